@@ -178,6 +178,7 @@ from ingot.ops.nn import (
     Softplus,
     Softshrink,
     Softsign,
+    StopGradient,
     SuppressOverlaps,
     Take,
     ThresholdedRelu,

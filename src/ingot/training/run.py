@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -104,7 +105,7 @@ def train_model(
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
     chosen = None if trainable is None else tuple(trainable)
     function = None if isinstance(loss, str) else loss
-    if function is not None and not targets:
+    if function is not None and not targets and not _takes_one(function):
         fix = "ingot.train(model, loss, optimizer, (x,), (y,))"
         raise InputError("example_targets", expected="what the loss function is given", got="none", fix=fix)
     asked = Asked(function, loss is None, example_inputs, () if named else targets, dynamic, chosen)
@@ -114,6 +115,15 @@ def train_model(
     )  # fmt: skip
     recipe.check()
     return _compiled(read(model, asked), recipe, thread_count(threads), seed, memory)
+
+
+def _takes_one(loss: Callable[..., Any]) -> bool:
+    """Whether a loss may be called with the model's results alone."""
+    try:
+        inspect.signature(loss).bind(None)
+    except (TypeError, ValueError):  # more arguments, or a function that does not tell
+        return False
+    return True
 
 
 def _type_of(targets: tuple[Any, ...]) -> TensorType | None:

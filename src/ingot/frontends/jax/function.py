@@ -16,6 +16,7 @@ from jax import export, tree_util
 
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
 from ingot.frontends.stablehlo.model import text_of
+from ingot.frontends.stablehlo.rows.control import STOPPED
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
@@ -31,6 +32,7 @@ _CALLS = (
     "ApproxTopK",
     "Sharding",
     "stablehlo.dynamic_reduce_window",
+    STOPPED,
 )
 
 

@@ -36,7 +36,30 @@ def decomposed(
             table.pop(op)
     table.update(OWN)
     with whole_recurrences(), noted_equalities() as assumed:
+        _stop_gradients(program)
         return program.run_decompositions(table), assumed
+
+
+def _stop_gradients(program: torch.export.ExportedProgram) -> None:
+    """no_grad: f(x)   ->   no_grad: detach(f(x)), as regions are inlined."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
+                continue
+            body = module.get_submodule(node.args[1].target)
+            assert isinstance(body, torch.fx.GraphModule)
+            end = next(n for n in body.graph.nodes if n.op == "output")
+
+            def stopped(x: torch.fx.Node, body: torch.fx.GraphModule = body) -> torch.fx.Node:
+                if not isinstance(x.meta.get("val"), torch.Tensor):
+                    return x
+                new = body.graph.call_function(torch.ops.aten.detach.default, (x,))
+                new.meta = dict(x.meta)
+                return new
+
+            with body.graph.inserting_before(end):
+                end.args = torch.fx.map_arg(end.args, stopped)
+            body.recompile()
 
 
 def op_name(op: torch._ops.OpOverload) -> str:

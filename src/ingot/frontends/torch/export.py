@@ -104,7 +104,8 @@ def _traced(
     """
     with (
         warnings.catch_warnings(),
-        torch.no_grad(),
+        # of a module that is to be differentiated, regions without gradients are told from the others
+        torch.set_grad_enabled(getattr(net, "has_gradients", False)),
         _Quiet(),
         whole_recurrences(),
         suppression_in_one(),

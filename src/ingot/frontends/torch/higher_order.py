@@ -51,6 +51,13 @@ def _inline(skipped: int) -> Callable[..., object]:
     return inline
 
 
+def with_gradients(run: Run, node: fx.Node, enabled: bool, body: object, *given: object) -> object:
+    """A region under `torch.no_grad()`, or with gradients again."""
+    found = _inline(0)(run, node, body, *given)
+    assert isinstance(found, tuple)
+    return found if enabled else tuple(ops.StopGradient()(v) if isinstance(v, Node) else v for v in found)
+
+
 def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx.GraphModule,
          given: Sequence[object] = ()) -> object:  # fmt: skip
     """torch.cond(pred, yes, no, operands) -> Case(no, yes)(i64(pred), tensors...)."""
@@ -139,7 +146,7 @@ def flex_attention(run: Run, node: fx.Node, *args: object) -> object:
 
 
 HIGHER_ORDER: dict[str, Callable[..., object]] = {
-    "wrap_with_set_grad_enabled": _inline(1),
+    "wrap_with_set_grad_enabled": with_gradients,
     "wrap_with_autocast": _inline(4),
     "cond": cond,
     "while_loop": while_loop,

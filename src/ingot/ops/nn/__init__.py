@@ -19,14 +19,15 @@ from ingot.ops.nn.activation import (
 )
 from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
 from ingot.ops.nn.attention import Attention
-from ingot.ops.nn.attention_gradients import AttentionGradients
 from ingot.ops.nn.conv import Conv, ConvTranspose
+from ingot.ops.nn.gradients.attention import AttentionGradients
+from ingot.ops.nn.gradients.kernel import KernelGradient
+from ingot.ops.nn.gradients.stop import StopGradient
 from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
 from ingot.ops.nn.image.gridsample import GridSample
 from ingot.ops.nn.image.resize import PadMode, Resize
 from ingot.ops.nn.index import GatherElements, GatherND, ScatterElements, ScatterND, Take
-from ingot.ops.nn.kernel_gradient import KernelGradient
 from ingot.ops.nn.matmul import Einsum, MatMul
 from ingot.ops.nn.norm import (
     BatchNorm,
@@ -98,6 +99,7 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "StopGradient",
     "SuppressOverlaps",
     "Take",
     "ThresholdedRelu",

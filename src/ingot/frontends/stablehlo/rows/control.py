@@ -112,6 +112,8 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         if isinstance(pred, Node) and c.importer.sizes.decided(pred) is False:
             raise Unsupported(f"its condition is false: {c.text('error_message')}")
         return ()
+    if name == STOPPED:
+        return tuple(ops.StopGradient()(x) if isinstance(x, Node) else x for x in operands)
     if name in _IDENTITIES:
         return tuple(operands)
     target = CUSTOM.rows.get(f"target.{name}")
@@ -127,6 +129,7 @@ _IDENTITIES = frozenset((
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
 ))  # fmt: skip
 CUSTOM = Table()  # `target.name` of a custom_call -> row
+STOPPED = "ingot.stop_gradient"
 
 
 @row("after_all", "create_token")

@@ -37,7 +37,7 @@ def placeholder_with_default(c: Call, x: Node) -> Node:
 
 
 _PASSED = (
-    "Identity", "Snapshot", "StopGradient", "PreventGradient", "CheckNumerics", "CheckNumericsV2", "EnsureShape",
+    "Identity", "Snapshot", "PreventGradient", "CheckNumerics", "CheckNumericsV2", "EnsureShape",
     "OptimizationBarrier", "DeepCopy",
 )  # fmt: skip
 
@@ -45,6 +45,11 @@ _PASSED = (
 @row(*_PASSED, any_kind=True)
 def identity(c: Call, x: Value) -> Value:
     return x
+
+
+@row("StopGradient")
+def stop_gradient(c: Call, x: Node) -> Node:
+    return ops.StopGradient()(x)
 
 
 @row("IdentityN", any_kind=True)

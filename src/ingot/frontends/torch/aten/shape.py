@@ -109,12 +109,10 @@ def atleast_3d(c: Context, x: Node) -> Node:
 @aten(
     "clone.default",
     "contiguous.default",
-    "detach.default",
     "alias.default",
     "lift_fresh.default",
     "lift_fresh_copy.default",
     "lift.default",
-    "detach_copy.default",
     "alias_copy.default",
     "resolve_conj.default",
     "resolve_neg.default",
@@ -124,6 +122,11 @@ def identity(c: Context, x: Node, *args: object, **named: object) -> Node:
     if x.dtype != c.dtype:
         return _bitcast(c, x)
     return x
+
+
+@aten("detach.default", "detach_copy.default")
+def detach(c: Context, x: Node) -> Node:
+    return ops.StopGradient()(x) if x.dtype.is_float else x
 
 
 def _bitcast(c: Context, x: Node) -> Node:

@@ -1,0 +1,101 @@
+"""What is detached, or computed without gradients, is a constant to the backward pass."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import ingot
+from ingot.support.errors import IngotError
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+
+class Detached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        return self.b((y - y.detach()).exp() * torch.tanh(y.detach()))
+
+
+class Unwatched(Detached):
+    """Written in place, so that the graph is decomposed."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        with torch.no_grad():
+            scale = self.b(y.relu()).mean(1, keepdim=True)
+        return self.b(y).clone().mul_(scale) + scale
+
+
+@pytest.mark.parametrize("make", [Detached, Unwatched])
+def test_as_eager(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    net, x, y = make(), torch.randn(6, 5), torch.tensor([0, 1, 2, 0, 1, 2])
+    step = ingot.train(copy.deepcopy(net), "cross_entropy", ingot.optim.SGD(lr=0.1), (x,), threads=2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        want = nn.functional.cross_entropy(net(x), y)
+        want.backward()
+        optimizer.step()
+        assert abs(float(step(x, y)[0]) - float(want)) < 1e-5
+    for name, value in net.state_dict().items():
+        np.testing.assert_allclose(step.state_dict()[name], value.numpy(), atol=1e-5)
+
+
+def test_a_loss_of_results_alone() -> None:
+    """Two towers that are told apart within a batch: no targets."""
+
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(5, 4)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return nn.functional.normalize(self.f(a), dim=1) @ nn.functional.normalize(self.f(b), dim=1).detach().T
+
+    def loss(scores: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+
+    torch.manual_seed(0)
+    net, a, b = Towers(), torch.randn(6, 5), torch.randn(6, 5)
+    step = ingot.train(copy.deepcopy(net), loss, ingot.optim.SGD(lr=0.5), (a, b))
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        want = loss(net(a, b))
+        want.backward()
+        optimizer.step()
+        assert abs(float(step(a, b)[0]) - float(want)) < 1e-5
+
+
+def test_jax() -> None:
+    """A stopped gradient is one; a gradient of a function's own, which the exported program lacks, is refused."""
+    jax = pytest.importorskip("jax")
+    np_ = jax.numpy
+
+    def net(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        y = jax.nn.softmax(x @ p["a"])
+        return jax.lax.stop_gradient(y) * (y @ p["b"])
+
+    rng = np.random.default_rng(0)
+    p, x, y = ({k: np_.asarray(rng.normal(size=(4, 4)), np_.float32) for k in "ab"},
+               *(np_.asarray(rng.normal(size=(3, 4)), np_.float32) for _ in "xy"))  # fmt: skip
+    step = ingot.train(net, "mse", ingot.optim.SGD(lr=0.1), (p, x))
+    for _ in range(3):
+        want, g = jax.value_and_grad(lambda p: ((net(p, x) - y) ** 2).mean())(p)
+        p = {k: p[k] - 0.1 * g[k] for k in p}
+        assert abs(float(step(x, np.asarray(y))[0]) - float(want)) < 1e-6
+    assert np_.allclose(np_.asarray(step.trained()["a"]), p["a"], atol=1e-6)
+    own = jax.custom_vjp(lambda v: v * 2)
+    own.defvjp(lambda v: (v * 2, None), lambda _, g: (g,))
+    with pytest.raises(IngotError, match="custom_vjp"):
+        ingot.train(lambda p, x: own(x @ p["a"]), "mse", ingot.optim.SGD(lr=0.1), (p, x))
