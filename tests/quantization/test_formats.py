@@ -7,7 +7,8 @@ import pytest
 
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph
+from ingot.ir.node import Const, Graph, Input, const
+from ingot.ir.types import TensorType, f32
 from ingot.ir.verify import verify
 from ingot.pipeline.build import build_native
 from ingot.quantization.bench import Bench
@@ -78,6 +79,20 @@ def test_layers_of_one_location_are_timed_apart():
     samples = calls(graph)
     bench = Bench(graph, groups, recipe_of(graph, samples), samples[0], 1)
     assert all(seconds > 0 for seconds in bench.by_group(bench.exact).values())
+
+
+def test_weights_of_several_steps_are_stored_once():
+    """Of an unrolled recurrence: no smoothing and no error feedback, which would make each its own."""
+    x, w = Input("x", TensorType(f32, (3, 40)))(), const(nets.normal(1, 40, 40) * nets.normal(2, 40, 1) ** 3)
+    h = ops.Relu()(ops.MatMul()(x, w, loc="first"))
+    graph = prepared(Graph((x,), (ops.MatMul()(h, w, loc="second"),), ("y",)))
+    groups, samples = find_groups(graph), calls(graph)
+    seen, moments = Probe(graph, groups, 1).calibrate(samples, feedback_seconds=60)
+    recipe = Recipe(seen, roundings(groups, seen, FORMATS), moments)
+    assert all(g.tied for g in groups) and not moments
+    for form in ("int8", "int8-dynamic", "weight4"):
+        made = formed(graph, groups, recipe, dict.fromkeys(("first", "second"), form))
+        assert sum(n.type.size >= 1600 for n in made.nodes() if isinstance(n.op, Const)) == 1
 
 
 def test_what_else_reads_a_value_shares_its_levels():

@@ -49,7 +49,7 @@ X = [(nets.normal(50 + i, 3, 2, 6, 6),) for i in range(4)]
 def case():
     graph = prepared(import_onnx(model()))
     groups = find_groups(graph)
-    seen, moments = Probe(graph, groups, 1).calibrate(X, moments=True)
+    seen, moments = Probe(graph, groups, 1).calibrate(X, feedback_seconds=60)
     return graph, groups, Recipe(seen, roundings(groups, seen, FORMATS), moments)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node, const, rebuilt
-from ingot.ir.types import DType, bf16, f16, f32, u8
+from ingot.ir.types import DType, WeightAxes, bf16, f16, f32, u8
 from ingot.quantization.ranges import Levels, Seen
 from ingot.quantization.sites import Group, Site, StateSite
 from ingot.quantization.weights import Channels, Quantized, by_channel, feedback, in_blocks
@@ -54,7 +54,8 @@ class Recipe:
     roundings: Mapping[tuple[str, str], Rounding] = field(default_factory=dict)
     moments: Mapping[str, np.ndarray] = field(default_factory=dict)
     corrected: bool = True
-    _made: dict[tuple[str, str, bytes], Quantized] = field(default_factory=dict, compare=False, repr=False)
+    _made: dict[tuple[Node, WeightAxes, str, bytes], Quantized] = field(default_factory=dict, compare=False, repr=False)
+    _nodes: dict[int, Node] = field(default_factory=dict, compare=False, repr=False)
     _shifts: dict[tuple[str, str, bytes], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
     _uppers: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -70,12 +71,19 @@ class Recipe:
     def weights(self, group: Group, site: Site, form: str) -> Quantized:
         """Of a format of levels."""
         factors = self.rounding(group, form).factors
-        # those of values in 8 bits differ in their factors alone
-        key = site.name, form if form in BITS else STATIC, _bytes_of(factors)
+        # those of values in 8 bits differ in their factors alone, and weights of several groups are stored once
+        key = site.weights_node, site.axes, form if form in BITS else STATIC, _bytes_of(factors)
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = self._weights(group, site, form, factors)
         return made
+
+    def node(self, group: Group, site: Site, form: str) -> Node:
+        """`weights` as the graph has them."""
+        made = self.weights(group, site, form)
+        if id(made) not in self._nodes:
+            self._nodes[id(made)] = made.node(site)
+        return self._nodes[id(made)]
 
     def _weights(self, group: Group, site: Site, form: str, factors: np.ndarray | None) -> Quantized:
         upper = self._feedback(group, factors)
@@ -84,7 +92,7 @@ class Recipe:
         return by_channel(site, smoothed(site, factors), upper)
 
     def _feedback(self, group: Group, factors: np.ndarray | None) -> np.ndarray | None:
-        moments = self.moments.get(group.name)
+        moments = None if group.tied else self.moments.get(group.name)
         if moments is None:
             return None
         key = group.name, _bytes_of(factors)
@@ -161,7 +169,7 @@ def _product(group: Group, site: Site, recipe: Recipe, form: str, x: Node) -> No
         rounding = recipe.rounding(group, form)
         x = x if rounding.factors is None else ops.mul(x, along(const(rounding.factors), group.axis, x), loc=x.loc)
         x = _dynamic(x) if rounding.levels is None else _static(x, rounding.levels)
-    y = n.op(x, quantized.node(site), loc=n.loc)
+    y = n.op(x, recipe.node(group, site, form), loc=n.loc)
     shift = recipe.shift(group, site, form, quantized.value(site))
     return y if shift is None or not shift.any() else ops.add(y, along(const(shift), site.axes.result, y), loc=n.loc)
 

@@ -63,7 +63,8 @@ def _candidates(group: Group, seen: Seen, form: str, methods: Sequence[str]) -> 
     for r in plain:
         unlike.setdefault(r.levels, r)
     out = list(unlike.values())
-    if form == SHARED:  # others do not read products of channels and factors
+    # others do not read products of channels and factors; weights of several groups have one form
+    if form == SHARED or group.tied:
         return out
     for smoothing in SMOOTHINGS:
         factors = _factors(group, seen, smoothing)

@@ -54,7 +54,7 @@ from ingot.support.files import release
 HELD = 0.3  # of the samples: not seen by the search
 NEAR, NEAR_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
 RESERVE = 0.2  # of the loss that is allowed: for what neither part of the samples shows
-_ON_SENSITIVITY, _ON_SCORES = 0.35, 0.2  # of the budget
+_ON_FEEDBACK, _ON_SENSITIVITY, _ON_SCORES = 0.4, 0.35, 0.2  # of the budget
 _SCORES, _LEAST_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
 
 
@@ -176,8 +176,9 @@ class _Work:
 
     def _calibrate(self) -> None:
         levels = any(f in (*LEVELS, *BITS) for f in self.formats)
+        seconds = _ON_FEEDBACK * self.asked.seconds if levels else 0.0
         probe = Probe(self.graph, self.groups, self.threads)
-        seen, moments = probe.calibrate(self.seen_samples.calls, moments=levels)
+        seen, moments = probe.calibrate(self.seen_samples.calls, seconds)
         del probe  # its program has all weights
         self.recipe = Recipe(seen, roundings(self.groups, seen, self.formats), moments)
         for i, group in enumerate(self.groups):

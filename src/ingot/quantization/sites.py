@@ -45,12 +45,16 @@ class Site:
         return int(self.node.inputs[0].shape[self.axes.summed[0]])  # type: ignore[arg-type]
 
     @property
+    def weights_node(self) -> Node:
+        return self.node.inputs[self.operand]
+
+    @property
     def weights(self) -> int:
         """How many."""
-        return int(self.node.inputs[self.operand].type.size)  # type: ignore[arg-type]
+        return int(self.weights_node.type.size)  # type: ignore[arg-type]
 
     def weight(self) -> np.ndarray:
-        return value_of(self.node.inputs[self.operand])
+        return value_of(self.weights_node)
 
     def by_channel(self, w: np.ndarray) -> np.ndarray:
         """w as [output channels, the rest]."""
@@ -96,12 +100,14 @@ class StateSite(Site):
 @dataclass(frozen=True)
 class Group:
     """Products that read `value`, summed over its axis `axis`. name: the first one's. shared: whether other ops read it
-    too, and could read its levels."""
+    too, and could read its levels. tied: whether products of other groups have weights of this one, as the steps of an
+    unrolled recurrence do."""
 
     value: Node
     axis: int
     sites: tuple[Site, ...]
     shared: bool = False
+    tied: bool = False
 
     @property
     def name(self) -> str:
@@ -153,7 +159,11 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
         known = others and not any(isinstance(site, StateSite) for site in sites)
         return known and groups_of[value] == 1 and value not in outputs and bool(value.inputs)
 
-    return tuple(Group(value, axis, tuple(sites), shared(value, sites)) for (value, axis, _), sites in found.items())
+    readers = Counter(w for sites in found.values() for w in {site.weights_node for site in sites})
+    return tuple(
+        Group(value, axis, tuple(sites), shared(value, sites), any(readers[s.weights_node] > 1 for s in sites))
+        for (value, axis, _), sites in found.items()
+    )
 
 
 _STATE = WeightAxes(1, 3, (2, 2))
