@@ -251,6 +251,14 @@ def test_dump_shows_the_plan_of_models_and_programs(model: Path):
     assert call("dump", written, "--after", "fused").output.startswith("graph(")
 
 
+def test_dump_shows_what_this_machine_cannot_run(model: Path, tmp_path: Path):
+    other = tmp_path / "other.ingot"
+    call("compile", model, "--target", "null:cuda", "-o", other)
+    for shown in ((other,), (model, "--target", "null:cuda")):
+        assert "symbol batch" in call("dump", *shown, "--plan").output
+    assert "triton" in refused(2, "dump", model, "--kernel", "0", "--triton")
+
+
 # --- compare and explain
 
 

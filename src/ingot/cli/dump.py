@@ -12,8 +12,9 @@ from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, 
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
 from ingot.debug.drawing import time_text
-from ingot.debug.source import Source, compile_source, open_source, read_graph
+from ingot.debug.source import Source, open_source, read_graph
 from ingot.ir.show import show
+from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledProgram
 from ingot.support.errors import InputError
 
@@ -27,6 +28,7 @@ def dump(
     kernel: Annotated[str | None, typer.Option(metavar="NAME", help="One kernel, by its name or number.")] = None,
     llvm: Annotated[bool, typer.Option("--llvm", help="With --kernel: its LLVM IR.")] = False,
     asm: Annotated[bool, typer.Option("--asm", help="With --kernel: its assembly.")] = False,
+    triton: Annotated[bool, typer.Option("--triton", help="With --kernel, for GPUs: its Triton text.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Steps, buffers and where they lie.")] = False,
     size: Sizes = None,
     *,
@@ -35,7 +37,7 @@ def dump(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Look inside: the graph after any pass, a kernel's IR, LLVM IR and assembly, the plan.
+    """Look inside: the graph after any pass, a kernel's IR, LLVM IR, assembly or Triton text, the plan.
 
     Without options it lists the passes, with their times, and the kernels.
 
@@ -46,11 +48,13 @@ def dump(
     ingot dump model.ingot --plan --size batch=1
     """
     with presented(as_json, limit):
-        for clash in ({"--after": after, "--kernel": kernel, "--plan": plan}, {"--llvm": llvm, "--asm": asm}):
+        forms = {"--llvm": llvm, "--asm": asm, "--triton": triton}
+        for clash in ({"--after": after, "--kernel": kernel, "--plan": plan}, forms):
             if len(given := [name for name, value in clash.items() if value]) > 1:
                 raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))
-        if (llvm or asm) and kernel is None:
-            raise InputError("--llvm and --asm", expected="--kernel NAME with them", got="no kernel")
+        form = next((name.removeprefix("--") for name, asked in forms.items() if asked), "ir")
+        if form != "ir" and kernel is None:
+            raise InputError(f"--{form}", expected="--kernel NAME with it", got="no kernel")
         source = open_source(model, about.words)
         built = None
         if source.kind != "artifact":
@@ -58,11 +62,11 @@ def dump(
         if built is None:
             text = _dump_artifact(source, after, kernel, plan, size)
         elif kernel is not None:
-            text = built.source(built.kernel(kernel), "asm" if asm else "llvm" if llvm else "ir")
+            text = built.source(built.kernel(kernel), form)
         elif after is not None:
             text = show(built.after(after))
         elif plan:
-            text = _plan(built.model(), size)
+            text = _plan(CompiledProgram(built.program, built.threads), size)
         else:
             _print_overview(built, as_json)
             return
@@ -76,7 +80,7 @@ def _dump_artifact(
     source: Source, after: str | None, kernel: str | None, plan: bool, size: Sequence[str] | None
 ) -> str:
     """What a saved program carries: its stages and its plan."""
-    compiled = compile_source(source, threads=None, cache=False)
+    compiled = CompiledProgram(artifact.load(source.path))  # which need not run here
     if kernel is not None:
         raise InputError("--kernel", expected="the model itself", got=f"{source.path}, which holds machine code only")
     return _plan(compiled, size) if plan or after is None else compiled.dump(after)
@@ -103,4 +107,4 @@ def _print_overview(built: Build, as_json: bool) -> None:
         table.add_row(name, time_text(seconds), str(nodes))
     out.print(table)
     out.print(f"\n[dim]kernels[/]  {' '.join(kernels)}", highlight=False)
-    out.print("\n[dim]see one with[/] --after PASS, --kernel NAME (--llvm or --asm), --plan", highlight=False)
+    out.print("\n[dim]see one with[/] --after PASS, --kernel NAME (--llvm, --asm or --triton), --plan", highlight=False)
