@@ -82,7 +82,7 @@ def panels_step(c: Contraction, plan: Plan, offset: int, machine: Machine, sourc
 
     low = top.let(k.mul(part, integer(per)), "t")
     top.loop("t", low, top.let(k.binary("min", k.add(low, integer(per)), integer(turns)), "t"), 1, line)
-    chunks = integer(product(extents))
+    chunks = dim_expr(product(extents))
     size = product(x.extent for x in entries)
     kernel = Kernel("panels", (buffer, out), (), chunk, chunks, top.body)
     return Step(kernel, (source, to)), static_shape((size,))[0] * depth * whole * c.b.nbytes
