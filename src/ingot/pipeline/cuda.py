@@ -34,7 +34,7 @@ def _has_kernel(node: Node) -> bool:
     if not isinstance(node.op, Attention):
         return True
     sized = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
-    return sized and node.inputs[0].dtype.bits <= 32
+    return sized and 16 <= node.inputs[0].dtype.bits <= 32
 
 
 # a row of a matrix that a program would compute for itself, or a pool's, is many programs' here, but where it is the

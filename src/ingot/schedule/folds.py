@@ -6,7 +6,7 @@ from __future__ import annotations
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
 from ingot.ir.node import Node
-from ingot.ir.types import DType, bf16, boolean, f16, f32, i32, i64
+from ingot.ir.types import DType, boolean, f32, i32, i64
 from ingot.ops import ArgReduce
 
 _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
@@ -20,7 +20,7 @@ def combining(kind: str, dtype: DType) -> str:
 
 
 def accumulator(dtype: DType) -> DType:
-    return f32 if dtype in (f16, bf16) else dtype
+    return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
 def better(op: ArgReduce, value: Expr, old: Expr) -> Expr:

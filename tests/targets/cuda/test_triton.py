@@ -13,7 +13,7 @@ import pytest
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f16, f32, f64, i4, i64
+from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f8e8m0fnu, f16, f32, f64, i4, i64
 from ingot.support.errors import CompileError
 from ingot.targets.cuda.prelude import PRELUDE
 from ingot.targets.cuda.triton import print_kernel
@@ -90,9 +90,17 @@ def levels() -> Graph:
     return Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(x, w),))
 
 
+def eight() -> Graph:
+    """Floats of 8 bits: a product, and its result in as many."""
+    x, w = operand("x", f8e4m3fn, (32, 64)), const(np.ones((64, 32), np.float32).astype(f8e4m3fn.numpy))
+    y = ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)(x, w)
+    return Graph((x,), (ops.Convert(f8e4m3fn)(ops.Relu()(y)),))
+
+
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
+    "eight": eight,
 }  # fmt: skip
 
 
@@ -170,7 +178,7 @@ def test_cubins_of_every_function() -> None:
         assert made.result().cubin[:4] == b"\x7fELF"
 
 
-@pytest.mark.parametrize("dtype", [f8e4m3fn, i4])
+@pytest.mark.parametrize("dtype", [f8e8m0fnu, i4])
 def test_types_that_kernels_have_no_values_of_are_refused(dtype: DType) -> None:
     x = operand("x", f32, (4, 8))
     _, kernels = planned(Graph((x,), (ops.Convert(dtype)(x),)), "cuda:sm_90a")

@@ -77,24 +77,24 @@ class Rewriting:
             return self.variable(e)
         known = self.made.get(id(e))
         if known is None:
-            known = self.made[id(e)] = self._anew(e)
+            known = self.made[id(e)] = self.anew(e)
         return known
 
-    def _anew(self, e: Expr) -> Expr:
+    def anew(self, e: Expr) -> Expr:
         images = {id(c): image for c in children(e) if (image := self.of(c)) is not c}
         if images:
-            e = _with(e, images)
+            e = with_operands(e, images)
         if isinstance(e, Load | Gather) and (buffer := self.buffer(e.buffer)) is not e.buffer:
             e = replace(e, buffer=buffer)
         return self.expr(e)
 
 
-def _with(e: Expr, images: Mapping[int, Expr]) -> Expr:
-    """`e` of other operands."""
+def with_operands(e: Expr, images: Mapping[int, Expr]) -> Expr:
+    """`e` of other operands, by the ids of those that it has."""
     if isinstance(e, Call):
         return replace(e, args=tuple(images.get(id(a), a) for a in e.args))
     held = {f.name: getattr(e, f.name) for f in fields(e)}
     return replace(e, **{name: images[id(v)] for name, v in held.items() if id(v) in images})
 
 
-__all__ = ["Rewriting"]
+__all__ = ["Rewriting", "with_operands"]

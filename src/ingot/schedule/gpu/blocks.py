@@ -11,9 +11,9 @@ from dataclasses import replace
 from math import prod
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ingot.ir import kernel as k
+from ingot.ir.array import by_strides
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Tile, Var
 from ingot.ir.layout import Layout
@@ -94,8 +94,7 @@ def repacked(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) 
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         flat = np.ascontiguousarray(array).reshape(-1)[start:]
-        steps = tuple(s * flat.itemsize for s in strides)
-        out[:] = as_strided(flat, extents, steps, writeable=False).reshape(-1)
+        out[:] = by_strides(flat, extents, [s * flat.itemsize for s in strides]).reshape(-1)
 
     return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
 

@@ -21,6 +21,7 @@ from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
+from ingot.targets.cuda.narrow import NARROW, in_bytes
 
 TYPES: dict[DType, str] = {
     f16: "float16", bf16: "bfloat16", f32: "float32", f64: "float64", i8: "int8", i16: "int16", i32: "int32",
@@ -64,7 +65,7 @@ def print_kernel(kernel: k.Kernel) -> Source:
     """The Triton text of `kernel`. Raises CompileError for what tiles cannot say: vectors in a line, scratch memory."""
     if kernel.scratch_bytes or kernel.rounds != k.integer(1):
         raise CompileError(f"kernel {kernel.name}", expected="one round without scratch memory", got="more")
-    kernel = expand(kernel, _is_own)
+    kernel = expand(in_bytes(kernel), _is_own)
     name = _name(kernel.name)
     parameters = (
         *((_name(b.name), _memory_type(b), 0 if b.matrix else b.align) for b in kernel.params),
@@ -88,7 +89,7 @@ def _memory_type(b: k.Buffer) -> str:
 def type_name(dtype: DType, names: Mapping[DType, str] = TYPES) -> str:
     """Triton's name of a type. Raises CompileError for one that kernels have no values of."""
     if dtype not in names:
-        told = ", ".join(d.name for d in TYPES)
+        told = ", ".join(d.name for d in (*TYPES, *NARROW))
         raise CompileError("a kernel for NVIDIA GPUs", expected=f"values of {told}", got=dtype.name, fix=_NONE)
     return names[dtype]
 

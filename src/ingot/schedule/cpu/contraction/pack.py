@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from math import prod
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from ingot.ir import kernel as k
+from ingot.ir.array import by_strides
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.types import static_shape, u32
@@ -112,9 +112,9 @@ def stepped(array: np.ndarray, offset: int, extents: Sequence[int], steps: Seque
     strides = _within(array, offset, extents, steps) if array.size else None
     if strides is None:
         array = np.ascontiguousarray(array).reshape(-1)[offset:]
-        return as_strided(array, extents, [s * array.itemsize for s in steps], writeable=False)
+        return by_strides(array, extents, [s * array.itemsize for s in steps])
     start = array[tuple(slice(i, None) for i in np.unravel_index(offset, array.shape))]
-    return as_strided(start, extents, strides, writeable=False)
+    return by_strides(start, extents, strides)
 
 
 def _within(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> list[int] | None:

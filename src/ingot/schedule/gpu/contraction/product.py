@@ -17,7 +17,7 @@ from ingot.ir.dims import DimLike, ceildiv, product
 from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import bf16, f16, f32, i8
+from ingot.ir.types import DType, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8
 from ingot.ops import Convolution, Dequantize, DotGeneral
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
@@ -42,6 +42,7 @@ from ingot.support.dataclass import dataclass
 
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
 UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
+IN_F16 = (f8e4m3fn, f8e5m2, f8e4m3fnuz, f8e5m2fnuz)  # all of whose numbers f16 has
 
 
 def lower_contraction(
@@ -56,6 +57,13 @@ def lower_contraction(
         return lower_single_row(body, ins, outs, constant, anchors, machine)
     (anchor,) = anchors
     return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
+
+
+def unit_of(x: DType, y: DType) -> DType | None:
+    """The type in which tiles of two operands are multiplied, exactly; None: they are no tensor cores' business."""
+    if x in IN_F16 and y in IN_F16:
+        return f16  # whose sums are f32; those of 8 bits would be shorter
+    return x if x == y and x in UNITS else None
 
 
 @dataclass(frozen=True)
@@ -113,12 +121,12 @@ class _Product:
         found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
-        if machine.boxes and found is None and x.dtype == y.dtype:
+        if machine.boxes and found is None and x.dtype == y.dtype == unit_of(x.dtype, y.dtype):
             read = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
             walked = loops if pack is None else packed_loops(loops, axes)
             boxes = boxes_of(walked, x.dtype, (a.offset, Arg("in", a_at)), read)
         turn = found.levels.turn if found else 0
-        asked = Asked(m, n, depth, batch, x.dtype, turn=turn, boxes=boxes is not None)
+        asked = Asked(m, n, depth, batch, unit_of(x.dtype, y.dtype) or x.dtype, turn=turn, boxes=boxes is not None)
         site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None
@@ -198,7 +206,8 @@ class _Product:
         axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
         axes = merge_axes(axes) if self.levels is None else axes
         x_type, y_type = (operand.dtype for operand in self.anchor.inputs)
-        in_tiles = x_type == y_type and x_type in UNITS and x_type.is_float == dtype.is_float
+        unit = unit_of(x_type, y_type)
+        in_tiles = unit is not None and unit.is_float == dtype.is_float
         depth = product(x.extent for x in axes)
         step = t.depth if in_tiles else 1
         terms = self._terms(top, axes, columns, b_columns, live, step)
@@ -214,8 +223,9 @@ class _Product:
                 x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
                 y = read(block, first, half)
                 old = k.load(acc, ZERO)
-                if in_tiles:
-                    x, y = k.spread(x, (t.rows, size)), k.spread(y, (size, t.columns))
+                if unit is not None and in_tiles:
+                    x = k.spread(k.cast(x, unit), (t.rows, size))
+                    y = k.spread(k.cast(y, unit), (size, t.columns))
                     block.store(acc, ZERO, k.tile_product(x, y, old))
                 else:
                     block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), old)))

@@ -1,0 +1,112 @@
+"""Floats of at most 8 bits as the bytes that hold them, which GPUs of all kinds know; what is computed of them is f32.
+
+y = f8(x) + z   ->   y = rounded(wide(rounded(x)) + wide(z)), where y, z and rounded(x) are u8
+
+wide(c) = 2^(127 - bias) * float(c's low bits << (23 - mantissa)), with c's sign
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Cast, Expr, Gather, Kernel, Lit, Load, Select, Splat, Spread, Transposed, Var
+from ingot.ir.kernel.rewrite import Rewriting, with_operands
+from ingot.ir.kernel.verify import children
+from ingot.ir.types import FLOAT_FORMATS, DType, f32, i32, u8
+
+# e8m0 has neither sign nor zero
+NARROW = {d: form for d, form in FLOAT_FORMATS.items() if form.has_sign}
+_MOVES = (Load, Gather, Splat, Spread, Select, Transposed)
+
+
+def in_bytes(kernel: Kernel) -> Kernel:
+    """`kernel` without values of narrow floats."""
+    own = _Bytes()
+    return replace(kernel, params=tuple(map(own.buffer, kernel.params)), body=own.body(kernel.body))
+
+
+class _Bytes(Rewriting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Expr] = []  # what is known by its id has to live
+
+    def buffer(self, b: Buffer) -> Buffer:
+        return replace(b, dtype=u8) if b.dtype in NARROW else b
+
+    def variable(self, v: Var) -> Var:
+        return replace(v, dtype=u8) if v.dtype in NARROW else v
+
+    def of(self, e: Expr) -> Expr:
+        if isinstance(e, Lit) and e.dtype in NARROW:
+            code = int(np.asarray(e.value).astype(e.dtype.numpy).view(np.uint8))
+            return replace(e, dtype=u8, value=code)
+        return super().of(e)
+
+    def anew(self, e: Expr) -> Expr:
+        operands = children(e)
+        if e.dtype not in NARROW and not any(x.dtype in NARROW for x in operands):
+            return super().anew(e)
+        if isinstance(e, _MOVES):
+            return replace(super().anew(e), dtype=u8)
+        if isinstance(e, Cast):
+            x = self.of(e.a)
+            x = _wide(x, e.a.dtype) if e.a.dtype in NARROW else x
+            return _rounded(x, e.dtype) if e.dtype in NARROW else k.cast(x, e.dtype)
+        wide = with_operands(e, {id(x): k.cast(x, f32) for x in operands if x.dtype in NARROW})
+        wide = k.cast(replace(wide, dtype=f32), e.dtype) if e.dtype in NARROW else wide
+        self.kept.append(wide)
+        return self.of(wide)
+
+
+def _int(value: int, like: Expr) -> Expr:
+    return k.lit(value, i32, like.lanes, like.tile)
+
+
+def _op(fn: str, a: Expr, value: int) -> Expr:
+    return k.binary(fn, a, _int(value, a))
+
+
+def _wide(code: Expr, dtype: DType) -> Expr:
+    """The f32 that a byte stands for."""
+    form, last = NARROW[dtype], dtype.bits - 1
+    bits = k.cast(code, i32)
+    low = _op("and", bits, (1 << last) - 1)
+    size = k.bitcast(_op("shl", low, 23 - form.mantissa), f32)
+    size = k.mul(size, k.lit(2.0 ** (127 - form.bias), f32))
+    if form.over not in (form.top, form.nan):
+        size = k.select(_op("eq", low, form.over), k.lit(float("inf"), f32), size)
+    sign = _op("shl", _op("ashr", bits, last), 31)
+    value = k.bitcast(k.binary("or", k.bitcast(size, i32), sign), f32)
+    if form.over == form.top:  # there is no NaN
+        return value
+    nan = _op("gt", low, max(form.top, form.over if form.over != form.nan else 0))
+    nan = nan if form.has_negative_zero else _op("eq", bits, form.nan)
+    return k.select(nan, k.lit(float("nan"), f32), value)
+
+
+def _rounded(x: Expr, dtype: DType) -> Expr:
+    """The byte of the nearest number, of two the even one; an f64 is an f32 first, as in ml_dtypes."""
+    form, last = NARROW[dtype], dtype.bits - 1
+    x = k.cast(x, f32)
+    bits = k.bitcast(x, i32)
+    size = _op("and", bits, 0x7FFFFFFF)
+    shift = 23 - form.mantissa
+    half = k.add(_op("and", _op("lshr", size, shift), 1), _int((1 << (shift - 1)) - 1, size))
+    normal = _op("sub", _op("lshr", k.add(size, half), shift), (127 - form.bias) << form.mantissa)
+    # below the least normal number a sum has the number of steps as its last bits
+    step = float(2.0 ** (1 - form.bias - form.mantissa + 23))
+    base = int(np.float32(step).view(np.int32))
+    small = _op("sub", k.bitcast(k.add(k.bitcast(size, f32), k.lit(step, f32)), i32), base)
+    code = k.select(_op("lt", size, (128 - form.bias) << 23), small, normal)
+    code = k.select(_op("gt", code, form.top), _int(form.over, code), code)
+    sign = _op("shl", _op("and", _op("lshr", bits, 31), 1), last)
+    signed = k.binary("or", code, sign)
+    if not form.has_negative_zero:
+        signed = k.select(_op("eq", code, 0), code, signed)
+    return k.cast(k.select(k.binary("ne", x, x), _int(form.nan, code), signed), u8)
+
+
+__all__ = ["NARROW", "in_bytes"]
