@@ -92,7 +92,7 @@ def test_weights_of_several_steps_are_stored_once():
     assert all(g.tied for g in groups) and not moments
     for form in ("int8", "int8-dynamic", "weight4"):
         made = formed(graph, groups, recipe, dict.fromkeys(("first", "second"), form))
-        assert sum(n.type.size >= 1600 for n in made.nodes() if isinstance(n.op, Const)) == 1
+        assert sum(n.op.value.size >= 1600 for n in made.nodes() if isinstance(n.op, Const)) == 1
 
 
 def test_what_else_reads_a_value_shares_its_levels():
