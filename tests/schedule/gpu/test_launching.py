@@ -87,3 +87,16 @@ def test_what_needs_another_waits_for_it() -> None:
     value = RNG.normal(size=40).astype(np.float16)
     for got, want in zip(run_checked(graph, [value], H100), interpret(graph, [value]), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
+
+
+def test_products_whose_operands_are_copied_in_boxes_share_a_launch() -> None:
+    arrays = [RNG.normal(size=s).astype(np.float16) for s in ((1024, 64), (64, 32)) * 2]
+    inputs = tuple(Input(f"x{i}", TensorType(f16, a.shape))() for i, a in enumerate(arrays))
+    dot = ops.DotGeneral(((), ()), ((1,), (0,)))
+    graph = Graph(inputs, (dot(*inputs[:2]), dot(*inputs[2:])))
+    program, kernels = planned(graph, H100)
+    (kernel,) = kernels.values()
+    assert len(program.steps) == 1
+    assert sum(b.matrix is not None for b in kernel.params) == 4
+    for got, want in zip(run_checked(graph, arrays, H100), interpret(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-2)

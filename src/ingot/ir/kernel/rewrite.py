@@ -21,6 +21,7 @@ from ingot.ir.kernel.grammar import (
     Prefetch,
     Stmt,
     Store,
+    TileLoad,
     Var,
 )
 from ingot.ir.kernel.verify import children
@@ -84,7 +85,7 @@ class Rewriting:
         images = {id(c): image for c in children(e) if (image := self.of(c)) is not c}
         if images:
             e = with_operands(e, images)
-        if isinstance(e, Load | Gather) and (buffer := self.buffer(e.buffer)) is not e.buffer:
+        if isinstance(e, Load | Gather | TileLoad) and (buffer := self.buffer(e.buffer)) is not e.buffer:
             e = replace(e, buffer=buffer)
         return self.expr(e)
 
