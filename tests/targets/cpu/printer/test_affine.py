@@ -12,7 +12,7 @@ _OPS = {
     "mul": lambda x, y: x * y,
     "add": lambda x, y: x + y,
     "udiv": lambda x, y: x // y,
-    "urem": lambda x, y: x % y,
+    "srem": lambda x, y: x % y,  # of natural numbers
 }
 
 
@@ -54,7 +54,7 @@ def test_rows_of_a_tile_share_one_division() -> None:
     places = [row._add(constant(j), 1) for j in range(14)]
     columns = [place.rest(b, 56) for place in places]
     lines = [place.quotient(b, 56) for place in places]
-    assert b.scope.lines == ["%v1 = urem i64 %row, 56", "%v2 = udiv i64 %row, 56"]
+    assert b.scope.lines == ["%v1 = srem i64 %row, 56", "%v2 = udiv i64 %row, 56"]
     assert [c.constant for c in columns] == list(range(14)) and len(set(lines)) == 1
 
 

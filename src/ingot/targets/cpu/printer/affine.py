@@ -98,9 +98,10 @@ class Affine(NamedTuple):
         return total._add(_divided(b, "udiv", rest, by), 1) if rest.terms else total
 
     def rest(self, b: Builder, by: int) -> Affine:
-        """self % by, of a natural number by a positive one."""
+        """self % by, of a natural number by a positive one. Signed, as LLVM knows the range of an unsigned one, makes
+        masks literal by it, and writes too much by those of one lane (see `_store`)."""
         _, rest, low = self._split(by)
-        return _divided(b, "urem", rest, by)._add(low, 1) if rest.terms else low
+        return _divided(b, "srem", rest, by)._add(low, 1) if rest.terms else low
 
     def _split(self, by: int) -> tuple[list[Term], Affine, Affine]:
         """Terms that `by` divides; what is left of the others and the constant; of that what no quotient sees."""
@@ -162,5 +163,5 @@ def constant(value: int) -> Affine:
 
 
 def _divided(b: Builder, op: str, x: Affine, by: int) -> Affine:
-    value, multiple = x.value(b), gcd(by, x.multiple) if op == "urem" else 1
+    value, multiple = x.value(b), gcd(by, x.multiple) if op == "srem" else 1
     return Affine.of(b.emit(f"{op} i64 {value}, {by}", (value,), cheap=True), multiple, True)
