@@ -12,6 +12,7 @@ import pytest
 
 import ingot
 from ingot.support.errors import InputError, SizesError
+from ingot.support.log import Log
 from ingot.support.recent import Recent
 
 ONNX = """<ir_version: 8, opset_import: ["" : 18]>
@@ -159,7 +160,7 @@ def test_an_exported_program_is_what_it_is(tmp_path: Path) -> None:
 
 def test_the_least_recently_used_goes(caplog: pytest.LogCaptureFixture) -> None:
     made: list[str] = []
-    cache: Recent[str, str] = Recent(2, "letters", logging.getLogger("letters"))
+    cache: Recent[str, str] = Recent(2, "letters", Log("letters"))
     for key in "abacab":
         cache.find(key, lambda key=key: made.append(key) or key)
     assert made == ["a", "b", "c", "b"]
