@@ -101,6 +101,8 @@ class Expressions:
         if isinstance(e, Cast) and e.a.lanes == 1 and isinstance(e.a, Lit) and e.a.dtype.is_integer:
             return constant(int(e.a.value))
         if isinstance(e, Select):
+            if (condition := self.value(e.cond)) in ("true", "false"):
+                return self.affine(e.a if condition == "true" else e.b)  # the other one may read what is not there
             x, y = self.affine(e.a), self.affine(e.b)
             return Affine.of(self._select(e), gcd(x.multiple, y.multiple), x.natural and y.natural)
         return Affine.of(self.value_of[type(e)](e))
