@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -212,9 +213,8 @@ def _torch_conv(size: int, ci: int, co: int, s: int, stride: int, groups: int) -
     steps = max(2, min(64, (48 << 20) // (ci // groups * co * s * s * 4)))
     x = torch.full((1, ci, w, w), 1e-3).to_mkldnn()
     weights = [torch.full((co, ci // groups, s, s), 1e-3) for _ in range(steps)]
-    packed = [
-        torch._C._nn.mkldnn_reorder_conv2d_weight(v.to_mkldnn(), 0, stride, 1, groups, (1, ci, w, w)) for v in weights
-    ]
+    native: Any = torch._C._nn  # type: ignore[attr-defined]
+    packed = [native.mkldnn_reorder_conv2d_weight(v.to_mkldnn(), 0, stride, 1, groups, (1, ci, w, w)) for v in weights]
 
     def run() -> int:
         for v in packed:

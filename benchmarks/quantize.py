@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -52,7 +53,7 @@ def quantized(model: zoo.Model, style: str) -> Path:
         if style == "dynamic":
             quantize_dynamic(plain, target, weight_type=QuantType.QInt8)
         elif style == "weights":
-            quantizer = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
+            quantizer: Any = MatMulNBitsQuantizer(onnx.load(plain), block_size=32, is_symmetric=True)
             quantizer.process()
             quantizer.model.save_model_to_file(str(target))
         else:

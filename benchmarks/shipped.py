@@ -89,7 +89,7 @@ def check(path: str, static: bool, timed: bool, tolerance: float) -> dict[str, o
     options = onnxruntime.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 4, 2
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    inputs = session.get_inputs()
+    inputs = [*session.get_inputs()]
     cases: list[tuple[dict[str, np.ndarray], list[np.ndarray]]] = []
     for case, most in product(range(len(SIZES)), (10, 3)):  # some tables are short
         try:

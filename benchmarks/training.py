@@ -259,7 +259,7 @@ def main() -> None:
         if asked.json != "-":
             told(name, found[name])
     best = {
-        n: min(it["ratio"] for e, it in by.items() if e != "ingot")
+        n: min(cast(float, it["ratio"]) for e, it in by.items() if e != "ingot")
         for n, by in found.items()
         if "ingot" in by and len(by) > 1
     }

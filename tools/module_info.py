@@ -139,7 +139,7 @@ def check(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", help="regular expressions; default: all")
     parser.add_argument("--mode", choices=MODES, help="default: both")
     parser.add_argument("--samples", type=int, default=4, help="of each module (default %(default)s)")

@@ -208,6 +208,7 @@ def _record(name: str, most: int, isas: tuple[str, ...], folder: Path, code: boo
     for isa in isas if graph is not None else ():
         begin = time.perf_counter()
         recorder = Recorder(store, ISAS[isa], code)
+        assert graph is not None
         try:
             program = _compile(graph, case, recorder)
         except Exception as error:  # a refusal is a result as well
@@ -296,9 +297,8 @@ def _show_difference(store: Store, part: str, old: tuple[str, ...], new: tuple[s
     for form, a, b in zip(_FORMS, old, new, strict=False):
         if a == b or form == "machine code":
             continue
-        lines = difflib.unified_diff(
-            *(store.get(d).splitlines() for d in (a, b)), f"{part} before", f"{part} after", lineterm="", n=1
-        )
+        before, after = (store.get(d).splitlines() for d in (a, b))
+        lines = difflib.unified_diff(before, after, f"{part} before", f"{part} after", lineterm="", n=1)
         print("\n".join(f"    {line[:200]}" for line, _ in zip(lines, range(24), strict=False)))
         return 1
     return 0

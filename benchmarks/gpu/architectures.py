@@ -120,7 +120,7 @@ def built(name: str) -> tuple[Any, tuple[Any, ...]]:
             torch.randn(2, 3, 64 if plain else 32, 64 if plain else 32),
         )
     sizes = {**(OWN[name] if name in OWN and "vocab_size" in OWN[name] else {**SIZES, **OWN.get(name, {})}), **PADS}
-    config = transformers.AutoConfig.for_model(name, **sizes)
+    config: Any = transformers.AutoConfig.for_model(name, **sizes)
     config.use_cache = False
     net = transformers.T5EncoderModel(config) if name == "t5" else transformers.AutoModel.from_config(config)
     return _Tensors(net), (torch.randint(3, 300, (2, 24)),)

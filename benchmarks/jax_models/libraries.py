@@ -85,7 +85,7 @@ def nnx_lstm() -> Case:
     class Net(nnx.Module):
         def __init__(self, rngs: nnx.Rngs) -> None:
             forward, backward = (nnx.RNN(nnx.OptimizedLSTMCell(20, 16, rngs=rngs)) for _ in range(2))
-            self.rnn = nnx.Bidirectional(forward, backward, rngs=rngs)
+            self.rnn: Any = nnx.Bidirectional(forward, backward, rngs=rngs)
             self.out = nnx.Linear(32, 5, rngs=rngs)
 
         def __call__(self, x: Any) -> Any:
@@ -152,7 +152,9 @@ def linen_gru() -> Case:
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x: Any) -> Any:
-            return nn.Dense(7)(nn.RNN(nn.GRUCell(24))(nn.RNN(nn.SimpleCell(16))(x)))
+            inner: Any = nn.RNN(nn.SimpleCell(16))(x)
+            outer: Any = nn.RNN(nn.GRUCell(24))(inner)
+            return nn.Dense(7)(outer)
 
     return _linen("GRU", Net(), _frames(20), SEQUENCE, AXES)
 
