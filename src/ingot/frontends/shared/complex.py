@@ -47,6 +47,10 @@ def choose(pred: Node, a: Complex, b: Complex) -> Complex:
     return Complex(ops.Select()(pred, a.real, b.real), ops.Select()(pred, a.imag, b.imag))
 
 
+def conj(z: Complex) -> Complex:
+    return Complex(z.real, ops.Neg()(z.imag))
+
+
 def turned(z: Complex) -> Complex:
     """i z"""
     return Complex(ops.Neg()(z.imag), z.real)

@@ -43,7 +43,7 @@ def complex_imag(c: Call, z: Complex) -> Node:
 
 @on_complex("chlo.conj")
 def conj(c: Call, z: Complex) -> Complex:
-    return Complex(z.real, ops.Neg()(z.imag))
+    return f.conj(z)
 
 
 @on_complex("convert")

@@ -44,17 +44,13 @@ def complex_imag(c: Call, z: Complex) -> Node:
 
 @on_complex("Conj")
 def conj(c: Call, z: Complex) -> Complex:
-    return _conj(z)
-
-
-def _conj(z: Complex) -> Complex:
-    return Complex(z.real, ops.Neg()(z.imag))
+    return f.conj(z)
 
 
 @on_complex("ConjugateTranspose")
 def conjugate_transpose(c: Call, z: Complex, order: Node) -> Complex:
     turned = c.numbers(order)
-    return _conj(Complex(ops.transpose(z.real, turned), ops.transpose(z.imag, turned)))
+    return f.conj(Complex(ops.transpose(z.real, turned), ops.transpose(z.imag, turned)))
 
 
 @on_complex("Angle")
@@ -105,7 +101,7 @@ def arithmetic(c: Call, a: Complex, b: Complex) -> Complex:
 @on_complex("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum")
 def product(c: Call, a: Complex, b: Complex) -> Complex:
     """Four products of parts; what is adjoint is conjugated, and transposed as of real numbers."""
-    a, b = (_conj(z) if c.flag(adjoint) else z for z, adjoint in ((a, "adj_x"), (b, "adj_y")))
+    a, b = (f.conj(z) if c.flag(adjoint) else z for z, adjoint in ((a, "adj_x"), (b, "adj_y")))
 
     of_real = c.walk.row_of(c.node)
     assert isinstance(of_real, Row)
