@@ -25,6 +25,8 @@ from ingot.training.loop import Plan, curve
 from ingot.training.loop import run as run_epochs
 from ingot.training.run import CompiledStep, train_model
 
+_MEMORY = "Below 1 a share of what the backward pass needs kept; else bytes of the arena."
+
 
 def train(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file.")],
@@ -43,17 +45,12 @@ def train(
     accumulate: Annotated[int, typer.Option(min=1, help="Calls whose mean gradient is one update.")] = 1,
     precision: Annotated[str, typer.Option(help="What products take: float32, bfloat16, float16.")] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Of the order of samples, and of dropout.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The trained model; by default MODEL.trained.onnx.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="By default MODEL.trained.onnx.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="A file that is written every so often.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Calls between checkpoints.")] = 100,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint, if there is one.")] = False,
     picture: Annotated[Path | None, typer.Option("--curve", help="Draw the loss as an SVG file.")] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option(help="Below 1 a share of what the backward pass needs kept; else bytes of the arena."),
-    ] = None,
+    memory: Annotated[float | None, typer.Option(help=_MEMORY)] = None,
     threads: Threads = None,
     dim: Dims = None,
     limit: Limit = None,
@@ -72,9 +69,8 @@ def train(
         if resume and checkpoint is None:
             raise InputError("--resume", expected="a checkpoint", got="none", fix="--checkpoint FILE.safetensors")
         written = writable(output or model.with_suffix(".trained.onnx"))
-        for path in (checkpoint, picture):
-            if path is not None:
-                writable(path)
+        for path in filter(None, (checkpoint, picture)):
+            writable(path)
         chosen = _optimizer(optimizer, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         source = open_source(model, Words(dim or []))
         progress.report("compile")

@@ -12,7 +12,7 @@ from ingot.ir.dims import DimLike, ceildiv
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import bf16, i8, static_shape
+from ingot.ir.types import DType, bf16, i8, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
@@ -41,6 +41,29 @@ from ingot.schedule.dimension_numbers import (
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where B is read: as `operand` at `arg`, behind steps that copy it into temporaries of `temps` bytes."""
+
+    operand: Operand | BlockQuantized
+    arg: Arg
+    before: tuple[Step, ...] = ()
+    temps: tuple[DimLike, ...] = ()
+
+    @property
+    def start(self) -> int:
+        return static_shape((self.operand.offset if isinstance(self.operand, Operand) else 0,))[0]
+
+    @property
+    def next_temp(self) -> Arg:
+        return Arg("temp", len(self.temps))
+
+    def copied(self, step: Step, nbytes: DimLike, dtype: DType) -> _Source:
+        """In a further temporary, which `step` fills."""
+        return _Source(Operand(Buffer("b", dtype)), self.next_temp, (*self.before, step), (*self.temps, nbytes))
 
 
 def lower_blocked(
@@ -52,15 +75,11 @@ def lower_blocked(
     body, ins, machine = g.body, g.ins, g.machine
     a_node, b_node = g.anchor.inputs
     computed = is_computed(body, a_node)
-    loops, b_arg = g.loops, Arg("in", g.b_at)
-    b: Operand | BlockQuantized = g.b
-    before: tuple[Step, ...] = ()
-    temps: tuple[DimLike, ...] = ()
+    loops, b = g.loops, _Source(g.b, Arg("in", g.b_at))
     if not g.packed and not apart and loops.cols[-1].b != 1 and loops.cols[-1].extent != 1:
         copy, layout = _side_by_side(g)
         loops = loops_of(g.anchor, g.a_layout, layout)
-        before, temps = (copy,), (b_node.type.nbytes,)
-        b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("temp", 0)
+        b = b.copied(copy, b_node.type.nbytes, b_node.dtype)
     pooled = len(whole.outputs) > 1 and g.packed and not computed and _has_lines(g.anchor, loops)
     loops = _merged(g.anchor, loops, computed, pooled)
     made = InnerRows(inner, body, ins, g.operands, g.em, machine) if inner is not None else None
@@ -77,16 +96,12 @@ def lower_blocked(
     assert isinstance(choice, Direct)
     plan = plan_of(c, machine, choice)
     if copied:
-        start = b.offset if isinstance(b, Operand) else 0
-        copy, size = panels_step(lies, plan, static_shape((start,))[0], machine, b_arg, Arg("temp", len(temps)))
-        b, b_arg = Operand(Buffer("b", b_node.dtype)), Arg("temp", len(temps))
-        before, temps = (*before, copy), (*temps, size)
-    b, own, packs = _operand_b(g, c, plan, b, b_arg)
+        b = b.copied(*panels_step(lies, plan, b.start, machine, b.arg, b.next_temp), b_node.dtype)
+    columns, own, packs = _operand_b(g, c, plan, b)
     params, scratch = g.params(*own), plan.scratch_bytes
     if made is not None:
         a, pack, scratch = made.rows(a_node, loops, plan)
-        params = _with_inner(params, made, body, len(packs))
-        packs = (*packs, pack)
+        params, packs = _with_inner(params, made, body, len(packs)), (*packs, pack)
     else:
         a = computed_a(body, ins, a_node, loops, machine) if computed else g.a
     lines = _Lines(whole, g.anchor, loops, plan) if pooled else None
@@ -103,9 +118,9 @@ def lower_blocked(
             lines.fold.add(block, g.em, index, mask)
 
     chunk, top = k.var("chunk"), Block()
-    chunks = emit_macro_kernel(top, chunk, c, plan, a, b, write, _fetch(g, loops), lines)
+    chunks = emit_macro_kernel(top, chunk, c, plan, a, columns, write, _fetch(g, loops), lines)
     step = g.step("contraction", c, params, chunk, chunks, top, scratch)
-    low = Lowered((*before, step), temps, packs, site)
+    low = Lowered((*b.before, step), b.temps, packs, site)
     if lines is None:
         return lower_apart(low, whole, ins, places, machine)
     return replace(low, steps=(*low.steps, *lines.fold.steps(ins, places, machine)), temps=lines.fold.temps)
@@ -137,13 +152,13 @@ def _fetch(g: ContractionGroup, loops: Loops) -> Callable[[Block, Index, int], N
 
 
 def _operand_b(
-    g: ContractionGroup, c: Contraction, plan: Plan, b: Operand | BlockQuantized, arg: Arg
+    g: ContractionGroup, c: Contraction, plan: Plan, b: _Source
 ) -> tuple[Operand | BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]:
     """(B, its parameters, what of it is packed): as it is, or a constant in the panels of the plan."""
     if c.of_levels:
         return block_quantized_operand(g, c, plan)
     if not g.packed:
-        return b, ((b.buffer, arg),), ()
+        return b.operand, ((b.operand.buffer, b.arg),), ()
     buffer = Buffer("b", g.anchor.inputs[1].dtype)
     pack = panels(g.b_at, c, plan, *static_shape((g.b_layout.offset,)))
     return Operand(buffer), ((buffer, Arg("pack", 0)),), (pack,)

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Lit
+from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
+from ingot.ir.types import DType
 from ingot.ops import Convolution
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis
@@ -85,6 +86,28 @@ def lower_depthwise(
     x_at = ix.add(dot(row_at, [r.a for r in loops.rows]), dot(column_at, [c.a for c in channels]))
     x_at = top.let(ix.add(x_at, dim_expr(a.offset)), "x")
     w_at = top.let(ix.add(dot(column_at, [c.b for c in channels]), dim_expr(start)), "w")
+    acc = _sum_of_taps(top, (x, x_at), (w, w_at), taps, dtype, tile, columns.live)
+    em = group.emitter(() if columns.live is None else (columns.live,))
+    bind_result(em, top, anchor, top.let(k.cast(acc, anchor.dtype), "acc"))
+    split = len(loops.batch)
+    place = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
+    for root, buffer, layout in group.results:
+        write(top, em, root, buffer, layout, result_index(top, root, anchor, place), columns.live, rows.live)
+    chunks = ceildiv(positions, tile[0]) * across
+    step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
+    return Lowered((step,), packs=() if pack is None else (pack,), site=site)
+
+
+def _sum_of_taps(
+    top: Block,
+    x: tuple[Buffer, Expr],
+    w: tuple[Buffer, Expr],
+    taps: tuple[Axis, ...],
+    dtype: DType,
+    tile: tuple[int, int],
+    live: Expr | None,
+) -> Expr:
+    """A tile of sums over the window of x * w, each given by its buffer and where the first tap reads it."""
     acc = top.alloc("acc", dtype, 1, lanes=tile[0] * tile[1], tile=tile)
     top.store(acc, ZERO, Lit(dtype, tile[0] * tile[1], 0.0 if dtype.is_float else 0, tile=tile))
 
@@ -94,21 +117,13 @@ def lower_depthwise(
             whole = product(t.extent for t in taps[len(at) :])
             several = isinstance(whole, int) and whole <= TOGETHER
             return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*at, t)), unroll=several)
-        value = read_at(block, x, ix.add(x_at, dot(at, [r.a for r in taps])), columns.live)
-        weight = read_at(block, w, ix.add(w_at, dot(at, [r.b for r in taps])), columns.live)
+        value = read_at(block, x[0], ix.add(x[1], dot(at, [r.a for r in taps])), live)
+        weight = read_at(block, w[0], ix.add(w[1], dot(at, [r.b for r in taps])), live)
         value, weight = k.alike(k.cast(value, dtype), k.cast(weight, dtype))
         return block.store(acc, ZERO, k.fma(k.spread(value, tile), k.spread(weight, tile), k.load(acc, ZERO)))
 
     tap(top, ())
-    em = group.emitter(() if columns.live is None else (columns.live,))
-    bind_result(em, top, anchor, top.let(k.cast(k.load(acc, ZERO), anchor.dtype), "acc"))
-    split = len(loops.batch)
-    place = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
-    for root, buffer, layout in group.results:
-        write(top, em, root, buffer, layout, result_index(top, root, anchor, place), columns.live, rows.live)
-    chunks = ceildiv(positions, tile[0]) * across
-    step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
-    return Lowered((step,), packs=() if pack is None else (pack,), site=site)
+    return k.load(acc, ZERO)
 
 
 def _side_by_side(taps: tuple[Axis, ...], channels: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
