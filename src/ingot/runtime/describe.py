@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ingot.runtime.bind import Binding
+from ingot.runtime.cuda.flow import (
+    ELSE_VERSION,
+    WHILE_VERSION,
+    Branch,
+    Flow,
+    Found,
+    Item,
+    Loop,
+    fits,
+    flow,
+    inside,
+    pieces,
+    sized,
+)  # fmt: skip
 from ingot.runtime.expr import show, span
 from ingot.runtime.program import Buffer, Program
 
@@ -38,20 +52,57 @@ def graphs(program: Program) -> list[str]:
     """Of a GPU's program, what its steps are launched as, and behind which of them the host waits to know more."""
     if program.device != "cuda":
         return []
-    jumps = [i for i, step in enumerate(program.steps) if step.target is not None]
-    starts = {0, *(i + 1 for i in jumps), *(program.steps[i].target for i in jumps)}
-    ran = [step.target is None for step in program.steps]
-    count = sum(start is not None and start < len(ran) and ran[start] for start in starts)
-    flags = [i for i in jumps if program.steps[i].args]
-    known = [f"  the loop that step {i} leaves makes {show(d)} turns" for i in flags for d in program.steps[i].dims]
-    if len(known) == len(flags):
-        return ["1 CUDA graph", *known]
-    sizes = {b.id: program.sizes[b.index].name for b in program.buffers if b.kind == "size"}
-    waits: list[str] = []
-    for i in flags:
-        read = [sizes[identity] for identity, _ in program.steps[i - 1].args if identity in sizes] if i else []
-        waits.append(f"  the host waits at step {i} for {', '.join(read) or 'the flag of a loop or branch'}")
-    return [f"{count} CUDA graph{'s' if count != 1 else ''}", *waits]
+    items, depends = flow(program), sized(program)
+    names = {b.id: program.sizes[b.index].name for b in program.buffers if b.kind == "size"}
+    notes: list[tuple[int, str]] = []
+
+    def known(loop: Loop) -> bool:
+        return loop.turns is not None
+
+    def together(item: Item) -> bool:
+        return fits(item, ELSE_VERSION, depends, known)
+
+    def count(items: Flow) -> int:
+        """How many graphs, where the host follows the rest."""
+        total = 0
+        for piece in pieces(items, together):
+            match piece:
+                case Loop():
+                    notes.append((piece.at, f"  {_HOSTED.format(at=piece.at, what='loop')}"))
+                    total += count(piece.condition) + count(piece.body)
+                case Branch():
+                    notes.append((piece.at, f"  {_HOSTED.format(at=piece.at, what='branch')}"))
+                    total += count(piece.then) + count(piece.otherwise)
+                case Found():
+                    read = [names[i] for i, _ in program.steps[piece.at - 1].args if i in names]
+                    notes.append((piece.at, f"  the host waits at step {piece.at} for {', '.join(read)}"))
+                case _:
+                    notes.extend(_held(piece))
+                    total += 1
+        return total
+
+    total = count(items)
+    return [f"{total} CUDA graph{'s' if total != 1 else ''}", *(line for _, line in sorted(notes))]
+
+
+_HOSTED = "the host waits at step {at} for the flag of a {what}, inside which there are sizes that it reads"
+
+
+def _held(items: Flow) -> Iterator[tuple[int, str]]:
+    """Loops and branches that a graph holds."""
+    for item in inside(items):
+        if isinstance(item, Loop) and item.turns is not None:
+            yield item.at, f"  the loop that step {item.at} leaves makes {show(item.turns)} turns"
+        elif isinstance(item, Loop):
+            yield item.at, f"  the loop that step {item.at} leaves is a WHILE node{_older(WHILE_VERSION)}"
+        elif isinstance(item, Branch):
+            needed = ELSE_VERSION if item.otherwise else WHILE_VERSION
+            yield item.at, f"  the branch at step {item.at} is an IF node{_older(needed)}"
+
+
+def _older(needed: int) -> str:
+    older = f"{needed // 1000}.{needed % 1000 // 10}"
+    return f"; with a driver older than CUDA {older} there are several graphs, and the host reads its flag"
 
 
 def times(program: Program, seconds: Sequence[float]) -> str:

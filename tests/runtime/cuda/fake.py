@@ -25,12 +25,23 @@ class Node:
 
 
 @dataclass
+class Conditional:
+    """bodies: graphs of its own, of which a loop runs its only one again and again."""
+
+    condition: int
+    before: tuple[int, ...]
+    bodies: list[int]
+    loop: bool
+
+
+@dataclass
 class FakeDriver:
     """kernels: what each function does. log: copies, fills and launches in their order. memory lies on the host.
     live: what is held of the GPU: ("memory", address), ("stream", handle), ..."""
 
     kernels: dict[str, Run]
     capability: int = 90
+    version: int = 12080
     log: list[tuple] = field(default_factory=list)
     live: set[tuple[str, int]] = field(default_factory=set)
 
@@ -46,6 +57,9 @@ class FakeDriver:
         self._happened: dict[int, float] = {}
         self._events: dict[int, int] = {}  # by the nodes that record them
         self._now = 0.0
+        self.conditionals: dict[int, Conditional] = {}  # by their nodes
+        self._conditions: dict[int, int] = {}  # the graph of each
+        self._flags: dict[int, int] = {}  # by conditions, where a kernel told them
 
     def _hold(self, kind: str, handle: int) -> int:
         self.live.add((kind, handle))
@@ -154,11 +168,44 @@ class FakeDriver:
         self._graphs[graph].append(handle)
         return handle
 
+    def condition(self, graph: int) -> int:
+        handle = next(self._numbers)
+        assert graph in self._graphs
+        self._conditions[handle] = graph
+        return handle
+
+    def add_conditional(
+        self, graph: int, before: list[int], condition: int, count: int, *, loop: bool
+    ) -> tuple[int, list[int]]:
+        assert self._conditions[condition] == graph, "a condition of another graph"
+        assert all(c.condition != condition for c in self.conditionals.values()), "a condition of two nodes"
+        assert self.version >= 12040 and (count == 1 or (count == 2 and not loop and self.version >= 12080))
+        assert all(b in self._graphs[graph] for b in before), "an edge from a node of another graph"
+        handle, bodies = next(self._numbers), [next(self._numbers) for _ in range(count)]
+        self._graphs.update({body: [] for body in bodies})
+        self.conditionals[handle] = Conditional(condition, tuple(before), bodies, loop)
+        self._graphs[graph].append(handle)
+        return handle, bodies
+
     def instantiate(self, graph: int) -> int:
+        """All conditions have a node, and no body is run without it."""
+        within = self._within(graph)
+        used = [self.conditionals[n].condition for n in within if n in self.conditionals]
+        made = [c for c, own in self._conditions.items() if own == graph or own in self._bodies(within)]
+        assert sorted(used) == sorted(made), "a condition without a node"
+        assert ("graph", graph) in self.live, "a body by itself"
         return self._hold("executable", graph)
 
+    def _bodies(self, nodes: list[int]) -> list[int]:
+        return [body for n in nodes if n in self.conditionals for body in self.conditionals[n].bodies]
+
+    def _within(self, graph: int) -> list[int]:
+        """The nodes of a graph and of the bodies in it."""
+        own = self._graphs[graph]
+        return [*own, *(n for body in self._bodies(own) for n in self._within(body))]
+
     def update(self, executable: int, node: int, params: KernelParams) -> None:
-        assert node in self._graphs[executable]
+        assert node in self._within(executable)
         self.nodes[node].values = self._read(params)
         self.log.append(("update",))
 
@@ -177,11 +224,23 @@ class FakeDriver:
     def launch(self, executable: int, stream: int) -> None:
         """A kernel takes as many seconds as it has blocks, an event half of one."""
         for node in self._graphs[executable]:
-            if node in self._events:
+            if node in self.conditionals:
+                self._branch(self.conditionals[node], stream)
+            elif node in self._events:
                 self._now += 0.5
                 self._happened[self._events[node]] = self._now
             elif self.nodes[node].enabled:
                 self._run(self.nodes[node].params, self.nodes[node].values)
+
+    def _branch(self, node: Conditional, stream: int) -> None:
+        flag = self._flags.pop(node.condition)  # KeyError: nobody told it
+        if not node.loop:
+            chosen = node.bodies[:1] if flag else node.bodies[1:]
+            for body in chosen:
+                self.launch(body, stream)
+        while node.loop and flag:
+            self.launch(node.bodies[0], stream)
+            flag = self._flags.pop(node.condition)
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
         self._run(params, self._read(params))
@@ -199,15 +258,25 @@ class FakeDriver:
     def _run(self, params: KernelParams, values: list[int]) -> None:
         name, grid = self._functions[params.func], values[0]
         self.log.append(("launch", name, grid, params.block[0]))
-        self.kernels[name](values[1:])
+        if name == "tell":
+            flag, condition = values[1:]
+            assert condition in self._conditions, "a node that is not there"
+            self._flags[condition] = ctypes.c_uint8.from_address(flag).value
+        else:
+            self.kernels[name](values[1:])
         self._now += grid
 
     def count_of(self, name: str) -> int:
         """Parameters of a kernel before Triton's own two."""
-        return {"double": 3, "less": 2, "positive": 3, "sizes": 3, "matrix": 7}[name]
+        return {"double": 3, "less": 2, "positive": 3, "sizes": 3, "matrix": 7, "tell": 2}[name]
 
     def drop_graph(self, graph: int, executable: int) -> None:
         if executable:
             self._drop("executable", executable)
         self._drop("graph", graph)
-        del self._graphs[graph]
+        within = self._within(graph)
+        for gone in (graph, *self._bodies(within)):
+            del self._graphs[gone]
+            self._conditions = {c: own for c, own in self._conditions.items() if own != gone}
+        for node in within:
+            self.conditionals.pop(node, None)

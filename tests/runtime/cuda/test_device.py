@@ -15,116 +15,23 @@ from ingot.runtime import describe
 from ingot.runtime.cuda import device as cuda
 from ingot.runtime.cuda import graphs
 from ingot.runtime.cuda.device import CudaDevice, Loaded
-from ingot.runtime.expr import Expr
-from ingot.runtime.program import Buffer, Program, Size, State, Step, Symbol, TensorSpec
+from ingot.runtime.program import Program
 from ingot.runtime.state import Held
 from ingot.support.cubins import KernelCode, MatrixCode, pack, unpack
 from ingot.support.errors import ArtifactError, DeviceError, InputError
-from ingot.support.native import Code, Features
 from tests.runtime.cuda.fake import FakeDriver
-
-H100 = Features("sm_90a", ("sm_80",), target="cuda")
-
-
-def doubled(values: list[int]) -> None:
-    source, target, count = values
-    for i in range(count):
-        ctypes.c_float.from_address(target + 4 * i).value = 2 * ctypes.c_float.from_address(source + 4 * i).value
-
-
-def less(values: list[int]) -> None:
-    """flag = x[0] < 100"""
-    source, flag = values
-    ctypes.c_uint8.from_address(flag).value = ctypes.c_float.from_address(source).value < 100
-
-
-def positive(values: list[int]) -> None:
-    """size = how many of x are > 0"""
-    source, size, count = values
-    found = sum(ctypes.c_float.from_address(source + 4 * i).value > 0 for i in range(count))
-    ctypes.c_int64.from_address(size).value = found
-
-
-def checked(values: list[int]) -> None:
-    """fine = size < 7"""
-    size, table, fine = values
-    ctypes.c_uint8.from_address(fine).value = ctypes.c_int64.from_address(size).value < 7
-    ctypes.c_int64.from_address(table).value = -1  # nobody reads it
-
-
-def doubled_matrix(values: list[int]) -> None:
-    """As `doubled`, of a matrix: its map, and two sizes and two strides that are not read, come before the target."""
-    doubled([values[0], *values[5:]])
-
-
-KERNELS = {"double": doubled, "less": less, "positive": positive, "sizes": checked, "matrix": doubled_matrix}
-
-
-def code() -> Code:
-    kernels = {name: KernelCode(name, b"cubin", 128, 0, 3, awaits=name == "double") for name in KERNELS}
-    return pack(H100, {"sm_90a": kernels, "sm_80": kernels})
-
-
-def program(steps: tuple[Step, ...], buffers: tuple[Buffer, ...]) -> Program:
-    n = ("n",)
-    steps = tuple(replace(s, device="cuda") for s in steps)
-    buffers = tuple(replace(b, device="cuda") for b in buffers)
-    found = Program(
-        symbols=(Symbol("n"),), inputs=(TensorSpec("x", "f32", (n,)),), outputs=(TensorSpec("y", "f32", (n,)),),
-        buffers=buffers, steps=steps, code={"cuda": code()}, weights=np.zeros(64, np.uint8),
-    )  # fmt: skip
-    found.check()
-    return found
-
-
-NBYTES = ("n", 4, "*")
-BOTH = [True, True]  # argument and result lie on the GPU
-X, Y = Buffer(0, "input", NBYTES), Buffer(1, "output", NBYTES)
-
-
-def twice() -> Program:
-    temp = Buffer(2, "arena", NBYTES, 0, 1)
-    dims, chunks = (("n",),), ("n",)
-    steps = (
-        Step("double", ((0, 0), (2, 0)), dims, chunks, "first"),
-        Step("double", ((2, 0), (1, 0)), dims, chunks, "second"),
-    )
-    return program(steps, (X, Y, temp))
-
-
-def until_100() -> Program:
-    """while x[0] < 100: x = 2 x, in the result's memory."""
-    flag = Buffer(2, "arena", 1, 0, 4)
-    dims, chunks = (("n",),), ("n",)
-    steps = (
-        Step("double", ((0, 0), (1, 0)), dims, chunks, "start"),
-        Step("less", ((1, 0), (2, 0)), (), 1, "condition"),
-        Step("", ((2, 0),), label="jump", target=5),
-        Step("double", ((1, 0), (1, 0)), dims, chunks, "body"),
-        Step("", (), label="jump", target=1),
-    )
-    return program(steps, (X, Y, flag))
-
-
-def first_of_positive() -> Program:
-    """y = 4 x of as many elements as are positive, at most 6."""
-    size, table, flag = Buffer(2, "size", 8), Buffer(3, "table", 0), Buffer(4, "arena", 1, 0, 4)
-    temp, found = Buffer(5, "arena", NBYTES, 0, 4), ("$p",)
-    steps = (
-        Step("positive", ((0, 0), (2, 0)), (("n",),), 1, "count"),
-        Step("sizes", ((2, 0), (3, 0), (4, 0)), (), 1, "sizes"),
-        Step("", ((4, 0),), label="jump", target=5),
-        Step("double", ((0, 0), (5, 0)), (found,), found, "first"),
-        Step("double", ((5, 0), (1, 0)), (found,), found, "second"),
-    )
-    base = program((), (X, Y))
-    buffers = tuple(replace(b, device="cuda") for b in (X, Y, size, table, flag, temp))
-    made = replace(
-        base, buffers=buffers, steps=tuple(replace(s, device="cuda") for s in steps),
-        sizes=(Size("$p", 0, 6),), outputs=(TensorSpec("y", "f32", (found,)),),
-    )  # fmt: skip
-    made.check()
-    return made
+from tests.runtime.cuda.programs import (
+    BOTH,
+    H100,
+    KERNELS,
+    branching,
+    code,
+    counted,
+    counting,
+    first_of_positive,
+    twice,
+    until_100,
+)
 
 
 @pytest.fixture
@@ -331,11 +238,48 @@ def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
     assert not fake.live
 
 
-def test_jumps_are_followed_by_the_host(fake: FakeDriver) -> None:
-    told = describe.graphs(until_100())
-    assert told == ["3 CUDA graphs", "  the host waits at step 2 for the flag of a loop or branch"]
+# of x: what `branching` gives
+BRANCHES = [([3, 1], [384, 128]), ([60, 1], [240, 4]), ([30, 40], [120, 160]), ([100, 7], [400, 28])]
+
+
+@pytest.mark.parametrize(("version", "made", "held"), [(12080, 1, 3), (12040, 3, 2), (12030, 7, 0)])
+def test_loops_and_branches_are_conditional_nodes(fake: FakeDriver, version: int, made: int, held: int) -> None:
+    """Or several graphs, and the host reads the flags, where the driver knows none, or none with two bodies."""
+    fake.version = version
+    loaded = Loaded(branching())
+    for x, y in BRANCHES:
+        fake.log.clear()
+        np.testing.assert_array_equal(run(loaded, np.array(x, np.float32)), y)
+        waits = sum(entry == ("synchronize",) for entry in fake.log)
+        assert waits == 1 if made == 1 else waits > 1, "the host waits for the end alone"
+    assert (sum(kind == "graph" for kind, _ in fake.live), len(fake.conditionals)) == (made, held)
+    del loaded
+    assert not fake.live and not fake.conditionals
+
+
+def test_nodes_inside_of_conditional_ones_move_with_their_memory(fake: FakeDriver) -> None:
+    loaded, places = Loaded(branching()), [fake.allocate(16) for _ in range(3)]
+    context = loaded.claim()
+    for x, y in BRANCHES:
+        for result in places[1:]:
+            ctypes.memmove(places[0], np.array(x, np.float32).ctypes.data, 8)
+            ctypes.memset(result, 0, 8)
+            context.run(context.bind(((2,),)), [places[0], result], BOTH)
+            np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 2).from_address(result)), y)
+    assert sum(kind == "graph" for kind, _ in fake.live) == 1
+
+
+def test_plans_tell_what_becomes_of_jumps() -> None:
+    older = "with a driver older than CUDA {} there are several graphs, and the host reads its flag"
+    loop, branch = older.format("12.4"), older.format("12.8")
+    assert describe.graphs(until_100()) == ["1 CUDA graph", f"  the loop that step 2 leaves is a WHILE node; {loop}"]
+    assert describe.graphs(branching()) == [
+        "1 CUDA graph",
+        f"  the branch at step 1 is an IF node; {branch}",
+        f"  the loop that step 4 leaves is a WHILE node; {loop}",
+        f"  the branch at step 8 is an IF node; {loop}",
+    ]
     assert describe.graphs(twice()) == ["1 CUDA graph"]
-    np.testing.assert_array_equal(run(Loaded(until_100()), np.array([3, 1], np.float32)), [192, 64])
 
 
 def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
@@ -370,40 +314,6 @@ def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
     np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [1, 1, 0, 2, 2])
 
 
-def counting(copied: str) -> Program:
-    """The state doubles in each call; y = 2 x."""
-    base = twice()
-    spec = TensorSpec("s", "f32", (4,))
-    state = Buffer(3, "input", 16, index=1)
-    new = Buffer(4, "output", 16, index=0) if copied else replace(state, id=4)
-    dims, chunks = (4,), 4
-    step = Step("double", ((3, 0), (4, 0)), dims, chunks, "state", device="cuda")
-    buffers = (X, replace(Y, index=1), base.buffers[2], state, new)
-    buffers = tuple(replace(b, device="cuda") for b in buffers)
-    first = np.arange(1, 5, dtype=np.float32).view(np.uint8)
-    found = replace(base, buffers=buffers, steps=(*base.steps, step), state=(State(spec, first, copied),))
-    found.check()
-    return found
-
-
-def counted(turns: Expr) -> Program:
-    """y = 2 x; for i in range(turns): for j in range(2): y = 2 y"""
-    flag = Buffer(2, "arena", 1, 0, 8)
-    dims, chunks = (("n",),), ("n",)
-    double = Step("double", ((1, 0), (1, 0)), dims, chunks, "body")
-    steps = (
-        Step("double", ((0, 0), (1, 0)), dims, chunks, "start"),
-        Step("less", ((1, 0), (2, 0)), (), 1, "outer condition"),
-        Step("", ((2, 0),), (turns,), label="jump", target=8),
-        Step("less", ((1, 0), (2, 0)), (), 1, "inner condition"),
-        Step("", ((2, 0),), (2,), label="jump", target=7),
-        double,
-        Step("", (), label="jump", target=3),
-        Step("", (), label="jump", target=1),
-    )
-    return program(steps, (X, Y, flag))
-
-
 def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether they go on; a captured stream has them, too. With more kernels the host follows the flags."""
     x, made = np.array([1, 2, 3], np.float32), counted(("n", 1, "-"))
@@ -428,9 +338,11 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
     loaded.set_profile(readings)
     run(loaded, x)
     np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [3, 0, 0, 0, 0, 12, 0, 0])
-    values = {"n": graphs.MOST}
-    assert graphs.known_path(made, values) is None
-    assert graphs.known_path(until_100(), {"n": 3}) is None
+    monkeypatch.setattr(graphs, "MOST", 5)  # the outer loop's six kernels are more, the inner one's two are not
+    fake.capturing.clear()
+    capped, x = Loaded(made), np.array([1, 2, 3, 4], np.float32)
+    np.testing.assert_array_equal(run(capped, x), 2 * 4**3 * x)  # the flag is asked for: until 128
+    assert len(fake.conditionals) == 1
 
 
 @pytest.mark.parametrize("copied", ["", "as asked"])
@@ -509,6 +421,7 @@ def test_graphs_that_cannot_be_moved_are_made_anew(fake: FakeDriver, monkeypatch
 
 @pytest.mark.parametrize("name", ["add_kernel", "instantiate"])
 def test_graphs_that_cannot_be_made_leave_nothing(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fake.version = 12000  # several graphs
     loaded = Loaded(until_100())
     real, calls = getattr(fake, name), iter(range(100))
 

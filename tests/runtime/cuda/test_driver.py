@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ingot.runtime.cuda import driver as module
-from ingot.runtime.cuda.driver import Driver, KernelParams
+from ingot.runtime.cuda.driver import ConditionalParams, Driver, KernelParams
 from ingot.support.errors import DeviceError
 
 Function = Callable[..., int]
@@ -126,3 +126,23 @@ def test_a_programmatic_edge_is_added_behind_the_node() -> None:
     driver.add_kernel(1, [41], KernelParams())
     driver.add_kernel(1, [], KernelParams(), awaits=True)
     assert library.asked == ["cuGraphAddKernelNode_v2"] * 2
+
+
+def test_conditional_nodes_have_the_layout_of_cuda_h() -> None:
+    """CUgraphNodeParams on 64 bits, and the graphs of the bodies where the driver says that they are."""
+    bodies, seen = (ctypes.c_void_p * 2)(51, 52), list[tuple[int, ...]]()
+
+    def add(place: Any, graph: Any, before: Any, edges: object, count: Any, given: Any) -> int:
+        put(place, 50)
+        numbers = (ctypes.c_uint64 * 32).from_buffer(given._obj)
+        seen.append((count.value, before[0], edges is None, *numbers[:6], any(numbers[6:])))
+        numbers[4] = ctypes.addressof(bodies)
+        return 0
+
+    driver, _ = made(cuGraphAddNode_v2=add, cuGraphConditionalHandleCreate=gives(7), cuDevicePrimaryCtxRetain=gives(9))
+    assert ctypes.sizeof(ConditionalParams) == 256
+    assert driver.condition(1) == 7
+    assert driver.add_conditional(1, [41], 7, 2, loop=False) == (50, [51, 52])
+    assert driver.add_conditional(1, [41], 7, 1, loop=True) == (50, [51])
+    # node type and reserved ones, handle, type and size of the array, the array, the context
+    assert seen == [(1, 41, True, 13, 0, 7, 2 << 32, 0, 9, False), (1, 41, True, 13, 0, 7, 1 | 1 << 32, 0, 9, False)]

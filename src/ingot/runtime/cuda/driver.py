@@ -8,7 +8,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_float,
+    c_int,
+    c_size_t,
+    c_ubyte,
+    c_uint,
+    c_ulonglong,
+    c_void_p,
+    sizeof,
+)
 from functools import cache
 
 from ingot.support.cubins import MatrixCode
@@ -21,6 +34,7 @@ _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
 _NOT_CAPTURING = 0
 _PROGRAMMATIC = 1  # port and type of an edge from a kernel, all of whose blocks let the next one start or have ended
 _PROMOTED = 2  # cuTensorMapEncodeTiled: what a box misses in the second-level cache is fetched in pieces of 128 bytes
+_CONDITIONAL, _IF, _WHILE = 13, 0, 1  # type of a node, and of a conditional one
 MAP_BYTES = 128  # of a CUtensorMap
 LEAST_VERSION = 12000
 
@@ -37,6 +51,30 @@ class KernelParams(Structure):
         ("extra", c_void_p),
         ("kernel", c_void_p),
         ("context", c_void_p),
+    )
+
+
+class _Conditional(Structure):
+    """CUDA_CONDITIONAL_NODE_PARAMS."""
+
+    _fields_ = (
+        ("handle", c_ulonglong),
+        ("type", c_int),
+        ("size", c_uint),
+        ("bodies", POINTER(c_void_p)),
+        ("context", c_void_p),
+    )
+
+
+class ConditionalParams(Structure):
+    """CUgraphNodeParams of a conditional node."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("reserved0", c_int * 3),
+        ("of", _Conditional),
+        ("reserved1", c_ubyte * (29 * 8 - sizeof(_Conditional))),
+        ("reserved2", c_ulonglong),
     )
 
 
@@ -74,6 +112,7 @@ class Driver:
                 "the NVIDIA driver", expected=f"CUDA {LEAST_VERSION // 1000} or newer",
                 got=f"CUDA {version.value // 1000}.{version.value % 1000 // 10}", fix="update the driver",
             )  # fmt: skip
+        self.version = version.value  # 12040 for CUDA 12.4
         device = c_int()
         self._call("cuDeviceGet", byref(device), c_int(ordinal))
         self._device = device.value
@@ -256,6 +295,28 @@ class Driver:
             edges = (_Edge * count)(*[_Edge(_PROGRAMMATIC, 0, _PROGRAMMATIC)] * count)
             self._call("cuGraphAddDependencies_v2", c_void_p(graph), nodes, to, edges, c_size_t(count))
         return node.value or 0
+
+    def condition(self, graph: int) -> int:
+        """A handle by which a kernel tells a conditional node of this graph its flag."""
+        handle = c_ulonglong()
+        self._call(
+            "cuGraphConditionalHandleCreate", byref(handle), c_void_p(graph), self._context, c_uint(0), c_uint(0)
+        )
+        return handle.value
+
+    def add_conditional(
+        self, graph: int, before: Sequence[int], condition: int, count: int, *, loop: bool
+    ) -> tuple[int, list[int]]:
+        """A node behind the nodes `before`, and the graphs of its bodies, which are the node's own. loop: one body,
+        which runs until the flag is 0; or else the first runs if it is not 0, the second if it is."""
+        kind = _WHILE if loop else _IF
+        params = ConditionalParams(_CONDITIONAL, of=_Conditional(condition, kind, count, None, self._context))
+        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
+        self._call(
+            "cuGraphAddNode_v2", byref(node), c_void_p(graph), nodes if before else None, None,
+            c_size_t(len(before)), byref(params),
+        )  # fmt: skip
+        return node.value or 0, [params.of.bodies[i] for i in range(count)]
 
     def add_event(self, graph: int, before: Sequence[int], event: int) -> int:
         """A node that records an event behind the nodes `before`."""

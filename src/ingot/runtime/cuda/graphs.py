@@ -1,147 +1,183 @@
-"""A bound program as CUDA graphs: a node for each launch, one behind the other; jumps end a graph, and the host follows
-them. A loop whose turns are known beforehand is laid out in the graph, turn by turn. Kernels that await what is before
-them start early: all do so before they read, so that what is before the one before has ended, too. Behind a size that
-steps find, the host reads it, and tells it to the kernels that depend on it.
+"""A bound program as CUDA graphs: a node for each launch, one behind the other. A loop whose turns are known beforehand
+is laid out in the graph, turn by turn; others, and branches, are conditional nodes, whose flag a kernel tells the
+driver. Kernels that await what is before them start early: all do so before they read, so that what is before the one
+before has ended, too. Behind a size that steps find, the host reads it, and tells it to the kernels that depend on it.
+The host follows loops and branches, too, that have such sizes, or where the driver is too old.
 
-    steps: a b c  jump-if-0(flag) end  d jump a   ->   graph [a b c], flag read by the host, graph [d], again from a
+    a b  Loop(c, body: d)  e   ->   one graph: a b c tell WHILE(d c tell) e
+                                    or several: [a b], again and again [c], flag read by the host, [d]; [e]
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Clock
-from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
-from ingot.runtime.cuda.image import Image, LoadedKernel
+from ingot.runtime.cuda.driver import Driver
+from ingot.runtime.cuda.flow import Branch, Flow, Found, Loop, fits, flow, pieces, sized
+from ingot.runtime.cuda.image import Image
+from ingot.runtime.cuda.launch import Node, Places
 from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
-from ingot.runtime.program import Program, Step, table_places
+from ingot.runtime.program import Program, table_places
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
 _WORD = 8  # bytes of a size
-_OF_MATRIX = 4  # parameters behind the map of a matrix: its sizes and its strides
-MOST = 4096  # kernels of a graph that repeats those of loops
-Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
+MOST = 4096  # kernels that a loop's turns are laid out in
 
 
-class _Node:
-    """A launch: its parameters in memory, where the driver reads them. One that is a matrix is told by a map of it, its
-    two sizes, and its two strides, which no kernel reads."""
+@dataclass
+class _Conditional:
+    """A node of a graph that runs its bodies as a flag says. tells: the launches that tell it the flag, of which the
+    first is right in front of it."""
 
-    def __init__(
-        self, driver: Driver, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]],
-        dims: list[int], sized: Step | None,
-    ) -> None:  # fmt: skip
-        """number: of the step. bases: (index into the places, byte offset) of each buffer. sized: the step, where its
-        chunks or dims depend on sizes that steps find; there may be no chunks then, and nothing starts early."""
-        self.number, self.bases, self.sized = number, bases, sized
-        self.awaits, self.chunks, self.enabled = kernel.code.awaits and sized is None, chunks, True
-        code, count = kernel.code, len(bases) + len(dims)
-        # two of Triton's own follow: scratch memory and profiling, which no kernel here has
-        self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
-        self._driver, self._matrices = driver, {m.parameter: m for m in code.matrices}
-        self._held = (ctypes.c_uint8 * (MAP_BYTES * (len(code.matrices) + 1)))()
-        first = -(-ctypes.addressof(self._held) // MAP_BYTES) * MAP_BYTES
-        self._maps = {m.parameter: first + i * MAP_BYTES for i, m in enumerate(code.matrices)}
-        start = ctypes.addressof(self._values)
-        pointers: list[int] = []
-        for i in range(count + 2):
-            at = start + i * _WORD
-            pointers += [self._maps[i], *[at] * _OF_MATRIX] if i in self._maps else [at]
-        self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
-        self.params = KernelParams(
-            kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
-            self._pointers, None, None, None,
-        )  # fmt: skip
-        self.told: tuple[int, ...] = ()  # what a run told of it last
-        self.handle = self.executable = 0
+    loop: bool
+    tells: tuple[Node, ...]
+    bodies: tuple[list[_Part], ...]
 
-    def point(self, places: Places) -> None:
-        for i, (base, offset) in enumerate(self.bases):
-            self._set(i, places[base] + offset)
 
-    def _set(self, parameter: int, address: int) -> None:
-        self._values[parameter] = address
-        if parameter in self._maps:
-            self._driver.encode(self._maps[parameter], self._matrices[parameter], address)
-
-    def slots(self) -> dict[int, list[tuple[int, int]]]:
-        """Of each place that it reads or writes: the parameters that point there, and how far from its beginning."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for i, (base, offset) in enumerate(self.bases):
-            found.setdefault(base, []).append((i, offset))
-        return found
-
-    def move(self, slots: Sequence[tuple[int, int]], address: int) -> None:
-        for i, offset in slots:
-            self._set(i, address + offset)
-
-    def resize(self, values: Mapping[str, int]) -> bool:
-        """Take chunks and dims from the values of symbols and sizes; whether they are others than before."""
-        assert self.sized is not None
-        first = len(self.bases)
-        dims = [evaluate(d, values) & (1 << 64) - 1 for d in self.sized.dims]
-        chunks = evaluate(self.sized.chunks, values)
-        if chunks == self.chunks and dims == self._values[first : first + len(dims)]:
-            return False
-        self._values[first : first + len(dims)] = dims
-        self.told = self.number, chunks, *dims
-        self.chunks, self.params.grid[0] = chunks, max(chunks, 1)
-        return True
+_Part: TypeAlias = "Node | _Conditional"
 
 
 @dataclass
 class _Segment:
-    """Launches without a jump between them. executable: 0 where there are none."""
+    """What one graph holds. executable: 0 where there is none."""
 
-    nodes: list[_Node]
+    parts: list[_Part]
     graph: int = 0
     executable: int = 0
 
-
-@dataclass(frozen=True)
-class _Jump:
-    """Behind a segment: where to go on, if the byte that `flag` names is 0, or always."""
-
-    flag: tuple[int, int] | None
-    target: int
+    @property
+    def nodes(self) -> list[Node]:
+        return [*_nodes(self.parts)]
 
 
-def known_path(program: Program, values: Mapping[str, int]) -> list[int] | None:
-    """The steps that launch something, in the order in which they run, a loop's as often as it turns, without what only
-    asks whether it goes on; None where only the run knows that, or there are more than `MOST`."""
-    path: list[int] = []
-    turned: dict[int, int] = {}  # by the jump that leaves a loop
-    again = {s.target: i for i, s in enumerate(program.steps) if s.target is not None and s.target <= i}
-    at, steps = 0, program.steps
-    for _ in range(4 * MOST + 4 * len(steps)):  # of loops whose bodies launch nothing, too
-        if at == len(steps):
-            return path
-        step = steps[at]
-        if step.target is None:
-            path.append(at)
-            at += 1
-        elif not step.args:
-            at = step.target
-        elif not step.dims or not _known(step.dims[0], values):
-            return None
+@dataclass
+class _Hosted:
+    """What the host follows: a loop (first: its condition, second: its body), a branch (either) or sizes."""
+
+    item: Loop | Branch | Found
+    flag: tuple[int, int]  # where it is: index into the places, byte offset
+    first: list[_Run]
+    second: list[_Run]
+
+
+_Run: TypeAlias = "_Segment | _Hosted"
+
+
+def _nodes(parts: Sequence[_Part]) -> Iterator[Node]:
+    for part in parts:
+        if isinstance(part, Node):
+            yield part
         else:
-            first = max((i for i in again if i <= at), default=at)
-            while path and first <= path[-1] < at:
-                path.pop()
-            turn = turned.get(at, 0)
-            ends = turn >= evaluate(step.dims[0], values)
-            turned[at] = 0 if ends else turn + 1
-            at = step.target if ends else at + 1
-        if len(path) > max(MOST, len(steps)):
-            return None
-    return None
+            yield part.tells[0]
+            for body in part.bodies:
+                yield from _nodes(body)
+
+
+def _segments(runs: Sequence[_Run]) -> Iterator[_Segment]:
+    for run in runs:
+        if isinstance(run, _Segment):
+            yield run
+        else:
+            yield from _segments((*run.first, *run.second))
 
 
 def _known(number: Expr, values: Mapping[str, int]) -> bool:
     return isinstance(number, int) or all(not isinstance(i, str) or i in OPERATORS or i in values for i in number)
+
+
+class _Maker:
+    """Makes what runs of a program's steps for one set of shapes."""
+
+    def __init__(self, driver: Driver, program: Program, image: Image, binding: Binding, resolve: _Resolver) -> None:
+        self._driver, self._steps, self._image, self._binding = driver, program.steps, image, binding
+        self._resolve = resolve
+        self._sized = sized(program)
+
+    def runs(self, items: Flow, version: int) -> list[_Run]:
+        """version: of the driver; 0: without conditional nodes."""
+        made: list[_Run] = []
+        for piece in pieces(items, lambda item: fits(item, version, self._sized, self._laid_out)):
+            match piece:
+                case Loop():
+                    first, second = piece.condition, piece.body
+                case Branch():
+                    first, second = piece.then, piece.otherwise
+                case Found():
+                    first = second = ()
+                case _:
+                    if parts := self._parts(piece):
+                        made.append(_Segment(parts))
+                    continue
+            made.append(_Hosted(piece, self._flag(piece.at), self.runs(first, version), self.runs(second, version)))
+        return made
+
+    def _flag(self, at: int) -> tuple[int, int]:
+        return self._resolve.buffer(*self._steps[at].args[0])
+
+    def _laid_out(self, loop: Loop) -> bool:
+        return self._turns(loop) is not None
+
+    def _turns(self, loop: Loop) -> int | None:
+        """How many turns of a loop are laid out; None: it is not."""
+        if loop.turns is None or not _known(loop.turns, self._binding.values):
+            return None
+        launches, turns = self._launches(loop.body), evaluate(loop.turns, self._binding.values)
+        return (turns if launches else 0) if launches * turns <= MOST else None
+
+    def _launches(self, items: Flow) -> int:
+        count = 0
+        for item in items:
+            match item:
+                case int():
+                    count += bool(self._binding.counts[item][0])
+                case Loop() if (turns := self._turns(item)) is not None:
+                    count += turns * self._launches(item.body)
+                case Loop():
+                    count += self._launches((*item.condition, *item.body, *item.condition)) + 1
+                case Branch():
+                    count += self._launches((*item.then, *item.otherwise)) + 1
+                case Found():
+                    pass
+        return count
+
+    def _parts(self, items: Flow) -> list[_Part]:
+        found: list[_Part] = []
+        for item in items:
+            match item:
+                case int():
+                    if self._binding.counts[item][0]:
+                        found.append(self._node(item))
+                case Loop() if (turns := self._turns(item)) is not None:
+                    for _ in range(turns):
+                        found += self._parts(item.body)
+                case Loop():
+                    first, again = self._tell(item.at), self._tell(item.at)
+                    body = [*self._parts(item.body), *self._parts(item.condition), again]
+                    found += [*self._parts(item.condition), _Conditional(True, (first, again), (body,))]
+                case Branch():
+                    then, otherwise = self._parts(item.then), self._parts(item.otherwise)
+                    if then or otherwise:
+                        bodies = (then, otherwise) if item.otherwise else (then,)
+                        found.append(_Conditional(False, (self._tell(item.at),), bodies))
+                case Found():
+                    raise AssertionError("sizes in a graph")
+        return found
+
+    def _node(self, number: int) -> Node:
+        step, kernel = self._steps[number], self._image.kernels[self._steps[number].kernel]
+        dims = [span(d, self._binding.spans)[1] for d in step.dims]
+        bases = [self._resolve.buffer(*arg) for arg in step.args]
+        found = step if self._sized[number] else None
+        return Node(self._driver, number, kernel, self._binding.counts[number][0], bases, dims, found)
+
+    def _tell(self, at: int) -> Node:
+        """A launch that tells a conditional node the flag of step `at`; which node, is known when there is a graph."""
+        return Node(self._driver, at, self._image.condition(), 1, [self._flag(at)], [0], None)
 
 
 class Graphs:
@@ -151,69 +187,35 @@ class Graphs:
         self._driver, self._binding = driver, binding
         self._places: list[int] | None = None  # what the graphs read and write, once they are made
         self._known: Mapping[str, int] = {}  # the values of symbols and sizes, as far as the run has come
-        starts = sorted({0, *(s.target for s in program.steps if s.target is not None)}
-                        | {i + 1 for i, s in enumerate(program.steps) if s.target is not None})  # fmt: skip
-        self._segments: dict[int, _Segment] = {}
-        self._jumps: dict[int, _Jump] = {}
-        self._next: dict[int, int] = {}
-        self._users: dict[int, list[tuple[_Node, list[tuple[int, int]]]]] = {}  # of each place, and where they have it
-        self._resolve = _Resolver(program, binding)
-        self.nbytes, self._sizes = self._resolve.nbytes, self._resolve.sizes
-        self._program, self._image = program, image
-        self._end = len(program.steps)
-        if (path := known_path(program, binding.values)) is not None:
-            self._segments[0], self._next[0] = self._segment(path), self._end
-            return
-        for start, end in zip(starts, [*starts[1:], len(program.steps)], strict=True):
-            last = program.steps[end - 1] if end > start else None
-            if last is not None and last.target is not None:
-                flag = self._resolve.buffer(*last.args[0]) if last.args else None
-                self._jumps[start] = _Jump(flag, last.target)
-            self._segments[start] = self._segment(range(start, end))
-            self._next[start] = end
-
-    def _segment(self, numbers: Sequence[int]) -> _Segment:
-        """The launches of these steps."""
-        binding, found, nodes = self._binding, {size.name for size in self._program.sizes}, list[_Node]()
-        for number in numbers:
-            step, chunks = self._program.steps[number], self._binding.counts[number][0]
-            if not chunks:
-                continue
-            dims = [span(d, binding.spans)[1] for d in step.dims]
-            bases = [self._resolve.buffer(*arg) for arg in step.args]
-            told = (d for d in (step.chunks, *step.dims) if isinstance(d, tuple))
-            sized = None if all(found.isdisjoint(d) for d in told) else step
-            node = _Node(self._driver, number, self._image.kernels[step.kernel], chunks, bases, dims, sized)
-            nodes.append(node)
-            for base, slots in node.slots().items():
-                self._users.setdefault(base, []).append((node, slots))
-        return _Segment(nodes)
+        resolve = _Resolver(program, binding)
+        self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
+        self._flow, self._maker = flow(program), _Maker(driver, program, image, binding, resolve)
+        self._runs = self._maker.runs(self._flow, driver.version)
+        # of each place: the launches that have it, and where
+        self._users: dict[int, list[tuple[Node, list[tuple[int, int]]]]] = {}
+        for segment in _segments(self._runs):
+            for node in segment.nodes:
+                for base, slots in node.slots().items():
+                    self._users.setdefault(base, []).append((node, slots))
+        first = self._runs[0] if len(self._runs) == 1 else None
+        self._whole = first if isinstance(first, _Segment) else None  # the only graph, of by far the most programs
 
     def run(self, places: Places, stream: int) -> None:
-        """Launch at these addresses; a jump that asks for a flag waits for what is before it."""
+        """Launch at these addresses; a flag that the host asks for waits for what is before it."""
         if self._places is None:
             self._make(places)
         elif self._places != places:
             self._move(self._places, places)
 
-        if not self._jumps:  # by far the most programs
-            if executable := self._segments[0].executable:
-                self._driver.launch(executable, stream)
+        if self._whole is not None:
+            self._driver.launch(self._whole.executable, stream)
             return
 
         def launch(segment: _Segment) -> None:
-            if segment.executable:
-                self._fit(segment)
-                self._driver.launch(segment.executable, stream)
+            self._fit(segment)
+            self._driver.launch(segment.executable, stream)
 
-        self._follow(launch, places, stream)
-
-    def _begin(self, places: Places, stream: int) -> None:
-        """No size is known."""
-        self._binding.begin()
-        self._known = dict(self._binding.values)
-        sizes = self._binding.sizes
-        self._driver.to_device(places[0] + self._sizes, sizes.ctypes.data, sizes.nbytes, stream)
+        self._start(launch, self._runs, places, stream)
 
     def _fit(self, segment: _Segment) -> None:
         """Let kernels compute as much as the sizes say that are known by now."""
@@ -228,30 +230,30 @@ class Graphs:
 
     def record(self, places: Places, stream: int) -> None:
         """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
-        if any(jump.flag is not None for jump in self._jumps.values()):
+        runs = self._maker.runs(self._flow, version=0)
+        if any(isinstance(run, _Hosted) for run in runs):
             raise DeviceError(
                 "a CUDA graph that is captured", expected="a program whose steps are known beforehand",
-                got="one with loops or branches that the host follows", fix="call it outside of the captured part",
+                got="one with loops or branches that only the run knows", fix="call it outside of the captured part",
             )  # fmt: skip
-
-        def launch(segment: _Segment) -> None:
+        for segment in _segments(runs):
             for node in segment.nodes:
                 node.point(places)
                 self._driver.launch_kernel(node.params, stream)
-
-        self._follow(launch, places, stream)
-        if self._places is not None:
-            for segment in self._segments.values():
-                for node in segment.nodes:
-                    node.point(self._places)
 
     def times(self, places: Places, stream: int) -> dict[int, float]:
         """Run, with an event before and behind each launch: seconds by the number of the step."""
         found: dict[int, float] = {}
         clocks: dict[tuple[int, ...], Clock] = {}
+        runs = self._maker.runs(self._flow, version=0)
+        for segment in _segments(runs):
+            for node in segment.nodes:
+                node.point(places)
 
         def launch(segment: _Segment) -> None:
-            self._fit(segment)
+            for node in segment.nodes:
+                if node.sized is not None:
+                    node.resize(self._known)
             nodes = [node for node in segment.nodes if node.chunks]
             # another one for each size
             key = (id(segment), *(n for node in nodes if node.sized for n in node.told))
@@ -260,12 +262,8 @@ class Graphs:
             for node, seconds in zip(nodes, clocks[key].run(stream) if nodes else (), strict=True):
                 found[node.number] = found.get(node.number, 0.0) + seconds
 
-        if self._places is None:
-            self._make(places)
-        elif self._places != places:
-            self._move(self._places, places)
         try:
-            self._follow(launch, places, stream)
+            self._start(launch, runs, places, stream)
         finally:
             for clock in clocks.values():
                 clock.drop()
@@ -273,30 +271,43 @@ class Graphs:
 
     def _make(self, places: Places) -> None:
         try:
-            for segment in self._segments.values():
-                self._build(segment, places)
+            for segment in _segments(self._runs):
+                segment.graph = self._driver.graph()
+                self._build(segment.graph, segment.parts, places)
+                segment.executable = self._driver.instantiate(segment.graph)
+                for node in segment.nodes:
+                    node.executable, node.enabled, node.chunks = segment.executable, True, node.params.grid[0]
         except DeviceError:
             self.drop()
             raise
         self._places = list(places)
 
-    def _build(self, segment: _Segment, places: Places) -> None:
-        if not segment.nodes:
-            return
-        segment.graph = self._driver.graph()
-        before: list[int] = []
-        late = False  # behind a kernel that may not run, which then awaits nothing for those behind it
-        for node in segment.nodes:
-            node.point(places)
-            node.handle = self._driver.add_kernel(segment.graph, before, node.params, awaits=node.awaits and not late)
-            before, late = [node.handle], node.sized is not None
-        segment.executable = self._driver.instantiate(segment.graph)
-        for node in segment.nodes:
-            node.executable, node.enabled, node.chunks = segment.executable, True, node.params.grid[0]
+    def _build(
+        self, graph: int, parts: Sequence[_Part], places: Places, before: Sequence[int] = (), *, held: bool = False
+    ) -> None:
+        """Add nodes to a graph, behind those `before`. held: by a conditional node, where nothing starts early."""
+        # behind what may not run, or is no kernel: it awaits nothing for those behind it
+        late = held
+        for part in parts:
+            if isinstance(part, Node):
+                part.point(places)
+                part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and not late)
+                before, late = [part.handle], held or part.sized is not None
+                continue
+            condition = self._driver.condition(graph)
+            for tell in part.tells:
+                tell.tell(condition)
+            self._build(graph, part.tells[:1], places, before)
+            node, bodies = self._driver.add_conditional(
+                graph, [part.tells[0].handle], condition, len(part.bodies), loop=part.loop
+            )
+            for body, inner in zip(bodies, part.bodies, strict=True):
+                self._build(body, inner, places, held=True)
+            before, late = [node], True
 
     def _move(self, old: Places, new: Places) -> None:
         """Let the graphs read and write at other addresses from here on."""
-        moved: dict[_Node, None] = {}  # each once
+        moved: dict[Node, None] = {}  # each once
         for place, (a, b) in enumerate(zip(old, new, strict=True)):
             if a != b:
                 for node, slots in self._users.get(place, ()):
@@ -310,30 +321,49 @@ class Graphs:
             raise
         self._places = list(new)
 
-    def _follow(self, launch: Callable[[_Segment], None], places: Places, stream: int) -> None:
-        """Segment after segment, as the jumps say."""
-        at, flag, sizes = 0, ctypes.c_uint8(), self._binding.sizes
+    def _start(self, launch: Callable[[_Segment], None], runs: Sequence[_Run], places: Places, stream: int) -> None:
+        """Launch what runs, as the flags say that the host reads."""
+        if self._binding.sizes.size:
+            self._binding.begin()
+            self._known = dict(self._binding.values)
+            sizes = self._binding.sizes
+            self._driver.to_device(places[0] + self._sizes, sizes.ctypes.data, sizes.nbytes, stream)
+
+        def follow(runs: Sequence[_Run]) -> bool:
+            """False: sizes were found that end it all."""
+            return all(one(run) for run in runs)
+
+        def one(run: _Run) -> bool:
+            if isinstance(run, _Segment):
+                launch(run)
+                return True
+            if isinstance(run.item, Loop):
+                while follow(run.first):
+                    if not self._flag(run.flag, places, stream):
+                        return True
+                    if not follow(run.second):
+                        break
+                return False
+            found = self._flag(run.flag, places, stream)
+            if isinstance(run.item, Branch):
+                return follow(run.first if found else run.second)
+            if found:
+                self._known = self._binding.found()
+            return found
+
+        follow(runs)
+
+    def _flag(self, place: tuple[int, int], places: Places, stream: int) -> bool:
+        """Whether a flag is not 0, and the sizes that are found by now, once all before it has ended."""
+        flag, (base, offset), sizes = ctypes.c_uint8(), place, self._binding.sizes
+        self._driver.to_host(ctypes.addressof(flag), places[base] + offset, 1, stream)
         if sizes.size:
-            self._begin(places, stream)
-        while at < self._end:
-            launch(self._segments[at])
-            jump = self._jumps.get(at)
-            at = self._next[at]
-            if jump is None:
-                continue
-            if jump.flag is not None:
-                base, offset = jump.flag
-                self._driver.to_host(ctypes.addressof(flag), places[base] + offset, 1, stream)
-                if sizes.size:
-                    self._driver.to_host(sizes.ctypes.data, places[0] + self._sizes, sizes.nbytes, stream)
-                self._driver.synchronize(stream)
-                if sizes.size and flag.value:
-                    self._known = self._binding.found()
-            if jump.flag is None or not flag.value:
-                at = jump.target
+            self._driver.to_host(sizes.ctypes.data, places[0] + self._sizes, sizes.nbytes, stream)
+        self._driver.synchronize(stream)
+        return flag.value != 0
 
     def drop(self) -> None:
-        for segment in self._segments.values():
+        for segment in _segments(self._runs):
             if segment.graph:
                 self._driver.drop_graph(segment.graph, segment.executable)
             segment.graph = segment.executable = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ingot.runtime.cuda.condition import TELL
 from ingot.runtime.cuda.driver import Driver
 from ingot.support.cubins import KernelCode, unpack
 from ingot.support.dataclass import dataclass
@@ -22,6 +23,7 @@ class Image:
         self._driver = driver
         self._modules: list[int] = []
         self.kernels: dict[str, LoadedKernel] = {}
+        self._condition: LoadedKernel | None = None
         try:
             self._load(unpack(code, arch))
         except DeviceError:
@@ -32,13 +34,23 @@ class Image:
         loaded: dict[KernelCode, LoadedKernel] = {}
         for symbol, kernel in kernels.items():
             if kernel not in loaded:
-                self._modules.append(self._driver.load(kernel.cubin))
-                function = self._driver.function(self._modules[-1], kernel.name, kernel.shared)
-                loaded[kernel] = LoadedKernel(function, kernel)
+                loaded[kernel] = self._loaded(kernel)
             self.kernels[symbol] = loaded[kernel]
+
+    def _loaded(self, kernel: KernelCode) -> LoadedKernel:
+        module = self._driver.load(kernel.cubin)
+        self._modules.append(module)
+        return LoadedKernel(self._driver.function(module, kernel.name, kernel.shared), kernel)
+
+    def condition(self) -> LoadedKernel:
+        """The kernel that tells a conditional node its flag."""
+        if self._condition is None:
+            self._condition = self._loaded(TELL)
+        return self._condition
 
     def unload(self) -> None:
         self.kernels.clear()
+        self._condition = None
         while self._modules:
             self._driver.unload(self._modules.pop())
 

@@ -1,0 +1,88 @@
+"""A launch of a kernel: its parameters in memory, where the driver reads them when a node is made or updated."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
+from ingot.runtime.cuda.image import LoadedKernel
+from ingot.runtime.expr import evaluate
+from ingot.runtime.program import Step
+
+_WORD = 8  # bytes of a parameter
+_OF_MATRIX = 4  # parameters behind the map of a matrix: its sizes and its strides
+Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
+
+
+class Node:
+    """A launch: its parameters in memory, where the driver reads them. One that is a matrix is told by a map of it, its
+    two sizes, and its two strides, which no kernel reads."""
+
+    def __init__(
+        self, driver: Driver, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]],
+        dims: list[int], sized: Step | None,
+    ) -> None:  # fmt: skip
+        """number: of the step. bases: (index into the places, byte offset) of each buffer. sized: the step, where its
+        chunks or dims depend on sizes that steps find; there may be no chunks then, and nothing starts early."""
+        self.number, self.bases, self.sized = number, bases, sized
+        self.awaits, self.chunks, self.enabled = kernel.code.awaits and sized is None, chunks, True
+        code, count = kernel.code, len(bases) + len(dims)
+        # two of Triton's own follow: scratch memory and profiling, which no kernel here has
+        self._values = (ctypes.c_uint64 * (count + 2))(*([0] * len(bases)), *(d & (1 << 64) - 1 for d in dims), 0, 0)
+        self._driver, self._matrices = driver, {m.parameter: m for m in code.matrices}
+        self._held = (ctypes.c_uint8 * (MAP_BYTES * (len(code.matrices) + 1)))()
+        first = -(-ctypes.addressof(self._held) // MAP_BYTES) * MAP_BYTES
+        self._maps = {m.parameter: first + i * MAP_BYTES for i, m in enumerate(code.matrices)}
+        start = ctypes.addressof(self._values)
+        pointers: list[int] = []
+        for i in range(count + 2):
+            at = start + i * _WORD
+            pointers += [self._maps[i], *[at] * _OF_MATRIX] if i in self._maps else [at]
+        self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
+        self.params = KernelParams(
+            kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
+            self._pointers, None, None, None,
+        )  # fmt: skip
+        self.told: tuple[int, ...] = ()  # what a run told of it last
+        self.handle = self.executable = 0
+
+    def point(self, places: Places) -> None:
+        for i, (base, offset) in enumerate(self.bases):
+            self._set(i, places[base] + offset)
+
+    def _set(self, parameter: int, address: int) -> None:
+        self._values[parameter] = address
+        if parameter in self._maps:
+            self._driver.encode(self._maps[parameter], self._matrices[parameter], address)
+
+    def tell(self, condition: int) -> None:
+        """Let the launch of what tells a flag tell it to this conditional node."""
+        self._values[len(self.bases)] = condition
+
+    def slots(self) -> dict[int, list[tuple[int, int]]]:
+        """Of each place that it reads or writes: the parameters that point there, and how far from its beginning."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i, (base, offset) in enumerate(self.bases):
+            found.setdefault(base, []).append((i, offset))
+        return found
+
+    def move(self, slots: Sequence[tuple[int, int]], address: int) -> None:
+        for i, offset in slots:
+            self._set(i, address + offset)
+
+    def resize(self, values: Mapping[str, int]) -> bool:
+        """Take chunks and dims from the values of symbols and sizes; whether they are others than before."""
+        assert self.sized is not None
+        first = len(self.bases)
+        dims = [evaluate(d, values) & (1 << 64) - 1 for d in self.sized.dims]
+        chunks = evaluate(self.sized.chunks, values)
+        if chunks == self.chunks and dims == self._values[first : first + len(dims)]:
+            return False
+        self._values[first : first + len(dims)] = dims
+        self.told = self.number, chunks, *dims
+        self.chunks, self.params.grid[0] = chunks, max(chunks, 1)
+        return True
+
+
+__all__ = ["Node", "Places"]

@@ -1,0 +1,176 @@
+"""Programs of a few steps, and what their kernels do, for a driver that is not there."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+
+from ingot.runtime.expr import Expr
+from ingot.runtime.program import Buffer, Program, Size, State, Step, Symbol, TensorSpec
+from ingot.support.cubins import KernelCode, pack
+from ingot.support.native import Code, Features
+
+H100 = Features("sm_90a", ("sm_80",), target="cuda")
+
+
+def doubled(values: list[int]) -> None:
+    source, target, count = values
+    for i in range(count):
+        ctypes.c_float.from_address(target + 4 * i).value = 2 * ctypes.c_float.from_address(source + 4 * i).value
+
+
+def less(values: list[int]) -> None:
+    """flag = x[0] < 100"""
+    source, flag = values
+    ctypes.c_uint8.from_address(flag).value = ctypes.c_float.from_address(source).value < 100
+
+
+def positive(values: list[int]) -> None:
+    """size = how many of x are > 0"""
+    source, size, count = values
+    found = sum(ctypes.c_float.from_address(source + 4 * i).value > 0 for i in range(count))
+    ctypes.c_int64.from_address(size).value = found
+
+
+def checked(values: list[int]) -> None:
+    """fine = size < 7"""
+    size, table, fine = values
+    ctypes.c_uint8.from_address(fine).value = ctypes.c_int64.from_address(size).value < 7
+    ctypes.c_int64.from_address(table).value = -1  # nobody reads it
+
+
+def doubled_matrix(values: list[int]) -> None:
+    """As `doubled`, of a matrix: its map, and two sizes and two strides that are not read, come before the target."""
+    doubled([values[0], *values[5:]])
+
+
+KERNELS = {"double": doubled, "less": less, "positive": positive, "sizes": checked, "matrix": doubled_matrix}
+
+
+def code() -> Code:
+    kernels = {name: KernelCode(name, b"cubin", 128, 0, 3, awaits=name == "double") for name in KERNELS}
+    return pack(H100, {"sm_90a": kernels, "sm_80": kernels})
+
+
+def program(steps: tuple[Step, ...], buffers: tuple[Buffer, ...]) -> Program:
+    n = ("n",)
+    steps = tuple(replace(s, device="cuda") for s in steps)
+    buffers = tuple(replace(b, device="cuda") for b in buffers)
+    found = Program(
+        symbols=(Symbol("n"),), inputs=(TensorSpec("x", "f32", (n,)),), outputs=(TensorSpec("y", "f32", (n,)),),
+        buffers=buffers, steps=steps, code={"cuda": code()}, weights=np.zeros(64, np.uint8),
+    )  # fmt: skip
+    found.check()
+    return found
+
+
+NBYTES = ("n", 4, "*")
+BOTH = [True, True]  # argument and result lie on the GPU
+X, Y = Buffer(0, "input", NBYTES), Buffer(1, "output", NBYTES)
+
+
+def twice() -> Program:
+    temp = Buffer(2, "arena", NBYTES, 0, 1)
+    dims, chunks = (("n",),), ("n",)
+    steps = (
+        Step("double", ((0, 0), (2, 0)), dims, chunks, "first"),
+        Step("double", ((2, 0), (1, 0)), dims, chunks, "second"),
+    )
+    return program(steps, (X, Y, temp))
+
+
+def until_100() -> Program:
+    """while x[0] < 100: x = 2 x, in the result's memory."""
+    flag = Buffer(2, "arena", 1, 0, 4)
+    dims, chunks = (("n",),), ("n",)
+    steps = (
+        Step("double", ((0, 0), (1, 0)), dims, chunks, "start"),
+        Step("less", ((1, 0), (2, 0)), (), 1, "condition"),
+        Step("", ((2, 0),), label="jump", target=5),
+        Step("double", ((1, 0), (1, 0)), dims, chunks, "body"),
+        Step("", (), label="jump", target=1),
+    )
+    return program(steps, (X, Y, flag))
+
+
+def first_of_positive() -> Program:
+    """y = 4 x of as many elements as are positive, at most 6."""
+    size, table, flag = Buffer(2, "size", 8), Buffer(3, "table", 0), Buffer(4, "arena", 1, 0, 4)
+    temp, found = Buffer(5, "arena", NBYTES, 0, 4), ("$p",)
+    steps = (
+        Step("positive", ((0, 0), (2, 0)), (("n",),), 1, "count"),
+        Step("sizes", ((2, 0), (3, 0), (4, 0)), (), 1, "sizes"),
+        Step("", ((4, 0),), label="jump", target=5),
+        Step("double", ((0, 0), (5, 0)), (found,), found, "first"),
+        Step("double", ((5, 0), (1, 0)), (found,), found, "second"),
+    )
+    base = program((), (X, Y))
+    buffers = tuple(replace(b, device="cuda") for b in (X, Y, size, table, flag, temp))
+    made = replace(
+        base, buffers=buffers, steps=tuple(replace(s, device="cuda") for s in steps),
+        sizes=(Size("$p", 0, 6),), outputs=(TensorSpec("y", "f32", (found,)),),
+    )  # fmt: skip
+    made.check()
+    return made
+
+
+def counting(copied: str) -> Program:
+    """The state doubles in each call; y = 2 x."""
+    base = twice()
+    spec = TensorSpec("s", "f32", (4,))
+    state = Buffer(3, "input", 16, index=1)
+    new = Buffer(4, "output", 16, index=0) if copied else replace(state, id=4)
+    dims, chunks = (4,), 4
+    step = Step("double", ((3, 0), (4, 0)), dims, chunks, "state", device="cuda")
+    buffers = (X, replace(Y, index=1), base.buffers[2], state, new)
+    buffers = tuple(replace(b, device="cuda") for b in buffers)
+    first = np.arange(1, 5, dtype=np.float32).view(np.uint8)
+    found = replace(base, buffers=buffers, steps=(*base.steps, step), state=(State(spec, first, copied),))
+    found.check()
+    return found
+
+
+def counted(turns: Expr) -> Program:
+    """y = 2 x; for i in range(turns): for j in range(2): y = 2 y"""
+    flag = Buffer(2, "arena", 1, 0, 8)
+    dims, chunks = (("n",),), ("n",)
+    double = Step("double", ((1, 0), (1, 0)), dims, chunks, "body")
+    steps = (
+        Step("double", ((0, 0), (1, 0)), dims, chunks, "start"),
+        Step("less", ((1, 0), (2, 0)), (), 1, "outer condition"),
+        Step("", ((2, 0),), (turns,), label="jump", target=8),
+        Step("less", ((1, 0), (2, 0)), (), 1, "inner condition"),
+        Step("", ((2, 0),), (2,), label="jump", target=7),
+        double,
+        Step("", (), label="jump", target=3),
+        Step("", (), label="jump", target=1),
+    )
+    return program(steps, (X, Y, flag))
+
+
+def branching() -> Program:
+    """if x[0] < 100: y = 2 x; while y[0] < 100: y = 2 y; if y[1] < 100: y = 2 y
+    else: y = 4 x"""
+    first, flag, second = (Buffer(n, "arena", 1, 0, 11) for n in (2, 3, 4))
+    dims, chunks = (("n",),), ("n",)
+    double = Step("double", ((1, 0), (1, 0)), dims, chunks, "double")
+    start = Step("double", ((0, 0), (1, 0)), dims, chunks, "start")
+    steps = (
+        Step("less", ((0, 0), (2, 0)), label="choice"),
+        Step("", ((2, 0),), label="jump", target=10),
+        start,
+        Step("less", ((1, 0), (3, 0)), label="condition"),
+        Step("", ((3, 0),), label="jump", target=7),
+        double,
+        Step("", (), label="jump", target=3),
+        Step("less", ((1, 4), (4, 0)), label="inner choice"),
+        Step("", ((4, 0),), label="jump", target=10),
+        double,
+        start,
+        double,
+    )
+    steps = (*steps[:10], Step("", (), label="jump", target=13), *steps[10:])
+    steps = (*steps[:1], replace(steps[1], target=11), *steps[2:])
+    return program(steps, (X, Y, first, flag, second))
