@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ingot import ops
+from ingot.support.errors import UnsupportedOpError
 from tests.frontends.torch.agree import close
 from tests.frontends.torch.test_dynamo import Spy
 
@@ -100,6 +103,60 @@ def test_attention() -> None:
     mask[:, 0] = True
     same_gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), q, k, v)
     same_gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask.float()), q, k, v)
+
+
+def test_attention_backwards_is_one_op_that_keeps_no_scores() -> None:
+    spy = Spy()
+    args = torch.randn(2, 4, 9, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+
+    def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    found = gradients(torch.compile(attended, backend=spy.backend), args)
+    for got, want in zip(found, gradients(attended, args), strict=True):
+        close(got, want, 1e-5)
+    forward, backward = spy.models
+    assert [type(n.op) for n in backward.graph.nodes() if n.op.name.startswith("attention")] == [ops.AttentionGradients]
+    # the result, and q, k and v: neither the result again nor sums of exponentials
+    assert len(forward.graph.outputs) == 4
+
+    def slope(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.func.grad(lambda q: attended(q, k, v).square().sum())(q)
+
+    close(torch.compile(slope, backend=Spy().backend)(*args), slope(*args), 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings(mode: str) -> None:
+    torch.manual_seed(0)
+    table, places = torch.randn(9, 4), torch.randint(0, 9, (13,))
+    places[3:7] = torch.tensor([3, 3, 5, 5])  # padding alone, where 3 and 5 are; equals, where a maximum is
+    begins = torch.tensor([0, 3, 3, 5, 7, 13])  # empty in the middle and at the end
+    for how in ({}, {"padding_idx": 3}, {"padding_idx": -4}, {"include_last_offset": True}):
+        same_gradients(lambda t, how=how: F.embedding_bag(places, t, begins, mode=mode, **how), table)
+    same_gradients(lambda t: F.embedding_bag(places[:12].view(4, 3), t, mode=mode), table)
+    if mode == "sum":
+        weights = torch.randn(13)
+        for padding in (None, 5):
+            bag = partial(F.embedding_bag, offsets=begins, mode="sum", padding_idx=padding)
+            same_gradients(lambda t, w, bag=bag: bag(places, t, per_sample_weights=w), table, weights)
+    if mode != "max":
+
+        def scaled(t: Tensor) -> Tensor:
+            return F.embedding_bag(places, t, begins, mode=mode, scale_grad_by_freq=True)
+
+        # eager divides by how often another index comes: gradients by hand
+        (got,) = gradients(torch.compile(scaled, backend=Spy().backend), (table,))
+        (whole,) = gradients(lambda t: F.embedding_bag(places, t, begins, mode=mode), (table,))
+        close(got, whole / places.bincount(minlength=9).clamp(min=1)[:, None], 1e-5)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    with pytest.raises(UnsupportedOpError, match="embedding_bag_backward"):
+        gradients(
+            torch.compile(lambda t: F.embedding_bag(torch.tensor([[1, 0]]), t, sparse=True), backend=Spy().backend),
+            (torch.randn(3, 2),),
+        )
 
 
 def test_edges_and_thresholds() -> None:

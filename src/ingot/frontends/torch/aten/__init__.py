@@ -19,7 +19,7 @@ from ingot.frontends.torch.aten import (
     strided,
 )
 from ingot.frontends.torch.aten.algebra import complex_factorizations, factorizations, fourier, linalg
-from ingot.frontends.torch.aten.layers import activation, attention, nn, quantized, recurrent, resize
+from ingot.frontends.torch.aten.layers import activation, attention, bags, nn, quantized, recurrent, resize
 from ingot.frontends.torch.table import Handler
 
 # on real tensors; `complex.complex_handler` knows those on complex ones
@@ -36,6 +36,7 @@ ATEN: dict[str, Handler] = merged(
         strided,
         fold,
         index,
+        bags,
         selection,
         reduce,
         linalg,

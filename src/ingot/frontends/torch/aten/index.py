@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from ingot import ops
@@ -24,11 +23,10 @@ from ingot.frontends.torch.values import (
     i64,
     node_of,
     scalar_like,
-    wide,
     with_size,
 )
 from ingot.ir.dims import Dim, DimLike, is_found, symbols_of
-from ingot.ir.node import Const, Node, const
+from ingot.ir.node import Node, const
 
 aten = Table()
 
@@ -147,7 +145,7 @@ def index_reduce(
     c: Context, x: Node, dim: int, index: Node, source: Node, reduce: str, *, include_self: bool = True
 ) -> Node:
     source = _row_each(c, x, source, dim, index)
-    return _reduced(lambda base, v, kind: _write_rows(base, dim, index, v, kind), x, source, reduce, include_self)
+    return _reduced(lambda base, v, kind: write_rows(base, dim, index, v, kind), x, source, reduce, include_self)
 
 
 Write = Callable[[Node, Node, str], Node]
@@ -182,11 +180,11 @@ def _back(x: Node, axis: int) -> Node:
     return transpose(x, order)
 
 
-def _write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> Node:
+def write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> Node:
     """x[..., index[i], ...] written (or added to) with source[..., i, ...] along `dim`."""
     axis = axis_of(dim, x.type.rank)
     if not x.type.rank:
-        return reshape(_write_rows(reshape(x, (1,)), 0, index, reshape(source, (1,)), reduction), ())
+        return reshape(write_rows(reshape(x, (1,)), 0, index, reshape(source, (1,)), reduction), ())
     rows = reshape(index, (index.type.size, 1))
     return _back(ops.ScatterND(_combining(x, reduction))(_front(x, axis), rows, _front(source, axis)), axis)
 
@@ -208,19 +206,19 @@ def _row_each(c: Context, x: Node, source: Node, dim: int, index: Node) -> Node:
 def index_add(c: Context, x: Node, dim: int, index: Node, source: Node, *, alpha: Operand = 1) -> Node:
     if not (isinstance(alpha, int | float) and alpha == 1):
         source = ops.Mul()(source, filled(source.shape, alpha, source.dtype))
-    return _write_rows(x, dim, index, _row_each(c, x, source, dim, index), "add")
+    return write_rows(x, dim, index, _row_each(c, x, source, dim, index), "add")
 
 
 @aten("index_copy.default")
 def index_copy(c: Context, x: Node, dim: int, index: Node, source: Node) -> Node:
-    return _write_rows(x, dim, index, _row_each(c, x, source, dim, index), "none")
+    return write_rows(x, dim, index, _row_each(c, x, source, dim, index), "none")
 
 
 @aten("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> Node:
     axis = axis_of(dim, x.type.rank)
     shape = (*x.shape[:axis], index.type.size, *x.shape[axis + 1 :]) if x.type.rank else ()
-    return _write_rows(x, dim, index, expand(node_of(value, x.dtype), shape), "none")
+    return write_rows(x, dim, index, expand(node_of(value, x.dtype), shape), "none")
 
 
 def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
@@ -414,71 +412,3 @@ def static(size: DimLike, what: str) -> int:
     if isinstance(size, Dim):
         raise Unsupported(f"{what} is the symbolic size {size}")
     return size
-
-
-@aten("embedding_bag.padding_idx")
-def padded_bag(
-    c: Context, weight: Node, indices: Node, offsets: Node, scale_grad_by_freq: bool, mode: int, sparse: bool,
-    per_sample_weights: Node | None, include_last_offset: bool, padding_idx: int | None,
-) -> tuple[Node | None, ...]:  # fmt: skip
-    """`embedding_bag` whose padding counts from the end of the table where it is negative."""
-    if padding_idx is not None and padding_idx < 0:
-        padding_idx += static(weight.shape[0], "the table")
-    options = mode, sparse, per_sample_weights, include_last_offset, padding_idx
-    return embedding_bag(c, weight, indices, offsets, scale_grad_by_freq, *options)
-
-
-@aten("_embedding_bag_forward_only.default", "_embedding_bag.default")
-def embedding_bag(
-    c: Context,
-    weight: Node,
-    indices: Node,
-    offsets: Node,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Node | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = -1,
-) -> tuple[Node | None, ...]:
-    """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
-    bags, (count,) = c.shape[0], indices.shape
-    rows = cast(ops.Take(0)(weight, indices), wide(c.dtype))
-    if per_sample_weights is not None:
-        rows = ops.Mul()(rows, expand(insert_axis(cast(per_sample_weights, rows.dtype), 1), rows.shape))
-    ones, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
-    if padding_idx is not None and padding_idx >= 0:
-        padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
-        ones = ops.Select()(padding, filled((count,), 0, i64), ones)
-        rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
-    size = _pitch(offsets)
-    # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
-    begins = _write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
-    bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
-
-    def folded(kind: str, values: Node) -> Node:
-        if size is not None and bags * size == count:
-            return ops.Reduce(kind, (1,))(reshape(values, (bags, size, *values.shape[1:])))
-        initial = filled((bags, *values.shape[1:]), start if kind == "max" else 0, values.dtype)
-        return _write_rows(initial, 0, bag, values, "add" if kind == "sum" else kind)
-
-    total = folded("max" if mode == 2 else "sum", rows)
-    if mode == 0:
-        return cast(total, c.dtype), None, None, None
-    sizes = expand(insert_axis(folded("sum", ones), 1), total.shape)
-    if mode == 1:
-        total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
-    empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
-    return cast(ops.Select()(empty, filled(total.shape, 0, total.dtype), total), c.dtype), None, None, None
-
-
-def _pitch(begins: Node) -> int | None:
-    """n where `begins` are 0, n, 2n, ..., as those of bags in the rows of a matrix."""
-    if isinstance(begins.op, ops.Iota):
-        return 1
-    if not (isinstance(begins.op, ops.Mul) and isinstance(begins.inputs[0].op, ops.Iota)):
-        return None
-    step = begins.inputs[1]
-    while step.op.rearranges and len(step.inputs) == 1:
-        (step,) = step.inputs
-    return int(step.op.value) if isinstance(step.op, Const) else None

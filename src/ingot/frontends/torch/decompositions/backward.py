@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ingot.frontends.torch.decompositions import segments
+from ingot.frontends.torch.decompositions import bags, segments
 from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
@@ -76,8 +76,14 @@ def _cut(images: Tensor, sizes: Ints) -> Tensor:
 def attention(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float,
     is_causal: bool, *, attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    return attention_gradients(grad, query, key, value, out, is_causal, attn_mask, scale)[:3]
+) -> Any:  # fmt: skip
+    """The same op. It computes scores again and reads neither the result nor sums of exponentials: the query, which it
+    reads anyway, stands in their places, so that nothing is kept for it."""
+    if logsumexp is query:
+        return NotImplemented
+    return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, query, query, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )
 
 
 def attention_gradients(
@@ -339,6 +345,8 @@ BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten.grid_sampler_2d_backward.default: grid_sampled,
     _aten.grid_sampler_3d_backward.default: grid_sampled,
     _aten._segment_reduce_backward.default: segments.backward,
+    _aten._embedding_bag_backward.default: bags.table,
+    _aten._embedding_bag_per_sample_weights_backward.default: bags.weights,
     _aten.hardshrink_backward.default: shrink,
     _aten.softshrink_backward.default: shrink,
     _aten.replication_pad1d_backward.default: replication_pad,

@@ -56,8 +56,24 @@ def attend(
         # a scale known only at run time goes into q
         q = ops.Mul()(q, expand(node_of(scale, q.dtype), q.shape))
         scale = 1.0
-    factor = float(scale) if scale is not None else 1 / math.sqrt(q.shape[-1])
     lead = q.shape[:-2]
+    attention, operands = _attention(c, q, k, v, mask, causal, scale)
+    if dropout:
+        q4, k4, v4, *masks = operands
+        weights = dropped(c, attention.weights(q4, k4, *masks), dropout)
+        # queries that share keys side by side
+        rows = ops.reshape(weights, (q4.shape[0], k4.shape[1], -1, k4.shape[2]))
+        out = reshape(ops.MatMul()(rows, v4), (*q4.shape[:3], v4.shape[3]))
+    else:
+        out = attention(*operands)
+    return reshape(out, (*lead, *out.shape[-2:])) if len(lead) != 2 else out
+
+
+def _attention(
+    c: Context, q: Node, k: Node, v: Node, mask: Node | None, causal: bool, scale: float | None
+) -> tuple[ops.Attention, list[Node]]:
+    """The op and its operands, each (batch, heads, length, width)."""
+    factor = float(scale) if scale is not None else 1 / math.sqrt(q.shape[-1])
     q4, k4, v4 = _four(q), _four(k), _four(v)
     batch = next((t.shape[0] for t in (q4, k4, v4) if t.shape[0] != 1), 1)
     q4, k4, v4 = (expand(t, (batch, *t.shape[1:])) for t in (q4, k4, v4))
@@ -65,17 +81,8 @@ def attend(
     if mask is not None:
         if mask.dtype != boolean:
             mask = cast(mask, q.dtype)
-        operands.append(_four_mask(mask, lead))
-    attention = ops.Attention("upper_left" if causal else "none", factor, 0.0)
-    if dropout:
-        q4, k4, v4, *masks = operands
-        weights = dropped(c, attention.weights(q4, k4, *masks), dropout)
-        # queries that share keys side by side
-        rows = ops.reshape(weights, (batch, k4.shape[1], -1, k4.shape[2]))
-        out = reshape(ops.MatMul()(rows, v4), (*q4.shape[:3], v4.shape[3]))
-    else:
-        out = attention(*operands)
-    return reshape(out, (*lead, *out.shape[-2:])) if len(lead) != 2 else out
+        operands.append(_four_mask(mask, q.shape[:-2]))
+    return ops.Attention("upper_left" if causal else "none", factor, 0.0), operands
 
 
 @aten("scaled_dot_product_attention.default")
@@ -107,6 +114,26 @@ def flash_for_cpu(
     scale: Operand | None = None,
 ) -> tuple[Node | None, ...]:
     return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale), None
+
+
+@aten("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+def flash_for_cpu_backward(
+    c: Context,
+    grad: Node,
+    q: Node,
+    k: Node,
+    v: Node,
+    out: Node,
+    sums: Node,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Node | None = None,
+    scale: float | None = None,
+) -> tuple[Node | None, ...]:
+    """Of (batch, heads, length, width) each; scores are computed again, which `sums` are not needed for."""
+    op, operands = _attention(c, q, k, v, attn_mask, is_causal, scale)
+    return ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, *operands[3:]).results
 
 
 @aten("_scaled_dot_product_flash_attention.default")

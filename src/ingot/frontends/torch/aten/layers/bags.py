@@ -1,0 +1,106 @@
+"""Bags of rows of a table: sums, means and maxima of embeddings."""
+
+from __future__ import annotations
+
+import math
+
+from ingot import ops
+from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.index import static, write_rows
+from ingot.frontends.torch.aten.shape import insert_axis, reshape
+from ingot.frontends.torch.table import Table
+from ingot.frontends.torch.values import Context, cast, expand, i64, wide
+from ingot.ir.node import Const, Node
+
+aten = Table()
+
+
+@aten("embedding_bag.padding_idx")
+def padded_bag(
+    c: Context, weight: Node, indices: Node, offsets: Node, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: Node | None, include_last_offset: bool, padding_idx: int | None,
+) -> tuple[Node | None, ...]:  # fmt: skip
+    """`embedding_bag` whose padding counts from the end of the table where it is negative."""
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += static(weight.shape[0], "the table")
+    options = mode, sparse, per_sample_weights, include_last_offset, padding_idx
+    return embedding_bag(c, weight, indices, offsets, scale_grad_by_freq, *options)
+
+
+@aten("_embedding_bag_forward_only.default", "_embedding_bag.default")
+def embedding_bag(
+    c: Context,
+    weight: Node,
+    indices: Node,
+    offsets: Node,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Node | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+) -> tuple[Node | None, ...]:
+    """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
+    bags, (count,) = c.shape[0], indices.shape
+    rows = cast(ops.Take(0)(weight, indices), wide(c.dtype))
+    if per_sample_weights is not None:
+        rows = ops.Mul()(rows, expand(insert_axis(cast(per_sample_weights, rows.dtype), 1), rows.shape))
+    ones, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
+    if padding_idx is not None and padding_idx >= 0:
+        padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
+        ones = ops.Select()(padding, filled((count,), 0, i64), ones)
+        rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
+    size = _pitch(offsets)
+    # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
+    begins = write_rows(filled((count,), 0, i64), 0, cast(offsets, i64), filled(offsets.shape, 1, i64), "add")
+    bag = ops.Sub()(ops.CumReduce("sum", 0)(begins), filled((count,), 1, i64))
+
+    def folded(kind: str, values: Node) -> Node:
+        if size is not None and bags * size == count:
+            return ops.Reduce(kind, (1,))(reshape(values, (bags, size, *values.shape[1:])))
+        initial = filled((bags, *values.shape[1:]), start if kind == "max" else 0, values.dtype)
+        return write_rows(initial, 0, bag, values, "add" if kind == "sum" else kind)
+
+    total = folded("max" if mode == 2 else "sum", rows)
+    counts = folded("sum", ones)
+    # what the backward pass reads: the bag of each index, the sizes of bags, and where maxima come from
+    of_index, of_bag, of_maximum = c.results[1:]
+    whole = bag if of_index.shape == (count,) else filled(of_index.shape, 0, i64)
+    maxima = _maxima(total, rows, bag, counts, indices) if mode == 2 else filled(of_maximum.shape, 0, i64)
+    kept = cast(whole, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
+    if mode == 0:
+        return cast(total, c.dtype), *kept
+    sizes = expand(insert_axis(counts, 1), total.shape)
+    if mode == 1:
+        total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
+    empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
+    return cast(ops.Select()(empty, filled(total.shape, 0, total.dtype), total), c.dtype), *kept
+
+
+def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> Node:
+    """The row of the table that each element of `total` was first found in; 0 for bags without one."""
+    (count,) = indices.shape
+    found = ops.Compare("EQ")(rows, ops.Take(0)(total, bag))
+    last = filled(rows.shape, count, i64)
+    places = ops.Select()(found, index_along(rows.shape, 0), last)
+    first = write_rows(filled(total.shape, count, i64), 0, bag, places, "min")
+    # maxima that are no numbers equal none
+    inside = ops.And()(
+        ops.Compare("LT")(first, filled(first.shape, count, i64)),
+        expand(insert_axis(ops.Compare("GT")(counts, filled(counts.shape, 0, i64)), 1), first.shape),
+    )
+    zeros = filled(first.shape, 0, i64)
+    taken = ops.Take(0)(cast(indices, i64), ops.Select()(inside, first, zeros))
+    return ops.Select()(inside, taken, zeros)
+
+
+def _pitch(begins: Node) -> int | None:
+    """n where `begins` are 0, n, 2n, ..., as those of bags in the rows of a matrix."""
+    if isinstance(begins.op, ops.Iota):
+        return 1
+    if not (isinstance(begins.op, ops.Mul) and isinstance(begins.inputs[0].op, ops.Iota)):
+        return None
+    step = begins.inputs[1]
+    while step.op.rearranges and len(step.inputs) == 1:
+        (step,) = step.inputs
+    return int(step.op.value) if isinstance(step.op, Const) else None

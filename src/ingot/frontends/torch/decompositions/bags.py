@@ -1,0 +1,51 @@
+"""Bags of embeddings backwards. Each takes the arguments of the ATen op in whose place it stands."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MEAN, _MAX = 1, 2
+
+
+def table(
+    grad: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, sizes: Tensor, maxima: Tensor, rows: int,
+    scale_by_frequency: bool, mode: int, sparse: bool, weights: Tensor | None, padding: int = -1,
+) -> Tensor:  # fmt: skip
+    """The gradient of the table: each row gets those of the bags that it is in, of a maximum where it was the first.
+
+    bag: of each index, or nothing. sizes: of bags, without what is padding. weights: of each index, for sums.
+    """
+    if sparse:
+        return NotImplemented  # a tensor without zeros, which has no place in a graph
+    zeros = grad.new_zeros((rows, grad.shape[1]))
+    if mode == _MAX:
+        kept = torch.where((sizes != 0)[:, None], grad, 0.0)
+        return zeros.scatter_add(0, maxima.to(torch.int64), kept)
+    if mode == _MEAN:
+        grad = grad / sizes.clamp(min=1)[:, None]
+    given = grad.index_select(0, _bags(indices, offsets, bag))
+    if weights is not None:
+        given = given * weights[:, None]
+    if scale_by_frequency:
+        times = indices.new_zeros(rows).index_add(0, indices, torch.ones_like(indices))
+        given = given / times.index_select(0, indices)[:, None]
+    if padding >= 0:
+        given = torch.where((indices == padding)[:, None], 0.0, given)
+    return zeros.index_add(0, indices, given)
+
+
+def _bags(indices: Tensor, offsets: Tensor, bag: Tensor) -> Tensor:
+    """The bag of each index: as many as begin before it."""
+    if bag.shape[0]:
+        return bag
+    begins = offsets.new_zeros(indices.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
+    return begins[:-1].cumsum(0) - 1
+
+
+def weights(
+    grad: Tensor, table: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding: int = -1
+) -> Tensor:
+    """The gradient of the weights of the indices, of bags that are sums."""
+    found = (table.index_select(0, indices) * grad.index_select(0, _bags(indices, offsets, bag))).sum(1)
+    return torch.where(indices == padding, 0.0, found) if padding >= 0 else found
