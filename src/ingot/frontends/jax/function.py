@@ -35,6 +35,9 @@ _CALLS = (
     STOPPED,
 )
 
+# types that JAX computes in, with its option for 64 bits and without
+_KEPT = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8")))
+
 
 @dataclass(frozen=True)
 class ImportedFunction:
@@ -70,13 +73,11 @@ class ImportedFunction:
             elif type(value) is not type(fixed) or value != fixed:
                 fix = "compile again for another value, or give it as an array"
                 raise InputError(f"argument {name}", expected=f"{fixed!r}, as compiled", got=repr(value)[:60], fix=fix)
-        named = {leaf.name: arrays[i] for leaf, i in zip(self.program.inputs, self.kept, strict=True)}
-        return self.program.flatten((), named)
+        return self.program.given([arrays[i] for i in self.kept])
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The function's own result, of numpy arrays."""
-        results = self.program.unflatten(outputs)
-        return tree_util.tree_unflatten(self.out_tree, results if isinstance(results, tuple) else (results,))
+        return tree_util.tree_unflatten(self.out_tree, self.program.results(outputs))
 
 
 def is_jax(model: Any) -> bool:
@@ -176,7 +177,8 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    return _is_array(leaf) and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    kind = getattr(leaf, "dtype", None)  # numpy's, but for keys and the like
+    return not isinstance(kind, np.dtype) and _is_array(leaf) and jax.numpy.issubdtype(kind, jax.dtypes.prng_key)
 
 
 def _data(leaf: Any) -> Any:
@@ -190,7 +192,7 @@ def _data(leaf: Any) -> Any:
 def _array(leaf: Any) -> np.ndarray:
     """In the type that JAX computes in: without its option for 64 bits, numpy's f64 is f32."""
     array = np.asarray(_data(leaf))
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return array if array.dtype in _KEPT else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def _parameters(fn: Callable[..., Any], count: int) -> list[str]:

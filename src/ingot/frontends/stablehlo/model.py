@@ -53,12 +53,20 @@ class ImportedModel:
         given = dict(zip(names, args, strict=False)) | dict(kwargs)
         if len(given) != len(args) + len(kwargs) or set(given) != set(names):
             raise InputError("inputs", expected=", ".join(names), got=f"{len(args)} values, and {list(kwargs)} by name")
-        return [_given(leaf, given[leaf.name]) for leaf in self.inputs]
+        return self.given([given[name] for name in names])
+
+    def given(self, values: Sequence[Any]) -> list[Any]:
+        """The graph's inputs of main's arguments in their order."""
+        return [_given(leaf, value) for leaf, value in zip(self.inputs, values, strict=True)]
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """One array, or a tuple in main's order, of the graph's outputs."""
-        results = tuple(_result(leaf, y) for leaf, y in zip(self.outputs, outputs, strict=True))
-        return results[0] if len(results) == 1 else results
+        results = self.results(outputs)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def results(self, outputs: Sequence[Any]) -> list[Any]:
+        """main's results in their order, of the graph's outputs."""
+        return [_result(leaf, y) for leaf, y in zip(self.outputs, outputs, strict=True)]
 
 
 def _given(leaf: Leaf, value: Any) -> Any:
