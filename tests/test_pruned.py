@@ -14,7 +14,14 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.utils import prune as torch_prune  # noqa: E402
 
 import ingot  # noqa: E402
+from ingot import ops  # noqa: E402
+from ingot.ir.interp import interpret  # noqa: E402
+from ingot.ir.node import Graph, Input, const  # noqa: E402
+from ingot.ir.types import TensorType, f32, i8, u8  # noqa: E402
+from ingot.pipeline.build import build_native  # noqa: E402
+from ingot.runtime.executor import CompiledModel  # noqa: E402
 from ingot.support.errors import InputError  # noqa: E402
+from tests.schedule.compiled import NATIVE  # noqa: E402
 
 X = np.random.default_rng(0).standard_normal((128, 96)).astype(np.float32)
 
@@ -47,6 +54,24 @@ def test_blocks_by_magnitude(tmp_path: Path) -> None:
     for name, model in (("pruned", m), ("dense", dense)):
         model.save(tmp_path / f"{name}.ingot")
     assert m.program.weights.nbytes < 0.25 * dense.program.weights.nbytes
+
+
+def test_levels_of_pruned_weights_are_sparse() -> None:
+    """Where bytes are multiplied by dot instructions; the sums are exact."""
+    rng = np.random.default_rng(4)
+    kept = np.repeat(rng.random((64, 384)) < 0.1, 4, 0)
+    w = (rng.integers(-127, 128, kept.shape) * kept).astype(np.int8)
+    x = Input("x", TensorType(f32, (128, 384)))()
+    scale, zero = ops.scalar(0.03), ops.scalar(120, u8)
+    levels = ops.Dequantize()(ops.quantized(x, scale, zero), zero, scale)
+    weights = ops.Dequantize()(const(w), ops.scalar(0, i8), ops.scalar(0.01))
+    graph = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(levels, weights),))
+    given = [rng.standard_normal((128, 384)).astype(np.float32)]
+    program = build_native(graph, 1)
+    (got,) = CompiledModel(program, threads=1).run(given)
+    np.testing.assert_allclose(np.asarray(got), interpret(graph, given)[0], rtol=1e-5, atol=1e-5)
+    if NATIVE.int8_dot:
+        assert any("sparse" in s.kernel for s in program.steps) and program.weights.nbytes < 0.25 * w.size
 
 
 def test_masks_of_torch_are_seen() -> None:

@@ -57,6 +57,16 @@ def test_error_feedback_pays_where_values_are_correlated(bits: int | None):
     assert fed < 0.5 * plain
 
 
+@pytest.mark.parametrize("bits", [4, 8, None])
+def test_error_feedback_keeps_what_was_pruned(bits: int | None):
+    s = site("last")
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((500, 70)).astype(np.float32) @ (np.eye(70) + 0.5).astype(np.float32)
+    w = np.where(rng.random(s.weight().shape) < 0.8, 0, s.weight())
+    made = in_blocks(s, w, bits, feedback(x.T @ x)) if bits else by_channel(s, w, feedback(x.T @ x))
+    assert (made.value(s)[w == 0] == 0).all()
+
+
 def test_moments_of_nothing():
     s = site("last")
     plain, fed = in_blocks(s, s.weight(), 4), in_blocks(s, s.weight(), 4, feedback(np.zeros((70, 70), np.float32)))

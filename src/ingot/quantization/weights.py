@@ -132,13 +132,14 @@ def _with_feedback(
     depth = len(upper)
     steps, zeros = (np.ascontiguousarray(p[:, :, 0].T) for p in (scale, zero))  # [block, n]
     left = np.array(w.T, np.float32, order="C")  # what is walked along is contiguous: [k, n]
+    known = left == 0  # what was pruned stays so: others make up for it
     q = np.repeat(zeros, block, axis=0)[: len(left)]
     for start in range(0, depth, _PANEL):
         stop = min(start + _PANEL, depth)
         errors = np.empty((stop - start, len(w)), np.float32)
         for i in range(start, stop):
             s, z = steps[i // block], zeros[i // block]
-            q[i] = _rounded(left[i], s, z, bits)
+            q[i] = np.where(known[i], z, _rounded(left[i], s, z, bits))
             errors[i - start] = error = (left[i] - (q[i] - z) * s) / upper[i, i]
             left[i:stop] -= upper[i, i:stop, None] * error
         left[stop:depth] -= upper[start:stop, stop:].T @ errors

@@ -7,7 +7,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
-from ingot.ir.types import f64
+from ingot.ir.types import f64, i32, u8
 from ingot.ir.verify import verify
 from ingot.passes.core.sparse import always_dense, keep_blocks
 from tests.passes.check import arg, graph
@@ -23,7 +23,7 @@ def kept(g: Graph, height: int = 4) -> list[tuple[int, ...]]:
     """The shapes of the values that are kept, behind the pass, which changes no value."""
     new = keep_blocks(g, lambda n, blocks: height)
     verify(new, "the pass")
-    given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in new.inputs]
+    given = [(9 * RNG.random(tuple(map(int, n.shape)))).astype(n.dtype.numpy) for n in new.inputs]
     np.testing.assert_allclose(interpret(new, given)[0], interpret(g, given)[0], rtol=1e-5, atol=1e-5)
     return [n.inputs[0].shape for n in new.nodes() if isinstance(n.op, ops.Densify)]  # type: ignore[misc]
 
@@ -38,6 +38,15 @@ def test_products() -> None:
     assert len(kept(graph(ops.DotGeneral(((), ()), ((2,), (0,)))(arg("x", 2, 5, 6), pruned(6, 7))))) == 1
     assert len(kept(graph(ops.DotGeneral(((), ()), ((1, 0), (0, 2)))(arg("x", 5, 6, 2), pruned(6, 9, 5))))) == 1
     assert kept(graph(ops.DotGeneral(((), ()), ((1,), (1,)))(arg("x", 5, 6), pruned(10, 6, zeros=1.0)))) == [(2, 4)]
+
+
+def test_bytes_lie_in_runs() -> None:
+    """Of four blocks each, the last of a group filled; an empty group has none."""
+    w = (np.asarray(pruned(12, 6).op.value) * 50).astype(np.int8)  # type: ignore[union-attr]
+    w[4:8] = 0
+    dot = ops.DotGeneral(((), ()), ((1,), (1,)), dtype=i32)
+    counts = (w.reshape(3, 4, 6) != 0).any(1).sum(1)
+    assert kept(graph(dot(arg("x", 5, 6, dtype=u8), const(w)))) == [(int(np.ceil(counts / 4).sum()), 4, 4)]
 
 
 def test_what_stays_dense() -> None:

@@ -22,6 +22,9 @@ class Densify(Op):
     A row is an element of the first dimension, a column one of all others joined. `height` rows that begin at a
     multiple of it are a group; blocks starts[g] to starts[g + 1] are those of group g, each one column of its rows
     (block compressed rows; of height 1: CSR). Rows beyond the last are dropped. columns: u16 or i32; starts: i32.
+
+    Blocks may lie in runs, values[runs, height, n] and columns[runs, n], which starts then count: n values of a row
+    side by side, as instructions for bytes take them. Blocks of one place are added, so that zeros may fill a run.
     """
 
     name: ClassVar[str] = "densify"
@@ -30,9 +33,11 @@ class Densify(Op):
     def infer(self, *inputs: TensorType) -> TensorType:
         self.expect(len(inputs) == 3, f"expected values, columns and starts, got {len(inputs)} operands")
         values, columns, starts = inputs
-        self.expect(values.rank == 2 and values.is_static, f"expected values [blocks, height], got {values}")
-        blocks, height = static_shape(values.shape)
-        self.expect(columns.dtype in (u16, i32) and columns.shape == (blocks,), f"expected a column a block: {columns}")
+        known = values.rank in (2, 3) and values.is_static
+        self.expect(known, f"expected values [blocks, height] or [runs, height, blocks], got {values}")
+        blocks, height, *run = static_shape(values.shape)
+        known = columns.dtype in (u16, i32) and columns.shape == (blocks, *run)
+        self.expect(known, f"expected a column a block: {columns}")
         rank = len(self.shape)
         self.expect(rank > 1 and min(*self.shape, height) > 0, f"expected a matrix, got {self.shape}")
         groups = ceildiv(self.shape[0], height)
@@ -41,15 +46,19 @@ class Densify(Op):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         values, columns, starts = inputs
-        height, (rows, *rest) = values.shape[1], self.shape
+        run, height, (rows, *rest) = int(np.prod(columns.shape[1:])), values.shape[1], self.shape
+        values = np.moveaxis(values, 1, -1).reshape(-1, height)
         out = np.zeros((-(-rows // height) * height, int(np.prod(rest))), values.dtype)
-        group = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        out[group[:, None] * height + np.arange(height), columns[:, None]] = values
+        group = np.repeat(np.arange(len(starts) - 1), np.diff(starts) * run)
+        np.add.at(out, (group[:, None] * height + np.arange(height), columns.reshape(-1, 1)), values)
         return out[:rows].reshape(self.shape)
 
     def lower(self, *inputs: Node) -> Node:
         values, columns, starts = inputs
-        (blocks, height), (rows, *rest) = static_shape(values.shape), self.shape
+        (_, height, *run), (rows, *rest) = static_shape(values.shape), self.shape
+        if run:
+            values, starts = b.transpose(values, (0, 2, 1)), b.mul(starts, run[0])
+        blocks = int(product(static_shape(columns.shape)))
         groups, width = static_shape(starts.shape)[0] - 1, int(product(rest))
         ends = b.reshape(b.slice_axis(b.cast(starts, i64), 0, 1, groups + 1), (1, groups))
         behind = b.compare("GE", b.reshape(b.arange(blocks), (blocks, 1)), ends)
@@ -58,7 +67,7 @@ class Densify(Op):
         at = b.add(b.mul(lines, width), b.reshape(b.cast(columns, i64), (blocks, 1)))
         flat = b.full((groups * height * width,), 0, values.dtype)
         places = b.reshape(at, (blocks * height, 1))
-        flat = Scatter("set", (), (0,), (), (), (0,), 1)(flat, places, b.reshape(values, (blocks * height,)))
+        flat = Scatter("add", (), (0,), (), (), (0,), 1)(flat, places, b.reshape(values, (blocks * height,)))
         return b.reshape(b.slice_axis(b.reshape(flat, (groups * height, width)), 0, 0, rows), self.shape)
 
     @classmethod
@@ -71,6 +80,8 @@ class Densify(Op):
             starts = np.concatenate([[0], np.cumsum(kept.sum(1))]).astype(np.int32)
             columns = np.nonzero(kept)[1].astype(dtype)
             yield cls(shape), (rng.standard_normal((len(columns), height)).astype(np.float32), columns, starts)
+        runs = np.array([[5, 0, 2, 0], [1, 3, 0, 0], [4, 2, 1, 3]], np.uint16)
+        yield cls((7, 6)), (rng.integers(-9, 9, (3, 4, 4)).astype(np.int8), runs, np.array([0, 1, 3], np.int32))
 
 
 # what products read of constant weights in place of the matrices that these stand for

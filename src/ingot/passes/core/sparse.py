@@ -3,7 +3,8 @@
     dot(x[m, k], w[n, k])  ->  dot(x, densify(values[blocks, 4], columns[blocks], starts))
 
 Whoever made the zeros, they are seen in the constants: masks that are multiplied to weights have been folded by then.
-A target says by what height of blocks, if any, a product is fastest. Products do not differ but for the order of their
+Levels of weights in 8 bits have the same zeros; their blocks lie in runs of four, as dot instructions sum them. A
+target says by what height of blocks, if any, a product is fastest. Products do not differ but for the order of their
 sums: infinities and NaN times zero are NaN in both (`schedule/cpu/contraction/compressed/sparse.py`).
 """
 
@@ -16,12 +17,13 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.node import Const, Graph, Node, const, rebuilt
-from ingot.ir.types import f32
+from ingot.ir.types import f32, i8, i32, u8
 from ingot.ops.core.base import is_contraction
 
 Height = Callable[[Node, Callable[[int], int]], int]
 LEAST = 0.3  # part of zeros below which no product was ever faster
 SAMPLE = 64  # rows that are looked at first
+RUN = 4  # blocks of bytes that lie together
 
 
 def always_dense(n: Node, blocks: Callable[[int], int]) -> int:
@@ -46,7 +48,7 @@ def keep_blocks(graph: Graph, height: Height) -> Graph:
         matrix = value.reshape(value.shape[0], -1)
         if not _is_sparse(matrix):
             return new
-        chosen = height(new, lambda h: int(kept_blocks(matrix, h).sum()))
+        chosen = height(new, lambda h: stored_blocks(matrix, h))
         return new if chosen == 0 else product(_blocks(value, chosen, w.loc))
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=image))
@@ -56,7 +58,8 @@ def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
     """(the product `n` of given weights whose first dimension is that of its columns, the permutation that makes such
     of its own); None where there are no kernels for it."""
     op, (x, w) = n.op, n.inputs
-    if not isinstance(w.op, Const) or not x.dtype == w.dtype == n.dtype == f32 or 0 in x.shape or 0 in w.shape:
+    known = (x.dtype, w.dtype, n.dtype) in ((f32, f32, f32), (u8, i8, i32))
+    if not isinstance(w.op, Const) or not known or 0 in x.shape or 0 in w.shape:
         return None
     if isinstance(op, ops.DotGeneral):
         _, free = op.free(x.type.rank, w.type.rank)
@@ -86,6 +89,12 @@ def kept_blocks(matrix: np.ndarray, height: int) -> np.ndarray:
     return np.asarray(whole.reshape(-1, height, columns).any(1))
 
 
+def stored_blocks(matrix: np.ndarray, height: int) -> int:
+    """How many blocks of weights are stored, with those that fill runs."""
+    counts = kept_blocks(matrix, height).sum(1)
+    return int(counts.sum()) if matrix.dtype != np.int8 else int((-(-counts // RUN) * RUN).sum())
+
+
 def _blocks(value: np.ndarray, height: int, loc: str) -> Node:
     matrix = value.reshape(value.shape[0], -1)
     rows, columns = matrix.shape
@@ -98,8 +107,21 @@ def _blocks(value: np.ndarray, height: int, loc: str) -> Node:
     values = whole.reshape(-1, height, columns)[group, :, column]
     starts = np.concatenate([[0], np.cumsum(kept.sum(1))]).astype(np.int32)
     places = column.astype(np.uint16 if columns <= 1 << 16 else np.int32)
+    if matrix.dtype == np.int8:
+        values, places, starts = _in_runs(values, places, starts)
     parts = (const(np.ascontiguousarray(p), loc=loc) for p in (values, places, starts))
     return ops.Densify(value.shape)(*parts, loc=loc)
 
 
-__all__ = ["Height", "always_dense", "keep_blocks", "kept_blocks"]
+def _in_runs(values: np.ndarray, places: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Blocks of each group in runs, the last of which is filled with zeros."""
+    counts = np.diff(starts)
+    ends = np.concatenate([[0], np.cumsum(-(-counts // RUN))]).astype(np.int32)
+    at = np.arange(len(values)) + np.repeat(ends[:-1] * RUN - starts[:-1], counts)
+    filled = np.zeros((ends[-1] * RUN, values.shape[1]), values.dtype)
+    columns = np.zeros(len(filled), places.dtype)
+    filled[at], columns[at] = values, places
+    return filled.reshape(-1, RUN, values.shape[1]).transpose(0, 2, 1), columns.reshape(-1, RUN), ends
+
+
+__all__ = ["Height", "always_dense", "keep_blocks", "kept_blocks", "stored_blocks"]

@@ -56,6 +56,13 @@ def _rotated(block: Block, rows: Sequence[Expr], segment: int, way: int) -> list
     return out
 
 
+def interleave_segments(block: Block, rows: Sequence[Expr]) -> list[Expr]:
+    """Within each segment, the elements of all rows side by side: vector j of the result holds those of the j-th part
+    of each segment. As many rows as a power of two, at most as a segment has elements."""
+    lanes, dtype = rows[0].lanes, rows[0].dtype
+    return _rotated(block, rows, min(lanes, max(1, SEGMENT // dtype.nbytes)), 1)
+
+
 def fold_lanes(block: Block, vectors: Sequence[Expr], combine: str = "add") -> Expr:
     """One vector whose lane j holds all lanes of `vectors[j]`, combined; of a power of two of vectors.
 

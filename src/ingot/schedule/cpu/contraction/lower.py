@@ -11,12 +11,13 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, rebuilt, topological
-from ingot.ir.types import static_shape
+from ingot.ir.types import i8, static_shape
 from ingot.ops.core.base import is_contraction
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.blocked import lower_blocked
-from ingot.schedule.cpu.contraction.compressed.sparse import lower_sparse
+from ingot.schedule.cpu.contraction.compressed.sparse import SparseProducts
+from ingot.schedule.cpu.contraction.compressed.sparse_bytes import SparseBytes
 from ingot.schedule.cpu.contraction.dot_products import Products, as_dot_products, emit_dot_products
 from ingot.schedule.cpu.contraction.group import ContractionGroup
 from ingot.schedule.cpu.contraction.operands import Operand
@@ -57,7 +58,8 @@ def lower_contraction(
         return _lower_parts(body, ins, outs, constant, anchor, parts, machine)
     g = ContractionGroup.of(image, ins, place, constant, anchor, machine)
     if isinstance(anchor.inputs[1].op, ops.Densify):
-        return lower_apart(lower_sparse(g), body, ins, outs, machine)
+        kind = SparseBytes if anchor.inputs[1].dtype == i8 else SparseProducts
+        return lower_apart(kind(g).lower(), body, ins, outs, machine)
     if computed or form:
         return lower_blocked(g, body, outs, inner[0] if inner else None, shape=None, apart=False)
     shape = covered(anchor, g.a_layout, g.b_layout, g.packed) if machine.winograd else None

@@ -9,6 +9,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, const
+from ingot.ir.types import i32
 from ingot.passes.core.sparse import keep_blocks
 from tests.schedule.compiled import MACHINES, check, compile_graph, inputs_like, slow
 
@@ -65,3 +66,33 @@ def test_convolutions(layout: str, machine) -> None:
         lhs_layout=at, rhs_layout=wt, out_layout=at,
     )  # fmt: skip
     check(in_blocks(Graph((node,), (ops.Tanh()(op(node, w)),)), 4), [x], machine=machine)
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize(
+    "sizes", [(4, 37, 70, 21), *slow((16, 130, 70, 21), (1, 1, 17, 5), (16, 16, 2100, 32))], ids=str
+)
+def test_bytes(sizes: tuple[int, int, int, int], machine) -> None:
+    """The sums of dense products exactly, of full levels; sizes that are no multiples of anything."""
+    height, rows, k, n = sizes
+    rng = np.random.default_rng(rows)
+    w = np.sign(pruned(rng, (n, k), height)).astype(np.int8) * rng.integers(1, 128, (n, k)).astype(np.int8)
+    x = rng.integers(0, 256, (rows, k)).astype(np.uint8)
+    for shape in (None, {0: (symbol("m"), k)}):
+        (node,) = inputs_like([x], shape)
+        dense = Graph((node,), (ops.DotGeneral(((), ()), ((1,), (1,)), dtype=i32)(node, const(w)),))
+        check(in_blocks(dense, height), [x], machine=machine)
+        np.testing.assert_array_equal(interpret(in_blocks(dense, height), [x])[0], x.astype(np.int64) @ w.T.astype(int))
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+def test_convolutions_of_bytes(machine) -> None:
+    rng = np.random.default_rng(6)
+    w = (pruned(rng, (24, 3, 2, 19), 4) * 40).astype(np.int8).transpose(1, 2, 3, 0).copy()
+    x = rng.integers(0, 256, (2, 11, 14, 19)).astype(np.uint8)
+    (node,) = inputs_like([x])
+    op = ops.Convolution(
+        strides=(1, 2), padding=((0, 0), (0, 0)), lhs_dilation=(1, 1), rhs_dilation=(2, 1),
+        lhs_layout="N01C", rhs_layout="01IO", out_layout="N01C", dtype=i32,
+    )  # fmt: skip
+    check(in_blocks(Graph((node,), (op(node, const(w)),)), 4), [x], machine=machine)

@@ -13,18 +13,19 @@ scalars at one k, times vectors of A that are loaded once (Elsen et al., "Fast S
 
 Zero times infinity or NaN is NaN, in a dense product as well: a block of rows that holds any of them is multiplied by
 all the weights of a group, zeros included, spread in scratch. So results are those of the dense product up to the order
-of their sums.
+of their sums. Products of bytes, which have neither, are in `sparse_bytes.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import ClassVar
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, product
 from ingot.ir.kernel import Buffer, Expr, integer
-from ingot.ir.types import f32, i64, static_shape
+from ingot.ir.types import DType, f32, i64, static_shape
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import MOST
@@ -38,19 +39,23 @@ from ingot.schedule.index import ZERO, Index, add, delinearize, dim_expr, linear
 from ingot.schedule.lowered import Arg, Lowered, Step
 
 Column = Callable[[Block, Expr], Expr]
+Place = tuple[Buffer, Expr]
 
 
-def lower_sparse(g: ContractionGroup) -> Lowered:
-    """The group's kernels: one that turns A, unless each chunk does, and one for the products."""
-    return _Sparse(g).lower()
+class SparseProducts:
+    """A group's kernels: one that turns A, unless each chunk does, and one for the products.
 
+    stored: the type of A; summed: of the sums.
+    """
 
-class _Sparse:
+    stored: ClassVar[DType] = f32
+    summed: ClassVar[DType] = f32
+
     def __init__(self, g: ContractionGroup) -> None:
         self.g, self.masks = g, g.machine.masks
-        self.lanes = g.machine.lanes(f32)
+        self.lanes, self.turned_at_once = g.machine.lanes(self.summed), g.machine.lanes(self.stored)
         weights = g.anchor.inputs[1].inputs
-        self.blocks, self.height = static_shape(weights[0].shape)
+        self.blocks, self.height = static_shape(weights[0].shape)[:2]
         self.groups = static_shape(weights[2].shape)[0] - 1
         self.values, self.columns, self.starts = (g.operands.ins[g.body.inputs.index(x)] for x in weights)
         loops = flat_rows(rows_as_they_lie(contiguous_last(g.loops)))
@@ -58,41 +63,49 @@ class _Sparse:
         self.rows = product(x.extent for x in loops.rows)
         self.loops = join_rows(loops, len(loops.rows), loops.rows[-1].a)
         self.n, self.k = static_shape((loops.cols[-1].extent, product(x.extent for x in loops.reduce)))
-        self.plan = plan_sparse(self.rows, self.k, self.n, self.blocks, self.height, g.machine)
+        self.plan = plan_sparse(self.rows, self.k, self.n, self.blocks, self.height, g.machine, self.stored)
         self.wide = self.plan.vectors * self.lanes  # rows of a block of rows
         self.row_blocks = ceildiv(self.rows, self.wide)
 
     def lower(self) -> Lowered:
         if self.plan.local:
-            return Lowered((self._products(None),))
-        turned, odd = Buffer("turned", f32, writable=True), Buffer("odd", f32, writable=True)
-        temps = ((turned, Arg("temp", 0)), (odd, Arg("temp", 1)))
-        sizes = self.row_blocks * (self.wide * self.k * f32.nbytes), self.row_blocks * (self.wide * f32.nbytes)
+            return Lowered((self._products(()),))
+        temps = [
+            (Buffer(name, dtype, writable=True), Arg("temp", i)) for i, (name, dtype, _) in enumerate(self._made())
+        ]
+        sizes = tuple(self.row_blocks * (size * dtype.nbytes) for _, dtype, size in self._made())
         return Lowered((self._turning(temps), self._products(temps)), sizes)
+
+    def _made(self) -> tuple[tuple[str, DType, int], ...]:
+        """What turning makes of a block of rows: name, type and elements of buffers; that of A comes first."""
+        return ("turned", f32, self.wide * self.k), ("odd", f32, self.wide)
 
     # Turning A
 
-    def _turning(self, temps: tuple[Param, Param]) -> Step:
+    def _turning(self, temps: Sequence[Param]) -> Step:
         """A chunk for each vector of rows."""
         chunk, top = k.var("chunk"), Block()
-        vectors, g = self.plan.vectors, self.g
+        vectors, g = self.wide // self.turned_at_once, self.g
         block, vector = (top.let(e, "c") for e in delinearize(chunk, (self.row_blocks, vectors), top.multiples))
-        start = top.let(add(mul(block, integer(self.wide * self.k)), mul(vector, integer(self.lanes))), "t")
-        (turned, _), (odd, _) = temps
-        self._turn(top, chunk, turned, start, odd, mul(chunk, integer(self.lanes)))
+        at = mul(vector, integer(self.turned_at_once))
+        places = [(b, mul(block, integer(size))) for (b, _), (_, _, size) in zip(temps, self._made(), strict=True)]
+        self._turn(top, chunk, [(b, top.let(add(start, at), "t")) for b, start in places])
         params = [(g.a.buffer, Arg("in", g.a_at)), *temps]
         return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
 
-    def _turn(self, block: Block, vector: Expr, out: Buffer, at: Expr, odd: Buffer, odd_at: Expr) -> None:
-        """out[at + k * rows] = a vector of rows of A, for each k; odd: NaN for a row that is not finite, otherwise 0.
-        Rows behind the last are copies of it."""
-        lanes, last = self.lanes, dim_expr(self.rows - 1)
+    def _row_of(self, lane: int) -> int:
+        """Which row of a vector that is turned becomes its lane."""
+        return lane
+
+    def _turn(self, block: Block, vector: Expr, made: Sequence[Place]) -> None:
+        """made[0][at + k * rows] = a vector of rows of A, for each k. Rows behind the last are copies of it."""
+        (out, at), lanes, last = made[0], self.turned_at_once, dim_expr(self.rows - 1)
         first = block.let(mul(vector, integer(lanes)), "r")
         strides, extents = tuple(x.a for x in self.row_axes), tuple(x.extent for x in self.row_axes)
         bases = [
             block.let(
                 linear(
-                    split(block.let(k.binary("min", add(first, integer(i)), last), "r"), extents),
+                    split(block.let(k.binary("min", add(first, integer(self._row_of(i))), last), "r"), extents),
                     strides,
                     self.g.a.offset,
                 ),
@@ -100,9 +113,7 @@ class _Sparse:
             )
             for i in range(lanes)
         ]
-        sums = block.alloc("odd", f32, 2, lanes=lanes)
-        for i in range(2):
-            block.store(sums, integer(i), k.lit(0.0, f32, lanes))
+        note, finish = self._noted(block, made)
 
         def place(kk: Expr) -> Expr:
             return add(at, mul(kk, integer(self.wide)))
@@ -110,8 +121,7 @@ class _Sparse:
         def keep(b: Block, columns: list[Expr], kk: Expr, step: DimLike) -> None:
             for j, column in enumerate(columns):
                 b.store(out, place(add(kk, mul(integer(j), dim_expr(step)))), column)
-                total = k.load(sums, integer(j % 2))
-                b.store(sums, integer(j % 2), k.fma(column, k.lit(0.0, f32, lanes), total))
+                note(b, column, j)
 
         def whole(b: Block, a: Expr, kk: Expr, step: DimLike, count: int) -> None:
             mask = None if count == lanes else b.let(k.binary("lt", k.ramp(ZERO, lanes), integer(count)), "mask")
@@ -121,7 +131,7 @@ class _Sparse:
         def one(b: Block, a: Expr, kk: Expr) -> None:
             for i, base in enumerate(bases):
                 b.store(out, add(place(kk), integer(i)), k.load(self.g.a.buffer, add(base, a)))
-            keep(b, [b.let(k.load(out, place(kk), lanes), "x")], kk, 1)
+            note(b, b.let(k.load(out, place(kk), lanes), "x"), 0)
 
         def nest(b: Block, axes: tuple[Axis, ...], a: Expr, kk: Expr) -> None:
             x, inner = axes[0], axes[1:]
@@ -141,80 +151,111 @@ class _Sparse:
                 b.loop("k", done, extent, 1, lambda c, i: one(c, *inside(c, i)))
 
         nest(block, self.reduce, ZERO, ZERO)
-        block.store(odd, odd_at, k.add(*(k.load(sums, integer(i)) for i in range(2))))
+        finish()
+
+    def _noted(
+        self, block: Block, made: Sequence[Place]
+    ) -> tuple[Callable[[Block, Expr, int], None], Callable[[], None]]:
+        """What is done with each vector of a k, and at the end: made[1] becomes NaN for rows that are not finite,
+        otherwise 0."""
+        (odd, at), lanes = made[1], self.lanes
+        sums = block.alloc("odd", f32, 2, lanes=lanes)
+        for i in range(2):
+            block.store(sums, integer(i), k.lit(0.0, f32, lanes))
+
+        def note(b: Block, column: Expr, j: int) -> None:
+            total = k.load(sums, integer(j % 2))
+            b.store(sums, integer(j % 2), k.fma(column, k.lit(0.0, f32, lanes), total))
+
+        def finish() -> None:
+            block.store(odd, at, k.add(*(k.load(sums, integer(i)) for i in range(2))))
+
+        return note, finish
 
     # Products
 
-    def _products(self, temps: tuple[Param, Param] | None) -> Step:
-        g, plan, wide = self.g, self.plan, self.wide
+    def _products(self, temps: Sequence[Param]) -> Step:
+        g, plan = self.g, self.plan
         chunk, top = k.var("chunk"), Block()
         panels = -(-self.n // plan.columns)
         extents = self.row_blocks, -(-panels // plan.panels)
         rows, run = (top.let(e, "c") for e in delinearize(chunk, extents, top.multiples))
-        tile = plan.columns * wide
-        sizes = [tile, tile, self.k * self.height, *((self.k * wide, wide) if temps is None else ())]
+        tile = plan.columns * self.wide
+        sums = (("sums", self.summed, tile), ("lines", self.summed, tile), *self._scratch())
+        wanted = (*sums, *(() if temps else self._made()))
         places = [0]
-        for size in sizes:
-            places.append(places[-1] + -(-size * f32.nbytes // LINE) * LINE)
-        names = ("sums", "lines", "group", "turned", "odd")
-        made = [top.alloc(n, f32, s, scratch=p) for n, s, p in zip(names, sizes, places, strict=False)]
-        self.sums, self.lines, self.group = made[:3]
-        if temps is None:
-            self.turned, odd, self.at, odd_at = made[3], made[4], ZERO, ZERO
-            top.loop(
-                "v",
-                0,
-                plan.vectors,
-                1,
-                lambda b, v: self._turn(
-                    b,
-                    add(mul(rows, integer(plan.vectors)), v),
-                    made[3],
-                    mul(v, integer(self.lanes)),
-                    made[4],
-                    mul(v, integer(self.lanes)),
-                ),
-            )
+        for _, dtype, size in wanted:
+            places.append(places[-1] + -(-size * dtype.nbytes // LINE) * LINE)
+        own = [
+            top.alloc(name, dtype, size, scratch=at) for (name, dtype, size), at in zip(wanted, places, strict=False)
+        ]
+        (self.sums, self.lines), self.scratch = own[:2], own[2 : len(sums)]
+        if temps:
+            made = [
+                (buffer, top.let(mul(rows, integer(size)), "t"))
+                for (buffer, _), (_, _, size) in zip(temps, self._made(), strict=True)
+            ]
         else:
-            (self.turned, _), (odd, _) = temps
-            self.at, odd_at = top.let(mul(rows, integer(wide * self.k)), "t"), top.let(mul(rows, integer(wide)), "t")
-        vectors = [k.load(odd, add(odd_at, integer(v * self.lanes)), self.lanes) for v in range(plan.vectors)]
-        total = top.let(k.reduce("add", reduce(k.add, vectors)), "odd")
-        finite = top.let(k.binary("eq", total, k.lit(0.0, f32)), "finite")
+            made = [(buffer, ZERO) for buffer in own[len(sums) :]]
+            vectors, lanes = self.wide // self.turned_at_once, integer(self.turned_at_once)
+
+            def turn(b: Block, v: Expr) -> None:
+                self._turn(b, add(mul(rows, integer(vectors)), v), [(x, add(at, mul(v, lanes))) for x, at in made])
+
+            top.loop("v", 0, vectors, 1, turn)
+        self.turned, self.at = made[0]
+        self._begin(top, made)
         low = top.let(mul(run, integer(plan.panels)), "p")
         high = top.let(k.binary("min", add(low, integer(plan.panels)), integer(panels)), "p")
 
         def panel(b: Block, p: Expr) -> None:
             groups = plan.columns // self.height
-            b.loop("g", 0, groups, 1, lambda c, i: self._group(c, add(mul(p, integer(groups)), i), i, finite))
+            b.loop("g", 0, groups, 1, lambda c, i: self._group(c, add(mul(p, integer(groups)), i), i))
             self._write(b, rows, p)
 
         top.loop("p", low, high, 1, panel)
-        params = [*g.params((self.values, Arg("in", g.b_at))), *(temps or ())]
+        params = [*g.params((self.values, Arg("in", g.b_at))), *temps]
         return g.step("sparse", g.contraction(self.loops), params, chunk, dim_expr(product(extents)), top, places[-1])
 
-    def _group(self, block: Block, group: Expr, own: Expr, finite: Expr) -> None:
-        """The sums of a group of columns, which is the `own`-th of its panel."""
+    def _scratch(self) -> tuple[tuple[str, DType, int], ...]:
+        """Name, type and elements of what else a chunk needs."""
+        return (("group", f32, self.k * self.height),)
+
+    def _begin(self, top: Block, made: Sequence[Place]) -> None:
+        """What all groups ask of a block of rows: whether it is finite."""
+        odd, at = made[1]
+        vectors = [k.load(odd, add(at, integer(v * self.lanes)), self.lanes) for v in range(self.plan.vectors)]
+        total = top.let(k.reduce("add", reduce(k.add, vectors)), "odd")
+        self.finite = top.let(k.binary("eq", total, k.lit(0.0, f32)), "finite")
+
+    def _span(self, block: Block, group: Expr, own: Expr) -> tuple[Expr, Expr, Expr]:
+        """The first block of a group of columns, the one behind its last, and where the sums of the group, the `own`-th
+        of its panel, begin."""
         ends = [k.load(self.starts, k.binary("min", add(group, integer(i)), integer(self.groups))) for i in (0, 1)]
         begin, end = (block.let(k.cast(e, i64), "q") for e in ends)
-        out = block.let(mul(own, integer(self.height * self.wide)), "o")
+        return begin, end, block.let(mul(own, integer(self.height * self.wide)), "o")
+
+    def _group(self, block: Block, group: Expr, own: Expr) -> None:
+        """The sums of a group of columns."""
+        begin, end, out = self._span(block, group, own)
+        spread_out = self.scratch[0]
 
         def column(b: Block, q: Expr) -> Expr:
             return b.let(k.cast(k.load(self.columns, q), i64), "k")
 
         def spread(b: Block) -> None:
             zero = k.lit(0.0, f32)
-            b.loop("i", 0, self.k * self.height, 1, lambda c, i: c.store(self.group, i, zero))
+            b.loop("i", 0, self.k * self.height, 1, lambda c, i: c.store(spread_out, i, zero))
 
             def block_of(c: Block, q: Expr) -> None:
                 at, value = mul(column(c, q), integer(self.height)), mul(q, integer(self.height))
                 for j in range(self.height):
-                    c.store(self.group, add(at, integer(j)), k.load(self.values, add(value, integer(j))))
+                    c.store(spread_out, add(at, integer(j)), k.load(self.values, add(value, integer(j))))
 
             b.loop("q", begin, end, 1, block_of)
-            self._sum(b, self.group, ZERO, integer(self.k), lambda c, q: q, out)
+            self._sum(b, spread_out, ZERO, integer(self.k), lambda c, q: q, out)
 
-        block.when(finite, lambda b: self._sum(b, self.values, begin, end, column, out), spread)
+        block.when(self.finite, lambda b: self._sum(b, self.values, begin, end, column, out), spread)
 
     def _sum(self, block: Block, values: Buffer, begin: Expr, end: Expr, column: Column, out: Expr) -> None:
         """sums[out + row of the block] = its blocks from `begin` to `end`, times their columns of A."""
@@ -314,4 +355,4 @@ class _Sparse:
         block.loop("r", ZERO, end, 1, row)
 
 
-__all__ = ["lower_sparse"]
+__all__ = ["Place", "SparseProducts"]

@@ -1,0 +1,87 @@
+"""Products of bytes with constant weights of which only blocks are kept: `sparse.py` with dot instructions.
+
+Blocks lie in runs of four (`ops.Densify`), which a lane of a dot instruction sums at once. Their four k lie anywhere,
+so the vectors of A that they meet are interleaved in registers, for all the outputs of the run:
+
+    for run of the group:
+        x[4] = interleave(turned[columns[run, 0]], ..., turned[columns[run, 3]])     4 bytes of a row in each lane
+        acc[j][v] += dot(x[v], splat(values[run, j]))
+
+Sums are exact in i32, and zeros are nothing else than zeros. Interleaving keeps to segments of vectors, which permutes
+rows; they are turned in an order in which that puts them right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Expr, integer
+from ingot.ir.types import DType, i8, i32, i64, u8, u32
+from ingot.schedule.block import Block
+from ingot.schedule.cpu.contraction.compressed.sparse import Place, SparseProducts
+from ingot.schedule.cpu.transpose import SEGMENT, interleave_segments
+from ingot.schedule.index import add, mul
+
+
+class SparseBytes(SparseProducts):
+    """See module: u8 by i8."""
+
+    stored: ClassVar[DType] = u8
+    summed: ClassVar[DType] = i32
+
+    def _made(self) -> tuple[tuple[str, DType, int], ...]:
+        return (("turned", u8, self.wide * self.k),)
+
+    def _row_of(self, lane: int) -> int:
+        segment = min(SEGMENT, self.turned_at_once)
+        own = segment // 4  # of the lanes of sums
+        at, (vector, place) = lane // segment, divmod(lane % segment, own)
+        return vector * self.lanes + at * own + place
+
+    def _noted(
+        self, block: Block, made: Sequence[Place]
+    ) -> tuple[Callable[[Block, Expr, int], None], Callable[[], None]]:
+        return lambda b, column, j: None, lambda: None
+
+    def _scratch(self) -> tuple[tuple[str, DType, int], ...]:
+        return ()
+
+    def _begin(self, top: Block, made: Sequence[Place]) -> None:
+        pass
+
+    def _group(self, block: Block, group: Expr, own: Expr) -> None:
+        begin, end, out = self._span(block, group, own)
+        for low in range(0, self.height, self.plan.own):
+            self._dots(block, begin, end, out, low)
+
+    def _dots(self, block: Block, begin: Expr, end: Expr, out: Expr, low: int) -> None:
+        """The sums of the outputs from `low` on that registers hold."""
+        own, lanes, height = self.plan.own, self.lanes, self.height
+        acc = block.alloc("acc", i32, own * 4, lanes=lanes)
+        for i in range(own * 4):
+            block.store(acc, integer(i), k.lit(0, i32, lanes))
+
+        def run(b: Block, q: Expr) -> None:
+            first = mul(q, integer(4))
+            places = [b.let(k.cast(k.load(self.columns, add(first, integer(i))), i64), "k") for i in range(4)]
+            starts = [b.let(add(self.at, mul(p, integer(self.wide))), "a") for p in places]
+            x = [b.let(k.load(self.turned, start, self.turned_at_once), "x") for start in starts]
+            x = interleave_segments(b, x)
+            weight = b.let(mul(add(mul(q, integer(height)), integer(low)), integer(4)), "w")
+            for j in range(own):
+                word = k.bitcast(k.load(self.values, add(weight, integer(4 * j)), 4), u32)
+                value = b.let(k.bitcast(k.splat(word, lanes), i8), "s")
+                for v in range(4):
+                    i = integer(j * 4 + v)
+                    b.store(acc, i, k.dot(x[v], value, k.load(acc, i)))
+
+        block.loop("q", begin, end, 1, run)
+        for j in range(own):
+            for v in range(4):
+                at = add(out, integer((low + j) * self.wide + v * lanes))
+                block.store(self.sums, at, k.load(acc, integer(j * 4 + v)))
+
+
+__all__ = ["SparseBytes"]
