@@ -74,6 +74,12 @@ def test_the_fastest_choice_is_found_and_written():
     assert written[-1] == found["a"]
 
 
+def test_what_was_found_beside_another_choice_of_the_model_is_tried_first():
+    bench = FakeBench([spot("a", 0.5, [tile(7), tile(6)], [])], {("a", tile(5)): 1.3})
+    found, _ = search(bench, known={"a": Measured(tile(5), tile(9))})
+    assert bench.tried[0] == {"a": tile(5)} and found["a"].choice == tile(5)
+
+
 def test_neighbours_are_tried_for_as_long_as_they_help():
     """From each best choice on, the next one."""
     site = Site("a", BASE, list, lambda c: [tile(c.width + 1)] if isinstance(c, Direct) else [], lambda c: True)

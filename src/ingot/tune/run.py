@@ -82,7 +82,8 @@ def tune(
     watch("compile", 0.0)
     bench = _bench(graph, feeds, target, Options(threads, fast_math, precision))
     machine = tuned.machine_name(bench.features, threads)
-    known = {} if again else tuned.choices(database, machine)
+    shipped = tuned.choices(tuned.SHIPPED, machine)
+    known = {} if again else shipped | tuned.choices(database, machine)
 
     def write(findings: Sequence[Finding]) -> None:
         tuned.add(database, [_entry(machine, f) for f in findings])
@@ -90,7 +91,7 @@ def tune(
     search = Search(bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began))
     findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
     watch("measure before and after", time.monotonic() - began)
-    pairs = bench.latency(bench.decided(tuned.choices(database, machine)), LATENCY_SECONDS)
+    pairs = bench.latency(bench.decided(shipped | tuned.choices(database, machine)), LATENCY_SECONDS)
     gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
     withdrawn = [_withdrawn(f) for f in findings.values() if f.tuned and gain < HELD_UP]
     if withdrawn:

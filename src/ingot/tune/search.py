@@ -109,9 +109,10 @@ def _needed(untuned: Choice, choice: Choice) -> float:
 class Search:
     """One search over a model's sites.
 
-    known: what earlier searches wrote; these sites are left alone. write: called with findings as they are made, also
-    with those whose untuned choice nothing was faster than. clock: seconds. watch: told, before each round, what is
-    going on and how many seconds have gone.
+    known: what earlier searches wrote; these sites are left alone, but where the model's choice is another by now, and
+    what they found is tried first. write: called with findings as they are made, also with those whose untuned choice
+    nothing was faster than. clock: seconds. watch: told, before each round, what is going on and how many seconds have
+    gone.
     """
 
     def __init__(
@@ -125,7 +126,9 @@ class Search:
         self.bench, self.write, self.clock, self.watch = bench, write, clock, watch
         self.began = clock()
         open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _still(known.get(s.site.key), s.site)]
-        self.sites = [_Site(s, bench.others(s.site)) for s in open_spots]
+        self.sites = [
+            _Site(s, [*dict.fromkeys((*_found_before(known, s.site), *bench.others(s.site)))]) for s in open_spots
+        ]
 
     def run(self, budget: float) -> list[Finding]:
         """Search for about `budget` seconds from the start on, or until nothing is left to try."""
@@ -217,9 +220,17 @@ def _still(measured: Measured | None, site: Site) -> bool:
     return measured is not None and measured.over == site.untuned
 
 
+def _found_before(known: Mapping[str, Measured], site: Site) -> list[Choice]:
+    measured = known.get(site.key)
+    return [measured.choice] if measured and measured.choice != site.untuned and site.admits(measured.choice) else []
+
+
 def _gain(pairs: NDArray[np.float64]) -> float:
     """The untuned time over the other one, by medians of pairs and by the best of all, whichever says less: a neighbour
-    on the machine disturbs one of them, not both."""
+    on the machine disturbs one of them, not both. A time of zero is none: it lay within what the clock takes."""
+    pairs = pairs[(pairs > 0).all(axis=1)]
+    if not len(pairs):
+        return 1.0
     paired = statistics.median(float(x) for x in pairs[:, 0] / pairs[:, 1])
     best = pairs.min(axis=0)
     return min(paired, float(best[0] / best[1]))
