@@ -13,9 +13,13 @@ from ingot.schedule.gpu.machine import A40, H100
 
 @pytest.mark.parametrize(("sizes", "tile", "parts"), [
     ((4096, 4096, 4096), (128, 256), 1),
-    ((6304, 768, 3072), (128, 128), 1),
+    ((6304, 768, 3072), (64, 256), 1),
+    ((6304, 2304, 768), (128, 256), 1),
+    ((100352, 256, 64), (128, 128), 1),
     ((512, 2048, 8192), (128, 128), 2),
-    ((512, 768, 3072), (64, 64), 2),
+    ((512, 2048, 2048), (64, 128), 1),
+    ((197, 2304, 768), (32, 64), 1),
+    ((49, 512, 2048), (32, 64), 7),
     ((512, 768, 768), (64, 64), 1),
     ((128, 3072, 768), (64, 64), 1),
     ((5, 3, 7), (16, 16), 1),
@@ -23,6 +27,19 @@ from ingot.schedule.gpu.machine import A40, H100
 def test_tiles_and_parts(sizes: tuple[int, int, int], tile: tuple[int, int], parts: int) -> None:
     found = Asked(*sizes, 1, f16).ranked(H100)[0]
     assert ((found.rows, found.columns), found.parts) == (tile, parts)
+
+
+def test_what_many_functions_follow_is_cut_smaller() -> None:
+    def tile(functions: int) -> int:
+        t = Asked(196, 480, 80, 1, f16, functions=functions).ranked(H100)[0]
+        return t.rows * t.columns
+
+    assert tile(2) < tile(0)
+
+
+def test_a_short_reduction_takes_no_more_memory_than_it_has_turns() -> None:
+    stages = [Asked(4096, 64, length, 1, f16).ranked(H100)[0].stages for length in (64, 128, 1024)]
+    assert stages[0] == 2 and stages == sorted(stages) and stages[-1] >= 4
 
 
 @pytest.mark.parametrize("dtype", [f16, f32, i8])

@@ -50,13 +50,14 @@ class Span:
 
     @staticmethod
     def of(block: Block, first: Expr, size: int, extent: DimLike, axis: int, *, held: bool = False) -> Span:
-        """`size` positions from `first`, a multiple of `size`, along `axis`. held: those past the end are the last."""
+        """`size` positions from `first`, a multiple of `size`, along `axis`. held: those past the end are the first
+        ones again, and not one of them many times over, whose line of the cache all programs would wait for."""
         at = block.let(k.add(first, k.positions(size, axis)), "at")
         if isinstance(extent, int) and extent > 0 and extent % size == 0:
             return Span(at, None)
         live = block.let(k.binary("lt", at, dim_expr(extent)), "live")
         if held:
-            at = block.let(k.binary("min", at, dim_expr(extent - 1)), "at")
+            at = block.let(k.binary("rem", at, dim_expr(extent)), "at")
         return Span(at, live)
 
     def index(self, block: Block, shape: Shape) -> Index:

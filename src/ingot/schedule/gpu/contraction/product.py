@@ -126,7 +126,9 @@ class _Product:
             walked = loops if pack is None else packed_loops(loops, axes)
             boxes = boxes_of(walked, x.dtype, (a.offset, Arg("in", a_at)), read)
         turn = found.levels.turn if found else 0
-        asked = Asked(m, n, depth, batch, unit_of(x.dtype, y.dtype) or x.dtype, turn=turn, boxes=boxes is not None)
+        functions = sum(n.op.costly for n in body.nodes())
+        unit = unit_of(x.dtype, y.dtype) or x.dtype
+        asked = Asked(m, n, depth, batch, unit, turn=turn, boxes=boxes is not None, functions=functions)
         site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None

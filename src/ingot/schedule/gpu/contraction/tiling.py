@@ -1,6 +1,10 @@
 """How a contraction is cut into programs: by a model of the time of each tiling, with rates measured on an H100.
 
-time = waves of tiles * (products of a tile / its rate + its epilogue) + joining of parts
+time = tiles of a multiprocessor * products of a tile / their rate + what does not overlap of starts and epilogues
+     + joining of parts
+
+A multiprocessor's copies take about a microsecond, so that it needs some 100 KB of them under way: programs that have
+it to themselves take more turns ahead than programs that share it.
 """
 
 from __future__ import annotations
@@ -18,29 +22,39 @@ from ingot.support.dataclass import dataclass
 PART = 4  # steps of a part of the reduction, at least
 MOST_PARTS = 16
 VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
+MOST_STAGES = 5
 LINE = 4096  # elements of all B's in a turn where a single row is multiplied by columns that lie one behind the other
-BOXED = 1024  # rows from which on copies of boxes are worth their start
-EPILOGUE = 7e-5  # microseconds for an element of a tile
+BOXED = 512  # rows from which on copies of boxes are worth their start
+START = 1.2  # microseconds until a program's first operands are there
+EPILOGUE = 4.5e-4  # and for an element of its tile, of each warp
+FUNCTION = 1e-3  # and for each function in the epilogue that takes many instructions
+COPIED = 2e-9  # microseconds for a byte of operands, of all programs together
+OVERLAPPED = 3  # programs of a multiprocessor, up to which starts and epilogues of one run beside products of another
 JOINED = 8 / 3e6  # microseconds for an element of a part, which all programs write and some read
-ARRIVED = 4 / 1.1e5, 1.0  # and for an element that the last to arrive reads alone, after so long
+ARRIVED = 4 / 1.1e5, 0.2  # and for an element that the last to arrive reads alone, after so long
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """rate: multiply-adds of a multiprocessor in a microsecond, of 16-bit operands. together: programs that it takes
-    to reach that, as each waits for its loads."""
+    """rate: multiply-adds of a multiprocessor in a microsecond, of 16-bit operands. alone: of a program that has it to
+    itself, as each waits for its loads."""
 
     rows: int
     columns: int
     warps: int
     rate: float
-    together: int
+    alone: float
+
+    @property
+    def area(self) -> int:
+        return self.rows * self.columns
 
 
 _TILES = (
-    _Tile(128, 256, 8, 2.9e6, 1), _Tile(256, 128, 8, 2.65e6, 1), _Tile(128, 128, 8, 2.55e6, 1),
-    _Tile(64, 256, 4, 2.4e6, 1), _Tile(64, 128, 4, 1.8e6, 2), _Tile(128, 64, 4, 1.6e6, 2), _Tile(64, 64, 4, 1.35e6, 2),
-    _Tile(32, 64, 4, 0.6e6, 3), _Tile(64, 32, 4, 0.6e6, 3), _Tile(32, 32, 4, 0.2e6, 4),
+    _Tile(128, 256, 8, 2.85e6, 2.85e6), _Tile(256, 128, 8, 2.7e6, 2.7e6), _Tile(128, 128, 8, 2.45e6, 2.45e6),
+    _Tile(64, 256, 4, 2.65e6, 2.4e6), _Tile(64, 128, 4, 2.05e6, 1.9e6), _Tile(128, 64, 4, 1.9e6, 1.6e6),
+    _Tile(64, 64, 4, 1.7e6, 1.2e6), _Tile(32, 64, 4, 1.2e6, 0.65e6), _Tile(64, 32, 4, 1.2e6, 0.65e6),
+    _Tile(32, 32, 4, 0.5e6, 0.2e6),
 )  # fmt: skip
 LARGEST = 128 * 256
 LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no tensor cores'
@@ -50,7 +64,8 @@ LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no t
 class Asked:
     """What a tiling is chosen for. dtype: of the operands. lines: the terms of B's columns lie side by side. turn:
     steps along the reduction where B's levels leave no choice, else 0. block: what they are a multiple of. halves:
-    parts of them that share elements of B. together: products of one kernel. boxes: operands may be copied in boxes."""
+    parts of them that share elements of B. together: products of one kernel. boxes: operands may be copied in boxes.
+    functions: in the epilogue, that take many instructions."""
 
     rows: DimLike
     columns: DimLike
@@ -63,6 +78,7 @@ class Asked:
     halves: int = 1
     together: int = 1
     boxes: bool = False
+    functions: int = 0
 
     @property
     def alone(self) -> bool:
@@ -139,35 +155,57 @@ class Asked:
 
     def _of_tiles(self, machine: Machine) -> list[Tiling]:
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
-        bits, nbytes = self.dtype.bits, self.dtype.nbytes
-        step = 64 if bits <= 16 else 32
-        step = max(16 if bits > 8 else 32, min(step, power_of_two(length)))
         room = 4 * machine.processors
+        boxes = int(self.boxes and m >= BOXED)
 
-        def options() -> Iterator[tuple[float, int, int, _Tile]]:
+        def options() -> Iterator[tuple[float, int, int, Tiling]]:
             for place, tile in enumerate(_TILES):
-                if self.dtype == f32 and tile.rows * tile.columns > LARGEST_F32:
+                if self.dtype == f32 and tile.area > LARGEST_F32:
                     continue
                 programs = -(-m // tile.rows) * -(-n // tile.columns) * count
-                for parts in range(1, self._most_parts(step) + 1):
-                    if parts == 1 or programs * parts <= room:
-                        yield _time(tile, programs, parts, m * n * count, length, machine), parts, place, tile
+                for parts in range(1, self._most_parts(self._step) + 1):
+                    if parts > 1 and programs * parts > room:
+                        break
+                    a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
+                    depth, stages, resident = self._ahead(a, b, programs * parts, length // parts, boxes, machine)
+                    if stages == 1 and tile != _TILES[-1]:
+                        break
+                    taken = self._time(tile, programs, parts, resident, machine)
+                    yield taken, parts, place, Tiling(a, b, depth, tile.warps, stages, parts, boxes)
 
-        def cut(parts: int, tile: _Tile) -> Tiling:
-            a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
-            turn = (a + b) * step * nbytes
-            stages = min(4 if bits <= 16 else 3, machine.shared * 3 // 4 // turn)
-            return Tiling(a, b, step, tile.warps, stages, parts, int(self.boxes and m >= BOXED))
+        return [t for *_, t in sorted(options(), key=lambda found: found[:3])]
 
-        return [cut(parts, tile) for _, parts, _, tile in sorted(options(), key=lambda found: found[:3])]
+    @property
+    def _step(self) -> int:
+        """Terms of a turn."""
+        step = 64 if self.dtype.bits <= 16 else 32
+        return max(16 if self.dtype.bits > 8 else 32, min(step, power_of_two(estimate(self.depth))))
 
+    def _ahead(self, a: int, b: int, programs: int, length: int, boxes: int, machine: Machine) -> tuple[int, int, int]:
+        """Terms of a turn, turns whose loads are under way, and programs that are then on one multiprocessor at once:
+        programs of `length` terms. What is not needed is left to other programs."""
+        step, shared = self._step, machine.shared * 7 // 8
+        most = max(1, min(-(-programs // machine.processors), 2 * machine.registers // (a * b), OVERLAPPED))
+        turn = (a + b) * step * self.dtype.nbytes
+        if boxes and step == 64 and a * b <= 64 * 128 and 2 * step * 4 <= length and 2 * turn * 4 * most <= shared:
+            step, turn = 2 * step, 2 * turn
+        most_stages = MOST_STAGES if self.dtype.bits <= 16 else 3
+        stages = max(min(4, most_stages, shared // turn), min(most_stages, shared // most // turn))
+        stages = max(1, min(stages, -(-length // step) + 1))
+        return step, stages, max(1, min(most, machine.shared // (stages * turn)))
 
-def _time(tile: _Tile, programs: int, parts: int, results: int, length: int, machine: Machine) -> float:
-    """Microseconds, of operands of 16 bits; others' are alike in proportion."""
-    waves = max(tile.together, -(-programs * parts // machine.processors))
-    area = tile.rows * tile.columns
-    taken = waves * area * (length / parts / tile.rate + EPILOGUE)
-    return taken if parts == 1 else taken + results * parts * JOINED + area * (parts + 1) * ARRIVED[0] + ARRIVED[1]
+    def _time(self, tile: _Tile, programs: int, parts: int, resident: int, machine: Machine) -> float:
+        """Microseconds, of operands of 16 bits; others' are alike in proportion. resident: programs of a
+        multiprocessor at once."""
+        m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
+        waves = -(-programs * parts // machine.processors)
+        taken = waves * tile.area * length / parts / min(tile.rate, waves * tile.alone)
+        taken += programs * (tile.rows + tile.columns) * length * self.dtype.nbytes * COPIED
+        once = START + tile.area / tile.warps * (EPILOGUE + FUNCTION * self.functions)
+        taken += once * (1 + (waves - 1) / resident)
+        if parts == 1:
+            return taken
+        return taken + m * n * count * parts * JOINED + tile.area * (parts + 1) * ARRIVED[0] + ARRIVED[1]
 
 
 __all__ = ["Asked"]
