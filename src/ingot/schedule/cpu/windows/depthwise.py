@@ -33,6 +33,7 @@ from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.windows.pool_epilogue import PoolEpilogue
+from ingot.schedule.cpu.winograd.weights import side_by_side
 from ingot.schedule.emit import Index, load_at
 from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
@@ -46,8 +47,8 @@ STREAMED = 8  # multiply-adds that take the time of moving an element in and out
 def lower_depthwise(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A convolution with vectors of groups and its epilogue. The weights, a constant, are repacked to
-    [channels / 16][taps][channels of a group][16]."""
+    """A convolution with vectors of groups and its epilogue. Constant weights are repacked to
+    [channels / 16][taps][channels of a group][16]; of others a kernel puts the channels side by side."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, ops.Convolution))
     return Depthwise(anchor, body, ins, outs, constant, machine).lower()
 
@@ -82,7 +83,7 @@ class Depthwise:
         self.body, self.outs, self.all_outs = replace(body, outputs=body.outputs[:1]), outs[:1], outs
         _, w = anchor.inputs
         self.window = tuple(int(w.shape[d]) for d in self._spatial(op.rhs_layout))  # static by construction
-        self.w_index, w_layout = operand_memory(body, w, ins)
+        self.w_index, self.w_layout = operand_memory(body, w, ins)
         self.operands = Operands.of(self.body)
         self.em = self.operands.emitter(body, ins)
         self.dtype: DType = accumulator(anchor.dtype)
@@ -93,7 +94,7 @@ class Depthwise:
         self.packs: tuple[Pack, ...] = ()
         self.packed = constant[self.w_index] and w in body.inputs
         self.weights = self.operands.ins[self.w_index]
-        self.w_layout = w_layout.transpose(order)
+        self.copied: tuple[Step, ...] = ()
         self.lanes = lanes = machine.lanes(self.dtype)
         if self.packed:
             size = self.products * -(-self.channels // lanes) * lanes
@@ -103,6 +104,12 @@ class Depthwise:
         self.x_buffer, self.x_layout = self._input()
         self.shift: Expr = ZERO  # added to all places of the input
         self.fold = PoolEpilogue(body, (*anchor.shape[:-2], anchor.shape[-1]))
+        self.temps = self.fold.temps
+        if not self.packed and self.w_layout.strides[order[-1]] != 1:  # each line of the image would gather them again
+            places = Arg("in", self.w_index), Arg("temp", len(self.temps))
+            step, self.w_layout = side_by_side(w, self.w_layout, order[-1], machine, *places)
+            self.copied, self.temps = (step,), (*self.temps, w.type.nbytes)
+        self.w_layout = self.w_layout.transpose(order)
 
     @property
     def products(self) -> int:
@@ -185,12 +192,13 @@ class Depthwise:
         return image, size * self.lanes
 
     def _lowered(self, kernel: Kernel) -> Lowered:
-        """The kernel with its operands, and the one that folds its lines."""
+        """The kernel with its operands, the one that lays out weights, and the one that folds its lines."""
         packed = {Arg("in", p.index): Arg("pack", i) for i, p in enumerate(self.packs)}
+        packed |= dict(s.args for s in self.copied)
         args = (*(packed.get(a, a) for a in self.operands.args), *self.fold.args)
         step = Step(replace(kernel, params=(*self.operands.params, *self.fold.buffers)), args)
         folded = self.fold.steps(self.ins, self.all_outs, self.machine)
-        return Lowered((step, *folded), self.fold.temps, self.packs)
+        return Lowered((*self.copied, step, *folded), self.temps, self.packs)
 
     def _tile(self, width: DimLike) -> int:
         """Output positions kept in registers: the most that waste little of the row."""
