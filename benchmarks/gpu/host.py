@@ -5,7 +5,7 @@
 
 Needs the package triton and, without a GPU, a C compiler. Microseconds of the thread's processor time until a call
 returns, the least of many rounds. Then where they go: the median of each part of a call, which has that of the
-functions of the driver that it calls, and what watching these costs. On a GPU also what pinned memory does for arrays.
+functions of the driver that it calls, and what watching these costs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ int cuDeviceGet(int *d, int ordinal) { *d = ordinal; return 0; }
 int cuDeviceGetAttribute(int *v, int which) { *v = which == 75 ? 9 : 0; return 0; }
 int cuMemAlloc_v2(void **a, size_t n) { return posix_memalign(a, 512, n); }
 int cuMemFree_v2(void *a) { free(a); return 0; }
-int cuMemHostAlloc(void **a, size_t n) { return posix_memalign(a, 512, n); }
-int cuMemFreeHost(void *a) { free(a); return 0; }
 int cuStreamIsCapturing(void *s, int *v) { *v = 0; return 0; }
 int cuPointerGetAttribute(unsigned *v) { *v = 2; return 0; }
 """
@@ -178,31 +176,6 @@ def main() -> None:
     ):  # fmt: skip
         print(f"{name:34} {best(call, wait):6.1f} us")
         parts(model, call, wait)
-    if asked.gpu:
-        pinned(wait)
-
-
-def pinned(wait: Callable[[], object]) -> None:
-    """Arrays of some sizes in and out, through pinned memory and as the driver copies others."""
-    for columns in (1 << 10, 1 << 16, 1 << 19, 1 << 22):
-        x = torch.randn(1, columns).half()
-        model = CompiledModel(ingot.compile(Twice(), (x,), target="cuda:sm_90a").program)
-        found: list[float] = []
-        for most in (1 << 40, 0):
-            device.PINNED = most
-            taken: list[float] = []
-            for _ in range(50):
-                begin = time.perf_counter()
-                model(x.numpy())
-                taken.append(1e6 * (time.perf_counter() - begin))
-            found.append(sorted(taken)[len(taken) // 2])
-        print(f"{2 * columns >> 10:6} KiB in and out: {found[0]:8.1f} us pinned, {found[1]:8.1f} us by the driver")
-    wait()
-
-
-class Twice(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + x
 
 
 if __name__ == "__main__":

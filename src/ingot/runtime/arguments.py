@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.runtime.bind import Shape
 from ingot.runtime.program import Program
-from ingot.runtime.tensors import Border, Tensor, is_tensor, likeness
+from ingot.runtime.tensors import Border, Tensor, address, is_tensor, likeness
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -64,7 +64,7 @@ class Arguments:
             else:
                 array = border.array(value)
                 arrays.append(array)
-                pointers.append(array.__array_interface__["data"][0])
+                pointers.append(address(array))
                 resident.append(False)
         if getattr(place, "index", 0):
             raise InputError("inputs", expected="tensors on cuda:0, where the model is", got=place)

@@ -17,7 +17,7 @@ from ingot.runtime.cpu import memory
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, Held, entropy, seed_state
-from ingot.runtime.tensors import Border, Tensor
+from ingot.runtime.tensors import Border, Tensor, address
 from ingot.support.errors import ArtifactError, InputError, SizesError
 
 Result = TypeVar("Result")
@@ -152,7 +152,7 @@ class CompiledModel(CompiledProgram):
                     pointers.append(result.data_ptr())
                 else:
                     result = maker.new_array(shape, room)
-                    pointers.append(result.__array_interface__["data"][0])
+                    pointers.append(address(result))
                 results.append(result)
             context.run(instance, pointers, told.resident)
             if self.program.sizes:

@@ -5,6 +5,7 @@ PyTorch is recognised by its tensors' methods and is never imported: a caller wh
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -53,6 +54,32 @@ class _Torch(Protocol):
         self, shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: object, device: object = None
     ) -> Tensor: ...
     def from_numpy(self, array: np.ndarray) -> Tensor: ...
+
+
+class _Interface(ctypes.Structure):
+    """PyArrayInterface, of numpy's array interface protocol."""
+
+    _fields_ = (
+        ("two", ctypes.c_int),
+        ("rank", ctypes.c_int),
+        ("kind", ctypes.c_char),
+        ("itemsize", ctypes.c_int),
+        ("flags", ctypes.c_int),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+        ("description", ctypes.c_void_p),
+    )
+
+
+_interface = ctypes.PYFUNCTYPE(ctypes.POINTER(_Interface), ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def address(array: np.ndarray) -> int:
+    """Of its first element; `__array_interface__` takes twice as long, as it describes the whole array."""
+    return _interface(array.__array_struct__, None).contents.data or 0
 
 
 class Border:
@@ -127,10 +154,10 @@ class Border:
     ) -> Tensor:
         """The same as a tensor. strides: of a contiguous one, in elements. device: torch's, of a GPU; None: the CPU."""
         if device is not None:
-            torch = cast(_Torch, sys.modules["torch"])
             quick = self._empty_cuda
-            if quick is not None and torch._C._cuda_getDevice() == 0:  # type: ignore[attr-defined]
+            if quick is not None and self._current_gpu() == 0:
                 return quick(shape, strides, self._torch_dtype)
+            torch = cast(_Torch, sys.modules["torch"])
             return torch.empty_strided(shape, strides, dtype=self._torch_dtype, device=device)
         if memory is None:
             return self._empty(shape, strides, self._torch_dtype)
@@ -152,6 +179,10 @@ class Border:
     def _empty(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor]:
         torch = cast(_Torch, sys.modules["torch"])
         return _quick_empty("cpu") or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
+
+    @cached_property
+    def _current_gpu(self) -> Callable[[], int]:
+        return cast(_Torch, sys.modules["torch"])._C._cuda_getDevice  # type: ignore[attr-defined]
 
     @cached_property
     def _empty_cuda(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor] | None:

@@ -15,13 +15,21 @@ Run = Callable[[list[int]], None]  # on the values of a kernel's parameters
 
 @dataclass
 class Node:
-    """values: of the parameters when the node was made or updated last, which is when the driver reads them."""
+    """values: of the parameters when the node was made, which is when the driver reads them."""
 
     params: KernelParams
     before: tuple[int, ...]
     awaits: bool
     values: list[int]
-    enabled: bool = True
+
+
+@dataclass
+class Executable:
+    """values: of its own nodes' parameters, which updates change. off: nodes that are passed over."""
+
+    graph: int
+    values: dict[int, list[int]]
+    off: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -52,7 +60,7 @@ class FakeDriver:
         self._graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, Node] = {}
         self.pinned: set[int] = set()
-        self._late: list[tuple[int, int, int]] = []  # copies to pinned memory, which may still be under way
+        self._executables: dict[int, Executable] = {}
         self.capturing: set[int] = set()  # streams
         self._happened: dict[int, float] = {}
         self._events: dict[int, int] = {}  # by the nodes that record them
@@ -80,27 +88,13 @@ class FakeDriver:
     def free(self, address: int) -> None:
         self._drop("memory", address)
 
-    def allocate_pinned(self, nbytes: int) -> int:
-        block = (ctypes.c_uint8 * max(nbytes, 1))()
-        address = ctypes.addressof(block)
-        self._blocks[address] = block
-        self.pinned.add(address)
-        return self._hold("pinned", address)
-
-    def free_pinned(self, address: int) -> None:
-        self.pinned.remove(address)
-        self._drop("pinned", address)
-
     def to_device(self, address: int, source: int, nbytes: int, stream: int) -> None:
         self.log.append(("to_device", nbytes))
         ctypes.memmove(address, source, nbytes)
 
     def to_host(self, target: int, address: int, nbytes: int, stream: int) -> None:
         self.log.append(("to_host", nbytes))
-        if target in self.pinned:
-            self._late.append((target, address, nbytes))
-        else:
-            ctypes.memmove(target, address, nbytes)
+        ctypes.memmove(target, address, nbytes)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
         self.log.append(("copy", nbytes))
@@ -142,8 +136,6 @@ class FakeDriver:
 
     def synchronize(self, stream: int) -> None:
         self.log.append(("synchronize",))
-        while self._late:
-            ctypes.memmove(*self._late.pop(0))
 
     def load(self, cubin: bytes) -> int:
         return self._hold("module", next(self._numbers))
@@ -194,7 +186,11 @@ class FakeDriver:
         made = [c for c, own in self._conditions.items() if own == graph or own in self._bodies(within)]
         assert sorted(used) == sorted(made), "a condition without a node"
         assert ("graph", graph) in self.live, "a body by itself"
-        return self._hold("executable", graph)
+        others = [e for e in self._executables.values() if e.graph == graph]
+        assert not (used and others), "two copies of a graph with conditional nodes"
+        handle = next(self._numbers)
+        self._executables[handle] = Executable(graph, {n: self.nodes[n].values for n in within if n in self.nodes})
+        return self._hold("executable", handle)
 
     def _bodies(self, nodes: list[int]) -> list[int]:
         return [body for n in nodes if n in self.conditionals for body in self.conditionals[n].bodies]
@@ -205,13 +201,14 @@ class FakeDriver:
         return [*own, *(n for body in self._bodies(own) for n in self._within(body))]
 
     def update(self, executable: int, node: int, params: KernelParams) -> None:
-        assert node in self._within(executable)
-        self.nodes[node].values = self._read(params)
+        assert node in self._executables[executable].values
+        self._executables[executable].values[node] = self._read(params)
         self.log.append(("update",))
 
     def enable(self, executable: int, node: int, wanted: bool) -> None:
-        assert node in self._graphs[executable]
-        self.nodes[node].enabled = wanted
+        own = self._executables[executable]
+        assert node in self._graphs[own.graph], "a node inside of a conditional one"
+        own.off = own.off - {node} if wanted else own.off | {node}
         self.log.append(("enable", wanted))
 
     def add_event(self, graph: int, before: list[int], event: int) -> int:
@@ -223,23 +220,26 @@ class FakeDriver:
 
     def launch(self, executable: int, stream: int) -> None:
         """A kernel takes as many seconds as it has blocks, an event half of one."""
-        for node in self._graphs[executable]:
+        own = self._executables[executable]
+        self._launch(own.graph, own)
+
+    def _launch(self, graph: int, own: Executable) -> None:
+        for node in self._graphs[graph]:
             if node in self.conditionals:
-                self._branch(self.conditionals[node], stream)
+                self._branch(self.conditionals[node], own)
             elif node in self._events:
                 self._now += 0.5
                 self._happened[self._events[node]] = self._now
-            elif self.nodes[node].enabled:
-                self._run(self.nodes[node].params, self.nodes[node].values)
+            elif node not in own.off:
+                self._run(self.nodes[node].params, own.values[node])
 
-    def _branch(self, node: Conditional, stream: int) -> None:
+    def _branch(self, node: Conditional, own: Executable) -> None:
         flag = self._flags.pop(node.condition)  # KeyError: nobody told it
         if not node.loop:
-            chosen = node.bodies[:1] if flag else node.bodies[1:]
-            for body in chosen:
-                self.launch(body, stream)
+            for body in node.bodies[:1] if flag else node.bodies[1:]:
+                self._launch(body, own)
         while node.loop and flag:
-            self.launch(node.bodies[0], stream)
+            self._launch(node.bodies[0], own)
             flag = self._flags.pop(node.condition)
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
@@ -270,9 +270,11 @@ class FakeDriver:
         """Parameters of a kernel before Triton's own two."""
         return {"double": 3, "less": 2, "positive": 3, "sizes": 3, "matrix": 7, "tell": 2}[name]
 
-    def drop_graph(self, graph: int, executable: int) -> None:
-        if executable:
+    def drop_graph(self, graph: int, executables: list[int]) -> None:
+        for executable in executables:
+            assert self._executables.pop(executable).graph == graph
             self._drop("executable", executable)
+        assert all(e.graph != graph for e in self._executables.values()), "a copy that is kept"
         self._drop("graph", graph)
         within = self._within(graph)
         for gone in (graph, *self._bodies(within)):

@@ -23,7 +23,7 @@ class Clock:
         self._driver = driver
         self._events: list[int] = []
         self._graph = driver.graph()
-        self._executable = 0
+        self._executables: list[int] = []
         try:
             self._build(kernels)
         except DeviceError:
@@ -37,18 +37,18 @@ class Clock:
             before = [self._driver.add_event(self._graph, before, self._events[-1])]
             if number < len(kernels):
                 before = [self._driver.add_kernel(self._graph, before, kernels[number])]
-        self._executable = self._driver.instantiate(self._graph)
+        self._executables.append(self._driver.instantiate(self._graph))
 
     def run(self, stream: int) -> list[float]:
         """Seconds of each kernel in this run."""
-        self._driver.launch(self._executable, stream)
+        self._driver.launch(self._executables[0], stream)
         self._driver.synchronize(stream)
         taken = [self._driver.seconds(a, b) for a, b in pairwise(self._events)]
         empty = statistics.median(taken[-_EMPTY:])
         return [max(seconds - empty, 0.0) for seconds in taken[:-_EMPTY]]
 
     def drop(self) -> None:
-        self._driver.drop_graph(self._graph, self._executable)
+        self._driver.drop_graph(self._graph, self._executables)
         for event in self._events:
             self._driver.drop_event(event)
 

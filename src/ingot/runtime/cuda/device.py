@@ -29,9 +29,6 @@ from ingot.support.native import Features
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
 _TICKS = 1e12  # of a profile, in a second: a kernel's time may be some microseconds
 KEPT = 16  # sets of shapes whose graphs a context keeps
-# bytes of an array up to which it goes through pinned memory: one more copy, but the host waits once for all of them;
-# larger ones the driver copies piece by piece, while the piece before is under way
-PINNED = 1 << 20
 
 
 class CudaDevice:
@@ -78,7 +75,6 @@ class Loaded:
         self._profile = _Profile()
         self._idle: list[Context] = []
         self._all: list[Context] = []
-        self._lock = threading.Lock()
         # calls of a program with state come one after another, in one context
         self._turn = threading.Lock() if program.state else None
         self._stores: list[_Memory] = []
@@ -102,9 +98,10 @@ class Loaded:
         self._driver.enter()
         if self._turn is not None:
             self._turn.acquire()
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
+        try:
+            return self._idle.pop()  # at once, whichever threads ask
+        except IndexError:
+            pass
         # of this the context knows its list and the turn alone: what knew the model would keep it alive
         release = partial(_release, self._idle, self._turn)
         own = self._driver, self._program, self._image, self._weights.address, self._profile
@@ -176,16 +173,6 @@ class _Memory:
         self.address = self.nbytes = 0
 
 
-class _Pinned(_Memory):
-    """Memory of the host that the GPU copies from and to while the host goes on."""
-
-    def _allocate(self, nbytes: int) -> int:
-        return self._driver.allocate_pinned(nbytes)
-
-    def _free(self) -> None:
-        self._driver.free_pinned(self.address)
-
-
 def _release(idle: list[Context], turn: threading.Lock | None, context: Context) -> None:
     idle.append(context)
     if turn is not None:
@@ -214,9 +201,11 @@ class _Profile:
 
 def _callers_stream() -> int:
     """The current stream of PyTorch, whose tensors they are; the default one without a PyTorch for GPUs."""
-    # what its compiled code calls: a twentieth of the time of `torch.cuda.current_stream`
-    raw = getattr(getattr(sys.modules.get("torch"), "_C", None), "_cuda_getCurrentRawStream", None)
-    return 0 if raw is None else raw(0)
+    torch = sys.modules.get("torch")
+    try:  # what its compiled code calls: a twentieth of the time of `torch.cuda.current_stream`
+        return torch._C._cuda_getCurrentRawStream(0)  # type: ignore[union-attr]
+    except AttributeError:
+        return _DEFAULT
 
 
 def _refuse_captured(driver: Driver, expected: str, got: str) -> None:
@@ -270,11 +259,13 @@ class Context:
         self.arena = _Memory(driver)
         count = len(program.arguments) + len(program.results)
         self._staged = [_Memory(driver) for _ in range(count)]
-        self._pinned = [_Pinned(driver) for _ in range(count)]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
+        self._bound: tuple[tuple[Shape, ...], Instance] | None = None  # what was asked for last
         self._current: Instance | None = None
 
     def bind(self, shapes: tuple[Shape, ...]) -> Instance:
+        if self._bound is not None and self._bound[0] is shapes:
+            return self._bound[1]
         known = self._instances.get(shapes)
         if known is None:
             known = self._instances[shapes] = Instance(self._program, shapes, self._driver, self._image)
@@ -282,6 +273,7 @@ class Context:
                 _, old = self._instances.popitem(last=False)
                 old.graphs.drop()
         self._instances.move_to_end(shapes)
+        self._bound = shapes, known
         return known
 
     def run(self, instance: Binding, pointers: Sequence[int], resident: Sequence[bool] | None = None) -> None:
@@ -292,10 +284,15 @@ class Context:
         stream = self._stream if resident is None else _callers_stream()
         captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
         direct = None if captured or self._profile.readings is not None else self._direct
-        if direct is not None and direct.takes(instance, pointers, resident, stream):
-            instance.graphs.run(direct.places, stream)
-            self._end(stream)
-            return
+        if direct is not None and direct.like(instance, resident, stream):
+            places = (*direct.own, *pointers)
+            known = instance.graphs.again(places, stream)
+            if not known and not any(pointer % ALIGN for pointer in pointers):
+                instance.graphs.run(places, stream)
+                known = True
+            if known:
+                self._end(stream)
+                return
         self._direct = None
         state = range(len(self._program.inputs), len(pointers) - len(self._program.outputs))
         here = [i in state or there for i, there in enumerate(resident or [False] * len(pointers))]
@@ -314,43 +311,27 @@ class Context:
             self._staged[i].hold(nbytes)
             places.append(self._staged[i].address)
             if i < instance.read:
-                self._bring(i, ends[i], stream, pinned=resident is None)
-            host = host or (not here and (i >= instance.read or driver.is_pinned(pointer)))
+                copy = driver.copy if here else driver.to_device
+                copy(self._staged[i].address, pointer, nbytes, stream)
+                host = host or (not here and driver.is_pinned(pointer))
         if self._profile.readings is None:
-            instance.graphs.run(places, stream)
+            instance.graphs.run(tuple(places), stream)
         else:
             _told(self._profile.readings, instance.graphs.times(places, stream))
-        kept = [*enumerate(ends)][instance.read :]
-        late = [self._take(i, end, stream, pinned=resident is None) for i, end in kept if places[2 + i] != end[0]]
+        for i, (pointer, here, nbytes) in [*enumerate(ends)][instance.read :]:
+            if places[2 + i] == pointer:
+                continue
+            if here:
+                driver.copy(pointer, self._staged[i].address, nbytes, stream)
+            else:  # a copy to memory that is not pinned, as all results of the host are, has ended when it returns
+                driver.to_host(pointer, self._staged[i].address, nbytes, stream)
+                host = False
         if host:
             driver.synchronize(stream)
-        for finish in late:
-            finish()
         if resident is not None:
             self._end(stream)
             if not host and places[2:] == pointers:
-                self._direct = _Direct(instance, places, resident, stream)
-
-    def _bring(self, i: int, end: tuple[int, bool, int], stream: int, *, pinned: bool) -> None:
-        """Copy an argument to its own memory. pinned: the host waits for this run before it begins another."""
-        source, here, nbytes = end
-        copy = self._driver.copy if here else self._driver.to_device
-        if pinned and not here and nbytes <= PINNED:
-            self._pinned[i].hold(nbytes)
-            ctypes.memmove(self._pinned[i].address, source, nbytes)
-            source = self._pinned[i].address
-        copy(self._staged[i].address, source, nbytes, stream)
-
-    def _take(self, i: int, end: tuple[int, bool, int], stream: int, *, pinned: bool) -> Callable[[], object]:
-        """Copy a result from its own memory; what is left to do once the run has ended."""
-        target, here, nbytes = end
-        copy = self._driver.copy if here else self._driver.to_host
-        if not pinned or here or nbytes > PINNED:
-            copy(target, self._staged[i].address, nbytes, stream)
-            return int
-        self._pinned[i].hold(nbytes)
-        copy(self._pinned[i].address, self._staged[i].address, nbytes, stream)
-        return partial(ctypes.memmove, target, self._pinned[i].address, nbytes)
+                self._direct = _Direct(instance, (self.arena.address, self._weights), resident, stream)
 
     def _begin(self, stream: int) -> None:
         """What comes on the stream waits for the last run, wherever that was."""
@@ -408,30 +389,26 @@ class Context:
         for instance in self._instances.values():
             instance.graphs.drop()
         self._instances.clear()
-        for memory in (self.arena, *self._staged, *self._pinned):
+        self._bound = None
+        for memory in (self.arena, *self._staged):
             memory.free()
         self._driver.drop_event(self._ended)
         self._driver.drop_stream(self._stream)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Direct:
-    """A run all of whose addresses were used as they are. places: of its graphs."""
+    """A run all of whose addresses were used as they are. own: the first places of its graphs."""
 
     instance: Instance
-    places: list[int]
+    own: tuple[int, int]
     resident: Sequence[bool]
     stream: int
 
-    def takes(self, instance: Instance, pointers: Sequence[int], resident: Sequence[bool] | None, stream: int) -> bool:
-        """Whether a run is another such, perhaps at other addresses; these are its own from here on."""
-        if instance is not self.instance or stream != self.stream or resident != self.resident:
-            return False
-        if pointers != self.places[2:]:
-            if any(pointer % ALIGN for pointer in pointers):
-                return False
-            self.places = [*self.places[:2], *pointers]
-        return True
+    def like(self, instance: Instance, resident: Sequence[bool] | None, stream: int) -> bool:
+        """Whether another run is such, too, if its addresses are aligned."""
+        same = resident is self.resident or resident == self.resident
+        return same and instance is self.instance and stream == self.stream
 
 
 def _told(readings: NDArray[np.int64], seconds: Mapping[int, float]) -> None:

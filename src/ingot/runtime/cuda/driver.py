@@ -184,15 +184,6 @@ class Driver:
     def free(self, address: int) -> None:
         self._call("cuMemFree_v2", c_void_p(address))
 
-    def allocate_pinned(self, nbytes: int) -> int:
-        """Memory of the host that the GPU copies from and to by itself."""
-        address = c_void_p()
-        self._call("cuMemHostAlloc", byref(address), c_size_t(max(nbytes, 1)), c_uint(0))
-        return address.value or 0
-
-    def free_pinned(self, address: int) -> None:
-        self._call("cuMemFreeHost", c_void_p(address))
-
     def to_device(self, address: int, source: int, nbytes: int, stream: int) -> None:
         self._call("cuMemcpyHtoDAsync_v2", c_void_p(address), c_void_p(source), c_size_t(nbytes), c_void_p(stream))
 
@@ -344,9 +335,9 @@ class Driver:
         if status := self._launch(executable, stream):
             raise _error(self._lib, "cuGraphLaunch", status)
 
-    def drop_graph(self, graph: int, executable: int) -> None:
-        """executable: 0 where there is none yet. Launches under way end first."""
-        if executable:
+    def drop_graph(self, graph: int, executables: Sequence[int]) -> None:
+        """Launches under way end first."""
+        for executable in executables:
             self._call("cuGraphExecDestroy", c_void_p(executable))
         self._call("cuGraphDestroy", c_void_p(graph))
 

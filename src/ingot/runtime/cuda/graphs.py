@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from typing import TypeAlias
 
 from ingot.runtime.bind import Binding
@@ -27,6 +28,7 @@ from ingot.support.errors import DeviceError
 
 _WORD = 8  # bytes of a size
 MOST = 4096  # kernels that a loop's turns are laid out in
+COPIES = 4  # of a graph, each at other addresses: results that a caller holds in turns need no update of nodes then
 
 
 @dataclass
@@ -44,15 +46,12 @@ _Part: TypeAlias = "Node | _Conditional"
 
 @dataclass
 class _Segment:
-    """What one graph holds. executable: 0 where there is none."""
+    """What one graph holds. executables: its copies."""
 
     parts: list[_Part]
+    nodes: list[Node]
     graph: int = 0
-    executable: int = 0
-
-    @property
-    def nodes(self) -> list[Node]:
-        return [*_nodes(self.parts)]
+    executables: list[int] = field(default_factory=lambda: list[int]())
 
 
 @dataclass
@@ -111,7 +110,7 @@ class _Maker:
                     first = second = ()
                 case _:
                     if parts := self._parts(piece):
-                        made.append(_Segment(parts))
+                        made.append(_Segment(parts, [*_nodes(parts)]))
                     continue
             made.append(_Hosted(piece, self._flag(piece.at), self.runs(first, version), self.runs(second, version)))
         return made
@@ -185,35 +184,46 @@ class Graphs:
 
     def __init__(self, driver: Driver, program: Program, image: Image, binding: Binding) -> None:
         self._driver, self._binding = driver, binding
-        self._places: list[int] | None = None  # what the graphs read and write, once they are made
+        self._made: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
+        self._left: dict[tuple[int, ...], None] = {}  # what copies read and wrote before, the latest
+        self._built: tuple[int, ...] = ()  # what the graphs themselves do
         self._known: Mapping[str, int] = {}  # the values of symbols and sizes, as far as the run has come
         resolve = _Resolver(program, binding)
         self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
         self._flow, self._maker = flow(program), _Maker(driver, program, image, binding, resolve)
         self._runs = self._maker.runs(self._flow, driver.version)
-        # of each place: the launches that have it, and where
-        self._users: dict[int, list[tuple[Node, list[tuple[int, int]]]]] = {}
+        self._users: dict[int, list[tuple[_Segment, Node]]] = {}  # of each place
         for segment in _segments(self._runs):
             for node in segment.nodes:
-                for base, slots in node.slots().items():
-                    self._users.setdefault(base, []).append((node, slots))
+                for base in {base for base, _ in node.bases}:
+                    self._users.setdefault(base, []).append((segment, node))
         first = self._runs[0] if len(self._runs) == 1 else None
         self._whole = first if isinstance(first, _Segment) else None  # the only graph, of by far the most programs
+        # a graph with conditional nodes has one copy, says the driver's reference
+        alone = self._whole is None or any(isinstance(part, _Conditional) for part in self._whole.parts)
+        self._copies = 1 if alone else COPIES
 
-    def run(self, places: Places, stream: int) -> None:
+    def again(self, places: tuple[int, ...], stream: int) -> bool:
+        """Launch, if that is all that a run at these addresses needs."""
+        copy = self._made.get(places)
+        if copy is None or self._whole is None:
+            return False
+        self._driver.launch(self._whole.executables[copy], stream)
+        return True
+
+    def run(self, places: tuple[int, ...], stream: int) -> None:
         """Launch at these addresses; a flag that the host asks for waits for what is before it."""
-        if self._places is None:
-            self._make(places)
-        elif self._places != places:
-            self._move(self._places, places)
+        copy = self._made.get(places)
+        if copy is None:
+            copy = self._ready(places)
 
         if self._whole is not None:
-            self._driver.launch(self._whole.executable, stream)
+            self._driver.launch(self._whole.executables[copy], stream)
             return
 
         def launch(segment: _Segment) -> None:
             self._fit(segment)
-            self._driver.launch(segment.executable, stream)
+            self._driver.launch(segment.executables[0], stream)
 
         self._start(launch, self._runs, places, stream)
 
@@ -223,10 +233,10 @@ class Graphs:
             if node.sized is None or not node.resize(self._known):
                 continue
             if node.chunks:
-                self._driver.update(node.executable, node.handle, node.params)
+                self._driver.update(segment.executables[0], node.handle, node.params)
             if node.enabled != bool(node.chunks):
                 node.enabled = bool(node.chunks)
-                self._driver.enable(node.executable, node.handle, node.enabled)
+                self._driver.enable(segment.executables[0], node.handle, node.enabled)
 
     def record(self, places: Places, stream: int) -> None:
         """Launch kernel by kernel on a stream that is captured. Raises DeviceError where the host has to read flags."""
@@ -269,18 +279,40 @@ class Graphs:
                 clock.drop()
         return found
 
-    def _make(self, places: Places) -> None:
+    def _ready(self, places: tuple[int, ...]) -> int:
+        """The number of a copy that reads and writes there: a new one if others did so lately, or else an old one."""
         try:
-            for segment in _segments(self._runs):
-                segment.graph = self._driver.graph()
-                self._build(segment.graph, segment.parts, places)
-                segment.executable = self._driver.instantiate(segment.graph)
-                for node in segment.nodes:
-                    node.executable, node.enabled, node.chunks = segment.executable, True, node.params.grid[0]
+            if not self._made:
+                copy = self._make(places)
+            elif places in self._left and len(self._made) < self._copies:
+                copy = self._copy()
+                self._move(copy, self._built, places)
+            else:
+                old = next(iter(self._made))
+                copy = self._made.pop(old)
+                self._left[old] = None
+                if len(self._left) > COPIES:
+                    del self._left[next(iter(self._left))]
+                self._move(copy, old, places)
         except DeviceError:
-            self.drop()
+            self.drop()  # some nodes may be moved, and some not: all is made anew
             raise
-        self._places = list(places)
+        self._made[places] = copy
+        return copy
+
+    def _make(self, places: tuple[int, ...]) -> int:
+        for segment in _segments(self._runs):
+            segment.graph = self._driver.graph()
+            self._build(segment.graph, segment.parts, places)
+            for node in segment.nodes:
+                node.enabled, node.chunks = True, node.params.grid[0]
+        self._built = places
+        return self._copy()
+
+    def _copy(self) -> int:
+        for segment in _segments(self._runs):
+            segment.executables.append(self._driver.instantiate(segment.graph))
+        return len(self._made)
 
     def _build(
         self, graph: int, parts: Sequence[_Part], places: Places, before: Sequence[int] = (), *, held: bool = False
@@ -305,21 +337,15 @@ class Graphs:
                 self._build(body, inner, places, held=True)
             before, late = [node], True
 
-    def _move(self, old: Places, new: Places) -> None:
-        """Let the graphs read and write at other addresses from here on."""
-        moved: dict[Node, None] = {}  # each once
+    def _move(self, copy: int, old: Places, new: Places) -> None:
+        """Let a copy that reads and writes at old addresses do so at new ones."""
+        moved: dict[Node, _Segment] = {}  # each once
         for place, (a, b) in enumerate(zip(old, new, strict=True)):
             if a != b:
-                for node, slots in self._users.get(place, ()):
-                    node.move(slots, b)
-                    moved[node] = None
-        try:
-            for node in moved:
-                self._driver.update(node.executable, node.handle, node.params)
-        except DeviceError:
-            self.drop()  # some are moved, and some are not: they are made anew
-            raise
-        self._places = list(new)
+                moved.update((node, segment) for segment, node in self._users.get(place, ()))
+        for node, segment in moved.items():
+            node.point(new)
+            self._driver.update(segment.executables[copy], node.handle, node.params)
 
     def _start(self, launch: Callable[[_Segment], None], runs: Sequence[_Run], places: Places, stream: int) -> None:
         """Launch what runs, as the flags say that the host reads."""
@@ -365,9 +391,10 @@ class Graphs:
     def drop(self) -> None:
         for segment in _segments(self._runs):
             if segment.graph:
-                self._driver.drop_graph(segment.graph, segment.executable)
-            segment.graph = segment.executable = 0
-        self._places = None
+                self._driver.drop_graph(segment.graph, segment.executables)
+            segment.graph = 0
+            segment.executables.clear()
+        self._made.clear()
 
 
 class _Resolver:

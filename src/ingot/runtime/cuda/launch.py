@@ -45,31 +45,17 @@ class Node:
             self._pointers, None, None, None,
         )  # fmt: skip
         self.told: tuple[int, ...] = ()  # what a run told of it last
-        self.handle = self.executable = 0
+        self.handle = 0
 
     def point(self, places: Places) -> None:
         for i, (base, offset) in enumerate(self.bases):
-            self._set(i, places[base] + offset)
-
-    def _set(self, parameter: int, address: int) -> None:
-        self._values[parameter] = address
-        if parameter in self._maps:
-            self._driver.encode(self._maps[parameter], self._matrices[parameter], address)
+            self._values[i] = address = places[base] + offset
+            if i in self._maps:
+                self._driver.encode(self._maps[i], self._matrices[i], address)
 
     def tell(self, condition: int) -> None:
         """Let the launch of what tells a flag tell it to this conditional node."""
         self._values[len(self.bases)] = condition
-
-    def slots(self) -> dict[int, list[tuple[int, int]]]:
-        """Of each place that it reads or writes: the parameters that point there, and how far from its beginning."""
-        found: dict[int, list[tuple[int, int]]] = {}
-        for i, (base, offset) in enumerate(self.bases):
-            found.setdefault(base, []).append((i, offset))
-        return found
-
-    def move(self, slots: Sequence[tuple[int, int]], address: int) -> None:
-        for i, offset in slots:
-            self._set(i, address + offset)
 
     def resize(self, values: Mapping[str, int]) -> bool:
         """Take chunks and dims from the values of symbols and sizes; whether they are others than before."""
