@@ -22,8 +22,13 @@ _SLOTS = {
 _TYPES = {
     "float32": "FLOAT32", "float16": "FLOAT16", "int32": "INT32", "uint8": "UINT8", "int64": "INT64", "bool": "BOOL",
     "int16": "INT16", "int8": "INT8", "float64": "FLOAT64", "uint32": "UINT32", "uint16": "UINT16",
+    "uint64": "UINT64",
 }  # fmt: skip
-_OPTIONS = {name: number for number, name in schema.UNIONS["builtin_options"].items()}
+_OPTIONS = {
+    name: (field, number)
+    for field in ("builtin_options", "builtin_options_2")
+    for number, name in schema.UNIONS[field].items()
+}
 _VERSIONS = {"BROADCAST_TO": 2}  # the least that LiteRT knows
 _RESOLVERS = (litert.OpResolverType.BUILTIN_REF, litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
 Quantized = tuple[float | Sequence[float], int | Sequence[int]] | tuple[Sequence[float], Sequence[int], int]
@@ -114,14 +119,14 @@ class Subgraph:
         return self.tensor(array.shape, array.dtype, q, data=array.tobytes())
 
     def op(
-        self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", custom: str = "",
+        self, name: str, /, inputs: Sequence[int], outputs: Sequence[int], options: str = "", custom: str = "",
         raw: bytes = b"", inner: Sequence[int] = (), **values: Any,
     ) -> Sequence[int]:  # fmt: skip
         """options: the table of `values`; inner: tensors that say how inner values are quantized."""
         entry: dict[str, Any] = {"opcode_index": self.model.code(name, custom), "inputs": inputs, "outputs": outputs}
         if options:
-            entry["builtin_options_type"] = _OPTIONS[options]
-            entry["builtin_options"] = {"table": options, **values}
+            field, entry_type = _OPTIONS[options]
+            entry |= {f"{field}_type": entry_type, field: {"table": options, **values}}
         if inner:
             entry["intermediates"] = inner
         if raw:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ingot import ops
@@ -10,21 +12,34 @@ from ingot.ir.dims import FOUND, DimLike, is_found, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
 
+Sizes = dict[str, tuple[Node, DimLike]]
+
 
 class Found:
     """Those of one graph: an i64 scalar for each, and the most that it may be."""
 
     def __init__(self) -> None:
-        self.sizes: dict[str, tuple[Node, DimLike]] = {}
+        self.sizes: Sizes = {}
+        self._count = 0
 
     def size(self, count: Node, most: DimLike, what: str) -> DimLike:
         """The size that `count` says in the run. Equal values are one size."""
         for name, (node, _) in self.sizes.items():
             if node is count:
                 return symbol(name)
-        name = f"{FOUND}{what}{len(self.sizes)}"
+        name = f"{FOUND}{what}{self._count}"
+        self._count += 1
         self.sizes[name] = count, most
         return symbol(name)
+
+    @contextmanager
+    def within(self) -> Iterator[Sizes]:
+        """What is found meanwhile belongs to a graph inside, which takes it from here."""
+        outside, self.sizes = self.sizes, {}
+        try:
+            yield self.sizes
+        finally:
+            self.sizes = outside
 
     def added(self, graph: Graph) -> Graph:
         """`graph` with what gives its sizes behind its outputs."""
@@ -36,7 +51,7 @@ class Found:
         """i64[k, rank]: indices of the elements that are not 0, in order."""
         mask = ops.truth(x)
         flat, count = ops.true_places(mask)
-        flat = ops.slice_axis(flat, 0, 0, self.size(count, mask.type.size, "places"))
+        flat = first(flat, 0, self.size(count, mask.type.size, "places"))
         if not x.shape:
             return ops.full((flat.shape[0], 0), 0, i64)
         return ops.stack(ops.coordinates(flat, x.shape), 1)
@@ -47,8 +62,14 @@ class Found:
         (n,) = x.shape
         groups = ops.equal_rows(ops.reshape(x, (n, 1)), by_appearance=True)
         size = self.size(groups.count, n, "unique")
-        first, counts = (ops.slice_axis(v, 0, 0, size) for v in (groups.first, groups.counts))
-        return ops.Take(0)(x, first), groups.inverse, counts
+        at, counts = (first(v, 0, size) for v in (groups.first, groups.counts))
+        return ops.Take(0)(x, at), groups.inverse, counts
+
+
+def first(x: Node, axis: int, count: DimLike) -> Node:
+    """The first `count` along an axis, which are there."""
+    shape = tuple(count if a == axis else d for a, d in enumerate(x.shape))
+    return ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
 
 
 def alone(graph: Graph) -> Graph:

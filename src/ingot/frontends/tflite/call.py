@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot import ops
 from ingot.frontends.shared import rows
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import schema
 from ingot.frontends.tflite.file import Operator, Quantization, Tensor
@@ -31,14 +32,6 @@ class Resource:
 @dataclass(frozen=True)
 class Missing:
     """The result of what was refused."""
-
-
-@dataclass(frozen=True)
-class Complex:
-    """A complex tensor: two real ones of one shape."""
-
-    real: Node
-    imag: Node
 
 
 Value = Node | Complex | Resource | Missing
@@ -176,10 +169,12 @@ def _of(tensor: Tensor | None, what: str) -> Quantization:
 
 @dataclass(frozen=True)
 class Row:
-    """moves: its results hold elements of operand 0 as they are, levels too."""
+    """moves: its results hold elements of operand 0 as they are, levels too; stored: it takes levels for the integers
+    that they are stored as."""
 
     fn: Callable[..., Result]
     moves: bool = False
+    stored: bool = False
 
 
 class Table(rows.Table[Row]):
@@ -191,11 +186,12 @@ class Table(rows.Table[Row]):
 
 @dataclass(frozen=True)
 class Rows:
-    """real: of numbers as they are stored; quantized: of levels."""
+    """real: of numbers as they are stored; quantized: of levels; without: why an operator has no row."""
 
     real: Mapping[str, Row]
     quantized: Mapping[str, Row]
     custom: Mapping[str, Row]
+    without: Mapping[str, str]
 
     def find(self, c: Call) -> Row:
         """Raises Unsupported."""
@@ -210,7 +206,7 @@ class Rows:
             return quantized
         real = self.real.get(name)
         if real is None:
-            raise Unsupported("")
-        if c.is_quantized() and not real.moves:
+            raise Unsupported(self.without.get(name, ""))
+        if c.is_quantized() and not (real.moves or real.stored):
             raise Unsupported("of quantized values")
         return real

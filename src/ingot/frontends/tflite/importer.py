@@ -8,11 +8,13 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from ingot.frontends.shared.found import Found, alone
+from ingot import ops
+from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
-from ingot.frontends.tflite.call import Call, Complex, Missing, Resource, Result, Rows, Value
+from ingot.frontends.tflite.call import Call, Missing, Resource, Result, Rows, Value
 from ingot.frontends.tflite.constants import constant
 from ingot.frontends.tflite.file import Model, Operator, Subgraph, Tensor
 from ingot.ir.interp import interpret
@@ -53,6 +55,7 @@ class Importer:
         self.found = Found()
         self._constants: dict[int, Node] = {}
         self.initialising = False
+        self._draws = 0
 
     def run(self, index: int, arguments: Sequence[Value]) -> tuple[Value, ...]:
         """The results of subgraph `index` for these arguments."""
@@ -72,6 +75,11 @@ class Importer:
             self._operator(index, graph, op, values)
         self.depth -= 1
         return tuple(self.value(index, graph, i, values) for i in graph.outputs)
+
+    def random_key(self) -> Node:
+        """Of a new draw of random numbers."""
+        self._draws += 1
+        return ops.RandomKey(self._draws - 1)()
 
     def malformed(self, got: str) -> ImportModelError:
         return ImportModelError("not a well-formed TFLite model", got=got, where=self.model.where or None)
@@ -180,19 +188,19 @@ class Importer:
 
     # --- subgraphs as graphs of their own
 
-    def body(self, index: int, likes: Sequence[Node], names: Sequence[str]) -> Graph:
-        """A subgraph as a graph: of values like these, and behind them of the variables of these names."""
-        inputs = [Input(f"subgraph{index}.{i}", n.type)() for i, n in enumerate(likes)]
-        count = len(likes) - len(names)
+    def inside(self, index: int, values: Sequence[Node], names: Sequence[str]) -> list[Node]:
+        """The results of a subgraph for these values, the last of which are the variables of these names, and the
+        variables' new values behind them."""
+        count = len(values) - len(names)
         outer = {name: self.variables[name].node for name in names}
-        for name, node in zip(names, inputs[count:], strict=True):
+        for name, node in zip(names, values[count:], strict=True):
             self.variables[name].node = node
         try:
-            results = self.run(index, inputs[:count])
-            if not all(isinstance(r, Node) for r in results):
-                raise Unsupported("")
+            results = self.run(index, values[:count])
             nodes = [r for r in results if isinstance(r, Node)]
-            return alone(Graph(tuple(inputs), (*nodes, *(self.variables[name].node for name in names))))
+            if len(nodes) != len(results):
+                raise Unsupported("")
+            return [*nodes, *(self.variables[name].node for name in names)]
         finally:
             for name, node in outer.items():
                 self.variables[name].node = node
@@ -207,7 +215,9 @@ class Importer:
                 continue
             seen.add(index)
             graph = self.model.subgraphs[index]
-            stack += [int(v) for o in graph.operators for k, v in o.options.items() if k.endswith("subgraph_index")]
+            options = [item for o in graph.operators for item in o.options.items()]
+            stack += [int(v) for k, v in options if k.endswith("subgraph_index")]
+            stack += [int(i) for k, v in options if k.endswith("subgraph_indices") for i in v]
         graphs = [self.model.subgraphs[i] for i in seen]
         if any(t.variable for g in graphs for t in g.tensors):
             raise Unsupported("a state inside a branch or loop")

@@ -131,3 +131,70 @@ def test_state_is_told_and_set(tmp_path: Path):
 def test_a_variable_without_a_first_value_is_refused():
     with pytest.raises(UnsupportedOpError, match="'total', which nothing gives a first value"):
         import_tflite(accumulator(first=False))
+
+
+def compiled(data: bytes, tmp_path: Path) -> ingot.CompiledModel:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(data)
+    return ingot.compile(path, cache=False, threads=1)
+
+
+def agree(data: bytes, m: ingot.CompiledModel, feeds: list[np.ndarray]) -> None:
+    want, got = reference(data, feeds)[0], m(*feeds)
+    assert isinstance(got, np.ndarray) and (got.dtype, got.shape) == (want.dtype, want.shape)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    np.testing.assert_array_equal(interpreted(data, feeds)[0], got)
+
+
+def test_branches_give_as_many_as_data_says(tmp_path: Path):
+    """the places that are not 0, or the first two rows of zeros"""
+    model = Model()
+    main = model.subgraph()
+    c, x = main.input((), np.bool_), main.input((2, 3), np.int32)
+    g = model.subgraph()
+    g.outputs = list(g.op("WHERE", [g.input((2, 3), np.int32)], [g.tensor((-1, 2), np.int64)]))
+    g = model.subgraph()
+    g.input((2, 3), np.int32)
+    g.outputs = [g.const(np.zeros((2, 2), np.int64))]
+    (found,) = main.op(
+        "IF", [c, x], [main.tensor((-1, 2), np.int64)], "If", then_subgraph_index=1, else_subgraph_index=2
+    )
+    main.outputs = list(main.op("NEG", [found], [main.tensor((-1, 2), np.int64)]))
+    data = model.finish()
+    m = compiled(data, tmp_path)
+    for x in ([[3, 0, 1], [0, 7, 3]], [[0, 0, 0], [0, 0, 2]], [[1, 1, 1], [1, 1, 1]]):
+        for chosen in (True, False):
+            agree(data, m, [np.array(chosen), np.array(x, np.int32)])
+
+
+def growing(places: bool) -> bytes:
+    """while i < n: x = concatenate(x, [i, 2 i]), or the places of the elements of x that are not 0"""
+    model = Model()
+    main = model.subgraph()
+    kind = np.int64 if places else np.int32
+    i, n, x = main.const(np.array(0, np.int32)), main.input((), np.int32), main.input((3,), kind)
+    cond, body = model.subgraph(), model.subgraph()
+    a, b, _ = (cond.input((), np.int32), cond.input((), np.int32), cond.input((-1,), kind))
+    cond.outputs = list(cond.op("LESS", [a, b], [cond.tensor((), np.bool_)]))
+    a, b, v = (body.input((), np.int32), body.input((), np.int32), body.input((-1,), kind))
+    (up,) = body.op("ADD", [a, body.const(np.array(1, np.int32))], [body.tensor((), np.int32)], "Add")
+    if places:
+        (at,) = body.op("WHERE", [v], [body.tensor((-1, 1), np.int64)])
+        (more,) = body.op("RESHAPE", [at, body.const(np.array([-1], np.int32))], [body.tensor((-1,), kind)], "Reshape")
+    else:
+        (twice,) = body.op("ADD", [a, a], [body.tensor((), np.int32)], "Add")
+        (pair,) = body.op("PACK", [a, twice], [body.tensor((2,), np.int32)], "Pack", values_count=2)
+        (more,) = body.op("CONCATENATION", [v, pair], [body.tensor((-1,), kind)], "Concatenation")
+    body.outputs = [up, b, more]
+    results = [main.tensor((), np.int32), main.tensor((), np.int32), main.tensor((-1,), kind)]
+    main.op("WHILE", [i, n, x], results, "While", cond_subgraph_index=1, body_subgraph_index=2)
+    main.outputs = [results[2]]
+    return model.finish()
+
+
+@pytest.mark.parametrize("places", [False, True], ids=["grows", "shrinks"])
+def test_what_a_loop_carries_changes_its_size(places: bool, tmp_path: Path):
+    data = growing(places)
+    m = compiled(data, tmp_path)
+    for turns in (0, 1, 2, 3):  # LiteRT hands out no empty tensor
+        agree(data, m, [np.array(turns, np.int32), np.array([7, 5, 3], np.int64 if places else np.int32)])

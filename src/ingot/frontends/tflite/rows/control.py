@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Missing, Resource, Table, Value
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Input, Node
 from ingot.ir.types import i32
 
 row = Table()
@@ -18,33 +20,35 @@ def if_(c: Call) -> Sequence[Value]:
     then, other = c.int("then_subgraph_index"), c.int("else_subgraph_index")
     known = c.importer.sizes.decided(c.x(0))
     if known is not None:
-        return c.importer.run(then if known else other, [v for v in c.values[1:] if v is not None])
-    names = c.importer.touched(then, other)
+        return called(c, then if known else other, c.values[1:])
+    return branches(c, (then, other), ops.cast(ops.Not()(ops.reshape(c.x(0), ())), i32))
+
+
+def called(c: Call, index: int, values: Sequence[Value | None]) -> Sequence[Value]:
+    """A subgraph in the operator's place."""
+    return c.importer.run(index, [v for v in values if v is not None])
+
+
+def branches(c: Call, subgraphs: Sequence[int], index: Node) -> Sequence[Value]:
+    """The results of the subgraph that `index` says, for the operands behind the first."""
+    names = c.importer.touched(*subgraphs)
     values = [*c.xs()[1:], *(c.importer.variables[n].node for n in names)]
-    branches = tuple(c.importer.body(i, values, names) for i in (then, other))
-    shapes = [tuple(n.type for n in b.results) for b in branches]
-    if shapes[0] != shapes[1]:
-        raise Unsupported(f"branches that give {_show(shapes[0])} and {_show(shapes[1])}")
-    index = ops.cast(ops.Not()(ops.reshape(c.x(0), ())), i32)
-    return _stored(c, ops.Case(branches)(index, *values, loc=c.loc).results, names)
+    inner = [Input(f"{c.loc}.{i}", n.type)() for i, n in enumerate(values)]
+    outcomes = [partial(c.importer.inside, i, inner, names) for i in subgraphs]
+    return _stored(c, bodies.case(c.importer.found, ops.reshape(index, ()), outcomes, inner, values, c.loc), names)
 
 
 @row("WHILE", moves=True)
-def while_(c: Call) -> Sequence[Value]:
+def loop(c: Call) -> Sequence[Value]:
     cond, body = c.int("cond_subgraph_index"), c.int("body_subgraph_index")
     names = c.importer.touched(cond, body)
     values = [*c.xs(), *(c.importer.variables[n].node for n in names)]
-    test, step = (c.importer.body(i, values, names) for i in (cond, body))
-    (going,) = test.results[: len(test.results) - len(names)]
-    given, made = (tuple(n.type for n in nodes) for nodes in (values, step.results))
-    if given != made:
-        raise Unsupported(f"a loop that takes {_show(given)} and gives {_show(made)}")
-    test = Graph(test.inputs, (ops.reshape(going, ()),))
-    return _stored(c, ops.While(test, step)(*values, loc=c.loc).results, names)
 
+    def goes(inner: Sequence[Node]) -> Node:
+        return ops.reshape(c.importer.inside(cond, inner, names)[0], ())
 
-def _show(types: Sequence[object]) -> str:
-    return f"({', '.join(map(str, types))})"
+    step = partial(c.importer.inside, body, names=names)
+    return _stored(c, bodies.loop(c.importer.found, values, goes, step, c.loc), names)
 
 
 def _stored(c: Call, results: Sequence[Node], names: Sequence[str]) -> Sequence[Node]:
