@@ -187,7 +187,7 @@ class _Model:
         name = schema.OPERATORS[number] if 0 <= number < len(schema.OPERATORS) else f"op {number}"
         inputs = self._indices(table["inputs"], tensors, f"inputs of {name}")
         outputs = self._indices(table["outputs"], tensors, f"outputs of {name}", 0)
-        options: Mapping[str, Any] = table["builtin_options"] or {}
+        options: Mapping[str, Any] = table["builtin_options"] or table["builtin_options_2"] or {}
         inner = self._indices(table["intermediates"], tensors, f"intermediates of {name}")
         raw = table["custom_options"]
         return Operator(name, code["custom_code"], code["version"], inputs, outputs, options, raw, inner)

@@ -25,7 +25,7 @@ Int32Vector values:[i32]
 Uint16Vector values:[u16]
 Uint8Vector values:[u8]
 Operator opcode_index:u32 inputs:[i32] outputs:[i32] builtin_options_type:u8 builtin_options:union custom_options:[u8] \
-_ _ intermediates:[i32]
+_ _ intermediates:[i32] _ _ builtin_options_2_type:u8 builtin_options_2:union
 SignatureDef inputs:[TensorMap] outputs:[TensorMap] signature_key:str _ subgraph_index:u32
 TensorMap name:str tensor_index:u32
 Conv2D padding:i8 stride_w:i32 stride_h:i32 activation:i8 dilation_w:i32=1 dilation_h:i32=1 quantized_bias_type:i8
@@ -86,6 +86,37 @@ dilation_h:i32=1
 VarHandle container:str shared_name:str
 Bucketize boundaries:[f32]
 Gelu approximate:bool
+EmbeddingLookupSparse combiner:i8
+Random seed:i64 seed2:i64
+StablehloConcatenate dimension:i64
+StablehloBroadcastInDim broadcast_dimensions:[i64]
+StablehloSlice start_indices:[i64] limit_indices:[i64] strides:[i64]
+StablehloConvolution window_strides:[i64] padding:[i64] lhs_dilation:[i64] rhs_dilation:[i64] window_reversal:[bool] \
+input_batch:i64 input_feature:i64 input_spatial:[i64] kernel_input_feature:i64 kernel_output_feature:i64 \
+kernel_spatial:[i64] output_batch:i64 output_feature:i64 output_spatial:[i64] feature_group_count:i64 \
+batch_group_count:i64 _
+StablehloCustomCall call_target_name:str has_side_effect:bool backend_config:str api_version:i32 \
+called_computations:[i32] custom_attributes:[u8]
+StablehloReduce dimensions:[i64] body_subgraph_index:i32
+StablehloScatter indices_are_sorted:bool update_window_dims:[i64] inserted_window_dims:[i64] \
+scatter_dims_to_operand_dims:[i64] index_vector_dim:i64 unique_indices:bool update_computation_subgraph_index:i32
+StablehloCompare comparison_direction:u32 compare_type:u32
+StablehloDynamicSlice slice_sizes:[i64]
+StablehloPad edge_padding_low:[i64] edge_padding_high:[i64] interior_padding:[i64]
+StablehloIota iota_dimension:i64
+StablehloDotGeneral lhs_batching_dimensions:[i64] rhs_batching_dimensions:[i64] lhs_contracting_dimensions:[i64] \
+rhs_contracting_dimensions:[i64] _
+StablehloReduceWindow window_dimensions:[i64] window_strides:[i64] base_dilations:[i64] window_dilations:[i64] \
+padding:[i64] body_subgraph_index:i32
+StablehloSort dimension:i64 is_stable:bool comparator_subgraph_index:i32
+StablehloWhile cond_subgraph_index:i32 body_subgraph_index:i32
+StablehloGather offset_dims:[i64] collapsed_slice_dims:[i64] start_index_map:[i64] index_vector_dim:i64 \
+slice_sizes:[i64] indices_are_sorted:bool
+StablehloTranspose permutation:[i64]
+StablehloRngBitGenerator rng_algorithm:i8
+ReduceWindow reduce_function:i32
+StablehloComposite name:str decomposition_subgraph_index:i32 composite_attributes:[u8] _ version:i32
+StablehloCase branch_subgraph_indices:[i32]
 """)
 
 _OPTIONS = {
@@ -97,10 +128,21 @@ _OPTIONS = {
     "BidirectionalSequenceLSTM", 70: "BidirectionalSequenceRNN", 71: "UnidirectionalSequenceLSTM", 74:
     "ResizeNearestNeighbor", 75: "LeakyRelu", 77: "MirrorPad", 79: "SplitV", 80: "Unique", 87: "ReverseSequence",
     92: "If", 93: "While", 94: "DepthToSpace", 101: "BatchMatMul", 102: "Cumsum", 103: "CallOnce", 106: "Conv3D",
-    111: "VarHandle", 115: "Bucketize", 116: "Gelu",
+    111: "VarHandle", 114: "Random", 115: "Bucketize", 116: "Gelu", 20: "EmbeddingLookupSparse",
+}  # fmt: skip
+_MORE_OPTIONS = {
+    1: "StablehloConcatenate", 2: "StablehloBroadcastInDim", 3: "StablehloSlice", 4: "StablehloConvolution", 5:
+    "StablehloCustomCall", 6: "StablehloReduce", 7: "StablehloScatter", 8: "StablehloCompare", 9:
+    "StablehloDynamicSlice", 10: "StablehloPad", 11: "StablehloIota", 12: "StablehloDotGeneral", 13:
+    "StablehloReduceWindow", 14: "StablehloSort", 15: "StablehloWhile", 16: "StablehloGather", 17:
+    "StablehloTranspose", 19: "StablehloRngBitGenerator", 20: "ReduceWindow", 21: "StablehloComposite", 23:
+    "StablehloCase",
 }  # fmt: skip
 _INDICES = {1: "Int32Vector", 2: "Uint16Vector", 3: "Uint8Vector"}
-UNIONS = {"builtin_options": _OPTIONS, "array_segments": _INDICES, "array_indices": _INDICES}
+UNIONS = {
+    "builtin_options": _OPTIONS, "builtin_options_2": _MORE_OPTIONS,
+    "array_segments": _INDICES, "array_indices": _INDICES,
+}  # fmt: skip
 
 # in the order of their numbers
 _NAMES = """

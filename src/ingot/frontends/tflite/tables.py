@@ -172,3 +172,16 @@ def of_real(fn: Callable[[Array], Array], dtype: T.DType, given: Quantization, o
     steps = np.sign(y) * np.floor(np.abs(y.astype(np.float64)) + 0.5) + out.zero
     low, high_ = dtype.range
     return np.clip(np.nan_to_num(steps), low, high_).astype(dtype.numpy)
+
+
+def quotient(a: Array, b: Array, scale: float) -> Array:
+    """a / b * scale of integers of 9 bits, b other than 0, by the reciprocal of b in 31 bits."""
+    a, b = np.where(b < 0, -a, a), np.abs(b)
+    over = np.frexp(b.astype(np.float64))[1]  # bits of b
+    inverse = np.minimum(_newton((b << (32 - over)) - (1 << 31), LONG) * 2, LONG.one)
+    room = 31 - np.frexp(np.abs(np.where(a < 0, ~a, a)).astype(np.float64))[1]
+    m, shift = fixed(scale)
+    whole = LONG.high(LONG.high(a << room, inverse), m)
+    times = room + (over - 1) - shift
+    half = np.where(times > 0, np.int64(1) << np.maximum(times - 1, 0), 0)
+    return (whole + half + np.where(times > 0, whole >> 63, 0)) >> times

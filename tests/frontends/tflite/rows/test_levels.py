@@ -185,6 +185,14 @@ CASES: list[tuple[Any, ...]] = [
         for name in ("ABS", "LOG", "EXP", "GELU")
         for d, q, o in ((I16, (0.001, 0), (0.002, 0)), (I8, (0.03, 3), (0.05, -7)), (I8, Q, Q))
     ),
+    *(("LOG_SOFTMAX", [((50, 20), I8, (s, 3))], (I8, (1 / 16, 127)), "", {}) for s in (0.1, 0.02, 0.3, 0.005)),
+    ("LOG_SOFTMAX", [((50, 20), U8, (0.1, 3))], (U8, (1 / 16, 255)), "", {}),
+    *(
+        ("REDUCE_PROD", [((2, 7, 3, 4), d, q), i32(1, 3)], (d, o), "Reducer", {"keep_dims": k})
+        for d, q, o, k in ((I8, (0.5, 3), (0.7, 1), True), (I16, (0.001, 0), (0.002, 0), False))
+    ),
+    ("SHAPE", [((2, 7), I8, Q)], (np.int32, None), "Shape", {"out_type": 2}),
+    ("CAST", [((2, 7), I8, Q)], (np.float32, None), "Cast", {"in_data_type": 9, "out_data_type": 0}),
     ("NEG", [((4, 500), I8, (0.1, 0))], (I8, (0.1, 0)), "", {}),
     ("L2_NORMALIZATION", [((9, 50), I8, Q)], (I8, (1 / 128, 0)), "L2Norm", {}),
     ("L2_NORMALIZATION", [((300, 1), I8, Q)], (I8, (1 / 128, 0)), "L2Norm", {}),
@@ -241,6 +249,20 @@ def test_sums_of_levels_that_are_not_negative():
     model, (x,) = _case(("SUM", [X, i32(3)], (I8, (0.2, 1)), "Reducer", {"keep_dims": False}))
     x = np.clip(np.abs(x.astype(np.int32)), 0, 127).astype(I8)
     np.testing.assert_array_equal(interpreted(model, [x])[0], reference(model, [x])[0])
+
+
+@pytest.mark.parametrize(("by", "out"), [((0.2, 7), (0.09, 60)), ((0.2, 7), (2.0, 60)), ((0.2, 255), (0.01, 128))])
+def test_quotients_of_levels(by: tuple[float, int], out: tuple[float, int]):
+    # the kernel shifts by more than a word has bits where a quotient is less than half a level
+    b, a = np.mgrid[:256, :256].astype(U8)
+    b[b == by[1]] ^= 1
+    shape, given = (256, 256), (0.03, 100)
+    model = one_op("DIV", [(shape, U8, given), (shape, U8, by)], [(shape, U8, out)], "Div", activation=1)
+    exact = (a.astype(int) - given[1]) * given[0] / ((b.astype(int) - by[1]) * by[0]) / out[0]
+    (want,), (got,) = reference(model, [a, b]), interpreted(model, [a, b])
+    clear = np.abs(exact) >= 0.5
+    np.testing.assert_array_equal(got[clear], want[clear])
+    assert (got[~clear] == out[1]).all()
 
 
 @pytest.mark.parametrize("name", ["RSQRT", "SQRT"])

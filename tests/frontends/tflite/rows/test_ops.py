@@ -52,6 +52,35 @@ CASES: list[tuple[Any, ...]] = [
     ),
     ("ADD", [f(2, 3), weights(3)], "Add", {"activation": 0}),
     ("ADD", [f(2, 1, 3), f(4, 1)], "Add", {"activation": 0}),
+    ("DILATE", [f(2, 3), i32(2, 3), np.array(5, np.float32)], "", {}),
+    *(
+        (
+            "REDUCE_WINDOW",
+            [f(9, 7), np.array(0.5, np.float32), *(np.array(v, np.int64) for v in ((3, 2), (2, 1), (1, 2)))],
+            "ReduceWindow",
+            {"reduce_function": k},
+        )
+        for k in (1, 2, 3, 4)
+    ),
+    *(
+        (
+            "CONV_3D_TRANSPOSE",
+            [i32(2, *size, 3), weights(3, 2, 2, 3, 4), f(2, 3, 4, 5, 4), weights(3)],
+            "Conv3D",
+            pad | {"stride_d": 2, "stride_h": 2, "stride_w": 1, "activation": 1},
+        )
+        for size, pad in (((6, 8, 5), SAME), ((7, 8, 6), VALID))
+    ),
+    ("HASHTABLE_LOOKUP", [i32(4, 3, 9, -1), i32(1, 3, 4), f(3, 2)], "", {}, 2),
+    *(
+        (
+            "EMBEDDING_LOOKUP_SPARSE",
+            [i32(1, 3, 0), ints([[0, 0], [2, 0], [2, 1]]), i32(3, 2), np.array([1, 2, 4], np.float32), f(4, 3, 2)],
+            "EmbeddingLookupSparse",
+            {"combiner": k},
+        )
+        for k in (0, 1, 2)
+    ),
     ("FLOOR_DIV", [n(2, 3), i32(4, -3, 2)], "", {}),
     ("FLOOR_DIV", [f(2, 3), f(2, 3)], "", {}),
     ("FLOOR_MOD", [n(2, 3), i32(4, -3, 2)], "", {}),
@@ -224,6 +253,8 @@ def result_types(name: str, operands: list[Any], count: int) -> list[Any]:
         kinds = [I32]
     elif name == "TOPK_V2":
         kinds = [np.float32, I32]
+    elif name == "HASHTABLE_LOOKUP":
+        kinds = [np.float32, np.uint8]
     elif name in ("FLOOR_DIV", "FLOOR_MOD", "BITWISE_XOR") and operands[0][1] is I32:
         kinds = [I32]
     else:

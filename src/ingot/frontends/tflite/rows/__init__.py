@@ -11,32 +11,29 @@ from ingot.frontends.tflite.rows import (
     index,
     perception,
     quantize,
+    random,
     recurrent,
     reduce,
     shape,
+    stablehlo,
     window,
 )
 from ingot.frontends.tflite.rows.levels import arithmetic, functions, products
 
+_MODULES = (
+    contraction, control, detection, elementwise, fourier, index, quantize, random, recurrent, reduce, shape, stablehlo,
+    window,
+)  # fmt: skip
 ROWS = Rows(
-    real=merged(
-        [
-            m.row
-            for m in (
-                contraction,
-                control,
-                detection,
-                elementwise,
-                fourier,
-                index,
-                quantize,
-                recurrent,
-                reduce,
-                shape,
-                window,
-            )
-        ]
-    ),
+    real=merged(m.row for m in _MODULES),
     quantized=merged([m.on_levels for m in (arithmetic, functions, products, quantize, recurrent)]),
     custom=merged([detection.custom, perception.custom]),
+    without={
+        **dict.fromkeys(("HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"), "tables of strings"),
+        "SKIP_GRAM": "of strings",
+        "LSH_PROJECTION": "places in hash tables, by a hash of bytes",
+        "DELEGATE": "a part of the model that was compiled for one device",
+        **dict.fromkeys(("CALL", "CONCAT_EMBEDDINGS"), "the schema names it, no runtime has it"),
+        "PLACEHOLDER_FOR_GREATER_OP_CODES": "no operator",
+    },
 )

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tflite.call import Call, Complex, Table
+from ingot.frontends.tflite.call import Call, Table
 from ingot.ir import types as T
 from ingot.ir.node import Node, Op, const
 
@@ -115,7 +116,7 @@ def add_n(c: Call) -> Node:
     return total
 
 
-@row("CAST")
+@row("CAST", stored=True)
 def cast(c: Call) -> Node:
     x = c.z().real if isinstance(c.values[0], Complex) else c.x()
     return (
@@ -125,7 +126,7 @@ def cast(c: Call) -> Node:
     )
 
 
-@row("BITCAST")
+@row("BITCAST", stored=True)
 def bitcast(c: Call) -> Node:
     x = c.x()
     if x.dtype.bits != c.type().bits:
@@ -187,7 +188,7 @@ def select(c: Call) -> Node:
     return ops.where(ops.broadcast_to(pred, shape), ops.broadcast_to(a, shape), ops.broadcast_to(b, shape), c.loc)
 
 
-@row("ZEROS_LIKE")
+@row("ZEROS_LIKE", stored=True)
 def zeros_like(c: Call) -> Node:
     return ops.full(c.x().shape, 0, c.x().dtype, c.loc)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tflite.call import Call, Complex, Table
+from ingot.frontends.tflite.call import Call, Table
 from ingot.ir.node import Node
 
 row = Table()

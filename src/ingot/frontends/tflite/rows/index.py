@@ -44,14 +44,14 @@ def gather_nd(c: Call) -> Node:
     return ops.GatherND()(c.x(0), c.x(1), loc=c.loc)
 
 
-@row("SCATTER_ND")
+@row("SCATTER_ND", stored=True)
 def scatter_nd(c: Call) -> Node:
     """Sums at the places of zeros. Operands: indices, updates, the result's sizes."""
     zeros = ops.full(c.dims(2), 0, c.x(1).dtype)
     return ops.ScatterND("add")(zeros, c.x(0), c.x(1), loc=c.loc)
 
 
-@row("ONE_HOT")
+@row("ONE_HOT", stored=True)
 def one_hot(c: Call) -> Node:
     """Operands: indices, depth, the value at an index, that elsewhere."""
     (depth,) = c.dims(1)
@@ -82,7 +82,7 @@ def reverse_sequence(c: Call) -> Node:
     return ops.GatherElements(along)(x, at, loc=c.loc)
 
 
-@row("MATRIX_DIAG")
+@row("MATRIX_DIAG", stored=True)
 def matrix_diag(c: Call) -> Node:
     x = c.x()
     n = x.shape[-1]
@@ -91,7 +91,7 @@ def matrix_diag(c: Call) -> Node:
     return ops.where(ops.compare("EQ", a, b), ops.expand_dims(x, -1), 0, c.loc)
 
 
-@row("MATRIX_SET_DIAG")
+@row("MATRIX_SET_DIAG", stored=True)
 def matrix_set_diag(c: Call) -> Node:
     x, diagonal = c.x(0), c.x(1)
     a, b = (ops.Iota(T.TensorType(T.i32, x.shape), len(x.shape) - i)() for i in (1, 2))
@@ -100,7 +100,7 @@ def matrix_set_diag(c: Call) -> Node:
     return ops.where(ops.compare("EQ", a, b), along, x, c.loc)
 
 
-@row("SPARSE_TO_DENSE")
+@row("SPARSE_TO_DENSE", stored=True)
 def sparse_to_dense(c: Call) -> Node:
     """Operands: indices, the result's sizes, values, that elsewhere."""
     shape, at, values = c.dims(1), c.x(0), c.x(2)
@@ -125,12 +125,12 @@ def unsorted_segment(c: Call) -> Node:
     return ops.ScatterND(kind)(base, ops.expand_dims(at, -1), x, loc=c.loc)
 
 
-@row("WHERE")
+@row("WHERE", stored=True)
 def where(c: Call) -> Node:
     return ops.cast(c.importer.found.places(c.x(0)), c.type())
 
 
-@row("UNIQUE")
+@row("UNIQUE", stored=True)
 def unique(c: Call) -> tuple[Node, Node]:
     values, places, _ = c.importer.found.unique(c.x(0))
     return values, ops.cast(places, c.type(1))
@@ -152,3 +152,35 @@ def bucketize(c: Call) -> Node:
     edges = const(np.asarray(c.floats("boundaries"), np.float32))
     below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
     return ops.reduce_sum(ops.cast(below, T.i32), -1, loc=c.loc)
+
+
+@row("HASHTABLE_LOOKUP")
+def hashtable_lookup(c: Call) -> tuple[Node, Node]:
+    """Rows of a table by keys that rise, zeros for a key that there is not; and which there are."""
+    asked, keys, table = ops.expand_dims(c.x(0), -1), c.x(1), c.x(2)
+    hit = ops.compare("EQ", asked, keys)
+    there = ops.reduce("or", hit, -1)
+    rows = ops.Take(0)(table, ops.arg_reduce("max", ops.cast(hit, T.i32), -1))
+    wide = ops.reshape(there, (*there.shape, *(1,) * (rows.type.rank - there.type.rank)))
+    return ops.where(wide, rows, 0, c.loc), ops.cast(there, c.type(1))
+
+
+@row("EMBEDDING_LOOKUP_SPARSE")
+def embedding_lookup_sparse(c: Call) -> Node:
+    """Weighted rows of a table (operand 4) that are added, or averaged, at the places of a sparse tensor but its last
+    axis. Operands: ids, their places, the sparse tensor's sizes, weights."""
+    ids, at, weights, table = c.x(0), c.x(1), c.x(3), c.x(4)
+    sizes, kind = c.dims(2)[:-1], c.int("combiner")
+    at = ops.slice_axis(at, 1, 0, len(sizes))
+    wide = ops.reshape(weights, (weights.shape[0], *(1,) * (table.type.rank - 1)))
+
+    def summed(x: Node) -> Node:
+        return ops.ScatterND("add")(ops.full((*sizes, *x.shape[1:]), 0, x.dtype), at, x, loc=c.loc)
+
+    total = summed(ops.mul(ops.Take(0)(table, ids), wide))
+    if kind == 0:
+        return total
+    if kind not in (1, 2):
+        raise Unsupported(f"combiner {kind}")
+    norm = summed(wide) if kind == 1 else ops.Sqrt()(summed(ops.mul(wide, wide)))
+    return ops.where(ops.compare("EQ", norm, 0), total, ops.div(total, norm), c.loc)

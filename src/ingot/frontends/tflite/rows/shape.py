@@ -188,7 +188,7 @@ def broadcast_args(c: Call) -> Node:
     return vector(ops.broadcast_shapes(c.dims(0), c.dims(1)), c.type())
 
 
-@row("FILL")
+@row("FILL", stored=True)
 def fill(c: Call) -> Node:
     return ops.broadcast_to(c.x(1), c.dims(0), c.loc)
 
@@ -198,12 +198,12 @@ def reverse(c: Call) -> Node:
     return ops.flip(c.x(), c.ints(1), c.loc)
 
 
-@row("SHAPE")
+@row("SHAPE", stored=True)
 def shape(c: Call) -> Node:
     return vector(c.x().shape, c.type())
 
 
-@row("RANK")
+@row("RANK", stored=True)
 def rank(c: Call) -> Node:
     return ops.scalar(len(c.x().shape), c.type())
 

@@ -132,20 +132,58 @@ def transpose_conv(c: Call) -> Node:
     return c.activation(ops.add(y, c.x(3), c.loc) if c.has(3) else y)
 
 
-def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike]) -> Node:
+def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike], layout: str = "OHWI") -> Node:
     """The transposed convolution to an image of these sizes: of x with holes, by the flipped kernel."""
-    k = static(kernel, (1, 2))
+    spatial = layout.replace("O", "").replace("I", "")
+    axes = tuple(layout.index(a) for a in spatial)
+    k, ones = static(kernel, axes), (1,) * len(spatial)
     w = window(c, sizes, k)
     pads: list[tuple[int, int]] = []
-    for i in range(2):
-        low, size = w.pads[i][0], x.shape[1 + i]
+    for i, (size, whole) in enumerate(zip(x.shape[1:-1], sizes, strict=True)):
+        reach = (k[i] - 1) * w.dilation[i]
+        low = w.pads[i][0]
         # what is left of the result's size is beyond the last window's end
-        high = sizes[i] - ((size - 1) * w.strides[i] + 1) - (k[i] - 1 - low) + (k[i] - 1)
+        high = whole - ((size - 1) * w.strides[i] + 1) - (reach - low) + reach
         if not isinstance(low, int) or not isinstance(high, int):
-            raise Unsupported(f"a transposed convolution to the size {sizes[i]} of {size}")
-        pads.append((k[i] - 1 - low, high))
-    op = ops.Convolution((1, 1), tuple(pads), w.strides, (1, 1), "NHWC", "OHWI", "NHWC")
-    return op(x, ops.flip(kernel, (1, 2)), loc=c.loc)
+            raise Unsupported(f"a transposed convolution to the size {whole} of {size}")
+        pads.append((reach - low, high))
+    data = f"N{spatial}C"
+    op = ops.Convolution(ones, tuple(pads), w.strides, w.dilation, data, layout, data)
+    return op(x, ops.flip(kernel, axes), loc=c.loc)
+
+
+@row("CONV_3D_TRANSPOSE")
+def conv_3d_transpose(c: Call) -> Node:
+    """Operands: the result's sizes, kernel[D, H, W, O, I], x[N, D, H, W, I], maybe a bias."""
+    y = transposed(c, c.x(2), c.x(1), c.dims(0)[1:4], "DHWOI")
+    return c.activation(ops.add(y, c.x(3), c.loc) if c.has(3) else y)
+
+
+@row("DILATE", stored=True)
+def dilate(c: Call) -> Node:
+    """Operands: x, the distances between its elements in the result, what lies between them."""
+    steps, zeros = c.ints(1), (0,) * c.x().type.rank
+    if min(steps, default=1) < 1:
+        raise Unsupported(f"distances {steps}")
+    return ops.pad(c.x(), zeros, zeros, ops.reshape(c.x(2), ()), [s - 1 for s in steps], c.loc)
+
+
+_FOLDS = {1: "sum", 2: "prod", 3: "min", 4: "max", 5: "min", 6: "max"}  # all and any of booleans, too
+
+
+@row("REDUCE_WINDOW")
+def reduce_window(c: Call) -> Node:
+    """Operands: x, a first value, the windows' sizes, strides and dilations."""
+    kind = _FOLDS.get(c.int("reduce_function"))
+    if kind is None:
+        raise Unsupported(f"function {c.int('reduce_function')}")
+    x, sizes, strides, dilation = c.x(), c.ints(2), c.ints(3), c.ints(4)
+    if min(*sizes, *strides, *dilation, 1) < 1:
+        raise Unsupported(f"windows {sizes}, strides {strides}, dilations {dilation}")
+    zeros, ones = ((0, 0),) * len(sizes), (1,) * len(sizes)
+    y = ops.ReduceWindow(kind, sizes, strides, zeros, dilation, ones)(x, loc=c.loc)
+    combine = {"sum": ops.add, "prod": ops.mul, "min": ops.minimum, "max": ops.maximum}[kind]
+    return combine(y, ops.reshape(c.x(1), ()), c.loc)
 
 
 def pool_window(c: Call) -> tuple[Window, tuple[int, int]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tflite import tables
 from ingot.frontends.tflite.call import Call, Table
-from ingot.frontends.tflite.fixed_point import Multiplier, fixed, multiplied, rounded_shift
+from ingot.frontends.tflite.fixed_point import Multiplier, fixed, multiplied, multiplied_wide, rounded_shift
 from ingot.frontends.tflite.levels import activation_range, away, cut, moved
 from ingot.frontends.tflite.rows import reduce, window
 from ingot.frontends.tflite.rows.elementwise import compared
@@ -60,6 +63,21 @@ def mul(c: Call) -> Node:
     a, b = (moved(c.x(i), c.levels(i)) for i in range(2))
     by = Multiplier.of(c.levels(0).scale * c.levels(1).scale / c.out_levels().scale)
     return finished(c, multiplied(ops.mul(a, b, c.loc), by))
+
+
+@on_levels("DIV")
+def div(c: Call) -> Node:
+    """A table of all pairs. What the kernel leaves open, a division by 0, is the greatest number or the least."""
+    given, by, out, dtype = c.levels(0), c.levels(1), c.out_levels(), c.type()
+    if dtype.bits != 8 or c.x(0).dtype != dtype or c.x(1).dtype != dtype:
+        raise Unsupported(f"of {c.x(0).dtype} by {c.x(1).dtype} to {dtype}")
+    a, b = tables.levels_of(dtype)[:, None] - given.zero, tables.levels_of(dtype)[None, :] - by.zero
+    scale = given.scale / (by.scale * out.scale)
+    steps = np.where(b == 0, np.sign(a) << 16, tables.quotient(a, np.where(b == 0, 1, b), scale))
+    low, high = activation_range(c.int("activation"), out, dtype)
+    table = np.clip(steps + out.zero, low, high).astype(dtype.numpy).reshape(-1)
+    left, right = (ops.sub(ops.cast(x, T.i32), dtype.range[0]) for x in (c.x(0), c.x(1)))
+    return ops.Take(0)(const(table), ops.add(ops.mul(left, 256), right), loc=c.loc)
 
 
 @on_levels("SQUARED_DIFFERENCE")
@@ -198,6 +216,29 @@ def mean(c: Call) -> Node:
         up = min(count.bit_length() - 1, 32, 31 + shift)
         m, shift = (m << up) // count, shift - up
     return cut(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero, c.loc), c.type())
+
+
+@on_levels("REDUCE_PROD")
+def product_of_levels(c: Call) -> Node:
+    """One factor after the other, each product scaled by its part of the whole scale."""
+    given, out, axes, x = c.levels(), c.out_levels(), reduce.axes(c), c.x()
+    kept = tuple(a for a in range(x.type.rank) if a not in axes)
+    count, shape = product(x.shape[a] for a in axes), tuple(x.shape[a] for a in kept)
+    if not isinstance(count, int) or count < 1:
+        raise Unsupported(f"a product of {count} levels")
+    by = Multiplier.of(given.scale / out.scale ** (1 / count))
+    rows = ops.reshape(ops.transpose(moved(x, given), (*axes, *kept)), (count, *shape))
+
+    def turn(values: Sequence[Node]) -> tuple[Node, ...]:
+        i, total, factors = values
+        factor = ops.Take(0)(factors, i)
+        whole = multiplied_wide(ops.mul(ops.cast(total, T.i64), ops.cast(factor, T.i64)), by)
+        return ops.add(i, 1), whole, factors
+
+    start = (ops.scalar(1, T.i32), ops.index_axis(rows, 0, 0), rows)
+    total = bodies.loop(c.importer.found, start, lambda v: ops.compare("LT", v[0], count), turn, c.loc)[1]
+    y = cut(ops.add(multiplied_wide(ops.cast(total, T.i64), by), out.zero), c.type())
+    return ops.reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape))) if c.flag("keep_dims") else y
 
 
 @on_levels("RESIZE_BILINEAR")

@@ -11,9 +11,10 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables, wide_tables
 from ingot.frontends.tflite.call import Call, Table
-from ingot.frontends.tflite.fixed_point import Multiplier, fixed, high, multiplied
+from ingot.frontends.tflite.fixed_point import Multiplier, fixed, high, multiplied, rounded_shift
 from ingot.frontends.tflite.inverse_root import inverse_root, multiplied_by
 from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.logarithm import logarithm, reciprocal
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
@@ -144,7 +145,7 @@ def softmax(c: Call) -> Node:
     total = ops.reduce_sum(parts, -1, True, c.loc)
     headroom = ops.CountLeadingZeros()(total)
     shifted = ops.sub(ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64)), 1 << 31)
-    inverse = _reciprocal(shifted)
+    inverse = reciprocal(shifted)
     product = high(inverse, ops.cast(values, T.i64))
     exponent = ops.add(ops.sub(accumulated, ops.cast(headroom, T.i64)), 31 - c.type().bits)
     y = _halved(product, exponent)
@@ -179,11 +180,26 @@ def _halved(x: Node, times: Node) -> Node:
     return ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), times)
 
 
-def _reciprocal(a: Node) -> Node:
-    """Q0 of 1 / (1 + a), a in Q0 from 0 to 1, of i64: tables._newton."""
-    half = ops.apply(ops.ShiftRightArithmetic(), ops.add(a, tables.LONG.one + 1), 1)
-    x = ops.add(high(half, ops.scalar(-1010580540, T.i64)), 1515870810)
-    for _ in range(3):
-        error = high(x, ops.sub(1 << 29, high(half, x)))
-        x = ops.add(x, ops.mul(error, 4))
-    return ops.minimum(ops.mul(x, 2), tables.LONG.one)
+@on_levels("LOG_SOFTMAX")
+def log_softmax(c: Call) -> Node:
+    """Distances from the greatest less the logarithm of the sum of their exp, in 31 bits."""
+    x, given, out = c.x(), c.levels(), c.out_levels()
+    low, high_ = x.dtype.range
+    if x.dtype.bits != 8 or c.type() != x.dtype or (out.scale, out.zero) != (1 / 16, high_):
+        raise Unsupported(f"of {x.dtype} to {c.type()} of scale {out.scale} and zero {out.zero}")
+    bits, accumulated, up = 5, 12, 31 - 5 - 4
+    scale = min(given.scale * (1 << (31 - bits)), float((1 << 31) - 1))
+    m, shift = fixed(scale)
+    reach = tables.radius(bits, shift)
+    distance = np.arange(256, dtype=np.int64)
+    steps = tables.multiplied(-distance, scale)
+    exps = np.where(distance <= reach, tables.halved(tables.exp(steps, bits), accumulated), 0)
+    wide = ops.cast(x, T.i32)
+    away = ops.sub(ops.reduce_max(wide, -1, True), wide)
+    total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), away), -1, True, c.loc)
+    log = logarithm(ops.cast(total, T.i64), accumulated, bits)
+    back = Multiplier.of((1 << (31 - shift)) / m)
+    least = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), back), -reach - 1)
+    y = rounded_shift(ops.sub(ops.Take(0)(const(steps), away), log), [up])
+    near = ops.compare("LT", away, ops.Neg()(least))
+    return ops.where(near, cut(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype), c.loc)
