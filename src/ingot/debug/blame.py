@@ -22,7 +22,7 @@ from ingot.debug.source import Source
 from ingot.debug.stepper import find_fault
 from ingot.ir.dims import likely_sizes
 from ingot.ir.interp import interpret
-from ingot.ir.node import Const, Graph, Input, Node
+from ingot.ir.node import Graph, Input, Node
 from ingot.ir.rewrite import fueled
 from ingot.ops.group import label
 from ingot.pipeline.build import likely
@@ -143,7 +143,7 @@ def _blame_pass(
     if used:
         first = _first(range(1, used + 1), lambda n: breaks(before, n)[0])
         rule = breaks(before, first)[1] if first is not None and breaks(before, first)[0] else ""
-    nodes = [n for n in before.nodes() if not isinstance(n.op, Input | Const) and len(n.types) == 1]
+    nodes = [n for n in before.nodes() if not n.is_leaf and len(n.types) == 1]
     at = _first(range(len(nodes)), lambda i: breaks(_prefix(before, nodes[: i + 1]))[0])
     node = None if at is None else nodes[at]
     op, where = ("", "") if node is None else (node.op.name, node.loc)

@@ -236,7 +236,7 @@ _QUIET = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
 def _title(body: Graph) -> str:
     """A group's ops, each kind once, in order; views only where there is nothing else."""
     names = dict.fromkeys(n.op.name for n in body.nodes() if not isinstance(n.op, _QUIET))
-    views = dict.fromkeys(n.op.name for n in body.nodes() if not isinstance(n.op, Input | Const | Project))
+    views = dict.fromkeys(n.op.name for n in body.nodes() if n.op.computes)
     return " ".join(names or views) or "copy"
 
 
@@ -254,7 +254,7 @@ def _sources(launch: Launch, writer: Mapping[Node, int]) -> set[int]:
         node = stack.pop()
         if node in writer:
             found.add(writer[node])
-        elif not isinstance(node.op, Input | Const):
+        elif not node.is_leaf:
             stack.extend(node.inputs)
     return found
 

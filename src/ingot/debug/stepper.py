@@ -19,7 +19,7 @@ from ingot.debug.build import Build
 from ingot.debug.comparison.tolerance import Agreement, agree
 from ingot.ir.dims import DimLike, substitute
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Input, Node, Project
+from ingot.ir.node import Node
 from ingot.ops.group import Group, label
 from ingot.plan.link import Launch
 from ingot.runtime.cpu.image import CodeImage
@@ -179,9 +179,9 @@ def _value(node: Node, known: dict[Node, np.ndarray], stepper: Stepper) -> np.nd
     """The value that was written, put together where the node is storage (a concat or pad of written values)."""
     if node in known:
         return known[node]
-    if isinstance(node.op, Const):
-        return node.op.value
-    if isinstance(node.op, Group | Input | Project):
+    if node.constant is not None:
+        return node.constant.value
+    if isinstance(node.op, Group) or not node.op.computes:
         raise VerifyError(f"{node.op.name} is read before it is written", where=node.loc)
     operands = [_value(n, known, stepper) for n in node.inputs]
     result = node.op.substitute(stepper.sizes).reference(*operands)

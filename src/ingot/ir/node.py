@@ -14,8 +14,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cache, cached_property
-from operator import attrgetter
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,6 +22,7 @@ import numpy as np
 from ingot.ir.array import Array
 from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
 from ingot.ir.types import Box, DType, Shape, TensorType, WeightAxes, dtype_of, static_shape
+from ingot.ir.walk import rebuilt, topological
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError, VerifyError
 
@@ -44,8 +44,16 @@ class Op:
     commutative: ClassVar[bool] = False
     # every element of the result is some element of input 0: what holds for all of its elements holds here
     rearranges: ClassVar[bool] = False
+    # and each element of input 0 is in the result once
+    permutes: ClassVar[bool] = False
     # each element costs more to compute again than to load
     costly: ClassVar[bool] = False
+    # costs so little that each reader may have a copy of its own
+    duplicable: ClassVar[bool] = False
+    # False: it names a value that is there: an input, a constant, one of several results
+    computes: ClassVar[bool] = True
+    # pointwise ops behind it may be applied to its result before that is stored
+    takes_epilogue: ClassVar[bool] = False
     # its operands may be computed right into their places in its result
     holds_operands: ClassVar[bool] = False
     # its value is another in each call: no constant, and no graph may hold a copy of it
@@ -219,6 +227,16 @@ class Node:
         return self.type.dtype
 
     @property
+    def constant(self) -> Array | None:
+        """The array of a constant; None of any other node."""
+        return self.op.array if isinstance(self.op, Const) else None
+
+    @property
+    def is_leaf(self) -> bool:
+        """An input or a constant."""
+        return not self.op.computes and not self.inputs
+
+    @property
     def results(self) -> tuple[Node, ...]:
         """One node per result: this node itself when it has one."""
         return (self,) if len(self.types) == 1 else tuple(Project(i)(self) for i in range(len(self.types)))
@@ -249,6 +267,7 @@ class Input(Op):
     """
 
     name: ClassVar[str] = "input"
+    computes: ClassVar[bool] = False
     label: str
     type: TensorType
     elements: Shape = ()
@@ -262,6 +281,7 @@ class Const(Op):
     """A constant tensor."""
 
     name: ClassVar[str] = "const"
+    computes: ClassVar[bool] = False
     array: Array
 
     @property
@@ -284,7 +304,7 @@ def splat_of(node: Node) -> np.generic | None:
     """The one value that all elements of `node` have, where it is a constant seen through ops that only rearrange."""
     while node.op.rearranges:
         node = node.inputs[0]
-    return node.op.array.splat if isinstance(node.op, Const) else None
+    return node.constant.splat if node.constant is not None else None
 
 
 def deferred(like: TensorType, make: Callable[[], np.ndarray], loc: str = "") -> Node:
@@ -297,6 +317,7 @@ class Project(Op):
     """Result `index` of a node with several results."""
 
     name: ClassVar[str] = "project"
+    computes: ClassVar[bool] = False
     index: int
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -438,7 +459,7 @@ def elements_of(node: Node) -> Shape:
 def mentions(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
     found = _symbols_in(n.types)
-    return found if isinstance(n.op, Const | Input | Project) else found | _symbols_in(n.op.attributes().values())
+    return found if not n.op.computes else found | _symbols_in(n.op.attributes().values())
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:
@@ -453,47 +474,3 @@ def _symbols_in(values: Iterable[object]) -> frozenset[str]:
         elif isinstance(value, Graph):
             found |= value.mentioned
     return found
-
-
-def rebuilt(
-    roots: Iterable[Node],
-    images: dict[Node, Node] | None = None,
-    rule: Callable[[Node, Sequence[Node]], Node] = Node.with_inputs,
-) -> tuple[Node, ...]:
-    """`roots` where nodes that have an image are replaced by it, and the others by `rule(node, images of its inputs)`.
-
-    `images` takes in what is made.
-    """
-    roots = tuple(roots)
-    images = {} if images is None else images
-    for n in topological(roots):
-        if n not in images:
-            images[n] = rule(n, [images[i] for i in n.inputs])
-    return tuple(images[r] for r in roots)
-
-
-_inputs: Callable[[Node], Sequence[Node]] = attrgetter("inputs")
-
-
-def topological(roots: Iterable[Node], operands: Callable[[Node], Sequence[Node]] = _inputs) -> list[Node]:
-    """`roots` and all they need, each once, operands before users; the order is deterministic."""
-    order: list[Node] = []
-    done: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(list(roots))]
-    while stack:
-        node, expanded = stack.pop()
-        if node in done:
-            continue
-        needs = () if expanded else operands(node)
-        if not needs:
-            done.add(node)
-            order.append(node)
-            continue
-        stack.append((node, True))
-        stack.extend((i, False) for i in reversed(needs) if i not in done)
-    return order
-
-
-def attribute(op: Op, name: str) -> Any:
-    """The attribute `name` of `op`, or None if it has none."""
-    return getattr(op, name, None)

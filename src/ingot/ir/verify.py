@@ -13,7 +13,7 @@ from math import prod
 from weakref import WeakSet
 
 from ingot.ir.dims import FOUND, Dim, DimLike, bounds, is_found, symbols_of
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project, mentions, topological
+from ingot.ir.node import Graph, Input, Node, Op, Project, mentions, topological
 from ingot.ir.types import TensorType, i64
 from ingot.support.errors import IngotError, VerifyError
 from ingot.support.limits import check_elements
@@ -116,7 +116,7 @@ def _symbols(n: Node, symbols: frozenset[str], prefix: str) -> None:
         if unbound:
             what = f"{prefix}{_place(n)}: size {d} uses {', '.join(sorted(unbound))}, which no input has"
             raise VerifyError(what, expected=sorted(symbols) or "static sizes")
-    if not isinstance(n.op, Const | Input | Project):
+    if n.op.computes:
         for d in attribute_dims(n.op):
             unbound = symbols_of(d) - symbols
             if unbound:

@@ -118,7 +118,7 @@ from ingot.ops.core.functions import (
 )
 from ingot.ops.core.indexing import Gather, Scatter, Sort
 from ingot.ops.core.quantize import QUANTIZED, Quantize, multiplies
-from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce, ReduceWindow
+from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce, ReduceWindow, Reduction, reduced_dims
 from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose, Windows, fill_byte
 from ingot.ops.core.source import DimValue, Iota
 from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse

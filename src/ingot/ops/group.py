@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.interp import interpret
-from ingot.ir.node import Const, Graph, Input, Node, Project, Samples
+from ingot.ir.node import Graph, Input, Node, Samples
 from ingot.ir.types import TensorType, f32
 from ingot.ops.core.base import Category, CoreOp, category
 from ingot.ops.core.binary import Add
@@ -80,6 +80,6 @@ def label(node: Node) -> str:
     assert isinstance(node.op, Group)
     names: list[str] = []
     for n in node.op.body.nodes():
-        if not isinstance(n.op, Input | Const | Project) and n.op.name not in names:
+        if n.op.computes and n.op.name not in names:
             names.append(n.op.name)
     return "+".join(names[-6:]) + (f" @ {node.loc}" if node.loc else "")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Node, topological
+from ingot.ir.node import Node, Op, topological
 from ingot.ir.types import boolean
+from ingot.ops.core.base import Category, category
 
 
 def is_constant(node: Node) -> bool:
     """Whether `node` is a constant, possibly seen through ops that only rearrange."""
     while node.op.rearranges and len(node.inputs) == 1:
         node = node.inputs[0]
-    return isinstance(node.op, Const)
+    return node.constant is not None
 
 
 def results_of(node: Node) -> tuple[np.ndarray, ...]:
@@ -21,7 +24,7 @@ def results_of(node: Node) -> tuple[np.ndarray, ...]:
     values: dict[Node, tuple[np.ndarray, ...]] = {}
     with np.errstate(all="ignore"):
         for n in topological([node]):
-            got = n.op.value if isinstance(n.op, Const) else n.op.reference(*(values[i][0] for i in n.inputs))
+            got = n.constant.value if n.constant is not None else n.op.reference(*(values[i][0] for i in n.inputs))
             values[n] = tuple(np.asarray(r) for r in (got if isinstance(got, tuple) else (got,)))
     return values[node]
 
@@ -39,10 +42,13 @@ def is_finite(mask: Node) -> bool:
 _ANYTHING = (-np.inf, np.inf)
 
 
-def interval(mask: Node) -> tuple[float, float]:
+Interval = tuple[float, float]
+
+
+def interval(mask: Node) -> Interval:
     """Bounds of the elements of a mask, infinite where nothing is known; NaN counts as unknown."""
-    found: dict[Node, tuple[float, float]] = {}
-    for n in topological([mask], lambda n: _bounded_by(n)):
+    found: dict[Node, Interval] = {}
+    for n in topological([mask], _bounded_by):
         low, high = _interval(n, [found[i] for i in _bounded_by(n)])
         most = _LARGEST.get(n.dtype.name, float(np.finfo(np.float32).max))
         # what may leave the range of its type may be an infinity
@@ -54,36 +60,62 @@ def _bounded_by(n: Node) -> tuple[Node, ...]:
     """The operands whose elements bound those of `n`."""
     if n.dtype == boolean or n.dtype.is_integer:
         return ()
-    if isinstance(n.op, ops.Gather | ops.Neg | ops.Convert) or (n.op.rearranges and n.inputs):
+    if n.op.rearranges and n.inputs:
         return n.inputs[:1]
-    return n.inputs[-2:] if isinstance(n.op, ops.Select | ops.Add | ops.Sub | ops.Mul) else ()
+    which, _ = _RULES.get(type(n.op), (slice(0), None))
+    return n.inputs[which]
 
 
 _LARGEST = {"f16": 65504.0, "bf16": 3.3e38}
 
 
-def _interval(n: Node, given: list[tuple[float, float]]) -> tuple[float, float]:
+def _interval(n: Node, given: list[Interval]) -> Interval:
     """Bounds as exact arithmetic would have them; `given` are those of the operands."""
-    op = n.op
     if n.dtype == boolean:
         return 0.0, 1.0
-    if isinstance(op, Const):
-        value = op.value.astype(np.float64)
+    if n.constant is not None:
+        value = n.constant.value.astype(np.float64)
         return (float(value.min()), float(value.max())) if value.size and not np.isnan(value).any() else _ANYTHING
-    if isinstance(op, ops.Iota | ops.DimValue) or n.dtype.is_integer:
+    if category(n.op) is Category.SOURCE or n.dtype.is_integer:
         return -(2.0**n.dtype.bits), 2.0**n.dtype.bits
-    if len(given) < 2:
-        low, high = given[0] if given else _ANYTHING
-        return (-high, -low) if isinstance(op, ops.Neg) else (low, high)
-    (a, b), (c, d) = given
-    if not np.isfinite([a, b, c, d]).all():
+    if not np.isfinite(given).all() or not given:
         return _ANYTHING
-    match op:
-        case ops.Select():
-            return min(a, c), max(b, d)
-        case ops.Add():
-            return a + c, b + d
-        case ops.Sub():
-            return a - d, b - c
-    corners = [a * c, a * d, b * c, b * d]
+    _, rule = _RULES.get(type(n.op), (slice(1), _same))
+    return rule(*given)
+
+
+def _same(a: Interval) -> Interval:
+    return a
+
+
+def _negated(a: Interval) -> Interval:
+    return -a[1], -a[0]
+
+
+def _either(a: Interval, b: Interval) -> Interval:
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def _sum(a: Interval, b: Interval) -> Interval:
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _difference(a: Interval, b: Interval) -> Interval:
+    return a[0] - b[1], a[1] - b[0]
+
+
+def _product(a: Interval, b: Interval) -> Interval:
+    corners = [x * y for x in a for y in b]
     return min(corners), max(corners)
+
+
+# op -> the operands that bound its result, and how
+_RULES: dict[type[Op], tuple[slice, Callable[..., Interval]]] = {
+    ops.Gather: (slice(1), _same),
+    ops.Convert: (slice(1), _same),
+    ops.Neg: (slice(1), _negated),
+    ops.Select: (slice(1, 3), _either),
+    ops.Add: (slice(2), _sum),
+    ops.Sub: (slice(2), _difference),
+    ops.Mul: (slice(2), _product),
+}

@@ -21,9 +21,10 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, const, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, const, rebuilt, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
+from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
 from ingot.plan.turns import turns, value_of
@@ -59,7 +60,7 @@ class _Control:
         group = node.op
         assert isinstance(group, Group)
         self.plan, self.node, self.body, self.ins, self.outs = plan, node, group.body, ins, outs
-        self.anchor = next(n for n in self.body.nodes() if isinstance(n.op, While | Case))
+        self.anchor = next(n for n in self.body.nodes() if category(n.op) is Category.CONTROL)
         self.read = set(node.results).intersection(plan.graph.nodes())
 
     def run(self) -> None:
@@ -108,10 +109,10 @@ class _Control:
         return self.plan.buffer(self.node.inputs[at]) if self.ins[at].is_contiguous else None
 
     def _constant(self, operand: Node) -> Node | None:
-        if isinstance(operand.op, Const):
+        if operand.constant is not None:
             return operand
         outer = self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand
-        return outer if isinstance(outer.op, Const) else None
+        return outer if outer.constant is not None else None
 
     def _number(self, operand: Node) -> DimLike | None:
         """The integer that an operand is, if that is known beforehand."""

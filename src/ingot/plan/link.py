@@ -14,7 +14,8 @@ from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
-from ingot.ops import Case, Concat, Pad, While
+from ingot.ops import Concat, Pad
+from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, Recomputed, label
 from ingot.plan.beside import Beside, Join, Waiting
 from ingot.plan.control import launch_control
@@ -190,12 +191,12 @@ class _Linker:
         return len(self.buffers) - 1
 
     def layout(self, node: Node) -> Layout:
-        return Layout.contiguous(node.shape) if isinstance(node.op, Const) else self.storage.places[node].layout
+        return Layout.contiguous(node.shape) if node.constant is not None else self.storage.places[node].layout
 
     def buffer(self, node: Node) -> int:
         """The buffer id of a value of the graph, made when a step first asks for it."""
-        if isinstance(node.op, Const):
-            return self._weight(node.op.array, None)
+        if node.constant is not None:
+            return self._weight(node.constant, None)
         owner = self.storage.places[node].owner
         found = self.of_owner.get(owner)
         if found is None:
@@ -217,7 +218,7 @@ class _Linker:
         group = node.op
         assert isinstance(group, Group)
         ins, outs, constant = self._places(node)
-        if any(isinstance(n.op, While | Case) for n in group.body.nodes()):
+        if any(category(n.op) is Category.CONTROL for n in group.body.nodes()):
             self._flush()
             first = len(self.steps)
             launch_control(self, node, ins, outs)
@@ -240,7 +241,7 @@ class _Linker:
 
     def _places(self, node: Node) -> tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]]:
         """Where a group's operands and results lie, and which operands are constants."""
-        constant = tuple(isinstance(i.op, Const) for i in node.inputs)
+        constant = tuple(i.constant is not None for i in node.inputs)
         return tuple(map(self.layout, node.inputs)), tuple(map(self.layout, node.results)), constant
 
     def _sides(self, node: Node, low: Lowered) -> tuple[frozenset[int], frozenset[int]]:

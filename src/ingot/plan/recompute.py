@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import field
 from itertools import accumulate
 
-from ingot import ops
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
+from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, Recomputed
 from ingot.plan.in_place import maker_of
 from ingot.plan.storage import Storage, assign
@@ -224,7 +224,7 @@ class _Schedule:
         choice.made.append(b)
         for call in b.makers:
             body = _plain(call.node).body
-            if len(choice.calls) > _DEEP or any(isinstance(n.op, ops.While | ops.Case) for n in body.nodes()):
+            if len(choice.calls) > _DEEP or any(category(n.op) is Category.CONTROL for n in body.nodes()):
                 return False
             for read in call.reads:
                 if read is None or read in choice.made or self._version(read, due):

@@ -16,7 +16,7 @@ from math import gcd
 from ingot import ops
 from ingot.ir.dims import estimate, is_found, product, symbols_of
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, mentions, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, mentions, rebuilt, topological
 from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category, held_operands, is_contraction
 from ingot.ops.group import Group
@@ -152,7 +152,7 @@ class _Assignment:
         """Row-major; with a gap after each row where the rows of a contraction's tile, or the places of an image that a
         depthwise convolution reads again, would share a few cache sets."""
         dense = Layout.contiguous(node.shape)
-        if isinstance(node.op, Input | Const) or node in self.outputs or node.type.rank < 2:
+        if node.is_leaf or node in self.outputs or node.type.rank < 2:
             return dense
         width, anchors = node.shape[-1], self._anchors(node)
         if not isinstance(width, int) or width == 0 or width * node.dtype.nbytes % LINE:
@@ -208,7 +208,7 @@ def _share_sets(node: Node) -> bool:
 def reads_memory(node: Node) -> bool:
     """Anchors: ops that read their operands as strided memory, not element by element."""
     inline = (Category.ELEMENTWISE, Category.GATHER, Category.VIEW, Category.SOURCE, Category.REDUCTION)
-    return category(node.op) not in inline and not isinstance(node.op, Input | Const)
+    return category(node.op) not in inline and not node.is_leaf
 
 
 def _fits(operand: Node, params: dict[Node, Layout]) -> bool:

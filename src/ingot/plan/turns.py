@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot.ir.dims import DimLike, dim_max
-from ingot.ir.node import Const, Graph, Node, Project, rebuilt
+from ingot.ir.node import Graph, Node, Project, rebuilt
 from ingot.ops import Add, Compare, DimValue, Sub, While
 from ingot.ops.group import Group
 
@@ -46,8 +46,8 @@ def value_of(node: Node) -> DimLike | None:
     node = _opened(node)
     if isinstance(node.op, DimValue):
         return node.op.dim
-    if isinstance(node.op, Const) and node.type.shape == () and node.dtype.is_integer:
-        return int(node.op.value)
+    if node.constant is not None and node.type.shape == () and node.dtype.is_integer:
+        return int(node.constant.value)
     return None
 
 

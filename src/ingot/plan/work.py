@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ingot import ops
 from ingot.ir.dims import DimLike, substitute
-from ingot.ir.node import Const, Graph, Input, Project
+from ingot.ir.node import Graph
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import base_of
 
@@ -15,7 +15,7 @@ def group_flops(body: Graph) -> DimLike:
     """Floating-point operations of all sums of products in a group."""
     total: DimLike = 0
     for node in body.nodes():
-        if not isinstance(node.op, Input | Const | Project):
+        if node.op.computes:
             total = total + node.op.flops(*(i.types[0] for i in node.inputs))
     return total
 

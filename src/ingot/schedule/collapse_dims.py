@@ -7,14 +7,13 @@ out[n, c, h, w] = x[n, c, h, w] + b[c]   ->   out[n, c, hw] = x[n, c, hw] + b[c]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from ingot.ir.dims import product
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import Shape, TensorType
-from ingot.ops import ArgReduce, BroadcastInDim, Reduce, Reshape, Transpose
+from ingot.ops import BroadcastInDim, Reduction, Reshape, Transpose
 from ingot.ops.core.base import Category, category
 from ingot.schedule.row_box import Rows
 from ingot.support.dataclass import dataclass
@@ -122,10 +121,9 @@ class _Collapsed:
                 return Transpose(tuple(theirs.index(g) for g in self.whose(n)))(*inputs)
             case Reshape():
                 return Reshape(shape)(*inputs)
-            case Reduce() | ArgReduce():
-                own = [at for at, run in enumerate(self.parts(n.inputs[0])) if run[0] in n.op.dims]
-                op = replace(n.op, dims=tuple(own)) if isinstance(n.op, Reduce) else replace(n.op, dim=own[0])
-                return op(*inputs)
+            case Reduction():
+                own = tuple(at for at, run in enumerate(self.parts(n.inputs[0])) if run[0] in n.op.reduced)
+                return n.op.over(own)(*inputs)
         return n.op(*inputs) if inputs else n
 
     def layouts(self, nodes: Sequence[Node], layouts: Layouts) -> Layouts:
@@ -189,7 +187,7 @@ def _rows(body: Graph, rows: Rows) -> Places | None:
         if n in body.inputs or not n.type.rank:
             continue
         match n.op:
-            case Reduce() | ArgReduce():
+            case Reduction():
                 below = box
             case BroadcastInDim():
                 below = tuple(own[d] for d in n.op.dims)

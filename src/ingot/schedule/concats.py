@@ -17,6 +17,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, estimate
 from ingot.ir.kernel import Expr, Lit, Ramp
 from ingot.ir.node import Node
+from ingot.ops.core.shape import View
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
@@ -87,8 +88,8 @@ def _origins(node: Node, axis: int, at: Expr) -> dict[Node, Expr]:
     """A node and what it is a part of along `axis` alone, forwards, backwards or repeated, and the position there of
     the position `at` in the node."""
     found = {node: at}
-    while isinstance(op := node.op, ops.Slice | ops.Reverse | ops.BroadcastInDim):
-        (x,) = node.inputs
+    while isinstance(op := node.op, View):
+        x, *_ = node.inputs
         others = (*x.shape[:axis], *x.shape[axis + 1 :]) == (*node.shape[:axis], *node.shape[axis + 1 :])
         match op:
             case ops.Slice() if others:

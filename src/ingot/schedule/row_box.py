@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
-from ingot.ops import ArgReduce, Reduce
+from ingot.ops import Reduction, reduced_dims
 from ingot.support.dataclass import dataclass
 
 
@@ -30,18 +30,14 @@ class Rows:
         return self.axis in self.reduced
 
 
-def reduction(node: Node) -> Reduce | ArgReduce:
+def reduction(node: Node) -> Reduction:
     op = node.op
-    assert isinstance(op, Reduce | ArgReduce)
+    assert isinstance(op, Reduction)
     return op
 
 
 def reductions_of(body: Graph) -> list[Node]:
-    return [n for n in body.nodes() if isinstance(n.op, Reduce | ArgReduce)]
-
-
-def reduced_dims(node: Node) -> tuple[int, ...]:
-    return tuple(sorted(reduction(node).dims))
+    return [n for n in body.nodes() if isinstance(n.op, Reduction)]
 
 
 def rows_of(body: Graph) -> Rows | None:
@@ -57,4 +53,4 @@ def rows_of(body: Graph) -> Rows | None:
     return Rows(shape, reduced, axis)
 
 
-__all__ = ["Rows", "reduced_dims", "reduction", "reductions_of", "rows_of"]
+__all__ = ["Rows", "reduction", "reductions_of", "rows_of"]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate
-from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.node import Graph, Node
 from ingot.schedule.axes import Axis
 
-_VIEWS = (Input, Const, Project, ops.BroadcastInDim, ops.Reshape, ops.Transpose)
+_VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose)
 
 
 def loops_text(loops: Iterable[tuple[str, Sequence[Axis]]]) -> str:
@@ -30,7 +30,7 @@ def around_text(body: Graph, anchor: Node) -> str:
     """The results' types, the ops that are fused with `anchor`, and how large the operands are that they read: "full"
     as the result, or "part" of it."""
     most = max(_elements(n) for n in body.outputs)
-    fused = [n.op.name for n in body.nodes() if n is not anchor and not isinstance(n.op, _VIEWS)]
+    fused = [n.op.name for n in body.nodes() if n is not anchor and n.op.computes and not isinstance(n.op, _VIEWS)]
     own = {body.inputs.index(x) for x in body.inputs if x in anchor.inputs}
     read = [n for i, n in enumerate(body.inputs) if i not in own]
     sizes = [("full" if _elements(n) >= most else "part") for n in read]

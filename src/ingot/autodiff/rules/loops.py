@@ -17,12 +17,12 @@ from ingot import ops
 from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import RULES, no_rule
 from ingot.ir.interp import interpret
-from ingot.ir.node import Const, Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import TensorType, i64
+from ingot.ops.core.base import is_contraction
 from ingot.support.dataclass import dataclass
 
 _MOST_TURNS = 1 << 20
-_PRODUCTS = (ops.DotGeneral, ops.Convolution)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _read(body: Graph, found: Sequence[Node], seeds: set[Node]) -> tuple[Node, .
             changing.add(n)
 
     def kept(n: Node) -> bool:
-        return isinstance(n.op, _PRODUCTS) and n not in later and n in changing
+        return is_contraction(n) and n not in later and n in changing
 
     used = topological(found, lambda n: () if kept(n) else n.inputs)
     return tuple(n for n in used if kept(n) or n in body.inputs)
@@ -108,7 +108,7 @@ def _stride(body: Graph, j: int) -> Node | None:
     if not x.dtype.is_integer or not isinstance(y.op, ops.Add) or x not in y.inputs:
         return None
     by = y.inputs[0] if y.inputs[1] is x else y.inputs[1]
-    return by if isinstance(by.op, Const) else None
+    return by if by.constant is not None else None
 
 
 def _follows(body: Graph, value: Node) -> bool:
@@ -144,7 +144,7 @@ def _counts(node: Node, j: int) -> bool:
 
 
 def _is(node: Node, value: int) -> bool:
-    return isinstance(node.op, Const) and node.op.value.shape == () and int(node.op.value) == value
+    return node.constant is not None and node.constant.value.shape == () and int(node.constant.value) == value
 
 
 def with_history(node: Node) -> Node:
@@ -252,7 +252,7 @@ class _Behind:
     def _product(self, n: Node) -> list[Node] | None:
         """The views from a term down to the product that it shows."""
         chain = [n]
-        while isinstance(chain[-1].op, ops.Transpose | ops.Reshape):
+        while chain[-1].op.permutes:
             chain.append(chain[-1].inputs[0])
         product = chain[-1]
         # rows of what stays the same would all be alike

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import reverse
 from ingot.ir.dims import product
-from ingot.ir.node import Const, Node
+from ingot.ir.node import Node
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 
@@ -79,7 +79,7 @@ def _attention(node: Node, g: Node) -> list[Node | None]:
     again = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)
     found: list[Node | None] = [*again(q, k, v, g, *mask, loc=node.loc).results]
     for x in mask:
-        learned = x.dtype.is_float and not isinstance(x.op, Const)
+        learned = x.dtype.is_float and x.constant is None
         found += pulled_back([(op.lower(*node.inputs), g)], [x]) if learned else [None]
     return found
 

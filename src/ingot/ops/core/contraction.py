@@ -71,6 +71,7 @@ class DotGeneral(CoreOp):
     """
 
     name: ClassVar[str] = "dot_general"
+    takes_epilogue: ClassVar[bool] = True
     category: ClassVar[Category] = Category.CONTRACTION
     stored_weights: ClassVar[tuple[int, ...]] = (1,)
     stored_values: ClassVar[tuple[int, ...]] = (0,)
@@ -179,6 +180,7 @@ class Convolution(CoreOp):
     """
 
     name: ClassVar[str] = "convolution"
+    takes_epilogue: ClassVar[bool] = True
     category: ClassVar[Category] = Category.CONTRACTION
     stored_weights: ClassVar[tuple[int, ...]] = (1,)
     stored_values: ClassVar[tuple[int, ...]] = (0,)

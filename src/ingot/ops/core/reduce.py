@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Cropped, Op, Samples
+from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of, i64
 from ingot.ops.core.base import (
     Category,
@@ -52,8 +52,30 @@ def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
     return (values / 4 if np.dtype(dtype).kind not in "iub" else values).astype(dtype)
 
 
+class Reduction(CoreOp):
+    """Folds whole dimensions of its operand away."""
+
+    category: ClassVar[Category] = Category.REDUCTION
+    kind: str
+
+    @property
+    def reduced(self) -> tuple[int, ...]:
+        """The dimensions that it folds, in order."""
+        raise NotImplementedError
+
+    def over(self, dims: tuple[int, ...]) -> Reduction:
+        """The same fold of as many other dimensions."""
+        raise NotImplementedError
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    """The dimensions that a reduction folds, in order."""
+    assert isinstance(node.op, Reduction)
+    return node.op.reduced
+
+
 @dataclass(frozen=True)
-class Reduce(CoreOp):
+class Reduce(Reduction):
     """Fold `dims` away. kind: sum prod max min and or.
 
     f16 and bf16 accumulate in f32 (the reference sums f32 in f64); max and min propagate NaN; of nothing they are
@@ -61,12 +83,18 @@ class Reduce(CoreOp):
     """
 
     name: ClassVar[str] = "reduce"
-    category: ClassVar[Category] = Category.REDUCTION
     kind: str
     dims: tuple[int, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dims", tuple(sorted(self.dims)))
+
+    @property
+    def reduced(self) -> tuple[int, ...]:
+        return self.dims
+
+    def over(self, dims: tuple[int, ...]) -> Reduction:
+        return replace(self, dims=dims)
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 1)
@@ -112,19 +140,20 @@ class Reduce(CoreOp):
 
 
 @dataclass(frozen=True)
-class ArgReduce(CoreOp):
+class ArgReduce(Reduction):
     """The index (i64) of the max or min along `dim`; NaN wins over any number; ties go to the first, or the `last`."""
 
     name: ClassVar[str] = "arg_reduce"
-    category: ClassVar[Category] = Category.REDUCTION
     kind: str
     dim: int
     last: bool = False
 
     @property
-    def dims(self) -> tuple[int, ...]:
-        """The reduced dimensions, as Reduce names them."""
+    def reduced(self) -> tuple[int, ...]:
         return (self.dim,)
+
+    def over(self, dims: tuple[int, ...]) -> Reduction:
+        return replace(self, dim=dims[0])
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 1)
@@ -166,6 +195,7 @@ class ReduceWindow(CoreOp):
     """
 
     name: ClassVar[str] = "reduce_window"
+    takes_epilogue: ClassVar[bool] = True
     category: ClassVar[Category] = Category.WINDOW
     kind: str
     window: tuple[int, ...]

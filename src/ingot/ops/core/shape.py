@@ -58,6 +58,7 @@ class BroadcastInDim(View):
 
     name: ClassVar[str] = "broadcast_in_dim"
     rearranges: ClassVar[bool] = True
+    duplicable: ClassVar[bool] = True
     shape: Shape
     dims: tuple[int, ...]
 
@@ -123,6 +124,8 @@ class Reshape(View):
 
     name: ClassVar[str] = "reshape"
     rearranges: ClassVar[bool] = True
+    permutes: ClassVar[bool] = True
+    duplicable: ClassVar[bool] = True
     shape: Shape
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -162,6 +165,8 @@ class Transpose(View):
 
     name: ClassVar[str] = "transpose"
     rearranges: ClassVar[bool] = True
+    permutes: ClassVar[bool] = True
+    duplicable: ClassVar[bool] = True
     permutation: Perm
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -202,6 +207,7 @@ class Slice(View):
 
     name: ClassVar[str] = "slice"
     rearranges: ClassVar[bool] = True
+    duplicable: ClassVar[bool] = True
     start: Shape
     limit: Shape
     strides: tuple[int, ...]
@@ -266,6 +272,7 @@ class Windows(View):
     """
 
     name: ClassVar[str] = "windows"
+    duplicable: ClassVar[bool] = True
     dim: int
     size: int
     step: int = 1
@@ -444,6 +451,7 @@ class Reverse(View):
 
     name: ClassVar[str] = "reverse"
     rearranges: ClassVar[bool] = True
+    permutes: ClassVar[bool] = True
     dims: tuple[int, ...]
 
     def infer(self, *inputs: TensorType) -> TensorType:

@@ -26,6 +26,7 @@ class Iota(CoreOp):
     """0, 1, 2, ... along `dimension`, constant along the others."""
 
     name: ClassVar[str] = "iota"
+    duplicable: ClassVar[bool] = True
     category: ClassVar[Category] = Category.SOURCE
     type: TensorType
     dimension: int
@@ -57,6 +58,7 @@ class DimValue(CoreOp):
     """A symbolic size as an i64 scalar."""
 
     name: ClassVar[str] = "dim_value"
+    duplicable: ClassVar[bool] = True
     category: ClassVar[Category] = Category.SOURCE
     dim: DimLike
 

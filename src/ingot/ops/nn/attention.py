@@ -32,6 +32,7 @@ class Attention(Op):
     """
 
     name: ClassVar[str] = "attention"
+    takes_epilogue: ClassVar[bool] = True
     stored_values: ClassVar[tuple[int, ...]] = (0, 1, 2)
     causal: str = "none"
     scale: float = 1.0

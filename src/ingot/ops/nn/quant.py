@@ -29,6 +29,7 @@ class Dequantize(Op):
     """
 
     name: ClassVar[str] = "dequantize"
+    duplicable: ClassVar[bool] = True
 
     def infer(self, *inputs: TensorType) -> TensorType:
         self.expect(len(inputs) in (2, 3), f"expected x, zero and maybe scale, got {len(inputs)} operands")

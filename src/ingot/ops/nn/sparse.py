@@ -28,6 +28,7 @@ class Densify(Op):
     """
 
     name: ClassVar[str] = "densify"
+    duplicable: ClassVar[bool] = True
     shape: tuple[int, ...]
 
     def infer(self, *inputs: TensorType) -> TensorType:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, estimate, product
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project
+from ingot.ir.node import Graph, Node, Op
 from ingot.ir.rewrite import current_fuel
 from ingot.ir.types import Box
 from ingot.ops.core.base import sizes, whole
@@ -67,7 +67,7 @@ def _parts(graph: Graph, nodes: list[Node], allowed: set[Node]) -> dict[Node, _P
             continue
         part = _Part(_all(n), None, tuple(map(_all, n.inputs)))
         box = boxes[n] if n in allowed else part.box
-        if (box != part.box or isinstance(n.op, ops.Slice)) and not isinstance(n.op, Input | Const | Project):
+        if (box != part.box or isinstance(n.op, ops.Slice)) and n.op.computes:
             found = n.op.cropped(box, *(i.type for i in n.inputs))
             part = part if found is None or (box, found[1]) == (part.box, part.reads) else _Part(box, *found)
         parts[n] = part

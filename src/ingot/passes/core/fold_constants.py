@@ -36,7 +36,7 @@ def fold_constants(graph: Graph) -> Graph:
     transcendental functions may grow up to TABLE. One pass adds at most ADDED bytes and the size of the model's own
     constants.
     """
-    budget = ADDED + sum(n.op.array.nbytes for n in graph.nodes() if isinstance(n.op, Const))
+    budget = ADDED + sum(n.constant.nbytes for n in graph.nodes() if n.constant is not None)
     return rewrite(graph, rules(Rule("fold-constants", Op, _Folder(budget).fold)))
 
 
@@ -64,13 +64,13 @@ class _Folder:
         """Whether `n` is a constant, or ops on constants that stayed because of their size."""
         if n not in self.known:
             fused = category(n.op) in _FUSED and len(n.types) == 1 and _is_static(n)
-            self.known[n] = isinstance(n.op, Const) or (fused and all(map(self.is_known, n.inputs)))
+            self.known[n] = n.constant is not None or (fused and all(map(self.is_known, n.inputs)))
         return self.known[n]
 
     def worth(self, n: Node, size: int) -> bool:
         made = topological([n])[:-1]
-        read = sum(m.op.array.nbytes for m in made if isinstance(m.op, Const))
-        temporary = sum(_nbytes(m.type) for m in made if not isinstance(m.op, Const))
+        read = sum(m.constant.nbytes for m in made if m.constant is not None)
+        temporary = sum(_nbytes(m.type) for m in made if m.constant is None)
         if size > self.budget or temporary > TEMPORARY + size:
             return False
         if isinstance(n.op, ops.BroadcastInDim) and n.type.size != n.inputs[0].type.size:

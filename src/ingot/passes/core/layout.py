@@ -18,7 +18,7 @@ from typing import TypeGuard
 from ingot import ops
 from ingot.ir.dims import estimate
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project, rebuilt, topological
+from ingot.ir.node import Graph, Node, Op, Project, rebuilt, topological
 from ingot.ops.core.base import Category, CoreOp, Perm, category, inverse, permute
 
 FEW = 4  # channels of an input that is not worth transposing
@@ -43,10 +43,9 @@ class _Layouts:
 
     def _convert(self, node: Node, new: Node, have: Perm, perm: Perm) -> Node:
         op, step = new.op, tuple(have.index(p) for p in perm)
-        if isinstance(op, ops.BroadcastInDim | ops.Iota):
-            direct = op.yielding(step)
-            if direct is not None:
-                return direct(*new.inputs, loc=node.loc)
+        direct = op.yielding(step) if isinstance(op, ops.CoreOp) else None
+        if direct is not None:
+            return direct(*new.inputs, loc=node.loc)
         return transpose(new, step)
 
 
@@ -82,7 +81,7 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
     for o in graph.outputs:
         made, largest = set[Node](), 0
         for n in reversed(topological([o])):
-            if isinstance(n.op, Const) or (n is not o and made.isdisjoint(users[n])):
+            if n.constant is not None or (n is not o and made.isdisjoint(users[n])):
                 continue
             if _follows_order(n) and made.issuperset(users.get(n, ())):
                 made.add(n)
@@ -100,7 +99,7 @@ def _turned_for_rows(graph: Graph) -> frozenset[Node]:
     `[n, n, heads]` in front of a softmax, of which vectors would hold `heads` elements."""
     found, seen = set[Node](), set[Node]()
     for n in graph.nodes():
-        if not isinstance(n.op, ops.Reduce | ops.ArgReduce) or n.inputs[0].type.rank - 1 not in n.op.dims:
+        if not isinstance(n.op, ops.Reduction) or n.inputs[0].type.rank - 1 not in n.op.reduced:
             continue
         stack = [n.inputs[0]]
         while stack:
@@ -123,7 +122,7 @@ def _follows_order(n: Node) -> bool:
 
 
 def _place(n: Node, w: _Layouts) -> tuple[Node, Perm]:
-    if isinstance(n.op, Input | Const):
+    if n.is_leaf:
         return n, _identity(n.type.rank)
     if isinstance(n.op, Project):
         return n.op(w.at[n.inputs[0]][0], loc=n.loc), _identity(n.type.rank)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Input, Node, Project, rebuilt
+from ingot.ir.node import Graph, Node, Project, rebuilt
 from ingot.ir.types import DType, bf16, f16, f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import strided
@@ -86,7 +86,7 @@ class _Narrowing:
             thinned, x = isinstance(x.op, ops.ReduceWindow), x.inputs[0]
             viewed = found is not None and x is found[0]
             kept = x if thinned or viewed or len(self.users[x]) > 1 else kept
-        if kept is None or isinstance(kept.op, Input | Const) or kept in self.graph.outputs:
+        if kept is None or kept.is_leaf or kept in self.graph.outputs:
             return
         if self._inline(kept):
             self.kept.add(kept)

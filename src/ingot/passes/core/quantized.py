@@ -29,9 +29,10 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import product
 from ingot.ir.layout import along_axes
-from ingot.ir.node import Const, Graph, Node, Op, const, deferred, rebuilt, splat_of
+from ingot.ir.node import Graph, Node, Op, const, deferred, rebuilt, splat_of
 from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
 from ingot.ops.core.base import is_contraction
+from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.block_quantized import holds_levels, in_levels, told_as_levels
 from ingot.passes.core.layout import padded
@@ -69,7 +70,7 @@ def _later(n: Node, inputs: Sequence[Node]) -> Node:
     if not inputs or not isinstance(inputs[0].op, ops.Dequantize):
         return new
     q, zero, *scale = inputs[0].inputs
-    if isinstance(n.op, ops.Gather) and isinstance(q.op, Const):
+    if isinstance(n.op, ops.Gather) and q.constant is not None:
         return _gathered(n.op, *inputs) or new
     if is_constant(q) or any(p.type.size != 1 for p in (zero, *scale)):
         return new
@@ -143,20 +144,25 @@ def _cut_once(graph: Graph) -> Graph:
 
 def _bounded(x: Node) -> tuple[int, np.float32, np.float32] | None:
     """Which operand of `x` is cut at known numbers, none of them NaN, and the least and greatest that is left of it."""
-    if x.dtype != f32 or not isinstance(x.op, ops.Max | ops.Min | ops.Clamp):
-        return None
-    known = [splat_of(i) for i in x.inputs]
-    ends = np.float32(-np.inf), np.float32(np.inf)
-    if isinstance(x.op, ops.Clamp):
-        low, high = known[0], known[2]
-        if low is None or high is None or not np.less_equal(low, high):
+    match x.op:
+        case ops.Clamp():
+            at, low, high = 1, splat_of(x.inputs[0]), splat_of(x.inputs[2])
+        case ops.Max():
+            at, low, high = *_known_operand(x), np.float32(np.inf)
+        case ops.Min():
+            at, high = _known_operand(x)
+            low = np.float32(-np.inf)
+        case _:
             return None
-        return 1, np.float32(low), np.float32(high)
-    at = 0 if known[1] is not None else 1
-    bound = known[1 - at]
-    if bound is None or np.isnan(bound):
+    if x.dtype != f32 or low is None or high is None or not np.less_equal(low, high):
         return None
-    return (at, np.float32(bound), ends[1]) if isinstance(x.op, ops.Max) else (at, ends[0], np.float32(bound))
+    return at, np.float32(low), np.float32(high)
+
+
+def _known_operand(x: Node) -> tuple[int, np.generic | None]:
+    """Which operand of two is not the known one, and what that is everywhere; None where neither is known."""
+    a, b = map(splat_of, x.inputs)
+    return (0, b) if b is not None else (1, a)
 
 
 def _chooses(op: Op) -> bool:
@@ -212,12 +218,12 @@ def _levels(x: Node) -> _Levels | None:
     """What `x` is, seen through ops that rearrange it."""
     if isinstance(x.op, ops.Dequantize):
         return _of_op(x)
-    if not isinstance(x.op, ops.Reshape | ops.Transpose | ops.Reverse):
+    if not isinstance(x.op, View) or not x.op.permutes:
         return None
     own = _levels(x.inputs[0])
     if own is None:
         return None
-    q = x.op.reference(own.q.op.value) if isinstance(own.q.op, Const) else x.op(own.q)
+    q = x.op.reference(own.q.constant.value) if own.q.constant is not None else x.op(own.q)
     moved = replace(own, q=const(q, loc=own.q.loc) if isinstance(q, np.ndarray) else q)
     if own.axis is None:
         return moved
@@ -239,8 +245,8 @@ def _of_op(x: Node) -> _Levels | None:
 
 def _vector(p: Node, shape: Shape, dtype: DType) -> Node:
     """p, of as many elements as `shape` or of one, in that shape."""
-    if isinstance(p.op, Const):
-        return const(np.resize(p.op.value.astype(dtype.numpy), static_shape(shape)), loc=p.loc)
+    if p.constant is not None:
+        return const(np.resize(p.constant.value.astype(dtype.numpy), static_shape(shape)), loc=p.loc)
     p = ops.cast(p, dtype)
     if p.type.size == 1:
         return ops.BroadcastInDim(shape, ())(ops.Reshape(())(p)) if shape else ops.Reshape(())(p)
@@ -249,8 +255,8 @@ def _vector(p: Node, shape: Shape, dtype: DType) -> Node:
 
 def _moved(x: Node, by: int, to: DType) -> Node:
     """8-bit integers moved into the range of another type."""
-    if isinstance(x.op, Const):  # by half of the range: the highest bit changes, in no wider values
-        return const((x.op.value.view(np.uint8) ^ np.uint8(128)).view(to.numpy), loc=x.loc)
+    if x.constant is not None:  # by half of the range: the highest bit changes, in no wider values
+        return const((x.constant.value.view(np.uint8) ^ np.uint8(128)).view(to.numpy), loc=x.loc)
     return ops.Convert(to)(ops.add(ops.Convert(i32)(x), by))
 
 
@@ -264,11 +270,12 @@ def _signed(b: _Levels) -> _Levels:
     """Constant weights as i8, with a zero of 0 where they fit."""
     if b.q.dtype == i8 and _is_zero(b.zero):
         return b  # as they are: products that have them share them
-    if isinstance(b.q.op, Const) and isinstance(b.zero.op, Const):
+    if b.q.constant is not None and b.zero.constant is not None:
         shape = [-1 if d == b.axis else 1 for d in range(b.q.type.rank)] if b.axis is not None else ()
-        levels = b.q.op.value.astype(np.int32) - b.zero.op.value.reshape(shape)
+        levels = b.q.constant.value.astype(np.int32) - b.zero.constant.value.reshape(shape)
         if levels.size == 0 or (levels.min() >= -128 and levels.max() <= 127):
-            return replace(b, q=const(levels.astype(np.int8), loc=b.q.loc), zero=const(np.zeros_like(b.zero.op.value)))
+            zero = const(np.zeros_like(b.zero.constant.value))
+            return replace(b, q=const(levels.astype(np.int8), loc=b.q.loc), zero=zero)
     return _bytes(b, i8)
 
 
@@ -303,7 +310,7 @@ def _spread(p: Node, n: Node, column: int | None) -> Node:
 
 
 def _is_zero(p: Node) -> bool:
-    return isinstance(p.op, Const) and not p.op.value.any()
+    return p.constant is not None and not p.constant.value.any()
 
 
 def _multiplied(n: Node, a: _Levels, b: _Levels) -> Node | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Const, Graph, Node, rebuilt, splat_of
+from ingot.ir.node import Graph, Node, rebuilt, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, Shape, f8e8m0fnu, truncated_in
 from ingot.ops.core.elementwise import Elementwise
@@ -231,9 +231,9 @@ def _dynamic_slice(n: Node) -> Node | None:
     assert isinstance(op, ops.DynamicSlice)
     low: list[int] = []
     for s, size, window in zip(starts, x.shape, op.sizes, strict=True):
-        if not (isinstance(s.op, Const) and isinstance(size, int) and isinstance(window, int)):
+        if not (s.constant is not None and isinstance(size, int) and isinstance(window, int)):
             return None
-        low.append(min(max(int(s.op.value), 0), size - window))
+        low.append(min(max(int(s.constant.value), 0), size - window))
     limit = tuple(a + w for a, w in zip(low, op.sizes, strict=True))
     return ops.Slice(tuple(low), limit, (1,) * len(low))(x)
 
@@ -340,9 +340,9 @@ def _divide(n: Node) -> Node | None:
 def _case(n: Node) -> Node | tuple[Node, ...] | None:
     """case of a constant index -> that branch's outputs"""
     index, *rest = n.inputs
-    if not isinstance(index.op, Const) or not isinstance(n.op, ops.Case):
+    if index.constant is None or not isinstance(n.op, ops.Case):
         return None
-    at, branches = int(index.op.value), n.op.branches
+    at, branches = int(index.constant.value), n.op.branches
     taken = branches[at if 0 <= at < len(branches) else -1]
     if taken.sizes:
         return None  # only a graph holds sizes that the run finds, and a rule sees none

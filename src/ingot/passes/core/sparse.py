@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Node, const, rebuilt
+from ingot.ir.node import Graph, Node, const, rebuilt
 from ingot.ir.types import f32, i8, i32, u8
 from ingot.ops.core.base import is_contraction
 
@@ -43,8 +43,8 @@ def keep_blocks(graph: Graph, height: Height) -> Graph:
             return new
         product, order = found
         w = inputs[1]
-        assert isinstance(w.op, Const)
-        value = w.op.value.transpose(order)
+        assert w.constant is not None
+        value = w.constant.value.transpose(order)
         matrix = value.reshape(value.shape[0], -1)
         if not _is_sparse(matrix):
             return new
@@ -59,7 +59,7 @@ def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
     of its own); None where there are no kernels for it."""
     op, (x, w) = n.op, n.inputs
     known = (x.dtype, w.dtype, n.dtype) in ((f32, f32, f32), (u8, i8, i32))
-    if not isinstance(w.op, Const) or not known or 0 in x.shape or 0 in w.shape:
+    if w.constant is None or not known or 0 in x.shape or 0 in w.shape:
         return None
     if isinstance(op, ops.DotGeneral):
         _, free = op.free(x.type.rank, w.type.rank)

@@ -23,7 +23,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, ceildiv
-from ingot.ir.node import Const, Graph, Node, const
+from ingot.ir.node import Graph, Node, const
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import static_shape
 from ingot.support.dataclass import dataclass
@@ -67,9 +67,9 @@ def _split(n: Node) -> Node | None:
     plain = all(s == 1 for s in op.strides) and all(d == 1 for d in op.rhs_dilation) and op.batch_groups == 1
     dilated = any(d != 1 for d in op.lhs_dilation)
     standard = op.lhs_layout[:2] == op.out_layout[:2] == "NC" and op.rhs_layout[:2] == "OI"
-    if not (plain and dilated and standard and isinstance(w.op, Const)) or op.lhs_layout != op.out_layout:
+    if not (plain and dilated and standard and w.constant is not None) or op.lhs_layout != op.out_layout:
         return None
-    weights = w.op.value
+    weights = w.constant.value
     strides, kernel, outs, rank = op.lhs_dilation, static_shape(w.shape)[2:], n.shape[2:], len(op.strides)
     if 0 in kernel:
         return None

@@ -7,7 +7,6 @@ from ingot.ir.node import Node
 from ingot.ir.types import Shape
 from ingot.passes.fusion.groups import (
     is_free,
-    is_leaf,
     is_pointwise,
 )
 
@@ -23,7 +22,7 @@ def turns_rows(node: Node) -> bool:
 
 
 def reads_leaves(node: Node) -> bool:
-    return all(is_leaf(i) or is_free(i) for i in node.inputs)
+    return all(i.is_leaf or is_free(i) for i in node.inputs)
 
 
 def is_cheap(node: Node) -> bool:

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import Category, category, is_contraction
+from ingot.ops.core.base import Category, category
 
 _MEETING = 16  # ops on the ways from a value that part and meet again
-
-
-def takes_epilogue(node: Node) -> bool:
-    """Anchors that can apply pointwise ops to their result before storing it."""
-    return is_contraction(node) or isinstance(node.op, ops.ReduceWindow | ops.Attention)
 
 
 def anchor_tails(graph: Graph) -> dict[Node, Node]:
@@ -24,7 +19,7 @@ def anchor_tails(graph: Graph) -> dict[Node, Node]:
     users, order = graph.uses(), graph.nodes()
     place = {n: i for i, n in enumerate(order)}
     for n in order:
-        if takes_epilogue(n) or n in tails:
+        if n.op.takes_epilogue or n in tails:
             tails |= dict.fromkeys(_as_stored(_until_they_meet(graph, n, users, place), users), tails.get(n, n))
     return tails
 

@@ -26,7 +26,7 @@ from itertools import pairwise
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_found, product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project, mentions
+from ingot.ir.node import Graph, Input, Node, Project, mentions
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category, held_operands, is_contraction
 from ingot.ops.core.elementwise import Elementwise
@@ -34,17 +34,13 @@ from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import gathers_rows, is_cheap, reads_leaves, sized, turns_rows
-from ingot.passes.fusion.epilogue import anchor_tails, takes_epilogue
+from ingot.passes.fusion.epilogue import anchor_tails
 from ingot.passes.fusion.groups import (
-    FREE,
     PATHS,
-    REDUCTIONS,
     Axes,
     OpenGroup,
     is_free,
-    is_leaf,
     is_pointwise,
-    reduced_dims,
 )
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
@@ -58,7 +54,7 @@ _FEW = 8  # channels: half a vector at most
 
 def _source(node: Node) -> Node:
     """The value under a chain of views."""
-    while isinstance(node.op, FREE) and node.inputs:
+    while node.op.duplicable and node.inputs:
         node = node.inputs[0]
     return node
 
@@ -80,7 +76,7 @@ class _Fusion:
 
     def run(self) -> Graph:
         for node in reversed(self.order):
-            if not is_leaf(node) and (node in self.outputs or node in self.users):
+            if not node.is_leaf and (node in self.outputs or node in self.users):
                 self._place(node)
         return self._build()
 
@@ -132,7 +128,7 @@ class _Fusion:
         (g,) = homes
         if self._is_full(g):
             return f"the kernel of {g.root.op.name} has {self.policy.members} ops already"
-        if isinstance(node.op, REDUCTIONS):
+        if isinstance(node.op, ops.Reduction):
             return f"its sum runs over other dimensions than the loop of {g.root.op.name}, or behind another main loop"
         if not is_pointwise(node):
             return f"the kernel of {g.root.op.name} has a main loop already, or reads its operand in another order"
@@ -169,14 +165,14 @@ class _Fusion:
         if not dims or axes[dims[-1]] != rows[-1]:
             return False
         found = strided(node, {})
-        return found is not None and not isinstance(found[0].op, Const) and found[1].strides[dims[-1]] not in _LOADED
+        return found is not None and found[0].constant is None and found[1].strides[dims[-1]] not in _LOADED
 
     def _is_storage(self, node: Node) -> bool:
         """Concats and pads whose operands are computed and which are read as memory."""
         if node in self.outputs and not isinstance(node.op, ops.Concat):
             return False
         if isinstance(node.op, ops.Concat):
-            made = [i for i in node.inputs if not is_leaf(i) and not self._is_cheap_chain(i)]
+            made = [i for i in node.inputs if not i.is_leaf and not self._is_cheap_chain(i)]
             return bool(made) and (len(node.inputs) > 3 or node in self.forced or any(map(self._has_anchor, made)))
         if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._widens(node.op):
             return False
@@ -191,14 +187,14 @@ class _Fusion:
 
     def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
         """A few plain pointwise steps from memory: cheaper to compute in place than to store."""
-        if is_leaf(node) or (is_free(node) and not node.inputs):
+        if node.is_leaf or (is_free(node) and not node.inputs):
             return True
         if depth == 0 or not (is_pointwise(node) or is_free(node)) or node.op.costly or isinstance(node.op, ops.Concat):
             return False
         return all(self._is_cheap_chain(i, depth - 1) for i in node.inputs)
 
     def _has_anchor(self, node: Node, depth: int = 8) -> bool:
-        if depth == 0 or is_leaf(node):
+        if depth == 0 or node.is_leaf:
             return False
         if not is_pointwise(node) and not is_free(node):
             return True
@@ -208,7 +204,7 @@ class _Fusion:
         g = OpenGroup(node, _box(node))
         self._add(g, node, tuple(range(len(g.box))) if len(node.types) > 1 or node.shape == g.box else None)
         self.homes[node] = [g]
-        if isinstance(node.op, REDUCTIONS):
+        if isinstance(node.op, ops.Reduction):
             self._start_rows(g, node)
         elif not is_pointwise(node) and not is_free(node):
             self._anchor(g, node)
@@ -233,7 +229,7 @@ class _Fusion:
         stack, budget = [panel] if panel is not None else [], 32
         while stack and budget:
             n, budget = stack.pop(), budget - 1
-            if isinstance(n.op, (*REDUCTIONS, ops.Gather)):
+            if category(n.op) in (Category.REDUCTION, Category.GATHER):
                 return None
             if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
                 stack.extend(n.inputs)
@@ -272,7 +268,7 @@ class _Fusion:
     def _join(self, g: OpenGroup, node: Node) -> bool:
         """Add `node`, all of whose users are in `g`, if the group's kind allows it."""
         axes = self._axes_in(g, node)
-        if isinstance(node.op, REDUCTIONS):
+        if isinstance(node.op, ops.Reduction):
             joined = self._join_reduction(g, node, axes)
         elif is_pointwise(node):
             joined = self._accepts_pointwise(g, node, axes)
@@ -283,7 +279,7 @@ class _Fusion:
                 self.forced.update(i for i in node.inputs if i is not g.panel)
         else:
             free = g.anchor is None and not g.reductions and len(node.types) == 1
-            behind = takes_epilogue(node) and self._aligned(g, node, moved=True)
+            behind = node.op.takes_epilogue and self._aligned(g, node, moved=True)
             joined = free and (behind or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None)
             joined = joined and not self._scattered(g, node)
             if joined:
@@ -332,9 +328,9 @@ class _Fusion:
         if depth == 0 or not isinstance(node.op, Elementwise) or node.op.costly:
             return False
         for x in map(_source, node.inputs):
-            if isinstance(x.op, REDUCTIONS):
+            if isinstance(x.op, ops.Reduction):
                 return False
-            stored = is_leaf(x) or is_free(x) or x in self.forced or not is_pointwise(x)
+            stored = x.is_leaf or is_free(x) or x in self.forced or not is_pointwise(x)
             if not (stored or len(self.users[x]) > 1 or self._is_stored_or_plain(x, depth - 1)):
                 return False
         return True
@@ -376,8 +372,8 @@ class _Fusion:
         stack, budget = list(node.inputs), 16
         while stack and budget:
             n, budget = stack.pop(), budget - 1
-            if isinstance(n.op, REDUCTIONS) and n.inputs[0].shape == g.box:
-                kept = tuple(d for d in range(len(g.box)) if d not in reduced_dims(n) and g.box[d] != 1)
+            if isinstance(n.op, ops.Reduction) and n.inputs[0].shape == g.box:
+                kept = tuple(d for d in range(len(g.box)) if d not in ops.reduced_dims(n) and g.box[d] != 1)
                 return kept == tuple(d for d in follows if g.box[d] != 1)
             if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
                 stack.extend(n.inputs)
@@ -387,10 +383,10 @@ class _Fusion:
         """A reduction joins behind its full-box users (softmax) or before its row-shaped epilogue (a mean)."""
         if g.anchor is not None or axes is None or node in self.outputs:
             return False
-        box, reduced = node.inputs[0].shape, reduced_dims(node)
+        box, reduced = node.inputs[0].shape, ops.reduced_dims(node)
         kept = tuple(d for d in range(len(box)) if d not in reduced)
         if g.reductions:
-            same = g.reductions[0].inputs[0].shape == box and reduced_dims(g.reductions[0]) == reduced
+            same = g.reductions[0].inputs[0].shape == box and ops.reduced_dims(g.reductions[0]) == reduced
             fits = same and _follows(axes, kept, box)
             if fits:
                 g.reductions.append(node)
@@ -416,7 +412,7 @@ class _Fusion:
     def _start_rows(self, g: OpenGroup, node: Node) -> None:
         box = node.inputs[0].shape
         g.reductions.append(node)
-        g.rebase(box, tuple(d for d in range(len(box)) if d not in reduced_dims(node)))
+        g.rebase(box, tuple(d for d in range(len(box)) if d not in ops.reduced_dims(node)))
 
     def _add(self, g: OpenGroup, node: Node, axes: Axes | None) -> None:
         g.add(node, axes, self.readers.get(g, ()))
@@ -441,7 +437,7 @@ class _Fusion:
         """The graph of groups and storage ops, from the outputs' view."""
         memo: dict[Node, Node] = {}
         for n in self.order:
-            if is_leaf(n):
+            if n.is_leaf:
                 memo[n] = n
             elif n in self.storage:
                 memo[n] = self._build_storage(n, memo)
@@ -452,7 +448,7 @@ class _Fusion:
         lasting = dict(enumerate(self.graph.lasting))
         for i, n in enumerate(self.graph.outputs):
             # an output is written by a group of its own, but what lasts as it is by none
-            own = not is_leaf(n) and memo[n] not in outputs and isinstance(memo[n].op, Group)
+            own = not n.is_leaf and memo[n] not in outputs and isinstance(memo[n].op, Group)
             stays = i in lasting and lasting[i][0] is n
             outputs.append(memo[n] if own or stays else _copy(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)

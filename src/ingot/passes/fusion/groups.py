@@ -8,7 +8,7 @@ from itertools import islice
 
 from ingot import ops
 from ingot.ir.layout import along_axes
-from ingot.ir.node import Const, Graph, Input, Node, topological
+from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.core.shape import View
@@ -20,28 +20,15 @@ Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box
 Path = tuple[tuple[int, int], ...]  # (reader, operand) of each view and gather between a group's loops and a value
 PATHS = 8  # through which a group computes one value: each is code of its own, and each further view doubles them
 
-FREE = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Windows, ops.Iota, ops.DimValue)
-REDUCTIONS = (ops.Reduce, ops.ArgReduce)
-
 
 def is_free(node: Node) -> bool:
     """Each group may have its own copy: a view, a counter, a scalar constant, or what a form of weights stands for."""
-    return isinstance(node.op, (*FREE, *ops.WEIGHT_FORMS)) or (isinstance(node.op, Const) and node.type.size == 1)
+    return node.op.duplicable or (node.constant is not None and node.type.size == 1)
 
 
 def is_pointwise(node: Node) -> bool:
     """Computed element by element inside any loop: elementwise ops, gathers, and views that are not free."""
     return category(node.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
-
-
-def is_leaf(node: Node) -> bool:
-    return isinstance(node.op, Input | Const)
-
-
-def reduced_dims(node: Node) -> tuple[int, ...]:
-    op = node.op
-    assert isinstance(op, REDUCTIONS)
-    return tuple(sorted(op.dims))
 
 
 def _view_axes(op: View, user: Node, node: Node, axes: Axes) -> Axes | None:
@@ -153,7 +140,7 @@ class OpenGroup:
         """Axes of `node` as an operand of `user`, from the user's axes."""
         axes = self.axes.get(user)
         op = user.op
-        if (isinstance(op, REDUCTIONS) and user in self.reductions) or (user is self.root and axes is None):
+        if (isinstance(op, ops.Reduction) and user in self.reductions) or (user is self.root and axes is None):
             return tuple(range(len(node.shape))) if node.shape == self.box else None
         if axes is None:
             return None
@@ -180,7 +167,7 @@ class OpenGroup:
         for n in topological([self.root], lambda n: n.inputs if n in self.members else ()):
             if n in self.members:
                 inside[n] = n.op(*(inside[i] for i in n.inputs), loc=n.loc)
-            elif isinstance(n.op, Const) and n.type.size == 1 and n not in memory:
+            elif n.constant is not None and n.type.size == 1 and n not in memory:
                 inside[n] = n
             else:
                 inside[n] = leaf(n)

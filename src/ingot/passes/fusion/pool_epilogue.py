@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.node import Const, Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import f32
 from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.group import Group
@@ -45,9 +45,9 @@ def _pooled(node: Node) -> Node | None:
     group = node.op
     if not isinstance(group, Group) or group.kind != "rows":
         return None
-    made = [i for i in node.inputs if not isinstance(i.op, Input | Const)]
+    made = [i for i in node.inputs if not i.is_leaf]
     found = [n for n in group.body.nodes() if category(n.op) is Category.REDUCTION]
-    if len(made) != 1 or len(found) != 1 or not all(isinstance(i.op, Const) for i in node.inputs if i not in made):
+    if len(made) != 1 or len(found) != 1 or not all(i.constant is not None for i in node.inputs if i not in made):
         return None
     x, (fold,) = group.body.inputs[node.inputs.index(made[0])], found
     op, rank = fold.op, fold.inputs[0].type.rank

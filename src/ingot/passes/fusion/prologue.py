@@ -24,7 +24,7 @@ from functools import partial
 
 from ingot import ops
 from ingot.ir.dims import DimLike, estimate, product
-from ingot.ir.node import Const, Graph, Node
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape, f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import base_of
@@ -147,7 +147,7 @@ def _is_twin(anchor: Node, other: Node) -> bool:
     if other.op != anchor.op or other.type != anchor.type or other.inputs[0] is not anchor.inputs[0]:
         return False
     (b, c) = anchor.inputs[1], other.inputs[1]
-    if isinstance(b.op, Const) and isinstance(c.op, Const):
+    if b.constant is not None and c.constant is not None:
         return b.type == c.type
     alike = type(b.op) is type(c.op) and [i.type for i in b.inputs] == [i.type for i in c.inputs]
     return alike and isinstance(b.op, ops.WEIGHT_FORMS) and b.type == c.type
@@ -246,7 +246,7 @@ def _keeps_rows(n: Node) -> bool:
 def _is_row_by_row(n: Node, policy: FusionPolicy) -> bool:
     """Whether row i of the result is row i of the first operand times a constant, which stays in a core's caches."""
     loops, op = _loops(n), n.op
-    if loops is None or n.dtype != f32 or not isinstance(n.inputs[1].op, Const):
+    if loops is None or n.dtype != f32 or n.inputs[1].constant is None:
         return False
     if isinstance(op, ops.DotGeneral):
         plain = not op.batch[0] and n.inputs[1].type.rank == 2
@@ -264,7 +264,7 @@ def _is_depthwise(anchor: Node) -> bool:
     if not ops.is_depthwise(anchor) or not isinstance(op, ops.Convolution) or op.lhs_layout != "NHWC":
         return False
     whole = not any(map(any, op.padding)) and all(d == 1 for d in op.lhs_dilation)
-    return whole and isinstance(anchor.inputs[1].op, Const) and anchor.dtype == f32
+    return whole and anchor.inputs[1].constant is not None and anchor.dtype == f32
 
 
 def _static_image(x: Node) -> bool:
@@ -275,7 +275,7 @@ def _pads_image(pad: Node) -> bool:
     """Rows and columns of zeros around each image."""
     op, fill = pad.op, pad.inputs[1]
     assert isinstance(op, ops.Pad)
-    zero = isinstance(fill.op, Const) and not any(fill.op.value.tobytes())
+    zero = fill.constant is not None and not any(fill.constant.value.tobytes())
     ends = [op.low[0], op.high[0], op.low[3], op.high[3]]
     around = all(isinstance(d, int) and d >= 0 for i in (1, 2) for d in (op.low[i], op.high[i]))
     return zero and around and not any(op.interior) and all(d == 0 for d in ends)
@@ -288,9 +288,9 @@ def _is_expansion(n: Node) -> bool:
     _, _, k = loops
     plain = all(s == 1 for s in op.strides) and not any(map(any, op.padding)) and all(d == 1 for d in op.lhs_dilation)
     images = n.inputs[0].dtype == f32 and n.shape[1] != 1 and n.shape[2] != 1
-    return plain and images and isinstance(k, int) and isinstance(n.inputs[1].op, Const)
+    return plain and images and isinstance(k, int) and n.inputs[1].constant is not None
 
 
 def _is_spread(node: Node) -> bool:
     """A broadcast of something small, or a scalar."""
-    return isinstance(node.op, ops.BroadcastInDim | Const)
+    return node.constant is not None or isinstance(node.op, ops.BroadcastInDim)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Input, Node, Op, rebuilt
+from ingot.ir.node import Graph, Input, Node, Op, rebuilt
 from ingot.ops.group import Group
 
 _PLAIN = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Quantize)
@@ -58,7 +58,7 @@ def _scalars(body: Graph) -> list[Node]:
             and all(plain(u) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _PLAIN) for u in read)
         )
 
-    constants = (n for n in body.nodes() if isinstance(n.op, Const) and n.type.size == 1)
+    constants = (n for n in body.nodes() if n.constant is not None and n.type.size == 1)
     return [n for n in constants if (n.dtype.is_float or n.dtype.bits == 8) and plain(n)]
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.dims import Dim, DimLike, bounds, narrowed
-from ingot.ir.node import Const, Graph, Node
+from ingot.ir.node import Graph, Node
 from ingot.support.errors import ShapeError
 
 _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each has every value of its operand
@@ -86,6 +86,6 @@ def _value(n: Node) -> DimLike | None:
         n = n.inputs[0]
     if isinstance(n.op, ops.DimValue):
         return n.op.dim
-    if isinstance(n.op, Const):
-        return None if n.op.array.splat is None else int(n.op.array.splat)
+    if n.constant is not None:
+        return None if n.constant.splat is None else int(n.constant.splat)
     return None

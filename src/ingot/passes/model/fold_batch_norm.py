@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Node, const, deferred, splat_of
+from ingot.ir.node import Graph, Node, const, deferred, splat_of
 from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.support.dataclass import dataclass
 
@@ -81,7 +81,7 @@ def _anchor(n: Node, uses: Mapping[Node, int]) -> _Chain | None:
     x, w = n.inputs
     if uses[w] > 1:  # they would be stored twice
         return None
-    if not isinstance(w.op, Const) or not w.dtype.is_float or w.dtype.bits < 16:
+    if w.constant is None or not w.dtype.is_float or w.dtype.bits < 16:
         return None
     if isinstance(n.op, ops.MatMul) and (len(w.shape) != 2 or len(x.shape) < 2):
         return None
@@ -96,8 +96,8 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
     """A contraction with scaled weights, and what is added to it; None where they are not finite."""
     anchor = chain.anchor
     x, w = anchor.inputs
-    assert isinstance(w.op, Const)
-    weights, dtype = w.op.array, w.dtype.numpy
+    assert w.constant is not None
+    weights, dtype = w.constant, w.dtype.numpy
     parts, spread = _channels(anchor)
     scale = chain.scale.reshape(spread)
 
@@ -162,7 +162,7 @@ def _extended(chain: _Chain, n: Node, at: int) -> _Chain | None:
 
 
 def _norm(chain: _Chain, n: Node, eps: float) -> _Chain | None:
-    parameters = [i.op.value.astype(np.float64) for i in n.inputs[1:] if isinstance(i.op, Const)]
+    parameters = [i.constant.value.astype(np.float64) for i in n.inputs[1:] if i.constant is not None]
     if len(parameters) != 4 or chain.place != 1:
         return None
     scale, bias, mean, var = parameters
@@ -193,4 +193,4 @@ def _along(n: Node, axis: int, channels: int) -> np.ndarray | None:
         return None
     while isinstance(n.op, ops.Reshape):
         n = n.inputs[0]
-    return n.op.value.reshape(-1).astype(np.float64) if isinstance(n.op, Const) else None
+    return n.constant.value.reshape(-1).astype(np.float64) if n.constant is not None else None

@@ -51,7 +51,7 @@ def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list
         if not isinstance(n.op, ops.MatMul) or n in outputs:
             continue
         x, w = n.inputs
-        if not isinstance(w.op, Const) or w.type.rank != 2 or isinstance(x.op, Const):
+        if w.constant is None or w.type.rank != 2 or x.constant is not None:
             continue
         product = _rounded(_with_bias(n, w, users), users, outputs)
         readers = users.get(product.result, [])
@@ -104,7 +104,7 @@ def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
 def _joined(weights: list[Node]) -> Node:
     """[W V ...], side by side, made when it is read."""
     joined = ops.Concat(1).infer(*(w.type for w in weights))
-    arrays = [w.op.array for w in weights if isinstance(w.op, Const)]
+    arrays = [w.constant for w in weights if w.constant is not None]
 
     def make() -> np.ndarray:
         values = [a.value for a in arrays]

@@ -17,7 +17,8 @@ from ingot.ir.kernel import Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import bf16, boolean, f16, f32, i64
-from ingot.ops import DynamicUpdateSlice, Scatter
+from ingot.ops import Scatter
+from ingot.ops.core.base import Category, category
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -43,7 +44,7 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
 
 def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """The same where the result lies over the operand: the updates alone are written."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, Scatter | DynamicUpdateSlice))
+    anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
     if isinstance(anchor.op, Scatter):
         return _Scattering(anchor, body, ins, outs, machine).lower(in_place=True)
     return Lowered(()) if 0 in anchor.inputs[1].shape else Lowered((_slice_update(anchor, body, ins, outs, machine),))

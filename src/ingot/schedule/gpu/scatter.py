@@ -16,6 +16,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import boolean, i64
 from ingot.ops import DynamicUpdateSlice, Scatter
+from ingot.ops.core.base import Category, category
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
@@ -85,7 +86,7 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
 def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """The same where the result lies over the operand: an updated slice, and updates that cannot meet as each window is
     alone, run over the updates; others over all elements, each of which is read by whoever writes it."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, Scatter | DynamicUpdateSlice))
+    anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
     op, out = anchor.op, pull_back(body.outputs[0], anchor, outs[0])
     assert out is not None  # else it is not in place
     updates = anchor.inputs[2 if isinstance(op, Scatter) else 1]

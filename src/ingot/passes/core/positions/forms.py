@@ -35,10 +35,10 @@ def fit(ends: tuple[DimLike | None, ...], dtype: DType) -> bool:
 
 
 def _const_form(p: Known, n: Node, depth: int) -> Affine | None:
-    assert isinstance(n.op, Const)
-    if not 0 < n.op.array.size <= COUNTER:
+    assert n.constant is not None
+    if not 0 < n.constant.size <= COUNTER:
         return None
-    value = n.op.value
+    value = n.constant.value
     if max(abs(int(value.min())), abs(int(value.max()))) > MOST:
         return None
     start = int(value.reshape(-1)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
-from ingot.ir.dims import dim_max, dim_min, product
+from ingot.ir.dims import DimLike, dim_max, dim_min, product
 from ingot.ir.node import Node
 from ingot.ir.types import boolean
 from ingot.passes.core.positions.affine import UNKNOWN, Known, Range, at_least
@@ -70,14 +70,24 @@ def _smaller(a: Range, b: Range) -> Range:
     return (None if a[0] is None or b[0] is None else dim_min(a[0], b[0])), high
 
 
-def _sum_range(p: Known, n: Node, depth: int) -> Range:
-    op, (x,) = n.op, n.inputs
-    assert isinstance(op, ops.CumReduce | ops.Reduce)
-    low, high = p.range(x, depth)
-    if op.kind != "sum" or not at_least(low, 0):
+def _reduce_range(p: Known, n: Node, depth: int) -> Range:
+    assert isinstance(n.op, ops.Reduce)
+    (x,) = n.inputs
+    return _sum_range(n.op.kind, p.range(x, depth), product(x.shape[d] for d in n.op.dims))
+
+
+def _cumulative_range(p: Known, n: Node, depth: int) -> Range:
+    assert isinstance(n.op, ops.CumReduce)
+    (x,) = n.inputs
+    return _sum_range(n.op.kind, p.range(x, depth), x.shape[n.op.dim])
+
+
+def _sum_range(kind: str, x: Range, count: DimLike) -> Range:
+    """The range of what folds up to `count` numbers, each in the range `x`."""
+    low, high = x
+    if kind != "sum" or not at_least(low, 0):
         return UNKNOWN
-    size = x.shape[op.dim] if isinstance(op, ops.CumReduce) else product(x.shape[d] for d in op.dims)
-    return 0, None if high is None else high * size
+    return 0, None if high is None else high * count
 
 
 RANGES: dict[type, Callable[[Known, Node, int], Range]] = {
@@ -96,6 +106,6 @@ RANGES: dict[type, Callable[[Known, Node, int], Range]] = {
     ops.Clamp: _clamp_range,
     ops.Max: _max_range,
     ops.Min: _min_range,
-    ops.CumReduce: _sum_range,
-    ops.Reduce: _sum_range,
+    ops.CumReduce: _cumulative_range,
+    ops.Reduce: _reduce_range,
 }

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ingot import ops
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Const, Node
+from ingot.ir.node import Node
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean, i64
 from ingot.passes.core.positions.affine import UNKNOWN, Affine, Range, at_least
@@ -73,9 +73,9 @@ class Positions:
         found = form.range(n.shape) if form is not None else None
         if found is not None:
             return found
-        if isinstance(n.op, Const):
-            few = 0 < n.op.array.size <= COUNTER
-            return (int(n.op.value.min()), int(n.op.value.max())) if few else UNKNOWN
+        if n.constant is not None:
+            few = 0 < n.constant.size <= COUNTER
+            return (int(n.constant.value.min()), int(n.constant.value.max())) if few else UNKNOWN
         rule = RANGES.get(type(n.op))
         found = UNKNOWN if rule is None else rule(self, n, depth - 1)
         return found if fit(found, n.dtype) else UNKNOWN
@@ -217,7 +217,7 @@ class Positions:
         """gather(start + step * iota, i) -> start + step * clamp(0, i, n - 1), of single elements"""
         form = self.form(x)
         whole = (*op.collapsed_slice_dims, *op.operand_batching_dims)
-        if form is None or len(whole) != x.type.rank or (isinstance(x.op, Const) and x.type.size == 1):
+        if form is None or len(whole) != x.type.rank or (x.constant is not None and x.type.size == 1):
             return None
         moving = [d for d, s in enumerate(form.steps) if not (isinstance(s, int) and s == 0)]
         if len(moving) != 1 or moving[0] not in op.start_index_map:

@@ -117,7 +117,7 @@ def _lower_parts(
     partial, total = parts
     whole = body.with_outputs(rebuilt(body.outputs, {anchor: total}))
     known = dict(zip(body.inputs, constant, strict=True))
-    moved = any(isinstance(n.op, ops.Reshape | ops.Transpose) and anchor in topological([n]) for n in body.nodes())
+    moved = any(n.op.permutes and anchor in topological([n]) for n in body.nodes())
 
     def products(start: Graph, own: tuple[Layout, ...], places: tuple[Layout, ...], machine: Machine) -> Lowered:
         return lower_contraction(start, own, places, tuple(known[n] for n in start.inputs), machine)

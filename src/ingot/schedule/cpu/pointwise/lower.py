@@ -14,7 +14,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, For, Gather, If, Kernel, Let, Stmt, Store
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape, boolean
 from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
@@ -238,7 +238,7 @@ def _before_reshapes(body: Graph, outs: tuple[Layout, ...]) -> tuple[Graph, tupl
     """The group without reshapes at its end, where they are strides of its results: a vector then does not run from
     one line of what is reshaped into the next."""
     roots = tuple(base_of(n, (ops.Reshape,)) for n in body.outputs)
-    computed = not any(isinstance(n.op, Input | Const) for n in roots)
+    computed = not any(n.is_leaf for n in roots)
     if roots == body.outputs or not computed or len({n.shape for n in roots}) > 1:
         return body, outs
     places = [pull_back(n, root, lay) for n, root, lay in zip(body.outputs, roots, outs, strict=True)]

@@ -19,7 +19,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import estimate, product
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Node
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import boolean
 from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
@@ -91,11 +91,11 @@ def _dense(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> bo
         dense &= lay.is_contiguous if n.shape == shape else product(n.shape[:-1]) == 1 and n.type.rank <= 2
     spreads = [n for n in body.nodes() if isinstance(n.op, ops.BroadcastInDim) and n.shape == shape]
     spread = bool(spreads) and not any(map(_along_lines, spreads))
-    plain = all(
-        n in body.inputs or isinstance(n.op, ops.BroadcastInDim | Const) or category(n.op) is Category.ELEMENTWISE
-        for n in body.nodes()
-    )
-    return dense and spread and plain
+    return dense and spread and all(n.is_leaf or _is_plain(n) for n in body.nodes())
+
+
+def _is_plain(n: Node) -> bool:
+    return isinstance(n.op, ops.BroadcastInDim) or category(n.op) is Category.ELEMENTWISE
 
 
 def _along_lines(node: Node) -> bool:

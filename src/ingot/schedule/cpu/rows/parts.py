@@ -57,13 +57,13 @@ def join_parts(body: Graph, cut: Cut) -> tuple[Graph, tuple[Node, ...]] | None:
         op = reduction(n)
         if not found.intersection(topological([n.inputs[0]])):
             wide = cut.of(n.inputs[0])
-            values = Reduce(op.kind, cut.dims(op.dims))(wide)
+            values = Reduce(op.kind, cut.dims(op.reduced))(wide)
             own = (values,)
             if isinstance(op, ArgReduce):
                 own = (values, replace(op, dim=cut.at + 1)(wide))
-                result = _place(op, *own, cut.where(op.dims), wide)
+                result = _place(op, *own, cut.where(op.reduced), wide)
             else:
-                result = Reduce(op.kind, (cut.where(op.dims),))(values)
+                result = Reduce(op.kind, (cut.where(op.reduced),))(values)
         else:
             late = _Late.of(n, found)
             if late is None:
@@ -107,14 +107,14 @@ class _Late:
         if found.intersection(topological([x])) or not isinstance(spread.op, ops.BroadcastInDim):
             return None
         (row,) = spread.inputs
-        kept = tuple(n for d, n in enumerate(x.shape) if d not in op.dims)
-        at_rows = [row.shape[i] for i, d in enumerate(spread.op.dims) if d not in op.dims]
+        kept = tuple(n for d, n in enumerate(x.shape) if d not in op.reduced)
+        at_rows = [row.shape[i] for i, d in enumerate(spread.op.dims) if d not in op.reduced]
         if tuple(at_rows) != kept or product(row.shape) != product(kept):
             return None
         # a maximum alone keeps what is joined from overflowing
         below = found.intersection(topological([row]))
         tops = all(isinstance(m.op, Reduce) and m.op.kind == "max" and m.inputs[0] is x for m in below)
-        return _Late(x, row, exponential, op.dims) if tops or not exponential else None
+        return _Late(x, row, exponential, op.reduced) if tops or not exponential else None
 
     def joined(self, cut: Cut, row: Node) -> tuple[tuple[Node, ...], Node]:
         """What is reduced of the parts, and the reduction that joins it, given the value of `row`."""

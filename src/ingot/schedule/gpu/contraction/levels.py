@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Node
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape, u8
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
@@ -129,8 +129,8 @@ def levels_of(
     left = [at]
 
     def parameter(name: str, p: Node) -> Parameter:
-        if isinstance(p.op, Const) and p not in body.inputs:
-            return Parameter(k.lit(float(p.op.value.reshape(()).item()), f32))
+        if p.constant is not None and p not in body.inputs:
+            return Parameter(k.lit(float(p.constant.value.reshape(()).item()), f32))
         index, own = operand_memory(body, p, ins)
         buffer = buffers[index]
         spread = own.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))

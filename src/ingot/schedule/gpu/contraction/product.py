@@ -18,7 +18,8 @@ from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8
-from ingot.ops import Convolution, Dequantize, DotGeneral
+from ingot.ops import Dequantize
+from ingot.ops.core.base import is_contraction
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
@@ -50,7 +51,7 @@ def lower_contraction(
 ) -> Lowered:
     """A product of two operands in memory and the pointwise ops behind it. A constant B is laid out with its columns
     side by side."""
-    anchors = tuple(n for n in body.nodes() if isinstance(n.op, DotGeneral | Convolution))
+    anchors = tuple(filter(is_contraction, body.nodes()))
     if is_depthwise(anchors[0]):
         return lower_depthwise(body, ins, outs, constant, anchors[0], machine)
     if has_single_row(anchors[0]):

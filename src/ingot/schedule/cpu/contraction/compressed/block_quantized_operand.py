@@ -9,7 +9,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Lit
-from ingot.ir.node import Const, Node
+from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, i32, static_shape, u8, u32
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
@@ -31,8 +31,8 @@ def block_quantized_operand(
     packs = [panels(g.b_at, c, plan, *static_shape((g.b_layout.offset,)))]
 
     def read(name: str, p: Node, moved: int) -> Buffer | Lit:
-        if isinstance(p.op, Const) and p not in g.body.inputs:
-            value = p.op.value.reshape(()).item()
+        if p.constant is not None and p not in g.body.inputs:
+            value = p.constant.value.reshape(()).item()
             return k.lit(float(value) + moved, f32)
         pack = _parameters(g, p, c, plan, moved)
         params.append((Buffer(name, pack.dtype), Arg("pack", len(packs))))
