@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -194,7 +195,7 @@ def test_a_host_argument_beside_those_on_the_gpu(fake: FakeDriver) -> None:
 
 def test_a_context_goes_from_stream_to_stream_in_order(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, places = Loaded(twice()), [fake.allocate(16), fake.allocate(16)]
-    context, streams = loaded.claim(), iter([7, 7, 8])
+    context, streams = loaded.claim(), itertools.chain([7, 7], itertools.repeat(8))
     monkeypatch.setattr(cuda, "_callers_stream", lambda: next(streams))
     for _ in range(3):
         context.run(context.bind(((4,),)), places, BOTH)
@@ -216,7 +217,7 @@ def test_capture_launches_kernels_in_memory_of_the_callers_graph(
 ) -> None:
     monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
     monkeypatch.setattr(cuda, "_scratch", lambda nbytes: Scratch(fake, nbytes))
-    loaded, branching, x = Loaded(twice()), Loaded(until_100()), np.arange(4, dtype=np.float32)
+    loaded, branching, x = Loaded(twice()), Loaded(until_100()), np.ones(4, np.float32)
     places = [fake.allocate(16), fake.allocate(32) + 4]
     ctypes.memmove(places[0], x.ctypes.data, 16)
     context, live = loaded.claim(), {"graph", "executable"}
@@ -521,3 +522,45 @@ def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
         for turn, y in enumerate(results):
             np.testing.assert_array_equal(y, np.full(3, 4 * (10 * number + turn), np.float32))
     assert len(found) == 4 == sum(kind == "stream" for kind, _ in fake.live)
+
+
+def test_a_model_that_goes_while_a_stream_is_captured_waits_for_nothing(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had is given back with the next one, or when one is loaded."""
+    first, second, x = Loaded(twice()), Loaded(until_100()), np.ones(4, np.float32)
+    run(first, x), run(second, x)
+    own = {*fake.live}
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
+    fake.capturing.add(7)
+    fake.log.clear()
+    del first
+    assert (fake.live, fake.log) == (own, [])
+    fake.capturing.clear()
+    third = Loaded(twice())
+    assert ("synchronize_all",) in fake.log and len(fake.live) < len(own)
+    fake.capturing.add(7)
+    del second
+    fake.capturing.clear()
+    del third
+    assert not fake.live
+
+
+def test_new_values_of_the_state_are_written_behind_the_last_call(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the caller's stream, which the next call waits for; the host waits for neither."""
+    loaded, places = Loaded(counting("")), [fake.allocate(16) for _ in range(2)]
+    held = Held(loaded._program.state, loaded.store)
+    streams = iter([7, 8, 8, 9])  # of a call; of a write, which asks twice; of a call
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: next(streams))
+    context = loaded.claim()
+    instance = context.bind(((4,), *held.shapes))
+    pointers, resident = [places[0], *held.pointers, places[1]], [True] * 4
+    context.run(instance, pointers, resident)
+    fake.log.clear()
+    held.write({"s": np.full(4, 3, np.float32)})
+    context.run(instance, pointers, resident)
+    assert [e for e in fake.log if e[0] in ("wait", "synchronize", "synchronize_all")] == [("wait", 8), ("wait", 9)]
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: 9)
+    np.testing.assert_array_equal(held.read()["s"], np.full(4, 6))

@@ -67,6 +67,7 @@ class Loaded:
         self._driver = driver()
         self._driver.enter()
         _refuse_captured(self._driver, "a model that is loaded already", "its first call")
+        _give_back_gone(self._driver)
         code = program.code["cuda"]
         arch = _arch(code.features, self._driver.capability)
         assert arch is not None
@@ -77,7 +78,7 @@ class Loaded:
         self._all: list[Context] = []
         # calls of a program with state come one after another, in one context
         self._turn = threading.Lock() if program.state else None
-        self._stores: list[_Memory] = []
+        self._stores: list[_Store] = []
         # a process that ends gives all back by itself, when the driver may be gone already
         held = [self._weights], self._stores
         weakref.finalize(self, _give_back, self._driver, self._image, held, self._all).atexit = False
@@ -86,8 +87,8 @@ class Loaded:
         self._driver.to_device(self._weights.address, weights.ctypes.data, weights.nbytes, 0)
         self._driver.synchronize(0)
 
-    def store(self, nbytes: int) -> _Memory:
-        memory = _Memory(self._driver)
+    def store(self, nbytes: int) -> _Store:
+        memory = _Store(self._driver, self._all)
         memory.hold(nbytes)
         self._stores.append(memory)
         self._driver.fill(memory.address, 0, memory.nbytes, 0)
@@ -150,6 +151,19 @@ class _Memory:
     def _free(self) -> None:
         self._driver.free(self.address)
 
+    def free(self) -> None:
+        if self.address:
+            self._free()
+        self.address = self.nbytes = 0
+
+
+class _Store(_Memory):
+    """Memory of state, which calls in one context read and write, one after another."""
+
+    def __init__(self, driver: Driver, contexts: list[Context]) -> None:
+        super().__init__(driver)
+        self._contexts = contexts
+
     def read(self, offset: int, nbytes: int) -> bytes:
         """What lies there once all has ended that was begun."""
         self._driver.enter()
@@ -161,16 +175,17 @@ class _Memory:
         return found.raw
 
     def write(self, offset: int, source: int, nbytes: int) -> None:
+        """Behind what was begun, on the caller's stream; the host waits where memory is pinned."""
         self._driver.enter()
         _refuse_captured(self._driver, "state that only the model writes", "new values of it, or a seed to draw by")
-        self._driver.synchronize_all()
-        self._driver.to_device(self.address + offset, source, nbytes, 0)
-        self._driver.synchronize(0)
-
-    def free(self) -> None:
-        if self.address:
-            self._free()
-        self.address = self.nbytes = 0
+        stream = _callers_stream()
+        for context in self._contexts:
+            context.begin(stream)
+        self._driver.to_device(self.address + offset, source, nbytes, stream)
+        for context in self._contexts:
+            context.end(stream)
+        if not self._contexts or self._driver.is_pinned(source):
+            self._driver.synchronize(stream)
 
 
 def _release(idle: list[Context], turn: threading.Lock | None, context: Context) -> None:
@@ -180,11 +195,25 @@ def _release(idle: list[Context], turn: threading.Lock | None, context: Context)
 
 
 def _give_back(
-    driver: Driver, image: Image, memory: tuple[list[_Memory], list[_Memory]], contexts: list[Context]
+    driver: Driver, image: Image, memory: tuple[list[_Memory], list[_Store]], contexts: list[Context]
 ) -> None:
-    """All that a model has of the GPU, once what was begun has ended."""
+    """All that a model has of the GPU, once what was begun has ended. While a stream is captured nobody may wait: it is
+    given back with the next model, or when one is loaded."""
     driver.enter()
-    driver.synchronize_all()
+    _GONE.append((image, memory, contexts))
+    if not _captured(driver):
+        _give_back_gone(driver)
+
+
+def _give_back_gone(driver: Driver) -> None:
+    gone = [_GONE.pop() for _ in range(len(_GONE))]
+    if gone:
+        driver.synchronize_all()
+    for own in gone:
+        _free(*own)
+
+
+def _free(image: Image, memory: tuple[list[_Memory], list[_Store]], contexts: list[Context]) -> None:
     for context in contexts:
         context.close()
     for held in chain(*memory):
@@ -208,11 +237,16 @@ def _callers_stream() -> int:
         return _DEFAULT
 
 
+def _captured(driver: Driver) -> bool:
+    """Whether the caller's stream is."""
+    stream = _callers_stream()
+    return stream != _DEFAULT and driver.is_capturing(stream)
+
+
 def _refuse_captured(driver: Driver, expected: str, got: str) -> None:
     """Raise DeviceError where the caller's stream is captured: what waits for the GPU, or takes memory of it, would end
     the capture with an error of the driver's."""
-    stream = _callers_stream()
-    if stream != _DEFAULT and driver.is_capturing(stream):
+    if _captured(driver):
         fix = "call the model once, or set its state, before the capture begins"
         raise DeviceError("a CUDA graph that is captured", expected=expected, got=got, fix=fix)
 
@@ -226,6 +260,7 @@ def _scratch(nbytes: int) -> Any:
 
 
 _DEFAULT = 0  # the stream that nobody creates, destroys or captures
+_GONE: list[tuple[Image, tuple[list[_Memory], list[_Store]], list[Context]]] = []  # of models that were collected
 
 
 class Instance(Binding):
@@ -291,7 +326,7 @@ class Context:
                 instance.graphs.run(places, stream)
                 known = True
             if known:
-                self._end(stream)
+                self.end(stream)
                 return
         self._direct = None
         state = range(len(self._program.inputs), len(pointers) - len(self._program.outputs))
@@ -300,7 +335,7 @@ class Context:
         if captured:
             self._record(instance, ends, stream)
             return
-        self._begin(stream)
+        self.begin(stream)
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
         host = resident is None  # whether the host may not go on before all has ended
@@ -329,11 +364,11 @@ class Context:
         if host:
             driver.synchronize(stream)
         if resident is not None:
-            self._end(stream)
+            self.end(stream)
             if not host and places[2:] == pointers:
                 self._direct = _Direct(instance, (self.arena.address, self._weights), resident, stream)
 
-    def _begin(self, stream: int) -> None:
+    def begin(self, stream: int) -> None:
         """What comes on the stream waits for the last run, wherever that was."""
         if stream != self._last and self._last is not None:
             if self._last == _DEFAULT:
@@ -341,7 +376,7 @@ class Context:
             self._driver.wait(stream, self._ended)
         self._last = stream
 
-    def _end(self, stream: int) -> None:
+    def end(self, stream: int) -> None:
         """An event behind the run; on the default stream, which lasts, only once another one waits for it."""
         if stream != _DEFAULT:
             self._driver.record(self._ended, stream)
