@@ -136,12 +136,18 @@ class _Flash:
         long = self.anchor.inputs[0].dtype != f32 and DEPTH < self.depth <= 2 * DEPTH
         height = 128 if long else 64
         height = max(LEAST, min(height, power_of_two(rows)))
-        while height > FEW and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
-            height //= 2
         width = max(LEAST, min(64, power_of_two(self._keys)))
+        narrow = all(x.dtype.bits <= 16 for x in self.anchor.inputs[:3]) and self.depth <= DEPTH
+        if narrow and rows > FEW and self.op.causal == "none" and self._keys > width:
+            # fewer turns, where these have no more keys that there are not
+            width *= 2 - (-(-self._keys // width) % 2)
+        least = FEW if self._keys > width else LEAST
+        while height > least and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
+            height //= 2
         programs = batch * heads * -(-rows // height)
         parts = max(1, min(self.machine.processors // max(1, programs), self._most_parts(width)))
-        return Flash(height, width, 8 if height == 128 else 4, 3 if self.depth <= DEPTH else 2, parts)
+        warps = 8 if height == 128 or (height == LEAST and narrow) else 4
+        return Flash(height, width, warps, 3 if self.depth <= DEPTH else 2, parts)
 
     @property
     def _keys(self) -> int:

@@ -34,6 +34,8 @@ MOST = 8  # results that share a channel of x
 WIDEST = 128  # channels of a tile
 LEAST, LARGEST = 256, 2048  # elements of a tile
 THREAD = 8  # of them, which it loads at once
+MANY = 32  # taps, beyond which these are what takes time, and threads more than wide loads
+FEW, ALONE = 64, 2  # elements of a tile, at least, and of a thread, of so many taps
 TOGETHER = 9  # taps whose loads are under way together
 
 
@@ -71,7 +73,8 @@ def lower_depthwise(
         taps, channels = _side_by_side(taps, channels)
     shape, width = tuple(c.extent for c in channels), product(c.extent for c in channels)
     positions = product(r.extent for r in loops.rows)
-    first = _tile(estimate(positions), estimate(width), machine)
+    many = product(t.extent for t in loops.reduce)
+    first = _tile(estimate(positions), estimate(width), estimate(many), machine)
     site = patch_site(body, anchor, loops, first, _admits)
     choice = decided(site, machine, Patch)
     tile = choice.rows, choice.columns
@@ -133,12 +136,14 @@ def _side_by_side(taps: tuple[Axis, ...], channels: tuple[Axis, ...]) -> tuple[t
     return taps, channels
 
 
-def _tile(positions: int, channels: int, machine: Machine) -> Patch:
+def _tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
     """As many channels side by side as there are without a rest."""
-    width = max(16, min(WIDEST, channels & -channels, power_of_two(channels)))
-    size = min(LARGEST, max(LEAST, power_of_two(positions * channels // machine.programs)))
+    least, own = (LEAST, THREAD) if taps <= MANY else (FEW, ALONE)
+    share = positions * channels // machine.programs
+    size = min(LARGEST, max(least, power_of_two(share if taps <= MANY else share // 2 + 1)))
+    width = max(16, min(WIDEST, size, channels & -channels, power_of_two(channels)))
     rows = max(1, min(size // width, power_of_two(positions)))
-    return Patch(rows, width, min(8, max(1, rows * width // (32 * THREAD))))
+    return Patch(rows, width, min(8, max(1, rows * width // (32 * own))))
 
 
 def _admits(choice: Patch) -> bool:
