@@ -174,7 +174,7 @@ def quantize(
         at_least: the part of the float model's metric that is kept, such as 0.99. latency_ms: of a call. size_mb: of
             code and weights. Without any of them: what is fastest within 0.99 of the metric, or a cosine of 0.997.
         seconds: about how long to search. formats: what to try, of float32, bfloat16, float16, int8, int8-dynamic,
-            weight8, weight4. seed: of what is kept apart.
+            int16, weight8, weight4. seed: of what is kept apart.
         table: a file that keeps what was measured; a search with the same one repeats no measurement.
 
     Returns: a compiled model with a `report` (docs/quantize.md).

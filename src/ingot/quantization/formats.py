@@ -2,6 +2,8 @@
 
 y = dot(x, w)   ->   int8           dot(dequantize(quantize(x)), dequantize(levels of w)): in integers, fused
                      int8-shared    the same, and what else reads x (an addition, a pool) reads these levels
+                     int16          as int8, and the same weights times levels of what x1 = dequantize(...) leaves of x:
+                                    dot(x1, w) + dot(dequantize(quantize(x - x1)), w)
                      int8-dynamic   as int8, x's scale found in each call; of a recurrent layer the state's at each step
                      weight8, 4     dot(x, dequantize(blocks of levels of w))
                      bfloat16       dot(convert(x), convert(w)): f32;   float16: w alone
@@ -23,8 +25,8 @@ from ingot.quantization.sites import Group, Site, StateSite
 from ingot.quantization.weights import Channels, Quantized, by_channel, feedback, in_blocks
 from ingot.support.dataclass import dataclass
 
-FLOAT, STATIC, SHARED, DYNAMIC = "float32", "int8", "int8-shared", "int8-dynamic"
-LEVELS = (STATIC, SHARED, DYNAMIC)  # formats of values in 8 bits
+FLOAT, STATIC, SHARED, DYNAMIC, PAIRED = "float32", "int8", "int8-shared", "int8-dynamic", "int16"
+LEVELS = (STATIC, SHARED, DYNAMIC, PAIRED)  # formats of values in 8 bits, or in twice as many
 BITS = {"weight8": 8, "weight4": 4}
 STORED: dict[str, DType] = {"bfloat16": bf16, "float16": f16}
 FORMATS = (FLOAT, "bfloat16", "float16", *LEVELS, *BITS)
@@ -169,7 +171,15 @@ def _product(group: Group, site: Site, recipe: Recipe, form: str, x: Node) -> No
         rounding = recipe.rounding(group, form)
         x = x if rounding.factors is None else ops.mul(x, along(const(rounding.factors), group.axis, x), loc=x.loc)
         x = _dynamic(x) if rounding.levels is None else _static(x, rounding.levels)
-    y = n.op(x, recipe.node(group, site, form), loc=n.loc)
+    w = recipe.node(group, site, form)
+    if form == PAIRED:
+        levels = recipe.rounding(group, form).levels
+        assert levels is not None
+        high = _static(x, levels)
+        low = _static(ops.sub(x, high, loc=x.loc), levels.within())
+        y = ops.add(n.op(high, w, loc=n.loc), n.op(low, w, loc=n.loc), loc=n.loc)
+    else:
+        y = n.op(x, w, loc=n.loc)
     shift = recipe.shift(group, site, form, quantized.value(site))
     return y if shift is None or not shift.any() else ops.add(y, along(const(shift), site.axes.result, y), loc=n.loc)
 
@@ -232,7 +242,7 @@ def offered(group: Group, seen: Seen, asked: Sequence[str]) -> tuple[str, ...]:
     """The formats of `asked` that the group can have, float32 first."""
     forms = [f for f in asked if f != FLOAT]
     if not seen.usable:
-        forms = [f for f in forms if f not in (STATIC, SHARED)]
+        forms = [f for f in forms if f not in (STATIC, SHARED, PAIRED)]
     if not group.shared:
         forms = [f for f in forms if f != SHARED]
     if not group.plain:

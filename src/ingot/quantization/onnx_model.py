@@ -2,6 +2,7 @@
 
     MatMul(x, W)   ->   MatMul(DequantizeLinear(QuantizeLinear(x)), DequantizeLinear(levels of W))       int8
                         MatMul(DequantizeLinear(DynamicQuantizeLinear(x)), ...)                          int8-dynamic
+                        the same, and MatMul(DequantizeLinear(QuantizeLinear(rest of x)), ...) added         int16
                         as int8, and all other readers of x read DequantizeLinear(QuantizeLinear(x))     int8-shared
                         MatMulNBits(x, packed levels)                                                    weight8, 4
 
@@ -19,7 +20,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ingot.ir.types import f16
-from ingot.quantization.formats import DYNAMIC, FLOAT, SHARED, STORED, Formats, Recipe
+from ingot.quantization.formats import DYNAMIC, FLOAT, PAIRED, SHARED, STORED, Formats, Recipe
+from ingot.quantization.ranges import Levels
 from ingot.quantization.sites import Group, Site, StateSite
 from ingot.quantization.weights import Blocks, Channels
 from ingot.support.errors import InputError
@@ -83,10 +85,30 @@ class _Writer:
             if isinstance(quantized, Blocks):
                 self._in_blocks(node, site, quantized, factors)
             else:
-                node.input[0] = self._rounded(node, group, form)
+                x, node.input[0] = node.input[0], self._rounded(node, group, form)
                 node.input[1] = self._dequantized(node, site, quantized, factors)
+                if form == PAIRED:
+                    self._add_rest(node, x, group)
         if shift is not None and shift.any():
             self._shifted(node, site, shift / factors)
+
+    def _add_rest(self, node: onnx.NodeProto, x: str, group: Group) -> None:
+        """The product of what rounding leaves of x."""
+        levels = self.recipe.rounding(group, PAIRED).levels
+        assert levels is not None
+        key = x, "rest", group.name
+        if key not in self.values:
+            (rest,) = self._node(node, "Sub", [x, node.input[0]])
+            self.values[key] = self._at_levels(node, rest, levels)
+        flags = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        (product,) = self._node(node, node.op_type, [self.values[key], node.input[1]], **flags)
+        self._added(node, product)
+
+    def _at_levels(self, at: onnx.NodeProto, x: str, levels: Levels) -> str:
+        scale = self._constant(np.array(levels.scale, np.float32), "scale")
+        zero = self._constant(np.array(levels.zero, np.uint8), "zero")
+        (q,) = self._node(at, "QuantizeLinear", [x, scale, zero])
+        return self._node(at, "DequantizeLinear", [q, scale, zero])[0]
 
     def _state_weights(self, node: onnx.NodeProto, group: Group, site: Site, form: str) -> str:
         """Levels of all rows of [directions, rows, hidden]. That the state is rounded, too, has no words in ONNX."""
@@ -144,13 +166,10 @@ class _Writer:
             shape = [-1 if d == group.axis else 1 for d in range(group.value.type.rank)]
             (x,) = self._node(at, "Mul", [x, self._constant(rounding.factors.reshape(shape), "factors")])
         if form == DYNAMIC:
-            q, scale, zero = self._node(at, "DynamicQuantizeLinear", [x], 3)
+            (self.values[key],) = self._node(at, "DequantizeLinear", self._node(at, "DynamicQuantizeLinear", [x], 3))
         else:
             assert rounding.levels is not None
-            scale = self._constant(np.array(rounding.levels.scale, np.float32), "scale")
-            zero = self._constant(np.array(rounding.levels.zero, np.uint8), "zero")
-            (q,) = self._node(at, "QuantizeLinear", [x, scale, zero])
-        (self.values[key],) = self._node(at, "DequantizeLinear", [q, scale, zero])
+            self.values[key] = self._at_levels(at, x, rounding.levels)
         for reader in readers:
             reader.input[:] = [self.values[key] if name == x else name for name in reader.input]
         return self.values[key]

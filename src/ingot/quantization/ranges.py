@@ -18,6 +18,7 @@ from ingot.support.dataclass import dataclass
 METHODS = ("minmax", "percentile", "entropy", "mse")
 BINS, LAST = 2048, 255
 PARTS, ROWS = 4, 32  # calls of which a part is kept to try rounding on, and rows of each
+ENTRIES = 2  # of images: the first, and that with the largest magnitude, which is cut most
 _TAIL = 1e-4
 _CUTS = np.linspace(0.2, 1.0, 41)
 
@@ -28,6 +29,10 @@ class Levels:
 
     scale: float
     zero: int
+
+    def within(self) -> Levels:
+        """Of what lies between two levels."""
+        return Levels(float(np.float32(self.scale / (LAST + 1))), (LAST + 1) // 2)
 
 
 @dataclass
@@ -41,7 +46,8 @@ class Seen:
     lows: NDArray[np.float32] | None = None  # by channel
     highs: NDArray[np.float32] | None = None
     total: NDArray[np.float64] | None = None
-    parts: list[NDArray[np.float32]] = field(default_factory=list)  # of the value in some calls: rows, or entries
+    parts: list[NDArray[np.float32]] = field(default_factory=list)  # of the value: rows of some calls, or ENTRIES
+    extreme: float = 0.0  # magnitude of what is in the second part
     bins: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64))
 
     def bound(self, x: np.ndarray, axis: int, plain: bool) -> None:
@@ -59,10 +65,23 @@ class Seen:
             lows, highs, total = np.minimum(self.lows, lows), np.maximum(self.highs, highs), self.total + total
             self.lows, self.highs, self.total = lows, highs, total
         self.low, self.high = float(lows.min()), float(highs.max())
-        if len(self.parts) < (PARTS if plain else 1):
-            entries = x if axis == 0 else x[:1]
-            self.parts.append((rows[:: max(1, len(rows) // ROWS)][:ROWS] if plain else entries).copy())
+        if not plain:
+            self._keep_entry(x, axis, float(np.maximum(-lows, highs).max()))
+        elif len(self.parts) < PARTS:
+            self.parts.append(rows[:: max(1, len(rows) // ROWS)][:ROWS].copy())
         self.count += len(rows)
+
+    def _keep_entry(self, x: np.ndarray, axis: int, largest: float) -> None:
+        """The first, and the one of the largest magnitude."""
+        if not self.parts:
+            self.parts.append((x if axis == 0 else x[:1]).copy())
+        if largest <= self.extreme:
+            return
+        at = 0 if axis == 0 else int(np.abs(x).reshape(len(x), -1).max(axis=1).argmax())
+        self.extreme = largest
+        del self.parts[1:]
+        if self.count or at:
+            self.parts.append((x if axis == 0 else x[at : at + 1]).copy())
 
     def fill(self, x: np.ndarray) -> None:
         """The second walk."""

@@ -14,14 +14,14 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike
-from ingot.quantization.formats import DYNAMIC, LEVELS, SHARED, Rounding, smoothed
-from ingot.quantization.ranges import LAST, METHODS, Levels, Seen, spread
+from ingot.quantization.formats import DYNAMIC, LEVELS, PAIRED, SHARED, Rounding, smoothed
+from ingot.quantization.ranges import ENTRIES, LAST, METHODS, Levels, Seen, spread
 from ingot.quantization.sites import Group, Site
 from ingot.quantization.weights import by_channel
 from ingot.support import progress
 
 SMOOTHINGS = (0.5, 0.75, 0.9)
-WINDOWS = 256  # of an entry of an image that convolutions are tried on
+WINDOWS = 256 // ENTRIES  # of an entry of an image that convolutions are tried on
 _FARTHEST = 1e4  # of factors from their mean
 # factors for channels cost time, most where values were only moved as bytes before: they must gain something
 _ENOUGH, _LITTLE = 3e-5, 1.3
@@ -41,8 +41,13 @@ def roundings(
             if DYNAMIC in formats:
                 out[group.name, DYNAMIC] = Rounding(error=max(_weights_error(site) for site in group.sites))
             continue
-        tried = _Tried(group, own)
-        for form in (f for f in LEVELS if f in formats and (f != SHARED or group.shared)):
+        if PAIRED in formats:
+            off = max(_weights_error(site) for site in group.sites)
+            out[group.name, PAIRED] = Rounding(levels=own.levels("minmax"), error=off)
+        asked = [f for f in LEVELS if f in formats and f != PAIRED and (f != SHARED or group.shared)]
+        tried = _Tried(group, own) if asked else None
+        for form in asked if tried else ():
+            assert tried is not None
             judged = [tried.judged(r) for r in _candidates(group, own, form, methods)]
             plain = min((r for r in judged if r.factors is None), key=lambda r: r.error)
             best = min(judged, key=lambda r: r.error)

@@ -27,6 +27,7 @@ from ingot.quantization.formats import (
     FLOAT,
     FORMATS,
     LEVELS,
+    PAIRED,
     SHARED,
     STATIC,
     STORED,
@@ -215,7 +216,9 @@ class _Work:
         points: list[Point] = []
         for form in (FLOAT, *(f for f in self.formats if f != FLOAT)):
             formats = self._uniformly(form)
-            enough = self._late() and self.best is not None and self.best[0].name != FLOAT
+            known = self.best is not None and self.best[0].name != FLOAT
+            # what is more exact is asked for where 8 bits lose too much
+            enough = known and (self._late() or (form == PAIRED and self.goals.least is not None))
             if form != FLOAT and (not formats or enough):
                 continue
             progress.report(f"measure {form}")
@@ -371,7 +374,7 @@ class _Work:
 def _formats(asked: Asked) -> tuple[str, ...]:
     """What is tried where nothing is asked for: weights of few bits only for small models, bfloat16 where products of
     it are one instruction."""
-    forms = [STATIC, DYNAMIC]
+    forms = [STATIC, DYNAMIC, PAIRED]
     if any("bf16" in name for name in features_of("native").features):
         forms.append("bfloat16")
     return (*forms, *(BITS if asked.size_mb is not None else ()))

@@ -20,6 +20,7 @@ from ingot.quantization.sites import Group, Site, StateSite
 from ingot.runtime.executor import CompiledModel
 
 _PLAIN, _STATIC, _SHARED, _DYNAMIC, _BFLOAT16 = range(5)
+# two bytes (int16) are near enough to the value that only its weights are rounded here
 _MODES = {STATIC: _STATIC, SHARED: _SHARED, DYNAMIC: _DYNAMIC, "bfloat16": _BFLOAT16}
 
 
