@@ -8,6 +8,7 @@ programs' runs and the compiling of the kernels that changed; everything else of
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -261,9 +262,10 @@ def spots_of(launches: Sequence[Launch], times: NDArray[np.float64], sizes: Mapp
 
 
 def _of_site(launches: Sequence[Launch], key: str, seconds: NDArray[np.float64]) -> float:
-    """Seconds of all launches of a site."""
-    mine = (x for x in launches if x.site is not None and x.site.key == key)
-    return float(sum(seconds[x.first : x.last].sum() for x in mine))
+    """Seconds of all launches of a site; groups that share a launch have a part each."""
+    together = Counter((x.first, x.last) for x in launches)
+    mine = [(x.first, x.last) for x in launches if x.site is not None and x.site.key == key]
+    return float(sum(seconds[first:last].sum() / together[first, last] for first, last in mine))
 
 
 def _burst(model: CompiledModel, feeds: Feeds, calls: int) -> float:
