@@ -43,7 +43,7 @@ def differentiate(
     model: Any, example_inputs: Any, wrt: str | Sequence[str] | None, dynamic: Any, threads: int | None
 ) -> DifferentiatedModel:
     """See `ingot.value_and_grad`."""
-    read = open_model(model, Request(example_inputs, dynamic)).stateless()
+    read = open_model(model, Request(example_inputs, dynamic, gradients=True)).stateless()
     graph = read.graph
     if len(graph.results) != 1:
         raise InputError("the model", expected="one result, the loss", got=f"{len(graph.results)} results")

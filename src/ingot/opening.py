@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a model beside itself; None: nothing. See `ingot.compile`."""
+    """What is asked of a model beside itself; None: nothing. See `ingot.compile`. gradients: whether it is to be
+    differentiated, so that its graph has to tell what has no gradient."""
 
     example_inputs: Any = None
     dynamic: Any = None
@@ -41,11 +43,12 @@ class Request:
     inputs: Any = None
     outputs: Any = None
     state: Mapping[str, str] | None = None
+    gradients: bool = False
 
     @property
     def asked(self) -> list[str]:
         """The words that something was said for."""
-        return [f.name for f in fields(self) if getattr(self, f.name) is not None]
+        return [f.name for f in fields(self) if f.name != "gradients" and getattr(self, f.name) is not None]
 
 
 @dataclass(frozen=True)
@@ -195,12 +198,13 @@ def _framework(graph: Graph, imported: Any, state: Mapping[str, np.ndarray] | No
 
 
 def _jax(source: Any, request: Request) -> Opened:
-    from ingot.frontends.jax import import_jax, is_function, resized
+    from ingot.frontends.jax import gradients_told, import_jax, is_function, resized
 
     given = request.example_inputs
     args, kwargs = ((), given) if isinstance(given, Mapping) else (given, None)
     args = () if args is None else args if isinstance(args, tuple | list) else (args,)
-    imported = import_jax(source, args, kwargs, dynamic=request.dynamic, weights=request.weights)
+    with gradients_told() if request.gradients else nullcontext():
+        imported = import_jax(source, args, kwargs, dynamic=request.dynamic, weights=request.weights)
     opened = _framework(imported.graph, imported)
     if not is_function(source) or not isinstance(request.dynamic, Mapping):
         return opened
@@ -254,7 +258,7 @@ def _keras(source: Any, request: Request) -> Opened:
 def _torch(source: Any, request: Request) -> Opened:
     from ingot.frontends.torch.retrace import Retrace
 
-    imported = imported_torch(source, request.example_inputs, request.dynamic)
+    imported = imported_torch(source, request.example_inputs, request.dynamic, request.gradients)
     again = Retrace(source, imported, request.example_inputs, request.dynamic)
 
     def for_sizes(refused: SizesError) -> Opened | None:
@@ -293,7 +297,7 @@ def script_program(source: Any, request: Request) -> tuple[Any, tuple[Any, ...],
     return program, *examples(program, *given)
 
 
-def imported_torch(model: Any, example_inputs: Any, dynamic: Any) -> ImportedModel:
+def imported_torch(model: Any, example_inputs: Any, dynamic: Any, gradients: bool = False) -> ImportedModel:
     """A module, an exported program, the path of one, or what torch.compile has imported already."""
     from ingot.frontends import torch as frontend
 
@@ -303,7 +307,7 @@ def imported_torch(model: Any, example_inputs: Any, dynamic: Any) -> ImportedMod
         model = frontend.load_exported(model)
     if hasattr(model, "graph_signature"):
         return frontend.import_sized(model, dynamic)
-    return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic))
+    return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic, gradients=gradients))
 
 
 def torch_model(imported: ImportedModel, compiled: CompiledProgram) -> TorchModel:

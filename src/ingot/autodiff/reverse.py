@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.autodiff.table import RULES
+from ingot.autodiff.table import RULES, ways
 from ingot.ir.node import Node, Project, splat_of, topological
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
@@ -37,7 +37,7 @@ def pulled_back(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list
 
     Raises UnsupportedOpError naming all ops on the way that have no reverse rule.
     """
-    order = topological([node for node, _ in seeds])
+    order = topological([node for node, _ in seeds], ways)
     depends = _dependents(order, wrt)
     on_the_way = [n for n in order if n in depends and n not in wrt and not isinstance(n.op, Project)]
     missing = [
@@ -65,7 +65,7 @@ def pulled_back(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list
 def _dependents(order: Sequence[Node], wrt: Sequence[Node]) -> set[Node]:
     found = set(wrt)
     for node in order:
-        if not found.isdisjoint(node.inputs):
+        if not found.isdisjoint(ways(node)):
             found.add(node)
     return found
 

@@ -10,6 +10,14 @@ from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 # (the node, the cotangents of its results, None for 0) -> the cotangents of its operands, None for 0
 Rule = Callable[[Node, Sequence[Node | None]], Sequence[Node | None]]
 RULES: dict[type[Op], Rule] = {}
+# of ops through some of whose operands no gradient goes, whatever they are: the others
+WAYS: dict[type[Op], Callable[[Node], Sequence[Node]]] = {}
+
+
+def ways(node: Node) -> Sequence[Node]:
+    """The operands that a rule may give cotangents to."""
+    chosen = WAYS.get(type(node.op))
+    return node.inputs if chosen is None else chosen(node)
 
 
 def reverse(*classes: type[Op]) -> Callable[[Callable[..., Sequence[Node | None]]], Rule]:

@@ -120,7 +120,7 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
     learned = {n: p.is_floating_point() for n, p in names.items() if p.requires_grad or asked.trainable is not None}
     chosen = _picked(list(learned), learned, asked.trainable)
     whole, inputs, dynamic = with_loss(net, asked.loss, asked.inputs, asked.targets, asked.dynamic)
-    imported = import_exported(export_module(whole, inputs, dynamic), {PREFIX + n for n in chosen})
+    imported = import_exported(export_module(whole, inputs, dynamic, gradients=True), {PREFIX + n for n in chosen})
     if imported.writes:
         raise InputError("a model to train", expected="one that leaves its inputs as they are", got="writes to inputs")
     graph, state, last = imported.graph, imported.state, imported.parameters

@@ -13,7 +13,7 @@ from ingot.ops import add, div, mul, sub
 constant_everywhere(
     ops.Sign, ops.Floor, ops.Ceil, ops.RoundEven, ops.RoundAway, ops.Not, ops.PopulationCount, ops.CountLeadingZeros,
     ops.IsFinite, ops.IsNan, ops.And, ops.Or, ops.Xor, ops.ShiftLeft, ops.ShiftRightArithmetic, ops.ShiftRightLogical,
-    ops.Compare, ops.BitcastConvert, ops.StopGradient,
+    ops.Compare, ops.BitcastConvert,
 )  # fmt: skip
 
 Partial = Callable[[Node, Node], Node]  # (y, x) -> dy/dx

@@ -16,7 +16,7 @@ from jax import export, tree_util
 
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
 from ingot.frontends.stablehlo.model import text_of
-from ingot.frontends.stablehlo.rows.control import STOPPED
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
@@ -33,6 +33,8 @@ _CALLS = (
     "Sharding",
     "stablehlo.dynamic_reduce_window",
     STOPPED,
+    COTANGENT,
+    OWN_GRADIENT,
 )
 
 # types that JAX computes in, with its option for 64 bits and without

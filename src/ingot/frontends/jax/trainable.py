@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from jax import tree_util
 
 from ingot.frontends.jax.function import import_jax
-from ingot.frontends.jax.stops import stops_told
+from ingot.frontends.jax.gradients import gradients_told
 from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
@@ -65,7 +65,7 @@ def import_trainable(
     stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
     first = tuple(jnp.asarray(leaves[i]) for i in learned)
     given = (first, *args[1:], *read)
-    with stops_told():
+    with gradients_told():
         imported = import_jax(stepped, given, dynamic=dynamic)
     nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
     inputs = {names[k]: nodes.get(f"learned[{at}]") for at, k in enumerate(learned)}

@@ -18,12 +18,13 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.decompositions.boxes import suppression_in_one
+from ingot.frontends.torch.tracing.gradients import traced_for
 from ingot.frontends.torch.tracing.guards import noted_answers
 from ingot.frontends.torch.tracing.hints import masks_unread
 from ingot.frontends.torch.tracing.memory import joined, written_memories
 from ingot.frontends.torch.tracing.open_sizes import OpenSizes
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
-from ingot.support.errors import ImportModelError, InputError
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,12 @@ Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
 def export_module(
-    net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None, *, keep_small: bool = False
+    net: nn.Module,
+    example_inputs: Inputs | None,
+    dynamic: Dynamic = None,
+    *,
+    gradients: bool = False,
+    keep_small: bool = False,
 ) -> ExportedProgram:
     """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
 
@@ -45,6 +51,7 @@ def export_module(
         {"ids": {0: "batch", 1: "length"}} (by argument, or a tuple in the arguments' order): named axes are dynamic and
         equal names are equal sizes; a value may also be a torch.export.Dim, Dim.AUTO, or (name, min, max).
         A named axis may have size 1 in the example; an automatic one of size 1 stays 1.
+    gradients: whether the program is to be differentiated, so that it has to tell what has no gradient.
     keep_small: whether named axes of size 0 or 1 in the example stay so, as automatic ones do, and those that the
         model fixes at the example's size.
 
@@ -60,17 +67,20 @@ def export_module(
     if net.training:
         _log.warning("the model is in training mode: dropout draws random numbers, and batch norms follow their inputs")
     args, kwargs = _distinct(_arguments(example_inputs))
+    if gradients:
+        args, kwargs = pytree.tree_map(_variable, (args, kwargs))
     names: dict[str, Any] = {}
     shapes = dynamic_shapes(net, args, kwargs, dynamic, names)
     if keep_small:
         shapes = _without_small(shapes, _bound(net, args, kwargs))
     args, kwargs = _without_ones(_bound(net, args, kwargs), shapes, (args, kwargs))
-    program = _exported(net, args, kwargs, shapes, names, keep_small)
-    memories = written_memories(net, program)
-    if not memories:
-        return program
-    with joined(net, memories):
-        return _exported(net, args, kwargs, shapes, names, keep_small)
+    with traced_for(gradients):
+        program = _exported(net, args, kwargs, shapes, names, keep_small)
+        memories = written_memories(net, program)
+        if not memories:
+            return program
+        with joined(net, memories):
+            return _exported(net, args, kwargs, shapes, names, keep_small)
 
 
 def _exported(
@@ -104,8 +114,6 @@ def _traced(
     """
     with (
         warnings.catch_warnings(),
-        # of a module that is to be differentiated, regions without gradients are told from the others
-        torch.set_grad_enabled(getattr(net, "has_gradients", False)),
         _Quiet(),
         whole_recurrences(),
         suppression_in_one(),
@@ -123,7 +131,7 @@ def _traced(
                     strict=False,
                     prefer_deferred_runtime_asserts_over_guards=deferred,
                 )
-        except ImportModelError:
+        except (ImportModelError, UnsupportedOpError):
             raise
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
@@ -265,6 +273,12 @@ def _distinct(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, 
         return leaf.clone() if again else leaf
 
     return pytree.tree_map(own, call)
+
+
+def _variable(leaf: Any) -> Any:
+    """A tensor of floats as one that is differentiated by."""
+    floats = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    return leaf.detach().requires_grad_() if floats else leaf
 
 
 def dynamic_shapes(

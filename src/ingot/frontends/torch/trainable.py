@@ -17,8 +17,6 @@ PREFIX = "net."  # of the names of the module's tensors
 class WithLoss(nn.Module):
     """Called with the module's arguments and the targets behind them: (loss, results); without a loss, the results."""
 
-    has_gradients = True
-
     def __init__(self, net: nn.Module, loss: Callable[..., Any] | None, targets: int) -> None:
         super().__init__()
         self.net, self._loss, self._targets = net, loss, targets

@@ -22,6 +22,7 @@ from ingot.ops.nn.attention import Attention
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gradients.attention import AttentionGradients
 from ingot.ops.nn.gradients.kernel import KernelGradient
+from ingot.ops.nn.gradients.own import Cotangent, OwnGradient
 from ingot.ops.nn.gradients.stop import StopGradient
 from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
@@ -59,6 +60,7 @@ __all__ = [
     "Celu",
     "Conv",
     "ConvTranspose",
+    "Cotangent",
     "Densify",
     "Dequantize",
     "Einsum",
@@ -85,6 +87,7 @@ __all__ = [
     "MaxPoolIndices",
     "Mish",
     "OneHot",
+    "OwnGradient",
     "PRelu",
     "PadMode",
     "RMSNorm",

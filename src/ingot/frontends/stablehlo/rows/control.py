@@ -114,6 +114,10 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         return ()
     if name == STOPPED:
         return tuple(ops.StopGradient()(x) if isinstance(x, Node) else x for x in operands)
+    if name == COTANGENT:
+        return tuple(ops.Cotangent(int(c.text("backend_config")))(x) for x in operands if isinstance(x, Node))
+    if name == OWN_GRADIENT:
+        return ops.OwnGradient(int(c.text("backend_config")))(*flatten(operands)).results
     if name in _IDENTITIES:
         return tuple(operands)
     target = CUSTOM.rows.get(f"target.{name}")
@@ -129,7 +133,8 @@ _IDENTITIES = frozenset((
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
 ))  # fmt: skip
 CUSTOM = Table()  # `target.name` of a custom_call -> row
-STOPPED = "ingot.stop_gradient"
+# what JAX is told to keep of gradients
+STOPPED, COTANGENT, OWN_GRADIENT = "ingot.stop_gradient", "ingot.cotangent", "ingot.own_gradient"
 
 
 @row("after_all", "create_token")

@@ -19,7 +19,16 @@ from ingot.frontends.torch.aten import (
     strided,
 )
 from ingot.frontends.torch.aten.algebra import complex_factorizations, factorizations, fourier, linalg
-from ingot.frontends.torch.aten.layers import activation, attention, bags, nn, quantized, recurrent, resize
+from ingot.frontends.torch.aten.layers import (
+    activation,
+    attention,
+    bags,
+    nn,
+    own_gradient,
+    quantized,
+    recurrent,
+    resize,
+)
 from ingot.frontends.torch.table import Handler
 
 # on real tensors; `complex.complex_handler` knows those on complex ones
@@ -37,6 +46,7 @@ ATEN: dict[str, Handler] = merged(
         fold,
         index,
         bags,
+        own_gradient,
         selection,
         reduce,
         linalg,

@@ -1,0 +1,30 @@
+"""Functions whose gradient is their own, and what has none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.autodiff.table import RULES, WAYS, constant_everywhere
+from ingot.ir.node import Node, rebuilt
+
+
+def _own(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
+    """The gradients that it brings, with cotangents in the places that it has for them."""
+    op = node.op
+    assert isinstance(op, ops.OwnGradient)
+    ys, places, xs, gradients = op.parts(node.inputs)
+    given = [ops.full(y.shape, 0, y.dtype) if g is None else g for y, g in zip(ys, cotangents, strict=True)]
+    found = rebuilt(gradients, dict(zip(places, given, strict=True)))
+    return [*(None,) * (2 * op.count), *found, *(None,) * len(xs)]
+
+
+def _xs(node: Node) -> tuple[Node, ...]:
+    assert isinstance(node.op, ops.OwnGradient)
+    return node.op.parts(node.inputs)[2]
+
+
+RULES[ops.OwnGradient] = _own
+WAYS[ops.OwnGradient] = _xs
+constant_everywhere(ops.Cotangent, ops.StopGradient)
+WAYS[ops.StopGradient] = WAYS[ops.Cotangent] = lambda node: ()

@@ -1,0 +1,99 @@
+"""What of a function's gradient JAX's lowering drops: `stop_gradient`, and gradients of functions' own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax._src import ad_util, custom_derivatives
+from jax._src.interpreters import mlir
+from jax._src.lib.mlir.dialects import hlo
+from jax.extend.core import Primitive
+
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED
+
+
+@contextmanager
+def gradients_told() -> Iterator[None]:
+    """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
+    functions bring along (`jax.custom_vjp`, `jax.custom_jvp`), as custom calls."""
+    own = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
+    rules = {ad_util.stop_gradient_p: _stopped} | {p: _with_own(p) for p in own}
+    before = {p: mlir._lowerings.get(p) for p in rules}
+    try:
+        for primitive, rule in rules.items():
+            mlir.register_lowering(primitive, rule)
+        yield
+    finally:
+        for primitive, rule in before.items():
+            mlir._lowerings.pop(primitive, None)
+            if rule is not None:
+                mlir._lowerings[primitive] = rule
+
+
+def _stopped(ctx: Any, x: Any) -> list[Any]:
+    return list(hlo.CustomCallOp([x.type], [x], call_target_name=STOPPED).results)
+
+
+def _with_own(primitive: Any) -> Any:
+    """The function, its gradient by JAX itself, and both as operands of one custom call."""
+
+    def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
+        def whole(*xs: Any) -> list[Any]:
+            floats = [i for i, x in enumerate(xs) if _is_float(x)]
+
+            def function(*some: Any) -> Any:
+                every = list(xs)
+                for i, x in zip(floats, some, strict=True):
+                    every[i] = x
+                return primitive.bind(*every, **primitive.get_bind_params(params))
+
+            given = [xs[i] for i in floats]
+            ys, pull = jax.vjp(function, *given)
+            told = [i for i, y in enumerate(ys) if _is_float(y)]
+            if not told or not floats:
+                return ys
+            cotangents = {i: _cotangent.bind(ys[i], number=k) for k, i in enumerate(told)}
+            gradients = pull([cotangents[i] if i in cotangents else _none(y) for i, y in enumerate(ys)])
+            parts = [ys[i] for i in told], cotangents.values(), given, gradients
+            own = dict(zip(told, _own.bind(*(x for p in parts for x in p), count=len(told)), strict=True))
+            return [own.get(i, y) for i, y in enumerate(ys)]
+
+        return mlir.lower_fun(whole)(ctx, *operands)
+
+    return lowered
+
+
+def _none(y: Any) -> Any:
+    """The cotangent of what is no float."""
+    return np.zeros(np.shape(y), jax.dtypes.float0)
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+_cotangent = Primitive("ingot_cotangent")
+_cotangent.def_abstract_eval(lambda y, *, number: y)
+_own = Primitive("ingot_own_gradient")
+_own.multiple_results = True
+_own.def_abstract_eval(lambda *operands, count: list(operands[:count]))
+
+
+def _call(target: str, number: str) -> Any:
+    def lowered(ctx: Any, *operands: Any, **params: int) -> Any:
+        types = [x.type for x in operands[: len(ctx.avals_out)]]
+        config = mlir.ir_attribute(str(params[number]))
+        return hlo.CustomCallOp(types, operands, call_target_name=target, backend_config=config).results
+
+    return lowered
+
+
+mlir.register_lowering(_cotangent, _call(COTANGENT, "number"))
+mlir.register_lowering(_own, _call(OWN_GRADIENT, "count"))
+
+__all__ = ["gradients_told"]

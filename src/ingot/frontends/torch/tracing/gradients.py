@@ -1,0 +1,130 @@
+"""What of a module's gradients its traced program has to say: regions without any, and functions with their own.
+
+class Clipped(torch.autograd.Function)   ->   y = forward(x); dx = backward(cotangent(y))
+y = Clipped.apply(x)                          y = own_gradient([y], [cotangent(y)], [x], [dx])
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from ingot.support.errors import UnsupportedOp, UnsupportedOpError
+
+# ops without a kernel of their own for autograd, which would be a Function again
+_library = torch.library.Library("ingot", "DEF")
+# the cotangent of a function's `number`-th result y, as its backward pass reads it
+_library.define("cotangent(Tensor y, int number) -> Tensor")
+_library.impl("cotangent", lambda y, number: torch.zeros_like(y), "CompositeExplicitAutograd")
+# ys, whose cotangents give the gradients of xs
+_library.define("own_gradient(Tensor[] ys, Tensor[] cotangents, Tensor[] xs, Tensor[] gradients) -> Tensor[]")
+_library.impl("own_gradient", lambda ys, *others: [y.clone() for y in ys], "CompositeExplicitAutograd")
+_ops = torch.ops.ingot
+
+
+@contextmanager
+def traced_for(gradients: bool) -> Iterator[None]:
+    """While it lasts, torch.export traces a module that is to be differentiated, or one that is not.
+
+    Of the former the program holds the backward pass of each `torch.autograd.Function`, too.
+    """
+    with torch.set_grad_enabled(gradients):
+        if not gradients:
+            yield
+            return
+        with patch.object(Function, "apply", classmethod(_applied)):
+            yield
+
+
+_apply = Function.apply.__func__  # type: ignore[attr-defined]
+
+
+class _Kept:
+    """What a Function's forward pass keeps for its backward pass: torch's `ctx`."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.without: tuple[Tensor, ...] = ()
+        self.materialized = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """For forward mode, which nothing here runs."""
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        self.without = tensors
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        raise _refused("a Function that writes its arguments")
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialized = value
+
+
+def _refused(what: str) -> UnsupportedOpError:
+    return UnsupportedOpError([UnsupportedOp("autograd.Function", "the module to differentiate", what)])
+
+
+def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
+    """`cls.apply(*args)`, its backward pass traced behind its forward pass.
+
+    Raises UnsupportedOpError for a function that writes its arguments.
+    """
+    if not torch.is_grad_enabled():
+        return _apply(cls, *args, **kwargs)
+    if cls is CheckpointFunction:
+        # its backward pass is that of the function that it is given, computed again
+        function, _, *operands = args
+        return function(*operands)
+    learned = [i for i, x in enumerate(args) if _is_float(x)]
+    kept = _Kept(tuple(i in learned for i in range(len(args))))
+    if cls.setup_context is Function.setup_context:
+        found = cls.forward(kept, *args, **kwargs)
+    else:
+        found = cls.forward(*args, **kwargs)
+        cls.setup_context(kept, args, found)
+    several = isinstance(found, tuple | list)
+    ys = list(found) if several else [found]
+    told = [i for i, y in enumerate(ys) if _is_float(y) and not any(y is x for x in kept.without)]
+    if not told or not learned:
+        return found
+    cotangents = {i: _ops.cotangent(ys[i], number) for number, i in enumerate(told)}
+    given = [cotangents.get(i, _zeros(y) if kept.materialized else None) for i, y in enumerate(ys)]
+    backward = cls.backward if cls.vjp is Function.vjp else cls.vjp
+    # without `once_differentiable`, which guards what autograd would record of it
+    gradients = pytree.tree_leaves(inspect.unwrap(backward)(kept, *given), is_leaf=lambda x: x is None)
+    gradients = [gradients[i] for i in learned]
+    xs = [args[i] for i in learned]
+    gradients = [torch.zeros_like(x) if g is None else _like(g, x) for g, x in zip(gradients, xs, strict=True)]
+    own = _ops.own_gradient([ys[i] for i in told], list(cotangents.values()), xs, gradients)
+    for i, y in zip(told, own, strict=True):
+        ys[i] = y
+    return type(found)(ys) if several else ys[0]
+
+
+def _is_float(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _zeros(y: object) -> object:
+    return torch.zeros_like(y) if isinstance(y, Tensor) else None
+
+
+def _like(gradient: Tensor, x: Tensor) -> Tensor:
+    """As autograd takes it: of x's shape and type."""
+    return gradient.sum_to_size(x.shape).to(x.dtype)
+
+
+__all__ = ["traced_for"]

@@ -1,0 +1,77 @@
+"""Functions that bring a gradient of their own."""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeVar
+
+import numpy as np
+
+from ingot.ir.node import Node, Op, Samples
+from ingot.ir.types import TensorType
+from ingot.ops.nn import terms as t
+from ingot.support.dataclass import dataclass
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cotangent(Op):
+    """The cotangent of the `number`-th y, of y's type, in the gradients of an `OwnGradient`; zeros anywhere else."""
+
+    name: ClassVar[str] = "cotangent"
+    number: int = 0
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        self.expect(len(inputs) == 1, f"expected 1 operand, got {len(inputs)}")
+        self.expect(inputs[0].dtype.is_float, f"expected floats, got {inputs[0]}")
+        return inputs[0]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return np.zeros_like(inputs[0])
+
+    def lower(self, *inputs: Node) -> Node:
+        return t.full(inputs[0].shape, 0.0, inputs[0].dtype).node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        yield cls(), (np.array([[1.0, np.nan], [-0.0, np.inf]], np.float32),)
+
+
+@dataclass(frozen=True)
+class OwnGradient(Op):
+    """y..., cotangents of y..., x..., gradients of x...   ->   y...
+
+    Of the first `count` operands the cotangents become those of the xs by way of the gradients, which are computed from
+    `Cotangent`s; what computed the ys is not differentiated: `torch.autograd.Function`, `jax.custom_vjp`.
+    """
+
+    name: ClassVar[str] = "own_gradient"
+    count: int
+
+    def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
+        ys, cotangents, xs, gradients = self.parts(inputs)
+        self.expect(ys == cotangents, f"expected cotangents of types {ys}, got {cotangents}")
+        self.expect(xs == gradients, f"expected gradients of types {xs}, got {gradients}")
+        return ys[0] if self.count == 1 else ys
+
+    def parts(self, operands: tuple[T, ...]) -> tuple[tuple[T, ...], ...]:
+        """(ys, their cotangents, xs, their gradients)"""
+        n = self.count
+        self.expect(n > 0 and 2 * n <= len(operands) and len(operands) % 2 == 0, f"got {len(operands)} operands")
+        xs = 2 * n + (len(operands) - 2 * n) // 2
+        return operands[:n], operands[n : 2 * n], operands[2 * n : xs], operands[xs:]
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
+        return inputs[0] if self.count == 1 else inputs[: self.count]
+
+    def lower(self, *inputs: Node) -> Node | tuple[Node, ...]:
+        return inputs[0] if self.count == 1 else inputs[: self.count]
+
+    @classmethod
+    def samples(cls) -> Samples:
+        y, x = np.array([[1.0, np.nan], [-0.0, np.inf]], np.float32), np.arange(3, dtype=np.float32)
+        yield cls(1), (y, y, x, x)
+        yield cls(2), (y, x, y, x)
+
+
+__all__ = ["Cotangent", "OwnGradient"]

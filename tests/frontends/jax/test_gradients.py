@@ -1,0 +1,66 @@
+"""Gradients that JAX functions bring along, and what they stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+import ingot  # noqa: E402
+
+
+@jax.custom_vjp
+def power(x: Any, n: int, y: Any) -> tuple[Any, Any]:
+    return x**n * y, jnp.argmax(x)
+
+
+def _forward(x: Any, n: int, y: Any) -> tuple[Any, Any]:
+    return power(x, n, y), (x, y)
+
+
+def _backward(kept: Any, g: Any) -> tuple[Any, None, Any]:
+    x, y = kept
+    return jnp.clip(g[0], -0.2, 0.3) * x, None, g[0] * jnp.cos(y)  # not what `power` has
+
+
+power.defvjp(_forward, _backward)
+
+
+@jax.custom_jvp
+def total(x: Any) -> Any:
+    return x.sum()
+
+
+total.defjvp(lambda x, t: (x[0].sum(), 5 * (x[0] * t[0]).sum()))
+
+
+def loss(x: Any, y: Any) -> Any:
+    a, place = power(x, 3, y)
+    c = jax.nn.softmax(jax.nn.gelu(a)) * jax.nn.silu(y) + jax.nn.relu(x) + jax.lax.stop_gradient(x * y) * x
+
+    def turn(h: Any, t: Any) -> tuple[Any, Any]:
+        h, _ = power(h, 2, t)
+        return jnp.tanh(h), total(h)
+
+    h, s = jax.lax.scan(turn, x, jnp.stack([y, x, c]))
+    return jax.scipy.special.logsumexp(c) + h.sum() + s.sum() + place
+
+
+def test_gradients_are_jax_own() -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=5).astype(np.float32) for _ in range(2))
+    x[1] = 0  # where relu's own gradient is 0
+    want, (of_x, of_y) = jax.value_and_grad(loss, (0, 1))(x, y)
+    for dynamic in (None, {"x": {0: "n"}, "y": {0: "n"}}):
+        got, gradients = ingot.value_and_grad(loss, (x, y), dynamic=dynamic)(x, y)
+        assert float(got) == pytest.approx(float(want), rel=1e-5)
+        np.testing.assert_allclose(gradients["x"], of_x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(gradients["y"], of_y, rtol=1e-5, atol=1e-6)
+
+    step = ingot.train(lambda p, y: loss(p["x"], y), None, ingot.optim.SGD(lr=0.1), ({"x": x}, y))
+    step(y)
+    np.testing.assert_allclose(step.trained()["x"], x - 0.1 * of_x, rtol=1e-5, atol=1e-6)
