@@ -45,9 +45,9 @@ def keep_blocks(graph: Graph, height: Height) -> Graph:
         w = inputs[1]
         assert w.constant is not None
         value = w.constant.value.transpose(order)
-        matrix = value.reshape(value.shape[0], -1)
-        if not _is_sparse(matrix):
+        if not _is_sparse(value[:: max(1, len(value) // SAMPLE)]) or not _is_sparse(value):
             return new
+        matrix = value.reshape(value.shape[0], -1)
         chosen = height(new, lambda h: stored_blocks(matrix, h))
         return new if chosen == 0 else product(_blocks(value, chosen, w.loc))
 
@@ -76,9 +76,9 @@ def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
     return lambda form: replace(op, rhs_layout=layout)(x, form, loc=n.loc), order
 
 
-def _is_sparse(matrix: np.ndarray) -> bool:
-    some = matrix[:: max(1, len(matrix) // SAMPLE)]
-    return all(np.count_nonzero(part) <= (1 - LEAST) * part.size for part in (some, matrix))
+def _is_sparse(weights: np.ndarray) -> bool:
+    # of a mask: numpy counts in floats one by one
+    return np.count_nonzero(weights != 0) <= (1 - LEAST) * weights.size
 
 
 def kept_blocks(matrix: np.ndarray, height: int) -> np.ndarray:
