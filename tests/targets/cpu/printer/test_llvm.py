@@ -44,6 +44,7 @@ from tests.targets.cpu.native import Native, place, without
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 CHUNK = k.var("chunk")
+_AVX512 = [name for name in host_features().features if name.startswith("avx512")]
 FLOATS, INTS = [f64, f32, f16, bf16], [i64, i32, i16, i8, u8, u32]
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 1e-30, 3.7, -7.2, np.inf, -np.inf, np.nan, 65504.0, 300.0, 1e5]
 
@@ -379,6 +380,29 @@ def test_shuffle_extract_ramp_gather_scatter() -> None:
     same(made[8:13], np.array([101, 104, 107, 0, 0], np.float32))
     same(made[16:26], np.array([100, -1, 101, -1, 102, -1, -1, -1, -1, -1], np.float32))
     assert made[30] == 109
+
+
+@pytest.mark.parametrize("dtype", [f64, f32, f16, i32], ids=str)
+@pytest.mark.parametrize("lanes", [5, 8, 16])
+@pytest.mark.parametrize("features", [host_features(), without(*_AVX512)], ids=["host", "narrow"])
+def test_long_chains_of_shuffles(dtype: DType, lanes: int, features: Features) -> None:
+    """Values that LLVM is not to look through are what they were, NaN among them."""
+    x, y = np.arange(2 * lanes).astype(dtype.numpy).reshape(2, lanes)
+    if dtype.is_float:
+        x[1], y[-1] = np.nan, -0.0
+    pick = tuple((3 * i + 1) % (2 * lanes) for i in range(lanes))
+
+    def chain(a: Expr, b: Expr) -> Expr:
+        for _ in range(6):
+            a, b = k.Shuffle(dtype, lanes, a, b, pick), k.Shuffle(dtype, lanes, b, a, pick[::-1])
+        return a
+
+    a, b = x, y
+    for _ in range(6):
+        both, back = np.concatenate([a, b]), np.concatenate([b, a])
+        a, b = both[list(pick)], back[list(pick[::-1])]
+    got = evaluate(dtype, chain, x, y, lanes=lanes, features=features)
+    assert got.tobytes() == a.tobytes()
 
 
 def test_colliding_scatter_keeps_the_last_lane() -> None:

@@ -90,6 +90,7 @@ class Builder:
         self.declares = declares
         self.scopes = [Scope(0, 0, "entry")]
         self.depth: dict[str, int] = {}
+        self.shuffles: dict[str, int] = {}  # how many of them a value has come through
         self.entry: list[str] = []
         self._seen: dict[str, str] = {}
         self._count = 0
