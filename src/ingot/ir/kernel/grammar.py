@@ -53,11 +53,11 @@ REDUCE = ("add", "mul", "min", "max", "and", "or")
 # Functions that a `Call` names, with how many operands they take: of f32 and f64, within the bounds of docs/ops.md.
 # Some hold on a part of the numbers only, and cost less: exp_nonpositive and exp_decay for x <= 0, log1p_unit for x
 # from 0 to 1, or NaN each. exp_decay is for weights beside one of 1: within 2^-22 of its size down to e^-16, 2^-21
-# below, 0 from 2^-126.5 on; exp_narrow is for those that f16 or bf16 will hold. gelu(x) is x times the normal
+# below, 0 from 2^-126.5 on; exp2_narrow is 2^x for those that f16 or bf16 will hold. gelu(x) is x times the normal
 # distribution of x, gelu_narrow (f32 only) as exact as bf16.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(
-        ("exp", "exp_nonpositive", "exp_decay", "exp_narrow", "expm1", "logistic", "tanh", "erf", "sinh", "cosh"), 1
+        ("exp", "exp_nonpositive", "exp_decay", "exp2_narrow", "expm1", "logistic", "tanh", "erf", "sinh", "cosh"), 1
     ),
     **dict.fromkeys(("log", "log1p", "log1p_unit", "asinh", "acosh", "atanh", "gelu", "gelu_narrow", "cbrt"), 1),
     **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan"), 1),

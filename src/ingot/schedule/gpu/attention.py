@@ -6,13 +6,14 @@ head and walks the keys.
         l = l * exp(m - m') + sum(p);  acc = acc * exp(m - m') + p @ v;  m = m'
     out = acc / l
 
+Where weights are rounded to 16 bits, the scale goes into the exponent: p = 2^(fma(s, unit, -m' * unit)).
 Where few queries see many keys, parts of the keys are each a program's own, and the last to end joins their sums.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from math import inf
+from math import inf, log
 from typing import NamedTuple
 
 from ingot import ops
@@ -239,7 +240,7 @@ class _Flash:
             total: Expr | None = None
             acc: Expr | None = None
             for each in found:
-                weight = block.let(self._exp(k.binary("sub", each.best, level)), "weight")
+                weight = block.let(self._weight(each.best, level), "weight")
                 own_total, own_acc = k.mul(each.total, weight), k.mul(each.acc, weight)
                 total = block.let(own_total if total is None else k.add(total, own_total), "total")
                 acc = block.let(own_acc if acc is None else k.add(acc, own_acc), "acc")
@@ -251,7 +252,11 @@ class _Flash:
     def _finish(self, block: Block, sums: _Sums, place: tuple[Expr, Expr, Span]) -> None:
         """What is behind the sums over all keys."""
         empty = k.binary("eq", sums.total, k.lit(0.0, f32))
-        value = k.binary("div", sums.acc, k.select(empty, k.lit(1.0, f32), sums.total))
+        total = k.select(empty, k.lit(1.0, f32), sums.total)
+        if self._narrow:  # one division of a row
+            value = k.mul(sums.acc, block.let(k.binary("div", k.lit(1.0, f32), total), "share"))
+        else:
+            value = k.binary("div", sums.acc, total)
         if self.op.guarded:
             value = k.select(k.binary("ne", sums.total, sums.total), k.lit(0.0, f32), value)
         em = self.group.emitter()
@@ -283,13 +288,14 @@ class _Flash:
             kt = self.inputs[1].read(block, (b, shared, keys.at, down.at), _live(down, keys))
             kt = k.spread(kt, (down.at.lanes, width))
             s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
-            s = self._masked(block, self._capped(k.mul(s, k.lit(self.op.scale, f32))), b, h, span, keys)
+            s = s if self._late else self._capped(k.mul(s, k.lit(self.op.scale, f32)))
+            s = self._masked(block, s, b, h, span, keys)
             s = block.let(s, "s")
             old = block.let(k.load(best, ZERO), "o")
             new = block.let(k.binary("max", old, k.reduce_along("max", s, 1)), "m")
             level = block.let(_finite(new), "level")
-            p = block.let(self._exp(k.binary("sub", s, level)), "p")
-            kept = block.let(self._exp(k.binary("sub", old, level)), "kept")
+            p = block.let(self._weight(s, level), "p")
+            kept = block.let(self._weight(old, level), "kept")
             block.store(best, ZERO, new)
             block.store(total, ZERO, k.fma(k.load(total, ZERO), kept, k.reduce_along("add", p, 1)))
             below = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
@@ -308,9 +314,25 @@ class _Flash:
         top.loop("j", begin, end, width, turn, multiple=width)
         return _Sums(*(top.let(k.load(x, ZERO), "sums") for x in (best, total, acc)))
 
-    def _exp(self, x: Expr) -> Expr:
-        """Of a score relative to the highest: a weight of values, in whose type it is rounded."""
-        return k.call("exp_narrow" if self.anchor.inputs[2].dtype.bits == 16 else "exp_decay", x)
+    @property
+    def _narrow(self) -> bool:
+        """Weights are rounded to 16 bits, as the values that they meet."""
+        return self.anchor.inputs[2].dtype.bits == 16
+
+    @property
+    def _late(self) -> bool:
+        """Scores are scaled where weights are made of them: nothing is added to them, and the highest stays it."""
+        added = len(self.inputs) == 4 and self.inputs[3].buffer.dtype != boolean
+        return self._narrow and not added and not self.op.softcap and self.op.scale > 0
+
+    def _weight(self, score: Expr, level: Expr) -> Expr:
+        """The exponential of a score relative to the highest. `level` is multiplied by itself, so that what that rounds
+        is the same in all weights."""
+        if not self._narrow:
+            return k.call("exp_decay", k.binary("sub", score, level))
+        unit = k.lit((self.op.scale if self._late else 1.0) / log(2), f32)
+        score, factor, below = k.alike(score, unit, k.mul(level, k.lit(-unit.value, f32)))
+        return k.call("exp2_narrow", k.fma(score, factor, below))
 
     def _register(self, block: Block, hint: str, tile: Tile, value: float) -> Buffer:
         buffer = block.alloc(hint, f32, 1, lanes=tile[0] * tile[1], tile=tile)

@@ -50,8 +50,9 @@ def fold_min(a, b):
 
 
 @triton.jit
-def exp_narrow(a):
-    return tl.exp2(a * 1.4426950408889634)
+def exp2_narrow(a):
+    """Results below 2^-126 are 0."""
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

@@ -44,7 +44,7 @@ OWN = frozenset({
     )),
 })  # fmt: skip
 # Functions of `prelude.py`: the hardware's own, where few bits are asked for.
-_SHORT = frozenset({("exp_narrow", f32)})
+_SHORT = frozenset({("exp2_narrow", f32)})
 _PRECISE = ("div", "rem")  # computed in f32 where the operands are narrower
 
 

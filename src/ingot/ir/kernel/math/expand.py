@@ -22,7 +22,7 @@ EXPANSIONS: Mapping[str, Callable[..., Expr]] = {
         trigonometry.sin, trigonometry.cos, trigonometry.tan, trigonometry.asin, trigonometry.acos, trigonometry.atan,
         trigonometry.atan2, power.pow, power.cbrt,
     )},
-    "exp_narrow": exponential.exp_decay,
+    "exp2_narrow": exponential.exp2_narrow,
     "exp_nonpositive": partial(exponential.exp, nonpositive=True),
     "gelu_narrow": partial(exponential.gelu, narrow=True),
 }  # fmt: skip

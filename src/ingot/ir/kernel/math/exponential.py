@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log
+
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
 from ingot.ir.kernel.math import coefficients as c
@@ -68,6 +70,11 @@ def exp_decay(x: Expr) -> Expr:
     shifted = k.fma(x, lit(2 * F32.half_log2e, x), lit(bias, x))
     r = k.fma(plus(shifted, -bias), lit(-F32.ln2[0], x), x)
     return k.mul(polynomial(r, c.DECAY_F32), _power_of_two(shifted))
+
+
+def exp2_narrow(x: Expr) -> Expr:
+    """2^x for x <= 0 (or NaN), as exact as f16 will hold it."""
+    return exp_decay(k.mul(x, lit(log(2), x)))
 
 
 def expm1(x: Expr) -> Expr:
