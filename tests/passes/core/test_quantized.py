@@ -136,6 +136,47 @@ def test_views_between() -> None:
         np.testing.assert_allclose(got, exact, rtol=ROUNDED)
 
 
+@pytest.mark.parametrize("weights", [(i8, 0), (u8, 77)])
+@pytest.mark.parametrize("given", [u8, i8])
+def test_each_row_has_a_scale_and_a_zero(given: DType, weights: tuple[DType, int]) -> None:
+    """As they are told at run time, for tokens of a batch: some zeros, some scales, none."""
+    x, (b_type, zb) = levels(3, 5, 37, dtype=given), weights
+    w = levels(37, 21, dtype=b_type, seed=1)
+    zero, scale = levels(3, 5, 1, dtype=given, seed=2), np.linspace(0.1, 2, 15, dtype=np.float32).reshape(3, 5, 1)
+    sums = (x.astype(np.int64) - zero) @ (w.astype(np.int64) - zb)
+    b = symbol("b")
+    tokens = [arg("x", b, 5, 37, dtype=given), arg("zero", b, 5, 1, dtype=given), arg("scale", b, 5, 1)]
+    columns = np.linspace(0.01, 0.3, 21, dtype=np.float32)
+    g = graph(ops.MatMul()(ops.Dequantize()(*tokens), value(w, zb, columns)))
+    assert in_integers(lowered(g))
+    model = CompiledModel(build_program(g, host_features(), 2))
+    for got in (interpret(lowered(g), [x, zero, scale])[0], np.asarray(model(x, zero, scale))):
+        np.testing.assert_allclose(got, sums * scale.astype(np.float64) * columns, rtol=ROUNDED)
+    g = graph(ops.MatMul()(ops.Dequantize()(*tokens[:2]), value(w, zb, None)))
+    np.testing.assert_array_equal(interpret(lowered(g), [x, zero])[0], sums)
+    one_zero = ops.Dequantize()(tokens[0], const(np.array(3, given.numpy)), tokens[2])
+    g = graph(ops.MatMul()(one_zero, value(w, zb, 0.5)))
+    assert in_integers(lowered(g))
+    want = ((x.astype(np.int64) - 3) @ (w.astype(np.int64) - zb)) * scale.astype(np.float64) * 0.5
+    np.testing.assert_allclose(interpret(lowered(g), [x, scale])[0], want, rtol=ROUNDED)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("pad", [0, 1])
+def test_each_image_has_a_scale_and_a_zero(pad: int, groups: int) -> None:
+    """What padding adds is each image's own zero."""
+    x, w = levels(3, 8, 7, 9, dtype=i8), levels(8, 8 // groups, 3, 3, dtype=i8, seed=1)
+    zero, scale = levels(3, 1, 1, 1, dtype=i8, seed=2), np.array([0.1, 0.7, 1.9], np.float32).reshape(3, 1, 1, 1)
+    conv = ops.Conv((1, 2), ((pad, pad),) * 2, (1, 1), groups)
+    exact = conv.reference(x.astype(np.float64) - zero, w.astype(np.float64)) * scale.astype(np.float64) * 0.5
+    images = [arg("x", *x.shape, dtype=i8), arg("zero", 3, 1, 1, 1, dtype=i8), arg("scale", 3, 1, 1, 1)]
+    g = graph(conv(ops.Dequantize()(*images), value(w, 0, 0.5)))
+    assert in_integers(lowered(g))
+    model = CompiledModel(build_program(g, host_features(), 2))
+    for got in (interpret(lowered(g), [x, zero, scale])[0], np.asarray(model(x, zero, scale))):
+        np.testing.assert_allclose(got, exact, rtol=ROUNDED)
+
+
 def test_zeros_known_at_run_time() -> None:
     """As dynamic quantization has them."""
     x, w = levels(4, 16, dtype=u8), levels(16, 5, dtype=i8, seed=1)

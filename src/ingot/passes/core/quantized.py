@@ -15,7 +15,8 @@ b, the weights, are i8 then, and a is what the machine multiplies these with: u8
 it where the result fits, else za and zb each take a sum. All of it is exact in i32, the scales are applied to the sums:
 closer to the exact result than f32 products are. Padding is a's zero.
 
-Only products with constant weights change, one scale for all of a, one for each output channel of b or for all of it.
+Only products with constant weights change; a's scale and zero are those of all of it, of each row or of each image, b's
+of all of it or of each output channel.
 """
 
 from __future__ import annotations
@@ -202,16 +203,12 @@ def _as_arithmetic(floats: tuple[DType, ...], n: Node, inputs: Sequence[Node]) -
 
 @dataclass(frozen=True)
 class _Levels:
-    """(q - zero) * scale: q is u8 or i8, zero i32; both are scalars, or vectors along `axis`. scale None: 1, in i32."""
+    """(q - zero) * scale: q is u8 or i8, zero i32; both have q's sizes along `axes`. scale None: 1, in i32."""
 
     q: Node
     zero: Node
     scale: Node | None
-    axis: int | None
-
-    def along(self, axis: int | None) -> _Levels | None:
-        """The same for a view whose dimension `axis` is this one's; None where there is none."""
-        return self if self.axis is None else None if axis is None else replace(self, axis=axis)
+    axes: tuple[int, ...]
 
 
 def _levels(x: Node) -> _Levels | None:
@@ -225,32 +222,39 @@ def _levels(x: Node) -> _Levels | None:
         return None
     q = x.op.reference(own.q.constant.value) if own.q.constant is not None else x.op(own.q)
     moved = replace(own, q=const(q, loc=own.q.loc) if isinstance(q, np.ndarray) else q)
-    if own.axis is None:
+    if not own.axes:
         return moved
     before = x.inputs[0].shape
-    return moved.along(along_axes(x.op.index_map(before, x.shape), before, x.shape)[own.axis])
+    places = along_axes(x.op.index_map(before, x.shape), before, x.shape)
+    axes = [a for d in own.axes if (a := places[d]) is not None]
+    return replace(moved, axes=tuple(axes)) if axes == sorted(axes) and len(axes) == len(own.axes) else None
 
 
 def _of_op(x: Node) -> _Levels | None:
     q, zero, *scale = x.inputs
     if q.dtype not in (u8, i8) or (scale and scale[0].dtype != f32):
         return None
-    varied = {d - p.type.rank + q.type.rank for p in (zero, *scale) for d, size in enumerate(p.shape) if size != 1}
-    if len(varied) > 1:
-        return None
-    axis = next(iter(varied), None)
-    shape = () if axis is None else (q.shape[axis],)
-    return _Levels(q, _vector(zero, shape, i32), _vector(scale[0], shape, f32) if scale else None, axis)
+    rank = q.type.rank
+    varied = {d - p.type.rank + rank for p in (zero, *scale) for d, size in enumerate(p.shape) if size != 1}
+    axes = tuple(sorted(varied))
+    return _Levels(q, _along(zero, q, axes, i32), _along(scale[0], q, axes, f32) if scale else None, axes)
 
 
-def _vector(p: Node, shape: Shape, dtype: DType) -> Node:
-    """p, of as many elements as `shape` or of one, in that shape."""
+def _along(p: Node, q: Node, axes: Sequence[int], dtype: DType) -> Node:
+    """p, which broadcasts against q, in q's sizes along `axes`."""
+    shape = tuple(q.shape[d] for d in axes)
+    missing = q.type.rank - p.type.rank
+    own = tuple(p.shape[d - missing] if d >= missing else 1 for d in axes)
     if p.constant is not None:
-        return const(np.resize(p.constant.value.astype(dtype.numpy), static_shape(shape)), loc=p.loc)
-    p = ops.cast(p, dtype)
-    if p.type.size == 1:
-        return ops.BroadcastInDim(shape, ())(ops.Reshape(())(p)) if shape else ops.Reshape(())(p)
-    return ops.Reshape(shape)(p)
+        value = p.constant.value.astype(dtype.numpy).reshape(static_shape(own))
+        if all(isinstance(d, int) for d in shape):
+            return const(np.broadcast_to(value, static_shape(shape)), loc=p.loc)
+        p = const(value, loc=p.loc)
+    p = ops.Reshape(own)(ops.cast(p, dtype))
+    if own == shape:
+        return p
+    kept = tuple(i for i, (size, whole) in enumerate(zip(own, shape, strict=True)) if size == whole)
+    return ops.BroadcastInDim(shape, kept)(ops.Reshape(tuple(own[i] for i in kept))(p))
 
 
 def _moved(x: Node, by: int, to: DType) -> Node:
@@ -271,7 +275,7 @@ def _signed(b: _Levels) -> _Levels:
     if b.q.dtype == i8 and _is_zero(b.zero):
         return b  # as they are: products that have them share them
     if b.q.constant is not None and b.zero.constant is not None:
-        shape = [-1 if d == b.axis else 1 for d in range(b.q.type.rank)] if b.axis is not None else ()
+        shape = [-1 if d in b.axes else 1 for d in range(b.q.type.rank)] if b.axes else ()
         levels = b.q.constant.value.astype(np.int32) - b.zero.constant.value.reshape(shape)
         if levels.size == 0 or (levels.min() >= -128 and levels.max() <= 127):
             zero = const(np.zeros_like(b.zero.constant.value))
@@ -282,56 +286,73 @@ def _signed(b: _Levels) -> _Levels:
 def _in_integers(n: Node, int8_dot: DType) -> Node | None:
     """The product `n` of levels in integers; None where it is not one."""
     a, b = (_levels(x) for x in n.inputs)
-    if a is None or b is None or a.axis is not None or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
+    if a is None or b is None or len(b.axes) > 1 or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
         return None
     a, b = _bytes(a, int8_dot), _signed(b)
-    sums = _convolved(n, a, b) if isinstance(n.op, ops.Convolution) else _multiplied(n, a, b)
+    rows, columns = _places(n, a, 0), _places(n, b, 1)
+    if rows is None or columns is None:
+        return None
+    # operands that are seen by the result's dimensions along which they vary
+    seen = _Seen(n.shape, rows, columns)
+    sums = _convolved(n, a, b, seen) if isinstance(n.op, ops.Convolution) else _multiplied(n, a, b, seen)
     if sums is None:
         return None
     if a.scale is None or b.scale is None:
         return ops.cast(sums, i32)
-    scale = ops.mul(a.scale, b.scale)
-    return ops.mul(ops.cast(sums, f32), _spread(scale, n, _column(n, b)), loc=n.loc)
+    scale = seen.b(ops.mul(a.scale, b.scale)) if not rows else ops.mul(seen.a(a.scale), seen.b(b.scale))
+    return ops.mul(ops.cast(sums, f32), scale, loc=n.loc)
 
 
-def _column(n: Node, b: _Levels) -> int | None:
-    """The result's dimension that is b's `axis`."""
-    if b.axis is None:
-        return None
+def _places(n: Node, levels: _Levels, operand: int) -> tuple[int, ...] | None:
+    """The result's dimensions that are those along which the levels of an operand vary; None: they are summed."""
     if isinstance(n.op, ops.Convolution):
-        return n.op.out_layout.index("C")
-    assert isinstance(n.op, ops.DotGeneral)
-    rows, columns = n.op.free(n.inputs[0].type.rank, n.inputs[1].type.rank)
-    return len(rows) + columns.index(b.axis)
+        own = (n.op.lhs_layout.index("N"), n.op.rhs_layout.index("O"))[operand]
+        found = {own: n.op.out_layout.index("NC"[operand])}
+    else:
+        assert isinstance(n.op, ops.DotGeneral)
+        free = n.op.free(n.inputs[0].type.rank, n.inputs[1].type.rank)
+        first = len(n.op.batch[0]) + (len(free[0]) if operand else 0)
+        found = {d: first + i for i, d in enumerate(free[operand])}
+    return tuple(found[d] for d in levels.axes) if all(d in found for d in levels.axes) else None
 
 
-def _spread(p: Node, n: Node, column: int | None) -> Node:
-    return ops.BroadcastInDim(n.shape, () if column is None else (column,))(p)
+@dataclass(frozen=True)
+class _Seen:
+    """Parameters of both operands in the shape of a product's result. rows, columns: the dimensions that they have."""
+
+    shape: Shape
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def a(self, p: Node) -> Node:
+        return ops.BroadcastInDim(self.shape, self.rows)(p)
+
+    def b(self, p: Node) -> Node:
+        return ops.BroadcastInDim(self.shape, self.columns)(p)
 
 
 def _is_zero(p: Node) -> bool:
-    return p.constant is not None and not p.constant.value.any()
+    value = p.constant.value if p.constant is not None else splat_of(p)
+    return value is not None and not value.any()
 
 
-def _multiplied(n: Node, a: _Levels, b: _Levels) -> Node | None:
+def _multiplied(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     op = n.op
     assert isinstance(op, ops.DotGeneral)
-    rows, columns = op.free(a.q.type.rank, b.q.type.rank)
+    rows, _ = op.free(a.q.type.rank, b.q.type.rank)
     depth = product(b.q.shape[d] for d in op.contract[1])
-    scaled = b.axis is None or b.axis in columns
     most = MOST_TERMS if _is_zero(b.zero) else MOST_TERMS // 2  # of weights from -255 to 255
-    if any(op.batch) or not scaled or not isinstance(depth, int) or depth > most:
+    if any(op.batch) or not isinstance(depth, int) or depth > most:
         return None
     sums = replace(op, dtype=i32)(a.q, b.q, loc=n.loc)
     if not _is_zero(a.zero):
         of_b = ops.Reduce("sum", op.contract[1])(ops.Convert(i32)(b.q))
         spread = ops.BroadcastInDim(n.shape, tuple(range(len(rows), n.type.rank)))(of_b)
-        sums = ops.sub(sums, ops.mul(spread, a.zero))
+        sums = ops.sub(sums, ops.mul(spread, seen.a(a.zero)))
     if not _is_zero(b.zero):
         of_a = ops.Reduce("sum", op.contract[0])(ops.Convert(i32)(a.q))
-        centred = ops.sub(of_a, ops.mul(a.zero, depth))
-        spread = ops.BroadcastInDim(n.shape, tuple(range(len(rows))))(centred)
-        sums = ops.sub(sums, ops.mul(spread, _spread(b.zero, n, _column(n, b))))
+        spread = ops.BroadcastInDim(n.shape, tuple(range(len(rows))))(of_a)
+        sums = ops.sub(sums, ops.mul(ops.sub(spread, seen.a(ops.mul(a.zero, depth))), seen.b(b.zero)))
     return sums
 
 
@@ -339,12 +360,12 @@ def _has_holes(op: ops.Convolution) -> bool:
     return any(d != 1 for d in op.lhs_dilation)
 
 
-def _convolved(n: Node, a: _Levels, b: _Levels) -> Node | None:
+def _convolved(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     op = n.op
     assert isinstance(op, ops.Convolution)
     window = [d for d, c in enumerate(op.rhs_layout) if c != "O"]
-    depth, output = product(b.q.shape[d] for d in window), op.rhs_layout.index("O")
-    plain = op.batch_groups == 1 and b.axis in (None, output) and (_is_zero(a.zero) or not _has_holes(op))
+    depth = product(b.q.shape[d] for d in window)
+    plain = op.batch_groups == 1 and (_is_zero(a.zero) or not _has_holes(op))
     channels = b.q.shape[op.rhs_layout.index("I")]
     depthwise = channels == 1 and op.feature_groups > 1
     whole = op.feature_groups == 1 or depthwise or (isinstance(channels, int) and channels % 4 == 0)
@@ -354,12 +375,25 @@ def _convolved(n: Node, a: _Levels, b: _Levels) -> Node | None:
     # a depthwise convolution is no sum of many products: f32 holds them exactly
     x, centred, sums_in = a.q, not _is_zero(a.zero), f32 if depthwise else i32
     if centred and any(map(any, op.padding)):
-        op, x = padded(op, x, ops.cast(a.zero, a.q.dtype))
+        op, x = _padded(op, a)
     sums = replace(op, dtype=sums_in)(x, b.q, loc=n.loc)
     if centred:
         of_b = ops.cast(ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q)), sums_in)
-        sums = ops.sub(sums, ops.mul(_spread(of_b, n, op.out_layout.index("C")), ops.cast(a.zero, sums_in)))
+        spread = ops.BroadcastInDim(n.shape, (op.out_layout.index("C"),))(of_b)
+        sums = ops.sub(sums, ops.mul(spread, seen.a(ops.cast(a.zero, sums_in))))
     return sums
+
+
+def _padded(op: ops.Convolution, a: _Levels) -> tuple[ops.Convolution, Node]:
+    """The convolution without padding of the levels with their zero around them, each image's own."""
+    zero = ops.cast(a.zero, a.q.dtype)
+    if not a.axes:
+        return padded(op, a.q, zero)
+    none = ops.scalar(0, a.q.dtype)
+    bare, x = padded(op, a.q, none)
+    inside = padded(op, ops.full(a.q.shape, 1, a.q.dtype), none)[1]
+    around = ops.BroadcastInDim(x.shape, a.axes)(zero)
+    return bare, ops.where(ops.compare("NE", inside, 0), x, around)
 
 
 __all__ = ["lower_quantized"]

@@ -1,7 +1,7 @@
 """Dynamic range: numbers that are rounded to levels at each call, multiplied with weights that are levels.
 
-Every row (of a fully connected layer) or image has a scale of its own. Products of levels are whole numbers of f32:
-exact up to sums of 2^24, and rounded as f32 rounds beyond.
+Every row (of a fully connected layer) or image has a scale of its own. Products are of whole numbers: machines that
+multiply bytes sum them in integers, others in f32, exactly up to 2^24, and rounded as f32 rounds beyond.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ def weights(c: Call, w: int = 1) -> tuple[Node, Node]:
 def rounded(x: Node, asymmetric: bool) -> tuple[Node, Node]:
     """x[n, ...] as whole numbers and the scale[n, 1, ...] of each of its first axis' places."""
     flat = ops.reshape(x, (x.shape[0], product(x.shape[1:])))
-    whole, scale = (_asymmetric if asymmetric else _symmetric)(flat)
-    return ops.reshape(whole, x.shape), ops.reshape(scale, (x.shape[0], *(1,) * (len(x.shape) - 1)))
+    levels, zero, scale = (_asymmetric if asymmetric else _symmetric)(flat)
+    each = (x.shape[0], *(1,) * (len(x.shape) - 1))
+    zero = ops.reshape(zero, each) if zero.shape else zero
+    return ops.Dequantize()(ops.reshape(levels, x.shape), zero, const(np.float32(1))), ops.reshape(scale, each)
 
 
-def _symmetric(x: Node) -> tuple[Node, Node]:
-    """-127 to 127, ties away from zero."""
+def _symmetric(x: Node) -> tuple[Node, Node, Node]:
+    """Levels, their zero and their scale: -127 to 127, ties away from zero."""
     reach = ops.reduce_max(ops.Abs()(x), 1, True)
     empty = ops.compare("EQ", reach, 0)
     safe = ops.where(empty, ops.full(reach.shape, 127, T.f32), reach)
     steps = ops.RoundAway()(ops.mul(x, ops.div(const(np.float32(127)), safe)))
-    return ops.clip(steps, -127, 127), ops.div(safe, 127)
+    return ops.cast(ops.clip(steps, -127, 127), T.i8), ops.scalar(0, T.i8), ops.div(safe, 127)
 
 
-def _asymmetric(x: Node) -> tuple[Node, Node]:
-    """-128 to 127 from the least to the greatest element, 0 among them, less the level of 0."""
+def _asymmetric(x: Node) -> tuple[Node, Node, Node]:
+    """Levels, the level of 0, and their scale: -128 to 127 from the least to the greatest element, 0 among them."""
     low, high = ops.minimum(ops.reduce_min(x, 1, True), 0), ops.maximum(ops.reduce_max(x, 1, True), 0)
     empty = ops.compare("EQ", low, high)
     wide = [ops.cast(v, T.f64) for v in (low, high)]
@@ -56,4 +58,4 @@ def _asymmetric(x: Node) -> tuple[Node, Node]:
     zero = ops.cast(ops.RoundAway()(ops.clip(chosen, -128, 127)), T.f32)
     narrow = ops.cast(scale, T.f32)
     steps = ops.RoundAway()(ops.add(zero, ops.mul(x, ops.div(const(np.float32(1)), narrow))))
-    return ops.sub(ops.clip(steps, -128, 127), zero), narrow
+    return ops.cast(ops.clip(steps, -128, 127), T.i8), ops.cast(zero, T.i8), narrow
