@@ -33,9 +33,6 @@ class _Outcome:
     outputs: Sequence[Node]
     sizes: Sizes
 
-    def __post_init__(self) -> None:
-        assert self.outputs, "a branch or loop without results"
-
     def most(self, d: DimLike, kept: frozenset[str] = frozenset()) -> DimLike:
         """The most that a size of the body can be, in sizes outside and those in `kept`. Raises Unsupported where it
         isn't known."""
@@ -114,6 +111,8 @@ def case(
     rooms: dict[Place, DimLike] = {}
     for o in outcomes[1:]:
         _alike("branches that give", like, o.outputs)
+    if not like:
+        return ()
     for k, x in enumerate(like):
         for a, d in enumerate(x.shape):
             sizes = [o.outputs[k].shape[a] for o in outcomes]
@@ -187,10 +186,11 @@ class _Loop:
 
 def loop(
     found: Found, starts: Sequence[Node], cond: Callable[[Sequence[Node]], Node], body: Body, loc: str = "",
-    turns: DimLike | None = None,
+    turns: DimLike | None = None, outer: Mapping[Node, Node] | None = None,
 ) -> Sequence[Node]:  # fmt: skip
     """body(...body(starts)) as long as cond holds.
 
+    outer: what the bodies read from outside, by the inputs that it is inside.
     turns: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
     """
     made = _Loop(found, starts, most_turns() if turns is None else turns, loc)
@@ -198,8 +198,9 @@ def loop(
     inputs = made.inputs()
     test = made.outcome(lambda values: (cond(values),), inputs)
     step = made.outcome(body, inputs)
-    more = _foreign((test, step), inputs)
-    names = (*inputs, *more)
+    held = dict(outer or {})
+    more = _foreign((test, step), (*inputs, *held))
+    names = (*inputs, *held, *more)
     given = _Outcome(starts, {}).roomy(made.rooms)
-    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(made.rooms), *more)))
-    return _cut(found, op(*given, *more, loc=loc).results[: len(inputs)], made.rooms)
+    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(made.rooms), *held, *more)))
+    return _cut(found, op(*given, *held.values(), *more, loc=loc).results[: len(inputs)], made.rooms)

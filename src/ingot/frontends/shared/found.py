@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from ingot import ops
-from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import FOUND, DimLike, is_found, symbol
+from ingot.ir.dims import FOUND, DimLike, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
 
@@ -70,10 +69,3 @@ def first(x: Node, axis: int, count: DimLike) -> Node:
     """The first `count` along an axis, which are there."""
     shape = tuple(count if a == axis else d for a, d in enumerate(x.shape))
     return ops.Slice((0,) * len(shape), shape, (1,) * len(shape))(x)
-
-
-def alone(graph: Graph) -> Graph:
-    """The graph of a branch or a loop, which the run finds no sizes in. Raises Unsupported."""
-    if any(is_found(name) for name in graph.mentioned | set(graph.symbols())):
-        raise Unsupported("a size that data decides, inside of a branch or loop")
-    return graph

@@ -179,9 +179,9 @@ class Call:
             return x
 
     def lengths(self, x: Value) -> tuple[DimLike, ...]:
-        """As `sizes`; those that only the run knows are sizes that it finds, outside of loops and branches."""
+        """As `sizes`; those that only the run knows are sizes that it finds."""
         elements, found = self.elements(x), self.walk.found
-        if not self.walk.is_outside([d for d in elements if isinstance(d, Node)]):
+        if not self.walk.may_find([d for d in elements if isinstance(d, Node)]):
             return self.sizes(x)
         return tuple(found.size(ops.cast(d, i64), most_found(), "size") if isinstance(d, Node) else d for d in elements)
 

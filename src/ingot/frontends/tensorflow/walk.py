@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
+from ingot import ops
 from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
@@ -37,7 +38,7 @@ _WRITES = re.compile(
     "Assign(Add|Sub)?(VariableOp)?$|Resource(Scatter|StridedSliceAssign|Apply|SparseApply|CountUpTo)"
     "|(Sparse)?Apply[A-Z]|Scatter(Nd)?(Update|Add|Sub|Mul|Div|Min|Max)$|StridedSliceAssign|CountUpTo$"
 )
-_OF_TABLES = ("Table", "Hash", "String", "Regex", "Ragged", "Sparse", "Substr", "Unicode", "Lookup")
+_OF_TABLES = ("Table", "Hash", "String", "Regex", "Ragged", "Substr", "Unicode", "Lookup")
 
 
 class Written(Exception):
@@ -83,6 +84,8 @@ class Walk:
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
     found: Found = field(default_factory=Found)
     below: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
+    finding: bool = True
+    _draws: int = 0
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])
 
     def run(self, frame: Frame, tensors: Sequence[str], nodes: Sequence[str] = ()) -> list[Value]:
@@ -255,6 +258,11 @@ class Walk:
             )
         return self._writes[name]
 
+    def random_key(self) -> Node:
+        """Of a new draw of random numbers."""
+        self._draws += 1
+        return ops.RandomKey(self._draws - 1)()
+
     def require(self, size: DimLike, what: str) -> None:
         """Have every call check that `size` >= 0. Raises Unsupported with `what` where that is never so."""
         low, high = bounds(size)
@@ -263,10 +271,11 @@ class Walk:
         if isinstance(size, Dim) and (low is None or low < 0):
             self.conditions[size] = None
 
-    def is_outside(self, nodes: Sequence[Node]) -> bool:
-        """Whether these read the model's inputs alone, and no value of a loop or branch."""
+    def may_find(self, nodes: Sequence[Node]) -> bool:
+        """Whether a size may be left to the run that these say. A loop is first tried with sizes that are known in each
+        of its turns."""
         read = (n.op.label for n in topological(nodes) if isinstance(n.op, Input))
-        return all(label in self.sizes.inputs or label in self.state for label in read)
+        return self.finding or all(label in self.sizes.inputs or label in self.state for label in read)
 
     # variables
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.complex import Complex
-from ingot.frontends.shared.found import alone
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.proto import Function
 from ingot.frontends.tensorflow.rows.lists import resized
 from ingot.frontends.tensorflow.values import Call, Missing, Result, Table, TensorList, Value, expect
 from ingot.ir.dims import Dim, DimLike, dim_max
-from ingot.ir.node import Graph, Input, Node, splat_of, topological
+from ingot.ir.node import Input, Node, splat_of
 from ingot.ir.types import boolean, i32
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ShapeError
+from ingot.support.errors import ShapeError, UnsupportedOp
 from ingot.support.limits import in_time
 
 row = Table()
@@ -66,12 +67,6 @@ def _fresh(values: Sequence[Value], loc: str) -> list[Value]:
     return _rebuilt(values, [Input(f"{loc}.{i}", n.type)() for i, n in enumerate(_flat(values))])
 
 
-def _foreign(outputs: Sequence[Node], own: Sequence[Node]) -> list[Node]:
-    """Inputs of the graphs outside that a body reads."""
-    known = set(own)
-    return [n for n in topological(outputs) if isinstance(n.op, Input) and n not in known]
-
-
 def _no_writes(c: Call, functions: Sequence[Function]) -> None:
     if any(c.walk.writes(f.name) for f in functions):
         raise Unsupported("writes of variables in a loop or branch")
@@ -107,22 +102,26 @@ def case(c: Call, index: Value, *arguments: Value) -> Result:
 def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Sequence[Value]) -> Result:
     _no_writes(c, branches)
     _checked(arguments)
-    inside, operands = _inside(c, arguments)
-    results = [_checked(c.walk.call(c, f, inside)) for f in branches]
-    like = results[0]
-    outputs = [_flat(r) for r in results]
-    if any([n.type for n in o] != [n.type for n in outputs[0]] for o in outputs):
-        kinds = " and ".join(str([str(n.type) for n in o]) for o in outputs)
-        raise Unsupported(f"branches whose results differ in type: {kinds}")
-    if not outputs[0]:
-        return like
-    own = _flat(inside)
-    taken = [n for n in own if n not in operands.values()]
-    more = _foreign([n for o in outputs for n in o], taken)
-    inputs = (*taken, *more)
-    graphs = tuple(alone(Graph(inputs, o)) for o in outputs)
-    outer = {n: o for n, o in zip(own, _flat(arguments), strict=True)}
-    return _rebuilt(like, ops.Case(graphs)(index, *(outer[n] for n in taken), *more, loc=c.loc).results)
+    inside, free = _inside(c, arguments)
+    made: list[Sequence[Value]] = []
+
+    def outcome(f: Function) -> tuple[Node, ...]:
+        made.append(_checked(c.walk.call(c, f, inside)))
+        return _flat(made[-1])
+
+    outer = {n: o for n, o in zip(_flat(inside), _flat(arguments), strict=True) if n not in free.values()}
+    results = bodies.case(
+        c.walk.found, index, [partial(outcome, f) for f in branches], [*outer], [*outer.values()], c.loc
+    )
+    for other in made[1:]:
+        _same_lists("branches", made[0], other)
+    return _rebuilt(made[0], results)
+
+
+def _same_lists(what: str, a: Sequence[Value], b: Sequence[Value]) -> None:
+    for x, y in zip(a, b, strict=True):
+        if isinstance(x, TensorList) and isinstance(y, TensorList) and x.length != y.length:
+            raise Unsupported(f"{what} with lists of {x.length} and {y.length} elements")
 
 
 def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
@@ -142,43 +141,73 @@ def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, N
 
 @row("While", "StatelessWhile", any_kind=True)
 def while_(c: Call, *arguments: Value) -> Result:
-    """What the body hands on unchanged is not carried; where the values' types change, turns are written out."""
+    """What the body hands on unchanged is not carried; where the values' types change, turns are written out, or what
+    grows has room for as many turns as there may be."""
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
-    start = list(_checked(arguments))
+    start, refused, finding = list(_checked(arguments)), list(c.walk.refused), c.walk.finding
+    c.walk.finding = False
+    try:
+        made = _trial(c, cond, body, start)
+        if made.why is None:
+            return _loop(c, cond, body, made)
+        # what only the run knows in a loop may be known in each of its turns
+        unrolled = _unrolled(c, cond, body, start)
+        if unrolled is not None:
+            return unrolled
+        c.walk.finding = finding
+        if finding:
+            c.walk.refused[:] = refused
+            made = _trial(c, cond, body, start)
+        if made.values is None:
+            c.walk.refused[:] = made.refused
+            raise Unsupported("")
+        return _loop(c, cond, body, made)
+    finally:
+        c.walk.finding = finding
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What one turn shows. values: what the loop starts with, None where the body is refused; fixed: which of them
+    stay. why: why it is no loop of values whose types stay."""
+
+    values: Sequence[Value] | None
+    fixed: Sequence[bool]
+    counter: _Counter | None
+    why: str | None
+    refused: Sequence[UnsupportedOp] = ()
+
+
+def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _Trial:
     refused = list(c.walk.refused)
     probes = _fresh(start, f"{c.loc}.probe")
-    ends = c.walk.call(c, body, probes)
+    ends = _tried(c, body, probes)
     counter = _counter(c, cond, start, probes, ends)
     if counter is not None and any(isinstance(v, Missing) for v in ends):
         c.walk.refused[:] = refused
         c.walk.below[expect(probes[counter.place], Node, "tensor")] = counter.limit
-        ends = c.walk.call(c, body, probes)
+        ends = _tried(c, body, probes)
     why = list(c.walk.refused)
     c.walk.refused[:] = refused
     if any(isinstance(v, Missing) for v in ends):
-        # what only the run knows in a loop may be known in each of its turns
-        results = _unrolled(c, cond, body, start)
-        if results is None:
-            c.walk.refused[:] = why
-            raise Unsupported("")
-        return results
+        return _Trial(None, (), counter, "", why)
     fixed = [a is b or a == b for a, b in zip(probes, ends, strict=True)]
-    start = [
+    values = [
         TensorList(v.dtype, v.length, ops.full(e.buffer.shape, 0, v.dtype))
         if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
         else v
         for v, e in zip(start, ends, strict=True)
     ]
     if counter is not None:
-        start = [_grown(v, e, counter) for v, e in zip(start, ends, strict=True)]
-    changing = _changing(start, ends)
-    if changing is None:
-        return _loop(c, cond, body, start, fixed, counter)
-    results = _unrolled(c, cond, body, list(arguments))
-    if results is None:
-        raise Unsupported(f"a loop whose {changing}, and whose turns only the run counts")
-    return results
+        values = [_grown(v, e, counter) for v, e in zip(values, ends, strict=True)]
+    return _Trial(values, fixed, counter, _changing(values, ends))
+
+
+def _tried(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
+    """What a function gives, of which the graph keeps nothing."""
+    with c.walk.found.within():
+        return c.walk.call(c, function, values)
 
 
 def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
@@ -213,7 +242,7 @@ def _counter(
 ) -> _Counter | None:
     refused = list(c.walk.refused)
     inside = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
-    (test,) = c.walk.call(c, cond, inside)
+    (test,) = _tried(c, cond, inside)
     c.walk.refused[:] = refused
     stays = {p: v for v, p, e in zip(start, probes, ends, strict=True) if p is e and isinstance(p, Node)}
     before = {p: v for p, v in stays.items() if isinstance(v, Node)}
@@ -256,9 +285,8 @@ def _grown(start: Value, end: Value, counter: _Counter) -> Value:
     return TensorList(start.dtype, end.length, resized(start.buffer, end.length))
 
 
-def _loop(
-    c: Call, cond: Function, body: Function, start: Sequence[Value], fixed: Sequence[bool], counter: _Counter | None
-) -> Result:
+def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
+    start, fixed, counter = trial.values or (), trial.fixed, trial.counter
     outside = [v for v, same in zip(start, fixed, strict=True) if same]
     shared, free = _inside(c, outside)
     carried = _fresh([v for v, same in zip(start, fixed, strict=True) if not same], c.loc)
@@ -267,31 +295,28 @@ def _loop(
         ones, others = iter(same), iter(changed)
         return [next(ones) if f else next(others) for f in fixed]
 
-    inside = merged(carried, shared)
-    if counter is not None:
-        c.walk.below[expect(inside[counter.place], Node, "tensor")] = counter.limit
-    (test,) = _checked(c.walk.call(c, cond, inside))
-    ends = _checked(c.walk.call(c, body, inside))
-    moved = [v for v, same in zip(ends, fixed, strict=True) if not same]
-    inputs, outputs, go = _flat(carried), _flat(moved), _truth(expect(test, Node, "tensor"))
-    _same_types(c, inputs, outputs)
-    kept = [(n, o) for n, o in zip(_flat(shared), _flat(outside), strict=True) if o not in free]
-    more = _foreign((go, *outputs), (*inputs, *(n for n, _ in kept)))
-    names = (*inputs, *dict(kept), *more)
-    held = (*dict(kept), *more)
-    operands = (*_flat([v for v, same in zip(start, fixed, strict=True) if not same]), *dict(kept).values(), *more)
-    if not names:
+    def seen(nodes: Sequence[Node]) -> list[Value]:
+        inside = merged(_rebuilt(carried, nodes), shared)
+        if counter is not None:
+            c.walk.below[expect(inside[counter.place], Node, "tensor")] = counter.limit
+        return inside
+
+    def goes(nodes: Sequence[Node]) -> Node:
+        (test,) = _checked(c.walk.call(c, cond, seen(nodes)))
+        return _truth(expect(test, Node, "tensor"))
+
+    def turn(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        ends = _checked(c.walk.call(c, body, seen(nodes)))
+        moved = [v for v, same in zip(ends, fixed, strict=True) if not same]
+        _same_lists("a loop", carried, moved)
+        return _flat(moved)
+
+    starts = _flat([v for v, same in zip(start, fixed, strict=True) if not same])
+    if not starts:
         raise Unsupported("without values")
-    results = ops.While(alone(Graph(names, (go,))), alone(Graph(names, (*outputs, *held))))(
-        *operands, loc=c.loc
-    ).results
-    return merged(_rebuilt(moved, results[: len(inputs)]), outside)
-
-
-def _same_types(c: Call, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
-    for a, b in zip(inputs, outputs, strict=True):
-        if a.type != b.type:
-            raise Unsupported(f"a loop whose value changes from {a.type} to {b.type}")
+    outer = {n: o for n, o in zip(_flat(shared), _flat(outside), strict=True) if o not in free}
+    results = bodies.loop(c.walk.found, starts, goes, turn, c.loc, None if counter is None else counter.limit, outer)
+    return merged(_rebuilt(carried, results), outside)
 
 
 _MOST_TURNS = 4096

@@ -123,7 +123,7 @@ def _found_range(c: Call, start: Node, limit: Node, step: DimLike) -> Node:
     """As many numbers as the run finds."""
     if not isinstance(step, int) or step == 0:
         raise Unsupported(f"a step of {step}")
-    if not c.walk.is_outside((start, limit)):
+    if not c.walk.may_find((start, limit)):
         raise Unsupported("a range of a length that only the run knows, in a loop or branch")
     first, last = ops.cast(start, i64), ops.cast(limit, i64)
     reach = ops.sub(last, first) if step > 0 else ops.sub(first, last)

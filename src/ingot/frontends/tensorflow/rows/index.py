@@ -46,7 +46,7 @@ def _found_slice(
     c: Call, x: Node, axis: int, start: DimLike | Node | None, stop: DimLike | Node | None, step: int
 ) -> Node:
     """Between ends that the run finds, and so is the size."""
-    if step != 1 or not c.walk.is_outside([v for v in (start, stop) if isinstance(v, Node)]):
+    if step != 1 or not c.walk.may_find([v for v in (start, stop) if isinstance(v, Node)]):
         raise Unsupported("a slice whose ends only the run knows, with steps or in a loop or branch")
     n = ops.scalar(x.shape[axis], i64)
 
