@@ -19,7 +19,7 @@ LAYERS: dict[str, set[str]] = {
     "ops": {"ir"},
     "passes": {"ir", "ops"},
     "autodiff": {"ir", "ops", "passes"},
-    "frontends": {"ir", "ops"},
+    "frontends": {"ir", "ops", "autodiff"},  # gradient ops are the reverse of forward rows
     "schedule": {"ir", "ops"},
     "targets": {"ir"},
     "runtime": set(),

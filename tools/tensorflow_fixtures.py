@@ -220,6 +220,7 @@ def main(folder: Path) -> None:
 
     write(folder / "ops.zip", *ops_graph(data))
     areas(folder)
+    training(folder)
 
 
 def areas(folder: Path) -> None:
@@ -230,6 +231,20 @@ def areas(folder: Path) -> None:
     files = saved(module, {name: getattr(module, name) for name in ("growing", "parts")})
     write(folder / "growing.zip", files, called(files, [{"x": data(n, 3)} for n in (4, 2, 1)], "growing"))
     write(folder / "parts.zip", files, called(files, [{"x": data(3)} for _ in range(3)], "parts"))
+
+
+def training(folder: Path) -> None:
+    from tensorflow_training import Found, Step, training_graph
+
+    write(folder / "training.zip", *training_graph(data))
+    module = Step(data)
+    files = saved(module, {"train": module.train})
+    batches = [{"x": data(n, 6), "y": np.arange(n, dtype=np.int32) % 3} for n in (4, 4, 7)]
+    write(folder / "train.zip", files, called(files, batches, "train"))
+    found = Found()
+    files = saved(found, {"sizes": found.sizes})
+    calls = [{"x": data(m), "n": np.array(n, np.int32)} for m, n in ((5, 1), (5, 3), (8, 9), (2, 0))]
+    write(folder / "sizes.zip", files, called(files, calls, "sizes"))
 
 
 if __name__ == "__main__":

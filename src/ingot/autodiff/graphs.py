@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.autodiff.reverse import gradients
 from ingot.autodiff.rules import RULES
 from ingot.autodiff.rules.loops import with_history
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Input, Node, rebuilt
 from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.lower import lower_model_ops
 
@@ -22,6 +22,14 @@ def differentiable(graph: Graph) -> Graph:
         if isinstance(n.op, ops.While) and (kept := with_history(n)) is not n:
             by |= dict(zip(n.results, kept.results, strict=False))
     return core.replaced(by)
+
+
+def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node) -> Node:
+    """The cotangent of `x` from that of `of(x)`, a MODEL-level computation."""
+    inside = Input("pulled back", x.type)()
+    core = differentiable(Graph((inside,), (of(inside),)))
+    (found,) = gradients(core.outputs[0], core.inputs, cotangent)
+    return rebuilt((found,), {core.inputs[0]: x})[0]
 
 
 def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:

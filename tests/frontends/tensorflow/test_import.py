@@ -19,7 +19,7 @@ from tests.frontends.tensorflow.fixtures import Arrays, Fixture, fixture
 NETS = ("cnn", "rnn", "transformer")
 # variables and control flow as TensorFlow 1 writes them
 OLD = ("references", "resources", "old_recurrent", "old_branches", "old_loops")
-SIGNATURES = ("loop", "branch", "step", "growing", "parts")
+SIGNATURES = ("loop", "branch", "step", "growing", "parts", "train", "sizes")
 
 
 def _given(imported: ImportedModel, inputs: Arrays) -> list[np.ndarray]:

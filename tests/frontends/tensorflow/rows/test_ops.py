@@ -25,7 +25,9 @@ def _results(which: str, folder: Path) -> tuple[Arrays, Arrays]:
         return dict(zip(graph.output_names, interpret(graph, given), strict=True)), expected
 
 
-@pytest.mark.parametrize(("which", "name"), [pytest.param(w, n, id=n) for w in ("ops", "areas") for n in names(w)])
+@pytest.mark.parametrize(
+    ("which", "name"), [pytest.param(w, n, id=n) for w in ("ops", "areas", "training") for n in names(w)]
+)
 def test_op(which: str, name: str, tmp_path_factory: pytest.TempPathFactory):
     results, expected = _results(which, tmp_path_factory.getbasetemp())
     got, wanted = results[name], expected[name]

@@ -12,17 +12,19 @@ from ingot.frontends.tensorflow.rows import (
     norm,
     pool,
     program,
+    recurrent,
     reduce,
     shape,
     sort,
     variables,
 )
-from ingot.frontends.tensorflow.rows.algebra import complex, contraction, linalg
+from ingot.frontends.tensorflow.rows.algebra import complex, contraction, linalg, sparse
+from ingot.frontends.tensorflow.rows.training import gradients, optimizers, random
 
 ROWS = merged(
     m.row
     for m in (
-        complex, contraction, control, create, detection, elementwise, image, index, linalg, lists, norm, pool, program,
-        reduce, shape, sort, variables,
+        complex, contraction, control, create, detection, elementwise, gradients, image, index, linalg, lists, norm,
+        optimizers, pool, program, random, recurrent, reduce, shape, sort, sparse, variables,
     )
 )  # fmt: skip

@@ -13,7 +13,8 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Table, Value
 from ingot.ir.dims import bounds
 from ingot.ir.node import Node, Op, const, splat_of
-from ingot.ops import incomplete_gamma, special
+from ingot.ir.types import DTYPES
+from ingot.ops import bessel, incomplete_gamma, special
 
 row = Table()
 
@@ -40,7 +41,9 @@ _SPECIAL: dict[str, Callable[[Node], Node]] = {
     "Erfc": special.erfc, "Erfinv": special.erf_inv, "Ndtri": special.ndtri,
     "Lgamma": special.lgamma, "Digamma": special.digamma,
     "BesselI0": special.bessel_i0, "BesselI0e": special.bessel_i0e, "BesselI1": special.bessel_i1,
-    "BesselI1e": special.bessel_i1e,
+    "BesselI1e": special.bessel_i1e, "BesselJ0": bessel.bessel_j0, "BesselJ1": bessel.bessel_j1,
+    "BesselY0": bessel.bessel_y0, "BesselY1": bessel.bessel_y1, "BesselK0": bessel.bessel_k0,
+    "BesselK0e": bessel.bessel_k0e, "BesselK1": bessel.bessel_k1, "BesselK1e": bessel.bessel_k1e,
 }  # fmt: skip
 
 
@@ -261,3 +264,33 @@ def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
     out = ops.add(ops.mul(levels, const(scale, np.float32)), const(a, np.float32))
     none = np.logical_and(low == 0, high == 0)
     return out if not none.any() else ops.where(const(np.asarray(none)), 0.0, out)
+
+
+@row("Lbeta")
+def log_beta(c: Call, x: Node) -> Node:
+    """Of the last axis: the sum of log-gammas less that of the sum."""
+    return ops.sub(ops.reduce_sum(special.lgamma(x), -1), special.lgamma(ops.reduce_sum(x, -1)))
+
+
+@row("NextAfter")
+def next_after(c: Call, x: Node, to: Node) -> Node:
+    """The number beside x on the way to `to`."""
+    x, to = ops.promote(x, to)
+    whole = DTYPES[f"i{x.dtype.bits}"]
+    bits, least = (ops.BitcastConvert(whole)(v) for v in (x, ops.full(x.shape, 0, x.dtype)))
+    up = ops.compare("LT", x, to)
+    away = ops.compare("EQ", up, ops.compare("GT", x, 0.0))
+    moved = ops.BitcastConvert(x.dtype)(ops.add(bits, ops.where(away, ops.full(x.shape, 1, whole), -1)))
+    tiny = ops.BitcastConvert(x.dtype)(ops.add(least, 1))
+    out = ops.where(ops.compare("EQ", x, 0.0), ops.where(up, tiny, ops.Neg()(tiny)), moved)
+    out = ops.where(ops.compare("EQ", x, to), to, out)
+    return ops.where(ops.or_(ops.IsNan()(x), ops.IsNan()(to)), float("nan"), out)
+
+
+@row("CumulativeLogsumexp")
+def cumulative_logsumexp(c: Call, x: Node, axis: Node) -> Node:
+    along, reverse, exclusive = c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive")
+    most = ops.reduce_max(x, along, True)
+    most = ops.where(ops.IsFinite()(most), most, 0.0)
+    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, most)), along, reverse, exclusive)
+    return ops.add(ops.Log()(total), most)

@@ -38,7 +38,7 @@ def is_initialized(c: Call, variable: Value) -> Node:
 
 @row("AssignVariableOp", "Assign", any_kind=True)
 def assign(c: Call, variable: Value, value: Value) -> Result:
-    _write(c, variable, value)
+    store(c, variable, value)
     return (variable,) if c.op == "Assign" else ()
 
 
@@ -47,11 +47,11 @@ def assign_more(c: Call, variable: Value, value: Value) -> Result:
     by = ops.add if c.op == "AssignAddVariableOp" else ops.sub
     if isinstance(value, Node):
         value = by(c.walk.read(expect(variable, Variable, "variable")), value)
-    _write(c, variable, value)
+    store(c, variable, value)
     return ()
 
 
-def _write(c: Call, variable: Value, value: Value) -> None:
+def store(c: Call, variable: Value, value: Value) -> None:
     if isinstance(value, Missing) or isinstance(variable, Missing):
         c.walk.lost |= not c.walk.restoring
         raise Unsupported("")
@@ -74,7 +74,7 @@ def scatter_nd(c: Call, variable: Value, indices: Value, updates: Value) -> Resu
 
 def _scattered(c: Call, variable: Value, indices: Value, updates: Value, *, by_rows: bool) -> Result:
     if not isinstance(indices, Node) or not isinstance(updates, Node):
-        _write(c, variable, Missing())
+        store(c, variable, Missing())
         return ()
     now = c.walk.read(expect(variable, Variable, "variable"))
     kind = c.op.removeprefix("ResourceScatter").removeprefix("Nd")
@@ -84,7 +84,7 @@ def _scattered(c: Call, variable: Value, indices: Value, updates: Value, *, by_r
         places = ops.expand_dims(places, -1)
     if kind == "Sub":
         updates = ops.Neg()(updates)
-    _write(c, variable, ops.ScatterND(_PARTS[kind])(now, places, updates))
+    store(c, variable, ops.ScatterND(_PARTS[kind])(now, places, updates))
     return ()
 
 
@@ -92,10 +92,10 @@ def _scattered(c: Call, variable: Value, indices: Value, updates: Value, *, by_r
 def strided_assign(c: Call, variable: Value, begin: Value, end: Value, strides: Value, value: Value) -> Result:
     parts = [v for v in (begin, end, strides, value) if isinstance(v, Node)]
     if len(parts) < 4:
-        _write(c, variable, Missing())
+        store(c, variable, Missing())
         return ()
     now = c.walk.read(expect(variable, Variable, "variable"))
-    _write(c, variable, strided_update(c, now, *parts))
+    store(c, variable, strided_update(c, now, *parts))
     return ()
 
 

@@ -1,0 +1,128 @@
+"""Sparse tensors: places i64[n, rank], values [n] and sizes i64[rank]."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.values import Call, Result, Table, normal
+from ingot.ir.dims import DimLike, floordiv, product
+from ingot.ir.node import Node
+from ingot.ir.types import i64
+
+row = Table()
+
+
+def _dense(at: Node, values: Node, sizes: tuple[DimLike, ...]) -> Node:
+    return ops.ScatterND("add")(ops.full(sizes, 0, values.dtype), ops.cast(at, i64), values)
+
+
+@row("SparseToDense")
+def to_dense(c: Call, at: Node, sizes: Node, values: Node, default: Node) -> Node:
+    at = ops.reshape(at, (1, 1) if not at.shape else (-1, 1)) if at.type.rank < 2 else at
+    base = ops.broadcast_to(default, c.sizes(sizes))
+    return ops.ScatterND()(base, ops.cast(at, i64), ops.broadcast_to(values, (at.shape[0],)))
+
+
+@row("SparseTensorDenseMatMul")
+def by_dense(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
+    """Rows of b, times the values in their columns, added to the values' rows."""
+    rows, columns = (0, 1) if not c.flag("adjoint_a") else (1, 0)
+    b = ops.swap_axes(b, 0, 1) if c.flag("adjoint_b") else b
+    at = ops.cast(at, i64)
+    picked = ops.Take(0)(b, ops.index_axis(at, 1, columns))
+    terms = ops.mul(picked, ops.expand_dims(values, 1))
+    base = ops.full((c.sizes(sizes)[rows], b.shape[1]), 0, b.dtype)
+    return ops.ScatterND("add")(base, ops.slice_axis(at, 1, rows, rows + 1), terms)
+
+
+@row("SparseMatMul")
+def product_of_dense(c: Call, a: Node, b: Node) -> Node:
+    """Of dense tensors that hold zeros."""
+    a = ops.swap_axes(a, 0, 1) if c.flag("transpose_a") else a
+    return ops.MatMul()(a, ops.swap_axes(b, 0, 1) if c.flag("transpose_b") else b)
+
+
+def _steps(sizes: tuple[DimLike, ...]) -> list[DimLike]:
+    return list(accumulate(reversed(sizes[1:]), mul, initial=1))[::-1]
+
+
+def _flat(at: Node, sizes: tuple[DimLike, ...]) -> Node:
+    steps = ops.stack([ops.scalar(s, i64) for s in _steps(sizes)])
+    return ops.reduce_sum(ops.mul(ops.cast(at, i64), steps), 1)
+
+
+@row("SparseReorder", results=("output_indices", "output_values"))
+def reorder(c: Call, at: Node, values: Node, sizes: Node) -> Result:
+    """In the order of the dense tensor."""
+    order = ops.Sort(0, False, True, 1)(_flat(at, c.sizes(sizes)), ops.arange(at.shape[0], i64)).results[1]
+    return [ops.Take(0)(at, order), ops.Take(0)(values, order)]
+
+
+@row("SparseReshape", results=("output_indices", "output_shape"))
+def reshape(c: Call, at: Node, sizes: Node, wanted: Node) -> Result:
+    old, new = c.sizes(sizes), list(c.sizes(wanted))
+    if -1 in new:
+        known = product(d for d in new if d != -1)
+        new[new.index(-1)] = floordiv(product(old), known)
+    places = ops.stack(ops.coordinates(_flat(at, old), tuple(new)), 1)
+    return [places, ops.stack([ops.scalar(d, i64) for d in new])]
+
+
+@row("SparseReduceSum", "SparseReduceMax")
+def reduce(c: Call, at: Node, values: Node, sizes: Node, axes: Node) -> Node:
+    shape = c.sizes(sizes)
+    over = tuple(normal(a, len(shape)) for a in c.numbers(axes))
+    if c.op.endswith("Sum"):
+        return ops.reduce_sum(_dense(at, values, shape), over, c.flag("keep_dims"))
+    keep = c.flag("keep_dims")
+    there = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), over, keep)
+    least = ops.full(shape, ops.identity_of("max", values.dtype), values.dtype)
+    most = ops.reduce_max(ops.ScatterND("max")(least, ops.cast(at, i64), values), over, keep)
+    return ops.where(ops.compare("GT", there, 0), most, 0)  # 0 where nothing is
+
+
+@row("SparseTensorDenseAdd")
+def dense_add(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
+    return ops.ScatterND("add")(b, ops.cast(at, i64), values)
+
+
+@row("SparseDenseCwiseMul", "SparseDenseCwiseAdd", "SparseDenseCwiseDiv")
+def elementwise(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
+    """The new values."""
+    there = ops.GatherND()(ops.broadcast_to(b, c.sizes(sizes)), ops.cast(at, i64))
+    return {"Mul": ops.mul, "Add": ops.add, "Div": ops.div}[c.op[-3:]](values, there)
+
+
+@row("SparseConcat", results=("output_indices", "output_values", "output_shape"))
+def concat(c: Call, *operands: Node) -> Result:
+    n = c.int("N")
+    places, values, sizes = (operands[i * n : (i + 1) * n] for i in range(3))
+    shapes = [c.sizes(s) for s in sizes]
+    axis, first, moved = normal(c.int("concat_dim"), len(shapes[0])), ops.scalar(0, i64), list[Node]()
+    for at, shape in zip(places, shapes, strict=True):
+        steps = ops.stack([first if i == axis else ops.scalar(0, i64) for i in range(len(shape))])
+        moved.append(ops.add(at, steps))
+        first = ops.add(first, ops.scalar(shape[axis], i64))
+    total = list(shapes[0])
+    for s in shapes[1:]:
+        total[axis] = total[axis] + s[axis]
+    wide = ops.stack([ops.scalar(d, i64) for d in total])
+    at, joined = ops.concat(moved, 0), ops.concat(list(values), 0)
+    order = ops.Sort(0, False, True, 1)(_flat(at, tuple(total)), ops.arange(at.shape[0], i64)).results[1]
+    return [ops.Take(0)(at, order), ops.Take(0)(joined, order), wide]
+
+
+@row("SparseSoftmax")
+def softmax(c: Call, at: Node, values: Node, sizes: Node) -> Node:
+    """Of what is there of each row; the new values."""
+    shape = c.sizes(sizes)
+    if len(shape) < 2:
+        raise Unsupported(f"of {len(shape)} axes")
+    rows, places = shape[:-1], ops.slice_axis(ops.cast(at, i64), 1, 0, len(shape) - 1)
+    least = ops.full(rows, ops.identity_of("max", values.dtype), values.dtype)
+    most = ops.GatherND()(ops.ScatterND("max")(least, places, values), places)
+    exps = ops.Exp()(ops.sub(values, most))
+    return ops.div(exps, ops.GatherND()(_dense(places, exps, rows), places))

@@ -1,0 +1,82 @@
+"""Cells of recurrent layers as one op, and LSTMs over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.frontends.shared import bodies
+from ingot.frontends.tensorflow.values import Call, Result, Table
+from ingot.ir.node import Node
+from ingot.ir.types import i64
+
+row = Table()
+_RESULTS = ("i", "cs", "f", "o", "ci", "co", "h")
+
+
+def _cell(
+    c: Call,
+    x: Node,
+    cs: Node,
+    h: Node,
+    w: Node,
+    peepholes: Sequence[Node],
+    b: Node,
+    order: str,
+    forget: float,
+    clip: float,
+) -> tuple[Node, ...]:
+    """order: of the gates in w: input, forget, cell, output."""
+    z = ops.add(ops.MatMul()(ops.concat([x, h], 1), w), b)
+    n = cs.shape[1]
+    gate = {name: ops.slice_axis(z, 1, k * n, (k + 1) * n) for k, name in enumerate(order)}
+    peeps = c.flag("use_peephole")
+
+    def opened(name: str, state: Node, weights: Node, more: float = 0.0) -> Node:
+        value = ops.add(gate[name], more) if more else gate[name]
+        return ops.Logistic()(ops.add(value, ops.mul(state, weights)) if peeps else value)
+
+    i, f = opened("i", cs, peepholes[0]), opened("f", cs, peepholes[1], forget)
+    ci = ops.Tanh()(gate["c"])
+    new = ops.add(ops.mul(ci, i), ops.mul(cs, f))
+    new = ops.clip(new, -clip, clip) if clip > 0 else new
+    o = opened("o", new, peepholes[2])
+    co = ops.Tanh()(new)
+    return i, new, f, o, ci, co, ops.mul(co, o)
+
+
+@row("LSTMBlockCell", results=_RESULTS)
+def lstm_cell(c: Call, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node, wco: Node, b: Node) -> Result:
+    clip = c.float("cell_clip", 3.0)
+    return _cell(c, x, cs, h, w, (wci, wcf, wco), b, "icfo", c.float("forget_bias", 1.0), clip)
+
+
+@row("BlockLSTM", "BlockLSTMV2", results=_RESULTS)
+def lstm(c: Call, most: Node, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node, wco: Node, b: Node) -> Result:
+    """x[time, batch, features]; zeros from time `most` on."""
+    second = c.op.endswith("V2")
+    order, forget = ("ifco", 0.0) if second else ("icfo", c.float("forget_bias", 1.0))
+    clip = c.float("cell_clip", 0.0 if second else 3.0)
+    lines = [ops.full((x.shape[0], *cs.shape), 0, x.dtype) for _ in _RESULTS]
+    zero = ops.scalar(0, i64)
+    last = ops.minimum(ops.reshape(ops.cast(most, i64), ()), ops.scalar(x.shape[0], i64))
+
+    def turn(values: Sequence[Node]) -> list[Node]:
+        t, state, out, *written = values
+        now = ops.index_axis(ops.DynamicSlice((1, *x.shape[1:]))(x, t, zero, zero), 0, 0)
+        made = _cell(c, now, state, out, w, (wci, wcf, wco), b, order, forget, clip)
+        new = [ops.DynamicUpdateSlice()(line, ops.expand_dims(y, 0), t, zero, zero)
+               for line, y in zip(written, made, strict=True)]  # fmt: skip
+        return [ops.add(t, 1), made[1], made[6], *new]
+
+    done = bodies.loop(c.walk.found, [zero, cs, h, *lines], lambda v: ops.compare("LT", v[0], last), turn, c.loc)
+    return list(done[3:])
+
+
+@row("GRUBlockCell", results=("r", "u", "c", "h"))
+def gru_cell(c: Call, x: Node, h: Node, w_ru: Node, w_c: Node, b_ru: Node, b_c: Node) -> Result:
+    n = h.shape[1]
+    gates = ops.Logistic()(ops.add(ops.MatMul()(ops.concat([x, h], 1), w_ru), b_ru))
+    r, u = ops.slice_axis(gates, 1, 0, n), ops.slice_axis(gates, 1, n, 2 * n)
+    new = ops.Tanh()(ops.add(ops.MatMul()(ops.concat([x, ops.mul(h, r)], 1), w_c), b_c))
+    return [r, u, new, ops.add(ops.mul(u, h), ops.mul(ops.sub(1.0, u), new))]

@@ -1,0 +1,155 @@
+"""Random numbers: those of a seed bit for bit as TensorFlow draws them (Philox), others by the model's generator."""
+
+from __future__ import annotations
+
+import math
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.stablehlo.rows.random import philox
+from ingot.frontends.tensorflow.values import Call, Result, Table
+from ingot.ir.dims import ceildiv, product
+from ingot.ir.node import Node, const
+from ingot.ir.types import DTYPES, DType, Shape, f32, f64, i32, u32, u64
+from ingot.ops import sampling
+
+row = Table()
+_SCRAMBLE = (0x3EC8F720, 0x02461E29)
+_PHILOX, _AUTO = 1, 3
+
+
+def _halves(x: Node) -> tuple[Node, Node]:
+    """The low and the high word of u64."""
+    return ops.cast(x, u32), ops.cast(ops.apply(ops.ShiftRightLogical(), x, 32), u32)
+
+
+def _joined(low: Node, high: Node) -> Node:
+    return ops.or_(ops.cast(low, u64), ops.apply(ops.ShiftLeft(), ops.cast(high, u64), 32))
+
+
+def _scrambled(seed: Node) -> tuple[Node, Node]:
+    """(key u64[1], counter u64[2]) of a seed of two numbers."""
+    bits = ops.cast(seed, u64) if seed.dtype.bits == 64 else ops.cast(ops.cast(seed, DTYPES["i64"]), u64)
+    words = [ops.reshape(w, (1,)) for i in (0, 1) for w in _halves(ops.index_axis(bits, 0, i))]
+    key = tuple(ops.full((1,), k, u32) for k in _SCRAMBLE)
+    a, b, c, d = philox((key[0], key[1]), (words[0], words[1], words[2], words[3]))
+    return _joined(a, b), ops.concat([ops.full((1,), 0, u64), _joined(c, d)], 0)
+
+
+@row("StatelessRandomGetKeyCounter", results=("key", "counter"))
+def key_counter(c: Call, seed: Node) -> Result:
+    return _scrambled(seed)
+
+
+@row("StatelessRandomGetKeyCounterAlg", results=("key", "counter", "alg"))
+def key_counter_algorithm(c: Call, seed: Node) -> Result:
+    return [*_scrambled(seed), const(_PHILOX, i32.numpy)]
+
+
+@row("StatelessRandomGetAlg")
+def algorithm(c: Call) -> Node:
+    return const(_PHILOX, i32.numpy)
+
+
+def _words(key: Node, counter: Node, count: object) -> Node:
+    """u32[blocks, 4]: as many words at least."""
+    blocks = ceildiv(count, 4)  # type: ignore[arg-type]
+    low, high = ops.index_axis(counter, 0, 0), ops.index_axis(counter, 0, 1)
+    at = ops.add(ops.arange(blocks, u64), low)
+    carry = ops.cast(ops.compare("LT", at, low), u64)
+    over = ops.add(ops.broadcast_to(high, (blocks,)), carry)
+    k = tuple(ops.broadcast_to(w, (blocks,)) for w in _halves(ops.index_axis(key, 0, 0)))
+    a, b = _halves(at)
+    return ops.stack(philox((k[0], k[1]), (a, b, *_halves(over))), 1)
+
+
+def _drawn(key: Node, counter: Node, shape: Shape, wide: bool) -> Node:
+    """u32, or u64 where `wide`, of this shape."""
+    count = product(shape)
+    words = ops.reshape(_words(key, counter, 2 * count if wide else count), (-1,))
+    if wide:
+        pairs = ops.reshape(words, (-1, 2))
+        words = _joined(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1))
+    return ops.reshape(ops.slice_axis(words, 0, 0, count), shape)
+
+
+def _unit(bits: Node) -> Node:
+    """[0, 1) of a word's low bits: those of a mantissa."""
+    digits, one, dtype = (52, 1023 << 52, f64) if bits.dtype == u64 else (23, 127 << 23, f32)
+    raw = ops.or_(ops.and_(bits, (1 << digits) - 1), one)
+    if dtype == f64:  # the first word of a pair is the upper one
+        low, high = _halves(bits)
+        raw = ops.or_(ops.and_(_joined(high, low), (1 << digits) - 1), one)
+    return ops.sub(ops.BitcastConvert(dtype)(raw), 1.0)
+
+
+def _normal(key: Node, counter: Node, shape: Shape, dtype: DType) -> Node:
+    """Box and Muller's pairs of neighbours."""
+    count = product(shape)
+    even = 2 * ceildiv(count, 2)
+    bits = ops.reshape(_drawn(key, counter, (even,), dtype == f64), (-1, 2))
+    unit = _unit(bits)
+    first = ops.maximum(ops.index_axis(unit, 1, 0), 1e-7)
+    angle = ops.mul(ops.index_axis(unit, 1, 1), 2 * math.pi)
+    length = ops.Sqrt()(ops.mul(ops.Log()(first), -2.0))
+    pairs = ops.stack([ops.mul(ops.Sin()(angle), length), ops.mul(ops.Cos()(angle), length)], 1)
+    return ops.reshape(ops.slice_axis(ops.reshape(pairs, (-1,)), 0, 0, count), shape)
+
+
+def _source(c: Call, operands: tuple[Node, ...]) -> tuple[Node, Node, tuple[Node, ...]]:
+    """(key, counter, what is behind) of (seed, ...), or of (key, counter, algorithm, ...)."""
+    if not c.op.endswith("V2"):
+        return *_scrambled(operands[0]), operands[1:]
+    key, counter, alg, *rest = operands
+    if c.size(alg) not in (_PHILOX, _AUTO):
+        raise Unsupported(f"algorithm {c.size(alg)}, which is not Philox")
+    return key, counter, tuple(rest)
+
+
+@row("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal", "StatelessRandomNormalV2")
+def stateless_float(c: Call, sizes: Node, *operands: Node) -> Node:
+    key, counter, _ = _source(c, operands)
+    shape, dtype = c.lengths(sizes), c.dtype("dtype", f32)
+    if dtype not in (f32, f64):
+        raise Unsupported(f"of {dtype}")
+    if "Normal" in c.op:
+        return _normal(key, counter, shape, dtype)
+    return _unit(_drawn(key, counter, shape, dtype == f64))
+
+
+@row("StatelessRandomUniformInt", "StatelessRandomUniformIntV2")
+def stateless_int(c: Call, sizes: Node, *operands: Node) -> Node:
+    """From the least up to the greatest, by the rest of a division."""
+    key, counter, (low, high) = _source(c, operands)
+    unsigned = DTYPES[f"u{low.dtype.bits}"]
+    span = ops.cast(ops.sub(high, low), unsigned)
+    bits = _drawn(key, counter, c.lengths(sizes), low.dtype.bits == 64)
+    return ops.add(ops.cast(ops.rem(bits, ops.broadcast_to(span, bits.shape)), low.dtype), low)
+
+
+@row("StatelessRandomUniformFullInt", "StatelessRandomUniformFullIntV2")
+def stateless_bits(c: Call, sizes: Node, *operands: Node) -> Node:
+    key, counter, _ = _source(c, operands)
+    dtype = c.dtype("dtype")
+    return ops.cast(_drawn(key, counter, c.lengths(sizes), dtype.bits == 64), dtype)
+
+
+@row("RandomUniform", "RandomStandardNormal")
+def of_the_model(c: Call, sizes: Node) -> Node:
+    draw = sampling.normal if "Normal" in c.op else sampling.uniform
+    return draw(c.walk.random_key(), c.lengths(sizes), c.dtype("dtype", f32))
+
+
+@row("RandomUniformInt")
+def int_of_the_model(c: Call, sizes: Node, low: Node, high: Node) -> Node:
+    span = ops.cast(ops.sub(high, low), u64)
+    return ops.add(ops.cast(sampling.below(c.walk.random_key(), c.lengths(sizes), span), low.dtype), low)
+
+
+@row("Multinomial")
+def multinomial(c: Call, logits: Node, count: Node) -> Node:
+    """Logarithms of weights [b, n] -> places [b, count]."""
+    wide = ops.cast(logits, f64)
+    weights = ops.Exp()(ops.sub(wide, ops.reduce_max(wide, -1, True)))
+    drawn = sampling.categorical(c.walk.random_key(), weights, c.numbers(count)[0])
+    return ops.cast(drawn, c.dtype("output_dtype", DTYPES["i64"]))
