@@ -62,3 +62,52 @@ def test_places_where_the_model_is_not() -> None:
                 arguments.take([given])
     with pytest.raises(InputError, match=r"input 'x': expected dtype f32 \[2, 3\], got dtype torch.float64"):
         Arguments(cuda).take([torch.zeros(2, 3).double().as_subclass(Elsewhere)])
+
+
+class Array:
+    """An array of others that says it lies on a GPU."""
+
+    def __init__(self, values: np.ndarray, number: int = 0) -> None:
+        self.values, self.number, self.streams = values, number, list[int]()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.number
+
+    def __dlpack__(self, *, stream: int) -> object:
+        self.streams.append(stream)
+        return self.values.__dlpack__()
+
+
+def test_arrays_of_others_on_the_gpu_are_taken_where_they_lie() -> None:
+    """By DLPack, which hears of the stream; results are arrays on the host."""
+    x = Input("x", TensorType(f32, (2, 3)))()
+    program = build_program(Graph((x,), (ops.Tanh()(x),)), features_of("null:cuda:sm_90a"), 1)
+    (code,) = program.code.values()
+    arguments = Arguments(
+        replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
+    )
+    given = Array(np.zeros((3, 3), np.float32)[1:])
+    held, pointers, told = arguments.take([given])
+    assert pointers == [given.values.ctypes.data] and given.streams == [1] and len(held) == 1
+    assert (told.shapes, told.tensors, told.place, told.resident) == (((2, 3),), False, None, (True, False))
+    for wrong, text in (
+        (Array(np.zeros((2, 3))), "expected dtype f32 .* got dtype f64"),
+        (Array(np.zeros((3, 2), np.float32).T), "dense"),
+        (Array(np.zeros((2, 3), np.float32), 1), "got one on GPU 1"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"input 'x': .*{text}"):
+            arguments.take([wrong])
+    with pytest.raises(InputError, match="in CPU memory"):
+        Arguments(program).take([Array(np.zeros((2, 3), np.float32))])
+    two = Input("y", TensorType(f32, (2, 3)))()
+    program = build_program(Graph((x, two), (ops.Add()(x, two),)), features_of("null:cuda:sm_90a"), 1)
+    arguments = Arguments(
+        replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
+    )
+    first = torch.zeros(2, 3).as_subclass(Here)
+    with pytest.raises(InputError, match="or arrays of others, got both"):
+        arguments.take([first, given])
+
+
+class Here(Elsewhere):
+    device = torch.device("cuda", 0)

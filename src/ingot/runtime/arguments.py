@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot.runtime.bind import Shape
+from ingot.runtime.cuda.foreign import Foreign, is_foreign
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import Border, Tensor, address, is_tensor, likeness
 from ingot.support.dataclass import dataclass
@@ -19,7 +20,8 @@ from ingot.support.errors import InputError
 @dataclass(frozen=True)
 class Told:
     """What arguments that are alike tell of a call. shapes: what is bound. tensors: whether results are torch's. place:
-    torch's GPU, on which some lie; resident: which arguments, state (read and written) and results, if any."""
+    torch's GPU, where results are to lie; resident: which arguments, state (read and written) and results are on a GPU,
+    if any."""
 
     shapes: tuple[Shape, ...]
     tensors: bool
@@ -35,19 +37,19 @@ class Arguments:
         self._borders = [Border(spec, gpu=gpu) for spec in program.inputs]
         self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._state: tuple[Shape, ...] = tuple(s.shape for s in program.state)
-        self._behind = 2 * len(program.state) + len(program.outputs)
+        self._results = len(program.outputs)
         self._last: Told | None = None
         self._like: tuple[Callable[..., bool], Told] | None = None
 
-    def take(self, inputs: Sequence[object]) -> tuple[Sequence[np.ndarray | Tensor], list[int], Told]:
+    def take(self, inputs: Sequence[object]) -> tuple[Sequence[np.ndarray | Tensor | Foreign], list[int], Told]:
         """(what has to outlive the run, addresses, what is told). Raises InputError."""
         like = self._like
         if like is not None and len(inputs) == len(self._borders) and like[0](*inputs):
             return inputs, [value.data_ptr() for value in inputs], like[1]  # type: ignore[attr-defined,return-value]
         return self._checked(inputs)
 
-    def _checked(self, inputs: Sequence[object]) -> tuple[list[np.ndarray | Tensor], list[int], Told]:
-        arrays: list[np.ndarray | Tensor] = []
+    def _checked(self, inputs: Sequence[object]) -> tuple[list[np.ndarray | Tensor | Foreign], list[int], Told]:
+        arrays: list[np.ndarray | Tensor | Foreign] = []
         pointers: list[int] = []
         kind: type | None = None  # of the last tensor
         place: object = None
@@ -61,22 +63,40 @@ class Arguments:
                 resident.append(border.gpu and tensor.is_cuda)
                 if resident[-1]:
                     place = tensor.device
+            elif border.gpu and not isinstance(value, np.ndarray) and is_foreign(value):
+                there = border.foreign(value)
+                arrays.append(there)
+                pointers.append(there.address)
+                resident.append(True)
             else:
                 array = border.array(value)
                 arrays.append(array)
                 pointers.append(address(array))
                 resident.append(False)
+        if place is not None and any(isinstance(array, Foreign) for array in arrays):
+            fix = "torch.from_dlpack(x)"  # which keeps the memory for as long as the GPU reads it
+            raise InputError(
+                "inputs", expected="tensors of torch's on the GPU, or arrays of others", got="both", fix=fix
+            )
         if getattr(place, "index", 0):
             raise InputError("inputs", expected="tensors on cuda:0, where the model is", got=place)
-        values = [tuple(arrays[i].reshape((-1,)).tolist()) for i in self._telling]
+        values = [tuple(self._read(i, arrays[i]).reshape((-1,)).tolist()) for i in self._telling]
         shapes = (*[array.shape for array in arrays], *self._state, *values)
-        there = None if place is None else (*resident, *[True] * self._behind)
+        rest = (*[True] * (2 * len(self._state)), *[place is not None] * self._results)
+        where = (*resident, *rest) if any(resident) else None
         tensors, told = kind is not None, self._last
-        if told is None or (told.shapes, told.tensors, told.place, told.resident) != (shapes, tensors, place, there):
-            told = self._last = Told(shapes, tensors, place, there)
+        if told is None or (told.shapes, told.tensors, told.place, told.resident) != (shapes, tensors, place, where):
+            told = self._last = Told(shapes, tensors, place, where)
         elif tensors and not self._telling:
             self._remember(inputs, arrays, told)
         return arrays, pointers, told
+
+    def _read(self, number: int, array: np.ndarray | Tensor | Foreign) -> np.ndarray | Tensor:
+        """One whose elements are sizes."""
+        if isinstance(array, Foreign):
+            what = f"input {self._borders[number].spec.name!r}"
+            raise InputError(what, expected="sizes that the host can read", got="an array on a GPU")
+        return array
 
     def _remember(self, inputs: Sequence[object], arrays: Sequence[object], told: Told) -> None:
         """Arguments that were taken as they are, twice in a row, may come again."""

@@ -100,7 +100,8 @@ class CompiledModel(CompiledProgram):
     """A compiled model. Call it with positional inputs in the model's order, or by name.
 
     Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype; C-contiguous
-    ones are read in place. A program for GPUs takes torch's CUDA tensors, too, and answers in such, on their stream.
+    ones are read in place. A program for GPUs takes torch's CUDA tensors, too, and answers in such, on their stream;
+    DLPack objects on the GPU, such as CuPy's and JAX's arrays, are read in place.
     Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
     the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
     their threads, each in an arena of its own, the others wait. A model with state (`state`) takes one call at a time.

@@ -529,7 +529,8 @@ def test_a_model_that_goes_while_a_stream_is_captured_waits_for_nothing(
 ) -> None:
     """What it had is given back with the next one, or when one is loaded."""
     first, second, x = Loaded(twice()), Loaded(until_100()), np.ones(4, np.float32)
-    run(first, x), run(second, x)
+    run(first, x)
+    run(second, x)
     own = {*fake.live}
     monkeypatch.setattr(cuda, "_callers_stream", lambda: 7)
     fake.capturing.add(7)

@@ -22,6 +22,7 @@ from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
+from ingot.runtime.tensors import callers_stream as _callers_stream
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, DeviceError
 from ingot.support.native import Features
@@ -226,15 +227,6 @@ class _Profile:
     """Where runs write the ends of their steps, if somebody asks."""
 
     readings: NDArray[np.int64] | None = None
-
-
-def _callers_stream() -> int:
-    """The current stream of PyTorch, whose tensors they are; the default one without a PyTorch for GPUs."""
-    torch = sys.modules.get("torch")
-    try:  # what its compiled code calls: a twentieth of the time of `torch.cuda.current_stream`
-        return torch._C._cuda_getCurrentRawStream(0)  # type: ignore[union-attr]
-    except AttributeError:
-        return _DEFAULT
 
 
 def _captured(driver: Driver) -> bool:
