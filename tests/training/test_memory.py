@@ -42,7 +42,8 @@ def test_half_of_the_activations_and_all_of_the_bits() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.GELU())
-            self.more = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Dropout(0.3), nn.Tanh())
+            again = nn.Conv2d(16, 16, 3, padding=1), nn.Tanh()
+            self.more = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Dropout(0.3), nn.Tanh(), *again)
             self.last = nn.Sequential(nn.Conv2d(32, 8, 3, stride=2), nn.SiLU(), nn.Flatten(), nn.LazyLinear(4))
 
         def forward(self, x: Tensor) -> Tensor:

@@ -180,6 +180,7 @@ from ingot.ops.nn import (
     Softplus,
     Softshrink,
     Softsign,
+    Standardize,
     StopGradient,
     SuppressOverlaps,
     Take,

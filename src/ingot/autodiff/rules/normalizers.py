@@ -5,9 +5,11 @@ Each is written in the results, or in standardized values that are computed agai
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot import ops
 from ingot.autodiff.reverse import pulled_back
-from ingot.autodiff.table import reverse
+from ingot.autodiff.table import RULES, reverse
 from ingot.ir.dims import product
 from ingot.ir.node import Node
 from ingot.ops.nn import terms as t
@@ -69,6 +71,58 @@ def _of_norm(node: Node, g: Node, axes: tuple[int, ...], eps: float, x: Term, ce
     out = [(r * (inner - h.mean(axes) if centred else inner)).cast(first.dtype).node]
     sums = (wide * z, wide)
     return out + [_gathered(s, p, axes).node for s, p in zip(sums, parameters, strict=False)]
+
+
+def _standardize(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
+    """r (g - mean g - y mean g y) + h / n + 2 (x - m) k / n; cotangents: g of y, h of the mean m, k of the variance.
+
+    The means of g = a s, where s is a scale that is the same along the axes, are s times those of a: the sums that
+    the gradients of a shift and a scale behind y are.
+    """
+    op, (x,) = node.op, node.inputs
+    assert isinstance(op, ops.Standardize)
+    y, mean, variance = map(Term, node.results)
+    wide, axes = t.floating(x), op.axes
+    g, h, k = cotangents
+    parts: list[Term] = []
+    if g is not None:
+        a, s = _scaled(g, axes)
+        inner = t.floating(a)
+        shift, scale = (v.mean(axes, keepdims=False) for v in (inner, inner * t.floating(y.node)))
+        shift, scale = (v if s is None else v * s.cast(v.dtype) for v in (shift, scale))
+        r = t.rsqrt(variance + op.eps).restore(x.shape, axes)
+        parts.append(
+            (t.floating(g) - shift.restore(x.shape, axes) - y.cast(wide.dtype) * scale.restore(x.shape, axes)) * r
+        )
+    count = t.size(product(x.shape[d] for d in axes), wide.dtype)
+    if h is not None:
+        parts.append((Term(h) / count).restore(x.shape, axes))
+    if k is not None:
+        parts.append((wide - mean.restore(x.shape, axes)) * (Term(k) * 2.0 / count).restore(x.shape, axes))
+    if not parts:
+        return [None]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return [total.cast(x.dtype).node]
+
+
+RULES[ops.Standardize] = _standardize
+
+
+def _scaled(g: Node, axes: tuple[int, ...]) -> tuple[Node, Term | None]:
+    """g as a product with what is the same along `axes`, without these; g itself where it is none."""
+    for a, s in (g.inputs, g.inputs[::-1]) if isinstance(g.op, ops.Mul) else ():
+        if not isinstance(s.op, ops.BroadcastInDim):
+            continue
+        (v,) = s.inputs
+        own = [(d, size) for d, size in zip(s.op.dims, v.shape, strict=True) if d not in axes]
+        if product(v.shape) != product(size for _, size in own):
+            continue
+        left = [d for d in range(len(g.shape)) if d not in axes]
+        row = Term(v).reshape(tuple(size for _, size in own))
+        return a, row.spread(tuple(g.shape[d] for d in left), [left.index(d) for d, _ in own])
+    return g, None
 
 
 @reverse(ops.Attention)

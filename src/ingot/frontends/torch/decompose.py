@@ -181,7 +181,6 @@ OWN: dict[Any, Callable[..., Any]] = {
     # of training, which core aten keeps
     **get_decompositions(
         [
-            _aten._native_batch_norm_legit_functional,
             _aten._batch_norm_with_update_functional,
             _aten.batch_norm_backward,
         ]

@@ -38,6 +38,7 @@ from ingot.ops.nn.norm import (
     LocalResponseNorm,
     LpNorm,
     RMSNorm,
+    Standardize,
 )
 from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
 from ingot.ops.nn.quant import Dequantize
@@ -102,6 +103,7 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "Standardize",
     "StopGradient",
     "SuppressOverlaps",
     "Take",

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from ingot.ir.dims import mod
 from ingot.ir.node import Node, Op, Samples
-from ingot.ir.types import Shape, TensorType, dtype_of
+from ingot.ir.types import Shape, TensorType, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import check_dims, finish
 from ingot.ops.core.binary import Pow
@@ -39,8 +39,15 @@ def _check_channels(op: Op, inputs: Sequence[TensorType]) -> None:
 
 
 def _standardize(x: Term, axes: Sequence[int], eps: float) -> Term:
-    d = x - x.mean(axes, keepdims=False).restore(x.shape, axes)
-    return d * t.rsqrt((d * d).mean(axes, keepdims=False) + eps).restore(x.shape, axes)
+    return _with_moments(x, axes, eps)[0]
+
+
+def _with_moments(x: Term, axes: Sequence[int], eps: float) -> tuple[Term, Term, Term]:
+    """x standardized, its mean and its variance."""
+    mean = x.mean(axes, keepdims=False)
+    d = x - mean.restore(x.shape, axes)
+    variance = (d * d).mean(axes, keepdims=False)
+    return d * t.rsqrt(variance + eps).restore(x.shape, axes), mean, variance
 
 
 def _standardized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> np.ndarray:
@@ -130,6 +137,49 @@ def _parameter(p: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarra
 def _normalized(p: Node, x: Term, axes: tuple[int, ...]) -> Term:
     """A parameter that broadcasts to the sizes of `axes`, spread over x."""
     return _along(p, x, axes[len(axes) - len(p.shape) :])
+
+
+@dataclass(frozen=True)
+class Standardize(Op):
+    """(x - mean) / sqrt(var + eps), and mean and var over `axes` (non-negative, ascending), which these results do not
+    have; they are f32 where x is narrower. Batch normalization in training mode: its running statistics need both."""
+
+    name: ClassVar[str] = "standardize"
+    axes: tuple[int, ...]
+    eps: float = 1e-5
+
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        x = _check(self, inputs, 1, 1, 1)
+        _check_axes(self, self.axes, x)
+        kept = tuple(d for i, d in enumerate(x.shape) if i not in self.axes)
+        moment = TensorType(x.dtype if x.dtype.bits >= 32 else f32, kept)
+        return x, moment, moment
+
+    def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
+        x, dtype = t.exact(inputs[0]), dtype_of(inputs[0])
+        with np.errstate(all="ignore"):
+            count = np.float64(np.prod([x.shape[a] for a in self.axes]))
+            mean = x.sum(self.axes, keepdims=True) / count
+            var = ((x - mean) ** 2).sum(self.axes, keepdims=True) / count
+            y = finish((x - mean) / np.sqrt(var + self.eps), dtype)
+            wide = dtype if dtype.bits >= 32 else f32
+            return y, *(finish(v.squeeze(self.axes), wide) for v in (mean, var))
+
+    def lower(self, *inputs: Node) -> tuple[Node, ...]:
+        (x,) = inputs
+        y, mean, variance = _with_moments(t.floating(x), self.axes, self.eps)
+        return y.cast(x.dtype).node, mean.node, variance.node
+
+    @classmethod
+    def samples(cls) -> Samples:
+        x = _data(4, 3, 5, 7)
+        yield cls((0, 2, 3)), (x,)
+        yield cls((1, 3), 1e-2), (x,)
+        yield cls((0,)), (_data(9, 21),)
+        yield cls((0, 1)), (np.full((2, 3), np.inf, np.float32),)
+        yield cls((0, 2)), (np.zeros((0, 4, 3), np.float32),)
+        for dtype in (np.float16, np.float64):
+            yield cls((0, 2, 3)), (x.astype(dtype),)
 
 
 @dataclass(frozen=True)

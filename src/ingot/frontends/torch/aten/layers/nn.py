@@ -11,10 +11,20 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.elementwise import compare, select
 from ingot.frontends.torch.aten.layers import symbolic
-from ingot.frontends.torch.aten.reduce import arg_extreme, mean_of, norm, reduced, variance
+from ingot.frontends.torch.aten.reduce import arg_extreme, norm, reduced, variance
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, axis_of, cast, expand, scalar_like, sizes_per_axis, sums_of, wide
+from ingot.frontends.torch.values import (
+    Context,
+    axis_of,
+    cast,
+    expand,
+    node_of,
+    scalar_like,
+    sizes_per_axis,
+    sums_of,
+    wide,
+)
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
 
@@ -171,15 +181,16 @@ def _channels(x: Node, value: Node | None, default: float) -> Node:
 
 def _batch_stats(x: Node, weight: Node | None, bias: Node | None, eps: float) -> Node:
     """Batch normalization by the batch's own statistics."""
+    return _with_moments(x, weight, bias, eps)[0]
+
+
+def _with_moments(x: Node, weight: Node | None, bias: Node | None, eps: float) -> tuple[Node, Node, Node]:
+    """The same, and the batch's mean and variance."""
     axes = tuple(i for i in range(x.type.rank) if i != 1)
-    v = cast(x, wide(x.dtype))
-    deviation = ops.Sub()(v, expand(mean_of(v, axes, True), v.shape))
-    variance = mean_of(ops.Mul()(deviation, deviation), axes, True)
-    scale = ops.Rsqrt()(ops.Add()(variance, filled(variance.shape, eps, v.dtype)))
-    out = cast(ops.Mul()(deviation, expand(scale, v.shape)), x.dtype)
+    out, mean, variance = ops.Standardize(axes, float(eps))(x).results
     if weight is not None:
-        out = ops.Mul()(out, ops.BroadcastInDim(out.shape, (1,))(weight))
-    return add_channels(out, bias)
+        out = ops.Mul()(out, ops.BroadcastInDim(out.shape, (1,))(cast(weight, x.dtype)))
+    return add_channels(out, bias), mean, variance
 
 
 def batch_norm_of(
@@ -225,6 +236,33 @@ def batch_norm_without_stats(
 ) -> tuple[Node | None, ...]:
     axes = tuple(i for i in range(x.type.rank) if i != 1)
     return _batch_stats(x, weight, bias, eps), *_statistics(c, x, axes, eps)
+
+
+@aten("_native_batch_norm_legit_functional.default")
+def batch_norm_and_next_statistics(
+    c: Context,
+    x: Node,
+    weight: Node | None,
+    bias: Node | None,
+    running_mean: Node,
+    running_var: Node,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Node | None, ...]:
+    if not training:
+        kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
+        return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *kept, running_mean, running_var
+    out, mean, variance = _with_moments(x, weight, bias, eps)
+    scale = ops.Rsqrt()(ops.add(variance, eps))
+    count = product(d for i, d in enumerate(x.shape) if i != 1)
+    # of a single value the unbiased variance is NaN, as PyTorch's 0 / 0 is
+    unbiased = ops.mul(variance, ops.div(node_of(count, variance.dtype), node_of(count - 1, variance.dtype)))
+    after = (
+        ops.add(ops.mul(cast(now, old.dtype), momentum), ops.mul(old, 1 - momentum))
+        for old, now in ((running_mean, mean), (running_var, unbiased))
+    )
+    return out, cast(mean, x.dtype), cast(scale, x.dtype), *after
 
 
 def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
