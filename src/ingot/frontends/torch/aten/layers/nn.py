@@ -1,4 +1,4 @@
-"""Convolutions, normalizations and pools."""
+"""Convolutions and pools."""
 
 from __future__ import annotations
 
@@ -8,23 +8,13 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.create import filled, index_along
+from ingot.frontends.torch.aten.create import index_along
 from ingot.frontends.torch.aten.elementwise import compare, select
 from ingot.frontends.torch.aten.layers import symbolic
-from ingot.frontends.torch.aten.reduce import arg_extreme, norm, reduced, variance
+from ingot.frontends.torch.aten.reduce import arg_extreme, reduced
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import (
-    Context,
-    axis_of,
-    cast,
-    expand,
-    node_of,
-    scalar_like,
-    sizes_per_axis,
-    sums_of,
-    wide,
-)
+from ingot.frontends.torch.values import Context, cast, expand, scalar_like, sizes_per_axis, sums_of
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
 
@@ -172,222 +162,6 @@ def convolution(
         return _transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
     around = [(p, p) for p in sizes_per_axis(padding, weight.type.rank - 2)]
     return _convolve(x, weight, bias, stride, around, dilation, groups)
-
-
-def _channels(x: Node, value: Node | None, default: float) -> Node:
-    """A per-channel parameter, or the constant that stands for a missing one."""
-    return filled((x.shape[1],), default, x.dtype) if value is None else value
-
-
-def _batch_stats(x: Node, weight: Node | None, bias: Node | None, eps: float) -> Node:
-    """Batch normalization by the batch's own statistics."""
-    return _with_moments(x, weight, bias, eps)[0]
-
-
-def _with_moments(x: Node, weight: Node | None, bias: Node | None, eps: float) -> tuple[Node, Node, Node]:
-    """The same, and the batch's mean and variance."""
-    axes = tuple(i for i in range(x.type.rank) if i != 1)
-    out, mean, variance = ops.Standardize(axes, float(eps))(x).results
-    if weight is not None:
-        out = ops.Mul()(out, ops.BroadcastInDim(out.shape, (1,))(cast(weight, x.dtype)))
-    return add_channels(out, bias), mean, variance
-
-
-def batch_norm_of(
-    x: Node, weight: Node | None, bias: Node | None, mean: Node | None, var: Node | None, eps: float
-) -> Node:
-    if mean is None or var is None:
-        return _batch_stats(x, weight, bias, eps)
-    if x.type.size == 0:  # of any rank
-        return x
-    return ops.BatchNorm(float(eps))(x, _channels(x, weight, 1), _channels(x, bias, 0), mean, var)
-
-
-@aten("batch_norm.default")
-def batch_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool,
-) -> Node:
-    if training and running_mean is not None:
-        raise Unsupported("batch_norm in training mode")
-    return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
-
-
-@aten("_native_batch_norm_legit_no_training.default")
-def batch_norm_inference(
-    c: Context, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, momentum: float, eps: float
-) -> tuple[Node | None, ...]:
-    # the statistics that training would save are empty, or 0
-    kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:])
-    return batch_norm_of(x, weight, bias, mean, var, eps), *kept
-
-
-@aten("_native_batch_norm_legit.no_stats")
-def batch_norm_without_stats(
-    c: Context, x: Node, weight: Node | None, bias: Node | None, training: bool, momentum: float, eps: float
-) -> tuple[Node | None, ...]:
-    axes = tuple(i for i in range(x.type.rank) if i != 1)
-    return _batch_stats(x, weight, bias, eps), *_statistics(c, x, axes, eps)
-
-
-@aten("_native_batch_norm_legit_functional.default")
-def batch_norm_and_next_statistics(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node,
-    running_var: Node,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Node | None, ...]:
-    if not training:
-        kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
-        return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *kept, running_mean, running_var
-    out, mean, variance = _with_moments(x, weight, bias, eps)
-    scale = ops.Rsqrt()(ops.add(variance, eps))
-    count = product(d for i, d in enumerate(x.shape) if i != 1)
-    # of a single value the unbiased variance is NaN, as PyTorch's 0 / 0 is
-    unbiased = ops.mul(variance, ops.div(node_of(count, variance.dtype), node_of(count - 1, variance.dtype)))
-    after = (
-        ops.add(ops.mul(cast(now, old.dtype), momentum), ops.mul(old, 1 - momentum))
-        for old, now in ((running_mean, mean), (running_var, unbiased))
-    )
-    return out, cast(mean, x.dtype), cast(scale, x.dtype), *after
-
-
-def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
-    """The optional scale and bias as trailing operands; a bias alone needs a scale of ones before it."""
-    if bias is None:
-        return () if weight is None else (weight,)
-    return (filled(like, 1, x.dtype) if weight is None else weight, bias)
-
-
-@aten("layer_norm.default")
-def layer_norm(
-    c: Context,
-    x: Node,
-    normalized_shape: Sequence[DimLike],
-    weight: Node | None = None,
-    bias: Node | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Node:
-    rank = x.type.rank
-    axes = tuple(range(rank - len(normalized_shape), rank))
-    return ops.LayerNorm(axes, float(eps))(x, *_affine(weight, bias, normalized_shape, x))
-
-
-@aten("native_layer_norm.default")
-def native_layer_norm(
-    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None, bias: Node | None, eps: float
-) -> tuple[Node | None, ...]:
-    axes = tuple(range(x.type.rank - len(normalized_shape), x.type.rank))
-    return layer_norm(c, x, normalized_shape, weight, bias, eps), *_statistics(c, x, axes, eps)
-
-
-def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[Node, ...]:
-    """(mean, 1 / deviation) over `axes`, as a norm's second and third result."""
-    spread, center = variance(cast(x, wide(x.dtype)), axes, 0, True)
-    scale = ops.Rsqrt()(ops.Add()(spread, filled(spread.shape, eps, spread.dtype)))
-    return tuple(cast(reshape(v, t.shape), t.dtype) for v, t in zip((center, scale), c.results[1:], strict=True))
-
-
-@aten("rms_norm.default")
-def rms_norm(
-    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None = None, eps: float | None = None
-) -> Node:
-    rank = x.type.rank
-    axes = tuple(range(rank - len(normalized_shape), rank))
-    # by default that of the dtype computed in
-    epsilon = {"f64": 2.0**-52, "f32": 2.0**-23}[wide(x.dtype).name] if eps is None else eps
-    return ops.RMSNorm(axes, float(epsilon))(x, *_affine(weight, None, normalized_shape, x))
-
-
-@aten("_fused_rms_norm.default")
-def fused_rms_norm(
-    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None, eps: float | None
-) -> tuple[Node | None, ...]:
-    return rms_norm(c, x, normalized_shape, weight, eps), None
-
-
-@aten("group_norm.default")
-def group_norm(
-    c: Context,
-    x: Node,
-    num_groups: int,
-    weight: Node | None = None,
-    bias: Node | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Node:
-    return ops.GroupNorm(num_groups, float(eps))(x, *_scale_and_bias(x, weight, bias))
-
-
-def _scale_and_bias(x: Node, weight: Node | None, bias: Node | None) -> tuple[Node, ...]:
-    if weight is None and bias is None:
-        return ()
-    return _channels(x, weight, 1), _channels(x, bias, 0)
-
-
-@aten("native_group_norm.default")
-def native_group_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    n: DimLike,
-    channels: DimLike,
-    area: DimLike,
-    group: int,
-    eps: float,
-) -> tuple[Node | None, ...]:
-    grouped = reshape(x, (x.shape[0], group, product(x.shape[1:]) // group))
-    return group_norm(c, x, group, weight, bias, eps), *_statistics(c, grouped, (2,), eps)
-
-
-@aten("instance_norm.default")
-def instance_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool,
-) -> Node:
-    if not use_input_stats:
-        return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
-    if running_mean is not None:
-        raise Unsupported("instance_norm that updates its statistics")
-    return ops.InstanceNorm(float(eps))(x, *_scale_and_bias(x, weight, bias))
-
-
-@aten("_weight_norm.default")
-def weight_norm(c: Context, v: Node, g: Node, dim: int = 0) -> Node:
-    """g * v / |v|, the norm over all axes but `dim` (Salimans and Kingma 2016)."""
-    return weight_norm_interface(c, v, g, dim)[0]
-
-
-@aten("_weight_norm_interface.default")
-def weight_norm_interface(c: Context, v: Node, g: Node, dim: int = 0) -> tuple[Node, Node]:
-    """(as above, the norms)."""
-    keep = axis_of(dim, v.type.rank)
-    axes = [i for i in range(v.type.rank) if i != keep]
-    length = norm(v, 2.0, axes, True)
-    return ops.Mul()(v, expand(ops.Div()(expand(g, length.shape), length), v.shape)), length
 
 
 def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
