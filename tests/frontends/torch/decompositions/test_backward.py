@@ -270,6 +270,24 @@ def test_compiled_step_and_optimizer() -> None:
     close(dict(net.state_dict()), dict(reference.state_dict()))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Rprop", "ASGD"])
+def test_compiled_optimizers(name: str) -> None:
+    """Dynamo writes what they add and interpolate as fused products and sums."""
+    torch.manual_seed(0)
+    net = nn.Linear(5, 3)
+    reference = deepcopy(net)
+    x = torch.randn(6, 5)
+    for which in (net, reference):
+        optimizer = getattr(torch.optim, name)(which.parameters())
+        step = torch.compile(optimizer.step, backend=Spy().backend) if which is net else optimizer.step
+        for _ in range(3):
+            optimizer.zero_grad()
+            which(x).square().mean().backward()
+            step()
+    close(dict(net.state_dict()), dict(reference.state_dict()), 1e-6)
+
+
 def test_gradient_checkpointing_and_autocast() -> None:
     body = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 4))
 

@@ -460,6 +460,13 @@ def addcmul(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Nod
     return ops.Add()(x_, _times(ops.Mul()(a_, b_), value))
 
 
+@aten("prims.fma.default")
+def fma(c: Context, a: Node, b: Operand, x: Operand) -> Node:
+    """a b + x, as torch's own composition rounds it; dynamo makes it of what `torch.optim` writes as lerp and add."""
+    a_, b_, x_ = aligned((a, b, x), c.dtype)
+    return ops.Add()(ops.Mul()(a_, b_), x_)
+
+
 @aten("addcdiv.default")
 @in_f32
 def addcdiv(c: Context, x: Node, a: Node, b: Node, *, value: Operand = 1) -> Node:
