@@ -11,7 +11,7 @@ import pytest
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, dtype_of, f32
+from ingot.ir.types import TensorType, dtype_of, f16, f32
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -109,3 +109,28 @@ def test_products_of_other_columns_are_kernels_of_their_own() -> None:
     a, b = (DOT(y, plain(64, n, np.float32)) for n in (32, 48))
     graph = Graph((x,), (ops.Tanh()(a), ops.Tanh()(b)))
     assert len(planned(graph, H100)[0].steps) == 3
+
+
+@pytest.mark.parametrize("value", [1.0, 65504.0, 2.0**-24, np.inf, np.nan])
+@pytest.mark.parametrize("stored", [ml_dtypes.uint4, ml_dtypes.int4, np.uint8, np.int8])
+def test_levels_of_all_kinds_beside_large_and_small_terms(stored: type, value: float) -> None:
+    """A depth of no whole turns, columns of no whole program. Beside an infinite term a level at its zero gives NaN."""
+    bits, signed = (4 if "4" in stored.__name__ else 8), not stored.__name__.startswith("u")
+    low = -(1 << (bits - 1)) if signed else 0
+    shape = 7, 5, 48
+    q, zero = (RNG.integers(low, low + (1 << bits), s).astype(stored) for s in (shape, (*shape[:2], 1)))
+    scale = RNG.uniform(0.001, 0.002, (*shape[:2], 1)).astype(np.float16)
+    w = ops.reshape(ops.Dequantize()(const(q), const(zero), const(scale)), (7, 240))
+    x = RNG.normal(size=(1, 240)).astype(np.float16)
+    x[0, 3] = value
+    if value < 1:
+        x[0, 100:] *= value
+    agrees(Graph((given := Input("x", TensorType(f16, (1, 240)))(),), (DOT(given, w),)), x, 2e-3)
+
+
+def test_zeros_that_are_no_integers() -> None:
+    q = RNG.integers(0, 16, (6, 2, 64)).astype(ml_dtypes.uint4)
+    zero, scale = (RNG.uniform(*r, (6, 2, 1)).astype(np.float16) for r in ((6, 9), (0.01, 0.02)))
+    w = ops.reshape(ops.Dequantize()(const(q), const(zero), const(scale)), (6, 128))
+    given = Input("x", TensorType(f16, (1, 128)))()
+    agrees(Graph((given,), (DOT(given, w),)), RNG.normal(size=(1, 128)).astype(np.float16), 2e-3)

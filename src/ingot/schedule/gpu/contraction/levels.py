@@ -3,7 +3,8 @@
     (q - zero) * scale        zero and scale of a block of the reduction, and of a column
 
 Levels lie with their columns side by side, or for a single row, with the terms of each column so. Two of 4 bits share a
-byte: those of the first half of a turn, and those of its second, which are multiplied one after the other.
+byte: those of the first half of a turn, and those of its second, which are multiplied one after the other. For a single
+row, all that fit share a word of 32 bits in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape, u8
+from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape, u8, u32
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
@@ -32,12 +33,13 @@ EXACT = {f16: 11, bf16: 8, f32: 24}  # bits of an integer that a type holds
 
 @dataclass(frozen=True)
 class Parameter:
-    """Zeros or scales: a number, or where they lie by the loops of the contraction."""
+    """Zeros or scales: a number, or where they lie by the loops of the contraction. ready: before the kernel begins."""
 
     source: Buffer | Lit
     offset: int = 0
     columns: tuple[int, ...] = ()
     reduce: tuple[int, ...] = ()
+    ready: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,11 +112,12 @@ def levels_of(
     *,
     lines: bool = False,
     mark: str = "",
+    constant: tuple[bool, ...] = (),
 ) -> PackedLevels:
     """The levels that `anchor` multiplies.
 
     loops: with the strides of the levels in B's place. most: terms of a turn. lines: the terms of a column lie side by
-    side. mark: of the names of buffers.
+    side. mark: of the names of buffers. constant: of the group's inputs, which are.
     """
     w = anchor.inputs[1]
     q, zero, scale = w.inputs
@@ -122,9 +125,11 @@ def levels_of(
     (block,) = static_shape((loops.reduce[-1].extent,))
     turn = min(block & -block, most)
     even = turn >= LEAST
-    halves = 2 if q.dtype.bits == 4 and turn >= 2 * LEAST else 1
-    bias = 8 if q.dtype.bits == 4 and q.dtype.kind == "i" else 0
-    packs = [_packed(at, layout, loops, turn, halves, bias, i8 if q.dtype == i8 else u8, lines)]
+    bits, signed = q.dtype.bits, q.dtype.kind == "i"
+    halves = u32.bits // bits if lines else 2 if bits == 4 and turn >= 2 * LEAST else 1
+    bias = 1 << (bits - 1) if signed and (lines or bits == 4) else 0
+    stored = u32 if lines else i8 if q.dtype == i8 else u8
+    packs = [_packed(at, layout, loops, turn if even else most, halves, bias, stored, bits if lines else 0)]
     params = [(Buffer(f"b{mark}", packs[0].dtype, align=ALIGN), 0)]
     left = [at]
 
@@ -143,39 +148,42 @@ def levels_of(
         walked = loops_of(anchor, a, spread)
         columns, reduce = (static_shape(tuple(x.b for x in axes)) for axes in (walked.cols, walked.reduce))
         (offset,) = static_shape((spread.offset,))
-        return Parameter(buffer, offset, columns, reduce)
+        return Parameter(buffer, offset, columns, reduce, bool(constant) and constant[index])
 
     width = prod(static_shape(tuple(x.extent for x in loops.cols)))
     found = parameter("zeros", zero), parameter("scales", scale)
     # a scale of a wider type, or a zero that is no integer, is not held by the levels' own
     narrow = scale.dtype == w.dtype and not zero.dtype.is_float
-    levels = Levels(
-        params[0][0], turn if even else most, even, halves, bias, width, *found, w.dtype, q.dtype.bits, narrow
-    )
+    levels = Levels(params[0][0], turn if even else most, even, halves, bias, width, *found, w.dtype, bits, narrow)
     return PackedLevels(levels, tuple(packs), tuple(params), tuple(left))
 
 
 def _packed(
-    index: int, layout: Layout, loops: Loops, turn: int, halves: int, bias: int, dtype: DType, lines: bool
+    index: int, layout: Layout, loops: Loops, turn: int, halves: int, bias: int, dtype: DType, lines: int
 ) -> Pack:
+    """lines: bits of a level where the terms of a column lie side by side, in whole turns; else 0."""
     axes: tuple[Axis, ...] = (*loops.reduce, *loops.cols)
     extents, strides = (static_shape(tuple(e)) for e in ([x.extent for x in axes], [x.b for x in axes]))
     (start,) = static_shape((layout.offset,))
     depth = prod(extents[: len(loops.reduce)])
     width = prod(extents[len(loops.reduce) :])
+    whole = -(-depth // turn) * turn if lines else depth
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         flat = np.ascontiguousarray(array).reshape(-1)[start:]
         steps = tuple(s * flat.itemsize for s in strides)
         levels = as_strided(flat, extents, steps, writeable=False).reshape(depth, width)
         levels = (levels.astype(np.int16) + bias).astype(dtype.numpy)
-        if halves == 2:
-            pairs = levels.reshape(-1, 2, turn // 2, width)
-            levels = pairs[:, 0] | pairs[:, 1] << 4
+        if halves > 1:
+            levels = np.pad(levels, ((0, whole - depth), (0, 0)))
+            parts = levels.reshape(-1, halves, turn // halves, width)
+            levels = parts[:, 0].copy()
+            for number in range(1, halves):
+                levels |= parts[:, number] << (number * (lines or 4))
         out[:] = (levels.reshape(-1, width).T if lines else levels).reshape(-1)
 
-    key = f"levels{extents}{strides}{start} {turn}x{halves}+{bias}{' lines' if lines else ''}"
-    return Pack(index, key, dtype, depth * width // halves, write)
+    key = f"levels{extents}{strides}{start} {turn}x{halves}+{bias}{f' lines {lines}' if lines else ''}"
+    return Pack(index, key, dtype, whole * width // halves, write)
 
 
 def _bytes(index: int, dtype: DType, size: int) -> Pack:

@@ -4,10 +4,7 @@ next turn's before this one's are multiplied.
     for a turn of terms:  acc[columns, terms] += a[terms] * b[columns, terms]
     result = epilogue(sum of acc along the terms)
 
-Terms of a column lie side by side, where B is a constant. Of levels with scales a tile has a row for each block of each
-column, so that a scale and a zero are a column of the tile:
-
-    acc[(block, column), place] += a[block, place] * ((q[column, block, place] - zero[column, block]) * scale[...])
+Terms of a column lie side by side, where B is a constant. `row_of_levels.py` has B's of few bits.
 
 What makes the row from sums over it, a norm, is computed by each program: reading a row again is little beside its
 columns. Products of one row whose results meet share the kernel, each with its own B.
@@ -18,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, floordiv, product
-from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit, ReleaseConsumers, Tile
+from ingot.ir.dims import DimLike, ceildiv, product
+from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit, ReleaseConsumers
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ops import Dequantize, Reshape
@@ -34,6 +31,7 @@ from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked
 from ingot.schedule.gpu.contraction.levels import Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
+from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
 from ingot.schedule.gpu.contraction.sums import Place, Share, Sums, meet
 from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import Machine
@@ -44,7 +42,7 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support.dataclass import dataclass
 
-BYTES = 32  # of levels in a row of a tile: of fewer rows than threads Triton would load each scale many times
+WORDS = 16  # of levels in a row of a tile
 
 
 def has_single_row(anchor: Node) -> bool:
@@ -95,8 +93,8 @@ class _Weights:
         loops = loops_of(anchor, a, layout)
         axes = *loops.batch, *loops.cols, *loops.reduce
         if of_levels:
-            most = BYTES * 8 // y.inputs[0].dtype.bits
-            found = levels_of(body, anchor, ins, buffers, a, loops, most, lines=True, mark=mark)
+            most = WORDS * 32 // y.inputs[0].dtype.bits
+            found = levels_of(body, anchor, ins, buffers, a, loops, most, lines=True, mark=mark, constant=constant)
             packed = packed_loops(loops, axes)
             return _Weights(found.levels.buffer, 0, packed, found.levels, found.packs, found.params, found.left)
         pack = repacked(axes, at, layout.offset, y.dtype) if constant[at] else None
@@ -113,33 +111,6 @@ class _Weights:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """What a program multiplies in a turn: of each of `columns` columns so many `blocks` of `terms`, of which `halves`
-    share bytes; on so many parts of the reduction."""
-
-    columns: int
-    blocks: int
-    terms: int
-    halves: int
-    parts: int
-
-    @staticmethod
-    def of(t: Tiling, levels: Levels | None) -> _Turn:
-        if levels is None:
-            return _Turn(t.columns, 1, t.depth, 1, t.parts)
-        return _Turn(t.columns, t.depth // levels.turn, levels.turn, levels.halves, t.parts)
-
-    @property
-    def size(self) -> int:
-        """Terms of a turn."""
-        return self.blocks * self.terms
-
-    @property
-    def tile(self) -> Tile:
-        return self.columns * self.blocks, self.terms // self.halves
-
-
-@dataclass(frozen=True)
 class _SingleRow:
     """a: the row in memory; None: `row` is computed. loops: with B's strides as it lies, packed or not."""
 
@@ -150,7 +121,6 @@ class _SingleRow:
     bs: tuple[_Weights, ...]
     loops: Loops
     tiling: Tiling
-    turn: _Turn
     site: Site
     packs: tuple[Pack, ...]
     packed: tuple[tuple[Buffer, Arg], ...]
@@ -181,17 +151,15 @@ class _SingleRow:
         n, depth, batch = (product(x.extent for x in axes) for axes in (loops.cols, loops.reduce, loops.batch))
         lines = made[0].ahead or loops.reduce[-1].b == 1
         levels = made[0].levels
-        block, halves = (levels.turn, levels.halves) if levels else (1, 1)
+        block, halves = (levels.turn, 16 // levels.bits) if levels else (1, 1)
         asked = Asked(1, n, depth, batch, x.dtype, lines, 0, block, halves, len(made))
         site = product_site(body, anchors, loops, asked, machine, packed=made[0].ahead)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
-        return _SingleRow(
-            group, anchors, a, row, tuple(made), loops, tiling, _Turn.of(tiling, levels), site, packs, packed
-        )
+        return _SingleRow(group, anchors, a, row, tuple(made), loops, tiling, site, packs, packed)
 
     def lower(self) -> Lowered:
-        t, loops = self.turn, self.loops
+        t, loops = self.tiling, self.loops
         top, chunk = Block(), k.var("chunk")
         n, batches = (product(x.extent for x in axes) for axes in (loops.cols, loops.batch))
         across = ceildiv(n, t.columns)
@@ -214,53 +182,63 @@ class _SingleRow:
 
     def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, share: Share) -> list[Expr]:
         """Each product's row of sums of the columns from `first` on, over a part of the reduction."""
-        t, dtype, loops = self.turn, accumulates(self.anchors[0]), self.loops
+        t, dtype, loops = self.tiling, accumulates(self.anchors[0]), self.loops
+        begin, end = share.turns(top, t.parts, product(x.extent for x in loops.reduce), t.depth)
+        of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
+        if of_levels:
+            row = RowOfLevels(of_levels, t, self.anchors[0].inputs[0].dtype)
+            return row.sums(top, first, (begin, end), lambda: self._reading(top))
         lines = _Lines.of(top, self, batch, first)
-        zero = Lit(dtype, t.tile[0] * t.tile[1], 0.0, tile=t.tile)
-        accs = [top.alloc("acc", dtype, 1, lanes=zero.lanes, tile=t.tile) for _ in self.bs]
+        tile = t.columns, t.depth
+        zero = Lit(dtype, tile[0] * tile[1], 0.0, tile=tile)
+        accs = [top.alloc("acc", dtype, 1, lanes=zero.lanes, tile=tile) for _ in self.bs]
         for acc in accs:
             top.store(acc, ZERO, zero)
-        begin, end = share.turns(top, t.parts, product(x.extent for x in loops.reduce), t.size)
         held: list[Buffer] = []
         if all(b.ahead for b in self.bs):
             for b, weights in enumerate(self.bs):
-                held.append(top.alloc("held", weights.buffer.dtype, 1, lanes=zero.lanes, tile=t.tile))
-                top.store(held[b], ZERO, k.spread(lines.weights(top, b, begin), t.tile))
+                held.append(top.alloc("held", weights.buffer.dtype, 1, lanes=zero.lanes, tile=tile))
+                top.store(held[b], ZERO, k.spread(lines.weights(top, b, begin), tile))
             top.stmts.append(AwaitProducers())
         em = self._normed(top)
 
         def turn(block: Block, at: Expr) -> None:
             stored = [block.let(k.load(h, ZERO), "y") for h in held]
-            known = [lines.parameters(block, b, at) for b in range(len(self.bs))]
-            behind = block.let(k.add(at, integer(t.size)), "n")
+            behind = block.let(k.add(at, integer(t.depth)), "n")
             if held and not (isinstance(behind, Lit) and isinstance(end, Lit) and behind.value >= end.value):
 
                 def fetch(then: Block) -> None:
                     for b, register in enumerate(held):
-                        then.store(register, ZERO, k.spread(lines.weights(then, b, behind), t.tile))
+                        then.store(register, ZERO, k.spread(lines.weights(then, b, behind), tile))
 
                 block.when(k.binary("lt", behind, end), fetch)
             stored = stored or [lines.weights(block, b, at) for b in range(len(self.bs))]
-            for half in range(t.halves):
-                x = k.cast(lines.row(block, em, at, half), dtype)
-                for weights, raw, own, acc in zip(self.bs, stored, known, accs, strict=True):
-                    y = raw
-                    if weights.levels is not None:
-                        y = block.let(weights.levels.meant(weights.levels.half(block, raw, half), *own), "w")
-                    block.store(acc, ZERO, k.fma(*k.alike(x, k.cast(y, dtype), k.load(acc, ZERO))))
+            x = k.cast(lines.row(block, em, at), dtype)
+            for y, acc in zip(stored, accs, strict=True):
+                block.store(acc, ZERO, k.fma(*k.alike(x, k.cast(y, dtype), k.load(acc, ZERO))))
 
-        top.loop("k", begin, end, t.size, turn, multiple=t.size)
+        top.loop("k", begin, end, t.depth, turn, multiple=t.depth)
         return [self._joined(top, k.load(acc, ZERO)) for acc in accs]
 
     def _joined(self, top: Block, acc: Expr) -> Expr:
         """A row of the columns' sums."""
-        t = self.turn
         total = top.let(k.reduce_along("add", acc, 1), "sum")
-        if t.blocks == 1:
-            return k.transposed(total) if t.columns > 1 else total
-        owner = k.binary("rem", k.positions(t.columns * t.blocks, 0), integer(t.columns))
-        own = k.binary("eq", owner, k.positions(t.columns, 1))
-        return top.let(k.reduce_along("add", k.select(own, total, k.lit(0.0, acc.dtype)), 0), "sum")
+        return k.transposed(total) if self.tiling.columns > 1 else total
+
+    def _reading(self, top: Block) -> Read:
+        """How the row's terms are read."""
+        em = self._normed(top)
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.a) for x in self.loops.reduce))
+
+        def read(block: Block, places: Expr, live: Expr | None) -> Expr:
+            if self.a is None:
+                x = em.value(block, self.row, (*(ZERO,) * (self.row.type.rank - 1), places), live)
+                return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
+            buffer, offset = self.a
+            index = ix.delinearize(places, tuple(x.extent for x in axes), {})
+            return read_at(block, buffer, ix.add(dim_expr(offset), dot(index, [x.a for x in axes])), live)
+
+        return read
 
     def _normed(self, top: Block) -> Emitter:
         """What computes the row, where it is not in memory: sums over it first."""
@@ -284,98 +262,44 @@ class _SingleRow:
 
 @dataclass(frozen=True)
 class _Lines:
-    """Where a program's tile lies. a: the row. bases: of the columns in each B, down the tile. scales: those of zeros
-    and scales, for each B of levels. live: the columns that there are. block: a tile's row's number in its column."""
+    """Where a program's tile lies. a: the row. bases: of the columns in each B, down the tile. live: the columns that
+    there are."""
 
     own: _SingleRow
     a: Expr
     bases: tuple[Expr, ...]
-    scales: tuple[tuple[Expr, ...], ...]
     live: Expr | None
-    block: Expr
 
     @staticmethod
     def of(top: Block, own: _SingleRow, batch: Sequence[Expr], first: Expr) -> _Lines:
-        t, loops = own.turn, own.loops
-        n = product(x.extent for x in loops.cols)
-        down, block = k.positions(t.columns * t.blocks, 0), ZERO
-        if t.blocks > 1:
-            block = top.let(k.binary("div", down, integer(t.columns)), "block")
-            down = k.binary("rem", down, integer(t.columns))
-        at = top.let(k.add(first, down), "at")
-        live = None
-        if not (isinstance(n, int) and n % t.columns == 0):
-            live = top.let(k.binary("lt", at, dim_expr(n)), "live")
-        columns = tuple(top.let(e, "i") for e in ix.delinearize(at, tuple(x.extent for x in loops.cols), top.multiples))
+        loops = own.loops
+        columns = Span.of(top, first, own.tiling.columns, product(x.extent for x in loops.cols), 0)
+        index = columns.index(top, tuple(x.extent for x in loops.cols))
         a = ZERO if own.a is None else ix.add(dim_expr(own.a[1]), dot(batch, [x.a for x in loops.batch]))
         begins = [ix.add(dim_expr(b.offset), dot(batch, [x.b for x in loops.batch])) for b in own.bs]
-        ways = dot(columns, [floordiv(x.b, t.halves) for x in loops.cols])
+        ways = dot(index, [x.b for x in loops.cols])
         bases = tuple(top.let(ix.add(begin, ways), "b") for begin in begins)
-        scales = tuple(
-            tuple(top.let(ix.add(integer(p.offset), dot(columns, p.columns)), "p") for p in b.levels.parameters)
-            for b in own.bs
-            if b.levels is not None
-        )
-        return _Lines(own, top.let(a, "a"), bases, scales, live, block)
-
-    @property
-    def _depth(self) -> DimLike:
-        return product(x.extent for x in self.own.loops.reduce)
-
-    def _within(self, block: Block, at: Expr, first: int, size: int) -> tuple[Expr, Expr | None]:
-        """Terms `first` up to `first` + `size` of each block of the turn at `at`, and which of them there are."""
-        begin = k.add(at, k.mul(self.block, integer(self.own.turn.terms)))
-        places = block.let(k.add(k.add(begin, integer(first)), k.positions(size, 1)), "k")
-        depth = self._depth
-        whole = isinstance(depth, int) and depth % self.own.turn.size == 0
-        return places, None if whole else block.let(k.binary("lt", places, dim_expr(depth)), "inside")
+        return _Lines(own, top.let(a, "a"), bases, columns.live)
 
     def weights(self, block: Block, b: int, at: Expr) -> Expr:
         """A turn's tile of B as it is stored."""
-        t, weights = self.own.turn, self.own.bs[b]
-        if weights.levels is None:
-            axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
-            place, live = along(block, at, t.terms, axes, 1, [x.b for x in axes])
-            return read_at(block, weights.buffer, ix.add(place, self.bases[b]), meet(live, self.live))
-        _, live = self._within(block, at, 0, t.tile[1])  # blocks are there or not, where they share bytes
-        begin = k.add(k.binary("div", at, integer(t.halves)), k.mul(self.block, integer(t.tile[1])))
-        place = block.let(k.add(k.add(begin, k.positions(t.tile[1], 1)), self.bases[b]), "place")
-        return read_at(block, weights.buffer, place, meet(live, self.live))
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
+        place, live = along(block, at, self.own.tiling.depth, axes, 1, [x.b for x in axes])
+        return read_at(block, self.own.bs[b].buffer, ix.add(place, self.bases[b]), meet(live, self.live))
 
-    def parameters(self, block: Block, b: int, at: Expr) -> list[Expr]:
-        """The zero and the scale of each block of a turn, or of each term, where blocks are odd."""
-        levels = self.own.bs[b].levels
-        if levels is None:
-            return []
-        places, live = self._within(block, at, 0, 1 if levels.even else self.own.turn.terms)
-        index = [block.let(e, "i") for e in ix.delinearize(places, tuple(x.extent for x in self.own.loops.reduce), {})]
-        found: list[Expr] = []
-        for p, base in zip(levels.parameters, self.scales[b], strict=True):
-            if isinstance(p.source, Lit):
-                found.append(p.source)
-            else:
-                mask = meet(live, self.live)
-                found.append(read_at(block, p.source, ix.add(base, dot(index, p.reduce)), mask))
-        return found
-
-    def row(self, block: Block, em: Emitter, at: Expr, half: int) -> Expr:
-        """The row's terms that meet a half of a turn's levels."""
-        t, loops = self.own.turn, self.own.loops
-        size = t.terms // t.halves
-        if self.own.a is None:
-            places, live = self._within(block, at, half * size, size)
-            x = em.value(block, self.own.row, (*(ZERO,) * (self.own.row.type.rank - 1), places), live)
-            return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
-        plain = self.own.bs[0].levels is None
-        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b if plain else x.a) for x in loops.reduce))
-        strides = [x.a for x in axes]
-        if t.blocks == 1:
-            first = at if half == 0 else block.let(k.add(at, integer(half * size)), "h")
-            place, live = along(block, first, size, axes, 1, strides)
-        else:
-            places, live = self._within(block, at, half * size, size)
-            place = dot(ix.delinearize(places, tuple(x.extent for x in axes), {}), strides)
-        return read_at(block, self.own.a[0], ix.add(place, self.a), live)
+    def row(self, block: Block, em: Emitter, at: Expr) -> Expr:
+        """The row's terms that meet a turn."""
+        size, axes = self.own.tiling.depth, merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
+        if self.own.a is not None:
+            place, live = along(block, at, size, axes, 1, [x.a for x in axes])
+            return read_at(block, self.own.a[0], ix.add(place, self.a), live)
+        depth = product(x.extent for x in axes)
+        places = block.let(k.add(at, k.positions(size, 1)), "k")
+        live = None
+        if not (isinstance(depth, int) and depth % size == 0):
+            live = block.let(k.binary("lt", places, dim_expr(depth)), "inside")
+        x = em.value(block, self.own.row, (*(ZERO,) * (self.own.row.type.rank - 1), places), live)
+        return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
 
 
 __all__ = ["has_single_row", "lower_single_row"]
