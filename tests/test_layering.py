@@ -88,7 +88,7 @@ def _imports(path: Path) -> Iterator[Import]:
             names = [f"ingot.{a.name}" for a in node.names] if node.module == "ingot" else [node.module or ""]
             yield from (Import(file, node.lineno, name, local, typing) for name in names)
         local = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+        typing = typing or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
         stack += [(child, local, typing) for child in ast.iter_child_nodes(node)]
 
 

@@ -52,7 +52,7 @@ class Runner:
     missing: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
     most: int | None = None
-    quick: tuple[int, int] = (12, 12)
+    quick: tuple[int, int] = (4, 4)
     slow: int | None = None
 
     def takes(self, sample: Sample) -> bool:
@@ -103,7 +103,7 @@ _NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in 
 assert not set(_NO_TILES) & {d.name for d in TYPES}
 
 TARGETS: dict[str, Runner] = {
-    "cpu": Runner(partial(_compiled, HOST)),
+    "cpu": Runner(partial(_compiled, HOST), quick=(12, 4)),
     **{f"cpu:{isa}": Runner(partial(_compiled, ISAS[isa]), quick=(0, 0)) for isa in ISAS if isa != "native"},
     **{
         name: Runner(
@@ -114,7 +114,7 @@ TARGETS: dict[str, Runner] = {
         for name, vectors, quick, slow in (("c", "", 4, 4), ("c:vector16", "vector16", 0, 2))
     },
     "cuda": Runner(
-        partial(_compiled, features_of(H100)), absent=_no_gpu(), quick=(4, 4), slow=16, missing=_NO_TILES,
+        partial(_compiled, features_of(H100)), absent=_no_gpu(), slow=16, missing=_NO_TILES,
         fixed="to be tried on a GPU",
     ),
     "null:cuda": Runner(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import cache
 from math import prod
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from ingot.ir.dims import FOUND, Dim, DimLike, bounds, is_found, symbols_of
 from ingot.ir.node import Graph, Input, Node, Op, Project, mentions, topological
@@ -18,8 +18,9 @@ from ingot.ir.types import TensorType, i64
 from ingot.support.errors import IngotError, VerifyError
 from ingot.support.limits import check_elements
 
-# Nodes never change: one that was right stays right, so that only what a pass made is looked at after it.
-_verified: WeakSet[Node] = WeakSet()
+# Nodes never change: one that was right stays right wherever the symbols that it mentions are known. So only what a
+# pass made is looked at after it.
+_verified: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()
 
 
 def verify(graph: Graph, after: str = "", outer: frozenset[str] = frozenset()) -> None:
@@ -61,12 +62,14 @@ def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
         if isinstance(n.op, Input) and n not in known:
             where = f"input {n.op.label!r} is read but is none of the graph's inputs"
             raise VerifyError(f"{prefix}{where}", expected=list(labels))
+        if (mentioned := _verified.get(n)) is not None and mentioned <= symbols:
+            continue
         _symbols(n, symbols, prefix)
         for body in n.op.bodies:
             _graph(body, f"{prefix}in {_place(n)}: ", symbols)
-        if n not in _verified:
+        if mentioned is None:
             _node(n, prefix)
-            _verified.add(n)
+            _verified[n] = mentions(n)
 
 
 def _sizes(graph: Graph, prefix: str, outer: frozenset[str]) -> None:

@@ -5,6 +5,7 @@ Checked are values, bounds, and that chunks share nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -187,14 +188,18 @@ def depthwise() -> Node:
 
 MAKERS: tuple[Callable[[], Node], ...] = (
     bias_and_tanh, one_number, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined,
-    joined_of_many, joined_copies, joined_rows_padded, gathered, softmax_rows, softmax_columns,
+    joined_copies, joined_rows_padded, gathered, softmax_rows, softmax_columns,
     softmax_symbolic, total, first_largest, pooled, matmul, matmul_of_inputs, one_column, convolution, grouped,
     depthwise,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("make", MAKERS, ids=lambda f: f.__name__)
+# how many parts there are is one to all machines
+@pytest.mark.parametrize(
+    ("make", "machine"),
+    [*itertools.product(MAKERS, MACHINES), (joined_of_many, "avx2")],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_kernels(make: Callable[[], Node], machine: str) -> None:
     before = graph(make())
     after = fuse(explicit_padding(assign_layouts(before)))

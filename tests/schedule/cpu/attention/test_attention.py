@@ -59,11 +59,6 @@ def test_one_query_without_its_axes(machine) -> None:
     check(Graph(whole.inputs, (Reshape((1, 2))(*whole.outputs),)), xs, machine=machine)
 
 
-@pytest.mark.parametrize(("op", "xs"), list(Attention.samples()), ids=str)
-def test_samples(op: Attention, xs: tuple[np.ndarray, ...]) -> None:
-    check(op_graph(op, xs), xs, rtol=1e-3 if xs[0].dtype == np.float16 else 4e-6)
-
-
 def test_decode_splits_keys_over_threads() -> None:
     xs = operands(1, 2, 1, 1, 3000, 64, 48)
     for causal in ("none", "upper_left"):

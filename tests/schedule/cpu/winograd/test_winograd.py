@@ -249,8 +249,13 @@ def test_dilated_windows(size: tuple[int, int], dilation: tuple[int, int], piece
     assert np.abs(out - want).max() <= 5e-6 * np.abs(want).max()
 
 
-@pytest.mark.parametrize(("split", "late"), [(False, 0), (True, 0), (True, 16)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "split", "late"),
+    [
+        ((2, 3), False, 0), ((2, 3), True, 0), ((2, 3), True, 16), ((4, 3), False, 0), ((2, 5), False, 0),
+        *(pytest.param(a, True, late, marks=pytest.mark.slow) for a in ALGORITHMS[1:] for late in (0, 16)),
+    ],
+)  # fmt: skip
 def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool, late: int) -> None:
     """The interpreter sees every read beyond an operand, every read of memory never written, every race."""
     m, r = algorithm
