@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import this
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,73 @@ def test_a_causal_transformer() -> None:
     pair = ingot.optim.AdamW(lr=1e-3), lambda p: torch.optim.AdamW(p, lr=1e-3)
     differences, _ = beside_eager(net, iter([(x, y)] * 11), 10, *pair)
     assert np.abs(differences).max() < 1e-5
+
+
+class UNet(nn.Module):
+    """Down by a pool, up by a transposed convolution, with a way across and norms of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.SiLU())
+        self.low = nn.Sequential(nn.Conv2d(6, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU())
+        self.up, self.out = nn.ConvTranspose2d(8, 6, 2, 2), nn.Conv2d(12, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = self.down(x)
+        return self.out(torch.cat([self.up(self.low(F.max_pool2d(high, 2))), high], 1))
+
+
+def test_a_unet_names_pixels() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(2, 2, 10, 12), torch.randint(0, 3, (2, 10, 12))
+    ours, theirs = ingot.optim.SGD(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)
+    differences, _ = beside_eager(UNet().train(), iter([batch] * 21), 20, ours, theirs)
+    assert np.abs(differences).max() < 1e-5
+
+
+class BothWays(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 6, 1, bidirectional=True, batch_first=True)
+        self.gru, self.out = nn.GRU(12, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.gru(self.lstm(x)[0])[0][:, -1])
+
+
+def test_an_onnx_file_with_recurrent_layers(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    torch.manual_seed(0)
+    net, x, y = BothWays(), torch.randn(6, 7, 5), torch.randint(0, 4, (6,))
+    torch.onnx.export(net, (x,), str(tmp_path / "m.onnx"), dynamo=False, input_names=["x"])
+    step = ingot.train(tmp_path / "m.onnx", "cross_entropy", ingot.optim.SGD(lr=0.1, momentum=0.9), threads=1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for _ in range(20):
+        optimizer.zero_grad()
+        want = F.cross_entropy(net(x), y)
+        want.backward()
+        optimizer.step()
+        assert float(step(x.numpy(), y.numpy())[0]) == pytest.approx(want.item(), abs=1e-5)
+
+
+def test_a_schedule_and_averaged_weights() -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)), torch.randn(8, 6), torch.arange(8) % 3
+    step = ingot.train(copy.deepcopy(net), "cross_entropy", ingot.optim.SGD(lr=0.1), (x,), threads=1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, 20, cycle_momentum=False)
+    ours, theirs = (
+        torch.optim.swa_utils.AveragedModel(m, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+        for m in (net, net)
+    )
+    for _ in range(20):
+        rate = optimizer.param_groups[0]["lr"]
+        optimizer.zero_grad()
+        want = F.cross_entropy(net(x), y)
+        want.backward()
+        optimizer.step()
+        schedule.step()
+        assert float(step(x, y, lr=rate)[0]) == pytest.approx(want.item(), abs=1e-6)
+        ours.update_parameters(step.trained())
+        theirs.update_parameters(net)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=1e-5, atol=1e-6)
