@@ -6,7 +6,7 @@
 
 All make the same step: the network in training mode without dropout, cross entropy, AdamW (fused in PyTorch; one jitted
 function in JAX, `training_jax.py`). Images are channels last in all. Rounds go through the engines in turn, a window
-of steps each, until --limit seconds of a network are over; told are the median over the rounds and the median of the
+of steps each, until --limit seconds of a network's rounds are over; told are the median over the rounds and the median of the
 ratios to Ingot's, with the processor time of the first step. --cpu compares processor time, for machines that do other
 work too. With --parallel a process per network has --threads physical cores that no other has; one that is not through
 behind two limits is ended. The last line is the geometric mean, over the networks, of the best other engine's ratio.
@@ -141,7 +141,6 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
     torch.manual_seed(0)
     torch.set_num_threads(asked.threads)
     clock = time.process_time if asked.cpu else time.perf_counter
-    start = time.perf_counter()
     net, x = NETWORKS[name]()
     net.train()
     shape = net(x).shape
@@ -165,6 +164,7 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
         print(f"{name:12} {engine:9} first step {first:6.1f} s  losses {losses}", flush=True)
         steps[engine], found[engine] = step, {"first_s": round(first, 2), "losses": losses}
     times: dict[str, list[float]] = {engine: [] for engine in steps}
+    start = time.perf_counter()
     for turn in range(asked.rounds):
         if turn and time.perf_counter() - start > asked.limit:
             break
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("--engines", default="ingot,eager,inductor,jax")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=200.0, help="seconds behind which a network's rounds end")
+    parser.add_argument("--limit", type=float, default=200.0, help="seconds that a network's rounds may take")
     parser.add_argument("--cpu", action="store_true", help="processor time of the process, not time")
     parser.add_argument("--parallel", action="store_true", help="a process a network, on cores of its own")
     parser.add_argument("--json", help="where to write what was measured; - for the last line")
