@@ -8,9 +8,9 @@ All make the same step: the network in training mode without dropout, cross entr
 function in JAX, `training_jax.py`). Images are channels last in all. Rounds go through the engines in turn, a window
 of steps each, until a network's rounds have taken --limit seconds; told are the median over the rounds and the median
 of the ratios to Ingot's, with the processor time of the first step. --cpu compares processor time, for machines that do
-other work too. With --parallel a process per network has --threads physical cores that no other has; one that is not through
-behind two limits is ended. The last line is the geometric mean, over the networks, of the best other engine's ratio.
-Engines that are not installed are left out, and told.
+other work too. With --parallel a process per network has --threads physical cores that no other has; one that is not
+through behind two limits is ended. The last line is the geometric mean, over the networks, of the best other engine's
+ratio. Engines that are not installed are left out, and told.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ingot import ops
 from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import reverse
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import i64
 
@@ -100,19 +100,21 @@ def _of_image(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
 def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     groups, window = op.feature_groups, kernel.shape[2:]
     batch, channels = image.shape[:2]
+    last = (0, *range(2, len(image.shape)), 1)
     taken = len(window) == 2 and all(isinstance(d, int) for d in window) and all(lo >= 0 <= hi for lo, hi in op.padding)
     steps = (*op.strides, *op.lhs_dilation, *op.rhs_dilation, groups)
     if taken and all(d == 1 for d in steps) and any(d != 1 for d in window):
-        last = (0, *range(2, len(image.shape)), 1)
         around = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
         padded = ops.pad(ops.Transpose(last)(image), *around)
         return ops.KernelGradient(kernel.dtype)(padded, ops.Transpose(last)(g))
-    outs, every = kernel.shape[0], (0, *range(2, len(image.shape)))
     plain = image.shape[2:] == g.shape[2:] and all(d == 1 for d in (groups, *window, *op.strides, *op.lhs_dilation))
     plain = plain and all(p == (0, 0) for p in op.padding)
-    # its tiles are higher than wide: of fewer output channels than input channels the convolution below is faster
-    if plain and isinstance(outs, int) and isinstance(channels, int) and outs > channels:
-        return ops.Reshape(kernel.shape)(ops.DotGeneral(((), ()), (every, every), kernel.dtype)(g, image))
+    if plain:
+        # one reduction, which schedules can cut into parts that caches hold
+        rows = [
+            ops.Reshape((product((batch, *image.shape[2:])), v.shape[1]))(ops.Transpose(last)(v)) for v in (g, image)
+        ]
+        return ops.Reshape(kernel.shape)(ops.DotGeneral(((), ()), ((0,), (0,)), kernel.dtype)(*rows))
     parts = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
     rest = range(3, len(parts.shape))
     turned = ops.Transpose((2, 1, 0, *rest))(parts)
