@@ -82,7 +82,10 @@ class Rewriting:
         return known
 
     def anew(self, e: Expr) -> Expr:
-        images = {id(c): image for c in children(e) if (image := self.of(c)) is not c}
+        images: dict[int, Expr] = {}
+        for c in children(e):
+            if (image := self.of(c)) is not c:
+                images[id(c)] = image
         if images:
             e = with_operands(e, images)
         if isinstance(e, Load | Gather | TileLoad) and (buffer := self.buffer(e.buffer)) is not e.buffer:

@@ -10,6 +10,7 @@ writable memory only.
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Callable
 
 from ingot.ir import kernel as k
 from ingot.ir.types import bf16, boolean, f32, f64, i8, i32, i64, u8
@@ -401,27 +402,21 @@ _BINARY_KINDS: dict[str, str] = {
 }
 
 
+_OPERANDS: dict[type[k.Expr], Callable[..., tuple[k.Expr, ...]]] = {
+    **dict.fromkeys((k.Unary, k.Cast, k.Bitcast, k.Splat, k.Reduce, k.Extract), lambda e: (e.a,)),
+    **dict.fromkeys((k.Spread, k.ReduceAlong, k.Transposed), lambda e: (e.a,)),
+    **dict.fromkeys((k.Binary, k.Shuffle, k.Either), lambda e: (e.a, e.b)),
+    **dict.fromkeys((k.Fma, k.Dot, k.TileProduct), lambda e: (e.a, e.b, e.c)),
+    k.Select: lambda e: (e.cond, e.a, e.b),
+    k.Call: lambda e: e.args,
+    k.Ramp: lambda e: (e.base,),
+    k.Lookup: lambda e: (e.index,),
+    k.TileLoad: lambda e: (e.row, e.column),
+    **dict.fromkeys((k.Load, k.Gather), lambda e: (e.index,) if e.mask is None else (e.index, e.mask)),
+}
+
+
 def children(e: k.Expr) -> tuple[k.Expr, ...]:
     """The operands of `e`, an absent mask left out."""
-    match e:
-        case k.Unary() | k.Cast() | k.Bitcast() | k.Splat() | k.Reduce() | k.Extract():
-            return (e.a,)
-        case k.Spread() | k.ReduceAlong() | k.Transposed():
-            return (e.a,)
-        case k.Binary() | k.Shuffle() | k.Either():
-            return (e.a, e.b)
-        case k.Fma() | k.Dot() | k.TileProduct():
-            return (e.a, e.b, e.c)
-        case k.Select():
-            return (e.cond, e.a, e.b)
-        case k.Call():
-            return e.args
-        case k.Ramp():
-            return (e.base,)
-        case k.Lookup():
-            return (e.index,)
-        case k.TileLoad():
-            return (e.row, e.column)
-        case k.Load() | k.Gather():
-            return (e.index,) if e.mask is None else (e.index, e.mask)
-    return ()
+    operands = _OPERANDS.get(type(e))
+    return () if operands is None else operands(e)

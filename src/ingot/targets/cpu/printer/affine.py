@@ -10,6 +10,8 @@ multiple of 14, as i is, one division tells where all of them lie.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
@@ -158,8 +160,19 @@ class Affine(NamedTuple):
 ZERO = Affine(0, ())
 
 
+@lru_cache(4096)
 def constant(value: int) -> Affine:
     return Affine(value, ())
+
+
+def weighted(total: int, parts: Sequence[tuple[int, Affine]]) -> Affine:
+    """total + sum(factor * x)."""
+    sums: dict[str, tuple[int, int, bool]] = {}
+    for by, x in parts:
+        total += by * x.constant
+        for c, v, m, n in x.terms:
+            sums[v] = (sums[v][0] + by * c if v in sums else by * c, m, n)
+    return Affine(total, tuple([Term(c, v, m, n) for v, (c, m, n) in sums.items() if c]))
 
 
 def _divided(b: Builder, op: str, x: Affine, by: int) -> Affine:

@@ -88,6 +88,7 @@ class Builder:
     def __init__(self, features: Features, declares: set[str]) -> None:
         self.features = features
         self.declares = declares
+        self._declared: set[str] = set()
         self.scopes = [Scope(0, 0, "entry")]
         self.depth: dict[str, int] = {}
         self.shuffles: dict[str, int] = {}  # how many of them a value has come through
@@ -200,9 +201,8 @@ class Builder:
         flags: str = "",
     ) -> str:
         """A pure intrinsic: arguments are (type, value); `flags` are fast-math flags, each with a space behind it."""
-        self.declares.add(f"declare {result} @{intrinsic}({', '.join(t for t, _ in arguments)})")
-        return self.emit(
-            f"call {flags}{result} @{intrinsic}({', '.join(f'{t} {v}' for t, v in arguments)})",
-            tuple(v for _, v in arguments),
-            cheap,
-        )
+        if intrinsic not in self._declared:
+            self._declared.add(intrinsic)
+            self.declares.add(f"declare {result} @{intrinsic}({', '.join([t for t, _ in arguments])})")
+        given = ", ".join([f"{t} {v}" for t, v in arguments])
+        return self.emit(f"call {flags}{result} @{intrinsic}({given})", tuple([v for _, v in arguments]), cheap)

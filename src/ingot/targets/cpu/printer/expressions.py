@@ -31,7 +31,7 @@ from ingot.ir.kernel import (
 from ingot.ir.types import i64
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.printer import values
-from ingot.targets.cpu.printer.affine import Affine, constant
+from ingot.targets.cpu.printer.affine import Affine, constant, weighted
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.printer.casts import cast, low_bits
 from ingot.targets.cpu.printer.lanes import extract, shuffle
@@ -53,6 +53,7 @@ class Expressions:
         self.single: set[str] = set()  # masks that are known to let lane 0 through alone
         self.shared: dict[int, str] = {}  # id of an expression of this statement -> its value
         self.sums: dict[int, Affine] = {}  # the same for scalar i64
+        self.linear: dict[int, tuple[int, list[tuple[int, Expr]]]] = {}  # id of a sum -> see `_flatten`
         self.value_of: dict[type[Expr], Callable[..., str]] = {
             Lit: self._literal,
             Var: self._var,
@@ -96,7 +97,7 @@ class Expressions:
         if isinstance(e, Binary):
             found = self.sums.get(id(e))
             if found is None:
-                found = self.sums[id(e)] = self._combined(e.fn, self.affine(e.a), self.affine(e.b))
+                found = self.sums[id(e)] = self._sum(e)
             return found
         if isinstance(e, Cast) and e.a.lanes == 1 and isinstance(e.a, Lit) and e.a.dtype.is_integer:
             return constant(int(e.a.value))
@@ -106,6 +107,16 @@ class Expressions:
             x, y = self.affine(e.a), self.affine(e.b)
             return Affine.of(self._select(e), gcd(x.multiple, y.multiple), x.natural and y.natural)
         return Affine.of(self.value_of[type(e)](e))
+
+    def _sum(self, e: Binary) -> Affine:
+        form = self.linear.get(id(e))
+        if form is None:
+            parts: list[tuple[int, Expr]] = []
+            form = self.linear[id(e)] = _flatten(e, 1, parts), parts
+        literal, parts = form
+        if len(parts) == 1 and parts[0][1] is e:
+            return self._combined(e.fn, self.affine(e.a), self.affine(e.b))
+        return weighted(literal, [(by, self.affine(part)) for by, part in parts])
 
     def _combined(self, fn: str, x: Affine, y: Affine) -> Affine:
         b, by = self.b, y.literal
@@ -316,3 +327,23 @@ class Expressions:
         b.line(f"br label %{done}")
         b.start(done)
         return then
+
+
+def _flatten(e: Expr, by: int, parts: list[tuple[int, Expr]]) -> int:
+    """by * e as the literal that is returned + sum(factor * part), in the order of `e`: once for what unrolled loops
+    print often.
+
+    (i * 8 + 3) * 4 - j / 2   ->   12 + 32 * i - 1 * (j / 2)
+    """
+    if isinstance(e, Lit):
+        return by * int(e.value)
+    if isinstance(e, Binary):
+        if e.fn in ("add", "sub"):
+            first = _flatten(e.a, by, parts)
+            return first + _flatten(e.b, by if e.fn == "add" else -by, parts)
+        if e.fn == "mul":
+            factor, other = (e.a, e.b) if isinstance(e.a, Lit) else (e.b, e.a)
+            if isinstance(factor, Lit):
+                return _flatten(other, by * int(factor.value), parts)
+    parts.append((by, e))
+    return 0
