@@ -32,7 +32,7 @@ class Compiler:
         if source.name == "product" and sum(s.name == "product" for s in self.sources) <= self.refused:
             made.set_exception(CompileError("kernel product: it hung"))
         else:
-            made.set_result(KernelCode(source.name, source.text.encode(), 128, 0, len(source.parameters)))
+            made.set_result(KernelCode(source.name, source.text.encode(), 128, 0, len(source.parameters), ()))
         return made
 
 

@@ -1,7 +1,7 @@
 """Kernels for GPUs as they stand in a program's code: cubins behind one another, each behind what launching it needs.
 
-    blob = [threads, shared bytes, parameters, awaits, matrices, bytes of the name, bytes of the cubin]
-           [the numbers of a matrix] ... name cubin | the next ...
+    blob = [threads, shared bytes, parameters, awaits, matrices, writes, bytes of the name, bytes of the cubin]
+           [the numbers of a matrix] ... [the number of a parameter that is written] ... name cubin | the next ...
 
 Symbols name the offsets of these records. The blob may come from a file: everything is checked against its end.
 """
@@ -16,8 +16,9 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Code, Features
 
-_HEAD = struct.Struct("<7I")
+_HEAD = struct.Struct("<8I")
 _MATRIX = struct.Struct("<9q")
+_NUMBER = struct.Struct("<I")
 _ALIGN = 16
 _MOST_THREADS = 1024
 
@@ -44,22 +45,25 @@ class MatrixCode:
 @dataclass(frozen=True)
 class KernelCode:
     """A compiled kernel. threads, shared: of a program, and its bytes of dynamic shared memory. parameters: addresses
-    and sizes that it takes, before the two of Triton's own. awaits: whether it may start before those have ended whose
-    results it reads, as it waits for them itself. matrices: those among the parameters, in their order."""
+    and sizes that it takes, before the two of Triton's own. writes: the numbers of those whose memory it writes.
+    awaits: whether it may start before those have ended whose results it reads, as it waits for them itself. matrices:
+    those among the parameters, in their order."""
 
     name: str
     cubin: bytes
     threads: int
     shared: int
     parameters: int
+    writes: tuple[int, ...]
     awaits: bool = False
     matrices: tuple[MatrixCode, ...] = ()
 
     def record(self) -> bytes:
         name = self.name.encode()
-        numbers = self.threads, self.shared, self.parameters, self.awaits, len(self.matrices)
+        numbers = self.threads, self.shared, self.parameters, self.awaits, len(self.matrices), len(self.writes)
         matrices = b"".join(_MATRIX.pack(*astuple(m)) for m in self.matrices)
-        data = _HEAD.pack(*numbers, len(name), len(self.cubin)) + matrices + name + self.cubin
+        writes = b"".join(map(_NUMBER.pack, self.writes))
+        data = _HEAD.pack(*numbers, len(name), len(self.cubin)) + matrices + writes + name + self.cubin
         return data + bytes(-len(data) % _ALIGN)
 
     @staticmethod
@@ -93,17 +97,19 @@ def _symbol(features: Features, arch: str, symbol: str) -> str:
 def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
     if not 0 <= offset <= len(blob) - _HEAD.size:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"a record in {len(blob)} bytes", got=f"offset {offset}")
-    threads, shared, parameters, awaits, count, name, size = _HEAD.unpack_from(blob, offset)
+    threads, shared, parameters, awaits, count, written, name, size = _HEAD.unpack_from(blob, offset)
     first = offset + _HEAD.size
-    start = first + count * _MATRIX.size
+    middle = first + count * _MATRIX.size
+    start = middle + written * _NUMBER.size
     if start + name + size > len(blob) or not 0 < threads <= _MOST_THREADS:
         raise ArtifactError(f"kernel {symbol!r}", expected="a record inside the code", got=f"{name + size} bytes")
-    matrices = tuple(MatrixCode(*m) for m in _MATRIX.iter_unpack(blob[first:start]))
-    if any(not 0 <= m.parameter < parameters for m in matrices):
-        raise ArtifactError(f"kernel {symbol!r}", expected=f"matrices among {parameters} parameters", got="others")
+    matrices = tuple(MatrixCode(*m) for m in _MATRIX.iter_unpack(blob[first:middle]))
+    writes = tuple(n for (n,) in _NUMBER.iter_unpack(blob[middle:start]))
+    if any(not 0 <= n < parameters for n in (*writes, *(m.parameter for m in matrices))):
+        raise ArtifactError(f"kernel {symbol!r}", expected=f"numbers of {parameters} parameters", got="others")
     text = blob[start : start + name].decode(errors="replace")
     cubin = bytes(blob[start + name : start + name + size])
-    return KernelCode(text, cubin, threads, shared, parameters, awaits != 0, matrices)
+    return KernelCode(text, cubin, threads, shared, parameters, writes, awaits != 0, matrices)
 
 
 __all__ = ["KernelCode", "pack", "unpack"]

@@ -50,7 +50,7 @@ KERNELS = {"double": doubled, "less": less, "positive": positive, "sizes": check
 
 
 def code() -> Code:
-    kernels = {name: KernelCode(name, b"cubin", 128, 0, 3, awaits=name == "double") for name in KERNELS}
+    kernels = {name: KernelCode(name, b"cubin", 128, 0, 3, (1,), awaits=name == "double") for name in KERNELS}
     return pack(H100, {"sm_90a": kernels, "sm_80": kernels})
 
 
@@ -79,6 +79,15 @@ def twice() -> Program:
         Step("double", ((2, 0), (1, 0)), dims, chunks, "second"),
     )
     return program(steps, (X, Y, temp))
+
+
+def branches() -> Program:
+    """y = 2 (2 x), and beside it the same of x, which nobody reads."""
+    temps = Buffer(2, "arena", NBYTES, 0, 3), Buffer(3, "arena", NBYTES, 1, 3), Buffer(4, "arena", NBYTES, 3, 3)
+    dims, chunks = (("n",),), ("n",)
+    ways = ((0, 2), (0, 3), (2, 1), (3, 4))
+    steps = tuple(Step("double", ((a, 0), (b, 0)), dims, chunks, f"{a} to {b}") for a, b in ways)
+    return program(steps, (X, Y, *temps))
 
 
 def until_100() -> Program:

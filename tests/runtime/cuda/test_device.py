@@ -25,6 +25,7 @@ from tests.runtime.cuda.programs import (
     BOTH,
     H100,
     KERNELS,
+    branches,
     branching,
     code,
     counted,
@@ -58,6 +59,15 @@ def test_kernels_run_in_order_on_copies_of_host_arrays(fake: FakeDriver) -> None
     first, second = sorted(fake.nodes)
     assert fake.nodes[second].before == (first,)
     assert fake.nodes[first].params.grid[0] == 5
+
+
+def test_branches_run_side_by_side(fake: FakeDriver) -> None:
+    """Each kernel is behind what it reads from, and no other."""
+    x = np.arange(5, dtype=np.float32)
+    np.testing.assert_array_equal(run(Loaded(branches()), x), 4 * x)
+    first, second, *_ = handles = list(fake.nodes)
+    assert [fake.nodes[h].before for h in handles] == [(), (), (first,), (second,)]
+    assert [fake.nodes[h].awaits for h in handles] == [True] * 4
 
 
 def test_a_second_call_reuses_the_graph_and_other_sizes_have_their_own(fake: FakeDriver) -> None:
@@ -135,12 +145,12 @@ def test_results_that_take_turns_have_a_graph_each(fake: FakeDriver) -> None:
 
 def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None:
     made = twice()
-    kernels = {"double": KernelCode("double", b"cubin", 128, 0, 3, awaits=True)}
+    kernels = {"double": KernelCode("double", b"cubin", 128, 0, 3, (1,), awaits=True)}
     loaded = Loaded(replace(made, code={"cuda": pack(H100, {"sm_90a": kernels, "sm_80": kernels})}))
     run(loaded, np.arange(4, dtype=np.float32))
     assert [node.awaits for _, node in sorted(fake.nodes.items())] == [True, True]
     fake.nodes.clear()
-    plain = {"double": KernelCode("double", b"cubin", 128, 0, 3)}
+    plain = {"double": KernelCode("double", b"cubin", 128, 0, 3, (1,))}
     both = replace(made, code={"cuda": pack(H100, {"sm_90a": plain, "sm_80": plain})})
     run(Loaded(both), np.array([1, 2], np.float32))
     assert not any(node.awaits for node in fake.nodes.values())
@@ -150,7 +160,7 @@ def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver)
     made, places = twice(), [fake.allocate(32) for _ in range(3)]
     # from the second element on: 4 bytes
     told = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, down=1, across=2, swizzle=0)
-    kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, matrices=(told,))}
+    kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, (1,), matrices=(told,))}
     steps = (replace(made.steps[0], kernel="matrix", args=((0, 0), (1, 0))),)
     packed = pack(H100, {"sm_90a": kernels, "sm_80": kernels})
     assert unpack(packed, "sm_90a") == kernels
@@ -166,8 +176,8 @@ def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver)
 
 def test_a_matrix_of_no_parameter_is_refused() -> None:
     told = MatrixCode(3, 6, 2, 2, 16, 0, 1, 2, 0)
-    with pytest.raises(ArtifactError, match="matrices among 3 parameters"):
-        KernelCode.of_record(KernelCode("double", b"cubin", 128, 0, 3, matrices=(told,)).record())
+    with pytest.raises(ArtifactError, match="numbers of 3 parameters"):
+        KernelCode.of_record(KernelCode("double", b"cubin", 128, 0, 3, (1,), matrices=(told,)).record())
 
 
 def test_unaligned_tensors_are_copied_first(fake: FakeDriver) -> None:

@@ -1,8 +1,9 @@
-"""A bound program as CUDA graphs: a node for each launch, one behind the other. A loop whose turns are known beforehand
-is laid out in the graph, turn by turn; others, and branches, are conditional nodes, whose flag a kernel tells the
-driver. Kernels that await what is before them start early: all do so before they read, so that what is before the one
-before has ended, too. Behind a size that steps find, the host reads it, and tells it to the kernels that depend on it.
-The host follows loops and branches, too, that have such sizes, or where the driver is too old.
+"""A bound program as CUDA graphs: a node for each launch, behind those whose memory it needs (`order.py`). A loop whose
+turns are known beforehand is laid out in the graph, turn by turn; others, and branches, are conditional nodes, whose
+flag a kernel tells the driver. Kernels that await what is before them start early: all do so before they read, so that
+what is before the one before has ended, too. Behind a size that steps find, the host reads it, and tells it to the
+kernels that depend on it. The host follows loops and branches, too, that have such sizes, or where the driver is too
+old.
 
     a b  Loop(c, body: d)  e   ->   one graph: a b c tell WHILE(d c tell) e
                                     or several: [a b], again and again [c], flag read by the host, [d]; [e]
@@ -21,6 +22,7 @@ from ingot.runtime.cuda.driver import Driver
 from ingot.runtime.cuda.flow import Branch, Flow, Found, Loop, fits, flow, pieces, sized
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Node, Places
+from ingot.runtime.cuda.order import Access, Order
 from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
 from ingot.runtime.program import Program, table_places
 from ingot.support.dataclass import dataclass
@@ -172,11 +174,13 @@ class _Maker:
         dims = [span(d, self._binding.spans)[1] for d in step.dims]
         bases = [self._resolve.buffer(*arg) for arg in step.args]
         found = step if self._sized[number] else None
-        return Node(self._driver, number, kernel, self._binding.counts[number][0], bases, dims, found)
+        accesses = [self._resolve.access(*arg, i in kernel.code.writes) for i, arg in enumerate(step.args)]
+        return Node(self._driver, number, kernel, self._binding.counts[number][0], bases, dims, found, accesses)
 
     def _tell(self, at: int) -> Node:
         """A launch that tells a conditional node the flag of step `at`; which node, is known when there is a graph."""
-        return Node(self._driver, at, self._image.condition(), 1, [self._flag(at)], [0], None)
+        reads = [self._resolve.access(*self._steps[at].args[0], False)]
+        return Node(self._driver, at, self._image.condition(), 1, [self._flag(at)], [0], None, reads)
 
 
 class Graphs:
@@ -314,28 +318,34 @@ class Graphs:
             segment.executables.append(self._driver.instantiate(segment.graph))
         return len(self._made)
 
-    def _build(
-        self, graph: int, parts: Sequence[_Part], places: Places, before: Sequence[int] = (), *, held: bool = False
-    ) -> None:
-        """Add nodes to a graph, behind those `before`. held: by a conditional node, where nothing starts early."""
-        # behind what may not run, or is no kernel: it awaits nothing for those behind it
-        late = held
-        for part in parts:
+    def _build(self, graph: int, parts: Sequence[_Part], places: Places, *, held: bool = False) -> None:
+        """Add nodes to a graph, each behind those that it needs. held: by a conditional node, where nothing starts
+        early."""
+        order, made = Order(), list[tuple[int, bool]]()  # of each part: its node, and whether it is a kernel that runs
+        for number, part in enumerate(parts):
+            if self._binding.sizes.size:  # kernels may not run then, nor write what they are told to
+                needed = [number - 1] if number else []
+            else:
+                needed = order.next(access for node in _nodes([part]) for access in node.accesses)
+            before = [made[i][0] for i in needed]
+            # what may not run, or is no kernel, awaits nothing for those behind it
+            early = not held and all(made[i][1] for i in needed)
             if isinstance(part, Node):
                 part.point(places)
-                part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and not late)
-                before, late = [part.handle], held or part.sized is not None
+                part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and early)
+                made.append((part.handle, part.sized is None))
                 continue
-            condition = self._driver.condition(graph)
-            for tell in part.tells:
-                tell.tell(condition)
-            self._build(graph, part.tells[:1], places, before)
+            condition, tell = self._driver.condition(graph), part.tells[0]
+            for each in part.tells:
+                each.tell(condition)
+            tell.point(places)
+            tell.handle = self._driver.add_kernel(graph, before, tell.params)
             node, bodies = self._driver.add_conditional(
-                graph, [part.tells[0].handle], condition, len(part.bodies), loop=part.loop
+                graph, [tell.handle], condition, len(part.bodies), loop=part.loop
             )
             for body, inner in zip(bodies, part.bodies, strict=True):
                 self._build(body, inner, places, held=True)
-            before, late = [node], True
+            made.append((node, False))
 
     def _move(self, copy: int, old: Places, new: Places) -> None:
         """Let a copy that reads and writes at old addresses do so at new ones."""
@@ -403,7 +413,7 @@ class _Resolver:
     def __init__(self, program: Program, binding: Binding) -> None:
         self._buffers = {b.id: b for b in program.buffers}
         self._binding = binding
-        self._arguments = len(program.arguments)
+        self._arguments, self._inputs, self._state = len(program.arguments), len(program.inputs), len(program.state)
         # behind the arena: the sizes that steps find, and a table that nobody reads here
         self.sizes = -(-binding.layout.nbytes // _WORD) * _WORD
         self._table, last = self.sizes + _WORD * len(program.sizes), len(program.steps) - 1
@@ -429,6 +439,15 @@ class _Resolver:
             case "table":
                 return 0, at + self._table
         return 2 + self._arguments + buffer.index, at
+
+    def access(self, identity: int, offset: Expr, writes: bool) -> Access:
+        """To all of a buffer, of which an argument of a kernel tells some place."""
+        memory, at = self.buffer(identity, offset)
+        start = at - evaluate(offset, self._binding.values)
+        # state may be written where it is read
+        result = memory - 2 - self._arguments
+        memory = 2 + self._inputs + result if 0 <= result < self._state else memory
+        return Access(memory, start, start + span(self._buffers[identity].nbytes, self._binding.spans)[1], writes)
 
 
 __all__ = ["Graphs"]

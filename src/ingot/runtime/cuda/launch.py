@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
 from ingot.runtime.cuda.image import LoadedKernel
+from ingot.runtime.cuda.order import Access
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Step
 
@@ -21,11 +22,11 @@ class Node:
 
     def __init__(
         self, driver: Driver, number: int, kernel: LoadedKernel, chunks: int, bases: list[tuple[int, int]],
-        dims: list[int], sized: Step | None,
+        dims: list[int], sized: Step | None, accesses: list[Access],
     ) -> None:  # fmt: skip
         """number: of the step. bases: (index into the places, byte offset) of each buffer. sized: the step, where its
         chunks or dims depend on sizes that steps find; there may be no chunks then, and nothing starts early."""
-        self.number, self.bases, self.sized = number, bases, sized
+        self.number, self.bases, self.sized, self.accesses = number, bases, sized, accesses
         self.awaits, self.chunks, self.enabled = kernel.code.awaits and sized is None, chunks, True
         code, count = kernel.code, len(bases) + len(dims)
         # two of Triton's own follow: scratch memory and profiling, which no kernel here has

@@ -34,8 +34,8 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     backend = compiler.make_backend(target)
     early = capability >= EARLY
     fn = _function(source, early)
-    signature = {name: type_ for name, type_, _ in source.parameters}
-    attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align) in enumerate(source.parameters) if align >= 16}
+    signature = {name: type_ for name, type_, *_ in source.parameters}
+    attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align, _) in enumerate(source.parameters) if align >= 16}
     ast = compiler.ASTSource(fn, signature, {}, attrs)
     exact, hints = {"enable_reflect_ftz": False}, dict(source.hints)  # denormal numbers are numbers
     sizes = {"num_warps": hints.get("warps", 4), "num_stages": hints.get("stages", 3)}
@@ -55,12 +55,13 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
     threads, awaits = 32 * metadata["num_warps"], early and "await_producers()" in source.text
     matrices = _matrices(source, metadata["tensordesc_meta"] or [])
-    return KernelCode(metadata["name"], module, threads, metadata["shared"], len(source.parameters), awaits, matrices)
+    count, writes = len(source.parameters), tuple(i for i, told in enumerate(source.parameters) if told[-1])
+    return KernelCode(metadata["name"], module, threads, metadata["shared"], count, writes, awaits, matrices)
 
 
 def _matrices(source: Source, told: list[dict[str, Any]]) -> tuple[MatrixCode, ...]:
     """How tiles of matrices are to be copied, as Triton's code expects them."""
-    places = [(i, type_) for i, (_, type_, _) in enumerate(source.parameters) if type_.startswith("tensordesc")]
+    places = [(i, type_) for i, (_, type_, *_) in enumerate(source.parameters) if type_.startswith("tensordesc")]
     found: list[MatrixCode] = []
     for (place, type_), numbers, meta in zip(places, source.matrices, told, strict=True):
         rows, columns, stride, offset = numbers

@@ -50,13 +50,13 @@ _PRECISE = ("div", "rem")  # computed in f32 where the operands are narrower
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel as Triton takes it. parameters: its name, Triton's type, and how many bytes its address is a multiple of
-    (0: unknown, or no address). hints: the kernel's. matrices: of the parameters that are some, in their order: rows,
-    columns, elements from row to row, and the first one's place."""
+    """A kernel as Triton takes it. parameters: its name, Triton's type, how many bytes its address is a multiple of (0:
+    unknown, or no address), and whether it is written. hints: the kernel's. matrices: of the parameters that are some,
+    in their order: rows, columns, elements from row to row, and the first one's place."""
 
     name: str
     text: str
-    parameters: tuple[tuple[str, str, int], ...]
+    parameters: tuple[tuple[str, str, int, bool], ...]
     hints: tuple[tuple[str, int], ...] = ()
     matrices: tuple[tuple[int, int, int, int], ...] = ()
 
@@ -68,10 +68,10 @@ def print_kernel(kernel: k.Kernel) -> Source:
     kernel = expand(in_bytes(kernel), _is_own)
     name = _name(kernel.name)
     parameters = (
-        *((_name(b.name), _memory_type(b), 0 if b.matrix else b.align) for b in kernel.params),
-        *((_name(v.name), "i64", 0) for v in kernel.dims),
+        *((_name(b.name), _memory_type(b), 0 if b.matrix else b.align, b.writable) for b in kernel.params),
+        *((_name(v.name), "i64", 0, False) for v in kernel.dims),
     )
-    lines = ["@triton.jit", f"def {name}({', '.join(p for p, _, _ in parameters)}):"]
+    lines = ["@triton.jit", f"def {name}({', '.join(p for p, *_ in parameters)}):"]
     narrow = ("narrow", 1) in kernel.hints
     writer = _Writer(lines, "" if narrow else ".to(tl.int64)")
     writer.line(f"{_name(kernel.chunk.name)} = tl.program_id(0){writer.index}")
