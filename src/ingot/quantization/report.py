@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ingot.quantization.search import Point, frontier
+from ingot.quantization.search import Point, frontier, shown
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, printable
 from ingot.support.files import atomic_write
@@ -108,62 +109,107 @@ class Report:
         atomic_write(Path(path), [self.to_html().encode()])
 
     def to_html(self) -> str:
-        e = html.escape
-        rows = "".join(
-            f"<tr><td>{e(r.name)}<td>{r.ops}<td>{r.format}<td>{e(r.rounding)}<td>{_ms(r.seconds[0])}"
-            f"<td>{_ms(r.seconds[1])}<td>{r.error:.1e}<td>{r.nbytes / 1e3:.1f} kB<td>{e(r.why)}"
+        facts = "".join(f"<p>{html.escape(line)}" for line in (*self._facts(), self._formats()))
+        ops = [
+            (r.name, r.ops, r.format, r.rounding, _ms(r.seconds[0]), _ms(r.seconds[1]), f"{r.error:.1e}",
+             f"{r.nbytes / 1e3:.1f} kB", r.why)
             for r in self.rows
-        )
-        facts = "".join(f"<p>{e(line)}" for line in self._facts())
-        heads = "".join(
-            f"<th>{h}"
-            for h in ("op", "ops", "format", "rounding", "float32", "now", "error", "weights", "why not lower")
-        )
+        ]  # fmt: skip
+        heads = ("op", "ops", "format", "rounding", "float32", "now", "error", "weights", "why not lower")
+        best = frontier(self.points)
+        tried = [
+            (p.name, f"{p.scores[0]:.6g}", f"{p.scores[1]:.6g}", _ms(p.seconds), f"{p.nbytes / 1e6:.2f} MB",
+             "chosen" if self._chose(p) else "Pareto" if p in best else "")
+            for p in sorted(self.points, key=lambda p: p.seconds)
+        ]  # fmt: skip
+        off = [(name, f"{value:.1e}") for name, value in self.deviations.items()]
         return (
-            f'<!doctype html><meta charset="utf-8"><title>Quantized</title><style>{_STYLE}</style>'
-            f"<h1>Quantized</h1>{facts}{_plot(self.points, self.scores, self.seconds)}<table><tr>{heads}{rows}</table>"
+            '<!doctype html><html lang="en"><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width"><title>Quantized</title>'
+            f"<style>{_STYLE}</style><h1>Quantized</h1>{facts}{self._plot()}"
+            + _table("Measured models", ("model", "score, seen", "score, unseen", "a call", "size", ""), tried)
+            + _table("Ops", heads, ops)
+            + _table("Largest deviation from float32, over the largest output", ("output", "deviation"), off)
+            + "</html>"
+        )
+
+    def _formats(self) -> str:
+        """How many ops have which format, and what was asked for."""
+        counts = Counter[str]()
+        for r in self.rows:
+            counts[r.format] += r.ops
+        asked = "" if self.at_least is None else f"; at least {self.at_least:g} of float32's score asked for"
+        return ", ".join(f"{count} ops in {form}" for form, count in counts.most_common()) + asked
+
+    def _chose(self, p: Point) -> bool:
+        return p.scores == self.scores and p.seconds == self.seconds
+
+    def _plot(self) -> str:
+        """Score over milliseconds of everything that was measured; the Pareto set is joined."""
+        points = self.points
+        if not points:
+            return ""
+        width, height, edge = 720, 340, 60
+        values = [p.scores[1] for p in points]
+        wanted = None if self.at_least is None or self.float_scores[1] <= 0 else self.at_least * self.float_scores[1]
+        low, high = min(*values, *(() if wanted is None else (wanted,)), max(values)), max(values)
+        room = (high - low) or abs(high) or 1.0
+        most = max(p.seconds for p in points) * 1.1
+
+        def down(score: float) -> float:
+            return height - edge - (height - 2 * edge) * (score - low) / room
+
+        def at(p: Point) -> tuple[float, float]:
+            return edge + (width - 3 * edge) * p.seconds / most, down(p.scores[1])
+
+        best = frontier(points)
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, best))
+        dots, taken = "", list[tuple[float, float]]()
+        for p in sorted(points, key=at):
+            x, y = at(p)
+            row = y - 6
+            while any(abs(row - b) < 12 and x - a < 7 * _LABEL for a, b in taken):  # labels stand below each other
+                row += 12
+            taken.append((x, row))
+            fill = "#c22" if self._chose(p) else "#27c" if p in best else "#999"
+            dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if self._chose(p) else 4}" fill="{fill}">'
+            dots += f"<title>{html.escape(shown(p))}</title></circle>"
+            dots += f'<text x="{x + 8:.1f}" y="{row:.1f}">{html.escape(p.name[:_LABEL])}</text>'
+        right = width - edge
+        axes = f'<path d="M{edge} {edge / 2}V{height - edge}H{right}" fill="none" stroke="#888"/>'
+        for i in range(5):
+            x, y = edge + (width - 3 * edge) * i / 4, down(low + room * i / 4)
+            axes += f'<text x="{x:.1f}" y="{height - edge + 16}" text-anchor="middle">{most * i / 4e-3:.3g}</text>'
+            axes += f'<text x="{edge - 6}" y="{y + 4:.1f}" text-anchor="end">{low + room * i / 4:.5g}</text>'
+        axes += f'<text x="{right}" y="{height - 20}" text-anchor="end">ms a call</text>'
+        axes += f'<text x="4" y="16">score, unseen samples ({html.escape(self.metric)})</text>'
+        if wanted is not None:
+            y = down(wanted)
+            axes += f'<path d="M{edge} {y:.1f}H{right}" stroke="#a60" stroke-dasharray="4"/>'
+            axes += f'<text x="{right}" y="{y + 12:.1f}" text-anchor="end">asked for</text>'
+        legend = "red: chosen; blue: no other is better in score, time and size; gray: beaten"
+        return (
+            f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">{axes}'
+            f'<polyline points="{line}" fill="none" stroke="#27c"/>{dots}</svg><p>{legend}'
         )
 
 
+_LABEL = 24  # characters of a model's name beside its dot
 _STYLE = (
-    "body{font:14px system-ui;margin:2em;max-width:75em}table{border-collapse:collapse}"
-    "td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #ddd}svg text{font-size:11px}"
+    ":root{color-scheme:light dark}body{font:14px system-ui;margin:2em;max-width:80em}"
+    "table{border-collapse:collapse;display:block;overflow-x:auto;white-space:nowrap}"
+    "td,th{padding:.2em .8em;text-align:left;border-bottom:1px solid #8884}"
+    "svg{max-width:100%;height:auto}svg text{font-size:11px;fill:currentColor}"
 )
+
+
+def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    if not rows:
+        return ""
+    told = "".join(f"<th>{h}" for h in heads)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}" for cell in row) for row in rows)
+    return f"<h2>{title}</h2><table><tr>{told}{body}</table>"
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.3f} ms"
-
-
-def _plot(points: Sequence[Point], scores: tuple[float, float], seconds: float) -> str:
-    """Score over milliseconds of everything that was measured; the Pareto set is joined."""
-    if not points:
-        return ""
-    width, height, edge = 640, 320, 60
-    times, values = [p.seconds for p in points], [p.scores[1] for p in points]
-    low, high = min(values), max(values)
-    room = (high - low) or abs(high) or 1.0
-    most = max(times) * 1.1
-
-    def at(p: Point) -> tuple[float, float]:
-        x = edge + (width - 2 * edge) * p.seconds / most
-        return x, height - edge - (height - 2 * edge) * (p.scores[1] - low) / room
-
-    best = frontier(points)
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(at, best))
-    dots = ""
-    for p in points:
-        x, y = at(p)
-        chosen = p.scores == scores and p.seconds == seconds
-        fill = "#c22" if chosen else "#27c" if p in best else "#999"
-        dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if chosen else 4}" fill="{fill}"/>'
-        dots += f'<text x="{x + 8:.1f}" y="{y - 6:.1f}">{html.escape(p.name)}</text>'
-    axes = (
-        f'<path d="M{edge} {edge / 2}V{height - edge}H{width - edge / 2}" fill="none" stroke="#444"/>'
-        f'<text x="{width / 2}" y="{height - 20}">ms a call, to {most * 1e3:.3g}</text>'
-        f'<text x="4" y="{edge / 2}">score, {low:.5g} to {high:.5g}</text>'
-    )
-    return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}">{axes}'
-        f'<polyline points="{line}" fill="none" stroke="#27c"/>{dots}</svg>'
-    )
