@@ -156,7 +156,7 @@ class _Work:
             raise InputError(
                 what, expected="a product of a computed f32 value with constant, finite weights", got="none"
             )
-        self.formats = tuple(asked.formats or _formats(asked))
+        self.formats = tuple(asked.formats or _formats(asked, self.groups))
         self.seen_samples, self.held_samples = samples.split(HELD, asked.seed)
         self.table = Table(table, self._digest(samples))
 
@@ -224,6 +224,8 @@ class _Work:
             progress.report(f"measure {form}")
             built = self.bench.exact if form == FLOAT else self.bench.build(formats)
             self.times[form] = self.table.get(f"times {form}", lambda b=built: self.bench.by_group(b))
+            if form == SHARED:  # in which values that nothing else reads are int8
+                self.times.setdefault(STATIC, self.times[form])
             points.append(self._point(f"all {form}" if form != FLOAT else FLOAT, formats, built))
         return points
 
@@ -371,10 +373,12 @@ class _Work:
         return digest.hexdigest()
 
 
-def _formats(asked: Asked) -> tuple[str, ...]:
-    """What is tried where nothing is asked for: weights of few bits only for small models, bfloat16 where products of
-    it are one instruction."""
+def _formats(asked: Asked, groups: Sequence[Group]) -> tuple[str, ...]:
+    """What is tried where nothing is asked for, the most likely first: weights of few bits only for small models,
+    bfloat16 where products of it are one instruction, levels of values that others read where these are images."""
     forms = [STATIC, DYNAMIC, PAIRED]
+    if any(g.shared and not g.plain for g in groups):
+        forms.insert(0, SHARED)
     if any("bf16" in name for name in features_of("native").features):
         forms.append("bfloat16")
     return (*forms, *(BITS if asked.size_mb is not None else ()))
