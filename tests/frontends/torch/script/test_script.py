@@ -122,6 +122,37 @@ class Rnn(nn.Module):
         return torch.stack(out)
 
 
+@torch.jit.script
+class Window:
+    """The last rows, and the sum of all."""
+
+    def __init__(self, size: int, scale: float):
+        self.size = size
+        self.scale = scale
+        self.rows: list[Tensor] = []
+        self.total = torch.zeros(1)
+
+    def push(self, x: Tensor):
+        self.rows.append(x * self.scale)
+        self.total = self.total + x.sum()
+        if len(self.rows) > self.size:
+            self.rows.pop(0)
+
+    def mean(self) -> Tensor:
+        return torch.stack(self.rows).mean(0) + self.total
+
+
+class Objects(nn.Module):
+    """Two objects of a class of the program's own, made in forward."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        few, all_of_them = Window(2, 0.5), Window(99, 2.0)
+        for i in range(x.size(0)):
+            few.push(x[i])
+            all_of_them.push(x[i] * 2)
+        return few.mean(), all_of_them.mean()
+
+
 class Types(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.arange(x.size(1), dtype=torch.int64, device=x.device).to(x.dtype)
@@ -151,6 +182,7 @@ CASES = {
     "values, otherwise": (lambda: _scripted(OnValues()), (-torch.rand(3, 3),)),
     "until": (lambda: _scripted(Until()), (ROWS,)),
     "cells": (lambda: _scripted(Rnn()), (torch.randn(4, 2, 3),)),
+    "objects": (lambda: _scripted(Objects()), (ROWS,)),
     "types": (lambda: _scripted(Types()), (torch.randn(2, 6),)),
     "traced net": (lambda: _traced(NET, IMAGE), (IMAGE,)),
     "traced sizes": (lambda: _traced(Types(), torch.randn(2, 6)), (torch.randn(2, 6),)),
@@ -173,6 +205,13 @@ def test_modules(name: str):
     module = make()
     program = extract(module)
     _agree(Evaluator(program, program.attributes), module, args)
+
+
+def test_an_archive_with_a_class_of_its_own(tmp_path: Path):
+    module = _scripted(Objects())
+    torch.jit.save(module, tmp_path / "model.pt")
+    got, expected = ingot.compile(tmp_path / "model.pt", (ROWS,), cache=False, threads=1)(ROWS), module(ROWS)
+    close(got, expected)
 
 
 def test_sizes_stay_dynamic():

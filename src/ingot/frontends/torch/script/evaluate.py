@@ -370,11 +370,19 @@ def _set_attribute(run: _Run, n: Node, args: list[Any], env: Env) -> Sequence[An
     return ()
 
 
+def _set_of_object(run: _Run, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
+    args[0][n.attribute] = args[1]
+    return ()
+
+
 _Handler = Callable[[_Run, Node, list[Any], Env], Sequence[Any]]
 _PRIM: dict[str, _Handler] = {
     "prim::Constant": lambda run, n, args, env: (_copied(n.value),),
     "prim::GetAttr": lambda run, n, args, env: (run.attributes[n.attribute],),
     "prim::SetAttr": _set_attribute,
+    "prim::CreateObject": lambda run, n, args, env: ({},),  # what it holds, by name
+    "object::get": lambda run, n, args, env: (args[0][n.attribute],),
+    "object::set": _set_of_object,
     "prim::If": lambda run, n, args, env: run.branch(n, args, env),
     "prim::Loop": lambda run, n, args, env: run.loop(n, args, env),
     "prim::ListConstruct": lambda run, n, args, env: (list(args),),

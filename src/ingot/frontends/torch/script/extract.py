@@ -11,6 +11,8 @@ from ingot.frontends.torch.script.graph import Argument, Block, Node, Program
 from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpError
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+# of objects that the program makes, whose attributes are their own
+_OF_OBJECTS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
 _MODULES = (torch.jit.ScriptModule, torch._C.ScriptModule)
 
 
@@ -60,10 +62,14 @@ class _Reader:
         outputs = tuple(v.debugName() for v in n.outputs())
         if kind == "prim::Constant":
             return Node(kind, (), outputs, value=n.output().toIValue(), loc=loc)
+        if kind == "prim::CreateObject":
+            return Node(kind, (), outputs, loc=loc)
+        if kind in ("prim::GetAttr", "prim::SetAttr") and inputs[0] not in self.modules:
+            return Node(_OF_OBJECTS[kind], inputs, outputs, attribute=n.s("name"), loc=loc)
         if kind == "prim::GetAttr":
             return self._get(n, inputs[0], outputs, loc)
         if kind == "prim::SetAttr":
-            path = self._path(inputs[0], n.s("name"), kind, loc)
+            path = self._path(inputs[0], n.s("name"))
             self.written[path] = None
             self.attributes.setdefault(path, self._attribute(inputs[0], n.s("name")))
             return Node(kind, inputs[1:], (), attribute=path, loc=loc)
@@ -72,7 +78,7 @@ class _Reader:
         return Node(name, inputs, outputs, tuple(self.block(b) for b in n.blocks()), loc=loc)
 
     def _get(self, n: Any, owner: str, outputs: tuple[str, ...], loc: str) -> Node | None:
-        path = self._path(owner, n.s("name"), "prim::GetAttr", loc)
+        path = self._path(owner, n.s("name"))
         value = self._attribute(owner, n.s("name"))
         if isinstance(value, _MODULES):
             self.modules[outputs[0]] = (path, value)
@@ -82,9 +88,7 @@ class _Reader:
         self.attributes[path] = value
         return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
 
-    def _path(self, owner: str, name: str, kind: str, loc: str) -> str:
-        if owner not in self.modules:
-            raise UnsupportedOpError([UnsupportedOp(kind, loc, f"{name} of what is no module")])
+    def _path(self, owner: str, name: str) -> str:
         path = self.modules[owner][0]
         return f"{path}.{name}" if path else name
 
