@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
-
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Table, normal
@@ -46,7 +43,7 @@ def product_of_dense(c: Call, a: Node, b: Node) -> Node:
 
 
 def _steps(sizes: tuple[DimLike, ...]) -> list[DimLike]:
-    return list(accumulate(reversed(sizes[1:]), mul, initial=1))[::-1]
+    return [product(sizes[i + 1 :]) for i in range(len(sizes))]
 
 
 def _flat(at: Node, sizes: tuple[DimLike, ...]) -> Node:
