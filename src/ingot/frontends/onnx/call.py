@@ -9,7 +9,6 @@ A row holds from its `since` version to the next row's of the same name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import field
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
 from ingot.frontends.onnx.symbolic import LIMIT, Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, to_array
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, substitute, symbol
@@ -162,12 +162,9 @@ class Importer(Protocol):
         """Of a new draw of random numbers: of the model's seed, or of one of its own."""
         ...
 
-    def found(self, count: Node, most: DimLike, what: str) -> DimLike:
-        """The size that `count`, an i64 scalar, says in the run: at most `most`, named after `what`."""
-        ...
-
-    def body(self) -> AbstractContextManager[Mapping[str, tuple[Node, DimLike]]]:
-        """Within, sizes that are found are those of a graph inside: name -> (value, the most)."""
+    @property
+    def found(self) -> Found:
+        """The sizes that the run finds in the graph that is being made."""
         ...
 
     def assume(self, size: DimLike) -> bool:

@@ -77,8 +77,7 @@ def import_onnx(
     results, names = _results(model.graph.output, outputs)
     check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
-    values, found = [node for node, _ in walk.sizes.values()], [(s, most) for s, (_, most) in walk.sizes.items()]
-    graph = Graph(tuple(inputs), (*results, *values), tuple(names), limits, tuple(walk.conditions), tuple(found))
+    graph = walk.found.added(Graph(tuple(inputs), tuple(results), tuple(names), limits, tuple(walk.conditions)))
     check_sizes(graph, where)
     return graph
 

@@ -7,8 +7,7 @@ node                  ->  a symbolic value (rules in `fold`), the row of its op 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
@@ -40,9 +39,10 @@ from ingot.frontends.onnx.protos import (
 from ingot.frontends.onnx.symbolic import Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, dtype_from_code, sparse_to_array, to_array
 from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import FOUND, Dim, DimLike, Interval, bounds, narrowed, solve_equal, symbol, symbols_of
+from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrowed, solve_equal, symbols_of
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
 from ingot.support.dataclass import dataclass
@@ -124,9 +124,7 @@ class Walk:
         self.limits: dict[str, Interval] = {}
         # sizes of several symbols that must not be negative
         self.conditions: dict[Dim, None] = {}
-        # sizes that the run finds in the graph that is being made: name -> (value, the most)
-        self.sizes: dict[str, tuple[Node, DimLike]] = {}
-        self._found = 0
+        self.found = Found()
         self._draws = 0
         self.wishes = Wishes()
         # what symbols are in an example call
@@ -346,25 +344,6 @@ class Walk:
                 node = given
             self.node(node, inner, i)
         return [inner.get(name) for name in function.output]
-
-    def found(self, count: Node, most: DimLike, what: str) -> DimLike:
-        """The size that an i64 scalar says in the run, at most `most`. Equal values are one size."""
-        for name, (node, _) in self.sizes.items():
-            if node is count:
-                return symbol(name)
-        name = f"{FOUND}{what}{self._found}"
-        self._found += 1
-        self.sizes[name] = count, most
-        return symbol(name)
-
-    @contextmanager
-    def body(self) -> Iterator[dict[str, tuple[Node, DimLike]]]:
-        """Sizes that are found within belong to a graph of their own, which takes them from here."""
-        outside, self.sizes = self.sizes, {}
-        try:
-            yield self.sizes
-        finally:
-            self.sizes = outside
 
     def assume(self, size: DimLike) -> bool:
         """Require `size` >= 0 by a bound of its symbol; whether such a bound exists. Numbers that data tells are left

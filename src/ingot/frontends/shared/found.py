@@ -14,6 +14,14 @@ from ingot.ir.types import i64
 Sizes = dict[str, tuple[Node, DimLike]]
 
 
+def with_sizes(graph: Graph, found: Sizes) -> Graph:
+    """`graph` with what gives its sizes behind its outputs."""
+    values = tuple(node for node, _ in found.values())
+    return replace(
+        graph, outputs=(*graph.outputs, *values), sizes=tuple((name, most) for name, (_, most) in found.items())
+    )
+
+
 class Found:
     """Those of one graph: an i64 scalar for each, and the most that it may be."""
 
@@ -42,15 +50,16 @@ class Found:
 
     def added(self, graph: Graph) -> Graph:
         """`graph` with what gives its sizes behind its outputs."""
-        values = tuple(node for node, _ in self.sizes.values())
-        sizes = tuple((name, most) for name, (_, most) in self.sizes.items())
-        return replace(graph, outputs=(*graph.outputs, *values), sizes=sizes)
+        return with_sizes(graph, self.sizes)
+
+    def true_places(self, mask: Node, what: str) -> Node:
+        """i64[k]: flat indices of the true elements of a mask, in order."""
+        flat, count = ops.true_places(mask)
+        return first(flat, 0, self.size(count, mask.type.size, what))
 
     def places(self, x: Node) -> Node:
         """i64[k, rank]: indices of the elements that are not 0, in order."""
-        mask = ops.truth(x)
-        flat, count = ops.true_places(mask)
-        flat = first(flat, 0, self.size(count, mask.type.size, "places"))
+        flat = self.true_places(ops.truth(x), "places")
         if not x.shape:
             return ops.full((flat.shape[0], 0), 0, i64)
         return ops.stack(ops.coordinates(flat, x.shape), 1)

@@ -56,13 +56,6 @@ def tensor_scatter(c: Call) -> Result:
     return ops.ScatterElements(axis, "none")(past, at, update)
 
 
-def _selected(c: Call, mask: Node, what: str) -> Node:
-    """The flat places of the true elements of a mask; how many they are, only the run knows."""
-    places, count = ops.true_places(mask)
-    size = c.importer.found(count, mask.type.size, what)
-    return ops.slice_axis(places, 0, 0, size)
-
-
 @onnx_op("Compress", since=9)
 def compress(c: Call) -> Result:
     axis = c.axis("axis", None, c.rank()) if c.has_attr("axis") else None
@@ -70,7 +63,7 @@ def compress(c: Call) -> Result:
     if isinstance(c.x(1).op, Const):
         keep = const(np.flatnonzero(c.array(1)).astype(np.int64))
     else:
-        keep = _selected(c, c.x(1), "compress")
+        keep = c.importer.found.true_places(c.x(1), "compress")
     return ops.Take(axis or 0)(x, keep)
 
 
@@ -84,7 +77,7 @@ def nonzero(c: Call) -> Result:
         return ops.slice_axis(ops.concat(places, 0), 1, 0, count) if places else ops.full((0, count), 0, T.i64)
     if isinstance(x.op, Const):
         return const(np.asarray(np.nonzero(np.atleast_1d(x.op.value)), np.int64)[: len(x.shape)])
-    flat = _selected(c, ops.truth(x), "nonzero")
+    flat = c.importer.found.true_places(ops.truth(x), "nonzero")
     if not x.shape:
         return ops.full((0, flat.shape[0]), 0, T.i64)
     return ops.stack(ops.coordinates(flat, x.shape), 0)
@@ -98,7 +91,7 @@ def unique(c: Call) -> Result:
     rows = x if axis is None else ops.transpose(x, (axis, *(d for d in range(len(x.shape)) if d != axis)))
     rows = ops.reshape(rows, (n, product(rows.shape[1:])))
     found = ops.equal_rows(rows, nan_equal=True, by_appearance=not c.flag("sorted", 1))
-    size = c.importer.found(found.count, n, "unique")
+    size = c.importer.found.size(found.count, n, "unique")
     first, counts = (ops.slice_axis(v, 0, 0, size) for v in (found.first, found.counts))
     return [ops.Take(axis or 0)(x, first), first, found.inverse, counts]
 
@@ -135,7 +128,7 @@ def non_max_suppression(c: Call) -> Result:
     sides = [ops.GatherElements(1)(ops.reshape(v, (pairs, n)), order) for v in spread]
     most, threshold = scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
     kept = ops.SuppressOverlaps(strict=True)(ops.stack(sides, 1), count, most, threshold)
-    flat = _selected(c, kept, "boxes")
+    flat = c.importer.found.true_places(kept, "boxes")
     pair, _ = ops.coordinates(flat, kept.shape)
     image, category = ops.coordinates(pair, (batch, classes))
     box = ops.Take(0)(ops.reshape(order, (pairs * n,)), flat)

@@ -8,7 +8,7 @@ Otherwise If becomes Case and loops become While, whose graphs take every outer 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from ingot.frontends.onnx.protos import GraphProto
 from ingot.frontends.onnx.rows.common import cut, ints_of
 from ingot.frontends.onnx.rows.turns import EXACT, turns
 from ingot.frontends.onnx.symbolic import Sym
+from ingot.frontends.shared.found import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, symbols_of
@@ -31,9 +32,6 @@ from ingot.support.limits import most_turns
 # unrolling is better code until it is too much of it
 _UNROLL_STEPS = 64
 UNROLL_NODES = 2000
-
-
-Found = Mapping[str, tuple[Node, DimLike]]  # sizes that the run finds in a graph, and the most that they may be
 
 
 @dataclass
@@ -70,11 +68,11 @@ def if_(c: Call) -> Result:
         return _branch(c, bool(pred.sym.items.reshape(-1)[0]))
     captures, mark, wrong = _Captures(c), c.importer.marked(), None
     outputs: list[list[Node]] = []
-    inside: list[Found] = []
+    inside: list[Sizes] = []
     try:
         branches: list[list[AnyValue]] = []
         for name in _BRANCHES:
-            with c.importer.body() as found:
+            with c.importer.found.within() as found:
                 branches.append(c.importer.run(c.graph(name), c, {}, captures))
                 inside.append(found)
         outputs = [_tensors(b, "an If with a result") for b in branches]
@@ -99,13 +97,12 @@ def if_(c: Call) -> Result:
     return ops.Case(graphs)(index, *captures.inputs).results
 
 
-def _body(inputs: Sequence[Node], outputs: Sequence[Node], found: Found) -> Graph:
+def _body(inputs: Sequence[Node], outputs: Sequence[Node], found: Sizes) -> Graph:
     """A graph inside, with the sizes that it finds itself; none of them may leave it."""
     escaping = sorted(s for n in outputs for d in n.shape for s in symbols_of(d) if s in found)
     if escaping:
         raise Unsupported(f"a result inside control flow is of size {escaping[0]}, known in that part of the run only")
-    values = [value for value, _ in found.values()]
-    return Graph(tuple(inputs), (*outputs, *values), sizes=tuple((name, most) for name, (_, most) in found.items()))
+    return with_sizes(Graph(tuple(inputs), tuple(outputs)), found)
 
 
 _BRANCHES = ("else_branch", "then_branch")
@@ -255,7 +252,7 @@ def _while(it: _Iteration) -> Result:
         captures(Value(x))
     slices = [Value(_dynamic_at(captures(Value(x)).node, axis, step, back)) for x, axis, back in it.scanned]
     inputs = it.inputs(Value(step), Value(go), [Value(n) for n in names], slices)
-    with c.importer.body() as found:
+    with c.importer.found.within() as found:
         cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = _tensors(carried, "a loop with a carried value")
     for k, (a, b) in enumerate(zip(starts, ends, strict=True)):
@@ -296,7 +293,7 @@ def _while(it: _Iteration) -> Result:
     first_buffer = 2 + len(names) + len(captured)
     stacks = list(done[first_buffer : first_buffer + len(buffers)])
     if stacks and open_end:
-        stacks = _filled(it, stacks, c.importer.found(done[0], room, "turns"), room)
+        stacks = _filled(it, stacks, c.importer.found.size(done[0], room, "turns"), room)
     return [*done[2 : 2 + len(names)], *stacks]
 
 
