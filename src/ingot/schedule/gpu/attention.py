@@ -40,6 +40,7 @@ from ingot.support.errors import CompileError
 LEAST = 16  # sides of tiles that are multiplied
 FEW = 32  # queries of a tile, down to which tiles are cut for more programs
 MOST_PARTS = 16
+DEEP = 160 << 10  # bytes of shared memory that three turns of longer heads take
 DEPTH = 64  # of a head, up to which a multiprocessor takes several programs of three turns' keys and values
 
 
@@ -139,16 +140,17 @@ class _Flash:
         height = max(LEAST, min(height, power_of_two(rows)))
         width = max(LEAST, min(64, power_of_two(self._keys)))
         narrow = all(x.dtype.bits <= 16 for x in self.anchor.inputs[:3]) and self.depth <= DEPTH
-        if narrow and rows > FEW and self.op.causal == "none" and self._keys > width:
-            # fewer turns, where these have no more keys that there are not
-            width *= 2 - (-(-self._keys // width) % 2)
+        if narrow and rows > FEW and self._keys > FEW:
+            # as few keys that there are not as may be where programs are many, else few turns
+            many = batch * heads * -(-rows // height) > self.machine.processors
+            width = min((128, 64, FEW) if many else (128, 64), key=lambda n: -(-self._keys // n) * n)
         least = FEW if self._keys > width else LEAST
         while height > least and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
             height //= 2
         programs = batch * heads * -(-rows // height)
         parts = max(1, min(self.machine.processors // max(1, programs), self._most_parts(width)))
         warps = 8 if height == 128 or (height == LEAST and narrow) else 4
-        return Flash(height, width, warps, 3 if self.depth <= DEPTH else 2, parts)
+        return Flash(height, width, warps, 3 if self.depth <= DEPTH or self.machine.shared >= DEEP else 2, parts)
 
     @property
     def _keys(self) -> int:
@@ -162,6 +164,8 @@ class _Flash:
     def _admits(self, c: Flash) -> bool:
         powers = all(n > 0 and n & n - 1 == 0 for n in (c.queries, c.keys, c.warps))
         sides = LEAST <= c.queries <= 128 and LEAST <= c.keys <= 128
+        copied = c.queries * self.depth + c.stages * c.keys * (self.depth + self.width)
+        sides = sides and copied * self.anchor.inputs[0].dtype.nbytes <= self.machine.shared
         return powers and sides and c.warps <= 8 and 1 <= c.stages <= 4 and 1 <= c.parts <= self._most_parts(c.keys)
 
     def lower(self) -> Lowered:

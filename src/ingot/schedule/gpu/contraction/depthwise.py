@@ -34,8 +34,8 @@ MOST = 8  # results that share a channel of x
 WIDEST = 128  # channels of a tile
 LEAST, LARGEST = 256, 2048  # elements of a tile
 THREAD = 8  # of them, which it loads at once
-MANY = 32  # taps, beyond which these are what takes time, and threads more than wide loads
-FEW, ALONE = 64, 2  # elements of a tile, at least, and of a thread, of so many taps
+SOME, MANY = 9, 32  # taps, beyond which threads are more than wide loads, and tiles smaller
+FEW, ALONE = 64, 2  # elements of a tile of many taps, at least, and of a thread of some
 TOGETHER = 9  # taps whose loads are under way together
 
 
@@ -138,10 +138,10 @@ def _side_by_side(taps: tuple[Axis, ...], channels: tuple[Axis, ...]) -> tuple[t
 
 def _tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
     """As many channels side by side as there are without a rest."""
-    least, own = (LEAST, THREAD) if taps <= MANY else (FEW, ALONE)
     share = positions * channels // machine.programs
-    size = min(LARGEST, max(least, power_of_two(share if taps <= MANY else share // 2 + 1)))
-    width = max(16, min(WIDEST, size, channels & -channels, power_of_two(channels)))
+    size = max(LEAST, power_of_two(share)) if taps <= MANY else max(FEW, power_of_two(share // 2 + 1))
+    size, own = min(LARGEST, size), THREAD if taps <= SOME else ALONE
+    width = max(16, min(WIDEST if taps <= MANY else WIDEST // 2, size, channels & -channels, power_of_two(channels)))
     rows = max(1, min(size // width, power_of_two(positions)))
     return Patch(rows, width, min(8, max(1, rows * width // (32 * own))))
 

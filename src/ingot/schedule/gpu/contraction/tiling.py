@@ -22,7 +22,7 @@ from ingot.support.dataclass import dataclass
 PART = 4  # steps of a part of the reduction, at least
 MOST_PARTS = 16
 VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
-MOST_STAGES = 5
+MOST_STAGES = 6
 LINE = 4096  # elements of all B's in a turn where a single row is multiplied by columns that lie one behind the other
 BOXED = 512  # rows from which on copies of boxes are worth their start
 START = 1.2  # microseconds until a program's first operands are there
@@ -52,8 +52,8 @@ class _Tile:
 
 _TILES = (
     _Tile(128, 256, 8, 2.85e6, 2.85e6), _Tile(256, 128, 8, 2.7e6, 2.7e6), _Tile(128, 128, 8, 2.45e6, 2.45e6),
-    _Tile(64, 256, 4, 2.65e6, 2.4e6), _Tile(64, 128, 4, 2.05e6, 1.9e6), _Tile(128, 64, 4, 1.9e6, 1.6e6),
-    _Tile(64, 64, 4, 1.7e6, 1.2e6), _Tile(32, 64, 4, 1.2e6, 0.65e6), _Tile(64, 32, 4, 1.2e6, 0.65e6),
+    _Tile(64, 256, 4, 2.65e6, 2.4e6), _Tile(64, 128, 4, 2.05e6, 1.7e6), _Tile(128, 64, 4, 1.9e6, 1.5e6),
+    _Tile(64, 64, 4, 1.75e6, 1.3e6), _Tile(32, 64, 4, 0.95e6, 0.6e6), _Tile(64, 32, 4, 1.2e6, 0.7e6),
     _Tile(32, 32, 4, 0.5e6, 0.2e6),
 )  # fmt: skip
 LARGEST = 128 * 256
@@ -189,9 +189,9 @@ class Asked:
         turn = (a + b) * step * self.dtype.nbytes
         if boxes and step == 64 and a * b <= 64 * 128 and 2 * step * 4 <= length and 2 * turn * 4 * most <= shared:
             step, turn = 2 * step, 2 * turn
-        most_stages = MOST_STAGES if self.dtype.bits <= 16 else 3
-        stages = max(min(4, most_stages, shared // turn), min(most_stages, shared // most // turn))
-        stages = max(1, min(stages, -(-length // step) + 1))
+        deepest = MOST_STAGES if self.dtype.bits <= 16 else 3
+        beside = next((n for n in range(most, 1, -1) if shared // n // turn >= 3), 1)
+        stages = max(1, min(shared // beside // turn, deepest, -(-length // step) + 1))
         return step, stages, max(1, min(most, machine.shared // (stages * turn)))
 
     def _time(self, tile: _Tile, programs: int, parts: int, resident: int, machine: Machine) -> float:
