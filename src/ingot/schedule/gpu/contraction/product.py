@@ -50,7 +50,7 @@ def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
     """A product of two operands in memory and the pointwise ops behind it. A constant B is laid out with its columns
-    side by side."""
+    side by side, one of 8-bit integers with their terms so."""
     anchors = tuple(filter(is_contraction, body.nodes()))
     if is_depthwise(anchors[0]):
         return lower_depthwise(body, ins, outs, constant, anchors[0], machine)
@@ -117,6 +117,8 @@ class _Product:
         sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = sizes
         pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
+        if y.dtype == i8:  # whose tensor cores take columns with their terms side by side
+            axes = (*loops.batch, *loops.cols, *loops.reduce)
         if constant[b_at] and not of_levels:
             pack = repacked(axes, b_at, b_layout.offset, stored[1].dtype)
         found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
