@@ -80,6 +80,17 @@ def test_central_differences(op: Op, arrays: tuple[np.ndarray, ...]) -> None:
         assert float((g * direction).sum()) == pytest.approx(want, rel=1e-6, abs=1e-6)
 
 
+def test_rectified_at_zero_as_in_torch() -> None:
+    torch = pytest.importorskip("torch")
+    value = np.asarray([-1.0, -0.0, 0.0, 2.0, np.nan, np.inf])
+    x = Input("x", TensorType(dtype_of(value), value.shape))()
+    (slope,) = gradients(ops.reduce_sum(ops.Relu()(x)), [x])
+    (got,) = interpret(lower_model_ops(Graph((x,), (slope,))), [value])
+    theirs = torch.tensor(value, requires_grad=True)
+    torch.relu(theirs).sum().backward()
+    np.testing.assert_array_equal(got, theirs.grad.numpy())
+
+
 def test_products_with_zeros_and_extremes_that_tie_are_as_in_torch() -> None:
     torch = pytest.importorskip("torch")
     x = np.asarray([[2.0, 0.0, 3.0, 0.0, -1.0], [1.0, 1.0, 0.5, 2.0, 2.0], [0.0, 1.0, 0.0, -2.0, 4.0]])

@@ -73,6 +73,12 @@ def _gelu(node: Node, g: Node) -> list[Node]:
     return [mul(g, add(p, mul(x, slope)))]
 
 
+@reverse(ops.Relu)
+def _relu(node: Node, g: Node) -> list[Node]:
+    """0 at 0, as in PyTorch and JAX; told from the result, so that the operand need not be kept."""
+    return [ops.where(ops.compare("LE", node, 0), ops.full(g.shape, 0, g.dtype), g)]
+
+
 @reverse(ops.Convert)
 def _convert(node: Node, g: Node) -> list[Node | None]:
     (x,) = node.inputs
