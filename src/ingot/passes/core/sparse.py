@@ -78,7 +78,7 @@ def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
 
 def _is_sparse(weights: np.ndarray) -> bool:
     # of a mask: numpy counts in floats one by one
-    return np.count_nonzero(weights != 0) <= (1 - LEAST) * weights.size
+    return bool(np.count_nonzero(weights != 0) <= (1 - LEAST) * weights.size)
 
 
 def kept_blocks(matrix: np.ndarray, height: int) -> np.ndarray:
