@@ -55,12 +55,18 @@ class Ingot(Engine):
         self.torch = _extra("torch", "ingot") if _is_gpu(target) else None
         self.feeds: dict[str, Any] = dict(feeds)
         if self.torch is not None:
-            self.feeds = {name: self.torch.from_numpy(x).cuda() for name, x in feeds.items()}
+            from ingot.frontends.torch.convert import to_torch
+
+            self.feeds = {name: to_torch(x).cuda() for name, x in feeds.items()}
 
     def run(self) -> list[np.ndarray]:
         out = self.model(**self.feeds)
         results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
-        return [np.asarray(o) if self.torch is None else o.cpu().numpy() for o in results]
+        if self.torch is None:
+            return [np.asarray(o) for o in results]
+        from ingot.frontends.torch.convert import to_numpy
+
+        return [to_numpy(o) for o in results]
 
     def call(self) -> object:
         out = self.model(**self.feeds)
@@ -126,6 +132,7 @@ class Eager(Engine):
     ) -> None:
         torch = _extra("torch", "eager")
         from ingot.frontends.torch import import_sized, load_exported
+        from ingot.frontends.torch.convert import to_torch
 
         if source.kind != "torch":
             raise InputError(
@@ -140,7 +147,7 @@ class Eager(Engine):
         if any(leaf.kind != "tensor" for leaf in leaves):
             raise InputError("engines eager and inductor", expected="a model whose arguments are all tensors")
         self.gpu = _is_gpu(target)
-        values = [torch.from_numpy(feeds[leaf.name]) for leaf in leaves]
+        values = [to_torch(feeds[leaf.name]) for leaf in leaves]
         if self.gpu:
             values = [value.cuda() for value in values]
             program = _extra("torch.export.passes", "eager").move_to_device_pass(program, "cuda")
@@ -149,8 +156,10 @@ class Eager(Engine):
         self.module: Any = program.module()
 
     def run(self) -> list[np.ndarray]:
+        from ingot.frontends.torch.convert import to_numpy
+
         leaves = self.torch.utils._pytree.tree_leaves(self.call())
-        return [leaf.cpu().numpy() for leaf in leaves if isinstance(leaf, self.torch.Tensor)]
+        return [to_numpy(leaf) for leaf in leaves if isinstance(leaf, self.torch.Tensor)]
 
     def call(self) -> object:
         with self.torch.no_grad():

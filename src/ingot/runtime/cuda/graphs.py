@@ -318,9 +318,8 @@ class Graphs:
             segment.executables.append(self._driver.instantiate(segment.graph))
         return len(self._made)
 
-    def _build(self, graph: int, parts: Sequence[_Part], places: Places, *, held: bool = False) -> None:
-        """Add nodes to a graph, each behind those that it needs. held: by a conditional node, where nothing starts
-        early."""
+    def _build(self, graph: int, parts: Sequence[_Part], places: Places) -> None:
+        """Add nodes to a graph, each behind those that it needs."""
         order, made = Order(), list[tuple[int, bool]]()  # of each part: its node, and whether it is a kernel that runs
         for number, part in enumerate(parts):
             if self._binding.sizes.size:  # kernels may not run then, nor write what they are told to
@@ -329,7 +328,7 @@ class Graphs:
                 needed = order.next(access for node in _nodes([part]) for access in node.accesses)
             before = [made[i][0] for i in needed]
             # what may not run, or is no kernel, awaits nothing for those behind it
-            early = not held and all(made[i][1] for i in needed)
+            early = all(made[i][1] for i in needed)
             if isinstance(part, Node):
                 part.point(places)
                 part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and early)
@@ -344,7 +343,7 @@ class Graphs:
                 graph, [tell.handle], condition, len(part.bodies), loop=part.loop
             )
             for body, inner in zip(bodies, part.bodies, strict=True):
-                self._build(body, inner, places, held=True)
+                self._build(body, inner, places)
             made.append((node, False))
 
     def _move(self, copy: int, old: Places, new: Places) -> None:
