@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  gives numpy the names of its types
 import numpy as np
 
 from ingot.debug.source import Source, compile_source, open_source, runnable
@@ -239,6 +240,25 @@ def burst(engine: Engine, seconds: float) -> float:
     return statistics.median(times)
 
 
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """In an .npz file; of types that numpy knows by name alone, such as bfloat16, the bits."""
+    np.savez(path, **{f"{a.dtype.name}:{name}": _bits(a) for name, a in arrays.items()})  # type: ignore[arg-type]
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """What `write_arrays` wrote, in its order."""
+    found: dict[str, np.ndarray] = {}
+    with np.load(path) as stored:
+        for key in stored.files:
+            dtype, _, name = key.partition(":")
+            found[name] = stored[key].view(dtype)
+    return found
+
+
 def serve(name: str, model: Path, feeds: Path, threads: int, precision: str, target: str) -> None:
     """Answer on what is standard output now; whatever engines print goes to standard error instead."""
     answers = os.fdopen(os.dup(1), "w")
@@ -249,14 +269,13 @@ def serve(name: str, model: Path, feeds: Path, threads: int, precision: str, tar
         answers.flush()
 
     try:
-        with np.load(feeds) as stored:
-            arrays = {key: stored[key] for key in stored.files}
+        arrays = read_arrays(feeds)
         began = time.perf_counter()
         engine = ENGINES[name](open_source(model), arrays, threads, precision, target)
         ready = time.perf_counter()
-        outputs = [np.array(o) for o in engine.run()]
+        outputs = {f"{i}": np.array(o) for i, o in enumerate(engine.run())}
         first = time.perf_counter()
-        np.savez(feeds.with_name(f"{name}.npz"), *outputs)
+        write_arrays(feeds.with_name(f"{name}.npz"), outputs)
         answer(compile_s=ready - began, first_s=first - ready)
         for line in sys.stdin:
             answer(seconds=burst(engine, float(json.loads(line)["seconds"])))

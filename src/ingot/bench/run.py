@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
-
 import ingot
-from ingot.bench.engines import ENGINES
+from ingot.bench.engines import ENGINES, read_arrays, write_arrays
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.comparison.tolerance import agree, worst
 from ingot.debug.feeds import Feeds
@@ -80,7 +78,7 @@ def bench(
     names = ["ingot", *against]
     with tempfile.TemporaryDirectory(prefix="ingot-bench-") as folder, ExitStack() as stack:
         inputs = Path(folder) / "feeds.npz"
-        np.savez(inputs, **{f"{k}": v for k, v in feeds.items()})  # type: ignore[arg-type]
+        write_arrays(inputs, feeds)
         running: dict[str, Worker] = {}
         results = {name: Result(name) for name in names}
         for name in names:
@@ -120,6 +118,5 @@ def _deviation(folder: Path, engine: str) -> float | None:
     """How far an engine's outputs are from Ingot's; None for Ingot itself."""
     if engine == "ingot":
         return None
-    with np.load(folder / "ingot.npz") as ours, np.load(folder / f"{engine}.npz") as theirs:
-        pairs = zip(ours.files, theirs.files, strict=True)
-        return worst([agree(ours[a], theirs[b]) for a, b in pairs]).relative
+    ours, theirs = (read_arrays(folder / f"{name}.npz").values() for name in ("ingot", engine))
+    return worst([agree(a, b) for a, b in zip(ours, theirs, strict=True)]).relative
