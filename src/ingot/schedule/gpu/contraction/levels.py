@@ -127,6 +127,7 @@ def levels_of(
     even = turn >= LEAST
     bits, signed = q.dtype.bits, q.dtype.kind == "i"
     halves = u32.bits // bits if lines else 2 if bits == 4 and turn >= 2 * LEAST else 1
+    most = halves if lines and not even else most  # what lines are padded to
     bias = 1 << (bits - 1) if signed and (lines or bits == 4) else 0
     stored = u32 if lines else i8 if q.dtype == i8 else u8
     packs = [_packed(at, layout, loops, turn if even else most, halves, bias, stored, bits if lines else 0)]
