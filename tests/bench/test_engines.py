@@ -13,7 +13,7 @@ from ingot.bench.engines import read_arrays, write_arrays
 def test_arrays_of_all_types_come_as_they_went(tmp_path: Path) -> None:
     arrays = {
         "x:y": np.arange(6, dtype=np.float32).reshape(2, 3),
-        "half": np.float16([[1.5]]),
+        "half": np.array([[1.5]], np.float16),
         "brain": np.arange(4).astype(ml_dtypes.bfloat16),
         "flags": np.array(True),
         "eighth": np.zeros((0, 3), ml_dtypes.float8_e4m3fn),
