@@ -11,7 +11,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.node import Graph, Input, const
-from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f8e5m2, f16, f32, f64
+from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f8e5m2, f16, f32, f64, u8
 from ingot.targets.cuda.narrow import NARROW, in_bytes
 from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
@@ -41,6 +41,20 @@ def test_every_code_is_the_number_that_it_stands_for(dtype: DType) -> None:
     want = codes.astype(np.float32)
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(np.signbit(got[want == want]), np.signbit(want[want == want]))
+
+
+@pytest.mark.parametrize("dtype", [d for d in KINDS if d.bits == 8])
+def test_bits_are_taken_as_they_are(dtype: DType) -> None:
+    """Bytes that become narrow floats, and bytes again, on the way into narrow floats."""
+    x, y = k.Buffer("x", u8, align=1), k.Buffer("y", dtype, writable=True, align=1)
+    at = k.positions(256, 1)
+    value = k.bitcast(k.bitcast(k.bitcast(k.gather(x, at), dtype), u8), dtype)
+    body = (k.Store(y, at, value),)
+    kernel = in_bytes(k.Kernel("bits", (x, y), (), k.var("chunk"), k.integer(1), body))
+    verify_kernel(kernel, "narrow")
+    codes, out = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
+    run_kernel(kernel, {"x": codes, "y": out}, {})
+    np.testing.assert_array_equal(out, codes)
 
 
 @pytest.mark.parametrize("dtype", KINDS)

@@ -12,7 +12,21 @@ from dataclasses import replace
 import numpy as np
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel import Buffer, Cast, Expr, Gather, Kernel, Lit, Load, Select, Splat, Spread, Transposed, Var
+from ingot.ir.kernel import (
+    Bitcast,
+    Buffer,
+    Cast,
+    Expr,
+    Gather,
+    Kernel,
+    Lit,
+    Load,
+    Select,
+    Splat,
+    Spread,
+    Transposed,
+    Var,
+)
 from ingot.ir.kernel.rewrite import Rewriting, with_operands
 from ingot.ir.kernel.verify import children
 from ingot.ir.types import FLOAT_FORMATS, DType, f32, i32, u8
@@ -55,6 +69,9 @@ class _Bytes(Rewriting):
             x = self.of(e.a)
             x = _wide(x, e.a.dtype) if e.a.dtype in NARROW else x
             return _rounded(x, e.dtype) if e.dtype in NARROW else k.cast(x, e.dtype)
+        if isinstance(e, Bitcast):
+            x, dtype = self.of(e.a), u8 if e.dtype in NARROW else e.dtype
+            return x if x.dtype == dtype else replace(e, a=x, dtype=dtype)
         wide = with_operands(e, {id(x): k.cast(x, f32) for x in operands if x.dtype in NARROW})
         wide = k.cast(replace(wide, dtype=f32), e.dtype) if e.dtype in NARROW else wide
         self.kept.append(wide)
