@@ -29,12 +29,12 @@ def _batch_stats(x: Node, weight: Node | None, bias: Node | None, eps: float) ->
 
 
 def _with_moments(x: Node, weight: Node | None, bias: Node | None, eps: float) -> tuple[Node, Node, Node]:
-    """The same, and the batch's mean and variance."""
+    """The same, and the batch's mean and variance. Results of 16 bits are rounded once, at the end."""
     axes = tuple(i for i in range(x.type.rank) if i != 1)
-    out, mean, variance = ops.Standardize(axes, float(eps))(x).results
+    out, mean, variance = ops.Standardize(axes, float(eps))(cast(x, wide(x.dtype))).results
     if weight is not None:
-        out = ops.Mul()(out, ops.BroadcastInDim(out.shape, (1,))(cast(weight, x.dtype)))
-    return add_channels(out, bias), mean, variance
+        out = ops.Mul()(out, ops.BroadcastInDim(out.shape, (1,))(cast(weight, out.dtype)))
+    return cast(add_channels(out, bias), x.dtype), mean, variance
 
 
 def batch_norm_of(
@@ -106,7 +106,8 @@ def batch_norm_and_next_statistics(
         ops.add(ops.mul(cast(now, old.dtype), momentum), ops.mul(old, 1 - momentum))
         for old, now in ((running_mean, mean), (running_var, unbiased))
     )
-    return out, cast(mean, x.dtype), cast(scale, x.dtype), *after
+    kept = (cast(v, t.dtype) for v, t in zip((mean, scale), c.results[1:3], strict=True))  # CPUs and GPUs differ there
+    return out, *kept, *after
 
 
 def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
