@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import linecache
+import re
 import shutil
 import tempfile
 from functools import cache
@@ -23,6 +24,13 @@ from ingot.targets.cuda.triton import Source
 
 TRITON = "3.6"
 _ELEMENTS = {"fp16": 6, "bf16": 9}  # as CUtensorMapDataType has them
+_PAIRS = re.compile(r"\b(add|min|max)\.([su]16)x2\s+(\S+), (\S+), (\S+);")
+_HALVES = r"""{ .reg .b16 %a, %b, %c, %d;
+	mov.b32 {%a, %b}, \4;
+	mov.b32 {%c, %d}, \5;
+	\1.\2 %a, %a, %c;
+	\1.\2 %b, %b, %d;
+	mov.b32 \3, {%a, %b}; }"""
 EARLY = 90  # the capability from which on kernels may start before those have ended that they await
 
 
@@ -49,14 +57,21 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     metadata: dict[str, Any] = {"hash": "", "target": target, **options.__dict__}
     made: dict[str, Any] = {}
     backend.add_stages(made, options, ast.language)
-    for stage in made.values():
+    for kind, stage in made.items():
         module = stage(module, metadata)
+        module = in_halves(module) if kind == "ptx" else module
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
     threads, awaits = 32 * metadata["num_warps"], early and "await_producers()" in source.text
     matrices = _matrices(source, metadata["tensordesc_meta"] or [])
     count, writes = len(source.parameters), tuple(i for i, told in enumerate(source.parameters) if told[-1])
     return KernelCode(metadata["name"], module, threads, metadata["shared"], count, writes, awaits, matrices)
+
+
+def in_halves(ptx: str) -> str:
+    """The text with operations on two 16-bit integers at once made one by one. LLVM narrows indices to them and leaves
+    one half undefined; to such a register ptxas 12.8 adds 0 instead of a constant."""
+    return _PAIRS.sub(_HALVES, ptx)
 
 
 def _matrices(source: Source, told: list[dict[str, Any]]) -> tuple[MatrixCode, ...]:
