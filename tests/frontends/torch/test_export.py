@@ -374,3 +374,13 @@ def test_masks_of_an_encoder() -> None:
     x = torch.randn(2, 9, 8)
     with torch.no_grad():
         close(run(model, x), net(x))
+
+
+def test_a_model_in_training_mode_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """But not one in evaluation mode that the caller has wrapped since."""
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Dropout()), torch.zeros(1, 3)
+    export_module(net, (x,))
+    assert "training mode" in caplog.text
+    caplog.clear()
+    export_module(nn.Sequential(net.eval()), (x,))
+    assert "training mode" not in caplog.text

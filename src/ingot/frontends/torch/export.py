@@ -64,7 +64,8 @@ def export_module(
         raise InputError("model", expected="an nn.Module", got="TorchScript", fix="compile the module it was made of")
     if example_inputs is None:
         raise InputError("example_inputs", expected="example inputs", got="none", fix="ingot.compile(net, (x,))")
-    if net.training:
+    # one that was put into a module of the caller's after `eval` is not
+    if not gradients and all(module.training for module in net.modules()):
         _log.warning("the model is in training mode: dropout draws random numbers, and batch norms follow their inputs")
     args, kwargs = _distinct(_arguments(example_inputs))
     if gradients:
