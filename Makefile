@@ -4,7 +4,7 @@
 #   make test-wheel  the fast tests against the wheel, as users install it
 #   make test-slow   the slow ones            make test-zoo     all models of the zoo, interpreted: an hour
 #   make lint        ruff and pyright         make bench        the zoo's models beside the other engines
-#   make coverage    what the fast tests run, by room: twice as long as they take
+#   make coverage    what the fast tests run, by room: twice as long as they take; EVERY=5 for a fifth of them
 #   make clean       remove all that was made
 
 PYTHON ?= python3
@@ -14,6 +14,7 @@ PIP := $(RUN) -m pip --disable-pip-version-check -qq
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WORKERS ?= auto
+EVERY ?= 1
 PYTEST := $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-wheel test-torch test-slow test-zoo lint coverage bench clean
@@ -56,7 +57,7 @@ lint: $(VENV)/torch
 # Python 3.12 and later count lines at little cost
 coverage: $(VENV)/torch
 	$(PIP) install pytest-cov
-	COVERAGE_CORE=sysmon $(PYTEST) --cov=ingot --cov-report=json:build/coverage.json
+	$(PYTEST) --every $(EVERY) --cov=ingot --cov-report=json:build/coverage.json
 	$(RUN) tools/coverage_by_room.py build/coverage.json
 
 bench: $(VENV)/bench

@@ -30,6 +30,12 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden texts instead of comparing with them")
+    parser.addoption("--every", type=int, default=1, metavar="N", help="every Nth of the chosen tests")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:] = items[:: config.getoption("--every")]
 
 
 @pytest.fixture(autouse=True, scope="session")
