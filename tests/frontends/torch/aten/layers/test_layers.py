@@ -184,6 +184,20 @@ def test_norms(name: str) -> None:
     agree(net, torch.randn(shape), tolerance=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_batch_norms_that_learn(dtype: torch.dtype, narrow: bool) -> None:
+    """Values of 16 bits are rounded once; all results have the types that export tells."""
+    parts = [torch.rand(5) + 0.5 for _ in range(4)]
+    weights = [t.to(dtype) if narrow else t for t in parts]
+
+    def learns(x: Tensor) -> Any:
+        out, _, _, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(x, *weights, True, 0.1, 1e-5)
+        return out, mean.float(), variance.float()
+
+    agree(learns, (3 * torch.randn(4, 5, 3, 2)).to(dtype), tolerance=1e-6 if dtype == torch.float32 else 2**-7)
+
+
 POOL: dict[str, Callable[[Tensor], Any]] = {
     "max": lambda x: (
         F.max_pool2d(x, 2),

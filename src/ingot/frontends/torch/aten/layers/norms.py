@@ -103,11 +103,11 @@ def batch_norm_and_next_statistics(
     # of a single value the unbiased variance is NaN, as PyTorch's 0 / 0 is
     unbiased = ops.mul(variance, ops.div(node_of(count, variance.dtype), node_of(count - 1, variance.dtype)))
     after = (
-        ops.add(ops.mul(cast(now, old.dtype), momentum), ops.mul(old, 1 - momentum))
+        ops.add(ops.mul(now, momentum), ops.mul(cast(old, now.dtype), 1 - momentum))
         for old, now in ((running_mean, mean), (running_var, unbiased))
     )
-    kept = (cast(v, t.dtype) for v, t in zip((mean, scale), c.results[1:3], strict=True))  # CPUs and GPUs differ there
-    return out, *kept, *after
+    # which types these have differs between CPUs and GPUs
+    return out, *(cast(v, t.dtype) for v, t in zip((mean, scale, *after), c.results[1:], strict=True))
 
 
 def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
