@@ -406,11 +406,13 @@ def _where(error: BaseException) -> str:
     return f"{type(error).__name__} at {place}"
 
 
-def _limited_memory() -> None:
+def _limited_memory(kind: str) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + (MEGABYTES << 20)
+    most = pages * resource.getpagesize() + (_MORE.get(kind, MEGABYTES) << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
+
+_MORE = {"keras": 4096}  # megabytes of addresses: JAX traces there, with threads of its own
 
 _IMPORTED = {  # kinds that run what they compile, and so start threads: only imports are prepared
     "graphs": ("ingot.targets.cpu.codegen", "tests.conformance.test_dags"),
@@ -431,7 +433,7 @@ def prepare(kind: str, case: Case) -> None:
 
 def _work(kind: str, case: Case, seeds: range, pipe: Connection) -> None:
     if kind not in _IMPORTED:
-        _limited_memory()
+        _limited_memory(kind)
     for seed in seeds:
         pipe.send((seed, *outcome(case, seed)))
     pipe.send(None)
