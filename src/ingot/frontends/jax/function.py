@@ -179,8 +179,9 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _is_key(leaf: Any) -> bool:
-    kind = getattr(leaf, "dtype", None)  # numpy's, but for keys and the like
-    return not isinstance(kind, np.dtype) and _is_array(leaf) and jax.numpy.issubdtype(kind, jax.dtypes.prng_key)
+    # the type of all but keys and the like is numpy's
+    own = not _is_array(leaf) or isinstance(leaf.dtype, np.dtype)
+    return not own and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _data(leaf: Any) -> Any:

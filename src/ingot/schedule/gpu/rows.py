@@ -18,7 +18,7 @@ from ingot.ir.kernel import Buffer, Expr, Lit, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import DType, Shape, f32, f64, i64
-from ingot.ops import ArgReduce, Reduce, Reshape
+from ingot.ops import ArgReduce, Reduction, Reshape
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import box_inside, collapse_box
@@ -238,7 +238,7 @@ class Fold:
         return k.reduce_along("max" if op.last else "min", k.select(same(value, best), where, _nowhere(op)), 1)
 
 
-def _nowhere(op: Reduce | ArgReduce) -> Expr:
+def _nowhere(op: ArgReduce | Reduction) -> Expr:
     """A place that loses against all others."""
     return k.lit(-1 if isinstance(op, ArgReduce) and op.last else i64.range[1], i64)
 

@@ -26,4 +26,4 @@ def test_weights_of_a_call(channels: int, taps: int, stride: int, padding: int, 
     image[0, 2, 3, 1], image[1, 7, 5, 0] = np.nan, np.inf
     found = CompiledModel(build_native(graph, 1)).run([image, weights])
     for value, expected in zip(found, interpret(graph, [image, weights]), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-5)
+        np.testing.assert_allclose(np.asarray(value), expected, rtol=2e-5, atol=2e-5)

@@ -194,7 +194,7 @@ class Depthwise:
     def _lowered(self, kernel: Kernel) -> Lowered:
         """The kernel with its operands, the one that lays out weights, and the one that folds its lines."""
         packed = {Arg("in", p.index): Arg("pack", i) for i, p in enumerate(self.packs)}
-        packed |= dict(s.args for s in self.copied)
+        packed |= {source: laid_out for source, laid_out in (s.args for s in self.copied)}
         args = (*(packed.get(a, a) for a in self.operands.args), *self.fold.args)
         step = Step(replace(kernel, params=(*self.operands.params, *self.fold.buffers)), args)
         folded = self.fold.steps(self.ins, self.all_outs, self.machine)
