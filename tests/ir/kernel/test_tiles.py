@@ -44,6 +44,20 @@ def test_a_product_of_tiles_and_the_sums_of_its_rows() -> None:
     np.testing.assert_allclose(s, y.sum(1), rtol=1e-5)
 
 
+def test_scans_go_along_rows_or_columns() -> None:
+    x, y = k.Buffer("x", f32), k.Buffer("y", f32, writable=True)
+    place = k.add(k.mul(k.positions(M, 0), k.integer(N)), k.positions(N, 1))
+    for axis in (0, 1):
+        scanned = k.scan_along("max", k.gather(x, place), axis)
+        kernel = k.Kernel("scan", (x, y), (), C, k.integer(1), (k.Store(y, place, scanned),))
+        verify_kernel(kernel)
+        assert f"scan{axis}.max(" in show_kernel(kernel)
+        values = np.random.default_rng(0).normal(size=(M, N)).astype(np.float32)
+        out = np.zeros((M, N), np.float32)
+        run_kernel(kernel, {"x": values, "y": out})
+        np.testing.assert_array_equal(out, np.maximum.accumulate(values, axis))
+
+
 def test_tiles_print_their_rows_and_columns() -> None:
     text = show_kernel(product(k.lit(0.5, f32)))
     assert "product(x[spread(4, 2)(" in text

@@ -21,6 +21,7 @@ from ingot.ir.kernel.grammar import (
     Range,
     Reduce,
     ReduceAlong,
+    ScanAlong,
     Select,
     Splat,
     Spread,
@@ -216,6 +217,12 @@ def reduce_along(fn: str, a: Expr, axis: int) -> Expr:
         return a
     tile = (1, columns) if axis == 0 else (rows, 1)
     return ReduceAlong(a.dtype, a.lanes // a.tile[axis], fn, a, axis, tile=tile)
+
+
+def scan_along(fn: str, a: Expr, axis: int) -> Expr:
+    """Each element of a tile folded with those before it in its row (axis 1) or column (axis 0)."""
+    assert a.tile is not None
+    return a if a.tile[axis] == 1 else ScanAlong(a.dtype, a.lanes, fn, a, axis, tile=a.tile)
 
 
 def transposed(a: Expr) -> Expr:

@@ -8,7 +8,8 @@
              | Call(fn, args) | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
-           | Range | Spread(a) | ReduceAlong(fn, a, axis) | Transposed(a) | TileProduct(a, b, c)
+           | Range | Spread(a) | ReduceAlong(fn, a, axis) | ScanAlong(fn, a, axis) | Transposed(a)
+           | TileProduct(a, b, c)
            | TileLoad(buffer, row, column)
 
 Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
@@ -284,6 +285,16 @@ class Spread(Expr):
 class ReduceAlong(Expr):
     """The elements of each row (axis 1: a column is left) or column (axis 0: a row is left) of a tile folded into one,
     in an order of the machine's."""
+
+    fn: str
+    a: Expr
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanAlong(Expr):
+    """Each element of a row (axis 1) or column (axis 0) of a tile folded with all before it, in an order of the
+    machine's."""
 
     fn: str
     a: Expr

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial, reduce
+from itertools import accumulate
 
 import numpy as np
 
@@ -55,8 +56,7 @@ def run_kernel(
     env: dict[str, Value] = {v.name: int((dims or {})[v.name]) for v in kernel.dims}
     machine = Machine(memory, env)
     with np.errstate(all="ignore"):
-        count = int(_tape([kernel.chunks])(machine)[0])
-        rounds = int(_tape([kernel.rounds])(machine)[0])
+        count, rounds = map(int, _tape([kernel.chunks, kernel.rounds])(machine))
         body = _body(kernel.body)
         for first in range(0, count * rounds, max(count, 1)):
             for marks in (m for b in memory.values() for m in (b.writer, b.reader) if m is not None):
@@ -195,10 +195,8 @@ def _alloc(m: Machine, b: k.Buffer) -> None:
 
 
 def _store(s: k.Store) -> Action:
-    roots = [s.index, s.value] if s.mask is None else [s.index, s.value, s.mask]
-    tape = _tape(roots)
-    lanes = s.value.lanes
-    name = s.buffer.name
+    tape = _tape([s.index, s.value] if s.mask is None else [s.index, s.value, s.mask])
+    lanes, name = s.value.lanes, s.buffer.name
 
     def run(m: Machine) -> None:
         index, value, *mask = tape(m)
@@ -301,6 +299,7 @@ def _read(m: Machine, memory: Memory, where: int | slice | np.ndarray, text: k.E
 # --- expressions
 
 Step = Callable[..., Value]
+OfTiles = k.Spread | k.Transposed | k.ReduceAlong | k.ScanAlong | k.TileProduct
 
 
 def _tape(roots: Sequence[k.Expr]) -> Callable[[Machine], list[Value]]:
@@ -367,7 +366,7 @@ def _step(e: k.Expr) -> Step:
         case k.Range():
             counted = rounded_to(np.arange(e.lanes), e)
             return lambda m: counted
-        case k.Spread() | k.Transposed() | k.ReduceAlong() | k.TileProduct():
+        case k.Spread() | k.Transposed() | k.ReduceAlong() | k.ScanAlong() | k.TileProduct():
             return _of_tiles(e)
         case k.Either():
             return lambda m, a, b: a
@@ -477,7 +476,7 @@ def _reduce(e: k.Reduce) -> Step:
     return run
 
 
-def _of_tiles(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -> Step:
+def _of_tiles(e: OfTiles) -> Step:
     """Values are lines of lanes; here they are seen as the rows and columns that these form."""
     fn, operands = _tile_function(e), children(e)
 
@@ -488,7 +487,7 @@ def _of_tiles(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -> Ste
     return run
 
 
-def _tile_function(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -> Callable[..., np.ndarray]:
+def _tile_function(e: OfTiles) -> Callable[..., np.ndarray]:
     match e:
         case k.Spread():
             return partial(np.broadcast_to, shape=e.tile or ())
@@ -496,4 +495,6 @@ def _tile_function(e: k.Spread | k.Transposed | k.ReduceAlong | k.TileProduct) -
             return np.transpose
         case k.ReduceAlong():
             return lambda a: reduce(ARITHMETIC[e.fn], np.moveaxis(a, e.axis, 0))
+        case k.ScanAlong():
+            return lambda a: np.stack([*accumulate(np.moveaxis(a, e.axis, 0), ARITHMETIC[e.fn])], e.axis)
     return lambda a, b, c: c + a.astype(c.dtype) @ b.astype(c.dtype)

@@ -168,6 +168,8 @@ class _Texts:
                 return f"spread{e.tile}({self.of(e.a)})", 9
             case k.ReduceAlong():
                 return f"reduce{e.axis}.{e.fn}({self.of(e.a)})", 9
+            case k.ScanAlong():
+                return f"scan{e.axis}.{e.fn}({self.of(e.a)})", 9
             case k.Transposed():
                 return f"transposed({self.of(e.a)})", 9
             case k.TileProduct():

@@ -262,7 +262,7 @@ class _Checker:
                 self.tile_load(e, scope)
             case k.Splat() | k.Ramp() | k.Reduce() | k.Shuffle() | k.Extract():
                 self.lanes(e)
-            case k.Range() | k.Spread() | k.ReduceAlong() | k.Transposed() | k.TileProduct():
+            case k.Range() | k.Spread() | k.ReduceAlong() | k.ScanAlong() | k.Transposed() | k.TileProduct():
                 self.tile(e)
             case k.Either():
                 self.need(_kind(e.a) == _kind(e.b) == _kind(e), "either", f"two of {_kind(e)}", _kind(e.b))
@@ -297,7 +297,7 @@ class _Checker:
                 self.need(e.lanes == 1 and e.dtype == e.a.dtype, "extract", f"a scalar {e.a.dtype}", _kind(e))
                 self.need(0 <= e.lane < e.a.lanes, "extract", f"a lane below {e.a.lanes}", e.lane)
 
-    def tile(self, e: k.Range | k.Spread | k.ReduceAlong | k.Transposed | k.TileProduct) -> None:
+    def tile(self, e: k.Range | k.Spread | k.ReduceAlong | k.ScanAlong | k.Transposed | k.TileProduct) -> None:
         """What makes tiles, and what rows and columns matter to."""
         match e:
             case k.Range():
@@ -312,6 +312,9 @@ class _Checker:
                 rows, columns = e.a.tile or (0, 0)
                 left = (1, columns) if e.axis == 0 else (rows, 1)
                 self.need(e.tile == left and e.dtype == e.a.dtype, "reduce", f"a tile {left}", _kind(e))
+            case k.ScanAlong():
+                self.need(e.fn in k.REDUCE, "scan", k.REDUCE, e.fn)
+                self.need(e.tile is not None and _kind(e) == _kind(e.a), "scan", f"a tile {e.tile}", _kind(e.a))
             case k.Transposed():
                 turned = e.a.tile and (e.a.tile[1], e.a.tile[0])
                 self.need(e.tile == turned and e.dtype == e.a.dtype, "transposed", f"a tile {turned}", _kind(e))
@@ -404,7 +407,7 @@ _BINARY_KINDS: dict[str, str] = {
 
 _OPERANDS: dict[type[k.Expr], Callable[..., tuple[k.Expr, ...]]] = {
     **dict.fromkeys((k.Unary, k.Cast, k.Bitcast, k.Splat, k.Reduce, k.Extract), lambda e: (e.a,)),
-    **dict.fromkeys((k.Spread, k.ReduceAlong, k.Transposed), lambda e: (e.a,)),
+    **dict.fromkeys((k.Spread, k.ReduceAlong, k.ScanAlong, k.Transposed), lambda e: (e.a,)),
     **dict.fromkeys((k.Binary, k.Shuffle, k.Either), lambda e: (e.a, e.b)),
     **dict.fromkeys((k.Fma, k.Dot, k.TileProduct), lambda e: (e.a, e.b, e.c)),
     k.Select: lambda e: (e.cond, e.a, e.b),

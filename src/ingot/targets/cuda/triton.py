@@ -291,6 +291,8 @@ class _Text:
                 return f"tl.reduce({self.of(e.a)}, None, fold_{e.fn})"
             case k.ReduceAlong():
                 return f"tl.reduce({self.of(e.a)}, {e.axis}, fold_{e.fn}, keep_dims=True)"
+            case k.ScanAlong():
+                return f"tl.associative_scan({self.of(e.a)}, {e.axis}, fold_{e.fn})"
             case k.Transposed():
                 return f"tl.trans({self.of(e.a)})"
             case k.TileProduct():
