@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from ingot.ops.build import const
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
 from ingot.pipeline.variants import TRIES
+from ingot.support.cache import DiskCache, sharing
 from ingot.support.cubins import KernelCode
 from ingot.support.errors import CompileError, KernelError
-from ingot.targets.cuda import assemble
+from ingot.targets.cuda import objects
 from ingot.targets.cuda.triton import Source
 
 
@@ -26,14 +28,19 @@ class Compiler:
     def __init__(self, refused: int) -> None:
         self.refused, self.sources = refused, list[Source]()
 
-    def submit(self, source: Source, capability: int) -> Future[KernelCode]:
+    def submit(self, source: Source, capability: int) -> Future[bytes]:
         self.sources.append(source)
-        made: Future[KernelCode] = Future()
+        made: Future[bytes] = Future()
         if source.name == "product" and sum(s.name == "product" for s in self.sources) <= self.refused:
             made.set_exception(CompileError("kernel product: it hung"))
         else:
-            made.set_result(KernelCode(source.name, source.text.encode(), 128, 0, len(source.parameters), ()))
+            made.set_result(KernelCode(source.name, source.text.encode(), 128, 0, len(source.parameters), ()).record())
         return made
+
+
+def _compiled_by(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "submit", compiler.submit)
+    monkeypatch.setattr(objects, "compiler", lambda *_: b"")  # Triton may not be installed
 
 
 def graph() -> Graph:
@@ -46,8 +53,9 @@ def graph() -> Graph:
 
 def test_the_next_choice_is_taken_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler, trace = Compiler(2), Trace()
-    monkeypatch.setattr(assemble, "submit", compiler.submit)
-    program = build_program(graph(), features_of("cuda:sm_90a"), 1, trace=trace)
+    _compiled_by(compiler, monkeypatch)
+    with sharing(None):
+        program = build_program(graph(), features_of("cuda:sm_90a"), 1, trace=trace)
     assert program.meta["variants"].count("it hung") == 2 and "instead" in program.meta["variants"]
     names = [source.name for source in compiler.sources]
     assert names.count("product") == 3 and names.count("rows") == 1  # what was fine is not made again
@@ -59,7 +67,18 @@ def test_the_next_choice_is_taken_and_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_where_no_choice_gives_code_the_last_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(1000)
-    monkeypatch.setattr(assemble, "submit", compiler.submit)
-    with pytest.raises(KernelError, match="it hung for sm_90a"):
+    _compiled_by(compiler, monkeypatch)
+    with sharing(None), pytest.raises(KernelError, match="it hung for sm_90a"):
         build_program(graph(), features_of("cuda:sm_90a"), 1)
     assert sum(source.name == "product" for source in compiler.sources) == TRIES
+
+
+def test_kernels_are_shared_by_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = Compiler(0)
+    _compiled_by(compiler, monkeypatch)
+    with sharing(DiskCache(tmp_path)):
+        one = build_program(graph(), features_of("cuda:sm_90a,sm_80"), 1)
+        made = len(compiler.sources)
+        two = build_program(graph(), features_of("cuda:sm_90a,sm_80"), 1)
+    assert made == 4 == len(compiler.sources)  # two kernels of two architectures
+    assert one.code["cuda"] == two.code["cuda"]

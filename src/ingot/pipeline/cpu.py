@@ -24,9 +24,10 @@ from ingot.support.errors import InputError
 from ingot.support.native import Code, Features
 from ingot.targets.cpu import workers
 from ingot.targets.cpu.assemble import Assembly
-from ingot.targets.cpu.objects import KERNEL, Object, compiled
+from ingot.targets.cpu.objects import KERNEL, compiled
 from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features, submit
+from ingot.targets.objects import Object
 
 POLICY = FusionPolicy()
 _NODES = 4  # of a MODEL graph, constants among them, for each kernel: about that

@@ -14,6 +14,7 @@ from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f8e8m0fnu, f16, f32, f64, i4, i64
+from ingot.support.cubins import KernelCode
 from ingot.support.errors import CompileError
 from ingot.targets.cuda.prelude import PRELUDE
 from ingot.targets.cuda.triton import print_kernel
@@ -143,7 +144,7 @@ def test_cubins(name: str, arch: str) -> None:
     _, kernels = planned(CASES[name](), f"cuda:{arch}")
     for kernel in kernels.values():
         source = print_kernel(kernel)
-        made = submit(source, capability(arch)).result()
+        made = KernelCode.of_record(submit(source, capability(arch)).result())
         assert made.cubin[:4] == b"\x7fELF"
         assert made.parameters == len(kernel.params) + len(kernel.dims)
         assert len(made.matrices) == sum(b.matrix is not None for b in kernel.params)
@@ -175,7 +176,7 @@ def test_cubins_of_every_function() -> None:
 
     kernels = [function(fn, dtype) for fn in k.FUNCTIONS for dtype in (f32, f64) if (fn, dtype) != ("gelu_narrow", f64)]
     for made in [submit(print_kernel(kernel), 90) for kernel in kernels]:
-        assert made.result().cubin[:4] == b"\x7fELF"
+        assert KernelCode.of_record(made.result()).cubin[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("dtype", [f8e8m0fnu, i4])

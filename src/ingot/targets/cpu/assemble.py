@@ -8,8 +8,9 @@ from ingot.support import progress
 from ingot.support.native import Code, Features
 from ingot.targets.cpu.driver import driver_ir
 from ingot.targets.cpu.link import link
-from ingot.targets.cpu.objects import KERNEL, Object, compiled, keep
+from ingot.targets.cpu.objects import KERNEL, compiled
 from ingot.targets.cpu.workers import host_features
+from ingot.targets.objects import Object, keep
 
 _drivers: dict[Features, Object] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
 
 from ingot.ir.kernel import Kernel
@@ -10,10 +9,11 @@ from ingot.support import progress
 from ingot.support.cubins import KernelCode, pack
 from ingot.support.errors import CompileError, KernelError
 from ingot.support.native import Code, Features
+from ingot.targets.cuda.objects import compiled
 from ingot.targets.cuda.triton import Source, print_kernel
-from ingot.targets.cuda.workers import submit
+from ingot.targets.objects import Object, keep
 
-Compiled = dict[str, Future[KernelCode]]  # by architecture
+Compiled = dict[str, Object]  # records of a kernel by architecture
 
 
 def capability(arch: str) -> int:
@@ -37,23 +37,24 @@ class CubinAssembler:
         # without its numbers, so that equal layers are one text
         source = print_kernel(replace(kernel, name=kernel.name.rstrip("_0123456789")))
         if source not in self._known:
-            self._known[source] = {arch: submit(source, capability(arch)) for arch in self._archs}
+            self._known[source] = {arch: compiled(source, capability(arch)) for arch in self._archs}
         return kernel.name, self._known[source]
 
     def include(self, part: tuple[str, Compiled]) -> None:
-        name, compiled = part
-        self._kernels[name] = compiled
+        name, objects = part
+        self._kernels[name] = objects
 
     def finish(self) -> Code:
         """Wait for all kernels. Raises KernelError for one that Triton refuses, hangs on or dies of."""
         made: dict[str, dict[str, KernelCode]] = {arch: {} for arch in self._archs}
-        for number, (name, compiled) in enumerate(self._kernels.items()):
+        for number, (name, objects) in enumerate(self._kernels.items()):
             progress.report("machine code", number, len(self._kernels))
-            for arch, future in compiled.items():
+            for arch, part in objects.items():
                 try:
-                    made[arch][name] = future.result()
+                    made[arch][name] = KernelCode.of_record(part.code.result())
                 except CompileError as e:
                     raise KernelError(f"{e} for {arch}", name) from e
+        keep(part for objects in self._kernels.values() for part in objects.values())
         return pack(self._features, made)
 
 

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from functools import cache, partial
 
 from ingot.support import flags
-from ingot.support.cubins import KernelCode
 from ingot.support.errors import CompileError
 from ingot.support.native import available_cores
 from ingot.targets.cuda.triton import Source
@@ -53,25 +52,13 @@ def start(kernels: int) -> None:
     _workers(_count()).start(max(1, kernels // _EACH))
 
 
-def submit(source: Source, capability: int) -> Future[KernelCode]:
-    """Begin to compile a kernel for a compute capability. The future raises CompileError with Triton's words."""
+def submit(source: Source, capability: int) -> Future[bytes]:
+    """Begin to compile a kernel for a compute capability, to a record of `KernelCode`. Its result raises CompileError
+    with Triton's words."""
     header = json.dumps([source.name, source.parameters, source.hints, source.matrices, capability]).encode()
     job = Job(header, source.text.encode(), partial(_lost, source.name))
-    made: Future[KernelCode] = Future()
-    job.future.add_done_callback(partial(_decode, made))
     _workers(_count()).submit(job)
-    return made
-
-
-def _decode(made: Future[KernelCode], record: Future[bytes]) -> None:
-    error = record.exception()
-    if error is not None:
-        made.set_exception(error)
-        return
-    try:
-        made.set_result(KernelCode.of_record(record.result()))
-    except Exception as e:  # a callback's own exceptions would be lost, and whoever waits with them
-        made.set_exception(e)
+    return job.future
 
 
 __all__ = ["start", "submit"]
