@@ -98,10 +98,21 @@ def eight() -> Graph:
     return Graph((x,), (ops.Convert(f8e4m3fn)(ops.Relu()(y)),))
 
 
+def merged() -> Graph:
+    """The largest of three runs."""
+    x = operand("x", f16, (1, 700))
+    return Graph((x,), (ops.Sort(1, descending=True, keep=5)(x),))
+
+
+def scanned() -> Graph:
+    x = operand("x", f32, (3000,))
+    return Graph((x,), (ops.CumReduce("sum", 0, exclusive=True)(x),))
+
+
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
-    "eight": eight,
+    "eight": eight, "merged": merged, "scanned": scanned,
 }  # fmt: skip
 
 
