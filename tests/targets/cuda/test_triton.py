@@ -109,10 +109,16 @@ def scanned() -> Graph:
     return Graph((x,), (ops.CumReduce("sum", 0, exclusive=True)(x),))
 
 
+def scattered() -> Graph:
+    """Gradients of an embedding: rows that may meet."""
+    x, rows, updates = operand("x", f32, (50, 24)), operand("i", i64, (300, 1)), operand("u", f32, (300, 24))
+    return Graph((x, rows, updates), (ops.Scatter("add", (1,), (0,), (), (), (0,), 1)(x, rows, updates),))
+
+
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
-    "eight": eight, "merged": merged, "scanned": scanned,
+    "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered,
 }  # fmt: skip
 
 

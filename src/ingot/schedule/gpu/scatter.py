@@ -1,10 +1,11 @@
-"""Scatter: each element of the result asks all updates, in their order, which of them are its own.
+"""Scatter: by the order of the updates' targets (`segments`), but for few updates, and for windows that may reach an
+element from several places. Then each element of the result asks all updates, in their order, which are its own.
 
     for a row of results at:
         acc = x[at]
         for update u:  if indices[u] + window reaches at:  acc (=, +=, ...) u[at - indices[u]]
 
-Updates that meet in one element are so combined in their order, by whoever owns the element, without atomic operations.
+Either way updates that meet in one element are combined by whoever owns it, without atomic operations.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from ingot.ir.dims import ceildiv, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import boolean, i64
+from ingot.ir.types import i64
 from ingot.ops import DynamicUpdateSlice, Scatter
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index, slice_starts
-from ingot.schedule.folds import accumulator
+from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.gpu.blocks import Elements, Group, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
+from ingot.schedule.gpu.segments import FEW, FOLDS, Windows, by_segments
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, both, dim_expr, integer
 from ingot.schedule.lowered import Lowered
@@ -36,31 +38,29 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
     if anchor is None:
         # every element of an updated slice is known by its own index
         return lower_pointwise(body, ins, outs, machine)
-    op, (x, indices, updates) = anchor.op, anchor.inputs
-    assert isinstance(op, Scatter)
-    work = Elements.of(Group.of(body, ins, outs), anchor, machine)
-    gone = (*op.inserted_window_dims, *op.input_batching_dims)
-    window = dict(zip((d for d in range(x.type.rank) if d not in gone), op.update_window_dims, strict=True))
-    batch = [d for d in range(updates.type.rank) if d not in op.update_window_dims]
-    own = {  # batching dimensions of the updates, whose coordinates are those of the element
-        batch[b - (b > op.index_vector_dim)]: d
-        for d, b in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True)
-    }
-    serial = [u for u in batch if u not in own]
-    dtype, tile = accumulator(x.dtype), work.tile
+    windows, group = Windows(anchor), Group.of(body, ins, outs)
+    count = product(windows.serial_shape)
+    if windows.are_whole and not (isinstance(count, int) and count <= FEW):
+        return by_segments(windows, group, machine)
+    return _asked(windows, group, machine)
+
+
+def _asked(windows: Windows, group: Group, machine: Machine) -> Lowered:
+    """Each element asks all updates."""
+    anchor, op, (x, _, updates) = windows.anchor, windows.op, windows.anchor.inputs
+    work = Elements.of(group, anchor, machine)
+    window, dtype, tile = windows.window, accumulator(x.dtype), work.tile
     acc = work.top.alloc("acc", dtype, 1, lanes=tile[1], tile=tile)
     first = work.em.value(work.top, x, work.index, work.span.live)
     work.top.store(acc, ZERO, k.spread(k.cast(first, dtype), tile))
 
     def update(block: Block, at: Index) -> None:
-        place: dict[int, Expr] = {u: work.index[d] for u, d in own.items()} | dict(zip(serial, at, strict=True))
+        place: dict[int, Expr] = {u: work.index[d] for u, d in windows.own.items()}
+        place |= zip(windows.serial, at, strict=True)
         live = work.span.live
         offset: dict[int, Expr] = {d: work.index[d] for d in window}  # of the element in the update's window
-        for component, d in enumerate(op.scatter_dims_to_operand_dims):
-            where = [place[u] for u in batch]
-            if op.index_vector_dim < indices.type.rank:
-                where.insert(op.index_vector_dim, integer(component))
-            start = block.let(k.cast(work.em.value(block, indices, tuple(where), work.span.live), i64), "s")
+        for component, d in enumerate(windows.targets):
+            start = windows.start(work.em, block, place, component, work.span.live)
             if d in window:
                 offset[d] = block.let(ix.sub(work.index[d], start), "w")
                 low = k.binary("ge", work.index[d], start)
@@ -75,10 +75,10 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
         index = tuple(place[u] for u in range(updates.type.rank))
         value = k.cast(work.em.value(block, updates, index, live), dtype)
         old = block.let(k.load(acc, ZERO), "o")
-        new = value if op.kind == "set" else _combined(op.kind, old, value)
+        new = value if op.kind == "set" else k.binary(combining(FOLDS[op.kind], dtype), old, value)
         block.store(acc, ZERO, k.spread(new if live is None else k.select(live, new, old), tile))
 
-    work.nest(work.top, [updates.shape[u] for u in serial], update)
+    work.nest(work.top, windows.serial_shape, update)
     bind_result(work.em, work.top, anchor, work.top.let(k.cast(k.load(acc, ZERO), anchor.dtype), "r"))
     return Lowered((work.step("scatter"),))
 
@@ -126,12 +126,6 @@ def _window_place(op: Scatter, anchor: Node, work: Elements) -> tuple[Index, Exp
         fits = k.binary("and", fits, k.binary("ge", start, dim_expr(x.shape[d] * -1)))
         inside = both(inside, fits)
     return tuple(place[d] for d in range(x.type.rank)), inside
-
-
-def _combined(kind: str, old: Expr, value: Expr) -> Expr:
-    if old.dtype == boolean:
-        return k.binary("or" if kind == "max" else "and", old, value)
-    return k.binary(kind, old, value)
 
 
 __all__ = ["lower_scatter", "lower_update"]

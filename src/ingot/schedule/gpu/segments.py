@@ -1,0 +1,236 @@
+"""Scatters of whole windows: updates are ordered by where they go, and each element takes those that are its own.
+
+    order = places of the updates, by target;   for a row of results at:
+        begin, end = where targets[order] are those of at;   out[at] = x[at] + updates[order[begin:end]]
+
+Updates of one target keep their order, and are folded several at a time, so that the bits are always the same.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike, estimate, product
+from ingot.ir.kernel import Expr, Lit
+from ingot.ir.node import Node
+from ingot.ir.types import DType, Shape, i32, i64
+from ingot.ops import Scatter
+from ingot.ops.core.base import identity_of
+from ingot.schedule import index as ix
+from ingot.schedule.block import Block
+from ingot.schedule.emit import Emitter, Index
+from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.gpu.blocks import Elements, Group, power_of_two
+from ingot.schedule.gpu.machine import Machine
+from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, ordered
+from ingot.schedule.group_io import bind_result
+from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.lowered import Lowered, Step
+from ingot.support.dataclass import dataclass
+
+FEW = 32  # updates that each element asks one by one
+DEEP, LEAST = 128, 4  # updates that are folded at a time
+ELEMENTS = 4096  # of a tile of updates
+FOLDS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}  # how kinds of scatters are called as reductions
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A scatter's updates: windows, for each of the coordinates of `batch`."""
+
+    anchor: Node
+
+    @property
+    def op(self) -> Scatter:
+        assert isinstance(self.anchor.op, Scatter)
+        return self.anchor.op
+
+    @cached_property
+    def window(self) -> dict[int, int]:
+        """Dimensions of the operand that windows extend along, and theirs of the updates."""
+        gone = (*self.op.inserted_window_dims, *self.op.input_batching_dims)
+        kept = (d for d in range(self.anchor.type.rank) if d not in gone)
+        return dict(zip(kept, self.op.update_window_dims, strict=True))
+
+    @property
+    def batch(self) -> list[int]:
+        """Dimensions of the updates of which each has a window."""
+        return [d for d in range(self.anchor.inputs[2].type.rank) if d not in self.op.update_window_dims]
+
+    @cached_property
+    def own(self) -> dict[int, int]:
+        """Those whose coordinates are the element's along these dimensions of the operand."""
+        batch, op = self.batch, self.op
+        dims = zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True)
+        return {batch[b - (b > op.index_vector_dim)]: d for d, b in dims}
+
+    @property
+    def serial(self) -> list[int]:
+        """The others, in which updates follow one another."""
+        return [u for u in self.batch if u not in self.own]
+
+    @property
+    def serial_shape(self) -> Shape:
+        return tuple(self.anchor.inputs[2].shape[u] for u in self.serial)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether a window is where its indices say and nowhere else."""
+        updates = self.anchor.inputs[2]
+        return all(d not in self.window or updates.shape[self.window[d]] == 1 for d in self.targets)
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """Dimensions of the operand that the components of indices are places along."""
+        return self.op.scatter_dims_to_operand_dims
+
+    def start(self, em: Emitter, block: Block, place: dict[int, Expr], component: int, mask: Expr | None) -> Expr:
+        """A component of the indices for the update at `place`, coordinates of `batch`."""
+        indices = self.anchor.inputs[1]
+        where = [place[u] for u in self.batch]
+        if self.op.index_vector_dim < indices.type.rank:
+            where.insert(self.op.index_vector_dim, integer(component))
+        return block.let(k.cast(em.value(block, indices, tuple(where), mask), i64), "s")
+
+
+def by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
+    """The scatter by the order of its updates' targets."""
+    temps: list[DimLike] = []
+    steps, runs = ordered(_targets(windows, group), group, temps, keyed=True)
+    work = _Segments(windows, group, runs, machine)
+    return Lowered((*steps, work.step()), tuple(temps))
+
+
+def _targets(windows: Windows, group: Group) -> Lines:
+    """Where updates go as one number each: the operand's place along all indexed dimensions; behind the last one, what
+    lands outside."""
+    x = windows.anchor.inputs[0]
+    sizes = tuple(x.shape[d] for d in windows.targets)
+    count = product(sizes)
+    dtype = i32 if isinstance(count, int) and count < LONGEST else i64
+    own = {u: x.shape[d] for u, d in windows.own.items()}
+    emitters: dict[Block, Emitter] = {}
+
+    def read(block: Block, line: Expr, place: Expr, mask: Expr | None) -> list[Expr]:
+        em = emitters.setdefault(block.root, group.emitter())
+        at = dict(zip(own, ix.delinearize(line, tuple(own.values()), {}), strict=True))
+        at |= zip(windows.serial, ix.delinearize(place, windows.serial_shape, {}), strict=True)
+        target: Expr = ZERO
+        inside: Expr | None = None
+        for component, size in enumerate(sizes):
+            start = windows.start(em, block, at, component, mask)
+            fits = k.binary("and", k.binary("ge", start, ZERO), k.binary("lt", start, dim_expr(size)))
+            inside = ix.both(inside, fits)
+            target = ix.add(ix.mul(target, dim_expr(size)), start)
+        if inside is not None:
+            target = k.select(inside, target, dim_expr(count))
+        return [block.let(k.cast(target, dtype), "target")]
+
+    return Lines(product(own.values()), product(windows.serial_shape), read, (dtype,))
+
+
+@dataclass(frozen=True)
+class _Segments:
+    """The kernel that folds, for each element, the updates of its target. runs: of these."""
+
+    windows: Windows
+    group: Group
+    runs: Runs
+    machine: Machine
+
+    @property
+    def dtype(self) -> DType:
+        return accumulator(self.windows.anchor.dtype)
+
+    @property
+    def depth(self) -> int:
+        """Updates that are folded at a time: about as many as an element has."""
+        x = self.windows.anchor.inputs[0]
+        targets = max(1, estimate(product(x.shape[d] for d in self.windows.targets)))
+        return max(LEAST, min(DEEP, power_of_two(estimate(self.runs.lines.length) // targets)))
+
+    def step(self) -> Step:
+        anchor, op = self.windows.anchor, self.windows.op
+        work = Elements.of(self.group, anchor, self.machine, most=min(256, ELEMENTS // self.depth))
+        line, target = self._whose(work.index)
+        line, target = work.top.let(line, "line"), work.top.let(target, "target")
+        first = work.em.value(work.top, anchor.inputs[0], work.index, work.span.live)
+        first = k.spread(k.cast(first, self.dtype), work.tile)
+        begin, end = (self._search(work, line, target, fn) for fn in ("lt", "le"))
+        combine = self._last if op.kind == "set" else self._folded
+        result = combine(work, line, begin, end, first)
+        bind_result(work.em, work.top, anchor, work.top.let(k.cast(result, anchor.dtype), "r"))
+        return work.step("scatter", *self.runs.buffers)
+
+    def _whose(self, index: Index) -> tuple[Expr, Expr]:
+        """The line of updates that an element at `index` has, and its target."""
+        x, own = self.windows.anchor.inputs[0], self.windows.own.values()
+        line: Expr = ZERO
+        for d in own:
+            line = ix.add(ix.mul(line, dim_expr(x.shape[d])), index[d])
+        target: Expr = ZERO
+        for d in self.windows.targets:
+            target = ix.add(ix.mul(target, dim_expr(x.shape[d])), index[d])
+        return line, target
+
+    def _search(self, work: Elements, line: Expr, target: Expr, fn: str) -> Expr:
+        """How many of a line's updates have targets before (fn: lt), or before and at (le) the elements' own."""
+        length, (keys,) = self.runs.lines.length, self.runs.keys
+        tile = work.tile
+        found = work.top.alloc("found", i64, 1, lanes=tile[1], tile=tile)
+        work.top.store(found, ZERO, Lit(i64, tile[1], 0, tile=tile))
+        turns = (length if isinstance(length, int) else LONGEST).bit_length()
+        base = work.top.let(ix.mul(line, dim_expr(self.runs.stride)), "base")
+
+        def turn(block: Block, number: Expr) -> None:
+            step = k.binary("shl", integer(1), ix.sub(integer(turns - 1), number))
+            so_far = block.let(k.load(found, ZERO), "so_far")
+            beyond = block.let(k.add(so_far, step), "beyond")
+            inside = ix.both(work.span.live, k.binary("le", beyond, dim_expr(length)))
+            inside = block.let(k.spread(inside, tile), "inside")
+            flat = k.spread(k.add(base, ix.sub(beyond, integer(1))), tile)
+            theirs = k.cast(block.let(k.gather(keys, flat, inside)), i64)
+            block.store(found, ZERO, k.select(k.binary("and", inside, k.binary(fn, theirs, target)), beyond, so_far))
+
+        work.top.loop("turn", 0, turns, 1, turn)
+        return work.top.let(k.load(found, ZERO), "place")
+
+    def _update(self, block: Block, work: Elements, line: Expr, number: Expr, live: Expr) -> Expr:
+        """The elements' own in the update that is the `number`th of its line."""
+        windows, updates = self.windows, self.windows.anchor.inputs[2]
+        flat = k.add(ix.mul(line, dim_expr(self.runs.stride)), number)
+        flat, mask = k.alike(flat, live)
+        place = block.let(k.cast(k.gather(self.runs.order[0], flat, mask), i64), "from")
+        at = dict(zip(windows.serial, ix.delinearize(place, windows.serial_shape, {}), strict=True))
+        at |= {u: work.index[d] for u, d in windows.own.items()}
+        at |= {u: ZERO if d in windows.targets else work.index[d] for d, u in windows.window.items()}
+        index = tuple(block.let(at[u], "u") for u in range(updates.type.rank))
+        return k.cast(work.em.value(block, updates, index, live), self.dtype)
+
+    def _last(self, work: Elements, line: Expr, begin: Expr, end: Expr, first: Expr) -> Expr:
+        """The last of several wins."""
+        has = work.top.let(k.binary("lt", begin, end), "has")
+        value = self._update(work.top, work, line, ix.sub(end, integer(1)), has)
+        return k.select(has, k.spread(value, work.tile), first)
+
+    def _folded(self, work: Elements, line: Expr, begin: Expr, end: Expr, first: Expr) -> Expr:
+        kind = FOLDS[self.windows.op.kind]
+        fn, nothing = combining(kind, self.dtype), identity_of(kind, self.dtype)
+        tile = (self.depth, work.tile[1])
+        acc = work.top.alloc("acc", self.dtype, 1, lanes=work.tile[1], tile=work.tile)
+        work.top.store(acc, ZERO, first)
+        most = work.top.let(k.reduce("max", k.sub(end, begin)), "most")
+
+        def turn(block: Block, done: Expr) -> None:
+            number = block.let(k.add(begin, k.add(done, k.positions(self.depth, 0))), "number")
+            live = block.let(k.binary("lt", number, end), "live")
+            value = k.spread(self._update(block, work, line, number, live), tile)
+            value = k.select(live, value, Lit(self.dtype, tile[0] * tile[1], nothing, tile=tile))
+            block.store(acc, ZERO, k.binary(fn, k.load(acc, ZERO), k.reduce_along(fn, value, 0)))
+
+        work.top.loop("done", ZERO, most, self.depth, turn)
+        return k.load(acc, ZERO)
+
+
+__all__ = ["FEW", "FOLDS", "Windows", "by_segments"]

@@ -1,0 +1,72 @@
+"""Scatters by the order of their updates' targets: repeated, outside, batched, in several components; checked by the
+interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot.ir.dims import symbol
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import Shape, TensorType, dtype_of
+from ingot.ops import Scatter
+from tests.conformance.checked import planned, run_checked
+from tests.conformance.targets import H100
+
+RNG = np.random.default_rng(0)
+
+
+def graph(op: Scatter, *xs: np.ndarray, shapes: tuple[Shape, ...] | None = None) -> Graph:
+    shapes = shapes or tuple(x.shape for x in xs)
+    nodes = tuple(Input(f"x{i}", TensorType(dtype_of(x), s))() for i, (x, s) in enumerate(zip(xs, shapes, strict=True)))
+    return Graph(nodes, (op(*nodes),))
+
+
+def checked(op: Scatter, *xs: np.ndarray) -> None:
+    (got,) = run_checked(graph(op, *xs), xs, H100)
+    np.testing.assert_array_equal(got, op.reference(*xs))
+
+
+def numbers(kind: str, *shape: int) -> np.ndarray:
+    """Whose sums and products are exact."""
+    signs = np.where(RNG.random(shape) < 0.9, 1, -2) if kind == "mul" else RNG.integers(-9, 9, shape)
+    return signs.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["set", "add", "mul", "max", "min"])
+def test_rows_and_batches_whose_updates_meet(kind: str) -> None:
+    rows = Scatter(kind, (1,), (0,), (), (), (0,), 1)
+    checked(rows, numbers(kind, 20, 5), RNG.integers(-3, 25, (70, 1)), numbers(kind, 70, 5))
+    batched = Scatter(kind, (), (1,), (0,), (0,), (1,), 2)
+    checked(batched, numbers(kind, 4, 30), RNG.integers(-2, 33, (4, 60, 1)), numbers(kind, 4, 60))
+
+
+def test_many_updates_of_few_elements() -> None:
+    counts = Scatter("add", (), (0,), (), (), (0,), 1)
+    checked(counts, np.zeros(10, np.int64), RNG.integers(0, 10, (2000, 1)), np.ones(2000, np.int64))
+    _, kernels = planned(graph(counts, np.zeros(10), np.zeros((2000, 1), np.int64), np.zeros(2000)), H100)
+    assert [name.rstrip("_0123456789") for name in kernels] == ["sort_runs", "merge", "scatter"]
+
+
+def test_indices_of_two_components_and_other_types() -> None:
+    places = np.stack([RNG.integers(0, 7, 100), RNG.integers(-1, 6, 100)], 1).astype(np.int32)
+    checked(Scatter("add", (), (0, 1), (), (), (1, 0), 1), numbers("add", 6, 7), places, numbers("add", 100))
+    line = Scatter("max", (), (0,), (), (), (0,), 1)
+    checked(line, np.zeros(10, bool), RNG.integers(0, 30, (50, 1)), RNG.random(50) > 0.5)
+    line = Scatter("add", (), (0,), (), (), (0,), 1)
+    halves = RNG.integers(-9, 9, 60).astype(np.float16)
+    checked(line, halves[:10], RNG.integers(0, 30, (50, 1)), halves[10:])
+
+
+def test_windows_that_reach_an_element_from_several_places_are_asked() -> None:
+    places = np.stack([RNG.integers(-1, 9, 40), RNG.integers(-1, 9, 40)], 1)
+    checked(Scatter("add", (1, 2), (), (), (), (0, 1), 1), numbers("add", 8, 9), places, numbers("add", 40, 2, 3))
+    far = RNG.integers(-(1 << 62), 9, (40, 1))
+    checked(Scatter("add", (1, 2), (), (), (), (0,), 1), numbers("add", 8, 9), far, numbers("add", 40, 1, 9))
+
+
+def test_updates_of_open_number() -> None:
+    xs = numbers("add", 5, 3), RNG.integers(0, 5, (40, 1)), numbers("add", 40, 3)
+    n, op = symbol("n"), Scatter("add", (1,), (0,), (), (), (0,), 1)
+    (got,) = run_checked(graph(op, *xs, shapes=((5, 3), (n, 1), (n, 3))), xs, H100)
+    np.testing.assert_array_equal(got, op.reference(*xs))
