@@ -269,6 +269,18 @@ def test_recurrent_layers_stay_whole(bidirectional: bool) -> None:
     assert len(layers) == (4 if bidirectional else 2)
 
 
+def test_inputs_that_the_backward_pass_reads_are_not_copied() -> None:
+    spy, net = Spy(), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    x = torch.randn(2, 4, requires_grad=True)
+    out = torch.compile(net, backend=spy.backend)(x)
+    found = torch.autograd.grad(out.sum(), [x, *net.parameters()])
+    for got, want in zip(found, torch.autograd.grad(net(x).sum(), [x, *net.parameters()]), strict=True):
+        close(got, want)
+    forward = spy.models[0].graph
+    assert not set(forward.inputs) & set(forward.outputs)
+    assert len(forward.outputs) == 2  # the result, and what the layer between is
+
+
 def test_keyword_arguments_choose_what_is_compiled() -> None:
     def function(x: Tensor, *, scale: float = 1.0, mode: str = "plus", more: dict[str, Tensor] | None = None) -> Any:
         y = x * scale if mode == "plus" else -x

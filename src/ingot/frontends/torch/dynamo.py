@@ -140,6 +140,7 @@ class _Specialized:
         self._graph, self._fixed = graph, sorted(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
+        self._passed = _passed(graph.graph)
         self._seen, self._views = _input_views(graph)
         # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
         self._ints, self._sizes = _ints(graph.graph)
@@ -159,7 +160,9 @@ class _Specialized:
         # an import may have made numbers of all ints
         left = {*self._fixed, *(i for i, _ in self._as_numbers(args))}
         result = run(*(args if not left else [a for i, a in enumerate(args) if i not in left]))
-        result = result if isinstance(result, tuple | list) else (result,)
+        if self._passed:
+            made = iter(result)
+            result = tuple([next(made) if place is None else args[place] for place in self._passed])
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
@@ -229,6 +232,14 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
+def _passed(graph: fx.Graph) -> list[int | None]:
+    """Of each result, which input it is, as what the backward pass reads of the inputs is not copied; [] if none is."""
+    (end,) = (n for n in graph.nodes if n.op == "output")
+    place = {n: i for i, n in enumerate(_placeholders(graph))}
+    found = [place.get(n) if isinstance(n, fx.Node) else None for n in end.args[0]]
+    return found if any(i is not None for i in found) else []
+
+
 def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
     """Positions of the ints that are no sizes of the tensors beside them, and of all."""
     values = [n.meta.get("val") for n in _placeholders(graph)]
@@ -271,7 +282,8 @@ def _is_view_of_input(node: fx.Node) -> bool:
 def import_flat(
     module: fx.GraphModule, constants: dict[int, torch.Tensor], numbers: Mapping[int, int] | None = None
 ) -> ImportedModel:
-    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
+    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple of the
+    results that are no inputs.
 
     constants, numbers: tensors and ints by the positions of the inputs that they take the place of.
     """
@@ -300,7 +312,8 @@ def import_flat(
         leaves.append(leaf)
         inputs.append(carrier)
         values.append(value)
-    outputs = importer.run(module, values)
+    passed = _passed(module.graph)
+    outputs = [v for i, v in enumerate(importer.run(module, values)) if not passed or passed[i] is None]
     importer.finish()
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
