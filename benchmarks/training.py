@@ -1,16 +1,17 @@
 """A step of training: Ingot beside eager PyTorch, Inductor and JAX, in one interleaved run.
 
     python benchmarks/training.py                          all networks
-    python benchmarks/training.py mlp cnn --rounds 15      some; engines: --engines ingot,eager,inductor,jax
+    python benchmarks/training.py mlp cnn --rounds 15      some
+    python benchmarks/training.py --engines backend,eager,inductor   torch.compile(..., backend="ingot")
     python benchmarks/training.py --parallel --json t.json each network on cores of its own, all at once
 
 All make the same step: the network in training mode without dropout, cross entropy, AdamW (fused in PyTorch; one jitted
 function in JAX, `training_jax.py`). Images are channels last in all. Rounds go through the engines in turn, a window
 of steps each, until a network's rounds have taken --limit seconds; told are the median over the rounds and the median
-of the ratios to Ingot's, with the processor time of the first step. --cpu compares processor time, for machines that do
-other work too. With --parallel a process per network has --threads physical cores that no other has; one that is not
-through behind two limits is ended. The last line is the geometric mean, over the networks, of the best other engine's
-ratio. Engines that are not installed are left out, and told.
+of the ratios to the first engine's, with the processor time of the first step. --cpu compares processor time, for
+machines that do other work too. With --parallel a process per network has --threads physical cores that no other has;
+one that is not through behind two limits is ended. The last line is the geometric mean, over the networks, of the
+ratio of the best of others (eager, inductor, jax). Engines that are not installed are left out, and told.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / part) for part in ("",
 
 import ingot  # noqa: E402
 from benchmarks.measure import geometric_mean  # noqa: E402
+from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
 
 Step = Callable[[], object]
+_OWN = "ingot", "backend"  # `ingot.train`, and torch.compile with Ingot behind it
 _WINDOW = 0.3  # seconds of a window
 # a process stays on some CPUs from its first thread on
 _PINNED = (
@@ -110,16 +113,20 @@ def of_ingot(net: nn.Module, x: torch.Tensor, y: torch.Tensor, threads: int) -> 
     return lambda: step(x, y)[0]
 
 
-def of_torch(net: nn.Module, x: torch.Tensor, y: torch.Tensor, compiled: bool) -> Step:
+def of_torch(net: nn.Module, x: torch.Tensor, y: torch.Tensor, backend: str | Callable[..., Any] | None) -> Step:
     if x.dim() == 4:
         net = cast(Any, net).to(memory_format=torch.channels_last)  # which the stubs do not have
         x = x.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
-    forward = torch.compile(net) if compiled else net
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(net(x), y)
+
+    forward = torch.compile(loss_of, backend=backend) if backend else loss_of
 
     def step() -> object:
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(forward(x), y)
+        loss = forward(x, y)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -147,8 +154,9 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
     y = torch.randint(0, shape[1], (shape[0], *shape[2:]))
     makers: dict[str, Callable[[nn.Module], Step | None]] = {
         "ingot": lambda n: of_ingot(n, x, y, asked.threads),
-        "eager": lambda n: of_torch(n, x, y, False),
-        "inductor": lambda n: of_torch(n, x, y, True),
+        "eager": lambda n: of_torch(n, x, y, None),
+        "backend": lambda n: of_torch(n, x, y, ingot_backend),
+        "inductor": lambda n: of_torch(n, x, y, "inductor"),
         "jax": lambda n: of_jax(name, n, x, y),
     }
     steps: dict[str, Step] = {}
@@ -176,7 +184,7 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
             times[engine].append((clock() - began) / count)
     for engine, taken in times.items():
         # ratios within a round, so that a neighbour's noise is in both
-        ratios = [t / o for t, o in zip(taken, times.get("ingot", taken), strict=True)]
+        ratios = [t / o for t, o in zip(taken, next(iter(times.values())), strict=True)]
         found[engine] |= {
             "ms": statistics.median(taken) * 1e3,
             "ratio": statistics.median(ratios),
@@ -188,7 +196,9 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
 def told(name: str, found: dict[str, dict[str, object]]) -> None:
     for engine, it in found.items():
         timed = (
-            f"{it['ms']:9.3f} ms   {it['ratio']:5.2f}x of ingot's   {it['rounds']} rounds" if "ms" in it else "no time"
+            f"{it['ms']:9.3f} ms   {it['ratio']:5.2f}x of the first   {it['rounds']} rounds"
+            if "ms" in it
+            else "no time"
         )
         print(f"{name:12} {engine:9} {timed}   first step {it['first_s']} s", flush=True)
 
@@ -259,12 +269,12 @@ def main() -> None:
         if asked.json != "-":
             told(name, found[name])
     best = {
-        n: min(cast(float, it["ratio"]) for e, it in by.items() if e != "ingot")
+        n: min(cast(float, it["ratio"]) for e, it in by.items() if e not in _OWN)
         for n, by in found.items()
-        if "ingot" in by and len(by) > 1
+        if set(by) - set(_OWN) and next(iter(by)) in _OWN
     }
     if len(best) > 1:
-        print(f"the best other over ingot, {len(best)} networks: {geometric_mean(list(best.values())):.2f}x, ", end="")
+        print(f"the best other over Ingot, {len(best)} networks: {geometric_mean(list(best.values())):.2f}x, ", end="")
         print(", ".join(f"{n} {r:.2f}x" for n, r in best.items()), flush=True)
     text = json.dumps(found)
     if asked.json == "-":

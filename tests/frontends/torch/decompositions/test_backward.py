@@ -117,13 +117,35 @@ def test_attention_backwards_is_one_op_that_keeps_no_scores() -> None:
         close(got, want, 1e-5)
     forward, backward = spy.models
     assert [type(n.op) for n in backward.graph.nodes() if n.op.name.startswith("attention")] == [ops.AttentionGradients]
-    # the result, and q, k and v: neither the result again nor sums of exponentials
-    assert len(forward.graph.outputs) == 4
+    # the result alone: q, k and v are the caller's, and sums of exponentials are not kept
+    assert len(forward.graph.outputs) == 1
 
     def slope(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return torch.func.grad(lambda q: attended(q, k, v).square().sum())(q)
 
     close(torch.compile(slope, backend=Spy().backend)(*args), slope(*args), 1e-5)
+
+
+@pytest.mark.parametrize(("window", "padding"), [(3, 1), ((3, 2), (0, 2)), (1, 0)])
+def test_kernels_of_convolutions_are_one_op_or_a_product(window: Any, padding: Any) -> None:
+    spy, net = Spy(), nn.Conv2d(3, 5, window, padding=padding)
+    x = torch.randn(2, 3, 7, 6, requires_grad=True)
+    compiled = torch.compile(net, backend=spy.backend)
+    found = torch.autograd.grad(compiled(x).square().sum(), [x, *net.parameters()])
+    for got, want in zip(found, torch.autograd.grad(net(x).square().sum(), [x, *net.parameters()]), strict=True):
+        close(got, want, 1e-5)
+    names = [n.op.name for n in spy.models[1].graph.nodes()]
+    assert names.count("kernel_gradient") == (window != 1)
+
+
+def test_maxima_of_windows_side_by_side_are_no_scatter() -> None:
+    x = torch.randint(0, 3, (2, 3, 6, 8)).float()
+    x[0, 0, 2:4, 2:4] = torch.nan
+    for stride, scattered in ((None, False), (1, True)):
+        spy, pool = Spy(), partial(F.max_pool2d, kernel_size=(2, 4), stride=stride)
+        found, want = gradients(torch.compile(pool, backend=spy.backend), (x,)), gradients(pool, (x,))
+        torch.testing.assert_close(found, want, equal_nan=True)
+        assert any("scatter" in n.op.name for n in spy.models[1].graph.nodes()) == scattered
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

@@ -24,11 +24,16 @@ Wanted = Sequence[bool]
 def convolution(
     grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Ints | None, stride: Ints, padding: Ints, dilation: Ints,
     transposed: bool, output_padding: Ints, groups: int, wanted: Wanted,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> Any:  # fmt: skip
     """The gradients of x, of the weight and of the bias: the first is a convolution the other way, the second one of
-    the input by the gradient, with channels and batch in each other's place."""
+    the input by the gradient, with channels and batch in each other's place, a product, or an op of its own."""
     rank = x.dim() - 2
     steps, pads, spread = (_for_all(v, rank) for v in (stride, padding, dilation))
+    unit = not transposed and all(v == 1 for v in (*steps, *spread, groups))
+    plain = unit and all(k == 1 for k in weight.shape[2:]) and not any(pads)
+    whole = unit and not plain and rank == 2 and all(isinstance(k, int) for k in weight.shape[2:])
+    if whole and list(wanted) == [False, True, False]:
+        return NotImplemented  # which has a row
     of_x = of_weight = of_bias = None
     if wanted[0]:
         if transposed:
@@ -41,7 +46,13 @@ def convolution(
             ]
             more = [x.shape[2 + i] - reach[i] for i in range(rank)]
             of_x = _aten.convolution(grad, weight, None, steps, pads, spread, True, more, groups)
-    if wanted[1]:
+    if wanted[1] and whole:
+        rest = bias_sizes, stride, padding, dilation, transposed, output_padding, groups
+        of_weight = _aten.convolution_backward(grad, x, weight, *rest, [False, True, False])[1]
+    elif wanted[1] and plain:
+        rows, columns = (v.movedim(1, -1).flatten(0, -2) for v in (grad, x))
+        of_weight = (rows.t() @ columns).reshape(weight.shape)
+    elif wanted[1]:
         wide, narrow = (grad, x) if transposed else (x, grad)
         of_weight = _of_weight(wide, narrow, weight.shape, steps, pads, spread, groups)
     if wanted[2]:
@@ -244,8 +255,20 @@ def maximum_pool(
     grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Each gradient added where the maximum was."""
-    return _scattered(grad, x, indices, len(kernel))
+    """Each gradient added where the maximum was; of windows side by side, each element asks whether it was."""
+    rank = len(kernel)
+    sizes, steps = x.shape[-rank:], stride or kernel
+    beside = list(steps) == list(kernel) and all(p == 0 for p in padding) and all(d == 1 for d in dilation)
+    if not beside or any(n != k * m for n, k, m in zip(sizes, kernel, grad.shape[-rank:], strict=True)):
+        return _scattered(grad, x, indices, rank)
+
+    def repeated(v: Tensor) -> Tensor:
+        for i, k in enumerate(kernel):
+            v = v.repeat_interleave(k, v.dim() - rank + i)
+        return v
+
+    places = torch.arange(math.prod(sizes), device=x.device).reshape(sizes)
+    return torch.where(repeated(indices) == places, repeated(grad), 0.0)
 
 
 def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:

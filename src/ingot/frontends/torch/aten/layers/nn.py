@@ -164,6 +164,23 @@ def convolution(
     return _convolve(x, weight, bias, stride, around, dilation, groups)
 
 
+@aten("convolution_backward.default")
+def kernel_gradient(
+    c: Context,
+    grad: Node,
+    x: Node,
+    weight: Node,
+    bias_sizes: Ints | None,
+    stride: Ints,
+    padding: Ints,
+    *rest: object,
+) -> tuple[None, Node, None]:
+    """What `decompositions.backward.convolution` leaves: a weight's gradient, windows of two axes one step apart."""
+    around = (0, *sizes_per_axis(padding, 2), 0)
+    image, g = (ops.Transpose((0, 2, 3, 1))(v) for v in (x, grad))
+    return None, ops.KernelGradient()(ops.pad(image, around, around), g), None
+
+
 def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(kernel, stride) per axis; no stride means the kernel's."""
     k = per_axis(kernel, n)
