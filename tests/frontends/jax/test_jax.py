@@ -187,6 +187,26 @@ def test_what_is_refused_says_where():
     with pytest.raises(UnsupportedOpError, match=r"stablehlo.rng .*test_jax.py:\d+"):
         import_jax(g, (_data(3),))
 
+    def h(x: Any) -> Any:  # what JAX itself jits has no place of its own but that of its call
+        return jnp.linalg.solve(x + 1j, x + 0j)
+
+    with pytest.raises(UnsupportedOpError, match=r"lu in .*test_jax.py:\d+.*of complex numbers"):
+        import_jax(h, (_data(3, 3),))
+
+
+def test_another_tree_is_refused_by_the_paths_of_its_leaves():
+    f = import_jax(_net, (PARAMS, _data(5, 3)))
+    with pytest.raises(InputError, match=r"no params\['b'\]; params\['c'\], which is not in it"):
+        f.flatten(({"w": PARAMS["w"], "c": PARAMS["b"]}, _data(5, 3)), {})
+    g = import_jax(lambda pair: pair[0], (([_data(3), None],)))
+    with pytest.raises(InputError, match="PyTreeDef"):
+        g.flatten(((_data(3), None),), {})
+
+
+def test_a_size_may_be_named_as_an_argument_is():
+    f = _interpreted(lambda a, b: a + b, _data(2, 3), _data(2, 3), dynamic={"a": {0: "b"}, "b": {0: "b"}})
+    _agree(f(_data(5, 3), _data(5, 3)), 2 * _data(5, 3))
+
 
 def test_jit_caches_by_kind_and_runs_inside_jax():
     calls: list[int] = []
@@ -212,6 +232,29 @@ def test_linear_algebra(name: str):
     found = {"expm": lambda a: jax.scipy.linalg.expm(a / 4), "lstsq": lambda a: jnp.linalg.lstsq(a[:, :3], a)[0]}
     f = found.get(name) or getattr(jnp.linalg, name)
     _agree(_interpreted(f, positive)(positive), f(positive))
+
+
+@pytest.mark.parametrize("name", ["inv", "det", "qr", "eigvalsh", "svdvals"])
+def test_linear_algebra_of_an_open_batch(name: str):
+    x, f = _data(2, 4, 4), getattr(jnp.linalg, name)
+    g = _interpreted(lambda a: f(a), x, dynamic={"a": {0: "n"}})
+    for n in (1, 2, 5):
+        y = _data(n, 4, 4)
+        _agree(g(y), f(y))
+
+
+def test_shardings_on_one_device():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+
+    def f(key: Any, x: Any) -> Any:  # split, too, is one in the text
+        return lax.with_sharding_constraint(x * 2, spread) + 1j, jax.random.key_data(jax.random.split(key, 3))
+
+    for model in (f, jax.jit(f).lower(jax.random.key(0), _data(4, 3))):
+        _agree(
+            _interpreted(model, jax.random.key(0), _data(4, 3))(jax.random.key(1), _data(4, 3)),
+            f(jax.random.key(1), _data(4, 3)),
+        )
 
 
 def test_eigenvectors():
@@ -264,3 +307,26 @@ def test_running_sums_of_open_size():
     g = _interpreted(f, _data(3, 4), dynamic={"x": {0: "b", 1: "n"}})
     for x in (_data(3, 4), _data(1, 7)):
         _agree(g(x), f(x))
+
+
+def test_modules_that_set_their_variables():
+    """Keys of random numbers and parameters may be set; statistics are not lost silently."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self) -> None:
+            rngs = nnx.Rngs(0)
+            self.rnn, self.norm = nnx.RNN(nnx.GRUCell(3, 4, rngs=rngs)), nnx.BatchNorm(4, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.norm(self.rnn(x))
+
+        def scaled(self, x: Any, *, by: float = 2.0) -> Any:
+            return self.rnn(x) * by
+
+    net, x = Net(), _data(2, 5, 3)
+    _agree(_interpreted(net.scaled, x, dynamic={"x": {0: "n"}})(x[:1]), net.scaled(x[:1]))
+    with pytest.raises(ImportModelError, match=r"sets \['norm'\]\['mean'\].*eval"):
+        import_jax(net, (x,))
+    net.eval()
+    _agree(_interpreted(net, x)(x), net(x))

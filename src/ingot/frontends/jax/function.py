@@ -5,8 +5,10 @@ fn(params, x)   ->   leaves of (params, x)  ->  main(%0, %1, ...)  ->  graph  ->
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +69,7 @@ class ImportedFunction:
         """The graph's inputs of a call without its weights. Raises InputError for another tree than the example's."""
         flat, tree = tree_util.tree_flatten((tuple(args), dict(kwargs)))
         if tree != self.in_tree:
-            raise InputError("arguments", expected=str(self.in_tree), got=str(tree), fix="call it as in the example")
+            raise self._misfit(args, kwargs, tree)
         arrays: list[Any] = []
         for (name, kind, fixed), value in zip(self.leaves, flat, strict=True):
             if kind == "array":
@@ -76,6 +78,21 @@ class ImportedFunction:
                 fix = "compile again for another value, or give it as an array"
                 raise InputError(f"argument {name}", expected=f"{fixed!r}, as compiled", got=repr(value)[:60], fix=fix)
         return self.program.given([arrays[i] for i in self.kept])
+
+    def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any], tree: Any) -> InputError:
+        """The error for a call of another tree: it names the leaves that are missing and those that are too many."""
+        wanted = [name for name, *_ in self.leaves]
+        places = tree_util.tree_unflatten(self.in_tree, wanted)[0]
+        first = [tree_util.tree_leaves(place) for place in places]
+        roots = [re.split(r"[\[.]", leaves[0], maxsplit=1)[0] if leaves else "" for leaves in first]
+        roots += [f"arg{i}" for i in range(len(roots), len(args))]
+        found = [_path(path, roots) for path, _ in tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
+        parts = [f"no {name}" for name in wanted if name not in found]
+        parts += [f"{name}, which is not in it" for name in found if name not in wanted]
+        fix = "call it as in the example"
+        if not parts:
+            return InputError("arguments", expected=str(self.in_tree), got=str(tree), fix=fix)
+        return InputError("arguments", expected="the example's tree", got="; ".join(parts[:8]), fix=fix)
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """The function's own result, of numpy arrays."""
@@ -127,6 +144,7 @@ def _function(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: Mapping[str, Any],
     weights: Sequence[Any] | Mapping[Any, Any],
 ) -> ImportedFunction:  # fmt: skip
+    fn = _pure(fn)
     names = _parameters(fn, len(args))
     chosen = _chosen(weights, names, kwargs)
     values = weights if isinstance(weights, Mapping) else {}
@@ -166,6 +184,30 @@ def _function(
     if unknown := [k for k in bounds if k not in scope]:
         raise InputError("dynamic", expected=f"a symbol of {sorted(scope)}", got=unknown)
     return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, told)
+
+
+def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A Flax NNX module, or a method of one, as a function of its arguments: each trace has a copy of its variables,
+    which it may set. Keys of random numbers and parameters that it sets are what they were at the next call."""
+    nnx = sys.modules.get("flax.nnx")
+    owner = getattr(fn, "__self__", fn)
+    if nnx is None or not isinstance(owner, nnx.Module):
+        return fn
+    kept = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))
+
+    @functools.wraps(fn)
+    def pure(*args: Any, **kwargs: Any) -> Any:
+        copy = nnx.clone(owner)
+        result = (copy if owner is fn else getattr(copy, fn.__name__))(*args, **kwargs)
+        before, after = (tree_util.tree_leaves_with_path(nnx.state(m, kept)) for m in (owner, copy))
+        known = {tree_util.keystr(path): value for path, value in before}
+        now = [(tree_util.keystr(path), value) for path, value in after]
+        if changed := [path for path, value in now if known.get(path) is not value]:
+            fix = "call .eval() on it, or compile a function that takes and returns the state of nnx.split"
+            raise ImportModelError(f"the module sets {', '.join(changed[:4])} when it is called", fix=fix)
+        return result
+
+    return pure
 
 
 def paths_of(fn: Callable[..., Any], call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
@@ -261,7 +303,8 @@ def _specs(
     words = frozenset(w for t in texts if t is not None for w in re.findall(r"[A-Za-z_]\w*", t)) - {"max", "min", "mod"}
     constraints: list[str] = []
     for name in sorted(words):
-        low, high = _bounds(name, dynamic.get(name))
+        bound = dynamic.get(name)
+        low, high = _bounds(name, None if isinstance(bound, Mapping) else bound)  # a mapping is an argument's axes
         constraints += [f"{name} >= {low}"] if low > 1 else []
         constraints += [f"{name} <= {high}"] if high is not None else []
     scope = export.SymbolicScope(tuple(constraints))

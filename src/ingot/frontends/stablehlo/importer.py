@@ -184,18 +184,19 @@ class Importer:
     count: int = 0
     depth: int = 0
     draws: int = 0
+    caller: str = ""  # the place of the call whose function is walked over
 
     def __post_init__(self) -> None:
         self.sizes = Sizes(self.inputs)
-        self._places: dict[str, str] = {}
+        self._places: dict[tuple[str, str], str] = {}
 
     def random_key(self) -> Node:
         """Of a new draw of random numbers."""
         self.draws += 1
         return ops.RandomKey(self.draws - 1)()
 
-    def function(self, function: Function, arguments: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
-        """Its results for these arguments."""
+    def function(self, function: Function, arguments: Sequence[AnyValue], caller: str = "") -> tuple[AnyValue, ...]:
+        """Its results for these arguments; caller: the place of the call."""
         if not function.body.operations:
             raise ImportModelError(f"function @{function.name} has no body", where=self.where or None)
         if len(arguments) != len(function.body.arguments):
@@ -206,7 +207,9 @@ class Importer:
         self.depth += 1
         if self.depth > _DEEPEST_CALL:
             raise ImportModelError(f"functions that call each other, as @{function.name}", where=self.where or None)
+        outside, self.caller = self.caller, caller
         results = self.block(function.body, arguments, None)
+        self.caller = outside
         if len(results) != len(function.result_types):
             raise ImportModelError(
                 f"results of @{function.name}", expected=len(function.result_types), got=len(results),
@@ -236,9 +239,10 @@ class Importer:
         return value
 
     def place(self, op: Operation) -> str:
-        if op.loc not in self._places:
-            self._places[op.loc] = locations.describe(op.loc, self.module.locations) if op.loc else ""
-        return self._places[op.loc]
+        key = (op.loc, self.caller)
+        if key not in self._places:
+            self._places[key] = locations.describe(op.loc, self.module.locations, self.caller)
+        return self._places[key]
 
     def _results(self, op: Operation, scope: Scope) -> Sequence[AnyValue]:
         self.count += 1
@@ -343,7 +347,7 @@ _WHOLE = frozenset((
     "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.map", "stablehlo.reduce", "stablehlo.sort",
     "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "func.call", "stablehlo.composite",
     "stablehlo.custom_call", "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.get_dimension_size",
-    "stablehlo.after_all",
+    "stablehlo.after_all", "sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier",
 ))  # fmt: skip
 
 

@@ -13,9 +13,13 @@ _FILE = re.compile(r'"([^"]+)" : (\d+)')
 _NAME = re.compile(r'"([^"]*)" \(')
 
 
-def describe(text: str, aliases: Mapping[str, str]) -> str:
+def describe(text: str, aliases: Mapping[str, str], caller: str = "") -> str:
     """The first file and line that `text` leads to, rather one of no installed package, behind the name that it gives;
-    "" for an unknown place."""
+    "" for an unknown place.
+
+    caller: the place of the call of the function that it stands in, where `text` leads to no file: JAX drops those of
+    functions that it traced before.
+    """
     expanded = text
     for _ in range(12):
         if len(expanded) > 4000 or not _ALIAS.search(expanded):
@@ -26,6 +30,6 @@ def describe(text: str, aliases: Mapping[str, str]) -> str:
     file = next(own, files[0] if files else None)
     if file is None:
         only = name or re.match(r'"([^"]*)"', expanded)
-        return only[1] if only else ""
+        return " in ".join(filter(None, (only[1] if only else "", caller)))
     place = f"{file[1]}:{file[2]}"
     return f"{name[1]} ({place})" if name and name[1] else place

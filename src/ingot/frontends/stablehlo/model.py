@@ -151,11 +151,11 @@ def _module(source: str | os.PathLike[str] | bytes | Module, where: str) -> tupl
 def text_of(bytecode: bytes) -> str:
     """Portable bytecode of JAX's own as text, by jaxlib, which what is damaged can crash. Raises what MLIR raises."""
     from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import chlo, stablehlo
+    from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 
     with ir.Context() as context:
-        stablehlo.register_dialect(context)
-        chlo.register_dialect(context)
+        for dialect in (stablehlo, chlo, sdy):
+            dialect.register_dialect(context)
         module = stablehlo.deserialize_portable_artifact(context, bytecode)
         return str(module.operation.get_asm(enable_debug_info=True))
 

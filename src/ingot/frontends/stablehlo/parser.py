@@ -83,6 +83,14 @@ class Parser:
                 self.expect(close)
                 return out
 
+    def skip(self) -> None:
+        """<...>: how values are spread over devices, which nothing asks for."""
+        self.expect("<")
+        depth = 1
+        while depth:
+            token = self.take()
+            depth += (token == "<") - (token == ">")
+
     def nested(self, item: Callable[[], T]) -> T:
         self.depth += 1
         if self.depth > _DEEPEST:
@@ -361,12 +369,13 @@ class Parser:
             self.aliases[token] = self.attribute()
 
     def _mesh(self) -> None:
-        """sdy.mesh @mesh = <["x"=2]>: read and forgotten."""
+        """sdy.mesh @mesh = <["x"=2]> {...}: read and forgotten."""
         self.take()
         self.expect("=")
-        self.expect("<")
-        while self.take() != ">":
-            pass
+        self.skip()
+        if self.peek() == "{":
+            self.dictionary()
+        self.optional_location()
 
     def _resources(self) -> dict[str, str]:
         """{-# dialect_resources: { builtin: { name: "0x..." } } #-}"""

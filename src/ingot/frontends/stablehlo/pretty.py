@@ -69,6 +69,8 @@ def _pieces(p: Parser) -> _Pieces:
             return out
         elif token == "(":
             _group(p, out)
+        elif token == "<":
+            p.skip()
         elif token == "[":
             out.lists.append(_list(p))
         elif token == "{":

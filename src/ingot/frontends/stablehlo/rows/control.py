@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.syntax import Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Missing, Table, Token, flatten, unflatten
@@ -24,7 +26,7 @@ def _call(c: Call, name: str, operands: Sequence[AnyValue]) -> tuple[AnyValue, .
     function = c.importer.module.functions.get(name)
     if function is None:
         raise Unsupported(f"@{name}, which is not in the module")
-    return c.importer.function(function, operands)
+    return c.importer.function(function, operands, c.loc)
 
 
 @row("composite")
@@ -123,7 +125,12 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     target = CUSTOM.rows.get(f"target.{name}")
     if target is None:
         raise Unsupported(f"@{name}")
-    results = target(c, *operands)
+    shapes = c.ints("indices_of_shape_operands", ())  # of results, which a row knows from its operands
+    given = [x for i, x in enumerate(operands) if i not in shapes]
+    if any(isinstance(x, Complex) for x in given):
+        raise Unsupported(f"@{name} of complex numbers")
+    check_operands(target, len(given))
+    results = target(c, *given)
     return results if isinstance(results, tuple) else (results,)
 
 
