@@ -238,9 +238,10 @@ def value_and_grad(
     Raises InputError for a loss that is no scalar and for inputs that are no floats, UnsupportedOpError naming all ops
     that have no reverse rule, and what `compile` raises.
     """
-    from ingot.differentiated import differentiate  # as above
+    with no_collection():
+        from ingot.differentiated import differentiate  # as above
 
-    return differentiate(model, example_inputs, wrt, dynamic, threads)
+        return differentiate(model, example_inputs, wrt, dynamic, threads)
 
 
 def train(
@@ -298,13 +299,14 @@ def train(
     Raises InputError for arguments that do not fit (a loss that is no float scalar, integers that were to be trained),
     UnsupportedOpError naming all ops that have no reverse rule, and what `compile` raises.
     """
-    from ingot.training.run import train_model  # as above
+    with no_collection():
+        from ingot.training.run import train_model  # as above
 
-    return train_model(
-        model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
-        clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, precision=precision,
-        skip_nonfinite=skip_nonfinite, dynamic=dynamic, threads=threads, seed=seed, memory=memory,
-    )  # fmt: skip
+        return train_model(
+            model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
+            clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, precision=precision,
+            skip_nonfinite=skip_nonfinite, dynamic=dynamic, threads=threads, seed=seed, memory=memory,
+        )  # fmt: skip
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:

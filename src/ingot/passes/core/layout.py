@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from typing import TypeGuard
 
 from ingot import ops
 from ingot.ir.dims import estimate
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Graph, Node, Op, Project, rebuilt, topological
+from ingot.ir.node import Graph, Node, Op, Project, rebuilt
 from ingot.ops.core.base import Category, CoreOp, Perm, category, inverse, permute
 
 FEW = 4  # channels of an input that is not worth transposing
@@ -78,13 +79,19 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
     """What makes an output, element by element and by lookups, of values that are at most half as large; not what is no
     larger than these, as they may compute it themselves."""
     users, found = graph.uses(), set[Node]()
+    places = {n: -i for i, n in enumerate(graph.nodes())}  # users come first
     for o in graph.outputs:
-        made, largest = set[Node](), 0
-        for n in reversed(topological([o])):
-            if n.constant is not None or (n is not o and made.isdisjoint(users[n])):
+        made, seen, largest, ahead = set[Node](), {o}, 0, [(places[o], o)]
+        while ahead:
+            _, n = heappop(ahead)
+            if n.constant is not None:
                 continue
             if _follows_order(n) and made.issuperset(users.get(n, ())):
                 made.add(n)
+                for i in n.inputs:
+                    if i not in seen:
+                        seen.add(i)
+                        heappush(ahead, (places[i], i))
             elif 2 * estimate(n.type.size) > estimate(o.type.size):
                 break
             else:
