@@ -24,6 +24,7 @@ from ingot.quantization.ranges import Levels, Seen
 from ingot.quantization.sites import Group, Site, StateSite
 from ingot.quantization.weights import Channels, Quantized, by_channel, feedback, in_blocks
 from ingot.support.dataclass import dataclass
+from ingot.support.files import release
 
 FLOAT, STATIC, SHARED, DYNAMIC, PAIRED = "float32", "int8", "int8-shared", "int8-dynamic", "int16"
 LEVELS = (STATIC, SHARED, DYNAMIC, PAIRED)  # formats of values in 8 bits, or in twice as many
@@ -103,6 +104,10 @@ class Recipe:
             self._uppers.update(key=key, upper=feedback(own))
         return self._uppers["upper"]
 
+    def forget_feedback(self) -> None:
+        """What error feedback was made of last, once all weights are made."""
+        self._uppers.clear()
+
     def effective(self, group: Group, site: Site, form: str) -> np.ndarray:
         """The weights that the product is computed with, by what its value is multiplied with."""
         if form == FLOAT:
@@ -125,6 +130,7 @@ class Recipe:
         seen = self.seen[group.name]
         own = effective if factors is None else effective * site.per_depth(factors)
         lost = (site.weight() - own) * site.per_depth(seen.mean().astype(np.float32))
+        release(site.weight())
         return site.by_channel(lost).sum(axis=1, dtype=np.float64).astype(np.float32)
 
 

@@ -48,9 +48,10 @@ from ingot.quantization.table import Table
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
+from ingot.support.blas import blas_threads
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
-from ingot.support.files import release
+from ingot.support.garbage import give_back
 
 HELD = 0.3  # of the samples: not seen by the search
 NEAR, NEAR_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
@@ -117,7 +118,8 @@ def quantize_model(
     read = open_model(model, Request(example_inputs, dynamic)).stateless()
     given = read_samples(read.graph, samples, labels, batch, read.flatten)
     work = _Work(model, read, given, asked, Path(table) if table is not None else None, began)
-    return work.run()
+    with blas_threads(work.threads):
+        return work.run()
 
 
 def _is_traced(model: Any) -> bool:
@@ -182,12 +184,17 @@ class _Work:
         seen, moments = probe.calibrate(self.seen_samples.calls, seconds)
         del probe  # its program has all weights
         self.recipe = Recipe(seen, roundings(self.groups, seen, self.formats), moments)
+        for own in seen.values():
+            own.parts.clear()  # roundings were tried on them
         for i, group in enumerate(self.groups):
             progress.report("weights", i, len(self.groups))
             for form in (f for f in self._offered(group) if f not in (FLOAT, *STORED)):
                 for site in group.sites:
                     self.recipe.weights(group, site, form)
+            group.release()
             moments.pop(group.name, None)  # as large as the weights, and asked for no more
+        self.recipe.forget_feedback()
+        give_back()
 
     def _judge(self, samples: Samples) -> Judge:
         return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.asked.metric)
@@ -222,7 +229,7 @@ class _Work:
             if form != FLOAT and (not formats or enough):
                 continue
             progress.report(f"measure {form}")
-            built = self.bench.exact if form == FLOAT else self.bench.build(formats)
+            built = self.bench.exact if form == FLOAT else self._built(formats)
             self.times[form] = self.table.get(f"times {form}", lambda b=built: self.bench.by_group(b))
             if form == SHARED:  # in which values that nothing else reads are int8
                 self.times.setdefault(STATIC, self.times[form])
@@ -290,9 +297,12 @@ class _Work:
 
     def _measure(self, name: str, formats: Formats) -> Point:
         progress.report(f"measure {name}")
-        for site in (s for g in self.groups for s in g.sites):
-            release(site.weight())  # those that become levels are not read any more
-        return self._point(name, formats, self.bench.build(formats))
+        return self._point(name, formats, self._built(formats))
+
+    def _built(self, formats: Formats) -> Built:
+        for group in self.groups:
+            group.release()  # what becomes levels is not read any more
+        return self.bench.build(formats)
 
     def _point(self, name: str, formats: Formats, built: Built) -> Point:
         exact = built is self.bench.exact

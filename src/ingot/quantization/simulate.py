@@ -58,6 +58,8 @@ class Simulator:
                     continue
                 shift = recipe.shift(group, site, form, w)
                 vectors += [w, np.zeros(site.channels, np.float32) if shift is None else shift]
+            if form != FLOAT:
+                group.release()
         return [modes, scales, zeros, *vectors]
 
 

@@ -23,6 +23,7 @@ from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.linear_order import order_linear
 from ingot.support.dataclass import dataclass
+from ingot.support.files import release
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,11 @@ class Group:
     @property
     def weights(self) -> int:
         return sum(s.weights for s in self.sites)
+
+    def release(self) -> None:
+        """Let the float weights leave memory that can be read from the model's file again."""
+        for site in self.sites:
+            release(site.weight())
 
 
 def prepared(graph: Graph) -> Graph:
