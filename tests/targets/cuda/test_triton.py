@@ -115,10 +115,16 @@ def scattered() -> Graph:
     return Graph((x, rows, updates), (ops.Scatter("add", (1,), (0,), (), (), (0,), 1)(x, rows, updates),))
 
 
+def long() -> Graph:
+    """A row that many programs share, two levels of reductions."""
+    x = operand("x", f16, (1, 40000))
+    return Graph((x,), (ops.Softmax(1)(x),))
+
+
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
-    "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered,
+    "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "long": long,
 }  # fmt: skip
 
 

@@ -1,0 +1,81 @@
+"""Rows that are cut into parts, and rows that lie side by side: checked by the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import Shape, TensorType, dtype_of, f32, static_shape
+from ingot.schedule.gpu.blocks import Group
+from ingot.schedule.gpu.machine import H100
+from ingot.schedule.gpu.rows import _RowTiles
+from ingot.schedule.row_box import rows_of
+from tests.conformance.checked import planned, run_checked
+from tests.conformance.targets import H100 as TARGET
+
+RNG = np.random.default_rng(0)
+Build = Callable[[Node], Node]
+
+
+def checked(build: Build, x: np.ndarray, shape: Shape | None = None) -> list[str]:
+    """The names of the kernels."""
+    node = Input("x", TensorType(dtype_of(x), shape or x.shape))()
+    graph = Graph((node,), (build(node),))
+    (got,) = run_checked(graph, [x], TARGET)
+    np.testing.assert_allclose(got, interpret(graph, [x])[0], rtol=1e-5, atol=1e-4)
+    return [name.rstrip("_0123456789") for name in planned(graph, TARGET)[1]]
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def test_few_long_rows_are_cut() -> None:
+    assert checked(ops.Reduce("sum", (0,)), floats(70000)) == ["parts", "rows"]
+    assert checked(ops.Softmax(1), floats(2, 33000)) == ["parts", "parts", "rows"]
+    assert checked(ops.Reduce("max", (0, 2)), floats(8, 3, 8000)) == ["parts", "rows"]
+    assert checked(ops.Reduce("sum", (1,)), floats(1, 40000), (1, symbol("n"))) == ["rows"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_places_in_parts(last: bool) -> None:
+    x = floats(3, 40000)
+    x[0, [100, 39000]] = 50
+    x[1, [33000, 35000]] = np.nan
+    x[2] = -np.inf
+    assert checked(ops.ArgReduce("max", 1, last=last), x) == ["parts", "rows"]
+
+
+def test_rows_side_by_side() -> None:
+    assert checked(ops.Reduce("sum", (0,)), floats(3000, 40)) == ["parts", "rows"]
+    assert checked(ops.Softmax(0), floats(700, 20)) == ["rows"]
+    assert checked(ops.Softmax(1), floats(2, 9, 50)) == ["rows"]
+    assert checked(ops.Reduce("sum", (1,)), floats(3, 400, 33)) == ["rows"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "reduced", "tile", "parts"),
+    [
+        ((1, 128256), (1,), (1, 4096), 32),
+        ((64, 8192), (1,), (1, 8192), 1),
+        ((65536, 256), (0,), (32, 128), 128),
+        ((32, 3136, 256), (1,), (32, 128), 2),
+        ((64, 96, 3136), (1,), (32, 128), 1),
+        ((8, 768, 196), (1,), (8, 1024), 1),
+        ((1 << 20, 3), (0,), (4, 1024), 256),
+    ],
+)
+def test_tiles_and_parts(shape: Shape, reduced: tuple[int, ...], tile: tuple[int, int], parts: int) -> None:
+    x = Input("x", TensorType(f32, static_shape(shape)))()
+    graph = Graph((x,), (ops.Reduce("sum", reduced)(x),))
+    rows = rows_of(graph)
+    assert rows is not None
+    found = _RowTiles(Group.of(graph, (Layout.contiguous(shape),), ()), rows, H100)
+    assert (found.tile, found.room) == (tile, parts)
