@@ -44,7 +44,8 @@ POLICY = FusionPolicy(
     computed_updates=True,
 )  # fmt: skip
 CHOICES = Choices(
-    POLICY, frozenset({Attention, Dequantize}), _has_kernel, int8_dot=i8, levels=(f32, f16, bf16), alike=True,
+    POLICY, frozenset({Attention, Dequantize}), _has_kernel, int8_dot=i8, f8_dot=True, levels=(f32, f16, bf16),
+    alike=True,
 )  # fmt: skip
 
 
@@ -70,10 +71,11 @@ class CudaTarget:
         workers.start(nodes // _NODES)
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
-        """The first architecture's, with what all of them have of shared memory and of copies of boxes."""
+        """The first architecture's, with what all of them have of shared memory, copies of boxes and 8-bit floats."""
         machines = [MACHINES[capability(arch)] for arch in (features.arch, *features.features)]
         shared, boxes = min(m.shared for m in machines), all(m.boxes for m in machines)
-        return replace(machines[0], shared=shared, boxes=boxes, measured=measured)
+        f8 = all(m.f8 for m in machines)
+        return replace(machines[0], shared=shared, boxes=boxes, f8=f8, measured=measured)
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         return common_passes(options, CHOICES)

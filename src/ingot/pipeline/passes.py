@@ -37,15 +37,16 @@ from ingot.support.dataclass import dataclass
 class Choices:
     """What targets differ in. policy: the numbers of fusion. kept: MODEL ops with kernels of their own, or that later
     passes are to see. has_kernel: whether a kept op's kernel takes these operands. int8_dot: what bytes are
-    multiplied with i8 where sums of such products are one instruction. levels: the types that weights of few bits may
-    stand for in products. alike: products are of two values of one type, so that both sides are stored in a reduced
-    precision. first: passes of the target's own in front of the others.
-    height: see `keep_blocks`."""
+    multiplied with i8 where sums of such products are one instruction. f8_dot: whether floats of 8 bits are multiplied
+    as they are. levels: the types that weights of few bits may stand for in products. alike: products are of two values
+    of one type, so that both sides are stored in a reduced precision. first: passes of the target's own in front of the
+    others. height: see `keep_blocks`."""
 
     policy: FusionPolicy
     kept: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: DType | None = None
+    f8_dot: bool = False
     levels: tuple[DType, ...] = (f32,)
     alike: bool = False
     first: tuple[NamedPass, ...] = ()
@@ -55,6 +56,7 @@ class Choices:
 def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
     """outer: the symbols of the graphs around a body."""
     tidy = partial(simplify, fast_math=options.fast_math)
+    quantized = partial(lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot)
 
     def bodies(graph: Graph) -> Graph:
         known = outer.union(graph.symbols())
@@ -70,7 +72,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, choices.kept, choices.has_kernel)),
-        ("quantized", partial(lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels)),
+        ("quantized", quantized),
         ("fold", fold_constants),
         ("simplify", tidy),
         ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices

@@ -45,6 +45,20 @@ def test_tensors_of_levels(name: str) -> None:
         assert stored in model.dump("fused")
 
 
+@pytest.mark.parametrize("granularity", [torchao.PerTensor, torchao.PerRow])
+def test_floats_of_8_bits(granularity: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which torchao writes for GPUs alone; its own products run on CPUs, too."""
+    monkeypatch.setattr("torchao.quantization.quant_api._check_hardware_support", lambda granularity: None)
+    net = _net().bfloat16()
+    net[2] = torch.nn.Linear(96, 48).bfloat16()
+    torchao.quantize_(net, torchao.Float8DynamicActivationFloat8WeightConfig(granularity=granularity()))
+    x = torch.randn(32, 64).bfloat16()
+    model = ingot.compile(net, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), net(x), rtol=2**-6, atol=2**-6)
+    assert "f8e4m3fn[" in model.dump("fused")
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_pt2e(dynamic: bool) -> None:
     pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Node, Op, const
-from ingot.ir.types import DType, f32, i4, i8, i32, i64, u4, u8
+from ingot.ir.types import DType, f8e4m3fn, f8e5m2, f32, i4, i8, i32, i64, u4, u8
 from ingot.ir.verify import verify
 from ingot.passes.core.block_quantized import holds_levels
 from ingot.passes.core.quantized import lower_quantized
@@ -335,3 +335,46 @@ def test_bounds_in_front_of_levels_that_cut_earlier(low: float | None, high: flo
     np.testing.assert_array_equal(got, want)
     kept = lowered(graph(q, y))  # somebody else reads what is cut
     assert any(isinstance(n.op, type(y.op)) for n in kept.nodes())
+
+
+def narrow(*shape: int, dtype: DType = f8e4m3fn, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype.numpy)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("columns", [False, True])
+def test_floats_of_8_bits_are_multiplied_as_they_are(rows: bool, columns: bool) -> None:
+    """Constant weights behind a view, one scale or one for each row and column."""
+    rng = np.random.default_rng(2)
+    x, w = arg("x", 7, 40, dtype=f8e4m3fn), narrow(12, 40, dtype=f8e5m2, seed=1)
+    scales = [rng.random(shape if each else ()) + 0.1 for shape, each in (((7, 1), rows), ((12, 1), columns))]
+    y = ops.MatMul()(value(x, 0, scales[0]), ops.transpose(value(w, 0, scales[1]), (1, 0)))
+    g = graph(y)
+    new = lower_quantized(lower_model_ops(g, KEPT), None, f8_dot=True)
+    verify(new, "the pass")
+    (dot,) = of(new.outputs[0], ops.DotGeneral)
+    assert ([n.dtype for n in dot.inputs], dot.dtype) == ([f8e4m3fn, f8e5m2], f32)
+    given = narrow(7, 40)
+    np.testing.assert_allclose(interpret(new, [given])[0], interpret(g, [given])[0], rtol=1e-5, atol=1e-5)
+    (dot,) = of(lowered(g).outputs[0], ops.DotGeneral)
+    assert dot.inputs[0].dtype == f32
+
+
+def test_a_convolution_of_floats_of_8_bits() -> None:
+    x, w = arg("x", 2, 3, 9, 9, dtype=f8e4m3fn), narrow(5, 3, 3, 3, seed=1)
+    scale = np.linspace(0.1, 0.5, 5).reshape(5, 1, 1, 1)
+    g = graph(ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1))(value(x, 0, 0.3), value(w, 0, scale)))
+    new = lower_quantized(lower_model_ops(g, KEPT), None, f8_dot=True)
+    (conv,) = of(new.outputs[0], ops.Convolution)
+    assert [n.dtype for n in conv.inputs] == [f8e4m3fn, f8e4m3fn]
+    given = narrow(2, 3, 9, 9)
+    np.testing.assert_allclose(interpret(new, [given])[0], interpret(g, [given])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_floats_of_8_bits_that_are_moved_or_summed_by_several_scales_stay() -> None:
+    x, w = arg("x", 7, 40, dtype=f8e4m3fn), narrow(40, 12)
+    for zero, scale in ((1, 0.3), (0, np.linspace(0.1, 1, 40).reshape(40, 1))):
+        g = graph(ops.MatMul()(value(x, 0, 0.5), value(w, zero, scale)))
+        new = lower_quantized(lower_model_ops(g, KEPT), None, f8_dot=True)
+        (dot,) = of(new.outputs[0], ops.DotGeneral)
+        assert dot.inputs[0].dtype == f32

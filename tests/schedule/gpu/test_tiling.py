@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ingot.ir.dims import symbol
-from ingot.ir.types import f16, f32, i8
+from ingot.ir.types import f8e4m3fn, f16, f32, i8
 from ingot.pipeline.cuda import TARGET
 from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import A40, H100
@@ -26,6 +28,15 @@ from ingot.schedule.gpu.machine import A40, H100
 def test_tiles_and_parts(sizes: tuple[int, int, int], tile: tuple[int, int], parts: int) -> None:
     found = Asked(*sizes, 1, f16).ranked(H100)[0]
     assert ((found.rows, found.columns), found.parts) == (tile, parts)
+
+
+def test_sums_of_runs_of_8_bit_floats_have_registers_of_their_own() -> None:
+    """Half as large tiles as of other types, and no turn longer than a run."""
+    asked = Asked(4096, 4096, 4096, 1, f8e4m3fn, boxes=True)
+    first = asked.ranked(H100)[0]
+    assert (first.rows, first.columns, first.warps, first.depth) == (128, 128, 8, 128)
+    assert all(asked.admits(t, H100) for t in asked.ranked(H100))
+    assert not asked.admits(replace(first, columns=256), H100) and not asked.admits(replace(first, depth=256), H100)
 
 
 def test_what_many_functions_follow_is_cut_smaller() -> None:

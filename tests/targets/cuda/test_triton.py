@@ -154,7 +154,7 @@ def test_floats_that_integers_do_not_hold_are_cut_as_cpus_do() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("name", CASES)
 def test_cubins(name: str, arch: str) -> None:
     """Ahead of time, without a GPU; this also holds the internals of Triton that are called."""

@@ -311,7 +311,8 @@ class Transposed(Expr):
 @dataclass(frozen=True, slots=True)
 class TileProduct(Expr):
     """The matrix product of the tiles a (m x k) and b (k x n), added to c (m x n), in c's type; in an order of the
-    machine's. Products of f32 are those of f32, never of a shorter type."""
+    machine's. Products of f32 are those of f32, never of a shorter type. Those of 8-bit floats, which may be of two
+    kinds, are added up with 13 bits behind the largest one's first, and then to c (docs/precision.md)."""
 
     a: Expr
     b: Expr

@@ -13,7 +13,7 @@ from collections import ChainMap
 from collections.abc import Callable
 
 from ingot.ir import kernel as k
-from ingot.ir.types import bf16, boolean, f32, f64, i8, i32, i64, u8
+from ingot.ir.types import bf16, boolean, f8e4m3fn, f8e5m2, f32, f64, i8, i32, i64, u8
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
@@ -322,7 +322,8 @@ class _Checker:
                 (m, depth), (depth_b, n) = e.a.tile or (0, 0), e.b.tile or (0, 0)
                 self.need(depth == depth_b, "product", f"{depth} rows of b", depth_b)
                 self.need(e.tile == (m, n) and _kind(e) == _kind(e.c), "product", f"a sum {(m, n)}", _kind(e.c))
-                self.need(e.a.dtype == e.b.dtype, "product", f"a b of {e.a.dtype}", e.b.dtype)
+                alike = e.a.dtype == e.b.dtype or {e.a.dtype, e.b.dtype} == {f8e4m3fn, f8e5m2}
+                self.need(alike, "product", f"a b of {e.a.dtype}", e.b.dtype)
 
     def dot(self, e: k.Dot) -> None:
         self.same("dot", e, e.c)

@@ -1,4 +1,4 @@
-"""Quantized values: integers that stand for evenly spaced levels."""
+"""Quantized values: integers that stand for evenly spaced levels, and floats of few bits with a scale."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.node import Node, Op, Samples
-from ingot.ir.types import DType, TensorType, dtype_of, f32, i32
+from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i32
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import finish
 from ingot.ops.nn.terms import Term
@@ -22,10 +22,10 @@ def _computed_in(scale: DType) -> DType:
 class Dequantize(Op):
     """x, zero -> x - zero, i32; x, zero, scale -> (x - zero) * scale, of scale's type: ONNX's DequantizeLinear.
 
-    x: integers of at most 32 bits. zero: of x's type, or of scale's. zero and scale broadcast against x without making
-    it larger. f16 and bf16 are computed in f32. Products of such values with constant ones are computed in integers
-    where the machine is made for it (`passes/core/quantized.py`); weights stay as small as they are
-    (`passes/core/block_quantized.py`).
+    x: integers of at most 32 bits, or floats of at most 8, which have a scale. zero: of x's type, or of scale's. zero
+    and scale broadcast against x without making it larger. f16 and bf16 are computed in f32. Products of such values
+    are computed in 8 bits where the machine is made for it (`passes/core/quantized.py`); weights stay as small as they
+    are (`passes/core/block_quantized.py`).
     """
 
     name: ClassVar[str] = "dequantize"
@@ -34,7 +34,9 @@ class Dequantize(Op):
     def infer(self, *inputs: TensorType) -> TensorType:
         self.expect(len(inputs) in (2, 3), f"expected x, zero and maybe scale, got {len(inputs)} operands")
         x, zero, *scale = inputs
-        self.expect(x.dtype.is_integer and x.dtype.bits <= 32, f"expected integers of at most 32 bits, got {x}")
+        levels = x.dtype.is_integer and x.dtype.bits <= 32
+        levels = levels or (x.dtype.is_float and x.dtype.bits <= 8 and bool(scale))
+        self.expect(levels, f"expected integers of at most 32 bits, or floats of at most 8 and a scale, got {x}")
         same = zero.dtype == x.dtype or (bool(scale) and zero.dtype == scale[0].dtype)
         self.expect(same, f"expected a zero of {x.dtype} or of the scale's type, got {zero}")
         for p in (zero, *scale):
@@ -73,6 +75,8 @@ class Dequantize(Op):
         yield cls(), (x, zero, np.array(0.1))
         yield cls(), (x, rng.random((4, 1)).astype(np.float32), scale)
         yield cls(), (x[:0], zero, scale)
+        narrow = f8e4m3fn.numpy
+        yield cls(), (rng.normal(size=(3, 4)).astype(narrow), np.zeros((), narrow), scale)
 
 
 __all__ = ["Dequantize"]

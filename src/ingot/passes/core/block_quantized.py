@@ -106,7 +106,8 @@ def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
     """Whether `w` is what constant levels of 4 or 8 bits stand for, by constant scales."""
     if not isinstance(w.op, ops.Dequantize) or len(w.inputs) != 3 or w.dtype not in floats:
         return False
-    return w.inputs[0].dtype.bits in (4, 8) and w.type.is_static and all(map(is_constant, w.inputs))
+    q = w.inputs[0].dtype
+    return q.is_integer and q.bits in (4, 8) and w.type.is_static and all(map(is_constant, w.inputs))
 
 
 def _beyond(w: Node, at: int) -> Node:

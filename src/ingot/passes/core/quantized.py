@@ -17,6 +17,10 @@ closer to the exact result than f32 products are. Padding is a's zero.
 
 Only products with constant weights change; a's scale and zero are those of all of it, of each row or of each image, b's
 of all of it or of each output channel.
+
+Floats of 8 bits are multiplied as they are where the machine does so, constant or not:
+
+    dot(a * sa, b * sb): f32   ->   dot(a, b): f32 * (sa * sb)
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from ingot import ops
 from ingot.ir.dims import product
 from ingot.ir.layout import along_axes
 from ingot.ir.node import Graph, Node, Op, const, deferred, rebuilt, splat_of
-from ingot.ir.types import DType, Shape, f32, i8, i32, static_shape, u8
+from ingot.ir.types import DType, Shape, f8e4m3fn, f8e5m2, f32, i8, i32, static_shape, u8
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
@@ -39,20 +43,24 @@ from ingot.passes.core.block_quantized import holds_levels, in_levels, told_as_l
 from ingot.passes.core.layout import padded
 from ingot.support.dataclass import dataclass
 
+INTEGERS, FLOATS = (u8, i8), (f8e4m3fn, f8e5m2)  # of 8 bits, whose products machines have
 MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 
 
-def lower_quantized(graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,)) -> Graph:
+def lower_quantized(
+    graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False
+) -> Graph:
     """Products of `Dequantize`d values in integers, where `int8_dot` is what bytes are multiplied with (see module);
     what is left of these ops as arithmetic, constants as what they stand for. floats: the types that weights of levels
-    may stand for in a product."""
+    may stand for in a product. f8_dot: whether floats of 8 bits are multiplied."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
         if is_contraction(n):
             w = told_as_levels(inputs[1])
             new = new if w is None else n.with_inputs((inputs[0], w))
-            return (None if int8_dot is None else _in_integers(new, int8_dot)) or in_levels(new, floats) or new
+            integers = None if int8_dot is None else _in_integers(new, int8_dot)
+            return integers or (_in_floats(new) if f8_dot else None) or in_levels(new, floats) or new
         return new
 
     nodes = graph.nodes()
@@ -79,7 +87,7 @@ def _later(n: Node, inputs: Sequence[Node]) -> Node:
         same = _same(inputs[1], scale[0]) and _same(inputs[2], zero) and n.dtype == q.dtype
         return q if same else new
     moves = n.op.rearranges and len(inputs) == 1 and len(n.types) == 1
-    if moves or (_chooses(n.op) and all(_is_positive(s) for s in scale)):
+    if moves or (q.dtype.is_integer and _chooses(n.op) and all(_is_positive(s) for s in scale)):
         return inputs[0].op(n.op(q, loc=n.loc), *(ops.reshape(p, ()) for p in (zero, *scale)), loc=inputs[0].loc)
     return new
 
@@ -203,7 +211,8 @@ def _as_arithmetic(floats: tuple[DType, ...], n: Node, inputs: Sequence[Node]) -
 
 @dataclass(frozen=True)
 class _Levels:
-    """(q - zero) * scale: q is u8 or i8, zero i32; both have q's sizes along `axes`. scale None: 1, in i32."""
+    """(q - zero) * scale: q has 8 bits, zero is i32, of floats 0; both have q's sizes along `axes`. scale None: 1, in
+    i32."""
 
     q: Node
     zero: Node
@@ -211,13 +220,13 @@ class _Levels:
     axes: tuple[int, ...]
 
 
-def _levels(x: Node) -> _Levels | None:
-    """What `x` is, seen through ops that rearrange it."""
+def _levels(x: Node, kinds: tuple[DType, ...]) -> _Levels | None:
+    """What `x` is, seen through ops that rearrange it. kinds: the types that levels may have."""
     if isinstance(x.op, ops.Dequantize):
-        return _of_op(x)
+        return _of_op(x, kinds)
     if not isinstance(x.op, View) or not x.op.permutes:
         return None
-    own = _levels(x.inputs[0])
+    own = _levels(x.inputs[0], kinds)
     if own is None:
         return None
     q = x.op.reference(own.q.constant.value) if own.q.constant is not None else x.op(own.q)
@@ -230,9 +239,9 @@ def _levels(x: Node) -> _Levels | None:
     return replace(moved, axes=tuple(axes)) if axes == sorted(axes) and len(axes) == len(own.axes) else None
 
 
-def _of_op(x: Node) -> _Levels | None:
+def _of_op(x: Node, kinds: tuple[DType, ...]) -> _Levels | None:
     q, zero, *scale = x.inputs
-    if q.dtype not in (u8, i8) or (scale and scale[0].dtype != f32):
+    if q.dtype not in kinds or (scale and scale[0].dtype != f32) or (q.dtype.is_float and not _is_zero(zero)):
         return None
     rank = q.type.rank
     varied = {d - p.type.rank + rank for p in (zero, *scale) for d, size in enumerate(p.shape) if size != 1}
@@ -285,22 +294,32 @@ def _signed(b: _Levels) -> _Levels:
 
 def _in_integers(n: Node, int8_dot: DType) -> Node | None:
     """The product `n` of levels in integers; None where it is not one."""
-    a, b = (_levels(x) for x in n.inputs)
+    a, b = (_levels(x, INTEGERS) for x in n.inputs)
     if a is None or b is None or len(b.axes) > 1 or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
         return None
     a, b = _bytes(a, int8_dot), _signed(b)
     rows, columns = _places(n, a, 0), _places(n, b, 1)
     if rows is None or columns is None:
         return None
-    # operands that are seen by the result's dimensions along which they vary
     seen = _Seen(n.shape, rows, columns)
     sums = _convolved(n, a, b, seen) if isinstance(n.op, ops.Convolution) else _multiplied(n, a, b, seen)
     if sums is None:
         return None
     if a.scale is None or b.scale is None:
         return ops.cast(sums, i32)
-    scale = seen.b(ops.mul(a.scale, b.scale)) if not rows else ops.mul(seen.a(a.scale), seen.b(b.scale))
-    return ops.mul(ops.cast(sums, f32), scale, loc=n.loc)
+    return seen.scaled(ops.cast(sums, f32), a.scale, b.scale, n.loc)
+
+
+def _in_floats(n: Node) -> Node | None:
+    """The product `n` of scaled floats of 8 bits as one of these; None where it is not one."""
+    a, b = (_levels(x, FLOATS) for x in n.inputs)
+    if a is None or b is None or a.scale is None or b.scale is None:
+        return None
+    rows, columns = _places(n, a, 0), _places(n, b, 1)
+    if rows is None or columns is None or (isinstance(n.op, ops.Convolution) and n.op.feature_groups != 1):
+        return None
+    sums = replace(n.op, dtype=f32)(a.q, b.q, loc=n.loc)  # type: ignore[call-arg]
+    return _Seen(n.shape, rows, columns).scaled(sums, a.scale, b.scale, n.loc)
 
 
 def _places(n: Node, levels: _Levels, operand: int) -> tuple[int, ...] | None:
@@ -318,7 +337,8 @@ def _places(n: Node, levels: _Levels, operand: int) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Parameters of both operands in the shape of a product's result. rows, columns: the dimensions that they have."""
+    """Parameters of both operands in the shape of a product's result. rows, columns: the dimensions of it along which
+    they vary."""
 
     shape: Shape
     rows: tuple[int, ...]
@@ -329,6 +349,11 @@ class _Seen:
 
     def b(self, p: Node) -> Node:
         return ops.BroadcastInDim(self.shape, self.columns)(p)
+
+    def scaled(self, sums: Node, a: Node, b: Node, loc: str) -> Node:
+        """Sums in f32 times both scales."""
+        scale = self.b(ops.mul(a, b)) if not self.rows else ops.mul(self.a(a), self.b(b))
+        return ops.mul(sums, scale, loc=loc)
 
 
 def _is_zero(p: Node) -> bool:

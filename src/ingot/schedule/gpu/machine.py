@@ -12,14 +12,16 @@ from ingot.support.dataclass import dataclass
 @dataclass(frozen=True)
 class Machine:
     """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared: bytes of shared memory that one
-    program may have. registers: 32-bit registers that a program's tiles may fill before they spill. boxes:
-    whether it copies tiles of matrices by itself. measured: choices, by the key of what they decide."""
+    program may have. registers: 32-bit registers that a program's tiles may fill before they spill. boxes: whether it
+    copies tiles of matrices by itself. f8: whether it multiplies tiles of 8-bit floats. measured: choices, by the key
+    of what they decide."""
 
     capability: int = 90
     processors: int = 132
     shared: int = 227 << 10
     registers: int = 1 << 14
     boxes: bool = True
+    f8: bool = True
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -29,8 +31,8 @@ class Machine:
 
 
 H100 = Machine()
-A100 = Machine(80, 108, 163 << 10, boxes=False)
-A40 = Machine(86, 84, 99 << 10, boxes=False)
+A100 = Machine(80, 108, 163 << 10, boxes=False, f8=False)
+A40 = Machine(86, 84, 99 << 10, boxes=False, f8=False)
 L40 = Machine(89, 142, 99 << 10, boxes=False)
 B200 = Machine(100, 148, 227 << 10)
 RTX5090 = Machine(120, 170, 99 << 10)

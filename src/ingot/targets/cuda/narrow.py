@@ -1,4 +1,5 @@
 """Floats of at most 8 bits as the bytes that hold them, which GPUs of all kinds know; what is computed of them is f32.
+In kernels that multiply tiles of some, values of those kinds are what their bytes are seen as.
 
 y = f8(x) + z   ->   y = rounded(wide(rounded(x)) + wide(z)), where y, z and rounded(x) are u8
 
@@ -24,6 +25,8 @@ from ingot.ir.kernel import (
     Select,
     Splat,
     Spread,
+    TileLoad,
+    TileProduct,
     Transposed,
     Var,
 )
@@ -33,30 +36,51 @@ from ingot.ir.types import FLOAT_FORMATS, DType, f32, i32, u8
 
 # e8m0 has neither sign nor zero
 NARROW = {d: form for d, form in FLOAT_FORMATS.items() if form.has_sign}
-_MOVES = (Load, Gather, Splat, Spread, Select, Transposed)
+_MOVES = (Load, Gather, TileLoad, Splat, Spread, Select, Transposed)
 
 
 def in_bytes(kernel: Kernel) -> Kernel:
-    """`kernel` without values of narrow floats."""
-    own = _Bytes()
+    """`kernel` without values of narrow floats, but for those that it multiplies tiles of."""
+    products = _Products()
+    products.body(kernel.body)
+    own = _Bytes(frozenset(products.types))
     return replace(kernel, params=tuple(map(own.buffer, kernel.params)), body=own.body(kernel.body))
 
 
-class _Bytes(Rewriting):
+class _Products(Rewriting):
+    """Leaves all as it is. types: the narrow ones of products' operands."""
+
     def __init__(self) -> None:
         super().__init__()
+        self.types: set[DType] = set()
+
+    def expr(self, e: Expr) -> Expr:
+        if isinstance(e, TileProduct):
+            self.types |= NARROW.keys() & {e.a.dtype, e.b.dtype}
+        return e
+
+
+class _Bytes(Rewriting):
+    """own: the narrow types that stay."""
+
+    def __init__(self, own: frozenset[DType]) -> None:
+        super().__init__()
+        self.own = own
         self.kept: list[Expr] = []  # what is known by its id has to live
 
+    def stored(self, dtype: DType) -> DType:
+        return u8 if dtype in NARROW and dtype not in self.own else dtype
+
     def buffer(self, b: Buffer) -> Buffer:
-        return replace(b, dtype=u8) if b.dtype in NARROW else b
+        return b if self.stored(b.dtype) == b.dtype else replace(b, dtype=u8)
 
     def variable(self, v: Var) -> Var:
-        return replace(v, dtype=u8) if v.dtype in NARROW else v
+        return v if self.stored(v.dtype) == v.dtype else replace(v, dtype=u8)
 
     def of(self, e: Expr) -> Expr:
         if isinstance(e, Lit) and e.dtype in NARROW:
             code = int(np.asarray(e.value).astype(e.dtype.numpy).view(np.uint8))
-            return replace(e, dtype=u8, value=code)
+            return k.bitcast(replace(e, dtype=u8, value=code), self.stored(e.dtype))
         return super().of(e)
 
     def anew(self, e: Expr) -> Expr:
@@ -64,13 +88,15 @@ class _Bytes(Rewriting):
         if e.dtype not in NARROW and not any(x.dtype in NARROW for x in operands):
             return super().anew(e)
         if isinstance(e, _MOVES):
-            return replace(super().anew(e), dtype=u8)
+            return replace(super().anew(e), dtype=self.stored(e.dtype))
+        if isinstance(e, TileProduct):
+            return super().anew(e)
         if isinstance(e, Cast):
             x = self.of(e.a)
-            x = _wide(x, e.a.dtype) if e.a.dtype in NARROW else x
-            return _rounded(x, e.dtype) if e.dtype in NARROW else k.cast(x, e.dtype)
+            x = _wide(k.bitcast(x, u8), e.a.dtype) if e.a.dtype in NARROW else x
+            return k.bitcast(_rounded(x, e.dtype), self.stored(e.dtype)) if e.dtype in NARROW else k.cast(x, e.dtype)
         if isinstance(e, Bitcast):
-            x, dtype = self.of(e.a), u8 if e.dtype in NARROW else e.dtype
+            x, dtype = self.of(e.a), self.stored(e.dtype)
             return x if x.dtype == dtype else replace(e, a=x, dtype=dtype)
         wide = with_operands(e, {id(x): k.cast(x, f32) for x in operands if x.dtype in NARROW})
         wide = k.cast(replace(wide, dtype=f32), e.dtype) if e.dtype in NARROW else wide

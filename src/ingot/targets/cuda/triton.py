@@ -18,7 +18,7 @@ from math import isfinite
 from ingot.ir import kernel as k
 from ingot.ir.kernel.math.expand import expand
 from ingot.ir.kernel.verify import children
-from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from ingot.ir.types import DType, bf16, boolean, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.targets.cuda.narrow import NARROW, in_bytes
@@ -26,10 +26,12 @@ from ingot.targets.cuda.narrow import NARROW, in_bytes
 TYPES: dict[DType, str] = {
     f16: "float16", bf16: "bfloat16", f32: "float32", f64: "float64", i8: "int8", i16: "int16", i32: "int32",
     i64: "int64", u8: "uint8", u16: "uint16", u32: "uint32", u64: "uint64", boolean: "int1",
+    f8e4m3fn: "float8e4nv", f8e5m2: "float8e5",
 }  # fmt: skip
-_POINTERS = {f16: "fp16", bf16: "bf16", f32: "fp32", f64: "fp64", boolean: "i8"} | {
-    d: d.name for d in (i8, i16, i32, i64, u8, u16, u32, u64)
-}
+_POINTERS = {
+    f16: "fp16", bf16: "bf16", f32: "fp32", f64: "fp64", boolean: "i8", f8e4m3fn: "fp8e4nv", f8e5m2: "fp8e5",
+    **{d: d.name for d in (i8, i16, i32, i64, u8, u16, u32, u64)},
+}  # fmt: skip
 _NONE = "compile for a CPU, or convert such values outside of the model"
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<",
@@ -89,7 +91,7 @@ def _memory_type(b: k.Buffer) -> str:
 def type_name(dtype: DType, names: Mapping[DType, str] = TYPES) -> str:
     """Triton's name of a type. Raises CompileError for one that kernels have no values of."""
     if dtype not in names:
-        told = ", ".join(d.name for d in (*TYPES, *NARROW))
+        told = ", ".join(dict.fromkeys(d.name for d in (*TYPES, *NARROW)))
         raise CompileError("a kernel for NVIDIA GPUs", expected=f"values of {told}", got=dtype.name, fix=_NONE)
     return names[dtype]
 
@@ -318,7 +320,8 @@ class _Text:
     def load(self, e: k.Load | k.Gather) -> str:
         if e.buffer.space == "register":
             return self.writer.register(e.buffer, e.index)
-        mask = f", mask={self.operands(e, e.mask, e.index)[0]}, other=0" if e.mask is not None else ""
+        other = "0" if e.dtype not in NARROW else _full(k.Lit(e.dtype, 1, 0))  # a number would be converted
+        mask = f", mask={self.operands(e, e.mask, e.index)[0]}, other={other}" if e.mask is not None else ""
         at = self.of(e.index) if e.index.tile is None else self.tensor(e.index)
         text = f"tl.load({_name(e.buffer.name)} + {at}{mask})"
         return f"({text} != 0)" if e.dtype == boolean else text
@@ -344,6 +347,9 @@ class _Text:
     def product(self, e: k.TileProduct) -> str:
         precision = ', input_precision="ieee"' if e.a.dtype == f32 else ""
         a, b, c = self.tensor(e.a), self.tensor(e.b), self.tensor(e.c)
+        if e.a.dtype in NARROW:  # a run of terms is all of the tile's
+            assert e.a.tile is not None
+            return f"({c} + tl.dot({a}, {b}, max_num_imprecise_acc={e.a.tile[1]}))"
         return f"tl.dot({a}, {b}, {c}{precision}, out_dtype=tl.{type_name(e.dtype)})"
 
 

@@ -73,13 +73,8 @@ def dequantize_linear(c: Call) -> Result:
         y = ops.Dequantize()(levels, zero, ops.cast(ops.expand_dims(scale, axis + 1), wide))
         return ops.cast(ops.reshape(y, x.shape), dtype)
     spread = _along(c, scale, x, block)
-    if x.dtype.is_integer:
-        zero = _along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)
-        return ops.cast(ops.Dequantize()(x, zero, ops.cast(spread, wide)), dtype)
-    y = ops.cast(x, wide)
-    if c.has(2):
-        y = ops.sub(y, ops.cast(_along(c, c.x(2), x, block), wide))
-    return ops.cast(ops.mul(y, ops.cast(spread, wide)), dtype)
+    zero = _along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)
+    return ops.cast(ops.Dequantize()(x, zero, ops.cast(spread, wide)), dtype)
 
 
 @onnx_op("DynamicQuantizeLinear", since=11)

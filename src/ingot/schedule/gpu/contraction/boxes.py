@@ -13,14 +13,14 @@ from dataclasses import replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Matrix, Tile
-from ingot.ir.types import DType, bf16, f16
+from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import ALIGN
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
 
 UNIT = 16  # bytes: rows begin at multiples of it
-TYPES = (f16, bf16)
+TYPES = (f16, bf16, f8e4m3fn, f8e5m2)
 Line = tuple[DimLike, DimLike]  # an axis: how many, and how far apart
 
 
@@ -46,15 +46,18 @@ class Box:
 Boxes = tuple[Box, Box]  # of A and B
 
 
-def boxes_of(loops: Loops, dtype: DType, a: tuple[DimLike, Arg], b: tuple[DimLike, Arg]) -> Boxes | None:
+def boxes_of(loops: Loops, types: tuple[DType, DType], a: tuple[DimLike, Arg], b: tuple[DimLike, Arg]) -> Boxes | None:
     """Both operands of a product, rows by terms and terms by columns, or None where one is no matrix whose sizes are
     known. a, b: where each begins in which buffer."""
-    if any(x.extent != 1 for x in loops.batch) or dtype not in TYPES:
+    if any(x.extent != 1 for x in loops.batch) or any(d not in TYPES for d in types):
         return None
     rows, terms = [(x.extent, x.a) for x in loops.rows], [(x.extent, x.a) for x in loops.reduce]
     others, columns = [(x.extent, x.b) for x in loops.reduce], [(x.extent, x.b) for x in loops.cols]
-    left, right = _box(rows, terms, dtype, *a), _box(others, columns, dtype, *b)
-    return None if left is None or right is None else (left, right)
+    left, right = _box(rows, terms, types[0], *a), _box(others, columns, types[1], *b)
+    if left is None or right is None:
+        return None
+    # tensor cores of 8 bits read what boxes hold only where terms lie side by side
+    return (left, right) if types[0].bits > 8 or (not left.turned and right.turned) else None
 
 
 def _box(first: Sequence[Line], second: Sequence[Line], dtype: DType, offset: DimLike, arg: Arg) -> Box | None:

@@ -43,7 +43,8 @@ from ingot.support.dataclass import dataclass
 
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
 UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
-IN_F16 = (f8e4m3fn, f8e5m2, f8e4m3fnuz, f8e5m2fnuz)  # all of whose numbers f16 has
+F8 = (f8e4m3fn, f8e5m2)  # which newer GPUs multiply, one kind by the other, too
+IN_F16 = (*F8, f8e4m3fnuz, f8e5m2fnuz)  # all of whose numbers f16 has
 
 
 def lower_contraction(
@@ -60,11 +61,13 @@ def lower_contraction(
     return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
 
 
-def unit_of(x: DType, y: DType) -> DType | None:
-    """The type in which tiles of two operands are multiplied, exactly; None: they are no tensor cores' business."""
+def units_of(x: DType, y: DType, machine: Machine) -> tuple[DType, DType] | None:
+    """The types in which tiles of two operands are multiplied, exactly; None: they are no tensor cores' business."""
+    if machine.f8 and x in F8 and y in F8:
+        return x, y
     if x in IN_F16 and y in IN_F16:
-        return f16  # whose sums are f32; those of 8 bits would be shorter
-    return x if x == y and x in UNITS else None
+        return f16, f16
+    return (x, y) if x == y and x in UNITS else None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class _Product:
     loops: Loops
     tiling: Tiling
     site: Site
+    units: tuple[DType, DType] | None
     packs: tuple[Pack, ...] = ()
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
@@ -117,20 +121,21 @@ class _Product:
         sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = sizes
         pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
-        if y.dtype == i8:  # whose tensor cores take columns with their terms side by side
+        units = units_of(x.dtype, y.dtype, machine)
+        unit = units[0] if units else x.dtype
+        if unit.bits == 8:  # whose tensor cores take columns with their terms side by side
             axes = (*loops.batch, *loops.cols, *loops.reduce)
         if constant[b_at] and not of_levels:
             pack = repacked(axes, b_at, b_layout.offset, stored[1].dtype)
         found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
-        if machine.boxes and found is None and x.dtype == y.dtype == unit_of(x.dtype, y.dtype):
+        if machine.boxes and found is None and units == (x.dtype, y.dtype):
             read = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
             walked = loops if pack is None else packed_loops(loops, axes)
-            boxes = boxes_of(walked, x.dtype, (a.offset, Arg("in", a_at)), read)
+            boxes = boxes_of(walked, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), read)
         turn = found.levels.turn if found else 0
         functions = sum(n.op.costly for n in body.nodes())
-        unit = unit_of(x.dtype, y.dtype) or x.dtype
         asked = Asked(m, n, depth, batch, unit, turn=turn, boxes=boxes is not None, functions=functions)
         site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None)
         tiling = decided(site, machine, Tiling)
@@ -140,16 +145,16 @@ class _Product:
                 group = group.without(index)
             b = _Operand(found.levels.buffer, 0)
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
-            return _Product(group, anchor, a, b, loops, tiling, site, found.packs, found.packed(), found.levels)
+            return _Product(group, anchor, a, b, loops, tiling, site, units, found.packs, found.packed(), found.levels)
         if pack is None:
-            return _Product(group, anchor, a, b, loops, tiling, site, boxes=boxes)
+            return _Product(group, anchor, a, b, loops, tiling, site, units, boxes=boxes)
         if not reads_again(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         loops = packed_loops(loops, axes)
         buffer = Buffer("b", pack.dtype, align=ALIGN)
         b = _Operand(buffer, 0)
         packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
-        return _Product(group, anchor, a, b, loops, tiling, site, (pack,), packed, boxes=boxes)
+        return _Product(group, anchor, a, b, loops, tiling, site, units, (pack,), packed, boxes=boxes)
 
     @property
     def tile(self) -> Tile:
@@ -210,11 +215,9 @@ class _Product:
         b_columns = top.let(ix.add(b_base, dot(columns, [x.b for x in loops.cols])), "b")
         axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
         axes = merge_axes(axes) if self.levels is None else axes
-        x_type, y_type = (operand.dtype for operand in self.anchor.inputs)
-        unit = unit_of(x_type, y_type)
-        in_tiles = unit is not None and unit.is_float == dtype.is_float
+        units = self.units if self.units and self.units[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
-        step = t.depth if in_tiles else 1
+        step = t.depth if units else 1
         terms = self._terms(top, axes, columns, b_columns, live, step)
         size = step // terms.halves
         acc = self._zeros(top)
@@ -228,9 +231,9 @@ class _Product:
                 x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
                 y = read(block, first, half)
                 old = k.load(acc, ZERO)
-                if unit is not None and in_tiles:
-                    x = k.spread(k.cast(x, unit), (t.rows, size))
-                    y = k.spread(k.cast(y, unit), (size, t.columns))
+                if units:
+                    x = k.spread(k.cast(x, units[0]), (t.rows, size))
+                    y = k.spread(k.cast(y, units[1]), (size, t.columns))
                     block.store(acc, ZERO, k.tile_product(x, y, old))
                 else:
                     block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), old)))

@@ -58,6 +58,8 @@ _TILES = (
 )  # fmt: skip
 LARGEST = 128 * 256
 LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no tensor cores'
+RUN = 128  # terms whose products of 8-bit floats are added up in fewer bits than f32 has (docs/precision.md)
+RUNS = 128 * 16  # elements of a tile, for each warp, whose sums and those of a run fit in registers
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class Asked:
     def alone(self) -> bool:
         """Whether a single row is multiplied."""
         return self.rows == 1 and self.dtype.is_float
+
+    @property
+    def in_runs(self) -> bool:
+        """Whether the sums of a run of terms have registers of their own beside those of all."""
+        return self.dtype.is_float and self.dtype.bits == 8
 
     def ranked(self, machine: Machine) -> list[Tiling]:
         """Tilings, the one that is the fastest by the model first."""
@@ -115,6 +122,8 @@ class Asked:
             size = t.columns * t.depth * self.together // self.halves
             return t.rows == 1 and t.depth % self.block == 0 and size <= 4 * LINE
         least = 16 if self.dtype.bits > 8 else 32
+        if self.in_runs and (t.depth > RUN or area > RUNS * t.warps):
+            return False
         fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared
         return min(t.rows, t.columns) >= 16 and t.depth >= least and fits and area <= most
 
@@ -160,7 +169,7 @@ class Asked:
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
             for place, tile in enumerate(_TILES):
-                if self.dtype == f32 and tile.area > LARGEST_F32:
+                if (self.dtype == f32 and tile.area > LARGEST_F32) or (self.in_runs and tile.area > RUNS * tile.warps):
                     continue
                 programs = -(-m // tile.rows) * -(-n // tile.columns) * count
                 for parts in range(1, self._most_parts(self._step) + 1):
@@ -178,7 +187,7 @@ class Asked:
     @property
     def _step(self) -> int:
         """Terms of a turn."""
-        step = 64 if self.dtype.bits <= 16 else 32
+        step = RUN if self.in_runs else 64 if self.dtype.bits <= 16 else 32
         return max(16 if self.dtype.bits > 8 else 32, min(step, power_of_two(estimate(self.depth))))
 
     def _ahead(self, a: int, b: int, programs: int, length: int, boxes: int, machine: Machine) -> tuple[int, int, int]:

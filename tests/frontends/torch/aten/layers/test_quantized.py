@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import ingot
 from ingot import ops
+from ingot.support.errors import UnsupportedOpError
 from tests.frontends.torch.agree import agree
 
 q = torch.ops.quantized_decomposed
@@ -129,3 +130,30 @@ def test_products_with_packed_levels_of_4_bits(dtype: torch.dtype) -> None:
     for rows in (x, x[:1], x.repeat(3, 1), x.repeat(9, 1)):  # more than a chunk takes, too
         torch.testing.assert_close(compiled(rows), net(rows), rtol=tolerance, atol=10 * tolerance)
     assert "u4" in compiled.dump("model")
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_scaled_products_of_floats_of_8_bits(rows: bool) -> None:
+    """One scale of each operand, or one for each row and column; a bias; two kinds of floats."""
+    weight, bias = torch.randn(48, 64).to(torch.float8_e4m3fn), torch.randn(48).bfloat16()
+    scale = torch.rand(1, 48) if rows else torch.tensor(0.5)
+
+    def product(x: Tensor) -> Tensor:
+        own = (x.abs().amax(1, keepdim=True) if rows else x.abs().amax()) / 448.0
+        levels = (x / own).to(torch.float8_e4m3fn)
+        return torch.ops.aten._scaled_mm(levels, weight.t(), own, scale, bias=bias, out_dtype=torch.bfloat16)
+
+    # both round f32 sums, in whose order they differ, to 8 bits
+    agree(product, torch.randn(32, 64), tolerance=2**-7)
+
+
+def test_scaled_products_with_other_scales_are_refused() -> None:
+    weight, x = torch.randn(48, 64).to(torch.float8_e4m3fn), torch.randn(32, 64).to(torch.float8_e4m3fn)
+    one = torch.tensor(1.0)
+
+    class Product(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.ops.aten._scaled_mm(x, weight.t(), one, one, scale_result=one, out_dtype=torch.bfloat16)
+
+    with pytest.raises(UnsupportedOpError, match="and one of the result"):
+        ingot.compile(Product(), (x,))

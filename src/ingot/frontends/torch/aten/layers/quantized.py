@@ -176,6 +176,29 @@ def choose_qparams_per_token_asymmetric(c: Context, x: Node, dtype: torch.dtype)
     return _parameters(c, scale, ops.RoundEven()(ops.clip(zero, -128.0, 127.0)))
 
 
+@aten("torchao.choose_scale_float8.default")
+def choose_scale_float8(
+    c: Context,
+    x: Node,
+    block_size: list[DimLike],
+    float8_dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_dtype: torch.dtype = torch.float32,
+    hp_value_lb: float | None = None,
+    hp_value_ub: float | None = None,
+) -> Node:
+    """The largest magnitude of each block over the type's largest number, rounded as x is."""
+    if scale_dtype != torch.float32:
+        raise Unsupported(f"scales of {scale_dtype}; expected torch.float32")
+    counts = c.results[0].shape
+    blocks = ops.reshape(ops.Abs()(x), tuple(d for pair in zip(counts, block_size, strict=True) for d in pair))
+    most = ops.reduce_max(blocks, tuple(range(1, 2 * len(counts), 2)))
+    if hp_value_lb is not None:
+        most = ops.maximum(most, hp_value_lb)
+    if hp_value_ub is not None:
+        most = ops.minimum(most, hp_value_ub)
+    return cast(ops.div(most, torch.finfo(float8_dtype).max), f32)
+
+
 # fake quantization: values as their levels have them, and where they lie within the range
 
 
@@ -229,6 +252,30 @@ def fake_quantize_channels(
 def int_mm(c: Context, a: Node, b: Node) -> Node:
     """i8 by i8, in i32."""
     return ops.MatMul()(*(ops.Dequantize()(x, ops.scalar(0, x.dtype)) for x in (a, b)))
+
+
+@aten("_scaled_mm.default")
+def scaled_mm(
+    c: Context,
+    a: Node,
+    b: Node,
+    scale_a: Node,
+    scale_b: Node,
+    bias: Node | None = None,
+    scale_result: Node | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Node:
+    """Floats of 8 bits, a scale for all of each or for each row of a and column of b. Sums are the exact ones, or as
+    near as the target has them, whether they may be short or not."""
+    m, n, whole = a.shape[0], b.shape[1], scale_a.type.size == scale_b.type.size == 1
+    if scale_result is not None or not (whole or (scale_a.shape, scale_b.shape) == ((m, 1), (1, n))):
+        got = f"{scale_a.type} and {scale_b.type}" + ("" if scale_result is None else ", and one of the result")
+        raise Unsupported(f"scales {got}; expected one for each operand, or [{m}, 1] and [1, {n}]")
+    first, second = (cast(ops.reshape(p, ()) if whole else p, f32) for p in (scale_a, scale_b))
+    y = ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)(a, b)
+    y = ops.mul(y, ops.mul(first, second))
+    return cast(y if bias is None else ops.add(y, cast(bias, f32)), c.results[0].dtype)
 
 
 @aten("_weight_int8pack_mm.default")
