@@ -22,7 +22,7 @@ from ingot.frontends.tensorflow.functional import OLD
 from ingot.frontends.tensorflow.proto import Function, FunctionDef, Message, NodeDef
 from ingot.frontends.tensorflow.rows import ROWS
 from ingot.frontends.tensorflow.rows.algebra.complex import on_complex, on_parts
-from ingot.frontends.tensorflow.values import Call, Missing, Row, Value, Variable
+from ingot.frontends.tensorflow.values import Call, Missing, Row, TensorList, Value, Variable
 from ingot.ir.dims import Dim, DimLike, bounds
 from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType
@@ -69,6 +69,7 @@ class Walk:
     given: tensors by their places, `name:0`, in the place of what computes them. variables: what is in them now. state:
     keys of those that the model writes, with the inputs that they are at first. refused: whether or not an output needs
     it. lost: whether something that was refused is written to a variable. below: what counters of loops stay below.
+    appends: counters of loops with the lists whose lengths they are.
     """
 
     functions: Mapping[str, FunctionDef]
@@ -84,6 +85,7 @@ class Walk:
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
     found: Found = field(default_factory=Found)
     below: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
+    appends: set[tuple[Node, TensorList]] = field(default_factory=set[tuple[Node, TensorList]])
     finding: bool = True
     _draws: int = 0
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])

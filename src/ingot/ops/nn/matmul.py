@@ -169,8 +169,8 @@ class Einsum(Op):
                 known = sizes.setdefault(c, d)
                 if known == 1:
                     sizes[c] = d
-                fits = d == 1 or known in (1, d)
-                self.expect(fits, f"{self.equation!r}: operand {i}: label {c!r}: expected size {known}, got {d}")
+                what = f"{self.equation!r}: operand {i}: label {c!r}: expected size {known}, got {d}"
+                self.expect(d == 1 or known in (1, d), what, (known, d))
         return sizes
 
     def infer(self, *inputs: TensorType) -> TensorType:

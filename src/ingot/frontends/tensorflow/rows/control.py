@@ -49,7 +49,8 @@ def _rebuilt(values: Sequence[Value], nodes: Sequence[Node]) -> list[Value]:
     out: list[Value] = []
     for v in values:
         if isinstance(v, TensorList) and v.buffer is not None:
-            out.append(TensorList(v.dtype, v.length, next(left)))
+            buffer = next(left)
+            out.append(TensorList(v.dtype, buffer.shape[0], buffer))
         elif isinstance(v, Complex):
             out.append(Complex(next(left), next(left)))
         else:
@@ -101,7 +102,7 @@ def case(c: Call, index: Value, *arguments: Value) -> Result:
 
 def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Sequence[Value]) -> Result:
     _no_writes(c, branches)
-    _checked(arguments)
+    arguments = _with_elements(c, branches, _checked(arguments))
     inside, free = _inside(c, arguments)
     made: list[Sequence[Value]] = []
 
@@ -113,15 +114,27 @@ def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Seq
     results = bodies.case(
         c.walk.found, index, [partial(outcome, f) for f in branches], [*outer], [*outer.values()], c.loc
     )
-    for other in made[1:]:
-        _same_lists("branches", made[0], other)
     return _rebuilt(made[0], results)
 
 
-def _same_lists(what: str, a: Sequence[Value], b: Sequence[Value]) -> None:
-    for x, y in zip(a, b, strict=True):
-        if isinstance(x, TensorList) and isinstance(y, TensorList) and x.length != y.length:
-            raise Unsupported(f"{what} with lists of {x.length} and {y.length} elements")
+def _with_elements(c: Call, branches: Sequence[Function], arguments: Sequence[Value]) -> Sequence[Value]:
+    """Lists that nothing was put into, and into which one of the branches puts something, full of zeros."""
+    if not any(isinstance(v, TensorList) and v.buffer is None for v in arguments):
+        return arguments
+    refused = list(c.walk.refused)
+    ends = [_tried(c, f, arguments) for f in branches]
+    c.walk.refused[:] = refused
+    put: dict[int, TensorList] = {}
+    for values in zip(*ends, strict=True):
+        full = next((v for v in values if isinstance(v, TensorList) and v.buffer is not None), None)
+        if full is not None:
+            put |= {id(v): full for v in values if isinstance(v, TensorList) and v.buffer is None}
+    return [_of_zeros(v, put[id(v)]) if isinstance(v, TensorList) and id(v) in put else v for v in arguments]
+
+
+def _of_zeros(items: TensorList, like: TensorList) -> TensorList:
+    assert like.buffer is not None
+    return TensorList(items.dtype, items.length, ops.full((items.length, *like.buffer.shape[1:]), 0, items.dtype))
 
 
 def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
@@ -170,11 +183,13 @@ def while_(c: Call, *arguments: Value) -> Result:
 @dataclass(frozen=True)
 class _Trial:
     """What one turn shows. values: what the loop starts with, None where the body is refused; fixed: which of them
-    stay. why: why it is no loop of values whose types stay."""
+    stay. appends: places of counters and of lists as long as they say. why: why it is no loop of values whose types
+    stay."""
 
     values: Sequence[Value] | None
     fixed: Sequence[bool]
     counter: _Counter | None
+    appends: Sequence[tuple[int, int]]
     why: str | None
     refused: Sequence[UnsupportedOp] = ()
 
@@ -184,24 +199,34 @@ def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _
     probes = _fresh(start, f"{c.loc}.probe")
     ends = _tried(c, body, probes)
     counter = _counter(c, cond, start, probes, ends)
-    if counter is not None and any(isinstance(v, Missing) for v in ends):
+    appends = () if counter is not None else _appends(c, start, probes, ends)
+    if any(isinstance(v, Missing) for v in ends):
         c.walk.refused[:] = refused
-        c.walk.below[expect(probes[counter.place], Node, "tensor")] = counter.limit
+        _note(c, probes, counter, appends)
         ends = _tried(c, body, probes)
     why = list(c.walk.refused)
     c.walk.refused[:] = refused
     if any(isinstance(v, Missing) for v in ends):
-        return _Trial(None, (), counter, "", why)
+        return _Trial(None, (), counter, appends, "", why)
     fixed = [a is b or a == b for a, b in zip(probes, ends, strict=True)]
     values = [
-        TensorList(v.dtype, v.length, ops.full(e.buffer.shape, 0, v.dtype))
+        _of_zeros(v, e)
         if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
         else v
         for v, e in zip(start, ends, strict=True)
     ]
     if counter is not None:
         values = [_grown(v, e, counter) for v, e in zip(values, ends, strict=True)]
-    return _Trial(values, fixed, counter, _changing(values, ends))
+    return _Trial(values, fixed, counter, appends, _changing(values, ends))
+
+
+def _note(c: Call, inside: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]) -> None:
+    """Tell what is known of a loop's counters, as its body sees them."""
+    if counter is not None:
+        c.walk.below[expect(inside[counter.place], Node, "tensor")] = counter.limit
+    c.walk.appends.update(
+        (expect(inside[k], Node, "tensor"), expect(inside[i], TensorList, "list of tensors")) for k, i in appends
+    )
 
 
 def _tried(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
@@ -237,6 +262,30 @@ class _Counter:
     limit: DimLike
 
 
+def _appends(
+    c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]
+) -> list[tuple[int, int]]:
+    """Counters, one more with each turn, and lists that start as long as they say: so long they are in each turn, if
+    each makes them longer by one."""
+    stays = _stays(start, probes, ends)
+    found: list[tuple[int, int]] = []
+    for k, (first, at, end) in enumerate(zip(start, probes, ends, strict=True)):
+        if not isinstance(at, Node) or not _is_next(end, at, stays):
+            continue
+        try:
+            length = c.size(first)
+        except Unsupported:
+            continue
+        found += [(k, i) for i, v in enumerate(start) if isinstance(v, TensorList) and v.length == length]
+    return found
+
+
+def _stays(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
+    """What a turn hands on unchanged, and what it is before."""
+    triples = zip(start, probes, ends, strict=True)
+    return {p: v for v, p, e in triples if p is e and isinstance(p, Node) and isinstance(v, Node)}
+
+
 def _counter(
     c: Call, cond: Function, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]
 ) -> _Counter | None:
@@ -244,8 +293,7 @@ def _counter(
     inside = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
     (test,) = _tried(c, cond, inside)
     c.walk.refused[:] = refused
-    stays = {p: v for v, p, e in zip(start, probes, ends, strict=True) if p is e and isinstance(p, Node)}
-    before = {p: v for p, v in stays.items() if isinstance(v, Node)}
+    before = _stays(start, probes, ends)
     found: list[_Counter] = []
     stack = [test]
     while stack:
@@ -297,8 +345,7 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
 
     def seen(nodes: Sequence[Node]) -> list[Value]:
         inside = merged(_rebuilt(carried, nodes), shared)
-        if counter is not None:
-            c.walk.below[expect(inside[counter.place], Node, "tensor")] = counter.limit
+        _note(c, inside, counter, trial.appends)
         return inside
 
     def goes(nodes: Sequence[Node]) -> Node:
@@ -306,9 +353,13 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
         return _truth(expect(test, Node, "tensor"))
 
     def turn(nodes: Sequence[Node]) -> tuple[Node, ...]:
-        ends = _checked(c.walk.call(c, body, seen(nodes)))
+        inside = seen(nodes)
+        ends = _checked(c.walk.call(c, body, inside))
+        for _, i in trial.appends:
+            before, after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))
+            if after.length not in (before.length, before.length + 1):
+                raise Unsupported("a list that does not get an element with each turn")
         moved = [v for v, same in zip(ends, fixed, strict=True) if not same]
-        _same_lists("a loop", carried, moved)
         return _flat(moved)
 
     starts = _flat([v for v, same in zip(start, fixed, strict=True) if not same])

@@ -9,7 +9,7 @@ from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
-from ingot.ir.node import Const, Node, const
+from ingot.ir.node import Node, const, splat_of
 from ingot.ir.types import TensorType, i64
 from ingot.support.limits import most_found
 
@@ -102,13 +102,19 @@ def empty(c: Call, dims: Node) -> Node:
 
 @row("Range")
 def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
-    if all(isinstance(n.op, Const) for n in (start, limit, delta)):
-        first, last, step = (c.array(n).item() for n in (start, limit, delta))
+    try:
+        known = [d for n in (start, limit, delta) for d in c.walk.sizes.elements(n).reshape(-1)]
+    except Unsupported:
+        known = [None]
+    if all(isinstance(d, int | float) for d in known):
+        first, last, step = known
         if step == 0:
             raise Unsupported("a step of 0")
         return const(np.arange(first, last, step, dtype=start.dtype.numpy))
-    ends = c.elements(ops.stack([start, limit])) if start.dtype.is_integer else [c.size(start), c.size(limit)]
-    step = c.size(delta)
+    whole = [_whole(n) for n in (start, limit, delta)]
+    *ends, step = c.elements(ops.stack(whole))
+    if isinstance(step, Node):
+        raise Unsupported("a step that only the run knows")
     if any(isinstance(end, Node) for end in ends):
         return _found_range(c, start, limit, step)
     first, last = (d for d in ends if not isinstance(d, Node))
@@ -117,6 +123,18 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
     count = dim_max(ceildiv(last - first, step) if step > 0 else ceildiv(first - last, -step), 0)
     line = ops.arange(count, start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
+
+
+def _whole(x: Node) -> Node:
+    """An end of a range as an integer. Raises Unsupported for fractions."""
+    if x.dtype.is_integer:
+        return ops.cast(x, i64)
+    if isinstance(x.op, ops.Convert) and x.inputs[0].dtype.is_integer:
+        return ops.cast(x.inputs[0], i64)
+    value = splat_of(x)
+    if value is None or float(value) != int(value):
+        raise Unsupported("a range of fractions whose length only the run knows")
+    return ops.scalar(int(value), i64)
 
 
 def _found_range(c: Call, start: Node, limit: Node, step: DimLike) -> Node:

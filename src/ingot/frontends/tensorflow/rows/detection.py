@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.shared.suppression import corners_of, of_one_image, padded, suppressed
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_min
@@ -61,6 +62,7 @@ def combined(
     """Of each image the best boxes of all classes, each class suppressed alone; then zeros."""
     batch, n, groups, _ = boxes.shape
     classes = scores.shape[2]
+    require_equal(boxes.shape[:2], scores.shape[:2], "boxes and scores")
     each, whole = c.size(per_class), c.size(total)
     if groups not in (1, classes):
         raise Unsupported(f"boxes of {groups} classes for scores of {classes}")

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Table, Value
-from ingot.ir.dims import bounds
+from ingot.ir.dims import DimLike, floordiv, mod
 from ingot.ir.node import Node, Op, const, splat_of
 from ingot.ir.types import DTYPES
 from ingot.ops import bessel, incomplete_gamma, special
@@ -80,8 +80,11 @@ def floor_div(c: Call, a: Node, b: Node) -> Node:
     if a.dtype.is_float:
         return ops.Floor()(ops.div(a, b))
     quotient = ops.div(a, b)
-    if a.dtype.kind == "u" or (_is_positive(b) and _is_size(c, a)):
+    if a.dtype.kind == "u":
         return quotient
+    sizes = _of_sizes(c, floordiv, a, b)
+    if sizes is not None:
+        return sizes
     left = ops.rem(a, b)
     opposite = ops.compare("NE", ops.compare("LT", left, 0), ops.compare("LT", b, 0))
     return ops.where(ops.and_(opposite, ops.compare("NE", left, 0)), ops.sub(quotient, 1), quotient)
@@ -89,21 +92,20 @@ def floor_div(c: Call, a: Node, b: Node) -> Node:
 
 @row("FloorMod")
 def floor_mod(c: Call, a: Node, b: Node) -> Node:
-    return ops.rem(a, b) if a.dtype.is_integer and _is_positive(b) and _is_size(c, a) else ops.floor_mod(a, b)
+    sizes = _of_sizes(c, mod, a, b) if a.dtype.is_integer else None
+    return ops.floor_mod(a, b) if sizes is None else sizes
 
 
-def _is_positive(b: Node) -> bool:
-    value = splat_of(b)
-    return value is not None and float(value) > 0
-
-
-def _is_size(c: Call, x: Node) -> bool:
-    """Whether all elements are known sizes, none of them negative: what divides them stays a size."""
+def _of_sizes(c: Call, rule: Callable[[DimLike, DimLike], DimLike], a: Node, b: Node) -> Node | None:
+    """Known sizes by one positive number, which are sizes again, or None: the sizes may be negative."""
+    divisor = splat_of(b)
+    if divisor is None or divisor <= 0 or ops.broadcast_shapes(a.shape, b.shape) != a.shape:
+        return None
     try:
-        lows = [bounds(d)[0] for d in c.sizes(x)]
+        quotients = [ops.scalar(rule(d, int(divisor)), a.dtype) for d in c.sizes(a)]
     except Unsupported:
-        return False
-    return all(low is not None and low >= 0 for low in lows)
+        return None
+    return ops.reshape(ops.stack(quotients), a.shape) if quotients else None
 
 
 @row("DivNoNan")

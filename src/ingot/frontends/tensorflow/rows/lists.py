@@ -53,13 +53,17 @@ def _buffer(c: Call, items: TensorList, shape: Node) -> Node:
 def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
     items, at, x = _list(handle), expect(index, Node, "tensor"), expect(value, Node, "tensor")
     length, buffer = items.length, items.buffer
-    if c.flag("resize_if_index_out_of_bounds"):
+    if (at, items) in c.walk.appends:
+        length += 1
+    elif c.flag("resize_if_index_out_of_bounds"):
         below = c.walk.below.get(at)
         length = dim_max(length, c.size(at) + 1 if below is None else below)
     if buffer is None:
         buffer = ops.full((length, *x.shape), 0, items.dtype)
     elif length != items.length:
         buffer = resized(buffer, length)
+    if x.shape != buffer.shape[1:]:
+        raise Unsupported(f"a list of {buffer.type.with_shape(buffer.shape[1:])} and {x.type}")
     starts = [ops.cast(at, i64), *(ops.scalar(0, i64) for _ in x.shape)]
     return TensorList(items.dtype, length, ops.DynamicUpdateSlice()(buffer, ops.expand_dims(x, 0), *starts))
 
@@ -128,6 +132,14 @@ def scatter(c: Call, x: Node, indices: Node, shape: Node, *count: Node) -> Value
     return TensorList(x.dtype, wanted, ops.ScatterND("none")(zeros, places, x))
 
 
+@row("TensorListScatterIntoExistingList", any_kind=True)
+def scatter_into(c: Call, handle: Value, x: Value, indices: Value) -> Value:
+    items, values = _list(handle), expect(x, Node, "tensor")
+    zeros = ops.full((items.length, *values.shape[1:]), 0, items.dtype) if items.buffer is None else items.buffer
+    places = ops.expand_dims(ops.cast(expect(indices, Node, "tensor"), i64), -1)
+    return TensorList(items.dtype, items.length, ops.ScatterND("none")(zeros, places, values))
+
+
 @row("TensorListConcat", "TensorListConcatV2", results=("tensor", "lengths"), any_kind=True)
 def concat(c: Call, handle: Value, *rest: Value) -> Result:
     items = _list(handle)
@@ -177,10 +189,7 @@ def array_read(c: Call, handle: Value, index: Value, flow: Value) -> Node:
 
 @row("TensorArrayScatterV3", any_kind=True)
 def array_scatter(c: Call, handle: Value, indices: Value, x: Value, flow: Value) -> Value:
-    items, values = _list(flow), expect(x, Node, "tensor")
-    zeros = ops.full((items.length, *values.shape[1:]), 0, items.dtype) if items.buffer is None else items.buffer
-    places = ops.expand_dims(ops.cast(expect(indices, Node, "tensor"), i64), -1)
-    return TensorList(items.dtype, items.length, ops.ScatterND("none")(zeros, places, values))
+    return scatter_into(c, flow, x, indices)
 
 
 @row("TensorArraySizeV3", any_kind=True)
