@@ -13,7 +13,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Table, Value
 from ingot.ir.dims import DimLike, floordiv, mod
 from ingot.ir.node import Node, Op, const, splat_of
-from ingot.ir.types import DTYPES
+from ingot.ir.types import DTYPES, u8
 from ingot.ops import bessel, incomplete_gamma, special
 
 row = Table()
@@ -34,10 +34,11 @@ _UNARY: dict[str, Op] = {
     "Sigmoid": ops.Logistic(), "Erf": ops.Erf(), "Floor": ops.Floor(), "Ceil": ops.Ceil(), "Rint": ops.RoundEven(),
     "IsNan": ops.IsNan(), "IsFinite": ops.IsFinite(), "LogicalNot": ops.Not(), "Invert": ops.Not(),
     "Relu": ops.Relu(), "Elu": ops.Elu(), "Selu": ops.Selu(), "Softsign": ops.Softsign(),
-    "Softplus": ops.Softplus(threshold=float("inf")), "PopulationCount": ops.PopulationCount(),
+    "Softplus": ops.Softplus(threshold=float("inf")),
 }  # fmt: skip
 _COMPARED = {"Less": "LT", "LessEqual": "LE", "Greater": "GT", "GreaterEqual": "GE", "Equal": "EQ", "NotEqual": "NE"}
 _SPECIAL: dict[str, Callable[[Node], Node]] = {
+    "PopulationCount": lambda x: ops.cast(ops.PopulationCount()(x), u8),
     "Erfc": special.erfc, "Erfinv": special.erf_inv, "Ndtri": special.ndtri,
     "Lgamma": special.lgamma, "Digamma": special.digamma,
     "BesselI0": special.bessel_i0, "BesselI0e": special.bessel_i0e, "BesselI1": special.bessel_i1,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.rows.windows import static
 from ingot.frontends.tensorflow.values import Call, Table
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, const
-from ingot.ir.types import f32
+from ingot.ir.types import f32, f64
+from ingot.ops.bessel import where
+from ingot.ops.nn.terms import Term
 
 row = Table()
 
@@ -25,7 +31,7 @@ def _coordinates(c: Call) -> str:
 @row("ResizeBilinear")
 def bilinear(c: Call, x: Node, size: Node) -> Node:
     """Of integers, too, in f32."""
-    return ops.Resize(c.sizes(size), (1, 2), "linear", _coordinates(c))(ops.cast(x, f32))
+    return ops.Resize(c.lengths(size), (1, 2), "linear", _coordinates(c))(ops.cast(x, f32))
 
 
 @row("ResizeNearestNeighbor")
@@ -33,11 +39,11 @@ def nearest(c: Call, x: Node, size: Node) -> Node:
     coordinates = _coordinates(c)
     # corners are met by rounding, the others by rounding down
     if coordinates == "align_corners":
-        return ops.Resize(c.sizes(size), (1, 2), "nearest", coordinates, "round_prefer_ceil")(x)
+        return ops.Resize(c.lengths(size), (1, 2), "nearest", coordinates, "round_prefer_ceil")(x)
     if coordinates == "half_pixel":
         # floor((i + 0.5) * scale): half a pixel is added, and not taken off again
-        return ops.Resize(c.sizes(size), (1, 2), "nearest", "half_pixel", "round_prefer_ceil")(x)
-    return ops.Resize(c.sizes(size), (1, 2), "nearest", coordinates, "floor")(x)
+        return ops.Resize(c.lengths(size), (1, 2), "nearest", "half_pixel", "round_prefer_ceil")(x)
+    return ops.Resize(c.lengths(size), (1, 2), "nearest", coordinates, "floor")(x)
 
 
 @row("ResizeBicubic")
@@ -90,24 +96,20 @@ def adjust_contrast(c: Call, x: Node, factor: Node) -> Node:
     return ops.add(ops.mul(ops.sub(x, mean), factor), mean)
 
 
-@row("ExtractImagePatches")
+@row("ExtractImagePatches", "ExtractVolumePatches")
 def patches(c: Call, x: Node) -> Node:
     """Windows of the image as channels: position in the window before the channel."""
-    _, kh, kw, _ = c.ints("ksizes")
-    _, sh, sw, _ = c.ints("strides")
-    _, rh, rw, _ = c.ints("rates")
-    if c.str("padding") != "VALID":
-        raise Unsupported(f"padding {c.str('padding')!r}")
-    h, w = x.shape[1], x.shape[2]
-    rows = (h - (kh - 1) * rh - 1) // sh + 1
-    columns = (w - (kw - 1) * rw - 1) // sw + 1
+    kernel, strides = c.ints("ksizes")[1:-1], c.ints("strides")[1:-1]
+    rates = c.ints("rates")[1:-1] or (1,) * len(kernel)
+    sides = windows.padding_of(c, x.shape[1:-1], kernel, strides, rates)
+    x = ops.pad(x, *((0, *(side[i] for side in sides), 0) for i in (0, 1)))
+    counts = [(d - (k - 1) * r - 1) // s + 1 for d, k, r, s in zip(x.shape[1:-1], kernel, rates, strides, strict=True)]
     taps: list[Node] = []
-    for i in range(kh):
-        for j in range(kw):
-            start = (0, i * rh, j * rw, 0)
-            stop = (x.shape[0], i * rh + (rows - 1) * sh + 1, j * rw + (columns - 1) * sw + 1, x.shape[3])
-            taps.append(ops.Slice(start, stop, (1, sh, sw, 1))(x))
-    return ops.concat(taps, 3)
+    for place in itertools.product(*map(range, kernel)):
+        first = [p * r for p, r in zip(place, rates, strict=True)]
+        last = [f + (n - 1) * s + 1 for f, n, s in zip(first, counts, strides, strict=True)]
+        taps.append(ops.Slice((0, *first, 0), (x.shape[0], *last, x.shape[-1]), (1, *strides, 1))(x))
+    return ops.concat(taps, -1)
 
 
 @row("RGBToHSV")
@@ -159,23 +161,35 @@ def adjust_hue(c: Call, x: Node, delta: Node) -> Node:
     return ops.cast(_rgb(ops.sub(moved, ops.Floor()(moved)), saturation, value), x.dtype)
 
 
-def _sinc(x: np.ndarray) -> np.ndarray:
-    return np.sinc(x)
+Kernel = Callable[[Term], Term]
 
 
-def _cubic_of(b: float, c: float) -> Callable[[np.ndarray], np.ndarray]:
+def _lanczos(reach: float) -> Kernel:
+    def sinc(x: Term) -> Term:
+        zero = x.equals(0.0)
+        angle = where(zero, 1.0, x) * math.pi
+        return where(zero, 1.0, angle.map(ops.Sin()) / angle)
+
+    return lambda x: where(x < reach, sinc(x) * sinc(x / reach), 0.0)
+
+
+def _cubic_of(b: float, c: float) -> Kernel:
     """The cubics of Mitchell and Netravali, "Reconstruction filters in computer graphics" (1988)."""
-    near = (12 - 9 * b - 6 * c, -18 + 12 * b + 6 * c, 0.0, 6 - 2 * b)
-    far = (-b - 6 * c, 6 * b + 30 * c, -12 * b - 48 * c, 8 * b + 24 * c)
-    return lambda x: np.where(x < 1, np.polyval(near, x), np.where(x < 2, np.polyval(far, x), 0.0)) / 6
+
+    def height(x: Term) -> Term:
+        near = ((12 - 9 * b - 6 * c) * x + (-18 + 12 * b + 6 * c)) * x * x + (6 - 2 * b)
+        far = (((-b - 6 * c) * x + (6 * b + 30 * c)) * x + (-12 * b - 48 * c)) * x + (8 * b + 24 * c)
+        return where(x < 1.0, near, where(x < 2.0, far, 0.0)) / 6.0
+
+    return height
 
 
 # how far each reaches, and its height at a distance
-_KERNELS: dict[str, tuple[float, Callable[[np.ndarray], np.ndarray]]] = {
-    **{f"lanczos{r}": (float(r), lambda x, r=r: np.where(x < r, _sinc(x) * _sinc(x / r), 0.0)) for r in (1, 3, 5)},
-    "gaussian": (1.5, lambda x: np.where(x < 1.5, np.exp(-2.0 * x * x), 0.0)),
-    "box": (1.0, lambda x: np.where(x < 0.5, 1.0, np.where(x == 0.5, 0.5, 0.0))),
-    "triangle": (1.0, lambda x: np.maximum(1 - x, 0.0)),
+_KERNELS: dict[str, tuple[float, Kernel]] = {
+    **{f"lanczos{r}": (float(r), _lanczos(float(r))) for r in (1, 3, 5)},
+    "gaussian": (1.5, lambda x: where(x < 1.5, (-2.0 * x * x).map(ops.Exp()), 0.0)),
+    "box": (1.0, lambda x: where(x < 0.5, 1.0, where(x.equals(0.5), 0.5, 0.0))),
+    "triangle": (1.0, lambda x: where(x < 1.0, 1.0 - x, 0.0)),
     "keyscubic": (2.0, _cubic_of(0.0, 0.5)),
     "mitchellcubic": (2.0, _cubic_of(1 / 3, 1 / 3)),
 }
@@ -188,27 +202,24 @@ def scale_and_translate(c: Call, x: Node, size: Node, scale: Node, translation: 
     if found is None:
         raise Unsupported(f"kernel {c.str('kernel_type')!r}")
     wide = c.flag("antialias") or not c.has("antialias")
-    factors, moves = (c.array(v).astype(np.float32) for v in (scale, translation))
-    sides = zip(static(x.shape[1:3], "an image"), c.numbers(size), factors, moves, strict=True)
-    down, across = (_resampled(*found, n, out, s, t, wide) for n, out, s, t in sides)
-    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), const(down), const(across))
-
-
-def _resampled(
-    reach: float, kernel: Callable[[np.ndarray], np.ndarray], n: int, out: int, scale: np.float32, move: np.float32,
-    wide: bool,
-) -> np.ndarray:  # fmt: skip
-    """f32[out, n]: what each element of the result takes of an axis. wide: kernels grow where an image shrinks."""
-    inverse = np.float32(1) / scale
-    step = max(inverse, np.float32(1)) if wide else np.float32(1)
-    at = (np.arange(out, dtype=np.float32) + np.float32(0.5)) * inverse - inverse * move
-    places = np.arange(n, dtype=np.float32) + np.float32(0.5)
-    low = np.maximum(np.ceil(at - reach * step - np.float32(0.5)), 0)
-    high = np.minimum(np.floor(at + reach * step - np.float32(0.5)), n - 1)
-    inside = (places - 0.5 >= low[:, None]) & (places - 0.5 <= high[:, None])
-    weights = np.where(inside, kernel(np.abs(places - at[:, None]).astype(np.float64) / step), 0.0)
-    total = weights.sum(1, keepdims=True)
-    weights = np.divide(
-        weights, total, out=np.zeros_like(weights), where=np.abs(total) >= 1000 * np.finfo(np.float32).tiny
+    down, across = (
+        _resampled(*found, n, out, *(Term(ops.index_axis(v, 0, i)) for v in (scale, translation)), wide)
+        for i, (n, out) in enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
     )
-    return np.where(((at >= 0) & (at <= n))[:, None], weights, 0.0).astype(np.float32)
+    return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), down, across)
+
+
+def _resampled(reach: float, kernel: Kernel, n: DimLike, out: DimLike, scale: Term, move: Term, wide: bool) -> Node:
+    """f32[out, n]: what each element of the result takes of an axis. wide: kernels grow where an image shrinks."""
+    inverse = 1.0 / scale
+    step = Term(ops.maximum(inverse.node, 1.0)) if wide else inverse * 0.0 + 1.0
+    at = Term(ops.expand_dims(ops.arange(out, f32), 1)) + 0.5
+    at = at * inverse - inverse * move
+    places = Term(ops.arange(n, f32))
+    low, high = (at - reach * step - 0.5).map(ops.Ceil()), (at + reach * step - 0.5).map(ops.Floor())
+    distance = (places + 0.5 - at).map(ops.Abs()).cast(f64) / step.cast(f64)
+    weights = where((places >= low) & (places <= high), kernel(distance), 0.0)
+    total = weights.sum((1,), keepdims=True)
+    fits = (total.map(ops.Abs()) >= 1000 * float(np.finfo(np.float32).tiny)) & (at >= 0.0)
+    fits = fits & Term(ops.compare("LE", at.node, ops.scalar(n, f32)))
+    return where(fits, weights / where(fits, total, 1.0), 0.0).cast(f32).node

@@ -36,8 +36,8 @@ def transpose(c: Call, x: Node, permutation: Node) -> Node:
 
 @row("InvertPermutation")
 def invert_permutation(c: Call, x: Node) -> Node:
-    order = c.numbers(x)
-    return const([order.index(i) for i in range(len(order))], x.dtype.numpy)
+    places = ops.expand_dims(ops.cast(x, i64), 1)
+    return ops.ScatterND("none")(ops.full(x.shape, 0, x.dtype), places, ops.arange(x.shape[0], x.dtype))
 
 
 @row("ConcatV2")

@@ -6,6 +6,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.node import Node
+from ingot.ir.types import i32
 from ingot.ops import linalg
 
 row = Table()
@@ -75,7 +76,7 @@ def eigh(c: Call, a: Node) -> Result:
 @row("Lu", results=("lu", "p"))
 def lu(c: Call, a: Node) -> Result:
     factors, _, order = ops.LU()(a).results
-    return [factors, ops.cast(order, c.dtype("output_idx_type"))]
+    return [factors, ops.cast(order, c.dtype("output_idx_type", i32))]
 
 
 @row("MatrixSolveLs")
@@ -109,21 +110,3 @@ def cross(c: Call, a: Node, b: Node) -> Node:
     x, y = ([ops.index_axis(v, -1, i) for i in range(3)] for v in (a, b))
     turns = ((1, 2), (2, 0), (0, 1))
     return ops.stack([ops.sub(ops.mul(x[i], y[j]), ops.mul(x[j], y[i])) for i, j in turns], -1)
-
-
-@row("MatrixSetDiagV3", "MatrixSetDiagV2", "MatrixSetDiag")
-def set_diagonal(c: Call, x: Node, values: Node, *k: Node) -> Node:
-    """One diagonal, k above the main one."""
-    low, *others = c.numbers(k[0]) if k else (0,)
-    if any(high != low for high in others):
-        raise Unsupported("of several diagonals")
-    rows, columns = x.shape[-2:]
-    down, across = ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0)
-    on = ops.compare("EQ", ops.sub(across, down), low)
-    # the element of the diagonal that lies in a row: its column, below the main one
-    spread = ops.expand_dims(values, -2) if low < 0 else ops.expand_dims(values, -1)
-    size = columns if low < 0 else rows
-    missing = size - values.shape[-1]
-    axis = x.type.rank + (-1 if low < 0 else -2)
-    more = tuple(missing if i == axis else 0 for i in range(x.type.rank))
-    return ops.where(on, ops.pad(spread, (0,) * x.type.rank, more), x)
