@@ -64,14 +64,22 @@ def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
         buffer = resized(buffer, length)
     if x.shape != buffer.shape[1:]:
         raise Unsupported(f"a list of {buffer.type.with_shape(buffer.shape[1:])} and {x.type}")
+    if length == 0:
+        return TensorList(items.dtype, length, buffer)
     starts = [ops.cast(at, i64), *(ops.scalar(0, i64) for _ in x.shape)]
     return TensorList(items.dtype, length, ops.DynamicUpdateSlice()(buffer, ops.expand_dims(x, 0), *starts))
 
 
 @row("TensorListGetItem", any_kind=True)
 def get_item(c: Call, handle: Value, index: Value, shape: Node) -> Node:
-    items, at = _list(handle), expect(index, Node, "tensor")
-    return ops.Take(0)(_buffer(c, items, shape), at)
+    return _taken(_buffer(c, _list(handle), shape), expect(index, Node, "tensor"))
+
+
+def _taken(buffer: Node, at: Node) -> Node:
+    """Elements of a list; zeros where it has none, as a loop of no turns has them."""
+    if buffer.shape[0] == 0:
+        return ops.full((*at.shape, *buffer.shape[1:]), 0, buffer.dtype)
+    return ops.Take(0)(buffer, at)
 
 
 @row("TensorListLength", any_kind=True)
@@ -118,7 +126,7 @@ def resized(buffer: Node, count: DimLike) -> Node:
 
 @row("TensorListGather", any_kind=True)
 def gather(c: Call, handle: Value, indices: Node, shape: Node) -> Node:
-    return ops.Take(0)(_buffer(c, _list(handle), shape), indices)
+    return _taken(_buffer(c, _list(handle), shape), indices)
 
 
 @row("TensorListScatter", "TensorListScatterV2")
@@ -184,7 +192,7 @@ def _written(flow: Value) -> Node:
 
 @row("TensorArrayReadV3", "TensorArrayGatherV3", any_kind=True)
 def array_read(c: Call, handle: Value, index: Value, flow: Value) -> Node:
-    return ops.Take(0)(_written(flow), expect(index, Node, "tensor"))
+    return _taken(_written(flow), expect(index, Node, "tensor"))
 
 
 @row("TensorArrayScatterV3", any_kind=True)

@@ -153,6 +153,8 @@ def roll(c: Call, x: Node, shift: Node, axis: Node) -> Node:
     for by, a in zip(c.numbers(shift), c.numbers(axis), strict=True):
         dim = normal(a, x.type.rank)
         size = x.shape[dim]
+        if size == 0:
+            continue
         cut = by % size if isinstance(size, int) else by
         if not isinstance(size, int) and by < 0:
             cut = size + by
