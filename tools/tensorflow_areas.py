@@ -78,6 +78,21 @@ def _linear(m: tf.Tensor) -> Uses:
     yield "least_squares_wide", tf.linalg.lstsq(m[:, :2], m[:, :2], l2_regularizer=0.1)
     yield "exponential", tf.linalg.expm(m)
     yield "cross", tf.linalg.cross(m[..., :3], m[..., 1:])
+    band = tf.transpose(m[:, :, :3], [0, 2, 1])
+    for align in ("LEFT_RIGHT", "RIGHT_LEFT"):
+        yield f"band_{align}", tf.linalg.diag_part(m, k=(-2, 1), padding_value=7.0, align=align)
+        yield f"of_band_{align}", tf.linalg.diag(band, k=(-1, 1), padding_value=2.0, align=align)
+        yield f"set_band_{align}", tf.linalg.set_diag(m, band, k=(-1, 1), align=align)
+    yield "part_above", tf.linalg.diag_part(m[:, :3], k=2)
+    yield "of_below", tf.linalg.diag(m[:, 0], k=-1)
+    yield "wide", tf.linalg.diag(m[:, 0], k=1, num_rows=4, num_cols=7)
+    yield "tridiagonal", tf.linalg.tridiagonal_solve(tf.add(band, [[0.0], [4.0], [0.0]]), m)
+    yield "tridiagonal_product", tf.linalg.tridiagonal_matmul(band, m)
+    for lower in (True, False):
+        far = [[3.0], [0.0]] if lower else [[0.0], [3.0]]
+        yield f"banded_{lower}", tf.linalg.banded_triangular_solve(band[:, :2] + far, m, lower=lower)
+    yield "permutation", tf.linalg.lu(a)[1]
+    yield "rebuilt", tf.linalg.lu_reconstruct(*tf.linalg.lu(a))
     yield "set_diagonal", tf.linalg.set_diag(m, tf.ones([2, 4]))
     yield "set_above", tf.linalg.set_diag(m, tf.ones([2, 3]), k=1)
     yield "set_below", tf.linalg.set_diag(m, tf.ones([2, 2]), k=-2)
@@ -126,6 +141,10 @@ def _sets(ids: tf.Tensor, rows: tf.Tensor, small: tf.Tensor) -> Uses:
     yield "different_at", different.idx
     for i, part in enumerate(tf.dynamic_partition(rows, ids % 2, 2)):
         yield f"partition{i}", part
+    yield "quarters", tf.range(0.0, 1.0, 0.25)
+    for name in ("dawsn", "expint", "fresnel_cos", "fresnel_sin", "spence"):
+        yield name, getattr(tf.math.special, name)(tf.cast(small, F) * 0.7)
+    yield "betainc", tf.math.betainc(tf.abs(rows) + 0.1, 2.0 - rows, rows * 0.5 + 0.5)
     n = tf.reduce_max(small) % 4
     yield "found_slice", rows[n:]
     yield "found_range", tf.range(1, n * 3, 2)
@@ -142,6 +161,10 @@ def _images(image: tf.Tensor) -> Uses:
     yield "pool", values
     yield "argmax", places
     yield "argmax_batch", tf.nn.max_pool_with_argmax(image, 2, 2, "VALID", include_batch_in_index=True)[1]
+    for kernel in ("lanczos3", "gaussian", "mitchellcubic"):
+        yield f"shrunk_{kernel}", tf.image.resize(image, [4, 9], kernel, antialias=True)
+    yield "patches", tf.image.extract_patches(image, [1, 3, 3, 1], [1, 2, 2, 1], [1, 1, 1, 1], "SAME")
+    yield "volumes", tf.extract_volume_patches(image[..., None], [1, 2, 3, 2, 1], [1, 2, 2, 1, 1], "SAME")
     kernel = tf.constant(np.linspace(-0.2, 0.3, 18).reshape(3, 2, 3), F)
     yield "dilation", tf.nn.dilation2d(image, kernel, [1, 2, 1, 1], "SAME", "NHWC", [1, 1, 2, 1])
     yield "erosion", tf.nn.erosion2d(image, kernel, [1, 1, 1, 1], "VALID", "NHWC", [1, 1, 1, 1])
@@ -162,6 +185,22 @@ class Writers(tf.Module):
             total = total * 0.5 + x[i]
             sums = sums.write(i, total)
         return {"sums": sums.stack()}
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), F, "x")])
+    def until(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Lists that grow until values are large, and one that only some turns write."""
+        sums, sizes = (tf.TensorArray(F, size=0, dynamic_size=True) for _ in range(2))
+        some = tf.TensorArray(F, size=tf.shape(x)[0])
+        total, i = x, 0
+        while tf.reduce_max(tf.abs(total)) < 4.0 and i < 12:
+            total = total * 1.25 + 0.1
+            sums, sizes = sums.write(i, total), sizes.write(i, tf.reduce_sum(total))
+            i += 1
+        for k in tf.range(tf.shape(x)[0]):
+            if x[k, 0] > 0:
+                some = some.write(k, x[k])
+        frames = tf.signal.frame(x, 2, 1, axis=0)
+        return {"sums": sums.stack(), "sizes": sizes.stack(), "some": some.stack(), "frames": frames}
 
     @tf.function(input_signature=[tf.TensorSpec((3,), F, "x")])
     def parts(self, x: tf.Tensor) -> dict[str, tf.Tensor]:

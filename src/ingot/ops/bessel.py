@@ -154,15 +154,15 @@ def where(condition: Term, a: Operand, b: Operand) -> Term:
     return t.as_term(t.where(condition, a, b))
 
 
-def _at_least(x: Term, low: float) -> Term:
+def at_least(x: Term, low: float) -> Term:
     return where(x < low, low, x)
 
 
-def _at_most(x: Term, high: float) -> Term:
+def at_most(x: Term, high: float) -> Term:
     return where(x > high, high, x)
 
 
-def _chebyshev(x: Term, coefficients: Sequence[float]) -> Term:
+def chebyshev(x: Term, coefficients: Sequence[float]) -> Term:
     """c0 / 2 + c1 T1(x) + c2 T2(x) + ..., by Clenshaw's recurrence."""
     last, value = x * 0.0, x * 0.0 + coefficients[-1]
     for c in coefficients[-2:0:-1]:
@@ -172,14 +172,14 @@ def _chebyshev(x: Term, coefficients: Sequence[float]) -> Term:
 
 def _even(x: Term, to: float, coefficients: Sequence[float]) -> Term:
     """The series in x^2, for 0 <= x <= `to`; what it is at `to` beyond."""
-    return _chebyshev(_at_most(x * x * (2 / to**2) - 1, 1.0), coefficients)
+    return chebyshev(at_most(x * x * (2 / to**2) - 1, 1.0), coefficients)
 
 
 def _far(order: int, x: Term, kind: int) -> Term:
     """J (kind 0) or Y (kind 1) for x >= 8, by amplitude and phase."""
-    x = _at_least(x, _TO)
+    x = at_least(x, _TO)
     z = _TO / x
-    p, q = (_chebyshev(z * z * 2 - 1, series) for series in _FIRST[order][1:])
+    p, q = (chebyshev(z * z * 2 - 1, series) for series in _FIRST[order][1:])
     q = q / x
     sine, cosine = x.map(Sin()), x.map(Cos())
     # sqrt(2) times the sine and cosine of x - pi/4 - order pi/2
@@ -213,8 +213,8 @@ def _modified(order: int, scaled: bool, x: Term) -> Term:
     near = _even(x, _K_TO, series)
     log, first = x.map(Log()), _even(x, _K_TO, growing)
     near = near / x + log * first * x if order else near - log * first
-    beyond = _at_least(x, _K_TO)
-    value = _chebyshev(4.0 / beyond - 1, far) / beyond.map(Sqrt())
+    beyond = at_least(x, _K_TO)
+    value = chebyshev(4.0 / beyond - 1, far) / beyond.map(Sqrt())
     near, value = (near * x.map(Exp()), value) if scaled else (near, value * (-beyond).map(Exp()))
     value = where(x <= _K_TO, near, value)
     return where(x.equals(0.0), math.inf, where(x < 0.0, math.nan, value))
@@ -237,16 +237,16 @@ def spherical_bessel_j0(x: Term) -> Term:
 @in_f64
 def airy_ai(x: Term) -> Term:
     """Ai(x); NaN at infinity, as in PyTorch."""
-    size = _at_least(x.map(Abs()), _AIRY_TO)
+    size = at_least(x.map(Abs()), _AIRY_TO)
     root = size.map(Sqrt())
     phase = size * root * (2 / 3)
     scale = (root * math.pi).map(Sqrt())
     inverse = _PHASE_TO / phase
-    right = (-phase).map(Exp()) * _chebyshev(inverse * 2 - 1, _AIRY_RIGHT) / (scale * 2)
+    right = (-phase).map(Exp()) * chebyshev(inverse * 2 - 1, _AIRY_RIGHT) / (scale * 2)
     z = inverse * inverse * 2 - 1
-    p, q = _chebyshev(z, _AIRY_P), _chebyshev(z, _AIRY_Q) / phase
+    p, q = chebyshev(z, _AIRY_P), chebyshev(z, _AIRY_Q) / phase
     turned = phase + math.pi / 4
     left = (p * turned.map(Sin()) - q * turned.map(Cos())) / scale
-    middle = _chebyshev(_at_most(_at_least(x, -_AIRY_TO), _AIRY_TO) * (1 / _AIRY_TO), _AIRY)
+    middle = chebyshev(at_most(at_least(x, -_AIRY_TO), _AIRY_TO) * (1 / _AIRY_TO), _AIRY)
     value = where(x > _AIRY_TO, right, where(x < -_AIRY_TO, left, middle))
     return where(x.map(IsNan()) | size.equals(math.inf), math.nan, value)

@@ -29,7 +29,7 @@ _TEMME = (-1 / 3, 1 / 12, -2 / 135, 1 / 864, 1 / 2835, -139 / 777600)
 
 
 # the next state, and 1 where it changed
-_Step = tuple[tuple[Term, ...], Term]
+Step = tuple[tuple[Term, ...], Term]
 
 
 def igamma(a: Node, x: Node) -> Node:
@@ -67,7 +67,7 @@ def _regularized(shape_: Node, x_: Node, upper: bool) -> Node:
     return where(inside, where(zero | infinite, math.nan, value), math.nan).cast(x_.dtype).node
 
 
-def _loop(state: list[Term], step: Callable[..., _Step]) -> list[Term]:
+def until_settled(state: list[Term], step: Callable[..., Step]) -> list[Term]:
     """`step` (k, *state) -> (state, changed) until nothing changes, at most _STEPS times."""
     first = [t.scalar(1.0, f64), t.scalar(True, boolean), *state]
     inputs = [Term(Input(f"v{i}", s.node.type)()) for i, s in enumerate(first)]
@@ -82,28 +82,28 @@ def _loop(state: list[Term], step: Callable[..., _Step]) -> list[Term]:
 def _series(a: Term, x: Term) -> Term:
     """1 / a + x / (a (a + 1)) + ..."""
 
-    def step(k: Term, a: Term, x: Term, term: Term, total: Term) -> _Step:
+    def step(k: Term, a: Term, x: Term, term: Term, total: Term) -> Step:
         term = term * x / (a + k)
         return (a, x, term, total + term), where(term > total * _EXACT, 1.0, 0.0)
 
-    return _loop([a, x, 1.0 / a, 1.0 / a], step)[3]
+    return until_settled([a, x, 1.0 / a, 1.0 / a], step)[3]
 
 
 def _fraction(a: Term, x: Term) -> Term:
     """1 / (x + 1 - a - 1 (1 - a) / (x + 3 - a - 2 (2 - a) / (x + 5 - a - ...))), by Lentz's algorithm."""
 
-    def step(k: Term, a: Term, b: Term, c: Term, d: Term, h: Term) -> _Step:
+    def step(k: Term, a: Term, b: Term, c: Term, d: Term, h: Term) -> Step:
         numerator, b = k * (a - k), b + 2.0
-        d, c = 1.0 / _off_zero(numerator * d + b), _off_zero(b + numerator / c)
+        d, c = 1.0 / off_zero(numerator * d + b), off_zero(b + numerator / c)
         factor = c * d
         return (a, b, c, d, h * factor), where((factor - 1.0).map(Abs()) > 4 * _EXACT, 1.0, 0.0)
 
     b = x + 1.0 - a
-    d = 1.0 / _off_zero(b)
-    return _loop([a, b, b * 0.0 + 1e300, d, d], step)[4]
+    d = 1.0 / off_zero(b)
+    return until_settled([a, b, b * 0.0 + 1e300, d, d], step)[4]
 
 
-def _off_zero(x: Term) -> Term:
+def off_zero(x: Term) -> Term:
     return where(x.equals(0.0), 1e-300, x)
 
 

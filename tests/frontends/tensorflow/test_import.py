@@ -19,7 +19,7 @@ from tests.frontends.tensorflow.fixtures import Arrays, Fixture, fixture
 NETS = ("cnn", "rnn", "transformer")
 # variables and control flow as TensorFlow 1 writes them
 OLD = ("references", "resources", "old_recurrent", "old_branches", "old_loops")
-SIGNATURES = ("loop", "branch", "step", "growing", "parts", "train", "sizes")
+SIGNATURES = ("loop", "branch", "step", "growing", "until", "parts", "train", "sizes")
 
 
 def _given(imported: ImportedModel, inputs: Arrays) -> list[np.ndarray]:
@@ -126,3 +126,10 @@ def test_signatures_are_named_in_errors(tmp_path: Path):
         import_tensorflow(path)
     with pytest.raises(InputError, match="a frozen graph has no signatures"):
         import_tensorflow(fixture("ops", tmp_path / "ops").path, signature="serve")
+
+
+def test_loops_of_no_turns(tmp_path: Path):
+    path = fixture("growing", tmp_path).path
+    imported = import_tensorflow(path, signature="growing", dynamic={"x_0": 0})
+    (sums,) = interpret(imported.graph, [np.zeros((0, 3), np.float32)])
+    assert sums.shape == (0, 3)

@@ -24,7 +24,7 @@ from ingot.frontends.tensorflow.rows.training import gradients, optimizers, rand
 ROWS = merged(
     m.row
     for m in (
-        complex, contraction, control, create, detection, diagonals, elementwise, gradients, image, index, linalg, lists, norm,
-        optimizers, pool, program, random, recurrent, reduce, shape, sort, sparse, variables,
+        complex, contraction, control, create, detection, diagonals, elementwise, gradients, image, index, linalg,
+        lists, norm, optimizers, pool, program, random, recurrent, reduce, shape, sort, sparse, variables,
     )
 )  # fmt: skip

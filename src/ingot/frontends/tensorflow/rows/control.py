@@ -159,6 +159,8 @@ def while_(c: Call, *arguments: Value) -> Result:
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
     start, refused, finding = list(_checked(arguments)), list(c.walk.refused), c.walk.finding
+    if _ends(c, cond, start):
+        return _no_turns(c, body, start)
     c.walk.finding = False
     try:
         made = _trial(c, cond, body, start)
@@ -178,6 +180,34 @@ def while_(c: Call, *arguments: Value) -> Result:
         return _loop(c, cond, body, made)
     finally:
         c.walk.finding = finding
+
+
+def _ends(c: Call, cond: Function, values: Sequence[Value]) -> bool:
+    """Whether it is known that there is no other turn."""
+    (test,) = _tried(c, cond, values)
+    return not isinstance(test, Missing) and _decided(c, test) is False
+
+
+def _no_turns(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value]:
+    """A turn would say of which shape the lists are that nothing was put into."""
+    refused = list(c.walk.refused)
+    try:
+        ends = _tried(c, body, start)
+    except ShapeError:  # elements of nothing
+        return start
+    finally:
+        c.walk.refused[:] = refused
+    return _filled(start, ends)
+
+
+def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
+    """Lists that nothing was put into yet, with zeros of the shape that a turn puts into them."""
+    return [
+        _of_zeros(v, e)
+        if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
+        else v
+        for v, e in zip(start, ends, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -209,12 +239,7 @@ def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _
     if any(isinstance(v, Missing) for v in ends):
         return _Trial(None, (), counter, appends, "", why)
     fixed = [a is b or a == b for a, b in zip(probes, ends, strict=True)]
-    values = [
-        _of_zeros(v, e)
-        if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
-        else v
-        for v, e in zip(start, ends, strict=True)
-    ]
+    values = _filled(start, ends)
     if counter is not None:
         values = [_grown(v, e, counter) for v, e in zip(values, ends, strict=True)]
     return _Trial(values, fixed, counter, appends, _changing(values, ends))
@@ -262,9 +287,7 @@ class _Counter:
     limit: DimLike
 
 
-def _appends(
-    c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]
-) -> list[tuple[int, int]]:
+def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> list[tuple[int, int]]:
     """Counters, one more with each turn, and lists that start as long as they say: so long they are in each turn, if
     each makes them longer by one."""
     stays = _stays(start, probes, ends)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ingot import ops
@@ -102,12 +104,9 @@ def empty(c: Call, dims: Node) -> Node:
 
 @row("Range")
 def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
-    try:
-        known = [d for n in (start, limit, delta) for d in c.walk.sizes.elements(n).reshape(-1)]
-    except Unsupported:
-        known = [None]
-    if all(isinstance(d, int | float) for d in known):
-        first, last, step = known
+    numbers = _numbers(c, (start, limit, delta))
+    if numbers is not None:
+        first, last, step = numbers
         if step == 0:
             raise Unsupported("a step of 0")
         return const(np.arange(first, last, step, dtype=start.dtype.numpy))
@@ -123,6 +122,15 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
     count = dim_max(ceildiv(last - first, step) if step > 0 else ceildiv(first - last, -step), 0)
     line = ops.arange(count, start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
+
+
+def _numbers(c: Call, ends: Sequence[Node]) -> list[float] | None:
+    """Those that are known as plain numbers, or None."""
+    try:
+        known = [d for n in ends for d in c.walk.sizes.elements(n).reshape(-1)]
+    except Unsupported:
+        return None
+    return known if all(isinstance(d, int | float) for d in known) else None
 
 
 def _whole(x: Node) -> Node:

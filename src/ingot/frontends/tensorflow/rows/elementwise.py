@@ -14,7 +14,8 @@ from ingot.frontends.tensorflow.values import Call, Table, Value
 from ingot.ir.dims import DimLike, floordiv, mod
 from ingot.ir.node import Node, Op, const, splat_of
 from ingot.ir.types import DTYPES, u8
-from ingot.ops import bessel, incomplete_gamma, special
+from ingot.ops import bessel, incomplete_gamma, integrals, special
+from ingot.ops.incomplete_beta import betainc
 
 row = Table()
 
@@ -41,6 +42,8 @@ _SPECIAL: dict[str, Callable[[Node], Node]] = {
     "PopulationCount": lambda x: ops.cast(ops.PopulationCount()(x), u8),
     "Erfc": special.erfc, "Erfinv": special.erf_inv, "Ndtri": special.ndtri,
     "Lgamma": special.lgamma, "Digamma": special.digamma,
+    "Dawsn": integrals.dawson, "Expint": integrals.exponential_integral, "FresnelCos": integrals.fresnel_cos,
+    "FresnelSin": integrals.fresnel_sin, "Spence": integrals.spence,
     "BesselI0": special.bessel_i0, "BesselI0e": special.bessel_i0e, "BesselI1": special.bessel_i1,
     "BesselI1e": special.bessel_i1e, "BesselJ0": bessel.bessel_j0, "BesselJ1": bessel.bessel_j1,
     "BesselY0": bessel.bessel_y0, "BesselY1": bessel.bessel_y1, "BesselK0": bessel.bessel_k0,
@@ -100,13 +103,18 @@ def floor_mod(c: Call, a: Node, b: Node) -> Node:
 def _of_sizes(c: Call, rule: Callable[[DimLike, DimLike], DimLike], a: Node, b: Node) -> Node | None:
     """Known sizes by one positive number, which are sizes again, or None: the sizes may be negative."""
     divisor = splat_of(b)
-    if divisor is None or divisor <= 0 or ops.broadcast_shapes(a.shape, b.shape) != a.shape:
+    if divisor is None or int(divisor) <= 0 or ops.broadcast_shapes(a.shape, b.shape) != a.shape:
         return None
     try:
         quotients = [ops.scalar(rule(d, int(divisor)), a.dtype) for d in c.sizes(a)]
     except Unsupported:
         return None
     return ops.reshape(ops.stack(quotients), a.shape) if quotients else None
+
+
+@row("Betainc")
+def incomplete_beta(c: Call, a: Node, b: Node, x: Node) -> Node:
+    return betainc(a, b, x)
 
 
 @row("DivNoNan")

@@ -102,7 +102,8 @@ def patches(c: Call, x: Node) -> Node:
     kernel, strides = c.ints("ksizes")[1:-1], c.ints("strides")[1:-1]
     rates = c.ints("rates")[1:-1] or (1,) * len(kernel)
     sides = windows.padding_of(c, x.shape[1:-1], kernel, strides, rates)
-    x = ops.pad(x, *((0, *(side[i] for side in sides), 0) for i in (0, 1)))
+    low, high = ((0, *(side[i] for side in sides), 0) for i in (0, 1))
+    x = ops.pad(x, low, high)
     counts = [(d - (k - 1) * r - 1) // s + 1 for d, k, r, s in zip(x.shape[1:-1], kernel, rates, strides, strict=True)]
     taps: list[Node] = []
     for place in itertools.product(*map(range, kernel)):
@@ -202,11 +203,13 @@ def scale_and_translate(c: Call, x: Node, size: Node, scale: Node, translation: 
     if found is None:
         raise Unsupported(f"kernel {c.str('kernel_type')!r}")
     wide = c.flag("antialias") or not c.has("antialias")
-    down, across = (
-        _resampled(*found, n, out, *(Term(ops.index_axis(v, 0, i)) for v in (scale, translation)), wide)
-        for i, (n, out) in enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
-    )
+    sides = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
+    down, across = (_resampled(*found, *side, _at(scale, i), _at(translation, i), wide) for i, side in sides)
     return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), down, across)
+
+
+def _at(x: Node, i: int) -> Term:
+    return Term(ops.index_axis(x, 0, i))
 
 
 def _resampled(reach: float, kernel: Kernel, n: DimLike, out: DimLike, scale: Term, move: Term, wide: bool) -> Node:

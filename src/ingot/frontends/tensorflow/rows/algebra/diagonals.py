@@ -1,12 +1,12 @@
 """Diagonals of matrices, one or a band of them, and what is solved with bands.
 
-A band from `low` to `high` is stored as rows of one length, the highest diagonal first; diagonals that are shorter lie at
-the side that `align` says: "LEFT_RIGHT" has those above the main one at the left and those below at the right.
+A band from `low` to `high` is stored as rows of one length, the highest diagonal first; diagonals that are shorter lie
+at the side that `align` says: "LEFT_RIGHT" has those above the main one at the left and those below at the right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
@@ -68,10 +68,10 @@ class _Band:
         return lines[0] if len(lines) == 1 else ops.stack(lines, -2)
 
 
-def _band(c: Call, rows: DimLike, columns: DimLike, k: Node | None) -> _Band:
+def _band(c: Call, sides: Sequence[DimLike], k: Node | None) -> _Band:
     ends = (0,) if k is None else c.numbers(k)
     default = "RIGHT_LEFT" if c.op.endswith("V3") else "LEFT_LEFT"
-    return _Band(rows, columns, ends[0], ends[-1], c.str("align", default))
+    return _Band(sides[-2], sides[-1], ends[0], ends[-1], c.str("align", default))
 
 
 @row("MatrixDiagV3", "MatrixDiagV2", "MatrixDiag", "Diag")
@@ -85,8 +85,8 @@ def diag(c: Call, x: Node, *rest: Node) -> Node:
     least = x.shape[-1] - min(ends[-1], 0), x.shape[-1] + max(ends[0], 0)
     if rows == -1 and columns == -1:
         rows = columns = dim_max(*least)
-    band = _band(c, least[0] if rows == -1 else rows, least[1] if columns == -1 else columns, k)
-    return band.spread(x, fill)
+    sides = [low if d == -1 else d for d, low in zip((rows, columns), least, strict=True)]
+    return _band(c, sides, k).spread(x, fill)
 
 
 @row("MatrixDiagPartV3", "MatrixDiagPartV2", "MatrixDiagPart", "DiagPart")
@@ -94,12 +94,12 @@ def diag_part(c: Call, x: Node, *rest: Node) -> Node:
     if c.op == "DiagPart" and x.type.rank != 2:
         raise Unsupported(f"of {x.type}")
     k, padding = rest or (None, ops.full((), 0, x.dtype))
-    return _band(c, *x.shape[-2:], k).of(x, padding)
+    return _band(c, x.shape, k).of(x, padding)
 
 
 @row("MatrixSetDiagV3", "MatrixSetDiagV2", "MatrixSetDiag")
 def set_diagonal(c: Call, x: Node, values: Node, *k: Node) -> Node:
-    return _band(c, *x.shape[-2:], *(k or (None,))).spread(values, x)
+    return _band(c, x.shape, k[0] if k else None).spread(values, x)
 
 
 @row("MatrixBandPart")
