@@ -41,6 +41,28 @@ def test_a_torch_loss() -> None:
         ingot.value_and_grad(net, (x, y), wrt="y")
 
 
+def test_slopes_at_bounds_are_pytorch_own() -> None:
+    """ReLU6's and its kin's are 0 at a bound, those of clamp 1, and of equal operands the first of fmax has it all."""
+    torch = pytest.importorskip("torch")
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+
+    class Bounded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            rows = (
+                F.relu6(x), F.hardtanh(x, -1, 2), F.hardsigmoid(x), F.hardswish(x), x.clamp(-1, 2), x.clamp(1, 1),
+                x.clamp_min(1), x.clamp(max=1), torch.clamp(x, torch.zeros(1), torch.ones(1)),
+                torch.fmax(x, torch.ones(1)), torch.fmin(torch.ones(1), x), torch.maximum(x, torch.ones(1)),
+            )  # fmt: skip
+            return sum(((i + 1) * 10 ** (i % 3) * row.sum() for i, row in enumerate(rows)), x.sum())
+
+    x = torch.tensor([-7.0, -3, -1, 0, 0.5, 1, 2, 3, 6, 7], requires_grad=True)
+    Bounded()(x).backward()
+    assert x.grad is not None
+    _, gradients = ingot.value_and_grad(Bounded().eval(), (x.detach(),))(x.detach())
+    np.testing.assert_allclose(np.asarray(gradients["x"]), x.grad.numpy(), rtol=1e-6)
+
+
 def test_an_onnx_loss_of_open_sizes() -> None:
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(

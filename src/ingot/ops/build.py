@@ -190,14 +190,16 @@ def where(pred: Node, a: Operand, b: Operand, loc: str = "") -> Node:
     return Select()(*(broadcast_to(n, shape, loc) for n in (pred, x, y)), loc=loc)
 
 
-def clip(x: Node, low: Operand | None = None, high: Operand | None = None, loc: str = "") -> Node:
-    """min(max(x, low), high); a missing bound does not limit."""
+def clip(
+    x: Node, low: Operand | None = None, high: Operand | None = None, loc: str = "", *, open: bool = False
+) -> Node:
+    """min(max(x, low), high); a missing bound does not limit. open: of two bounds, see `Clamp`."""
     if low is None:
         return x if high is None else minimum(x, high, loc)
     if high is None:
         return maximum(x, low, loc)
     value, lo, hi = promote(x, low, high, loc=loc)
-    return Clamp()(lo, value, hi, loc=loc)
+    return Clamp(open)(lo, value, hi, loc=loc)
 
 
 # --- shape

@@ -64,3 +64,14 @@ def test_gradients_are_jax_own() -> None:
     step = ingot.train(lambda p, y: loss(p["x"], y), None, ingot.optim.SGD(lr=0.1), ({"x": x}, y))
     step(y)
     np.testing.assert_allclose(step.trained()["x"], x - 0.1 * of_x, rtol=1e-5, atol=1e-6)
+
+
+def test_slopes_at_the_bounds_are_jax_own() -> None:
+    """0 of a clamp, half of a maximum and of a minimum."""
+    x = np.array([-2, -1, 0, 1, 2, 6, 7], np.float32)
+
+    def bounded(x: Any) -> Any:
+        return (jax.lax.clamp(-1.0, x, 1.0) + jnp.clip(x, 0, 2) + jax.nn.relu6(x)).sum()
+
+    _, gradients = ingot.value_and_grad(bounded, (x,))(x)
+    np.testing.assert_array_equal(gradients["x"], jax.grad(bounded)(x))

@@ -154,12 +154,16 @@ def _select(node: Node, g: Node) -> list[Node | None]:
 
 @reverse(ops.Clamp)
 def _clamp(node: Node, g: Node) -> list[Node]:
+    """Bounds have a gradient where x is beyond them; x has it up to the bounds, unless the clamp is open."""
+    assert isinstance(node.op, ops.Clamp)
     low, x, high = node.inputs
     zero = ops.full(g.shape, 0, g.dtype)
-    # min(max(x, low), high): at a bound the value still counts as within
     over, under = ops.compare("GT", x, high), ops.compare("LT", x, low)
+    beyond = ops.or_(over, under)
+    if node.op.open:
+        beyond = ops.or_(ops.compare("GE", x, high), ops.compare("LE", x, low))
     return [
         ops.where(ops.and_(under, ops.compare("LE", low, high)), g, zero),
-        ops.where(ops.or_(over, under), zero, g),
+        ops.where(beyond, zero, g),
         ops.where(ops.or_(over, ops.and_(under, ops.compare("GT", low, high))), g, zero),
     ]

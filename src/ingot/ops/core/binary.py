@@ -323,9 +323,11 @@ class Select(Elementwise):
 
 @dataclass(frozen=True)
 class Clamp(Elementwise):
-    """min(max(x, lo), hi); NaN propagates."""
+    """min(max(x, lo), hi); NaN propagates. open: its slope by x is 0 at the bounds, as PyTorch's hardtanh and
+    JAX's lax.clamp have it, else 1, as PyTorch's clamp has."""
 
     name: ClassVar[str] = "clamp"
+    open: bool = False
     arity: ClassVar[int] = 3
     kinds: ClassVar[str] = "fiu"
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
-from ingot.ops.build import broadcast_shapes
+from ingot.ops.build import broadcast_shapes, clip
 from ingot.ops.core.base import check_count, finish, widen
 from ingot.ops.core.functions import Expm1, Log1p
 from ingot.ops.nn import terms as t
@@ -71,6 +71,11 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-wide))
 
 
+def _within(x: Term, high: float) -> Term:
+    """0 to `high`, with the slopes at these of PyTorch's own formulas."""
+    return Term(clip(x.node, 0.0, high, open=True))
+
+
 @dataclass(frozen=True)
 class Relu(Activation):
     """max(x, 0); NaN stays NaN. Numbers of any kind."""
@@ -120,7 +125,7 @@ class HardSwish(Activation):
         return x * np.clip(x + 3, 0, 6) / 6
 
     def formula(self, x: Term) -> Term:
-        return x * t.term(t.clamp(0, x + 3, 6)) * (1 / 6)
+        return x * _within(x + 3, 6) * (1 / 6)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ class HardSigmoid(Activation):
         return np.clip(x * self.alpha + self.beta, 0, 1)
 
     def formula(self, x: Term) -> Term:
-        return t.term(t.clamp(0, x * self.alpha + self.beta, 1))
+        return _within(x * self.alpha + self.beta, 1)
 
     @classmethod
     def samples(cls) -> Samples:

@@ -126,7 +126,7 @@ def select(c: Call, pred: Node, a: Node, b: Node) -> Node:
 
 @row("clamp")
 def clamp(c: Call, low: Node, x: Node, high: Node) -> Node:
-    return ops.Clamp()(ops.broadcast_to(low, x.shape), x, ops.broadcast_to(high, x.shape), loc=c.loc)
+    return ops.Clamp(open=True)(ops.broadcast_to(low, x.shape), x, ops.broadcast_to(high, x.shape), loc=c.loc)
 
 
 @row("optimization_barrier")

@@ -300,25 +300,33 @@ def _binary(name: str, make: Make, integer_as_float: bool = False) -> None:
     aten.add(name, binary)
 
 
-def _extreme(make: Make, logical: Make, *, skip_nan: bool) -> Callable[[Context, Node, Node], Node]:
+def _extreme(make: Make, logical: Make) -> Callable[[Context, Node, Node], Node]:
     def extreme(c: Context, a: Node, b: Node) -> Node:
         a, b = aligned((a, b), c.dtype)
-        if a.dtype == boolean:
-            return logical()(a, b)
-        out = make()(a, b)
-        if not skip_nan or not a.dtype.is_float:
-            return out
-        return ops.Select()(ops.IsNan()(a), b, ops.Select()(ops.IsNan()(b), a, out))
+        return logical()(a, b) if a.dtype == boolean else make()(a, b)
+
+    return extreme
+
+
+def _number(make: Make, logical: Make, beats: str) -> Callable[[Context, Node, Node], Node]:
+    """The extreme that is no NaN. Of equal operands the first has the gradient."""
+    either = _extreme(make, logical)
+
+    def extreme(c: Context, a: Node, b: Node) -> Node:
+        a, b = aligned((a, b), c.dtype)
+        if not a.dtype.is_float:
+            return either(c, a, b)
+        return ops.Select()(ops.Or()(compare(beats, a, b), ops.IsNan()(b)), a, b)
 
     return extreme
 
 
 for _name in ("maximum.default", "max.other"):
-    aten.add(_name, _extreme(ops.Max, ops.Or, skip_nan=False))
+    aten.add(_name, _extreme(ops.Max, ops.Or))
 for _name in ("minimum.default", "min.other"):
-    aten.add(_name, _extreme(ops.Min, ops.And, skip_nan=False))
-aten.add("fmax.default", _extreme(ops.Max, ops.Or, skip_nan=True))
-aten.add("fmin.default", _extreme(ops.Min, ops.And, skip_nan=True))
+    aten.add(_name, _extreme(ops.Min, ops.And))
+aten.add("fmax.default", _number(ops.Max, ops.Or, "GE"))
+aten.add("fmin.default", _number(ops.Min, ops.And, "LE"))
 _binary("atan2.default", ops.Atan2)
 _binary("arctan2.default", ops.Atan2)
 
@@ -418,13 +426,12 @@ def masked_fill(c: Context, x: Node, mask: Node, value: Operand) -> Node:
     return select(is_true(mask), node_of(value, x.dtype), x)
 
 
-def bounded(x: Node, low: Operand | None, high: Operand | None) -> Node:
-    """min(max(x, low), high) in x's dtype; NaN stays NaN."""
-    if low is not None:
-        x = ops.Max()(*aligned((x, low), x.dtype))
-    if high is not None:
-        x = ops.Min()(*aligned((x, high), x.dtype))
-    return x
+def bounded(x: Node, low: Operand | None, high: Operand | None, *, open: bool = False) -> Node:
+    """min(max(x, low), high) in x's dtype; NaN stays NaN. One bound is a clamp, too: at a bound x has the gradient."""
+    low = ops.identity_of("max", x.dtype) if low is None else low
+    high = ops.identity_of("min", x.dtype) if high is None else high
+    value, lo, hi = aligned((x, low, high), x.dtype)
+    return ops.Clamp(open)(lo, value, hi)
 
 
 @aten("clamp.default", "clamp.Tensor", "clip.default", "clip.Tensor")

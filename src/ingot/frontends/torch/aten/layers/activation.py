@@ -34,7 +34,7 @@ def relu(c: Context, x: Node) -> Node:
 
 @aten("relu6.default")
 def relu6(c: Context, x: Node) -> Node:
-    return bounded(x, 0, 6)
+    return bounded(x, 0, 6, open=True)
 
 
 @aten("gelu.default")
@@ -49,7 +49,7 @@ def hardsigmoid(c: Context, x: Node) -> Node:
 
 @aten("hardtanh.default")
 def hardtanh(c: Context, x: Node, min_val: Operand = -1, max_val: Operand = 1) -> Node:
-    return bounded(x, min_val, max_val)
+    return bounded(x, min_val, max_val, open=True)
 
 
 @aten("leaky_relu.default")
