@@ -141,6 +141,7 @@ def _sets(ids: tf.Tensor, rows: tf.Tensor, small: tf.Tensor) -> Uses:
     yield "different_at", different.idx
     for i, part in enumerate(tf.dynamic_partition(rows, ids % 2, 2)):
         yield f"partition{i}", part
+    yield "truncated", tf.random.stateless_truncated_normal([51, 7], [3, 4])
     yield "quarters", tf.range(0.0, 1.0, 0.25)
     for name in ("dawsn", "expint", "fresnel_cos", "fresnel_sin", "spence"):
         yield name, getattr(tf.math.special, name)(tf.cast(small, F) * 0.7)
@@ -201,6 +202,14 @@ class Writers(tf.Module):
                 some = some.write(k, x[k])
         frames = tf.signal.frame(x, 2, 1, axis=0)
         return {"sums": sums.stack(), "sizes": sizes.stack(), "some": some.stack(), "frames": frames}
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), F, "x")])
+    def draws(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Numbers without a seed."""
+        return {
+            "truncated": tf.random.truncated_normal([4000]), "gamma": tf.random.gamma([4000], [2.0, 0.5]),
+            "poisson": tf.random.poisson([4000], [3.0, 40.0]), "shuffled": tf.random.shuffle(x),
+        }  # fmt: skip
 
     @tf.function(input_signature=[tf.TensorSpec((3,), F, "x")])
     def parts(self, x: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -228,9 +228,10 @@ def areas(folder: Path) -> None:
 
     write(folder / "areas.zip", *areas_graph(data))
     module = Writers()
-    files = saved(module, {name: getattr(module, name) for name in ("growing", "parts", "until")})
+    files = saved(module, {name: getattr(module, name) for name in ("draws", "growing", "parts", "until")})
     write(folder / "growing.zip", files, called(files, [{"x": data(n, 3)} for n in (4, 2, 1)], "growing"))
     calls = [{"x": data(n, 3) + 0.5} for n in (4, 2, 1)]
+    write(folder / "draws.zip", files, [])
     write(folder / "until.zip", files, called(files, calls, "until"))
     write(folder / "parts.zip", files, called(files, [{"x": data(3)} for _ in range(3)], "parts"))
 

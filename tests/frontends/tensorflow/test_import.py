@@ -133,3 +133,15 @@ def test_loops_of_no_turns(tmp_path: Path):
     imported = import_tensorflow(path, signature="growing", dynamic={"x_0": 0})
     (sums,) = interpret(imported.graph, [np.zeros((0, 3), np.float32)])
     assert sums.shape == (0, 3)
+
+
+def test_draws_without_a_seed(tmp_path: Path):
+    model = ingot.compile(fixture("draws", tmp_path).path, signature="draws")
+    x = np.arange(100, dtype=np.float32)
+    drawn = dict(zip((o.name for o in model.outputs), model(x), strict=True))
+    np.testing.assert_allclose(drawn["gamma"].mean(0), [2.0, 0.5], rtol=0.1)
+    np.testing.assert_allclose(drawn["poisson"].mean(0), [3.0, 40.0], rtol=0.05)
+    np.testing.assert_allclose(drawn["truncated"].std(), 0.8796, rtol=0.05)  # of a normal cut at 2
+    assert np.abs(drawn["truncated"]).max() < 2.0
+    assert (drawn["shuffled"] != x).any()
+    np.testing.assert_array_equal(np.sort(drawn["shuffled"]), x)

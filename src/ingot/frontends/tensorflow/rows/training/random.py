@@ -11,7 +11,7 @@ from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import ceildiv, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import DTYPES, DType, Shape, f32, f64, i32, u32, u64
-from ingot.ops import sampling
+from ingot.ops import distributions, sampling, special
 
 row = Table()
 _SCRAMBLE = (0x3EC8F720, 0x02461E29)
@@ -53,12 +53,16 @@ def algorithm(c: Call) -> Node:
 
 def _words(key: Node, counter: Node, count: object) -> Node:
     """u32[blocks, 4]: as many words at least."""
-    blocks = ceildiv(count, 4)  # type: ignore[arg-type]
+    return _blocks(key, counter, ops.arange(ceildiv(count, 4), u64))  # type: ignore[arg-type]
+
+
+def _blocks(key: Node, counter: Node, places: Node) -> Node:
+    """u32[n, 4]: those at these places, u64[n], behind the counter."""
     low, high = ops.index_axis(counter, 0, 0), ops.index_axis(counter, 0, 1)
-    at = ops.add(ops.arange(blocks, u64), low)
+    at = ops.add(places, low)
     carry = ops.cast(ops.compare("LT", at, low), u64)
-    over = ops.add(ops.broadcast_to(high, (blocks,)), carry)
-    k = tuple(ops.broadcast_to(w, (blocks,)) for w in _halves(ops.index_axis(key, 0, 0)))
+    over = ops.add(ops.broadcast_to(high, at.shape), carry)
+    k = tuple(ops.broadcast_to(w, at.shape) for w in _halves(ops.index_axis(key, 0, 0)))
     a, b = _halves(at)
     return ops.stack(philox((k[0], k[1]), (a, b, *_halves(over))), 1)
 
@@ -84,16 +88,37 @@ def _unit(bits: Node) -> Node:
 
 
 def _normal(key: Node, counter: Node, shape: Shape, dtype: DType) -> Node:
-    """Box and Muller's pairs of neighbours."""
     count = product(shape)
     even = 2 * ceildiv(count, 2)
-    bits = ops.reshape(_drawn(key, counter, (even,), dtype == f64), (-1, 2))
+    pairs = _box_muller(ops.reshape(_drawn(key, counter, (even,), dtype == f64), (-1, 2)))
+    return ops.reshape(ops.slice_axis(ops.reshape(pairs, (-1,)), 0, 0, count), shape)
+
+
+def _box_muller(bits: Node) -> Node:
+    """Pairs of words [n, 2] as pairs of normal numbers."""
     unit = _unit(bits)
     first = ops.maximum(ops.index_axis(unit, 1, 0), 1e-7)
     angle = ops.mul(ops.index_axis(unit, 1, 1), 2 * math.pi)
     length = ops.Sqrt()(ops.mul(ops.Log()(first), -2.0))
-    pairs = ops.stack([ops.mul(ops.Sin()(angle), length), ops.mul(ops.Cos()(angle), length)], 1)
-    return ops.reshape(ops.slice_axis(ops.reshape(pairs, (-1,)), 0, 0, count), shape)
+    return ops.stack([ops.mul(ops.Sin()(angle), length), ops.mul(ops.Cos()(angle), length)], 1)
+
+
+_CUT = 2.0  # of truncated normals
+_GROUP, _RESERVED, _TRIED = 4, 256, 16
+
+
+def _truncated(key: Node, counter: Node, shape: Shape) -> Node:
+    """Of each four results the first four of their numbers below the cut: 256 blocks belong to them, of which
+    TensorFlow draws until four are there. Of 16 numbers fewer than four are below it once in 10^15."""
+    count = product(shape)
+    groups, blocks = ceildiv(count, _GROUP), _TRIED // 4
+    first = ops.expand_dims(ops.mul(ops.arange(groups, u64), _RESERVED), 1)
+    at = ops.reshape(ops.add(first, ops.arange(blocks, u64)), (-1,))
+    words = ops.reshape(_blocks(key, counter, at), (-1, 2))
+    numbers = ops.reshape(_box_muller(words), (groups, _TRIED))
+    beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _CUT), i32)
+    kept = ops.Sort(1, False, True, 1)(beyond, numbers).results[1]
+    return ops.reshape(ops.slice_axis(ops.reshape(ops.slice_axis(kept, 1, 0, _GROUP), (-1,)), 0, 0, count), shape)
 
 
 def _source(c: Call, operands: tuple[Node, ...]) -> tuple[Node, Node, tuple[Node, ...]]:
@@ -104,6 +129,14 @@ def _source(c: Call, operands: tuple[Node, ...]) -> tuple[Node, Node, tuple[Node
     if c.size(alg) not in (_PHILOX, _AUTO):
         raise Unsupported(f"algorithm {c.size(alg)}, which is not Philox")
     return key, counter, tuple(rest)
+
+
+@row("StatelessTruncatedNormal", "StatelessTruncatedNormalV2")
+def stateless_truncated(c: Call, sizes: Node, *operands: Node) -> Node:
+    key, counter, _ = _source(c, operands)
+    if c.dtype("dtype", f32) != f32:
+        raise Unsupported(f"of {c.dtype('dtype')}")
+    return _truncated(key, counter, c.lengths(sizes))
 
 
 @row("StatelessRandomUniform", "StatelessRandomUniformV2", "StatelessRandomNormal", "StatelessRandomNormalV2")
@@ -138,6 +171,27 @@ def stateless_bits(c: Call, sizes: Node, *operands: Node) -> Node:
 def of_the_model(c: Call, sizes: Node) -> Node:
     draw = sampling.normal if "Normal" in c.op else sampling.uniform
     return draw(c.walk.random_key(), c.lengths(sizes), c.dtype("dtype", f32))
+
+
+@row("TruncatedNormal")
+def truncated_of_the_model(c: Call, sizes: Node) -> Node:
+    """By the inverse of the distribution's function between the cuts."""
+    tail = math.erfc(_CUT / math.sqrt(2)) / 2
+    unit = sampling.uniform(c.walk.random_key(), c.lengths(sizes), f64)
+    return ops.cast(special.ndtri(ops.add(ops.mul(unit, 1 - 2 * tail), tail)), c.dtype("dtype", f32))
+
+
+@row("RandomGamma", "RandomPoissonV2")
+def of_rates(c: Call, sizes: Node, rates: Node) -> Node:
+    """[*sizes, *rates]"""
+    draw = distributions.gamma if c.op == "RandomGamma" else distributions.poisson
+    wide = ops.broadcast_to(rates, (*c.lengths(sizes), *rates.shape))
+    return ops.cast(draw(c.walk.random_key(), wide), c.dtype("dtype", rates.dtype))
+
+
+@row("RandomShuffle")
+def shuffle(c: Call, x: Node) -> Node:
+    return ops.Take(0)(x, sampling.permutation(c.walk.random_key(), x.shape[0]))
 
 
 @row("RandomUniformInt")
