@@ -23,7 +23,7 @@ from ingot.targets.cuda.prelude import PRELUDE
 from ingot.targets.cuda.triton import Source
 
 TRITON = "3.6"
-_ELEMENTS = {"fp16": 6, "bf16": 9, "fp8e4nv": 0, "fp8e5": 0}  # as CUtensorMapDataType has them
+_ELEMENTS = {"fp16": 6, "bf16": 9, "i8": 0, "fp8e4nv": 0, "fp8e5": 0}  # as CUtensorMapDataType has them
 _PAIRS = re.compile(r"\b(add|min|max)\.([su]16)x2\s+(\S+), (\S+), (\S+);")
 _HALVES = r"""{ .reg .b16 %a, %b, %c, %d;
 	mov.b32 {%a, %b}, \4;

@@ -13,14 +13,14 @@ from dataclasses import replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Matrix, Tile
-from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16
+from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, i8
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import ALIGN
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
 
 UNIT = 16  # bytes: rows begin at multiples of it
-TYPES = (f16, bf16, f8e4m3fn, f8e5m2)
+TYPES = (f16, bf16, f8e4m3fn, f8e5m2, i8)
 Line = tuple[DimLike, DimLike]  # an axis: how many, and how far apart
 
 
