@@ -29,9 +29,9 @@ def truth(x: Node) -> Node:
 
 
 def write_at(places: Node, values: Node, size: DimLike) -> Node:
-    """[size] zeros with values[i] at places[i]; places from `size` on are dropped. Which of equal places wins is the
-    last."""
-    return Scatter("set", (), (0,), (), (), (0,), 1)(b.full((size,), 0, values.dtype), places, values)
+    """[size] zeros with values[i] at places[i], no two of which are equal below `size`; from there on they are
+    dropped."""
+    return Scatter("set", (), (0,), (), (), (0,), 1, unique=True)(b.full((size,), 0, values.dtype), places, values)
 
 
 def true_places(mask: Node) -> tuple[Node, Node]:

@@ -10,6 +10,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import Shape, TensorType, dtype_of
 from ingot.ops import Scatter
+from ingot.support.errors import VerifyError
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -70,3 +71,20 @@ def test_updates_of_open_number() -> None:
     n, op = symbol("n"), Scatter("add", (1,), (0,), (), (), (0,), 1)
     (got,) = run_checked(graph(op, *xs, shapes=((5, 3), (n, 1), (n, 3))), xs, H100)
     np.testing.assert_array_equal(got, op.reference(*xs))
+
+
+def test_updates_that_are_apart_are_written_where_they_go() -> None:
+    places = RNG.permutation(60)[:, None] - 5  # some outside
+    line = Scatter("set", (1,), (0,), (), (), (0,), 1, unique=True)
+    xs = numbers("set", 50, 3), places, numbers("set", 60, 3)
+    checked(line, *xs)
+    assert [name.rstrip("_0123456789") for name in planned(graph(line, *xs), H100)[1]] == ["scatter_into", "update"]
+    batched = Scatter("set", (), (1,), (0,), (0,), (1,), 2, unique=True)
+    turned = np.stack([RNG.permutation(70) for _ in range(3)])[..., None]
+    checked(batched, numbers("set", 3, 64), turned, numbers("set", 3, 70))
+
+
+def test_updates_that_meet_though_they_were_said_not_to_are_refused() -> None:
+    line = Scatter("set", (), (0,), (), (), (0,), 1, unique=True)
+    with pytest.raises(VerifyError, match="stores to out0 what chunk"):
+        checked(line, numbers("set", 50), np.zeros((900, 1), np.int64), numbers("set", 900))

@@ -127,7 +127,8 @@ class Gather(CoreOp):
 class Scatter(CoreOp):
     """x with `updates` combined in at `indices` (StableHLO's dimension numbers). kind: set add mul max min.
 
-    Elements that land outside x are dropped. With `set` and repeated indices the last update wins.
+    Elements that land outside x are dropped. With `set` and repeated indices the last update wins. unique: what lands
+    inside x lands in places of its own.
     """
 
     name: ClassVar[str] = "scatter"
@@ -139,6 +140,7 @@ class Scatter(CoreOp):
     scatter_indices_batching_dims: tuple[int, ...]
     scatter_dims_to_operand_dims: tuple[int, ...]
     index_vector_dim: int
+    unique: bool = False
 
     def has_one_window(self, updates: Shape) -> bool:
         """Whether updates of this shape are one window of the operand."""
@@ -220,6 +222,8 @@ class Scatter(CoreOp):
         batched = np.asarray([[0], [2], [1], [0]], np.int64), np.full((4,), 9, np.float32)
         yield cls("set", (), (1,), (0,), (0,), (1,), 1), (x, *batched)
         yield cls("set", (0,), (0,), (), (), (0,), 0), (x, np.asarray([2]), np.zeros(3, np.float32))
+        apart = np.asarray([[2], [7], [0], [-1]], np.int64), updates[:4]
+        yield cls("set", (1,), (0,), (), (), (0,), 1, unique=True), (x, *apart)
 
 
 _COMBINE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}

@@ -15,21 +15,20 @@ from ingot.ir.dims import ceildiv, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import i64
 from ingot.ops import DynamicUpdateSlice, Scatter
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Index, slice_starts
+from ingot.schedule.emit import Index, Leaf, slice_starts
 from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.gpu.blocks import Elements, Group, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.gpu.segments import FEW, FOLDS, Windows, by_segments
 from ingot.schedule.group_io import bind_result
-from ingot.schedule.index import ZERO, both, dim_expr, integer
-from ingot.schedule.lowered import Lowered
+from ingot.schedule.index import ZERO, both, dim_expr
+from ingot.schedule.lowered import Lowered, Step
 
 
 def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -39,10 +38,19 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
         # every element of an updated slice is known by its own index
         return lower_pointwise(body, ins, outs, machine)
     windows, group = Windows(anchor), Group.of(body, ins, outs)
+    if windows.are_apart and pull_back(body.outputs[0], anchor, outs[0]) is not None:
+        return Lowered((_copied(anchor, group, machine), *lower_update(body, ins, outs, machine).steps))
     count = product(windows.serial_shape)
     if windows.are_whole and not (isinstance(count, int) and count <= FEW):
         return by_segments(windows, group, machine)
     return _asked(windows, group, machine)
+
+
+def _copied(anchor: Node, group: Group, machine: Machine) -> Step:
+    """The operand where the result will be."""
+    work, x = Elements.of(group, anchor, machine), anchor.inputs[0]
+    work.em.bind(anchor, Leaf(lambda block, index, mask: work.em.value(block, x, index, mask)))
+    return work.step("scatter_into")
 
 
 def _asked(windows: Windows, group: Group, machine: Machine) -> Lowered:
@@ -84,13 +92,13 @@ def _asked(windows: Windows, group: Group, machine: Machine) -> Lowered:
 
 
 def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """The same where the result lies over the operand: an updated slice, and updates that cannot meet as each window is
-    alone, run over the updates; others over all elements, each of which is read by whoever writes it."""
+    """The same where the result lies over the operand: an updated slice, and updates that cannot meet, run over the
+    updates; others over all elements, each of which is read by whoever writes it."""
     anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
     op, out = anchor.op, pull_back(body.outputs[0], anchor, outs[0])
     assert out is not None  # else it is not in place
     updates = anchor.inputs[2 if isinstance(op, Scatter) else 1]
-    if isinstance(op, Scatter) and not (op.kind == "set" and op.has_one_window(updates.shape)):
+    if isinstance(op, Scatter) and not Windows(anchor).are_apart:
         return lower_scatter(body, ins, outs, machine)
     if 0 in updates.shape:
         return Lowered(())
@@ -101,25 +109,21 @@ def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
         starts = slice_starts(work.em, work.top, anchor.inputs[2:], anchor.shape, updates.shape)
         place = tuple(ix.add(e, s) for e, s in zip(work.index, starts, strict=True))
     else:
-        assert isinstance(op, Scatter)
-        place, inside = _window_place(op, anchor, work)
+        place, inside = _window_place(Windows(anchor), work)
     write(work.top, work.em, updates, group.operands.outs[0], out, work.index, work.span.live, inside, place)
     chunks = ceildiv(product(updates.shape), work.tile[1])
     return Lowered((group.step("update", work.chunk, chunks, work.top),))
 
 
-def _window_place(op: Scatter, anchor: Node, work: Elements) -> tuple[Index, Expr | None]:
-    """Where elements of the only window go, and whether that lies inside."""
-    x, indices, _ = anchor.inputs
-    kept = [d for d in range(x.type.rank) if d not in op.inserted_window_dims]
+def _window_place(windows: Windows, work: Elements) -> tuple[Index, Expr | None]:
+    """Where elements of windows go, and whether that lies inside."""
+    x, _, updates = windows.anchor.inputs
+    batch = {u: ZERO if updates.shape[u] == 1 else work.index[u] for u in windows.batch}
     place: dict[int, Expr] = dict.fromkeys(range(x.type.rank), ZERO)
-    place |= {d: work.index[u] for d, u in zip(kept, op.update_window_dims, strict=True)}
+    place |= {d: work.index[u] for d, u in windows.window.items()} | {d: batch[u] for u, d in windows.own.items()}
     inside: Expr | None = None
-    for component, d in enumerate(op.scatter_dims_to_operand_dims):
-        where = [ZERO] * indices.type.rank
-        if op.index_vector_dim < indices.type.rank:
-            where[op.index_vector_dim] = integer(component)
-        start = work.top.let(k.cast(work.em.value(work.top, indices, tuple(where), None), i64), "s")
+    for component, d in enumerate(windows.targets):
+        start = windows.start(work.em, work.top, batch, component, work.span.live)
         place[d] = ix.add(place[d], start)
         fits = k.binary("and", k.binary("ge", place[d], ZERO), k.binary("lt", place[d], dim_expr(x.shape[d])))
         # the sum of a huge index and a window's offset would wrap around

@@ -81,6 +81,11 @@ class Windows:
         return all(d not in self.window or updates.shape[self.window[d]] == 1 for d in self.targets)
 
     @property
+    def are_apart(self) -> bool:
+        """Whether no two updates meet, and nothing is left of what was there."""
+        return self.op.kind == "set" and (self.op.unique or self.op.has_one_window(self.anchor.inputs[2].shape))
+
+    @property
     def targets(self) -> tuple[int, ...]:
         """Dimensions of the operand that the components of indices are places along."""
         return self.op.scatter_dims_to_operand_dims
