@@ -38,6 +38,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / part) for part in ("",
 
 import ingot  # noqa: E402
 from benchmarks.measure import geometric_mean  # noqa: E402
+from benchmarks.models.base import declare_torchvision_ops  # noqa: E402
 from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
 
 Step = Callable[[], object]
@@ -92,6 +93,7 @@ def transformer(causal: bool) -> tuple[nn.Module, torch.Tensor]:
 
 
 def vision(name: str) -> tuple[nn.Module, torch.Tensor]:
+    declare_torchvision_ops()
     import timm
 
     return timm.create_model(name, pretrained=False, num_classes=1000), torch.randn(8, 3, 224, 224)

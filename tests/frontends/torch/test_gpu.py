@@ -40,7 +40,7 @@ def test_the_device_of_tensors_chooses_the_target(monkeypatch: pytest.MonkeyPatc
     for device in ("cuda", "cpu"):
         graph = traced(lambda x: (x + 1,), (3,), device=device)
         graph.graph.find_nodes(op="output")[0].args[0][0].meta["val"] = x  # the result is wanted on the host
-        run = _Specialized(graph, frozenset(), compiler)
+        run = _Specialized(graph, [x], frozenset(), compiler)
         assert torch.equal(run([x])[0], x)
     assert asked == [{"target": "cuda:sm_90a"}, {}]
 

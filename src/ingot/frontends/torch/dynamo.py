@@ -14,6 +14,7 @@ import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import sympy
@@ -34,11 +35,12 @@ from ingot.frontends.torch.importer import Importer, constant
 from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.guards import equations
+from ingot.frontends.torch.tracing.layouts import Order, kept_orders, order_of
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
-from ingot.ops import draws
+from ingot.ops import Transpose, draws
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 
 _log = logging.getLogger(__name__)
@@ -82,17 +84,20 @@ def ingot_backend(
         written = _written()
         # what an optimizer's step reads changes between its calls as what it writes does
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
-        return _Specialized(gm, frozenset() if steps else parameters - written, compile_model)
+        return _Specialized(gm, example_inputs, frozenset() if steps else parameters - written, compile_model)
 
-    def compile_training(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        # parameters change between calls
-        return _Specialized(gm, frozenset(), compile_model)
+    # parameters change between calls
+    def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return _Specialized(gm, example_inputs, frozenset(), compile_model, kept_orders(gm.graph))
+
+    def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return _Specialized(gm, example_inputs, frozenset(), compile_model)
 
     return aot_module_simplified(
         module,
         example_inputs,
-        fw_compiler=compile_training,
-        bw_compiler=compile_training,
+        fw_compiler=compile_forward,
+        bw_compiler=compile_backward,
         inference_compiler=compile_inference,
         partition_fn=min_cut_rematerialization_partition,
         decompositions=table,
@@ -122,6 +127,7 @@ def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+_NONE: Mapping[int, Any] = MappingProxyType({})
 _KEPT = 64  # programs for values of ints, the latest
 
 
@@ -135,11 +141,21 @@ class _Specialized:
 
     _boxed_call = True  # AOTAutograd's name for functions of one list
 
-    def __init__(self, graph: fx.GraphModule, fixed: frozenset[int], compile_model: Compile):
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        fixed: frozenset[int],
+        compile_model: Compile,
+        orders: Sequence[Order | None] = (),
+    ):
+        """orders: in memory, of each result."""
         gpu = gpu_of(graph.graph)
         self._graph, self._fixed = graph, sorted(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
+        self._orders = {i: order for i, v in enumerate(example_inputs) if i not in fixed and (order := order_of(v))}
+        self._result_orders = {i: order for i, order in enumerate(orders) if order}
         self._passed = _passed(graph.graph)
         self._seen, self._views = _input_views(graph)
         # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
@@ -159,10 +175,16 @@ class _Specialized:
         run = self._runs.get(numbers) or self._specialized(numbers, args)
         # an import may have made numbers of all ints
         left = {*self._fixed, *(i for i, _ in self._as_numbers(args))}
-        result = run(*(args if not left else [a for i, a in enumerate(args) if i not in left]))
+        given = args
+        if self._orders:
+            given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
+        result = run(*(given if not left else [a for i, a in enumerate(given) if i not in left]))
         if self._passed:
             made = iter(result)
             result = tuple([next(made) if place is None else args[place] for place in self._passed])
+        if self._result_orders:
+            back = self._result_orders
+            result = tuple([r.permute(_inverse(back[i])) if i in back else r for i, r in enumerate(result)])
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
@@ -180,7 +202,7 @@ class _Specialized:
     def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
         held = dict(zip(self._fixed, self._held, strict=True))
         try:
-            model = import_flat(self._graph, held, dict(numbers))
+            model = import_flat(self._graph, held, dict(numbers), self._orders, self._result_orders)
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):
                 raise
@@ -280,14 +302,18 @@ def _is_view_of_input(node: fx.Node) -> bool:
 
 
 def import_flat(
-    module: fx.GraphModule, constants: dict[int, torch.Tensor], numbers: Mapping[int, int] | None = None
+    module: fx.GraphModule,
+    constants: Mapping[int, torch.Tensor],
+    numbers: Mapping[int, int] = _NONE,
+    orders: Mapping[int, Order] = _NONE,
+    result_orders: Mapping[int, Order] = _NONE,
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple of the
     results that are no inputs.
 
-    constants, numbers: tensors and ints by the positions of the inputs that they take the place of.
+    constants, numbers: tensors and ints by the positions of the inputs that they take the place of. orders,
+    result_orders: by position, that of axes which the model takes or gives tensors in.
     """
-    numbers = numbers or {}
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
     guards = [] if environment is None else [g.expr for g in environment.guards]
@@ -308,12 +334,13 @@ def import_flat(
         if i in numbers:
             values.append(numbers[i])
             continue
-        leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes)
+        leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
         leaves.append(leaf)
         inputs.append(carrier)
         values.append(value)
     passed = _passed(module.graph)
-    outputs = [v for i, v in enumerate(importer.run(module, values)) if not passed or passed[i] is None]
+    results = enumerate(importer.run(module, values))
+    outputs = [_turned(v, result_orders.get(i)) for i, v in results if not passed or passed[i] is None]
     importer.finish()
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
@@ -322,8 +349,19 @@ def import_flat(
     return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
 
 
-def _input(name: str, value: object, sizes: Sizes) -> tuple[Leaf, object, Node]:
+def _inverse(order: Order) -> Order:
+    return tuple(order.index(axis) for axis in range(len(order)))
+
+
+def _turned(value: object, order: Order | None) -> object:
+    return Transpose(order)(value) if order and isinstance(value, Node) else value
+
+
+def _input(name: str, value: object, sizes: Sizes, order: Order | None) -> tuple[Leaf, object, Node]:
     """(leaf, the importer's value, graph input) of one placeholder."""
+    if isinstance(value, torch.Tensor) and order:
+        leaf, node = tensor_input(name, value.permute(order), sizes)
+        return leaf, Transpose(_inverse(order))(node), node
     if isinstance(value, torch.Tensor):
         leaf, node = tensor_input(name, value, sizes)
         return leaf, complex_of(node) if leaf.kind == COMPLEX else node, node

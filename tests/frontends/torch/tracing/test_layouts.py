@@ -1,0 +1,74 @@
+"""Images that forward keeps for backward lie with their channels last, and what is given so is not copied."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ingot.frontends.torch.tracing.layouts import order_of
+from tests.frontends.torch.agree import close
+from tests.frontends.torch.test_dynamo import Spy
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+def test_orders() -> None:
+    x = torch.zeros(2, 3, 4, 5)
+    assert (
+        order_of(x)
+        is order_of(x[..., ::2])
+        is order_of(x.expand(2, 2, 3, 4, 5))
+        is order_of(x.permute(1, 0, 2, 3)[:0])
+        is None
+    )
+    assert order_of(x.to(memory_format=torch.channels_last)) == (0, 2, 3, 1)
+    assert order_of(x.transpose(1, 3)) == (0, 3, 2, 1)
+    assert order_of(x[:1].to(memory_format=torch.channels_last)) == (0, 2, 3, 1)
+    assert order_of(x[:, :1]) is order_of(torch.zeros(3)) is order_of(3) is None
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second, self.back = nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.ConvTranspose2d(8, 4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.relu(self.norm(self.first(x)))
+        return self.back(F.silu(self.second(y))).sigmoid(), F.max_pool2d(y[..., :8, :8], 2)
+
+
+@pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_kept_images(given: torch.memory_format, dynamic: bool | None) -> None:
+    torch.manual_seed(0)
+    net, x = Images().to(memory_format=given), torch.randn(2, 3, 9, 11).to(memory_format=given)  # type: ignore[call-overload]
+    spy, same = Spy(), deepcopy(net)
+    compiled = torch.compile(net, backend=spy.backend, dynamic=dynamic)
+
+    def gradients(f: Any) -> list[Tensor]:
+        leaf = x.clone().requires_grad_()
+        first, second = f(leaf)
+        loss = first.square().sum() + second.sin().sum()
+        return [first, second, *torch.autograd.grad(loss, [leaf, *f.parameters()])]
+
+    for got, want in zip(gradients(compiled), gradients(same), strict=True):
+        close(got, want, 1e-4)
+    forward, backward = (m.graph for m in spy.models)
+    if not dynamic:
+        shapes = [n.shape for n in backward.inputs]
+        assert (2, 9, 11, 8) in shapes and (2, 8, 9, 11) not in shapes
+        assert ((2, 9, 11, 3) in [n.shape for n in forward.inputs]) == (given is torch.channels_last)
+
+
+def test_lines_and_volumes() -> None:
+    for layer, x in ((nn.Conv1d(2, 3, 3), torch.randn(2, 2, 7)), (nn.Conv3d(2, 3, 2), torch.randn(2, 2, 3, 4, 5))):
+        net = nn.Sequential(layer, nn.Tanh())
+        got = torch.autograd.grad(torch.compile(net, backend=Spy().backend)(x).sum(), list(net.parameters()))
+        for mine, want in zip(got, torch.autograd.grad(net(x).sum(), list(net.parameters())), strict=True):
+            close(mine, want, 1e-5)
