@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 import ingot
+from benchmarks.gpu.diffusion import unet
 from benchmarks.gpu.llama import llama
 from ingot.support.errors import IngotError
 
@@ -67,6 +68,7 @@ def models() -> dict[str, Callable[[], Model]]:
     found["gpt2_s512"] = lambda: (gpt2(), (torch.randint(0, 1000, (1, 512)),))
     found["llama1b_s512"] = lambda: llama(512)
     found["llama1b_token"] = lambda: llama(1, 513)
+    found["unet_b1"] = lambda: unet(1)
     found["efficientnet_b0_b1"] = image(vision.efficientnet_b0, 1)
     found["convnext_tiny_b1"] = image(vision.convnext_tiny, 1)
     found["mobilenet_v3_b1"] = image(vision.mobilenet_v3_large, 1)

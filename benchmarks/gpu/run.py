@@ -22,7 +22,7 @@ from pathlib import Path
 
 MODELS = (
     "resnet50_b1", "bert_b1", "llama1b_token", "gpt2_s512", "vit_b_b1", "efficientnet_b0_b1", "convnext_tiny_b1",
-    "mobilenet_v3_b1", "llama1b_s512", "resnet50_b32", "bert_b32", "vit_b_b32",
+    "mobilenet_v3_b1", "llama1b_s512", "resnet50_b32", "bert_b32", "vit_b_b32", "unet_b1",
 )  # fmt: skip
 TESTS = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "slow or not slow")
 CONFORMANCE = "tests/conformance/test_targets.py"
