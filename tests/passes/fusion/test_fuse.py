@@ -144,6 +144,16 @@ def test_a_norm_stays_whole_in_front_of_a_matmul() -> None:
     assert [group.kind for group in groups(g)] == ["rows", "contraction"]
 
 
+def test_what_a_group_norm_subtracts_its_mean_from_is_not_stored() -> None:
+    """The mean runs over two boxes, so that neither kernel which reads the differences could compute it."""
+    x = arg("x", 1, 32, 24, 24)
+    y = conv(ops.Silu()(ops.GroupNorm(8, 1e-5)(conv(x, 32, 3, 1), weight(32), weight(32))), 32, 3, 1)
+    made = [
+        n for n in optimize(graph(y), cpu_passes()).nodes() if isinstance(n.op, Group) and n.type.size == 32 * 24 * 24
+    ]
+    assert len(made) == 5  # transpositions at both ends, two convolutions and what lies between them
+
+
 def test_padding_of_a_computed_value_is_storage() -> None:
     g = pipeline(halo())
     assert [n.op.name for n in g.nodes() if isinstance(n.op, ops.Pad | ops.Concat)] == ["pad", "pad"]

@@ -309,7 +309,7 @@ class _Fusion:
     def _join_all(self, homes: list[OpenGroup], node: Node) -> bool:
         """Compute `node` in each of the groups that read it, where that costs no more than reading it would: plain
         arithmetic on at most one value as large."""
-        if len(homes) > self.policy.copies or node in self.tails or not self._is_stored_or_plain(node):
+        if len(homes) > self.policy.copies or node in self.tails or not self._is_stored_or_plain(homes, node):
             return False
         sources = {_source(i) for i in node.inputs}
         large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]
@@ -323,15 +323,16 @@ class _Fusion:
         self.homes[node] = homes
         return True
 
-    def _is_stored_or_plain(self, node: Node, depth: int = 4) -> bool:
-        """Plain arithmetic on values that lie in memory whatever happens to `node`: reductions do not, they join it."""
+    def _is_stored_or_plain(self, homes: list[OpenGroup], node: Node, depth: int = 4) -> bool:
+        """Plain arithmetic on values that lie in memory whatever happens to `node`: reductions that run over the box of
+        one of the groups do not, they join it."""
         if depth == 0 or not isinstance(node.op, Elementwise) or node.op.costly:
             return False
         for x in map(_source, node.inputs):
-            if isinstance(x.op, ops.Reduction):
+            if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in homes):
                 return False
             stored = x.is_leaf or is_free(x) or x in self.forced or not is_pointwise(x)
-            if not (stored or len(self.users[x]) > 1 or self._is_stored_or_plain(x, depth - 1)):
+            if not (stored or len(self.users[x]) > 1 or self._is_stored_or_plain(homes, x, depth - 1)):
                 return False
         return True
 
