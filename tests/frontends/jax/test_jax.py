@@ -300,6 +300,21 @@ def test_arguments_of_other_kinds():
         _agree(got, f(w, given[0] if len(given) == 2 else key, x))
 
 
+@pytest.mark.parametrize(("size", "stride"), [(3, 2), (2, 3), (5, 2)])
+def test_windows_of_padding_that_depends_on_sizes(size: int, stride: int):
+    """JAX writes it with quotients of negative sizes, rounded down."""
+    w, steps = _data(size, size, 2, 3), (1, stride, stride, 1)
+
+    def f(x: Any) -> Any:
+        y = lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return y, lax.reduce_window(y, -jnp.inf, lax.max, (1, size, size, 1), steps, "SAME")
+
+    g = _interpreted(f, _data(2, 9, 8, 2), dynamic={"x": {1: "h", 2: "w"}})
+    for h, wide in ((9, 8), (1, 1), (6, 13)):
+        x = _data(2, h, wide, 2)
+        _agree(g(x), f(x))
+
+
 def test_running_sums_of_open_size():
     def f(x: Any) -> Any:
         return jnp.cumsum(x, 1), lax.cummax(x, axis=0, reverse=True)

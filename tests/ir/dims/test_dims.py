@@ -35,6 +35,16 @@ def test_quotients_of_quotients() -> None:
             assert substitute(nested, {"s": s}) == ((s + inner) // n + outer) // m
 
 
+def test_quotients_of_negative_sizes() -> None:
+    assert floordiv(-S, 2) == -((S + 1) // 2) and floordiv(5 - S, 3) == -((S - 3) // 3)
+    rng = random.Random(1)
+    for _ in range(200):
+        n, slope, plus = rng.randint(1, 7), rng.randint(-5, 5), rng.randint(-9, 9)
+        quotient = floordiv(slope * S + plus, n)
+        for s in range(12):
+            assert substitute(quotient, {"s": s}) == (slope * s + plus) // n
+
+
 def test_no_size_is_as_large_as_an_end_that_means_all() -> None:
     end = 2**63 - 1
     assert dim_min(end, S + 1) == S + 1 == dim_min(S + 1, end)

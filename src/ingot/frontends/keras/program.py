@@ -50,9 +50,10 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
     kinds = [[jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in group] for group in (trainable, others)]
     try:
         exported = export_function(run, (*kinds, specs))
-    except (ImportModelError, TypeError, ValueError) as e:
+    except (ImportModelError, NotImplementedError, TypeError, ValueError) as e:
         fix = "fix sizes: dynamic={'batch': 1}, or {'input': {1: 224}}"
-        raise ImportModelError(f"the model cannot be exported for these sizes: {e}", fix=fix) from e
+        told = re.sub(r"\x1b\[\d*m", "", str(e))  # Keras sets some of it in bold
+        raise ImportModelError(f"the model cannot be exported for these sizes: {told}", fix=fix) from e
     labels = [f"{i} {v.path}" for i, v in enumerate((*trainable, *others))]
     labels += [name for name, _, _ in inputs]
     kept = exported.module_kept_var_idx

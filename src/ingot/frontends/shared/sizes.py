@@ -96,7 +96,7 @@ class Sizes:
             if node in self._known:
                 stack.pop()
                 continue
-            missing = [i for i in node.inputs if i not in self._known]
+            missing = [i for i in _read(node) if i not in self._known]
             if missing:
                 stack += missing
                 continue
@@ -132,7 +132,9 @@ class Sizes:
         return self._closed[node]
 
     def _evaluate(self, node: Node) -> np.ndarray:
-        op, inputs = node.op, [self._known[i] for i in node.inputs]
+        op, inputs = node.op, [self._known[i] for i in _read(node)]
+        if (floor := _floor(node)) is not None:
+            return _elementwise(floor[0], *inputs)
         if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _LIMIT:
             raise _unknown(node)
         if isinstance(op, Input) and op.elements:
@@ -175,6 +177,44 @@ class Sizes:
             return _elementwise(rule, *inputs)
         except (ZeroDivisionError, TypeError):
             raise _unknown(node) from None
+
+
+def _read(node: Node) -> tuple[Node, ...]:
+    """What the elements of a node come from."""
+    floor = _floor(node)
+    return node.inputs if floor is None else floor[1:]
+
+
+def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Node] | None:
+    """(rule, a, b) of floor(a / b), and of its remainder, as JAX writes them with those towards zero; None for others.
+
+    q = a / b;  sign(a) != sign(b) and a % b != 0 ? q - 1 : q
+    r = a % b;  (r < 0) != (b < 0) and r != 0 ? r + b : r
+    """
+    if not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
+        return None
+    found = node.inputs[2]
+    a, b = found.inputs
+    zero, unequal, less = ops.scalar(0, a.dtype), ops.Compare("NE"), ops.Compare("LT")
+    rest = unequal(ops.Rem()(a, b), zero)
+    if isinstance(found.op, ops.Div):
+        signs, other = unequal(ops.Sign()(a), ops.Sign()(b)), ops.Sub()(found, ops.scalar(1, a.dtype))
+    else:
+        signs, other = unequal(less(found, zero), less(b, zero)), ops.Add()(found, b)
+    if node is not ops.Select()(ops.And()(signs, rest), other, found):
+        return None
+    return (_positive(floordiv) if isinstance(found.op, ops.Div) else _positive(mod)), a, b
+
+
+def _positive(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike, DimLike], DimLike]:
+    """A rule for divisors that are positive for all sizes. Raises Unsupported for others."""
+
+    def checked(a: DimLike, b: DimLike) -> DimLike:
+        if (b if isinstance(b, int) else bounds(b)[0] or 0) < 1:
+            raise Unsupported(f"a quotient by {b}, which may be negative or zero")
+        return rule(a, b)
+
+    return checked
 
 
 def _computed(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:

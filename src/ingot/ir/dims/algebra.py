@@ -376,6 +376,9 @@ def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
         if nested is not None and isinstance(nested.b, int):
             # (s // 2 + 1) // 2 = (s + 2) // 4
             return floordiv(nested.a + plus * nested.b, nested.b * b)
+        if b > 0 and all(c < 0 for m, c in a.terms if m):
+            # -s // 2 = -((s + 1) // 2)
+            return -floordiv(-a + b - 1, b)
     return _apply("floordiv", a, b)
 
 
