@@ -121,10 +121,18 @@ def long() -> Graph:
     return Graph((x,), (ops.Softmax(1)(x),))
 
 
+def pool() -> Graph:
+    """Channels lie side by side, and so do the elements of a program."""
+    x = ops.Transpose((0, 3, 1, 2))(operand("x", f32, (2, 12, 12, 8)))
+    ones = (1, 1, 1, 1)
+    y = ops.ReduceWindow("max", (1, 1, 3, 3), (1, 1, 2, 2), ((0, 0), (0, 0), (1, 1), (1, 1)), ones, ones)(x)
+    return Graph((x.inputs[0],), (ops.Transpose((0, 2, 3, 1))(y),))
+
+
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
-    "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "long": long,
+    "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "long": long, "pool": pool,
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, Shape, static_shape
 from ingot.ops import ArgReduce, DimValue, Iota
+from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
@@ -201,9 +202,17 @@ def _span(layout: Layout) -> DimLike:
     return last + 1
 
 
+def _in_memory(group: Group, anchor: Node) -> tuple[int, ...]:
+    """The dimensions of `anchor` as the first result has them, which may be a transpose of it, from the widest stride
+    to the narrowest."""
+    dims = range(len(anchor.types[0].shape))
+    at = pull_back(group.body.outputs[0], anchor, group.outs[0])
+    return tuple(dims if at is None else sorted(dims, key=lambda d: -estimate(at.strides[d])))
+
+
 @dataclass
 class Elements:
-    """A kernel whose programs each compute a row of neighbouring elements of `anchor`, and what is behind it."""
+    """A kernel whose programs each compute elements of `anchor`, neighbours in memory, and what is behind it."""
 
     group: Group
     anchor: Node
@@ -222,7 +231,9 @@ class Elements:
         size = min(most, max(least, power_of_two(estimate(total) // machine.programs)))
         span = Span.of(top, k.mul(chunk, integer(size)), size, total, 1)
         em = group.emitter(() if span.live is None else (span.live,))
-        return Elements(group, anchor, top, chunk, (1, size), span, span.index(top, shape), em)
+        order = _in_memory(group, anchor)
+        index = dict(zip(order, span.index(top, tuple(shape[d] for d in order)), strict=True))
+        return Elements(group, anchor, top, chunk, (1, size), span, tuple(index[d] for d in range(len(shape))), em)
 
     def nest(self, block: Block, extents: Sequence[DimLike], visit: Callable[[Block, Index], None]) -> None:
         """Loops over a box of `extents`."""
