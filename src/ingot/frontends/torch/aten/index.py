@@ -42,7 +42,12 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Node:
-    return ops.Take(0)(weight, indices)
+    rows = ops.Take(0)(weight, indices)
+    if padding_idx < 0 or not rows.dtype.is_float:
+        return rows
+    # the row of padding does not learn from what reads it here
+    padding = insert_axis(compare("EQ", indices, scalar_like(padding_idx, indices)), indices.type.rank)
+    return select(padding, ops.StopGradient()(rows), rows)
 
 
 @aten("index_select.default")
