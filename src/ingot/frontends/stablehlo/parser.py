@@ -179,6 +179,9 @@ class Parser:
         """loc(...) as text."""
         self.expect("loc")
         start, depth = self.at, 0
+        if self.tokens[start : start + 3 : 2] == ["(", ")"]:  # an alias, as nearly all are
+            self.at += 3
+            return self.tokens[start + 1]
         while True:
             token = self.take()
             depth += (token == "(") - (token == ")")

@@ -153,6 +153,34 @@ class Objects(nn.Module):
         return few.mean(), all_of_them.mean()
 
 
+class Holds(nn.Module):
+    """An object that the module holds, whose attributes are read, in a task too, and set."""
+
+    def __init__(self):
+        super().__init__()
+        self.window = Window(2, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        task = torch.jit.fork(self.scaled, x)
+        self.window.total = self.window.total + x.sum()
+        return torch.jit.wait(task) + self.window.total
+
+    @torch.jit.export
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.window.scale + self.window.size
+
+
+class HoldsSome(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.window = Window(2, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for window in [self.window, Window(1, 1.0)]:
+            x = x * window.scale
+        return x
+
+
 class Types(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = torch.arange(x.size(1), dtype=torch.int64, device=x.device).to(x.dtype)
@@ -212,6 +240,30 @@ def test_an_archive_with_a_class_of_its_own(tmp_path: Path):
     torch.jit.save(module, tmp_path / "model.pt")
     got, expected = ingot.compile(tmp_path / "model.pt", (ROWS,), cache=False, threads=1)(ROWS), module(ROWS)
     close(got, expected)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_object_that_the_module_holds(saved: bool, tmp_path: Path):
+    """The process that reads the archive has no class of its kind."""
+    module = _scripted(Holds())
+    torch.jit.save(module, tmp_path / "model.pt")
+    compiled = ingot.compile(tmp_path / "model.pt" if saved else module, (ROWS,), cache=False, threads=1)
+    for _ in range(3):
+        close(compiled(ROWS), module(ROWS))
+
+
+def test_what_holds_an_object_that_a_module_holds_is_refused():
+    with pytest.raises(UnsupportedOpError, match=r"ListConstruct.*of window, an object that a module holds"):
+        extract(_scripted(HoldsSome()))
+
+
+def test_other_layouts_are_refused():
+    faster = torch.jit.optimize_for_inference(_scripted(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())))
+    with pytest.raises(UnsupportedOpError, match=r"made by torch\.jit\.optimize_for_inference"):
+        extract(faster)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+    with pytest.raises(UnsupportedOpError, match="enable_nested_tensor=False"):
+        ingot.compile(_scripted(encoder), (torch.randn(2, 5, 8), None, torch.zeros(2, 5, dtype=torch.bool)))
 
 
 def test_sizes_stay_dynamic():

@@ -161,6 +161,9 @@ class _Run:
         namespace, _, name = n.kind.partition("::")
         base, _, overload = name.partition(".")
         tensors = any(map(_holds_tensor, args))
+        if base.startswith("_nested_tensor"):
+            reason = "nested tensors: make the TransformerEncoder with enable_nested_tensor=False"
+            raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)])
         if base in ("Bool", "is_nonzero") and tensors:
             return (Truth(args[0].reshape(()) != 0),)
         if any(isinstance(a, Number) for a in args):
@@ -400,6 +403,8 @@ _PRIM: dict[str, _Handler] = {
     "prim::unchecked_unwrap_optional": lambda run, n, args, env: args,
     "aten::_unwrap_optional": lambda run, n, args, env: args,
     "prim::RaiseException": _error,
+    "prim::fork": lambda run, n, args, env: run.block(n.blocks[0], args, {}),
+    "aten::wait": lambda run, n, args, env: args,
     "prim::Print": lambda run, n, args, env: (),
     "aten::warn": lambda run, n, args, env: (),
     "prim::min.int": lambda run, n, args, env: (SCALARS["min"](*args),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ingot.frontends.torch.script.graph import Argument, Block, Node, Program
 from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpError
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-# of objects that the program makes, whose attributes are their own
+# of objects that the program makes, whose attributes are their own; those that a module holds are as modules are
 _OF_OBJECTS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
 _MODULES = (torch.jit.ScriptModule, torch._C.ScriptModule)
 
@@ -39,7 +40,7 @@ def extract(module: torch.jit.ScriptModule) -> Program:
 
 
 class _Reader:
-    """modules: what stands for a module in the graph -> (its path, itself)."""
+    """modules: what stands for a module in the graph, or for an object that one holds -> (its path, itself)."""
 
     def __init__(self, modules: dict[str, tuple[str, Any]]) -> None:
         self.modules = modules
@@ -62,6 +63,9 @@ class _Reader:
         outputs = tuple(v.debugName() for v in n.outputs())
         if kind == "prim::Constant":
             return Node(kind, (), outputs, value=n.output().toIValue(), loc=loc)
+        if "MKLDNN" in kind or kind in ("aten::to_mkldnn", "prim::mkldnn_convolution"):
+            reason = "made by torch.jit.optimize_for_inference: save the module as it was before"
+            self.refused.append(UnsupportedOp(kind, loc, reason))
         if kind == "prim::CreateObject":
             return Node(kind, (), outputs, loc=loc)
         if kind in ("prim::GetAttr", "prim::SetAttr") and inputs[0] not in self.modules:
@@ -69,22 +73,40 @@ class _Reader:
         if kind == "prim::GetAttr":
             return self._get(n, inputs[0], outputs, loc)
         if kind == "prim::SetAttr":
-            path = self._path(inputs[0], n.s("name"))
+            path, type = self._path(inputs[0], n.s("name")), list(n.inputs())[1].type()
+            if type.kind() == "ClassType":
+                self.refused.append(UnsupportedOp(kind, loc, f"of {path}, which is an object"))
+                return None
             self.written[path] = None
-            self.attributes.setdefault(path, self._attribute(inputs[0], n.s("name")))
+            self.attributes.setdefault(path, self._attribute(inputs[0], n.s("name"), type))
             return Node(kind, inputs[1:], (), attribute=path, loc=loc)
+        if kind == "prim::fork":
+            return self._forked(n, inputs, outputs, loc)
+        if strangers := [self.modules[i][0] for i in inputs if i in self.modules]:
+            self.refused.append(UnsupportedOp(kind, loc, f"of {', '.join(strangers)}, an object that a module holds"))
         schema = n.schema().split("(")[0]
         name = kind if schema == "" else schema
         return Node(name, inputs, outputs, tuple(self.block(b) for b in n.blocks()), loc=loc)
 
+    def _forked(self, n: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], loc: str) -> Node:
+        """A task as a branch that is always taken: its block's arguments are values of the outside."""
+        task = n.g("Subgraph").copy()
+        torch._C._jit_pass_inline(task)
+        names = [v.debugName() for v in task.inputs()]
+        self.modules |= {name: self.modules[i] for name, i in zip(names, inputs, strict=True) if i in self.modules}
+        kept = [(name, i) for name, i in zip(names, inputs, strict=True) if i not in self.modules]
+        body = self.block(task, [name for name, _ in kept])
+        return Node("prim::fork", tuple(i for _, i in kept), outputs, (body,), loc=loc)
+
     def _get(self, n: Any, owner: str, outputs: tuple[str, ...], loc: str) -> Node | None:
-        path = self._path(owner, n.s("name"))
-        value = self._attribute(owner, n.s("name"))
-        if isinstance(value, _MODULES):
+        path, type = self._path(owner, n.s("name")), n.output().type()
+        if _is_packed(type):
+            self.refused.append(UnsupportedOp("prim::GetAttr", loc, f"{path}: an object of {type}"))
+            return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
+        value = self._attribute(owner, n.s("name"), type)
+        if isinstance(value, (*_MODULES, _Held)):
             self.modules[outputs[0]] = (path, value)
             return None
-        if isinstance(value, torch.ScriptObject):
-            self.refused.append(UnsupportedOp("prim::GetAttr", loc, f"{path}: an object of {value._type()}"))
         self.attributes[path] = value
         return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
 
@@ -92,8 +114,46 @@ class _Reader:
         path = self.modules[owner][0]
         return f"{path}.{name}" if path else name
 
-    def _attribute(self, owner: str, name: str) -> Any:
-        return getattr(self.modules[owner][1], name)
+    def _attribute(self, owner: str, name: str, type: Any) -> Any:
+        """The value of an attribute; `_Held` for an object of a class of the program's own."""
+        held = self.modules[owner][1]
+        if isinstance(held, _Held):
+            return held.at(name, type)
+        inner = type.kind() == "ClassType" and name not in _submodules(held)
+        return _Held(held, ()).at(name, type) if inner else getattr(held, name)
+
+
+class _Held:
+    """An object of a class of the program's own that a module holds. Python may lack its class, so that its attributes
+    are read by a graph that torch runs."""
+
+    def __init__(self, module: Any, names: tuple[tuple[str, Any], ...]) -> None:
+        """names: attributes on the way from the module, with their types."""
+        self.module, self.names = getattr(module, "_c", module), names
+
+    def at(self, name: str, type: Any) -> Any:
+        names = (*self.names, (name, type))
+        if type.kind() == "ClassType":
+            return _Held(self.module, names)
+        graph = torch._C.Graph()
+        value = graph.addInput("self")
+        value.setType(self.module._type())
+        for name, type in names:
+            node = graph.create("prim::GetAttr", [value], 1)
+            node.s_("name", name)
+            value = graph.insertNode(node).output()
+            value.setType(type)
+        graph.registerOutput(value)
+        return torch._C._create_function_from_graph("held", graph)(self.module)
+
+
+def _submodules(module: Any) -> Mapping[str, Any]:
+    return dict(torch._C.ModuleDict(getattr(module, "_c", module)).items())
+
+
+def _is_packed(type: Any) -> bool:
+    """Whether values are objects of torch's own in C++, such as weights of its quantized modules."""
+    return str(type).startswith("__torch__.torch.classes.")
 
 
 def _location(n: Any) -> str:
