@@ -34,11 +34,16 @@ _HALVES = r"""{ .reg .b16 %a, %b, %c, %d;
 EARLY = 90  # the capability from which on kernels may start before those have ended that they await
 
 
+def import_triton() -> tuple[Any, Any, Any]:
+    """Its C++ part, its compiler, and its targets."""
+    library, compiler = import_module("triton._C.libtriton"), import_module("triton.compiler.compiler")
+    return library, compiler, import_module("triton.backends.compiler")
+
+
 def compile_kernel(source: Source, capability: int) -> KernelCode:
     """Compile for GPUs of one compute capability (80, 90, 100). Raises CompileError with Triton's words."""
-    ir = import_module("triton._C.libtriton").ir
-    compiler = import_module("triton.compiler.compiler")
-    target = import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
+    library, compiler, backends = import_triton()
+    ir, target = library.ir, backends.GPUTarget("cuda", capability, 32)
     backend = compiler.make_backend(target)
     early = capability >= EARLY
     fn = _function(source, early)

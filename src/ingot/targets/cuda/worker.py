@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from contextlib import suppress
 
 from ingot.support.errors import CompileError
-from ingot.targets.cuda.codegen import compile_kernel
+from ingot.targets.cuda.codegen import compile_kernel, import_triton
 from ingot.targets.cuda.triton import Source
 from ingot.targets.serve import serve
 
@@ -19,5 +21,17 @@ def _answer(header: bytes, text: bytes) -> bytes:
         raise CompileError(f"kernel {name}: {type(e).__name__}: {e}") from e
 
 
+_GARBAGE = 50_000  # objects between collections: kernels make many that stay until they are compiled
+
+
+def _greeting() -> bytes:
+    """Import Triton before the first kernel is there; collections leave alone what that made."""
+    with suppress(ImportError):  # the first kernel tells it
+        import_triton()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE)
+    return b""
+
+
 def main() -> None:
-    serve(bytes, _answer)
+    serve(_greeting, _answer)
