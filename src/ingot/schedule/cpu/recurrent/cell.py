@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
-from ingot.ir import kernel as k
 from ingot.ir.dims import estimate
-from ingot.ir.kernel import Expr, Lit, Ramp, Var
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, topological
-from ingot.ir.types import DType, TensorType, boolean, f32, f64, u8
-from ingot.ops.nn.recurrent import Parameters, Pass, Recurrent
+from ingot.ir.node import Graph, Node, topological
+from ingot.ir.types import DType, f32, f64, u8
+from ingot.ops.nn.recurrent import Pass
 from ingot.ops.nn.terms import Term
-from ingot.ops.views import strided
 from ingot.schedule.buffers import Operands
 from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.recurrent import Cell as StepGraph
+from ingot.schedule.recurrent import anchor_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
@@ -52,14 +51,9 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """The graph of one step of one direction, over its own inputs."""
+class Cell(StepGraph):
+    """A step, its products in stages."""
 
-    at: Pass
-    row: Node
-    states: tuple[Node, ...]
-    valid: Node | None
-    results: tuple[Node, ...]
     stages: tuple[Stage, ...]
 
 
@@ -75,9 +69,7 @@ class Recurrence:
         constant: tuple[bool, ...],
         machine: Machine,
     ):
-        anchor = next(n for n in body.nodes() if isinstance(n.op, Recurrent))
-        op = anchor.op
-        assert isinstance(op, Recurrent)
+        anchor, op = anchor_of(body)
         self.op, self.anchor, self.body, self.ins, self.outs = op, anchor, body, ins, outs
         self.constant, self.machine = constant, machine
         x = anchor.inputs[0]
@@ -105,26 +97,13 @@ class Recurrence:
 
     def _cell(self, d: Pass) -> Cell:
         """The op's step as a graph, and its products in the order in which they can be computed."""
-        op, acc, h = self.op, self.dtype, self.hidden
-        given = op.parameters(self.anchor.inputs, d.index)
-        row = Input("row", TensorType(acc, (self.batch, op.gates * h)))()
-        r = Input("r", TensorType(acc, (op.gates * h, h)))()
-        states = tuple(Input(f"state{i}", TensorType(acc, (self.batch, h)))() for i in range(op.states))
-        valid = Input("valid", TensorType(boolean, (self.batch, 1)))() if op.has_lengths else None
-        inner = Parameters(given.w, Term(r), given.b, tuple(map(Term, states)), given.peephole)
-        results = op.step(d.index, Term(row), inner, None if valid is None else Term(valid))
-        nodes = tuple(t.node for t in results)
+        graph = StepGraph.of(self.anchor, d, self.dtype)
+        states = Term(graph.states[0])
         stages: list[Stage] = []
-        for n in topological(nodes):
-            if not isinstance(n.op, ops.DotGeneral):
-                continue
-            found = strided(n.inputs[1], {r: Layout.contiguous(r.shape)})
-            if found is None or found[0] is not r or not isinstance(found[1].offset, int):
-                raise CompileError("a recurrent cell", expected="products with rows of R", got=str(n))
-            first = found[1].offset // h
-            levels = tuple(x.node for x in op.rounding(Term(states[0]))) if op.has_scales else ()
+        for n, first in graph.products:
+            levels = tuple(x.node for x in self.op.rounding(states)) if self.op.has_scales else ()
             stages.append(self._stage(n, first, stages, levels))
-        return Cell(d, row, states, valid, nodes, tuple(stages))
+        return Cell(graph.at, graph.row, graph.states, graph.valid, graph.results, graph.products, tuple(stages))
 
     def _stage(self, node: Node, first: int, before: list[Stage], levels: tuple[Node, ...]) -> Stage:
         gates = int(node.shape[1]) // self.hidden
@@ -204,14 +183,4 @@ def pack_columns(stages: tuple[Stage, ...], hidden: int, lanes: int, given: np.n
             at += padded.size
 
 
-def offset_from(index: Expr, j: Var) -> int:
-    """What was added to the column j: the gate's first row of R."""
-    base = index.base if isinstance(index, Ramp) else index
-    if base == j:
-        return 0
-    if isinstance(base, k.Binary) and base.fn == "add" and base.a == j and isinstance(base.b, Lit):
-        return int(base.b.value)
-    raise CompileError("a recurrent cell", expected="gates at fixed offsets", got=type(base).__name__)
-
-
-__all__ = ["LINE", "Cell", "Recurrence", "Stage", "offset_from", "pack_weights"]
+__all__ = ["LINE", "Cell", "Recurrence", "Stage", "pack_weights"]

@@ -19,11 +19,12 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import body_dims, symbol_params
 from ingot.schedule.cpu.chunks import Write, vector_loop
-from ingot.schedule.cpu.recurrent.cell import BYTES, LINE, Cell, Recurrence, Stage, offset_from
+from ingot.schedule.cpu.recurrent.cell import BYTES, LINE, Cell, Recurrence, Stage
 from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Step
+from ingot.schedule.recurrent import offset_from
 
 SUMS = 8  # that hide the latency of a multiply-add: a tile of fewer results has several for each
 TURN = 32  # multiply-adds of a turn of the loop over k, at most

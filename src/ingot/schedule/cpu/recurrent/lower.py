@@ -17,7 +17,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node, const, topological
+from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import DType, f32, i32, i64
 from ingot.ops.nn.terms import Term
 from ingot.schedule.cpu.contraction.lower import lower_contraction
@@ -26,6 +26,7 @@ from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, pack_bytes, pack_columns, pack_weights
 from ingot.schedule.cpu.recurrent.loop import Loop
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.recurrent import part_of, projected
 
 
 def lower_recurrent(
@@ -62,30 +63,16 @@ class _Scan(Recurrence):
         self.temps += own.temps
         self.packs += own.packs
 
-    def _part_of(self, value: Node) -> tuple[Graph, list[int]]:
-        """A graph of `value` over the group's inputs that it reads, and their positions."""
-        nodes = set(topological([value]))
-        used = [i for i, n in enumerate(self.body.inputs) if n in nodes]
-        return Graph(tuple(self.body.inputs[i] for i in used), (value,)), used
-
     def _compute(self, value: Node, to: Arg, layout: Layout) -> None:
         """Write a pointwise value of the group's inputs to memory."""
-        graph, used = self._part_of(value)
+        graph, used = part_of(self.body, value)
         low = lower_pointwise(graph, tuple(self.ins[i] for i in used), (layout,), self.machine)
         self._embed(low, tuple(Arg("in", i) for i in used), (to,))
 
     def _project(self, cell: Cell, to: Arg) -> None:
         """P of one direction, at its place in `to`."""
-        op, inputs = self.op, self.anchor.inputs
-        x, w = inputs[:2]
-        d = cell.at.index
-        width = op.gates * self.hidden
-        own = ops.Slice((d, 0, 0), (d + 1, *w.shape[1:]), (1, 1, 1))(w)
-        flat = ops.Reshape(w.shape[1:])(own)
-        product = Term(ops.DotGeneral(((), ()), ((2,), (1,)), self.dtype)(x, flat))
-        given = op.parameters(inputs, d)
-        value = product + (given.b.slice(0, 0, width) + op.outer_bias(given))
-        graph, used = self._part_of(value.node)
+        d, width = cell.at.index, self.op.gates * self.hidden
+        graph, used = part_of(self.body, projected(self.op, self.anchor.inputs, cell.at, self.dtype).node)
         rows = self.batch * width
         layout = Layout(graph.outputs[0].shape, (rows, width, 1), rows * self.steps * d)
         low = lower_contraction(
