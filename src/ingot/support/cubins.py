@@ -1,6 +1,6 @@
 """Kernels for GPUs as they stand in a program's code: cubins behind one another, each behind what launching it needs.
 
-    blob = [threads, shared bytes, parameters, awaits, matrices, writes, bytes of the name, bytes of the cubin]
+    blob = [threads, shared bytes, parameters, order, matrices, writes, bytes of the name, bytes of the cubin]
            [the numbers of a matrix] ... [the number of a parameter that is written] ... name cubin | the next ...
 
 Symbols name the offsets of these records. The blob may come from a file: everything is checked against its end.
@@ -21,6 +21,7 @@ _MATRIX = struct.Struct("<9q")
 _NUMBER = struct.Struct("<I")
 _ALIGN = 16
 _MOST_THREADS = 1024
+_AWAITS, _TOGETHER = 1, 2  # bits of `order`
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class KernelCode:
     """A compiled kernel. threads, shared: of a program, and its bytes of dynamic shared memory. parameters: addresses
     and sizes that it takes, before the two of Triton's own. writes: the numbers of those whose memory it writes.
     awaits: whether it may start before those have ended whose results it reads, as it waits for them itself. matrices:
-    those among the parameters, in their order."""
+    those among the parameters, in their order. together: whether its programs wait for each other, so that all of them
+    have to run at once."""
 
     name: str
     cubin: bytes
@@ -57,10 +59,12 @@ class KernelCode:
     writes: tuple[int, ...]
     awaits: bool = False
     matrices: tuple[MatrixCode, ...] = ()
+    together: bool = False
 
     def record(self) -> bytes:
         name = self.name.encode()
-        numbers = self.threads, self.shared, self.parameters, self.awaits, len(self.matrices), len(self.writes)
+        order = self.awaits * _AWAITS + self.together * _TOGETHER
+        numbers = self.threads, self.shared, self.parameters, order, len(self.matrices), len(self.writes)
         matrices = b"".join(_MATRIX.pack(*astuple(m)) for m in self.matrices)
         writes = b"".join(map(_NUMBER.pack, self.writes))
         data = _HEAD.pack(*numbers, len(name), len(self.cubin)) + matrices + writes + name + self.cubin
@@ -97,7 +101,7 @@ def _symbol(features: Features, arch: str, symbol: str) -> str:
 def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
     if not 0 <= offset <= len(blob) - _HEAD.size:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"a record in {len(blob)} bytes", got=f"offset {offset}")
-    threads, shared, parameters, awaits, count, written, name, size = _HEAD.unpack_from(blob, offset)
+    threads, shared, parameters, order, count, written, name, size = _HEAD.unpack_from(blob, offset)
     first = offset + _HEAD.size
     middle = first + count * _MATRIX.size
     start = middle + written * _NUMBER.size
@@ -109,7 +113,8 @@ def _record(blob: bytes, offset: int, symbol: str) -> KernelCode:
         raise ArtifactError(f"kernel {symbol!r}", expected=f"numbers of {parameters} parameters", got="others")
     text = blob[start : start + name].decode(errors="replace")
     cubin = bytes(blob[start + name : start + name + size])
-    return KernelCode(text, cubin, threads, shared, parameters, writes, awaits != 0, matrices)
+    awaits, together = bool(order & _AWAITS), bool(order & _TOGETHER)
+    return KernelCode(text, cubin, threads, shared, parameters, writes, awaits, matrices, together)
 
 
 __all__ = ["KernelCode", "pack", "unpack"]

@@ -128,6 +128,24 @@ def test_a_programmatic_edge_is_added_behind_the_node() -> None:
     assert library.asked == ["cuGraphAddKernelNode_v2"] * 2
 
 
+def test_programs_that_wait_for_each_other_run_at_once() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def attribute(node: Any, number: ctypes.c_int, value: Any) -> int:
+        seen.append((node.value, number.value, value._obj[0]))
+        return 0
+
+    driver, library = made(cuGraphAddKernelNode_v2=gives(42), cuGraphKernelNodeSetAttribute=attribute)
+    params = KernelParams()
+    params.together = True
+    assert driver.add_kernel(1, [41], params) == 42
+    assert seen == [(42, 2, 1)]
+    library.asked.clear()
+    driver.launch_kernel(params, 0)
+    driver.launch_kernel(KernelParams(), 0)
+    assert library.asked == ["cuLaunchCooperativeKernel", "cuLaunchKernel"]
+
+
 def test_conditional_nodes_have_the_layout_of_cuda_h() -> None:
     """CUgraphNodeParams on 64 bits, and the graphs of the bodies where the driver says that they are."""
     bodies, seen = (ctypes.c_void_p * 2)(51, 52), list[tuple[int, ...]]()

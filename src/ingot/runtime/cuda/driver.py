@@ -32,6 +32,7 @@ _MAJOR, _MINOR = 75, 76  # device attributes
 _SHARED = 8  # function attribute: bytes of dynamic shared memory
 _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
 _NOT_CAPTURING = 0
+_COOPERATIVE = 2  # attribute of a launch: all of its programs run at once
 _PROGRAMMATIC = 1  # port and type of an edge from a kernel, all of whose blocks let the next one start or have ended
 _PROMOTED = 2  # cuTensorMapEncodeTiled: what a box misses in the second-level cache is fetched in pieces of 128 bytes
 _CONDITIONAL, _IF, _WHILE = 13, 0, 1  # type of a node, and of a conditional one
@@ -40,7 +41,9 @@ LEAST_VERSION = 12000
 
 
 class KernelParams(Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2."""
+    """CUDA_KERNEL_NODE_PARAMS_v2. together: whether all programs have to run at once, which is no field of it."""
+
+    together = False
 
     _fields_ = (
         ("func", c_void_p),
@@ -252,9 +255,10 @@ class Driver:
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
         """One kernel alone, with the parameters' present values."""
+        name, extra = ("cuLaunchCooperativeKernel", ()) if params.together else ("cuLaunchKernel", (None,))
         self._call(
-            "cuLaunchKernel", c_void_p(params.func), *map(c_uint, params.grid), *map(c_uint, params.block),
-            c_uint(params.shared), c_void_p(stream), params.params, None,
+            name, c_void_p(params.func), *map(c_uint, params.grid), *map(c_uint, params.block),
+            c_uint(params.shared), c_void_p(stream), params.params, *extra,
         )  # fmt: skip
 
     def encode(self, at: int, matrix: MatrixCode, address: int) -> None:
@@ -281,6 +285,9 @@ class Driver:
         nodes = (c_void_p * count)(*before)
         given = (None, c_size_t(0)) if early or not before else (nodes, c_size_t(count))
         self._call("cuGraphAddKernelNode_v2", byref(node), c_void_p(graph), *given, byref(params))
+        if params.together:
+            value = (c_uint * 16)(1)  # CUlaunchAttributeValue
+            self._call("cuGraphKernelNodeSetAttribute", node, c_int(_COOPERATIVE), byref(value))
         if early:
             to = (c_void_p * count)(*[node] * count)
             edges = (_Edge * count)(*[_Edge(_PROGRAMMATIC, 0, _PROGRAMMATIC)] * count)

@@ -327,12 +327,13 @@ class Graphs:
             else:
                 needed = order.next(access for node in _nodes([part]) for access in node.accesses)
             before = [made[i][0] for i in needed]
-            # what may not run, or is no kernel, awaits nothing for those behind it
+            # what may not run, or is no kernel, awaits nothing for those behind it; a kernel whose programs run at once
+            # has plain edges alone
             early = all(made[i][1] for i in needed)
             if isinstance(part, Node):
                 part.point(places)
                 part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and early)
-                made.append((part.handle, part.sized is None))
+                made.append((part.handle, part.sized is None and not part.params.together))
                 continue
             condition, tell = self._driver.condition(graph), part.tells[0]
             for each in part.tells:

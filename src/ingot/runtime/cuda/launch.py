@@ -45,6 +45,7 @@ class Node:
             kernel.function, (ctypes.c_uint * 3)(chunks, 1, 1), (ctypes.c_uint * 3)(code.threads, 1, 1), code.shared,
             self._pointers, None, None, None,
         )  # fmt: skip
+        self.params.together = code.together
         self.told: tuple[int, ...] = ()  # what a run told of it last
         self.handle = 0
 
