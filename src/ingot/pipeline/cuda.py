@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from ingot.ir.kernel import Kernel
-from ingot.ir.node import Node
+from ingot.ir.node import Node, Op
 from ingot.ir.types import bf16, f16, f32, i8
-from ingot.ops import Attention, Dequantize
+from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, Recurrent
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
@@ -17,6 +18,7 @@ from ingot.schedule.choice import Measured
 from ingot.schedule.gpu.launching import side_by_side
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
+from ingot.schedule.gpu.recurrent import keeps_weights
 from ingot.schedule.gpu.rows import LONGEST
 from ingot.support.errors import InputError
 from ingot.support.native import Features
@@ -29,8 +31,11 @@ PLAINEST = "sm_90a"
 _NODES = 16  # of a MODEL graph for each kernel: about that
 
 
-def _has_kernel(node: Node) -> bool:
-    """Whether the kernel of attention takes these operands: static heads, in types whose tiles are multiplied."""
+def _has_kernel(node: Node, machine: Machine) -> bool:
+    """Whether the kernel of a kept op takes these operands: attention has static heads, in types whose tiles are
+    multiplied, and a recurrent layer's weights fit into registers."""
+    if isinstance(node.op, Recurrent):
+        return keeps_weights(node, machine)
     if not isinstance(node.op, Attention):
         return True
     sized = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
@@ -43,10 +48,7 @@ POLICY = FusionPolicy(
     computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize, single_row=LONGEST,
     computed_updates=True,
 )  # fmt: skip
-CHOICES = Choices(
-    POLICY, frozenset({Attention, Dequantize}), _has_kernel, int8_dot=i8, f8_dot=True, levels=(f32, f16, bf16),
-    alike=True,
-)  # fmt: skip
+KEPT: frozenset[type[Op]] = frozenset({Attention, Dequantize, LSTM, GRU, RNN})
 
 
 class CudaTarget:
@@ -78,7 +80,9 @@ class CudaTarget:
         return replace(machines[0], shared=shared, boxes=boxes, f8=f8, measured=measured)
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
-        return common_passes(options, CHOICES)
+        serves = partial(_has_kernel, machine=self.machine(features, 1, {}))
+        choices = Choices(POLICY, KEPT, serves, int8_dot=i8, f8_dot=True, levels=(f32, f16, bf16), alike=True)
+        return common_passes(options, choices)
 
     def assembler(self, features: Features) -> CubinAssembler:
         return CubinAssembler(features)

@@ -422,7 +422,8 @@ class Comment(Stmt):
 class Kernel:
     """One native function. Inside `body`, `chunk` and `dims` are i64 scalars. `chunks` (of a
     round) and `rounds` are expressions over `dims`. hints: numbers for the target's compiler, by name, that change
-    nothing but speed ("warps" of a program of tiles, "stages" of its loops).
+    nothing but speed ("warps" of a program of tiles, "stages" of its loops). meeting: a param of zeros in which chunks
+    count their arrivals, where those of a round are programs that all run at once; it is zero again behind the kernel.
     """
 
     name: str
@@ -434,3 +435,4 @@ class Kernel:
     scratch_bytes: int = 0
     rounds: Expr = Lit(i64, 1, 1)
     hints: tuple[tuple[str, int], ...] = ()
+    meeting: Buffer | None = None

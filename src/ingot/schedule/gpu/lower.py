@@ -12,6 +12,7 @@ from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import awaiting
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
+from ingot.schedule.gpu.recurrent import lower_recurrent
 from ingot.schedule.gpu.rows import lower_rows
 from ingot.schedule.gpu.scan import lower_scan
 from ingot.schedule.gpu.scatter import lower_scatter, lower_update
@@ -33,6 +34,7 @@ STRATEGIES: dict[str, Strategy] = {
     "scatter": lower_scatter,
     "update": lower_update,
 }
+RECURRENT = ("lstm", "gru", "rnn")
 
 
 def lower(
@@ -43,9 +45,11 @@ def lower(
         return Lowered(())
     if group.kind == "contraction":
         return awaiting(lower_contraction(group.body, ins, outs, constant, machine), machine)
+    if group.kind in RECURRENT:
+        return lower_recurrent(group.body, ins, outs, constant, machine)
     strategy = STRATEGIES.get(group.kind)
     if strategy is None:
-        kinds = ", ".join([*STRATEGIES, "contraction"])
+        kinds = ", ".join([*STRATEGIES, *RECURRENT, "contraction"])
         raise CompileError(f"no kernel strategy for a {group.kind} group", expected=kinds)
     return awaiting(strategy(group.body, ins, outs, machine), machine)
 

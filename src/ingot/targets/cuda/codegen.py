@@ -67,10 +67,11 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
         module = in_halves(module) if kind == "ptx" else module
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
-    threads, awaits = 32 * metadata["num_warps"], early and "await_producers()" in source.text
+    threads, together = 32 * metadata["num_warps"], "meet(" in source.text
+    awaits = early and "await_producers()" in source.text and not together
     matrices = _matrices(source, metadata["tensordesc_meta"] or [])
     count, writes = len(source.parameters), tuple(i for i, told in enumerate(source.parameters) if told[-1])
-    return KernelCode(metadata["name"], module, threads, metadata["shared"], count, writes, awaits, matrices)
+    return KernelCode(metadata["name"], module, threads, metadata["shared"], count, writes, awaits, matrices, together)
 
 
 def in_halves(ptx: str) -> str:

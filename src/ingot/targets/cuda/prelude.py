@@ -20,6 +20,19 @@ def release_consumers():
 
 
 @triton.jit
+def meet(arrived, turn, rounds, programs):
+    """All programs are here before one goes on. Behind the last round nobody waits; the last one clears the count."""
+    tl.debug_barrier()  # one thread counts: what the others wrote is to be seen behind it
+    before = tl.atomic_add(arrived, 1, sem="acq_rel")
+    if turn == rounds - 1:
+        if before == programs * rounds - 1:
+            tl.store(arrived, 0)
+    else:
+        while tl.atomic_add(arrived, 0, sem="acquire") < programs * (turn + 1):
+            pass
+
+
+@triton.jit
 def fold_add(a, b):
     return a + b
 

@@ -22,6 +22,7 @@ from ingot.ir.types import DType, bf16, boolean, f8e4m3fn, f8e5m2, f16, f32, f64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.targets.cuda.narrow import NARROW, in_bytes
+from ingot.targets.cuda.rounds import PROGRAM, ROUND, in_rounds
 
 TYPES: dict[DType, str] = {
     f16: "float16", bf16: "bfloat16", f32: "float32", f64: "float64", i8: "int8", i16: "int16", i32: "int32",
@@ -65,8 +66,9 @@ class Source:
 
 def print_kernel(kernel: k.Kernel) -> Source:
     """The Triton text of `kernel`. Raises CompileError for what tiles cannot say: vectors in a line, scratch memory."""
-    if kernel.scratch_bytes or kernel.rounds != k.integer(1):
-        raise CompileError(f"kernel {kernel.name}", expected="one round without scratch memory", got="more")
+    rounds = kernel.rounds != k.integer(1)
+    if kernel.scratch_bytes or (rounds and kernel.meeting is None):
+        raise CompileError(f"kernel {kernel.name}", expected="no scratch memory, and rounds that meet", got="others")
     kernel = expand(in_bytes(kernel), _is_own)
     name = _name(kernel.name)
     parameters = (
@@ -76,8 +78,11 @@ def print_kernel(kernel: k.Kernel) -> Source:
     lines = ["@triton.jit", f"def {name}({', '.join(p for p, *_ in parameters)}):"]
     narrow = ("narrow", 1) in kernel.hints
     writer = _Writer(lines, "" if narrow else ".to(tl.int64)")
-    writer.line(f"{_name(kernel.chunk.name)} = tl.program_id(0){writer.index}")
-    writer.body(kernel.body)
+    writer.line(f"{_name((PROGRAM if rounds else kernel.chunk).name)} = tl.program_id(0){writer.index}")
+    if kernel.meeting is not None and rounds:
+        writer.rounds(kernel, kernel.meeting)
+    else:
+        writer.body(kernel.body)
     found = [b.matrix for b in kernel.params if b.matrix is not None]
     matrices = tuple((m.rows, m.columns, m.stride, m.offset) for m in found)
     return Source(name, "\n".join(lines) + "\n", parameters, kernel.hints, matrices)
@@ -179,6 +184,14 @@ class _Writer:
         begin, end = self.values(s.begin, s.end)
         self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}):")
         self.nested(s.body)
+
+    def rounds(self, kernel: k.Kernel, meeting: k.Buffer) -> None:
+        before, each = in_rounds(kernel)
+        self.body(before)
+        count, programs = self.values(kernel.rounds, kernel.chunks)
+        self.line(f"for {ROUND.name} in tl.range(0, {count}):")
+        self.nested(each)
+        self.line(f"    meet({_name(meeting.name)}, {ROUND.name}, {count}, {programs})")
 
     def store(self, s: k.Store) -> None:
         if s.buffer.space == "register":
