@@ -118,3 +118,13 @@ def test_narrow_sums_are_not_cut() -> None:
     flat = ops.Reshape((2, 3, 30))(convolved(x))
     graph = lowered(x, ops.Reduce("sum", (2,))(flat))
     assert reduce_unreshaped(graph) is graph
+
+
+def test_a_region_behind_another() -> None:
+    """A norm's backward pass: rows are made an image again, which is reduced, and an image rows."""
+    rows = ops.reshape(convolved(image(2, 4, 3, 3)), (2, 2, 18))
+    centred = ops.sub(rows, ops.broadcast_to(ops.reduce_sum(rows, 2, keepdims=True), rows.shape))
+    again = ops.reshape(ops.Exp()(centred), (2, 4, 3, 3))
+    scaled = ops.mul(again, ops.broadcast_to(ops.reduce_sum(again, (2, 3), keepdims=True), again.shape))
+    x = next(n for n in Graph((), (scaled,)).nodes() if isinstance(n.op, Input))
+    same(lowered(x, scaled), RNG.normal(size=(2, 4, 3, 3)).astype(np.float32))

@@ -145,7 +145,8 @@ def _spreads(node: Node, cut: _Cut) -> bool:
 
 def _inside(n: Node, region: _Region, home: dict[Node, _Region], memo: dict[Node, Node]) -> Node:
     if n is region.root:
-        return memo[n.inputs[0]]
+        x = memo[n.inputs[0]]  # of another shape where it is inside of another region
+        return x if x.shape == region.image else ops.Reshape(region.image)(x, loc=n.loc)
     inputs: list[Node] = []
     for i in n.inputs:
         if home.get(i) is region:
