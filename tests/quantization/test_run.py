@@ -168,6 +168,17 @@ def test_what_is_asked_must_make_sense(given: dict[str, Any], text: str):
         ingot.quantize(model(), {"x": X}, **{"formats": ["int8"], **OPTIONS, **given})
 
 
+@pytest.mark.parametrize(("kind", "told"), [(TensorProto.FLOAT16, "f16"), (TensorProto.DOUBLE, "f64")])
+def test_a_model_of_another_float_type_is_refused(kind: int, told: str):
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    w = numpy_helper.from_array(np.ones((3, 4), dtype), "w")
+    x, y = (helper.make_tensor_value_info(name, kind, ["n", size]) for name, size in (("x", 3), ("y", 4)))
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", [x], [y], [w])
+    net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    with pytest.raises(InputError, match=f"make it a float32 model first: its products are of {told}"):
+        ingot.quantize(net, {"x": X[:, :3].astype(dtype)})
+
+
 def test_a_model_without_products_is_refused():
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])

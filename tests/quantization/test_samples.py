@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, bf16
 from ingot.quantization.samples import first_call, read_samples
 from ingot.support.errors import InputError
 from tests.quantization import nets
@@ -64,6 +66,14 @@ def test_what_does_not_fit_is_refused(given: object, text: str):
 def test_no_call_to_trace_a_module_with_is_told_of_the_samples(given: object, got: str):
     with pytest.raises(InputError, match=f"samples: expected .*{got}"):
         first_call(given, 1)
+
+
+def test_tensors_of_types_that_numpy_lacks():
+    torch = pytest.importorskip("torch")
+    x = Input("x", TensorType(bf16, (1, 33)))()
+    given = [{"x": torch.from_numpy(row[None]).bfloat16().requires_grad_()} for row in X]
+    samples = read_samples(Graph((x,), (x,)), given, None, 1)
+    assert samples.calls[3][0].astype(np.float32) == pytest.approx(X[3:4], rel=2**-8)
 
 
 def test_labels_are_one_for_each():

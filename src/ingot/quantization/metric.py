@@ -26,7 +26,7 @@ class Judge:
     def score(self, outputs: Iterable[Outputs]) -> float:
         """Higher is better. Raises InputError where the metric fails or returns no finite number."""
         if self.metric is None:
-            return float(np.mean([cosine(want, got) for want, got in zip(self.exact, outputs, strict=True)]))
+            return likeness(self.exact, outputs)
         single = len(self.exact[0]) == 1
         given: list[Any] = [o[0] if single else o for o in outputs]
         try:
@@ -60,21 +60,41 @@ class Judge:
         return off / whole if whole else off
 
 
-def cosine(want: Outputs, got: Outputs) -> float:
-    """The mean cosine of rows (first axis) of float outputs; of integers, the part that is the same."""
-    values = [_cosine(a, b) for a, b in zip(want, got, strict=True) if a.size]
-    return float(np.mean(values)) if values else 1.0
+def likeness(wanted: Sequence[Outputs], outputs: Iterable[Outputs]) -> float:
+    """The mean over calls and float outputs of the cosine of rows (first axis); of integers, the part that is the same.
+    Where a row is one number, whose cosine would be 1 whatever it is, the numbers of all calls are one row.
+    """
+    found: list[list[float]] = [[] for _ in wanted[0]]
+    single: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in wanted[0]]
+    for want, got in zip(wanted, outputs, strict=True):
+        for at, (a, b) in enumerate(zip(want, got, strict=True)):
+            if a.dtype.kind in "biu":
+                found[at] += [float((a == b).mean())] if a.size else []
+            elif _rows(a).shape[1] == 1:
+                single[at].append((a.reshape(-1), b.reshape(-1)))
+            elif a.size:
+                found[at].append(_cosine(_rows(a), _rows(b)))
+    for own, pairs in zip(found, single, strict=True):
+        if pairs:
+            own.append(_cosine(*(np.concatenate(side)[None] for side in zip(*pairs, strict=True))))
+    means = [float(np.mean(own)) for own in found if own]
+    return float(np.mean(means)) if means else 1.0
+
+
+def _rows(a: np.ndarray) -> np.ndarray:
+    """A vector is one."""
+    return a.reshape(len(a), -1) if a.ndim > 1 and len(a) else a.reshape(1, -1)
 
 
 def _cosine(a: np.ndarray, b: np.ndarray) -> float:
-    if a.dtype.kind in "biu":
-        return float((a == b).mean())
-    x, y = (v.reshape(len(v) if v.ndim > 1 else 1, -1).astype(np.float64) for v in (a, b))
+    """The mean over rows; 0 of one that is not finite where, or as, it is to be."""
+    x, y = a.astype(np.float64), b.astype(np.float64)
     kept = np.isfinite(x)
-    x, y = np.where(kept, x, 0.0), np.where(kept, y, 0.0)
+    unlike = (~kept & ~((x == y) | (np.isnan(x) & np.isnan(y)))).any(1) | (kept & ~np.isfinite(y)).any(1)
+    x, y = np.where(kept, x, 0.0), np.where(kept & np.isfinite(y), y, 0.0)
     norms = np.sqrt((x * x).sum(1) * (y * y).sum(1))
     same = (x == y).all(1)
-    return float(np.where(same, 1.0, (x * y).sum(1) / np.where(norms > 0, norms, 1.0)).mean())
+    return float(np.where(unlike, 0.0, np.where(same, 1.0, (x * y).sum(1) / np.where(norms > 0, norms, 1.0))).mean())
 
 
 def allowed(exact: float, at_least: float) -> float:

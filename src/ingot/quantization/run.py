@@ -16,6 +16,7 @@ import numpy as np
 
 from ingot.debug.probe import cpu_name
 from ingot.ir.node import Graph
+from ingot.ir.types import f32
 from ingot.opening import Opened, Request, open_model, recognized
 from ingot.pipeline.build import identity
 from ingot.pipeline.target import features_of
@@ -43,7 +44,7 @@ from ingot.quantization.rounding import roundings
 from ingot.quantization.samples import Samples, first_call, read_samples
 from ingot.quantization.search import Goals, Option, Point, Search
 from ingot.quantization.simulate import Simulator
-from ingot.quantization.sites import Group, find_groups, prepared
+from ingot.quantization.sites import Group, find_groups, prepared, product_types
 from ingot.quantization.table import Table
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
@@ -155,9 +156,11 @@ class _Work:
         self.groups = find_groups(self.graph)
         if not self.groups:
             what = "the model has no op that can be quantized"
-            raise InputError(
-                what, expected="a product of a computed f32 value with constant, finite weights", got="none"
-            )
+            expected, fix = "a product of a computed f32 value with constant, finite weights", None
+            others = sorted(map(str, product_types(self.graph) - {f32}))
+            if others:
+                fix = f"make it a float32 model first: its products are of {', '.join(others)}"
+            raise InputError(what, expected=expected, got="none", fix=fix)
         self.formats = tuple(asked.formats or _formats(asked, self.groups))
         self.seen_samples, self.held_samples = samples.split(HELD, asked.seed)
         self.table = Table(table, self._digest(samples))

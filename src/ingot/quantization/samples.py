@@ -86,7 +86,7 @@ def _are_calls(given: Any) -> bool:
 def _cut(graph: Graph, names: Sequence[str], given: Mapping[str, Any], batch: int) -> tuple[list[Call], list[slice]]:
     if sorted(given) != sorted(names):
         raise InputError("samples", expected=f"an array for each of {list(names)}", got=sorted(given))
-    arrays = [np.asarray(given[name]) for name in names]
+    arrays = [_array(given[name]) for name in names]
     counts = {name: len(a) if a.ndim else 0 for name, a in zip(names, arrays, strict=True)}
     if len(set(counts.values())) != 1:
         raise InputError("samples", expected="as many of each input along its first axis", got=counts)
@@ -111,15 +111,23 @@ def _grouped(labels: Any, slices: Sequence[slice]) -> list[Any]:
 
 def _call(names: Sequence[str], one: Any, at: int, flatten: Any) -> Call:
     if isinstance(one, Mapping) and sorted(one) == sorted(names):
-        return tuple(np.asarray(one[name]) for name in names)
+        return tuple(_array(one[name]) for name in names)
     args, kwargs = ((), one) if isinstance(one, Mapping) else (one if isinstance(one, tuple | list) else (one,), {})
     if flatten is not None:
-        return tuple(np.asarray(v) for v in flatten(args, kwargs))
+        return tuple(_array(v) for v in flatten(args, kwargs))
     if kwargs or len(args) != len(names):
         raise InputError(
             f"sample {at}", expected=f"values of {list(names)}", got=sorted(kwargs) or f"{len(args)} values"
         )
-    return tuple(np.asarray(v) for v in args)
+    return tuple(_array(v) for v in args)
+
+
+def _array(value: Any) -> np.ndarray:
+    if type(value).__module__.partition(".")[0] != "torch":
+        return np.asarray(value)
+    from ingot.frontends.torch.convert import to_numpy  # needs an extra
+
+    return to_numpy(value)
 
 
 def _checked(graph: Graph, names: Sequence[str], call: Call, at: int) -> Call:

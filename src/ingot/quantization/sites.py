@@ -17,7 +17,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import fueled
-from ingot.ir.types import WeightAxes, f32
+from ingot.ir.types import DType, WeightAxes, f32
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
@@ -198,6 +198,14 @@ def _weight_axes(n: Node) -> WeightAxes | None:
     if axes is None or not isinstance(x.shape[axes.summed[0]], int):
         return None
     return axes if bool(np.isfinite(value_of(w)).all()) else None
+
+
+def product_types(graph: Graph) -> set[DType]:
+    """Of the operands of a graph's products with weights."""
+    pairs = [n for n in graph.nodes() if len(n.inputs) == 2 and len(n.types) == 1]
+    return {
+        i.dtype for n in pairs for i in n.inputs if n.op.weight_axes(n.inputs[0].type, n.inputs[1].type) is not None
+    }
 
 
 def with_results(graph: Graph, results: Iterable[Node], names: tuple[str, ...] = ()) -> Graph:
