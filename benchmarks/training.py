@@ -148,6 +148,7 @@ def of_jax(name: str, net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step 
 def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object]]:
     """By engine: ms of a step, its ratio to Ingot's, processor seconds of the first steps, their losses."""
     torch.manual_seed(0)
+    torch._dynamo.reset()  # the networks before would count as recompilations, after eight of which nothing is compiled
     torch.set_num_threads(asked.threads)
     clock = time.process_time if asked.cpu else time.perf_counter
     net, x = NETWORKS[name]()
