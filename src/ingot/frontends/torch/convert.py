@@ -335,6 +335,7 @@ _SYMPY: dict[type, Callable[..., DimLike]] = {
     sympy.Mul: _fold(lambda a, b: a * b),
     sympy.Max: _fold(dim_max),
     sympy.Min: _fold(dim_min),
+    sympy.Abs: lambda x: dim_max(x, x * -1),
     sym.FloorDiv: floordiv,
     sym.CleanDiv: floordiv,
     sym.Mod: mod,

@@ -2,6 +2,7 @@
 
 Dynamo hands over a graph with the parameters among its inputs. In inference they are compiled in as constants (that is
 what lets weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen.
+What writes through `.data` counts no version: samples of the elements tell it.
 What the graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
 Where gradients are needed, forward and backward are two graphs, and parameters are inputs of both.
 A graph whose tensors lie on a GPU is compiled for that GPU.
@@ -36,6 +37,7 @@ from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, In
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.tracing.layouts import Order, kept_orders, order_of
+from ingot.frontends.torch.tracing.samples import Samples
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
@@ -161,16 +163,18 @@ class _Specialized:
         # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
         self._ints, self._sizes = _ints(graph.graph)
         self._level = 0
-        self._state: tuple[tuple[int, int], ...] | None = None
+        self._state: tuple[tuple[int, int, int], ...] | None = None
         self._held: list[torch.Tensor] = []
+        self._samples = Samples(self._held)
         self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> Any:
-        state = tuple([(id(args[i]), _version(args[i])) for i in self._fixed])
-        if state != self._state:
+        state = tuple([(id(args[i]), _version(args[i]), args[i].data_ptr()) for i in self._fixed])
+        if state != self._state or self._samples.changed():
             self._runs.clear()
             # held, so that no other tensor takes an id over
             self._state, self._held = state, [args[i] for i in self._fixed]
+            self._samples = Samples(self._held)
         numbers = self._as_numbers(args)
         run = self._runs.get(numbers) or self._specialized(numbers, args)
         # an import may have made numbers of all ints

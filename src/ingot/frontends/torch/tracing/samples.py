@@ -1,0 +1,39 @@
+"""Whether tensors were written where nothing counts it: `p.data -= rate * p.grad` leaves p's version as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_ELEMENTS = 16  # from the middle of each tensor, side by side, which are read fastest: an optimizer changes about all
+
+
+class Samples:
+    """Elements of tensors in the CPU's memory, to be compared with what they were.
+
+    Asking a GPU would stall it. A write that none of the elements is of goes unseen.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        views: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel():
+                views.setdefault(tensor.dtype, []).append(_some(tensor.detach()))
+        self._views = [(v, torch.cat(v)) for v in views.values()]
+
+    def changed(self) -> bool:
+        return any([not _same(torch.cat(views), before) for views, before in self._views])
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    # as bits, a NaN equals itself
+    return torch.equal(a, b) or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if reach != tensor.numel():  # elements lie apart, or several in one place
+        return tensor[(slice(0, 1),) * tensor.dim()].reshape(1)
+    count = min(reach, _ELEMENTS)
+    return tensor.as_strided((count,), (1,), tensor.storage_offset() + (reach - count) // 2)
