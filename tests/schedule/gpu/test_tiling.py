@@ -31,11 +31,13 @@ def test_tiles_and_parts(sizes: tuple[int, int, int], tile: tuple[int, int], par
 
 
 def test_sums_of_runs_of_8_bit_floats_have_registers_of_their_own() -> None:
-    """Half as large tiles as of other types, and no turn longer than a run."""
+    """Half as large tiles as of other types, and no turn longer than a run; integers have none."""
     asked = Asked(4096, 4096, 4096, 1, f8e4m3fn, boxes=True)
     first = asked.ranked(H100)[0]
     assert (first.rows, first.columns, first.warps, first.depth) == (128, 128, 8, 128)
     assert all(asked.admits(t, H100) for t in asked.ranked(H100))
+    whole = Asked(4096, 4096, 4096, 1, i8, boxes=True).ranked(H100)[0]
+    assert (whole.rows, whole.columns, whole.depth) == (128, 256, 128)
     assert not asked.admits(replace(first, columns=256), H100) and not asked.admits(replace(first, depth=256), H100)
 
 

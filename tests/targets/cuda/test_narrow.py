@@ -127,7 +127,7 @@ def test_products_are_of_8_bits_where_the_gpu_has_them(
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     text, has_them = text_of(graph, target), target != "cuda:sm_80" and kinds != KIND_PAIRS[2]
     assert ("tl.dot(" in text) is (rows > 1 and depth > 0)
-    assert ("max_num_imprecise_acc=128" in text) is ("tl.dot(" in text and has_them)
+    assert ("max_num_imprecise_acc=" in text) is ("tl.dot(" in text and has_them)
 
 
 def test_an_older_gpu_among_several_decides() -> None:
