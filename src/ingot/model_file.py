@@ -9,7 +9,7 @@ from typing import Literal
 
 from ingot.runtime import artifact
 from ingot.support.files import open_regular
-from ingot.support.formats import SCRIPT, Format, foreign
+from ingot.support.formats import SCRIPT, UNKNOWN, Format, foreign
 
 Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "keras", "artifact"]
 # MLIR: bytecode, or text that begins with a module, a function or an alias, comments before it
@@ -17,6 +17,8 @@ _MLIR = re.compile(rb"ML\xefR|(?:\s|//[^\n]*\n)*(?:module\b|\"builtin\.module\"|
 _HEAD = 4096
 # a GraphDef, which begins with a node, or a SavedModel of schema 1, which goes on with a graph and its description
 _TENSORFLOW = re.compile(rb"\x0a[\x80-\xff]*[\x00-\x7f]\x0a|\x08\x01\x12[\x80-\xff]*[\x00-\x7f]\x0a", re.DOTALL)
+# a field of ONNX's ModelProto, which has no mark of its own
+_ONNX = re.compile(rb"[\x08\x12\x1a\x22\x28\x32\x3a\x42\x72]|[\xa2\xca\xd2]\x01")
 _SAVED_MODEL = "saved_model.pb"
 _HDF5 = b"\x89HDF\r\n"
 _WEIGHTS_OF_KERAS = "model.weights.h5"
@@ -24,7 +26,7 @@ _ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
 
 
 def kind_of(path: Path) -> Kind | Format:
-    """What to read the file as, ONNX having no mark of its own, or what it is that is not read. Raises OSError."""
+    """What to read the file as, or what it is that is not read. Raises OSError."""
     if path.is_dir() and (path / _SAVED_MODEL).is_file():
         return "tensorflow"
     if found := foreign(path):
@@ -42,7 +44,7 @@ def kind_of(path: Path) -> Kind | Format:
     if head.startswith(_HDF5):
         return "keras"
     if not head.startswith(_ZIP):
-        return "onnx"
+        return "onnx" if _ONNX.match(head) else UNKNOWN
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
     if _WEIGHTS_OF_KERAS in names:

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.support.formats import foreign
+from ingot.model_file import kind_of
+from ingot.support.formats import UNKNOWN, foreign
 
 HEADS = {
     "a GGUF file": b"GGUF\x03\0\0\0",
@@ -33,6 +34,13 @@ def test_heads_tell(name: str, tmp_path: Path) -> None:
     path.write_bytes(HEADS[name])
     found = foreign(path)
     assert found is not None and found.name == name and found.fix
+
+
+def test_what_may_be_a_model_of_onnx(tmp_path: Path) -> None:
+    (tmp_path / "m.keras").write_bytes(b"\x08\x0a")
+    assert kind_of(tmp_path / "m.keras") == "onnx"
+    (tmp_path / "m.onnx").write_bytes(b"not a model")
+    assert kind_of(tmp_path / "m.onnx") is UNKNOWN
 
 
 def test_safetensors(tmp_path: Path) -> None:

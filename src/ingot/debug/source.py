@@ -81,7 +81,7 @@ def open_source(path: Path, words: Words | None = None) -> Source:
         fix = "--inputs x=f32:1,? and --constant rate=16000, or ingot.compile(path, example_inputs) in Python"
         raise InputError(f"model {path}", expected="what goes in", got="a TorchScript archive alone", fix=fix)
     if isinstance(kind, Format):
-        known = "an ONNX, .pt2, StableHLO, TensorFlow, TFLite, Keras or .ingot file"
+        known = "an ONNX, .pt2, TorchScript, StableHLO, TensorFlow, TFLite, Keras or .ingot file"
         raise ImportModelError(f"model {path}", expected=known, got=kind.name, fix=kind.fix)
     dims = parse_dims(words.dims)
     if kind == "artifact" and dims:
@@ -185,14 +185,14 @@ def _typed(name: str, value: str, dtype: np.dtype) -> np.ndarray:
 
 
 def read_graph(source: Source) -> Graph:
-    """The MODEL graph of an ONNX file, an exported program, a StableHLO program, a TensorFlow or TFLite model.
+    """The MODEL graph of the file of a model.
 
     Raises what the frontends raise, and InputError for an artifact.
     """
     if source.kind == "artifact":
         raise InputError(
             f"{source.path} is compiled: the model's graph is not in it",
-            expected="an ONNX, .pt2, StableHLO, TensorFlow or TFLite file",
+            expected="the file of a model",
             fix="name the model that it was compiled from",
         )
     return open_model(source.path, source.request).graph

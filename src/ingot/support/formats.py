@@ -65,6 +65,7 @@ _OF_FILES: tuple[tuple[Callable[[bytes], bool], Format], ...] = (
     (_starts(b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"%PDF"), Format("a picture, a sound or a text", _TO_ONNX)),
 )
 
+UNKNOWN = Format("a file of no format that Ingot knows", "copy or export the model again")
 SCRIPT = "constants.pkl"  # at the top of a TorchScript archive
 # of a zip archive: a file at its top, and what it says
 _OF_ARCHIVES: tuple[tuple[str, Format], ...] = (
