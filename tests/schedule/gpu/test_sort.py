@@ -59,6 +59,16 @@ def test_several_keys_and_other_types() -> None:
     checked(Sort(0), RNG.integers(-(1 << 62), 1 << 62, 600))
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_keys_are_integers_in_the_order_of_the_values(descending: bool) -> None:
+    for dtype in (np.int64, np.uint64, np.uint32, np.int8):
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        checked(Sort(0, descending), np.array([most, 0, least, 1, most - 1, least + 1], dtype))
+    for dtype in (np.float32, np.float64):
+        values = [0.0, -0.0, -1, np.nan, np.inf, -np.inf, -np.nan, 1e-45, -1e-45, 0.0]
+        checked(Sort(0, descending), np.array(values, dtype), np.arange(10))
+
+
 @pytest.mark.parametrize("length", [1, 300])
 def test_lines_of_open_length(length: int) -> None:
     checked(Sort(1), floats(2, length), shape=(2, symbol("n")))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, bounds, ceildiv, dim_min, estimate
 from ingot.ir.kernel import Buffer, Expr, Lit
-from ingot.ir.types import DType, boolean, i32
+from ingot.ir.types import DType, boolean, i32, i64, u32, u64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulator
@@ -34,37 +34,43 @@ Read = Callable[[Block, Expr, Expr, Expr | None], Sequence[Expr]]
 
 @dataclass(frozen=True)
 class Lines:
-    """What is ordered: `count` lines of `length` elements. read: an element's keys by its line and place. dtypes: of
-    these. keep: how many elements of each line are wanted, the first ones; None: all."""
+    """What is ordered: `count` lines of `length` elements. read: an element's keys, as `order_key` makes them, by its
+    line and place. dtypes: of these. keep: how many elements of each line are wanted, the first ones; None: all."""
 
     count: DimLike
     length: DimLike
     read: Read
     dtypes: tuple[DType, ...]
-    descending: bool = False
     keep: DimLike | None = None
-
-    def stands_before(self, theirs: Sequence[Expr], own: Sequence[Expr], if_equal: Expr) -> Expr:
-        """Whether `theirs` stand before `own`."""
-        earlier = if_equal
-        for a, b in reversed([*zip(theirs, own, strict=True)]):
-            first, second = (b, a) if self.descending else (a, b)
-            ahead, behind = _before(first, second), _before(second, first)
-            earlier = k.binary("or", ahead, k.binary("and", k.unary("not", behind), earlier))
-        return earlier
-
-
-def _before(a: Expr, b: Expr) -> Expr:
-    """Whether `a` stands before `b` in an ascending row: NaN is greater than any number."""
-    less = k.binary("lt", a, b)
-    if not a.dtype.is_float:
-        return less
-    return k.binary("or", less, k.binary("and", k.binary("eq", a, a), k.binary("ne", b, b)))
 
 
 def key_type(dtype: DType) -> DType:
-    """What a key is stored and compared as."""
-    return i32 if dtype == boolean else accumulator(dtype)
+    """What holds the order of a type's values."""
+    return i64 if dtype.bits == 64 or dtype == u32 else i32
+
+
+def order_key(x: Expr, descending: bool) -> Expr:
+    """Integers in the order of x: NaN is greater than any number, and -0 is 0."""
+    dtype = key_type(x.dtype)
+    if x.dtype.is_float:
+        x = k.cast(x, accumulator(x.dtype))
+        most = k.lit(dtype.range[1], dtype)
+        bits = k.select(k.binary("eq", x, k.lit(0.0, x.dtype)), k.lit(0, dtype), k.bitcast(x, dtype))
+        key = k.select(k.binary("lt", bits, k.lit(0, dtype)), k.binary("xor", bits, most), bits)
+        key = k.select(k.binary("ne", x, x), most, key)
+    elif x.dtype == u64:
+        key = k.binary("xor", k.bitcast(x, i64), k.lit(i64.range[0], i64))
+    else:
+        key = k.cast(x, dtype)
+    return k.unary("not", key) if descending else key
+
+
+def _stands_before(theirs: Sequence[Expr], own: Sequence[Expr], if_equal: Expr) -> Expr:
+    """Whether `theirs` stand before `own`."""
+    earlier = if_equal
+    for a, b in reversed([*zip(theirs, own, strict=True)]):
+        earlier = k.binary("or", k.binary("lt", a, b), k.binary("and", k.binary("eq", a, b), earlier))
+    return earlier
 
 
 @dataclass(frozen=True)
@@ -120,11 +126,9 @@ class Runs:
         return ix.add(ix.mul(line, dim_expr(self.stride)), ix.mul(run, dim_expr(self.kept)))
 
     def there(self, run: Expr) -> Expr:
-        """How many elements of a run there are in memory; not more than none of one that there is not."""
-        if self.is_whole:
-            return dim_expr(self.kept)
+        """How many elements of a run there are in memory: none of one that there is not."""
         left = ix.sub(dim_expr(self.lines.length), ix.mul(run, integer(self.size)))
-        return k.binary("min", left, dim_expr(self.kept))
+        return k.binary("max", k.binary("min", left, dim_expr(self.kept)), ZERO)
 
     def store(self, block: Block, line: Expr, run: Expr, place: Expr, values: Sequence[Expr], live: Expr) -> None:
         """Elements and their keys at their places, where these are kept."""
@@ -161,23 +165,34 @@ def _count(runs: Runs, group: Group) -> Step:
     begin = top.let(k.mul(run, integer(runs.size)), "begin")
     own = Span.of(top, k.add(begin, piece), rows, lines.length, 0, held=True)
     mine = lines.read(top, line, own.at, None)
-    acc = top.alloc("acc", i32, 1, lanes=rows, tile=(rows, 1))
-    top.store(acc, ZERO, Lit(i32, rows, 0, tile=(rows, 1)))
+    tile = (rows, columns)
+    acc = top.alloc("acc", i32, 1, lanes=rows * columns, tile=tile)
+    top.store(acc, ZERO, Lit(i32, rows * columns, 0, tile=tile))
 
     def compare(block: Block, first: Expr) -> None:
         span = Span.of(block, k.add(begin, first), columns, lines.length, 1)
         theirs = lines.read(block, line, span.at, span.live)
-        earlier = lines.stands_before(theirs, mine, k.binary("lt", span.at, own.at))
+        earlier = _stands_before(theirs, mine, k.binary("lt", span.at, own.at))
         if span.live is not None:
             earlier = k.binary("and", earlier, span.live)
-        number = k.reduce_along("add", k.cast(k.spread(earlier, (rows, columns)), i32), 1)
-        block.store(acc, ZERO, k.add(k.load(acc, ZERO), number))
+        block.store(acc, ZERO, k.add(k.load(acc, ZERO), k.cast(k.spread(earlier, tile), i32)))
 
     top.loop("j", 0, runs.size, columns, compare)
     live = k.lit(True, boolean, rows, (rows, 1)) if own.live is None else own.live
-    place = top.let(k.cast(k.load(acc, ZERO), begin.dtype), "place")
+    place = top.let(k.cast(k.reduce_along("add", k.load(acc, ZERO), 1), begin.dtype), "place")
     runs.store(top, line, run, place, (k.cast(own.at, i32), *mine), live)
     return group.step("sort_runs", chunk, lines.count * runs.count * pieces, top, *runs.buffers)
+
+
+def halved(top: Block, most: DimLike, search: Callable[[Block, Expr], None]) -> None:
+    """A binary search for a count of up to `most`: its bits, from the highest on."""
+    turns = (most if isinstance(most, int) else LONGEST - 1).bit_length()
+
+    def turn(block: Block, number: Expr) -> None:
+        step = k.binary("shl", k.lit(1, i32), k.cast(ix.sub(integer(turns - 1), number), i32))
+        search(block, block.let(step, "step"))
+
+    top.loop("turn", 0, turns, 1, turn)
 
 
 def _place(top: Block, chunk: Expr, runs: Runs, pieces: DimLike, width: int) -> tuple[Expr, Expr, Expr]:
@@ -201,28 +216,28 @@ def _merge(before: Runs, after: Runs, group: Group) -> Step:
 
     joined = top.let(k.binary("div", run, integer(FAN)), "joined")
     other = top.let(k.add(k.mul(joined, integer(FAN)), k.positions(FAN, 0)), "other")
-    there, base = top.let(before.there(other), "there"), top.let(before.base(line, other), "base")
-    left = top.let(k.spread(k.binary("lt", other, run), (FAN, width)), "left")
-    found = top.alloc("found", own.dtype, 1, lanes=FAN * width, tile=(FAN, width))
-    top.store(found, ZERO, Lit(own.dtype, FAN * width, 0, tile=(FAN, width)))
-    turns = (before.kept if isinstance(before.kept, int) else before.size).bit_length()
+    there = top.let(k.cast(before.there(other), i32), "there")
+    base = top.let(ix.sub(before.base(line, other), integer(1)), "base")
+    tile = (FAN, width)
+    left = top.let(k.spread(k.binary("lt", other, run), tile), "left")
+    found = top.alloc("found", i32, 1, lanes=FAN * width, tile=tile)
+    top.store(found, ZERO, Lit(i32, FAN * width, 0, tile=tile))
 
-    def search(block: Block, turn: Expr) -> None:
-        step = k.binary("shl", integer(1), ix.sub(integer(turns - 1), turn))
+    def search(block: Block, step: Expr) -> None:
         so_far = block.let(k.load(found, ZERO), "so_far")
-        beyond = block.let(k.add(so_far, block.let(step, "step")), "next")
+        beyond = block.let(k.add(so_far, step), "beyond")
         inside = block.let(k.binary("and", k.binary("le", beyond, there), live), "inside")
-        flat = block.let(k.add(base, ix.sub(beyond, integer(1))), "flat")
+        flat = block.let(k.add(base, k.cast(beyond, i64)), "flat")
         theirs = [block.let(k.gather(buffer, flat, inside)) for buffer in before.keys]
-        earlier = k.binary("and", inside, lines.stands_before(theirs, mine, left))
+        earlier = k.binary("and", inside, _stands_before(theirs, mine, left))
         block.store(found, ZERO, k.select(earlier, beyond, so_far))
 
-    top.loop("turn", 0, turns, 1, search)
-    counts = k.select(k.binary("eq", other, run), own, k.load(found, ZERO))
-    place = top.let(k.reduce_along("add", counts, 0), "place")
+    halved(top, before.kept, search)
+    counts = k.select(k.binary("eq", other, run), k.cast(own, i32), k.load(found, ZERO))
+    place = top.let(k.cast(k.reduce_along("add", counts, 0), i64), "place")
     after.store(top, line, joined, place, (order, *mine), live)
     chunks = lines.count * before.count * pieces
     return group.step("merge", chunk, chunks, top, *before.buffers, *after.buffers)
 
 
-__all__ = ["Lines", "Runs", "key_type", "ordered"]
+__all__ = ["LONGEST", "Lines", "Runs", "halved", "key_type", "order_key", "ordered"]

@@ -1,7 +1,7 @@
 """Scatters of whole windows: updates are ordered by where they go, and each element takes those that are its own.
 
-    order = places of the updates, by target;   for a row of results at:
-        begin, end = where targets[order] are those of at;   out[at] = x[at] + updates[order[begin:end]]
+    order = places of the updates, by target;   begins[t] = how many have targets before t
+    for a row of results at:   out[at] = x[at] + updates[order[begins[at]:begins[at + 1]]]
 
 Updates of one target keep their order, and are folded several at a time, so that the bits are always the same.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import cached_property
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, estimate, product
-from ingot.ir.kernel import Expr, Lit
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import Buffer, Expr, Lit, Tile
 from ingot.ir.node import Node
 from ingot.ir.types import DType, Shape, i32, i64
 from ingot.ops import Scatter
@@ -21,17 +21,19 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.folds import accumulator, combining
-from ingot.schedule.gpu.blocks import Elements, Group, power_of_two
+from ingot.schedule.gpu.blocks import Elements, Group, Span, power_of_two, read_at
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, ordered
+from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, halved, ordered
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.schedule.lowered import Lowered, Step
+from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 
 FEW = 32  # updates that each element asks one by one
-DEEP, LEAST = 128, 4  # updates that are folded at a time
+DEEP, LEAST = 128, 8  # updates that are folded at a time
 ELEMENTS = 4096  # of a tile of updates
+SHARED = 4  # elements of one target from which on they are told where its updates begin
+TARGETS = 256  # of a program that finds where they begin
 FOLDS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}  # how kinds of scatters are called as reductions
 
 
@@ -103,8 +105,46 @@ def by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
     """The scatter by the order of its updates' targets."""
     temps: list[DimLike] = []
     steps, runs = ordered(_targets(windows, group), group, temps, keyed=True)
-    work = _Segments(windows, group, runs, machine)
+    begins: tuple[Buffer, Arg] | None = None
+    if estimate(product(windows.anchor.shape[d] for d in windows.window)) >= SHARED:
+        begins = Buffer("begins", i32, writable=True), Arg("temp", len(temps))
+        step, nbytes = _begins(windows, group, runs, begins)
+        steps, temps = [*steps, step], [*temps, nbytes]
+    work = _Segments(windows, group, runs, machine, begins)
     return Lowered((*steps, work.step()), tuple(temps))
+
+
+def _begins(windows: Windows, group: Group, runs: Runs, begins: tuple[Buffer, Arg]) -> tuple[Step, DimLike]:
+    """Where each target's updates begin in their line, and behind the last one where they end; its bytes."""
+    top, chunk = Block(), k.var("chunk")
+    each = product(windows.anchor.shape[d] for d in windows.targets) + 1
+    total = runs.lines.count * each
+    span = Span.of(top, k.mul(chunk, integer(TARGETS)), TARGETS, total, 1)
+    line, target = span.index(top, (runs.lines.count, each))
+    found = _search(top, runs, line, target, span.live, (1, TARGETS))
+    top.store(begins[0], span.at, found, span.live)
+    step = group.step("segments", chunk, ceildiv(total, TARGETS), top, *runs.buffers, begins)
+    return step, total * i32.nbytes
+
+
+def _search(top: Block, runs: Runs, line: Expr, target: Expr, live: Expr | None, tile: Tile) -> Expr:
+    """How many of a line's updates have targets before these."""
+    (keys,) = runs.keys
+    found = top.alloc("found", i32, 1, lanes=tile[1], tile=tile)
+    top.store(found, ZERO, Lit(i32, tile[1], 0, tile=tile))
+    base = top.let(ix.sub(ix.mul(line, dim_expr(runs.stride)), integer(1)), "base")
+    length, wanted = k.cast(dim_expr(runs.lines.length), i32), top.let(k.cast(target, keys.dtype), "wanted")
+
+    def search(block: Block, step: Expr) -> None:
+        so_far = block.let(k.load(found, ZERO), "so_far")
+        beyond = block.let(k.add(so_far, step), "beyond")
+        inside = block.let(k.spread(ix.both(live, k.binary("le", beyond, length)), tile), "inside")
+        flat = k.spread(k.add(base, k.cast(beyond, i64)), tile)
+        before = k.binary("lt", block.let(k.gather(keys, flat, inside)), wanted)
+        block.store(found, ZERO, k.select(k.binary("and", inside, before), beyond, so_far))
+
+    halved(top, runs.lines.length, search)
+    return top.let(k.load(found, ZERO), "place")
 
 
 def _targets(windows: Windows, group: Group) -> Lines:
@@ -137,12 +177,14 @@ def _targets(windows: Windows, group: Group) -> Lines:
 
 @dataclass(frozen=True)
 class _Segments:
-    """The kernel that folds, for each element, the updates of its target. runs: of these."""
+    """The kernel that folds, for each element, the updates of its target. runs: of these. begins: where those of each
+    target begin; None: each element searches them."""
 
     windows: Windows
     group: Group
     runs: Runs
     machine: Machine
+    begins: tuple[Buffer, Arg] | None
 
     @property
     def dtype(self) -> DType:
@@ -150,10 +192,10 @@ class _Segments:
 
     @property
     def depth(self) -> int:
-        """Updates that are folded at a time: about as many as an element has."""
+        """Updates that are folded at a time: several times as many as an element has, as some have more."""
         x = self.windows.anchor.inputs[0]
         targets = max(1, estimate(product(x.shape[d] for d in self.windows.targets)))
-        return max(LEAST, min(DEEP, power_of_two(estimate(self.runs.lines.length) // targets)))
+        return max(LEAST, min(DEEP, power_of_two(4 * estimate(self.runs.lines.length) // targets)))
 
     def step(self) -> Step:
         anchor, op = self.windows.anchor, self.windows.op
@@ -162,11 +204,11 @@ class _Segments:
         line, target = work.top.let(line, "line"), work.top.let(target, "target")
         first = work.em.value(work.top, anchor.inputs[0], work.index, work.span.live)
         first = k.spread(k.cast(first, self.dtype), work.tile)
-        begin, end = (self._search(work, line, target, fn) for fn in ("lt", "le"))
+        begin, end = (self._begin(work, line, t) for t in (target, ix.add(target, integer(1))))
         combine = self._last if op.kind == "set" else self._folded
         result = combine(work, line, begin, end, first)
         bind_result(work.em, work.top, anchor, work.top.let(k.cast(result, anchor.dtype), "r"))
-        return work.step("scatter", *self.runs.buffers)
+        return work.step("scatter", *self.runs.buffers, *([] if self.begins is None else [self.begins]))
 
     def _whose(self, index: Index) -> tuple[Expr, Expr]:
         """The line of updates that an element at `index` has, and its target."""
@@ -179,27 +221,15 @@ class _Segments:
             target = ix.add(ix.mul(target, dim_expr(x.shape[d])), index[d])
         return line, target
 
-    def _search(self, work: Elements, line: Expr, target: Expr, fn: str) -> Expr:
-        """How many of a line's updates have targets before (fn: lt), or before and at (le) the elements' own."""
-        length, (keys,) = self.runs.lines.length, self.runs.keys
-        tile = work.tile
-        found = work.top.alloc("found", i64, 1, lanes=tile[1], tile=tile)
-        work.top.store(found, ZERO, Lit(i64, tile[1], 0, tile=tile))
-        turns = (length if isinstance(length, int) else LONGEST).bit_length()
-        base = work.top.let(ix.mul(line, dim_expr(self.runs.stride)), "base")
-
-        def turn(block: Block, number: Expr) -> None:
-            step = k.binary("shl", integer(1), ix.sub(integer(turns - 1), number))
-            so_far = block.let(k.load(found, ZERO), "so_far")
-            beyond = block.let(k.add(so_far, step), "beyond")
-            inside = ix.both(work.span.live, k.binary("le", beyond, dim_expr(length)))
-            inside = block.let(k.spread(inside, tile), "inside")
-            flat = k.spread(k.add(base, ix.sub(beyond, integer(1))), tile)
-            theirs = k.cast(block.let(k.gather(keys, flat, inside)), i64)
-            block.store(found, ZERO, k.select(k.binary("and", inside, k.binary(fn, theirs, target)), beyond, so_far))
-
-        work.top.loop("turn", 0, turns, 1, turn)
-        return work.top.let(k.load(found, ZERO), "place")
+    def _begin(self, work: Elements, line: Expr, target: Expr) -> Expr:
+        """Where the updates of these targets begin."""
+        if self.begins is None:
+            found = _search(work.top, self.runs, line, target, work.span.live, work.tile)
+        else:
+            each = product(self.windows.anchor.shape[d] for d in self.windows.targets) + 1
+            flat = k.spread(ix.add(ix.mul(line, dim_expr(each)), target), work.tile)
+            found = read_at(work.top, self.begins[0], flat, work.span.live)
+        return work.top.let(k.cast(found, i64), "begin")
 
     def _update(self, block: Block, work: Elements, line: Expr, number: Expr, live: Expr) -> Expr:
         """The elements' own in the update that is the `number`th of its line."""

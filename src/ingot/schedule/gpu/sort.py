@@ -20,7 +20,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.gpu.blocks import Elements, Group, read_at
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import Lines, Runs, key_type, ordered
+from ingot.schedule.gpu.merging import Lines, Runs, key_type, order_key, ordered
 from ingot.schedule.index import linear
 from ingot.schedule.lowered import Lowered, Step
 
@@ -40,10 +40,10 @@ def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
         shape = tuple(x.shape[d] for d in others)
         at = dict(zip(others, ix.delinearize(line, shape, {}), strict=True))
         index = tuple(at.get(d, place) for d in range(x.type.rank))
-        return [k.cast(em.value(block, n, index, mask), key_type(n.dtype)) for n in keys]
+        return [block.let(order_key(em.value(block, n, index, mask), op.descending), "key") for n in keys]
 
     types = tuple(key_type(n.dtype) for n in keys)
-    lines = Lines(product(x.shape[d] for d in others), x.shape[op.dimension], read, types, op.descending, op.keep)
+    lines = Lines(product(x.shape[d] for d in others), x.shape[op.dimension], read, types, op.keep)
     steps, runs = ordered(lines, group, temps)
     return Lowered((*steps, _reordered(anchor, group, runs, machine)), tuple(temps))
 
