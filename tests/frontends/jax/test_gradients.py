@@ -75,3 +75,15 @@ def test_slopes_at_the_bounds_are_jax_own() -> None:
 
     _, gradients = ingot.value_and_grad(bounded, (x,))(x)
     np.testing.assert_array_equal(gradients["x"], jax.grad(bounded)(x))
+
+
+def test_systems_of_equations() -> None:
+    """Their factors are constants to JAX; the gradient is that of the equation."""
+    a = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32) + 3 * np.eye(4, dtype=np.float32)
+
+    def solved(a: Any) -> Any:
+        inverse, system = jnp.linalg.inv(a), jnp.linalg.solve(a, a[..., :2] ** 2)
+        return (inverse**2).sum() + jnp.sin(system).sum() + (jnp.linalg.cholesky(a @ a.mT) ** 2).sum()
+
+    _, gradients = ingot.value_and_grad(solved, (a,))(a)
+    np.testing.assert_allclose(gradients["a"], jax.grad(solved)(a), rtol=1e-4, atol=1e-5)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 from jax import numpy as jnp
 from jax._src import ad_util, custom_derivatives
 from jax._src.interpreters import mlir
+from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.lib.mlir.dialects import hlo
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, jaxpr_as_fun
 
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED
 
@@ -20,9 +22,9 @@ from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP
 @contextmanager
 def gradients_told() -> Iterator[None]:
     """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
-    functions bring along (`jax.custom_vjp`, `jax.custom_jvp`), as custom calls."""
+    functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
     own = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
-    rules = {ad_util.stop_gradient_p: _stopped} | {p: _with_own(p) for p in own}
+    rules = {ad_util.stop_gradient_p: _stopped, linear_solve_p: _solved} | {p: _with_own(p) for p in own}
     before = {p: mlir._lowerings.get(p) for p in rules}
     try:
         for primitive, rule in rules.items():
@@ -59,13 +61,39 @@ def _with_own(primitive: Any) -> Any:
                 return ys
             cotangents = {i: _cotangent.bind(ys[i], number=k) for k, i in enumerate(told)}
             gradients = pull([cotangents[i] if i in cotangents else _none(y) for i, y in enumerate(ys)])
-            parts = [ys[i] for i in told], cotangents.values(), given, gradients
-            own = dict(zip(told, _own.bind(*(x for p in parts for x in p), count=len(told)), strict=True))
+            found = _joined([ys[i] for i in told], [*cotangents.values()], given, gradients)
+            own = dict(zip(told, found, strict=True))
             return [own.get(i, y) for i, y in enumerate(ys)]
 
         return mlir.lower_fun(whole)(ctx, *operands)
 
     return lowered
+
+
+def _solved(ctx: Any, *operands: Any, const_lengths: Any, jaxprs: Any) -> Any:
+    """x with a(x) = b, `a` linear: of b the gradient is solved for by a^T, of what `a` reads it is that of -a(x) there.
+
+    What solves reads factors that JAX keeps from having gradients.
+    """
+
+    def whole(*args: Any) -> list[Any]:
+        starts = np.cumsum([0, *const_lengths])
+        matrix, _, factors, transposed = (args[i:j] for i, j in itertools.pairwise(starts))
+        b = args[starts[-1] :]
+        xs = jaxpr_as_fun(jaxprs.solve)(*factors, *b)
+        if jaxprs.transpose_solve is None or len(xs) != len(b) or not all(map(_is_float, (*matrix, *b))):
+            return xs
+        cotangents = [_cotangent.bind(x, number=k) for k, x in enumerate(xs)]
+        of_b = jaxpr_as_fun(jaxprs.transpose_solve)(*transposed, *cotangents)
+        _, pull = jax.vjp(lambda *given: jaxpr_as_fun(jaxprs.matvec)(*given, *xs), *matrix)
+        return _joined(xs, cotangents, [*matrix, *b], [*pull([-g for g in of_b]), *of_b])
+
+    return mlir.lower_fun(whole)(ctx, *operands)
+
+
+def _joined(ys: Sequence[Any], cotangents: Sequence[Any], xs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+    """The ys, with the gradients of the xs from their cotangents."""
+    return _own.bind(*ys, *cotangents, *xs, *gradients, count=len(ys))
 
 
 def _none(y: Any) -> Any:
