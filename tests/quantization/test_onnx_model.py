@@ -63,14 +63,15 @@ def test_the_file_means_what_the_compiled_model_computes(case, form: str, tmp_pa
     onnx.checker.check_model(str(path))
     (want,) = interpret(formed(graph, groups, recipe, formats), X[1])
     (got,) = interpret(prepared(import_onnx(path)), X[1])
-    # levels next to where two meet may be at either
-    assert np.abs(got - want).mean() <= 5e-3 * np.abs(want).max()
+    # levels next to where two meet may be at either; those of two bytes are 256 times as near to each other
+    near = 5e-3 if form != "int16" else 5e-5
+    assert np.abs(got - want).mean() <= near * np.abs(want).max()
     if form == "bfloat16":
         return  # ONNX Runtime has no cast of constants to it on CPUs in all versions
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    assert np.abs(session.run(None, {"x": X[1][0]})[0] - want).mean() <= 5e-3 * np.abs(want).max()
+    assert np.abs(session.run(None, {"x": X[1][0]})[0] - want).mean() <= near * np.abs(want).max()
     read = {i for n in onnx.load(path).graph.node for i in n.input}
     rewritten = {"float32": set[str](), "int8-shared": {"M"}}.get(form, {"G", "M"})  # what else reads it: t
     assert not read & rewritten
@@ -108,3 +109,30 @@ def test_levels_of_a_recurrent_layer(tmp_path: Path):
     call = (nets.normal(9, 5, 2, 4),)
     (want,), (got,) = interpret(graph, call), interpret(import_onnx(written), call)
     assert 0 < np.abs(got - want).max() < 1e-2
+
+
+@pytest.mark.parametrize("form", ["int8", "int8-dynamic", "int16", "weight4"])
+def test_weights_of_several_products_are_written_once(form: str, tmp_path: Path):
+    nodes, names = [], ["x", "h1", "h2", "y"]
+    for i in range(3):
+        nodes.append(helper.make_node("MatMul", [names[i], "W"], [f"p{i}"], f"product{i}"))
+        nodes.append(helper.make_node("Tanh", [f"p{i}"], [names[i + 1]]))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 64]) for name in ("x", "y"))
+    weights = numpy_helper.from_array(0.2 * nets.normal(1, 64, 64), "W")
+    made = helper.make_model(
+        helper.make_graph(nodes, "net", [x], [y], [weights]),
+        opset_imports=[helper.make_opsetid("", 18)], ir_version=9,
+    )  # fmt: skip
+    graph = prepared(import_onnx(made))
+    groups = find_groups(graph)
+    calls = [(nets.normal(50 + i, 3, 64),) for i in range(4)]
+    seen, _ = Probe(graph, groups, 1).calibrate(calls)
+    recipe = Recipe(seen, roundings(groups, seen, [form]))
+    path = tmp_path / "written.onnx"
+    write_onnx(made, path, groups, recipe, {g.name: form for g in groups})
+    written = onnx.load(path)
+    large = [t for t in written.graph.initializer if np.prod(t.dims) >= 64 * 64 // 2]
+    assert len(groups) == 3 and len(large) == 1
+    (want,) = interpret(formed(graph, groups, recipe, {g.name: form for g in groups}), calls[1])
+    (got,) = interpret(prepared(import_onnx(path)), calls[1])
+    assert np.abs(got - want).mean() <= 5e-3 * np.abs(want).max()

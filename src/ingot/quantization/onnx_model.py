@@ -11,6 +11,7 @@ Norms that Ingot folds into weights stay as nodes: the factor of each output cha
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ class _Writer:
         self.before: dict[int, list[onnx.NodeProto]] = {}
         self.after: dict[int, list[onnx.NodeProto]] = {}
         self.values: dict[tuple[str, str, str], str] = {}
+        self.written: dict[bytes, str] = {}  # constants, by what they hold
         self.added = 0
 
     def rewrite(self, group: Group, site: Site, form: str) -> None:
@@ -99,7 +101,7 @@ class _Writer:
         key = x, "rest", group.name
         if key not in self.values:
             (rest,) = self._node(node, "Sub", [x, node.input[0]])
-            self.values[key] = self._at_levels(node, rest, levels)
+            self.values[key] = self._at_levels(node, rest, levels.within())
         flags = {a.name: helper.get_attribute_value(a) for a in node.attribute}
         (product,) = self._node(node, node.op_type, [self.values[key], node.input[1]], **flags)
         self._added(node, product)
@@ -136,14 +138,17 @@ class _Writer:
         return factors.astype(np.float32)
 
     def _constant(self, value: np.ndarray, what: str, kind: int | None = None) -> str:
-        self.added += 1
-        name = f"ingot.{what}.{self.added}"
+        """Its name; what was written before, as weights of several products are, is not written again."""
         if kind is None:
-            tensor = numpy_helper.from_array(np.ascontiguousarray(value), name)
+            tensor = numpy_helper.from_array(np.ascontiguousarray(value))
         else:
-            tensor = helper.make_tensor(name, kind, value.shape, value.tobytes(), raw=True)
-        self.model.graph.initializer.append(tensor)
-        return name
+            tensor = helper.make_tensor("", kind, value.shape, value.tobytes(), raw=True)
+        key = hashlib.blake2b(tensor.SerializeToString(), digest_size=16).digest()
+        if key not in self.written:
+            self.added += 1
+            tensor.name = self.written[key] = f"ingot.{what}.{self.added}"
+            self.model.graph.initializer.append(tensor)
+        return self.written[key]
 
     def _node(
         self, at: onnx.NodeProto, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any
