@@ -129,10 +129,18 @@ def pool() -> Graph:
     return Graph((x.inputs[0],), (ops.Transpose((0, 2, 3, 1))(y),))
 
 
+def recurrent() -> Graph:
+    """Steps are rounds of a kernel, whose programs meet."""
+    shapes = (3, 2, 8), (1, 16, 8), (1, 16, 16), (1, 32), (1, 2, 16)
+    inputs = tuple(Input(f"x{i}", TensorType(f16, shape))() for i, shape in enumerate(shapes))
+    return Graph(inputs, ops.RNN(16)(*inputs).results)
+
+
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
     "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "long": long, "pool": pool,
+    "recurrent": recurrent,
 }  # fmt: skip
 
 
@@ -179,6 +187,7 @@ def test_cubins(name: str, arch: str) -> None:
         assert made.cubin[:4] == b"\x7fELF"
         assert made.parameters == len(kernel.params) + len(kernel.dims)
         assert len(made.matrices) == sum(b.matrix is not None for b in kernel.params)
+        assert made.together == (kernel.meeting is not None)
         assert made.threads == 32 * dict(kernel.hints)["warps"]
     assert "fold_max" in PRELUDE
 
