@@ -330,3 +330,11 @@ def test_gamma_functions() -> None:
     agree(lambda x: (x.lgamma(), x.digamma()), x, tolerance=1e-6)
     agree(lambda x: (x.lgamma(), x.digamma()), x[:400].double(), tolerance=1e-11)
     agree(lambda x, n: (torch.ldexp(x, n), torch.dist(x, x * 2)), torch.randn(5), torch.tensor([0, 1, -3, 10, -20]))
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_whether_all_or_any_are_true(value: bool) -> None:
+    """As models ask it that check themselves (VITS)."""
+    aten = torch.ops.aten
+    for x in (torch.full((3, 4), value), torch.eye(3).bool(), torch.zeros(0, dtype=torch.bool)):
+        agree(lambda x: (aten._is_all_true(x), aten._is_any_true(x)), x)

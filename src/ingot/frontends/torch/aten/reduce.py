@@ -203,6 +203,7 @@ def _quantifier(kind: str) -> Callable[..., Node]:
 for _name, _kind in (("any", "or"), ("all", "and")):
     for _overload in ("default", "dim", "dims"):
         aten.add(f"{_name}.{_overload}", _quantifier(_kind))
+    aten.add(f"_is_{_name}_true.default", _quantifier(_kind))
 
 
 @aten("count_nonzero.default", "count_nonzero.dim_IntList")
