@@ -2,6 +2,7 @@
 
     /tmp/tf/bin/python tools/tensorflow_models.py write FOLDER     where TensorFlow is installed
     python tools/tensorflow_models.py check FOLDER                 where Ingot is
+    /tmp/tf/bin/python tools/tensorflow_models.py speed FOLDER     where both are: median times of calls in turn
 
 Weights are random, statistics and biases of norms perturbed, results logits: a reference whose standard deviation is
 below 1e-3 would prove nothing and is refused.
@@ -126,5 +127,32 @@ def check(folder: Path) -> None:
     assert "tensorflow" not in sys.modules
 
 
+def speed(folder: Path) -> None:
+    """Both on two threads; processor time too, as the host may have other work."""
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+
+    import ingot
+
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    for path in sorted(p for p in folder.iterdir() if (p / "saved_model.pb").exists()):
+        inputs = dict(np.load(path / "inputs0.npz"))
+        compiled = ingot.compile(path, threads=2)
+        run = tf.saved_model.load(str(path)).signatures["serving_default"]
+        tensors = {k: tf.constant(v) for k, v in inputs.items()}
+        times: list[list[tuple[float, float]]] = [[], []]
+        for turn in range(2 * 30):
+            start = time.perf_counter(), time.process_time()
+            if turn % 2:
+                [v.numpy() for v in run(**tensors).values()]
+            else:
+                compiled(**inputs)
+            times[turn % 2].append((time.perf_counter() - start[0], time.process_time() - start[1]))
+        (wall, cpu), (others, their_cpu) = (np.median(t[5:], axis=0) * 1e3 for t in times)
+        told = f"ingot {wall:.2f} ms, tensorflow {others:.2f} ms: {others / wall:.2f}x"
+        print(f"{path.name}: {told}, of processor time {their_cpu / cpu:.2f}x", flush=True)
+
+
 if __name__ == "__main__":
-    {"write": write, "check": check}[sys.argv[1]](Path(sys.argv[2]))
+    {"write": write, "check": check, "speed": speed}[sys.argv[1]](Path(sys.argv[2]))

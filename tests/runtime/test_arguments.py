@@ -9,12 +9,15 @@ import pytest
 
 import ingot
 from ingot import ops
+from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f32
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
 from ingot.runtime.arguments import Arguments
+from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError
+from ingot.targets.cpu.workers import host_features
 
 torch = pytest.importorskip("torch")
 
@@ -39,6 +42,23 @@ def test_calls_like_those_before_and_others_in_between() -> None:
         with pytest.raises((InputError, TypeError)):
             model(alike[0], alike[1])
         torch.testing.assert_close(model(alike[2]), net(alike[2]))
+
+
+def test_arrays_like_those_before_and_others_in_between() -> None:
+    x = Input("x", TensorType(f32, (symbol("n"), 4)))()
+    model = CompiledModel(build_program(Graph((x,), (ops.mul(x, 2.0),)), host_features(), 1))
+    alike = [np.random.default_rng(i).standard_normal((2, 4), np.float32) for i in range(3)]
+    swapped = alike[0].astype(alike[0].dtype.newbyteorder())
+    others = (np.asfortranarray(alike[1]), alike[0][::-1], np.ones((3, 4), np.float32))
+    for value in (*alike, *others, *alike, torch.from_numpy(alike[0]), *alike):
+        np.testing.assert_array_equal(np.asarray(model(value)), np.asarray(value) * 2)
+    for bad in (alike[0].astype(np.float64), swapped, np.ones((2, 5), np.float32), np.float32(1), None):
+        for _ in range(2):
+            model(alike[0])
+            with pytest.raises(InputError):
+                model(bad)
+    with pytest.raises(InputError):
+        model(alike[0], alike[1])
 
 
 class Elsewhere(torch.Tensor):

@@ -46,7 +46,24 @@ class Arguments:
         like = self._like
         if like is not None and len(inputs) == len(self._borders) and like[0](*inputs):
             return inputs, [value.data_ptr() for value in inputs], like[1]  # type: ignore[attr-defined,return-value]
+        told = self._last
+        if told is not None and not (told.tensors or told.resident or self._telling):
+            pointers = self._of_arrays(inputs, told.shapes)
+            if pointers is not None:
+                return inputs, pointers, told  # type: ignore[return-value]
         return self._checked(inputs)
+
+    def _of_arrays(self, inputs: Sequence[object], shapes: Sequence[Shape]) -> list[int] | None:
+        """The addresses of arrays that are read in place and have these shapes: two thirds of the time of asking what
+        each is. None for others."""
+        pointers: list[int] = []
+        for border, value, shape in zip(self._borders, inputs, shapes, strict=False):
+            if type(value) is not np.ndarray or value.dtype is not border.dtype:
+                return None
+            if value.shape != shape or not value.flags.c_contiguous:
+                return None
+            pointers.append(address(value))
+        return pointers if len(pointers) == len(inputs) else None
 
     def _checked(self, inputs: Sequence[object]) -> tuple[list[np.ndarray | Tensor | Foreign], list[int], Told]:
         arrays: list[np.ndarray | Tensor | Foreign] = []
