@@ -36,10 +36,10 @@ from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.recurrent import Cell, anchor_of, offset_from, part_of, projected
 from ingot.support.dataclass import dataclass
 
-HELD = 96 << 10  # bytes of weights that the registers of a program keep
+HELD = 64 << 10  # bytes of weights that a program may multiply in a step: its registers keep them, each row reads them
 FEW = 32 << 10  # bytes up to which four warps do
 RESIDENT = 6 / 7  # of the multiprocessors: an H100 has 132 of them, or 114
-ROWS = 32  # of a program, beyond which products of tiles, step by step, are faster
+ROWS = 4  # of a program, beyond which products of tiles, step by step, are faster
 TOGETHER = 2  # rows whose states are under way at once: text and its compiling grow with them
 
 
@@ -65,7 +65,7 @@ class Split:
         parts = -(-op.hidden // units)
         blocks = min(batch, most // (count * parts))
         held = op.gates * units * power_of_two(op.hidden) * _computed(node).nbytes
-        if blocks == 0 or held > HELD or batch > ROWS * blocks:
+        if blocks == 0 or (rows := -(-batch // blocks)) > ROWS or rows * held > HELD:
             return None
         return Split(units, parts, blocks, 4 if held <= FEW else 8)
 
