@@ -122,12 +122,13 @@ def test_goes_on_from_a_checkpoint_and_a_file_with_the_same_bits(tmp_path: Path)
 
 
 def test_a_function_as_loss_open_sizes_and_tied_and_frozen_parameters() -> None:
-    """The row of padding learns from the scores alone."""
+    """The row of padding learns from the scores alone, others by how often they come."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.mix = nn.Embedding(7, 6, padding_idx=2), nn.Linear(6, 6)
+            self.embed = nn.Embedding(7, 6, padding_idx=2, scale_grad_by_freq=True)
+            self.mix = nn.Linear(6, 6)
             self.out = nn.Linear(6, 7, bias=False)
             self.out.weight = self.embed.weight
             self.mix.bias.requires_grad_(False)

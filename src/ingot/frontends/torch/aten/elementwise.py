@@ -361,7 +361,11 @@ def logaddexp(c: Context, a: Node, b: Node) -> Node:
 def xlogy(c: Context, x: Operand, y: Operand) -> Node:
     x_, y_ = aligned((x, y), c.dtype)
     zero = expand(scalar_like(0, x_), x_.shape)
-    value = ops.Select()(ops.Compare("EQ")(x_, zero), zero, ops.Mul()(x_, ops.Log()(y_)))
+    finite = ops.And()(ops.Compare("GT")(y_, zero), ops.IsFinite()(y_))
+    # elsewhere 0 is multiplied with log(1), and neither has a slope
+    nothing = ops.And()(ops.Compare("EQ")(x_, zero), ops.Not()(finite))
+    logarithm = ops.Log()(ops.Select()(nothing, expand(scalar_like(1, y_), y_.shape), y_))
+    value = ops.Add()(ops.Mul()(x_, logarithm), zero)  # no zero is negative
     return ops.Select()(ops.IsNan()(y_), y_, value)
 
 

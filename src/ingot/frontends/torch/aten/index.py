@@ -43,11 +43,25 @@ def embedding(
     sparse: bool = False,
 ) -> Node:
     rows = ops.Take(0)(weight, indices)
-    if padding_idx < 0 or not rows.dtype.is_float:
+    if not rows.dtype.is_float:
+        return rows
+    if scale_grad_by_freq:
+        rows = learning_by_frequency(rows, indices, weight.shape[0])
+    if padding_idx < 0:
         return rows
     # the row of padding does not learn from what reads it here
     padding = insert_axis(compare("EQ", indices, scalar_like(padding_idx, indices)), indices.type.rank)
     return select(padding, ops.StopGradient()(rows), rows)
+
+
+def learning_by_frequency(rows: Node, indices: Node, count: DimLike) -> Node:
+    """Rows of a table of `count`, each of which learns so much less as its index occurs more often."""
+    flat = cast(reshape(indices, (indices.type.size,)), i64)
+    table = write_rows(filled((count,), 0, i64), 0, flat, filled(flat.shape, 1, i64), "add")
+    times = cast(ops.Take(0)(table, indices), rows.dtype)
+    cotangent = ops.Cotangent()(rows)
+    share = ops.Div()(cotangent, expand(insert_axis(times, indices.type.rank), rows.shape))
+    return ops.OwnGradient(1)(rows, cotangent, rows, share)
 
 
 @aten("index_select.default")

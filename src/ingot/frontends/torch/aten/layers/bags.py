@@ -6,7 +6,7 @@ import math
 
 from ingot import ops
 from ingot.frontends.torch.aten.create import filled, index_along
-from ingot.frontends.torch.aten.index import static, write_rows
+from ingot.frontends.torch.aten.index import learning_by_frequency, static, write_rows
 from ingot.frontends.torch.aten.shape import insert_axis, reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, cast, expand, i64, wide
@@ -43,6 +43,8 @@ def embedding_bag(
     """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
     bags, (count,) = c.shape[0], indices.shape
     rows = cast(ops.Take(0)(weight, indices), wide(c.dtype))
+    if scale_grad_by_freq:
+        rows = learning_by_frequency(rows, indices, weight.shape[0])
     if per_sample_weights is not None:
         rows = ops.Mul()(rows, expand(insert_axis(cast(per_sample_weights, rows.dtype), 1), rows.shape))
     ones, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
