@@ -16,7 +16,7 @@ onnx = pytest.importorskip("onnx")
 
 import ingot  # noqa: E402
 from ingot.frontends.torch import export_module  # noqa: E402
-from ingot.runtime import artifact, executor  # noqa: E402
+from ingot.runtime.cpu import device  # noqa: E402
 from ingot.support.errors import ArtifactError, InputError  # noqa: E402
 from ingot.support.native import host  # noqa: E402
 from tests.models.nets import FAMILIES, make  # noqa: E402
@@ -90,8 +90,7 @@ def test_code_with_dot_instructions_is_refused_elsewhere(tmp_path: Path, monkeyp
     path = tmp_path / "m.ingot"
     model.save(path)
     lesser = replace(host(), features=tuple(f for f in host().features if f != "avx512bf16"))
-    for module in (artifact, executor):
-        monkeypatch.setattr(module, "host", lambda: lesser)
+    monkeypatch.setattr(device, "host", lambda: lesser)
     with pytest.raises(ArtifactError, match="avx512bf16"):
         ingot.load(path)
 
