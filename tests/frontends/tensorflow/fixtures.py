@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,3 +42,18 @@ def names(name: str) -> list[str]:
     """The results that a fixture holds, in its first call."""
     with zipfile.ZipFile(FOLDER / f"{name}.zip") as archive:
         return sorted(np.load(io.BytesIO(archive.read("calls/0/outputs.npz"))).files)
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    """A field of a message, where a test writes a graph itself."""
+    if isinstance(value, int):
+        return bytes((number << 3, value))
+    assert len(value) < 1 << 14
+    return bytes((number << 3 | 2, len(value) & 0x7F | 0x80, len(value) >> 7)) + value
+
+
+def node(name: str, op: str, inputs: Sequence[str] = (), attributes: Mapping[str, bytes] | None = None) -> bytes:
+    """A node of a GraphDef."""
+    texts = field(1, name.encode()) + field(2, op.encode()) + b"".join(field(3, i.encode()) for i in inputs)
+    pairs = (field(1, k.encode()) + field(2, v) for k, v in (attributes or {}).items())
+    return field(1, texts + b"".join(field(5, pair) for pair in pairs))

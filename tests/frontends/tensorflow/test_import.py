@@ -14,7 +14,7 @@ from ingot.frontends.tensorflow import ImportedModel, import_tensorflow
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input
 from ingot.support.errors import InputError, UnsupportedOpError
-from tests.frontends.tensorflow.fixtures import Arrays, Fixture, fixture
+from tests.frontends.tensorflow.fixtures import Arrays, Fixture, field, fixture, node
 
 NETS = ("cnn", "rnn", "transformer")
 # variables and control flow as TensorFlow 1 writes them
@@ -118,6 +118,30 @@ def test_strings_are_refused_with_the_cut_that_leaves_them_out(tmp_path: Path):
         np.testing.assert_allclose(got, expected[name], rtol=1e-6)
     twice = ingot.compile(read.path, inputs=["x"], outputs=["twice"])
     np.testing.assert_array_equal(twice(inputs["x"]), expected["twice"])
+
+
+def test_complex_inputs_and_results_are_refused_by_name(tmp_path: Path):
+    kind, part, text = field(6, 8), field(6, 1), field(6, 7)
+    shape = field(7, field(2, field(1, 3)))
+    nodes = [
+        node("z", "Placeholder", (), {"dtype": kind, "shape": shape}),
+        node("x", "Placeholder", (), {"dtype": part, "shape": shape}),
+        node("word", "Placeholder", (), {"dtype": text, "shape": shape}),
+        node("size", "ComplexAbs", ("z",), {"T": kind, "Tout": part}),
+        node("pair", "Complex", ("x", "x"), {"T": part, "Tout": kind}),
+        node("twice", "AddV2", ("x", "x"), {"T": part}),
+        node("same", "Identity", ("word",), {"T": text}),
+    ]
+    path = tmp_path / "graph.pb"
+    path.write_bytes(b"".join(nodes))
+    with pytest.raises(UnsupportedOpError, match=r"an input of complex numbers at z \(take tf.math.real") as refused:
+        import_tensorflow(path, outputs=["size", "twice"])
+    assert str(refused.value).endswith("outputs=['twice']")
+    with pytest.raises(UnsupportedOpError, match=r"an output of complex numbers at pair \(return tf.math.real"):
+        import_tensorflow(path, outputs=["pair"])
+    with pytest.raises(UnsupportedOpError, match="an input that is no tensor of numbers at word"):
+        import_tensorflow(path, inputs=["word"], outputs=["same"])
+    import_tensorflow(path, outputs=["twice"])
 
 
 def test_signatures_are_named_in_errors(tmp_path: Path):

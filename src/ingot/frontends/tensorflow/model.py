@@ -30,7 +30,7 @@ from ingot.frontends.tensorflow.proto import (
     read_message,
     shape_of,
 )
-from ingot.frontends.tensorflow.tensors import dtype_of_code, is_numeric
+from ingot.frontends.tensorflow.tensors import COMPLEX, dtype_of_code, is_numeric
 from ingot.frontends.tensorflow.values import Missing, Value
 from ingot.frontends.tensorflow.walk import Frame, Walk, Written
 from ingot.ir.node import Const, Graph, Input, Node
@@ -141,6 +141,7 @@ def _finished(
             what = "an output of complex numbers" if why else "an output that is no tensor of numbers"
             walk.refused.append(UnsupportedOp(what, o.name, why))
     if walk.lost or any(isinstance(v, Missing) for v in results):
+        walk.refused += _unread(program, bool(walk.refused))
         raise UnsupportedOpError(walk.refused, model=program.where, fix=_advice(program, walk, results))
     values = [v for v in results if isinstance(v, Node)]
     states = [(key, n) for key, n in walk.state.items()]
@@ -157,6 +158,16 @@ def _finished(
         assert isinstance(op, Const)
         first[key] = np.array(op.value)
     return ImportedModel(graph, first)
+
+
+def _unread(program: Program, others: bool) -> list[UnsupportedOp]:
+    """The inputs of complex numbers, and those of no numbers where nothing else is refused."""
+    how = "take tf.math.real and tf.math.imag of it, and make tf.complex of them inside"
+    found = [UnsupportedOp("an input of complex numbers", i.name, how) for i in program.inputs if i.dtype in COMPLEX]
+    if found or others:
+        return found
+    return [UnsupportedOp("an input that is no tensor of numbers", i.name) for i in program.inputs
+            if not is_numeric(i.dtype)]  # fmt: skip
 
 
 def _advice(program: Program, walk: Walk, results: Sequence[Value]) -> str | None:
