@@ -76,7 +76,8 @@ def compile(
             or TensorFlow's: a SavedModel's folder, a frozen GraphDef's file, a `tf.function` or a concrete one.
         example_inputs: for a module, an archive or a function, a tuple of positional or a dict of keyword arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all that it has; "cpu:x86-64-v3", "cpu:znver4",
-            "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md).
+            "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md);
+            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md); "c": a `.c` and a `.h` file.
         dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
             {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} says it of input x's axis 2.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.
