@@ -65,6 +65,11 @@ def _recurrence(xs: Tensor, state: Tensor, w: Tensor) -> Tensor:  # 106321
     return torch.cat(states)
 
 
+def _shares(x: Tensor, kernel: Tensor, scale: Tensor) -> Tensor:  # 178080
+    y = F.conv2d(x, kernel).exp()
+    return y / y.sum(1, keepdim=True) * scale
+
+
 ZEROS = torch.tensor([[1.0, 0, 3], [0, 0, 2], [1, 2, 3]])
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, and tensors themselves
     "a tensor twice": (lambda x: Twice.apply(x, x), ((5,),)),
@@ -75,6 +80,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, a
     "detached in place": (lambda x: ((x * 2).detach_() + 1) * x, ((4,),)),  # 176854
     "norms by one table": (_modulated, ((3, 7, 8), (3, 1, 32))),
     "pools of resized images": (_pooled, ((2, 3, 6, 7), (4, 3, 3, 3), (4,))),
+    "shares of channels": (_shares, ((3, 4, 5, 6), (17, 4, 1, 1), (1, 17, 1, 1))),
     "recurrence": (_recurrence, ((5, 3, 7), (3, 7), (7,))),
     "product with zeros": (lambda x: x.prod(1), (ZEROS,)),
     "running product with zeros": (lambda x: x.cumprod(1), (ZEROS,)),
