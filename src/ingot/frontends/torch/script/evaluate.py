@@ -66,7 +66,9 @@ class Evaluator(nn.Module):
                 while hasattr(self, name):
                     name += "_"
                 self._buffers_of[path] = name
-                self.register_buffer(name, value.detach())
+                # what is set is no longer what others hold
+                own = buffers and path in program.written
+                self.register_buffer(name, value.detach().clone() if own else value.detach())
         self.forward = self._signed()
         self.eval()
 
@@ -89,12 +91,16 @@ class Evaluator(nn.Module):
         return forward
 
     def evaluate(self, state: Sequence[torch.Tensor], arguments: Sequence[Any]) -> Any:
-        attributes: Env = {**self.before, **{p: getattr(self, b) for p, b in self._buffers_of.items()}}
+        attributes: Env = {
+            **pytree.tree_map(lambda v: v, self.before),
+            **{p: getattr(self, b) for p, b in self._buffers_of.items()},
+        }
         if self.keeps:  # what was read stays what it was
             attributes |= {p: attributes[p].clone() for p in self.program.written}
         attributes |= zip(self.state, state, strict=True)
-        run = _Run(attributes)
+        run, lists = _Run(attributes), {p: _contents([v]) for p, v in attributes.items() if isinstance(v, list | dict)}
         (result,) = run.block(self.program.body, arguments, {})
+        self._check_lists(attributes, lists)
         result = _plain(result)
         written = {p: attributes[p] for p in self.program.written}
         changed = self.outcome.changed = tuple(p for p, v in written.items() if isinstance(v, torch.Tensor))
@@ -103,6 +109,28 @@ class Evaluator(nn.Module):
             for path, value in written.items():
                 getattr(self, self._buffers_of[path]).copy_(value)
         return (result, tuple(written[p] for p in changed)) if written and not self.keeps else result
+
+    def _check_lists(self, attributes: Env, before: Mapping[str, Any]) -> None:
+        """Raise UnsupportedOpError for lists and dicts that are changed in place, or set with tensors in them: what is
+        kept from call to call are tensors and what is known."""
+        for path, value in attributes.items():
+            if path in self.program.written:
+                refused = isinstance(value, list | tuple | dict) and any(map(_holds_tensor, pytree.tree_leaves(value)))
+            else:
+                refused = path in before and before[path] != _contents([value])
+            if refused:
+                reason = f"{path}, a list or a dict that forward changes: keep its tensors in attributes of their own"
+                raise UnsupportedOpError([UnsupportedOp("prim::SetAttr", "", reason)])
+
+    def _check_memory(self, changed: Iterable[str]) -> None:
+        """Raise UnsupportedOpError for a tensor that is changed in place, shares its memory with another and is set, or
+        the other is: what is set has memory of its own here."""
+        memory = {p: v.untyped_storage().data_ptr() for p, v in self.before.items() if isinstance(v, torch.Tensor)}
+        for path in changed:
+            shared = [p for p, at in memory.items() if at and at == memory[path]]
+            if len(shared) > 1 and not set(shared).isdisjoint(self.program.written):
+                reason = f"{', '.join(shared)} share memory that is changed in place: save the model with copies"
+                raise UnsupportedOpError([UnsupportedOp("prim::SetAttr", "", reason)])
 
     def path_of(self, buffer: str) -> str:
         """The attribute that a buffer holds."""
@@ -113,6 +141,7 @@ class Evaluator(nn.Module):
         held, given = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
         with torch.no_grad():
             _, new = Evaluator(self.program, held, self.state).forward(*given)
+        self._check_memory([p for p, v in held.items() if isinstance(v, torch.Tensor) and v._version])
         old = [self.before[p] for p in self.program.written]
         return len(new) == len(old) and all(
             isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ def extract(module: torch.jit.ScriptModule) -> Program:
     graph = module.inlined_graph
     schema: Any = getattr(module.forward, "schema")  # noqa: B009 - a ScriptMethod is typed as a function
     self_name, *inputs = (v.debugName() for v in graph.inputs())
-    reader = _Reader({self_name: ("", module)})
+    reader = _Reader({self_name: ("", module)}, _types_set(graph))
     body = reader.block(graph, inputs)
     if reader.refused:
         raise UnsupportedOpError(reader.refused, model=module.original_name)
@@ -40,10 +40,14 @@ def extract(module: torch.jit.ScriptModule) -> Program:
 
 
 class _Reader:
-    """modules: what stands for a module in the graph, or for an object that one holds -> (its path, itself)."""
+    """modules: what stands for a module in the graph, or for an object that one holds -> (its path, itself). One that
+    several hold has the path that it is met at first: what is set there is seen by all. types_set: of those that the
+    program sets attributes of; others need not be known again."""
 
-    def __init__(self, modules: dict[str, tuple[str, Any]]) -> None:
+    def __init__(self, modules: dict[str, tuple[str, Any]], types_set: frozenset[str]) -> None:
         self.modules = modules
+        self.types_set = types_set
+        self.met: dict[str, list[tuple[str, Any]]] = {}  # by their types
         self.attributes: dict[str, Any] = {}
         self.written: dict[str, None] = {}
         self.refused: list[UnsupportedOp] = []
@@ -55,7 +59,9 @@ class _Reader:
             made = self.node(n)
             if made is not None:
                 nodes.append(made)
-        return Block(tuple(names), tuple(v.debugName() for v in block.outputs()), tuple(nodes))
+        outputs = tuple(v.debugName() for v in block.outputs())
+        self._refuse_objects("prim::Return", outputs, nodes[-1].loc if nodes else "")
+        return Block(tuple(names), outputs, tuple(nodes))
 
     def node(self, n: Any) -> Node | None:
         kind, loc = n.kind(), _location(n)
@@ -82,16 +88,18 @@ class _Reader:
             return Node(kind, inputs[1:], (), attribute=path, loc=loc)
         if kind == "prim::fork":
             return self._forked(n, inputs, outputs, loc)
-        if strangers := [self.modules[i][0] for i in inputs if i in self.modules]:
-            self.refused.append(UnsupportedOp(kind, loc, f"of {', '.join(strangers)}, an object that a module holds"))
+        self._refuse_objects(kind, inputs, loc)
         schema = n.schema().split("(")[0]
         name = kind if schema == "" else schema
         return Node(name, inputs, outputs, tuple(self.block(b) for b in n.blocks()), loc=loc)
 
+    def _refuse_objects(self, kind: str, names: Sequence[str], loc: str) -> None:
+        if strangers := [self.modules[i][0] for i in names if i in self.modules]:
+            self.refused.append(UnsupportedOp(kind, loc, f"of {', '.join(strangers)}, an object that a module holds"))
+
     def _forked(self, n: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], loc: str) -> Node:
         """A task as a branch that is always taken: its block's arguments are values of the outside."""
-        task = n.g("Subgraph").copy()
-        torch._C._jit_pass_inline(task)
+        task = _task(n)
         names = [v.debugName() for v in task.inputs()]
         self.modules |= {name: self.modules[i] for name, i in zip(names, inputs, strict=True) if i in self.modules}
         kept = [(name, i) for name, i in zip(names, inputs, strict=True) if i not in self.modules]
@@ -105,10 +113,21 @@ class _Reader:
             return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
         value = self._attribute(owner, n.s("name"), type)
         if isinstance(value, (*_MODULES, _Held)):
-            self.modules[outputs[0]] = (path, value)
+            self.modules[outputs[0]] = self._first(path, value, type)
             return None
         self.attributes[path] = value
         return Node("prim::GetAttr", (), outputs, attribute=path, loc=loc)
+
+    def _first(self, path: str, value: Any, type: Any) -> tuple[str, Any]:
+        """What this is, as it was met before."""
+        if type.str() not in self.types_set:
+            return path, value
+        met = self.met.setdefault(type.str(), [])
+        for known in met:
+            if known[0] == path or _is_same(known[1], value):
+                return known
+        met.append((path, value))
+        return met[-1]
 
     def _path(self, owner: str, name: str) -> str:
         path = self.modules[owner][0]
@@ -136,15 +155,43 @@ class _Held:
         if type.kind() == "ClassType":
             return _Held(self.module, names)
         graph = torch._C.Graph()
-        value = graph.addInput("self")
-        value.setType(self.module._type())
-        for name, type in names:
-            node = graph.create("prim::GetAttr", [value], 1)
-            node.s_("name", name)
-            value = graph.insertNode(node).output()
-            value.setType(type)
-        graph.registerOutput(value)
+        graph.registerOutput(_held(graph, self.module, names))
         return torch._C._create_function_from_graph("held", graph)(self.module)
+
+
+def _held(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
+    """In a graph, what a module that is its next input holds."""
+    value = graph.addInput("")
+    value.setType(module._type())
+    for name, type in names:
+        node = graph.create("prim::GetAttr", [value], 1)
+        node.s_("name", name)
+        value = graph.insertNode(node).output()
+        value.setType(type)
+    return value
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two are one module, or one held object. Python's wrappers of it may be several."""
+    graph = torch._C.Graph()
+    owners = [(v.module, v.names) if isinstance(v, _Held) else (getattr(v, "_c", v), ()) for v in (a, b)]
+    node = graph.insertNode(graph.create("aten::__is__", [_held(graph, *owner) for owner in owners], 1))
+    node.output().setType(torch._C.BoolType.get())
+    graph.registerOutput(node.output())
+    return torch._C._create_function_from_graph("same", graph)(*(module for module, _ in owners))
+
+
+def _types_set(graph: Any) -> frozenset[str]:
+    """Types of what a program sets attributes of, in its tasks too."""
+    types = {next(n.inputs()).type().str() for n in graph.findAllNodes("prim::SetAttr")}
+    return frozenset(types).union(*(_types_set(_task(n)) for n in graph.findAllNodes("prim::fork")))
+
+
+def _task(fork: Any) -> Any:
+    """The graph of a task, with what it calls written in its place."""
+    task = fork.g("Subgraph").copy()
+    torch._C._jit_pass_inline(task)
+    return task
 
 
 def _submodules(module: Any) -> Mapping[str, Any]:

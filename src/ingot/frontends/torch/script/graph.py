@@ -72,14 +72,19 @@ class Program:
 
 @dataclass
 class _Writer:
+    """tensors: memory, by name. Tensors that share it do so in the file."""
+
     tensors: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    names: dict[tuple[int, torch.dtype], str] = field(default_factory=dict[tuple[int, torch.dtype], str])
 
     def value(self, v: Any) -> Any:
         match v:
             case torch.Tensor():
-                name = str(len(self.tensors))
-                self.tensors[name] = v.detach().cpu()
-                return {"tensor": name}
+                v = v.detach().cpu().resolve_conj().resolve_neg()
+                memory = v.new_empty(0).set_(v.untyped_storage())
+                name = self.names.setdefault((memory.data_ptr(), v.dtype), str(len(self.tensors)))
+                self.tensors[name] = memory
+                return {"tensor": [name, list(v.shape), v.stride(), v.storage_offset()]}
             case None | bool() | int() | float() | str():
                 return v
             case torch.device():
@@ -105,7 +110,7 @@ def write(program: Program, folder: Path) -> None:
     arguments = [[a.name, a.has_default, w.value(a.default)] for a in program.arguments]
     attributes = {k: w.value(v) for k, v in program.attributes.items()}
     data = [program.name, arguments, w.block(program.body), attributes, program.written]
-    safetensors.write(folder / _TENSORS, {k: to_numpy(v.contiguous()) for k, v in w.tensors.items()})
+    safetensors.write(folder / _TENSORS, {k: to_numpy(v) for k, v in w.tensors.items()})
     (folder / _PROGRAM).write_text(json.dumps(data))
 
 
@@ -121,7 +126,7 @@ def read(folder: Path) -> Program:
             {str(k): _value(v, tensors) for k, v in attributes.items()},
             tuple(map(str, written)),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as e:
         raise ImportModelError(f"the TorchScript archive was not read: {e}") from e
 
 
@@ -130,7 +135,8 @@ def _value(v: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return v
     ((kind, inner),) = v.items()
     if kind == "tensor":
-        return tensors[inner]
+        name, *strided = inner
+        return tensors[name].as_strided(*strided)
     if kind == "device":
         return torch.device("cpu")
     if kind == "dict":
