@@ -48,15 +48,13 @@ class Within(nn.Module):
 
 
 class Adds(nn.Module):
-    total: Tensor
-
     def __init__(self, total: Tensor) -> None:
         super().__init__()
         self.register_buffer("total", total)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.total.add_(x)
-        return x * self.total
+        self.total.add_(x)  # type: ignore[operator]
+        return x * self.total  # type: ignore[operator]
 
 
 def _one_module() -> nn.Module:
@@ -112,8 +110,6 @@ def test_lists_that_forward_changes_are_refused(appends: bool):
 
 
 class Doubles(nn.Module):
-    seen: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         total = torch.zeros(3)
@@ -122,7 +118,7 @@ class Doubles(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.total += x
-        return x * self.seen
+        return x * self.seen  # type: ignore[operator]
 
 
 def test_memory_that_is_shared_and_set_is_refused():
