@@ -82,10 +82,10 @@ def _picked(names: Sequence[str], floats: Mapping[str, bool], patterns: tuple[st
     return chosen
 
 
-def _checked(found: Trainable, asked: Asked) -> Trainable:
+def _checked(found: Trainable, asked: Asked, fix: str | None = None) -> Trainable:
     if not found.parameters:
         asked_for = "some parameter of floats" if asked.trainable is None else f"names like {list(asked.trainable)}"
-        raise InputError("a model to train", expected=asked_for, got="none")
+        raise InputError("a model to train", expected=asked_for, got="none", fix=fix)
     return found
 
 
@@ -107,7 +107,7 @@ def _of_onnx(source: Any, asked: Asked) -> Trainable:
     results = graph.results[count:]
     own_inputs = graph.inputs[:own]
     whole = Trainable(graph, own_inputs, results, parameters, buffers, asked.own_loss, None, found.restore)
-    return _checked(whole, asked)
+    return _checked(whole, asked, "initializers are trained: make some of the weights that Constant nodes hold")
 
 
 def _of_torch(net: Any, asked: Asked) -> Trainable:
