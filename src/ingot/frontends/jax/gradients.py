@@ -10,21 +10,24 @@ from typing import Any
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax._src import ad_util, custom_derivatives
+from jax._src import ad_util, core, custom_derivatives
 from jax._src.interpreters import mlir
 from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.lib.mlir.dialects import hlo
+from jax._src.pjit import jit_p
 from jax.extend.core import Primitive, jaxpr_as_fun
 
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED
+
+_OWN = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
+_BODIES = {**dict.fromkeys(_OWN, "call_jaxpr"), jit_p: "jaxpr"}  # the parameter that has what a call computes
 
 
 @contextmanager
 def gradients_told() -> Iterator[None]:
     """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
     functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
-    own = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
-    rules = {ad_util.stop_gradient_p: _stopped, linear_solve_p: _solved} | {p: _with_own(p) for p in own}
+    rules = {ad_util.stop_gradient_p: _stopped, linear_solve_p: _solved} | {p: _with_own(p) for p in _OWN}
     before = {p: mlir._lowerings.get(p) for p in rules}
     try:
         for primitive, rule in rules.items():
@@ -65,9 +68,28 @@ def _with_own(primitive: Any) -> Any:
             own = dict(zip(told, found, strict=True))
             return [own.get(i, y) for i, y in enumerate(ys)]
 
-        return mlir.lower_fun(whole)(ctx, *operands)
+        def plain(*xs: Any) -> list[Any]:
+            traced = jax.make_jaxpr(whole)(*xs)
+            return _without_own(traced.jaxpr, traced.consts, xs)
+
+        return mlir.lower_fun(plain)(ctx, *operands)
 
     return lowered
+
+
+def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
+    """What a program computes, its functions without the gradients that they bring along: nothing here is
+    differentiated again, and a rule may call the function that it is the rule of (`jnp.linalg.slogdet`)."""
+    known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
+    for eqn in jaxpr.eqns:
+        given = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
+        inner = eqn.params.get(_BODIES.get(eqn.primitive, ""))
+        if inner is not None:
+            ys = _without_own(inner.jaxpr, inner.consts, given)
+        else:
+            ys = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
+        known.update(zip(eqn.outvars, ys if eqn.primitive.multiple_results or inner is not None else [ys], strict=True))
+    return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
 
 
 def _solved(ctx: Any, *operands: Any, const_lengths: Any, jaxprs: Any) -> Any:
