@@ -10,6 +10,7 @@ from ingot.debug.comparison import compare as comparing
 from ingot.debug.comparison.exact import exactly
 from ingot.debug.comparison.reference import Reference
 from ingot.debug.source import open_source
+from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i32
 
@@ -46,6 +47,14 @@ def test_an_op_without_a_form_in_f64_runs_in_its_own_type() -> None:
     graph = _graph(lambda x: ops.BitcastConvert(i32)(x))
     given = np.array([1, -2, 0.5, 0], np.float32)
     assert exactly(graph, [given]).values[0].tolist() == given.view(np.int32).tolist()
+
+
+def test_such_an_op_in_a_branch_of_open_size_is_built_anew_for_each_size() -> None:
+    x, which = Input("x", TensorType(f32, (symbol("n"),)))(), Input("i", TensorType(i32, ()))()
+    bits = Graph((x,), (ops.BitcastConvert(i32)(x),))
+    graph = Graph((which, x), (ops.Case((bits, bits))(which, x),))
+    given = np.array([1, -2, 0.5], np.float32)
+    assert exactly(graph, [np.array(0, np.int32), given]).values[0].tolist() == given.view(np.int32).tolist()
 
 
 @pytest.mark.parametrize("off", [0, 1])

@@ -94,6 +94,13 @@ class _Step(Op):
     def substitute(self, values: Mapping[str, int | Dim]) -> Self:
         return type(self)(self.op.substitute(values), self.own, self.kept, self.seed)
 
+    def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
+        if self.own:
+            inputs = tuple(TensorType(t, x.shape) for x, t in zip(inputs, self.own, strict=True))
+        found = self.op.infer(*inputs)
+        results = found if isinstance(found, tuple) else (found,)
+        return tuple(TensorType(_wide(t), r.shape) for r, t in zip(results, self.kept, strict=True))
+
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         if self.own:
             inputs = tuple(x.astype(t.numpy) for x, t in zip(inputs, self.own, strict=True))
