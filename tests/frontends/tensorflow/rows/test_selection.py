@@ -49,3 +49,38 @@ def test_places_and_members(graph: Path):
         for results in (interpret(imported, [x]), model(x)):
             for got, want in zip(results, expected, strict=False):
                 np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [[], [3, 0, 3], [0, 1, 2, 3, 4]])
+def test_empty_rows_get_an_element(tmp_path: Path, rows: list[int]) -> None:
+    """Of 5; in the order of the rows, those of one row as they come."""
+    count, wide, kind = len(rows), field(6, 9), field(6, FLOAT)
+    sizes = b"".join(n.to_bytes(8, "little") for n in (5, 6))
+    value = field(8, field(1, 9) + field(2, field(2, field(1, 2))) + field(4, sizes))
+    other = field(8, field(1, FLOAT) + field(2, b"") + field(4, np.float32(7).tobytes()))
+    across, line = field(7, field(2, field(1, count)) + field(2, field(1, 2))), field(7, field(2, field(1, count)))
+    nodes = [
+        node("at", "Placeholder", (), {"dtype": wide, "shape": across}),
+        node("values", "Placeholder", (), {"dtype": kind, "shape": line}),
+        node("sizes", "Const", (), {"dtype": wide, "value": value}),
+        node("other", "Const", (), {"dtype": kind, "value": other}),
+        node("fill", "SparseFillEmptyRows", ("at", "values", "sizes", "other"), {"T": kind}),
+    ]
+    path = tmp_path / "graph.pb"
+    path.write_bytes(b"".join(nodes))
+    found = [(r, 1 + i, float(i)) for i, r in enumerate(rows)]
+    filled = sorted([*found, *((r, 0, 7.0) for r in range(5) if r not in rows)], key=lambda e: e[0])
+    wanted = (
+        np.array([e[:2] for e in filled], np.int64),
+        np.array([e[2] for e in filled], np.float32),
+        np.array([r not in rows for r in range(5)]),
+        np.array([filled.index(e) for e in found], np.int64),
+    )
+    at = np.array([e[:2] for e in found], np.int64).reshape(count, 2)
+    given, names = [at, np.arange(count, dtype=np.float32)], ["fill:0", "fill:1", "fill:2", "fill:3"]
+    imported = import_tensorflow(path, outputs=names)
+    compiled = ingot.compile(path, outputs=names, threads=1)(*given)
+    for results in (interpret(imported.graph, given), compiled):
+        for got, want in zip(results, wanted, strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got, want)

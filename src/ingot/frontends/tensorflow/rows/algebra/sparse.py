@@ -7,7 +7,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Table, normal
 from ingot.ir.dims import DimLike, floordiv, product
 from ingot.ir.node import Node
-from ingot.ir.types import i64
+from ingot.ir.types import boolean, i64
 
 row = Table()
 
@@ -56,6 +56,25 @@ def reorder(c: Call, at: Node, values: Node, sizes: Node) -> Result:
     """In the order of the dense tensor."""
     order = ops.Sort(0, False, True, 1)(_flat(at, c.sizes(sizes)), ops.arange(at.shape[0], i64)).results[1]
     return [ops.Take(0)(at, order), ops.Take(0)(values, order)]
+
+
+@row("SparseFillEmptyRows", results=("output_indices", "output_values", "empty_row_indicator", "reverse_index_map"))
+def fill_empty_rows(c: Call, at: Node, values: Node, sizes: Node, default: Node) -> Result:
+    """By row, with one element at the start of each that has none; last, where each of the elements went."""
+    count, rows = at.shape[0], c.lengths(sizes)[0]
+    at = ops.cast(at, i64)
+    ones = ops.full((count,), 1, i64)
+    counts = ops.ScatterND("add")(ops.full((rows,), 0, i64), ops.slice_axis(at, 1, 0, 1), ones)
+    empty = ops.compare("EQ", counts, 0)
+    # all elements, and behind them one for each row: of these, the ones that stay
+    starts = ops.pad(ops.expand_dims(ops.arange(rows), 1), (0, 0), (0, at.shape[1] - 1))
+    places, filled = ops.concat([at, starts]), ops.concat([values, ops.broadcast_to(default, (rows,))])
+    stay = c.walk.found.true_places(ops.concat([ops.full((count,), True, boolean), empty]), "filled")
+    keys = ops.Take(0)(ops.index_axis(places, 1, 0), stay)
+    source = ops.Sort(0, False, True, 1)(keys, stay).results[1]
+    nowhere = ops.full((count + rows,), 0, i64)
+    went = ops.ScatterND()(nowhere, ops.expand_dims(source, 1), ops.arange(source.shape[0]))
+    return [ops.Take(0)(places, source), ops.Take(0)(filled, source), empty, ops.slice_axis(went, 0, 0, count)]
 
 
 @row("SparseReshape", results=("output_indices", "output_shape"))
