@@ -54,6 +54,8 @@ def stages() -> list[Stage]:
     kernels = [
         Stage("host", ("-m", "benchmarks.gpu.host", "--gpu"), 60),
         Stage("decode", ("-m", "benchmarks.gpu.decode"), 120),
+        Stage("eight_bits", ("-m", "benchmarks.gpu.eight_bits"), 60),
+        Stage("irregular", ("-m", "benchmarks.gpu.irregular", "--seconds", "75"), 90),
         Stage("conditional", ("-m", "benchmarks.gpu.conditional"), 30),
         Stage("tune", ("-m", "benchmarks.gpu.tune", "--minutes", "4"), 270),
     ]
