@@ -167,25 +167,26 @@ def judge(name: str, dtype: str, target: str) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     net, own = net.cuda(), tuple(x.cuda() for x in inputs)
     with torch.no_grad():
-        eager, got = _tuple(net(*own)), _tuple(compiled(*own))
-        want = _tuple(net.to(wide)(*(x.to(wide) if x.is_floating_point() else x for x in own)))
-    for a, b in zip(got, want, strict=True):
-        if a.shape != b.shape or not b.isfinite().all() or b.double().std().item() == 0:
-            return {"model": name, "failed": f"{tuple(a.shape)} for {tuple(b.shape)}, or not finite, or constant"}
-    deviation, peer = (max(map(_deviation, x, want)) for x in (got, eager))
+        eager, got = net(*own), compiled(*own)
+        want = net.to(wide)(*(x.to(wide) if x.is_floating_point() else x for x in own))
+    deviation, peer = (max(deviations(x, want)) for x in (got, eager))
     if peer == float("inf"):
         return {"model": name, "failed": f"eager overflows in {dtype}, so nothing is proven"}
     return {"model": name, "deviation": deviation, "eager": peer, "compile_s": seconds}
 
 
-def _tuple(x: Any) -> tuple[Any, ...]:
-    return x if isinstance(x, tuple) else (x,)
+def deviations(got: Any, want: Any) -> list[float]:
+    """Of each tensor of a result, of the largest magnitude; infinite where it is not finite.
 
-
-def _deviation(x: Any, want: Any) -> float:
-    """Infinite where x is not finite."""
-    x, want = x.double(), want.double()
-    return ((x - want).abs().max() / want.abs().max()).nan_to_num(float("inf")).item()
+    Raises:
+        ValueError: the shapes differ, or a wanted tensor proves nothing as it is not finite or constant.
+    """
+    found: list[float] = []
+    for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want)), strict=True):
+        if a.shape != b.shape or not b.isfinite().all() or b.double().std().item() == 0:
+            raise ValueError(f"{tuple(a.shape)} for {tuple(b.shape)}, or not finite, or constant")
+        found.append(((a.double() - b.double()).abs().max() / b.double().abs().max()).nan_to_num(float("inf")).item())
+    return found
 
 
 def agrees(row: dict[str, Any], dtype: str) -> bool:

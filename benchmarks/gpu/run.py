@@ -63,6 +63,7 @@ def stages() -> list[Stage]:
         Stage(f"architectures {kind}", ("-m", "benchmarks.gpu.architectures", "--dtype", kind), 300, False)
         for kind in ("float16", "float32")
     ]
+    architectures.append(Stage("open_sizes", ("-m", "benchmarks.gpu.open_sizes"), 240, False))
     return [*ahead, *right, *models[:4], *kernels, *models[4:], *architectures]
 
 
