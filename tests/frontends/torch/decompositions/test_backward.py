@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ingot import ops
+from ingot.frontends.torch.decompositions.backward import asked_windows
 from ingot.support.errors import UnsupportedOpError
 from tests.frontends.torch.agree import close
 from tests.frontends.torch.test_dynamo import Spy
@@ -79,8 +80,26 @@ def test_pools() -> None:
     same_gradients(lambda x: F.avg_pool2d(x, 3, 4, ceil_mode=True, padding=1, divisor_override=5), x)
     same_gradients(lambda x: F.avg_pool3d(x, 2, (1, 2, 3)), x)
     same_gradients(lambda x: F.max_pool2d(x, 3, 2, 1), x)
+    same_gradients(lambda x: F.max_pool2d(x, 3, 4, ceil_mode=True), x)
     same_gradients(lambda x: F.adaptive_avg_pool2d(x, (4, 3)), x)
     same_gradients(lambda x: F.adaptive_max_pool2d(x, (4, 3)), x)
+
+
+@pytest.mark.parametrize("kernel", [(3, 2), (1, 1), (5, 4)], ids=str)
+@pytest.mark.parametrize("stride", [(1, 2), (3, 1), (4, 5)], ids=str)
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_elements_that_ask_the_windows_they_are_in(
+    kernel: tuple[int, int], stride: tuple[int, int], dilation: int
+) -> None:
+    x = torch.randn(2, 3, 11, 10).round()
+    x[0, 0, 3:5, 4] = float("nan")
+    for padding in ((0, 0), (kernel[0] // 2, kernel[1] // 2)):
+        how = (list(kernel), list(stride), list(padding), [dilation] * 2, True)
+        y, places = F.max_pool2d(x, *how, return_indices=True)
+        grad = torch.randn_like(y)
+        reach = [-(-((k - 1) * dilation + 1) // s) for k, s in zip(kernel, stride, strict=True)]
+        want = torch.ops.aten.max_pool2d_with_indices_backward(grad, x, *how, places)
+        torch.testing.assert_close(asked_windows(grad, x, places, stride, padding, reach), want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])

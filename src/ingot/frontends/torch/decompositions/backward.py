@@ -5,6 +5,8 @@ Each takes the arguments of the ATen op in whose place it stands.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 _aten = torch.ops.aten
 Ints = Sequence[int]
 Wanted = Sequence[bool]
+ASKED = 32  # windows of a pool that an element may be in
 
 
 def convolution(
@@ -255,20 +258,36 @@ def maximum_pool(
     grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Each gradient added where the maximum was; of windows side by side, each element asks whether it was."""
+    """Each gradient added where the maximum was. On GPUs an element asks the few windows that it may be in, in their
+    order, as updates that meet would be sorted there; on CPUs it asks one, and adding them is faster than more."""
     rank = len(kernel)
-    sizes, steps = x.shape[-rank:], stride or kernel
-    beside = list(steps) == list(kernel) and all(p == 0 for p in padding) and all(d == 1 for d in dilation)
-    if not beside or any(n != k * m for n, k, m in zip(sizes, kernel, grad.shape[-rank:], strict=True)):
+    taps, steps, pads, spread = (_for_all(v, rank) for v in (kernel, stride or kernel, padding, dilation))
+    reach = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(taps, spread, steps, strict=True)]
+    fixed = all(isinstance(n, int) for n in (*x.shape[-rank:], *grad.shape[-rank:]))
+    if not fixed or math.prod(reach) > (ASKED if grad.device.type == "cuda" else 1):
         return _scattered(grad, x, indices, rank)
+    return asked_windows(grad, x, indices, steps, pads, reach)
 
-    def repeated(v: Tensor) -> Tensor:
-        for i, k in enumerate(kernel):
-            v = v.repeat_interleave(k, v.dim() - rank + i)
+
+def asked_windows(grad: Tensor, x: Tensor, indices: Tensor, steps: Ints, pads: Ints, reach: Ints) -> Tensor:
+    """The gradient of x, each of whose elements may be in up to `reach` windows along each axis."""
+    rank = len(steps)
+    sizes, counts = x.shape[-rank:], grad.shape[-rank:]
+
+    def windows(v: Tensor, back: Ints, fill: int) -> Tensor:
+        """For each element what its last window has, or one so far `back` along each axis."""
+        for i, (n, s, p, b) in enumerate(zip(sizes, steps, pads, back, strict=True)):
+            axis, first, last = v.dim() - rank + i, p // s - b, (p + n - 1) // s - b
+            beyond = [0, 0] * (rank - 1 - i) + [-first, last + 1 - counts[i]]
+            v = F.pad(v, beyond, value=fill).repeat_interleave(s, axis).narrow(axis, p % s, n)
         return v
 
     places = torch.arange(math.prod(sizes), device=x.device).reshape(sizes)
-    return torch.where(repeated(indices) == places, repeated(grad), 0.0)
+    parts = (
+        torch.where(windows(indices, back, -1) == places, windows(grad, back, 0), 0.0)
+        for back in itertools.product(*(range(n - 1, -1, -1) for n in reach))
+    )
+    return functools.reduce(torch.add, parts)
 
 
 def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
