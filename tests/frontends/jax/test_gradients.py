@@ -88,3 +88,75 @@ def test_systems_of_equations() -> None:
 
     _, gradients = ingot.value_and_grad(solved, (a,))(a)
     np.testing.assert_allclose(gradients["a"], jax.grad(solved)(a), rtol=1e-4, atol=1e-5)
+
+
+def test_solves_with_other_results_and_integers() -> None:
+    """`lax.custom_linear_solve`: what it tells beside the solution has no gradient, nor have integers that it reads."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(3, 3)).astype(np.float32) + 3 * np.eye(3, dtype=np.float32), np.ones(3, np.float32)
+
+    def solved(a: Any, b: Any, power: Any) -> Any:
+        def matvec(x: Any) -> Any:
+            return (a * a) @ x * (power + 1)
+
+        def solve(f: Any, y: Any) -> Any:
+            x = jnp.linalg.solve(jax.jacobian(f)(y), y)
+            return x, {"left": jnp.abs(f(x) - y).sum() + power, "turns": power}
+
+        x, told = jax.lax.custom_linear_solve(matvec, jnp.sin(b), solve, solve, has_aux=True)
+        root = jax.lax.custom_root(
+            lambda x: x**3 - b, b, lambda f, x: jnp.cbrt(x), lambda g, y: y / g(jnp.ones_like(y))
+        )
+        return (x**2).sum() + told["left"] + told["turns"] + (root**2).sum()
+
+    power = np.int32(2)
+    want = jax.grad(solved, (0, 1))(a, b, power)
+    _, got = ingot.value_and_grad(solved, (a, b, power), wrt=("a", "b"))(a, b, power)
+    np.testing.assert_allclose(got["a"], want[0], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(got["b"], want[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_solve_without_its_transpose_has_no_gradient() -> None:
+    def solved(x: Any) -> Any:
+        return jax.lax.custom_linear_solve(lambda v: 2 * v, x, lambda f, y: y / 2).sum()
+
+    with pytest.raises(TypeError, match="transpose_solve required"):
+        ingot.value_and_grad(solved, (np.ones(3, np.float32),))
+
+
+SLOPES = (
+    jnp.abs,
+    lambda x: jnp.abs(jax.lax.complex(x, x * 0)),
+    jnp.arcsinh,
+    lambda x: jax.lax.erf_inv(x / 3),
+    jax.lax.cummax,
+    jax.lax.cumlogsumexp,
+    lambda x: jax.lax.igamma(2.0, jnp.abs(x) + 2),
+)
+
+
+def test_slopes_at_ties_and_at_0() -> None:
+    x = np.array([-2, -1, -0.0, 0, 1, 2, 2, 0.5], np.float32)
+    weights = np.random.default_rng(0).normal(size=8).astype(np.float32)
+
+    def loss(xs: Any) -> Any:
+        return sum((f(x) * weights).sum() for f, x in zip(SLOPES, xs, strict=True))
+
+    xs = np.stack([x] * len(SLOPES))
+    _, got = ingot.value_and_grad(loss, (xs,))(xs)
+    np.testing.assert_allclose(got["xs"], jax.grad(loss)(xs), rtol=1e-5, atol=1e-6)
+
+
+def test_own_gradients_of_complex_numbers() -> None:
+    @jax.custom_vjp
+    def turned(z: Any) -> Any:
+        return z * z
+
+    turned.defvjp(lambda z: (z * z, z), lambda z, g: (g * (3 + 1j) + jnp.conj(z),))
+    x = np.random.default_rng(0).normal(size=5).astype(np.float32)
+
+    def loss(x: Any) -> Any:
+        return jnp.real(turned(jax.lax.complex(x, x**2)) * (1 - 2j)).sum()
+
+    _, got = ingot.value_and_grad(loss, (x,))(x)
+    np.testing.assert_allclose(got["x"], jax.grad(loss)(x), rtol=1e-5, atol=1e-6)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import jax
-import numpy as np
+from jax import lax
 from jax import numpy as jnp
 from jax._src import ad_util, core, custom_derivatives
 from jax._src.interpreters import mlir
 from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.pjit import jit_p
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive
 
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED
 
 _OWN = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
+# whose slope JAX takes by another formula than what they are lowered to has, or by another one of two sides
+_SLOPES = (
+    linear_solve_p, lax.abs_p, lax.asinh_p, lax.erf_inv_p, lax.igamma_p, lax.igammac_p, lax.cummax_p, lax.cummin_p,
+)  # fmt: skip
 _BODIES = {**dict.fromkeys(_OWN, "call_jaxpr"), jit_p: "jaxpr"}  # the parameter that has what a call computes
 
 
@@ -27,14 +30,16 @@ _BODIES = {**dict.fromkeys(_OWN, "call_jaxpr"), jit_p: "jaxpr"}  # the parameter
 def gradients_told() -> Iterator[None]:
     """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
     functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
-    rules = {ad_util.stop_gradient_p: _stopped, linear_solve_p: _solved} | {p: _with_own(p) for p in _OWN}
-    before = {p: mlir._lowerings.get(p) for p in rules}
+    own = (*_OWN, *_SLOPES)
+    before = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *own)}
+    rules = {ad_util.stop_gradient_p: _stopped} | {p: _with_own(p) for p in own}
     try:
         for primitive, rule in rules.items():
             mlir.register_lowering(primitive, rule)
+        mlir._lowerings.update({_VALUES[p]: before[p] for p in _SLOPES})
         yield
     finally:
-        for primitive, rule in before.items():
+        for primitive, rule in (before | dict.fromkeys(_VALUES.values())).items():
             mlir._lowerings.pop(primitive, None)
             if rule is not None:
                 mlir._lowerings[primitive] = rule
@@ -49,24 +54,19 @@ def _with_own(primitive: Any) -> Any:
 
     def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
         def whole(*xs: Any) -> list[Any]:
-            floats = [i for i, x in enumerate(xs) if _is_float(x)]
+            def function(*parts: Any) -> tuple[list[Any], list[Any]]:
+                left = iter(parts)
+                ys = primitive.bind(*(_joined(x, left) for x in xs), **primitive.get_bind_params(params))
+                ys = list(ys) if primitive.multiple_results else [ys]
+                return _parts(ys), ys
 
-            def function(*some: Any) -> Any:
-                every = list(xs)
-                for i, x in zip(floats, some, strict=True):
-                    every[i] = x
-                return primitive.bind(*every, **primitive.get_bind_params(params))
-
-            given = [xs[i] for i in floats]
-            ys, pull = jax.vjp(function, *given)
-            told = [i for i, y in enumerate(ys) if _is_float(y)]
-            if not told or not floats:
+            given = _parts(xs)
+            told, pull, ys = jax.vjp(function, *given, has_aux=True)
+            if not told or not given:
                 return ys
-            cotangents = {i: _cotangent.bind(ys[i], number=k) for k, i in enumerate(told)}
-            gradients = pull([cotangents[i] if i in cotangents else _none(y) for i, y in enumerate(ys)])
-            found = _joined([ys[i] for i in told], [*cotangents.values()], given, gradients)
-            own = dict(zip(told, found, strict=True))
-            return [own.get(i, y) for i, y in enumerate(ys)]
+            cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(told)]
+            found = iter(_own.bind(*told, *cotangents, *given, *pull(cotangents), count=len(told)))
+            return [_joined(y, found) for y in ys]
 
         def plain(*xs: Any) -> list[Any]:
             traced = jax.make_jaxpr(whole)(*xs)
@@ -87,46 +87,35 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
         if inner is not None:
             ys = _without_own(inner.jaxpr, inner.consts, given)
         else:
-            ys = eqn.primitive.bind(*given, **eqn.primitive.get_bind_params(eqn.params))
-        known.update(zip(eqn.outvars, ys if eqn.primitive.multiple_results or inner is not None else [ys], strict=True))
+            value = _VALUES.get(eqn.primitive, eqn.primitive)
+            ys = value.bind(*given, **value.get_bind_params(eqn.params))
+            ys = ys if value.multiple_results else [ys]
+        known.update(zip(eqn.outvars, ys, strict=True))
     return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
 
 
-def _solved(ctx: Any, *operands: Any, const_lengths: Any, jaxprs: Any) -> Any:
-    """x with a(x) = b, `a` linear: of b the gradient is solved for by a^T, of what `a` reads it is that of -a(x) there.
-
-    What solves reads factors that JAX keeps from having gradients.
-    """
-
-    def whole(*args: Any) -> list[Any]:
-        starts = np.cumsum([0, *const_lengths])
-        matrix, _, factors, transposed = (args[i:j] for i, j in itertools.pairwise(starts))
-        b = args[starts[-1] :]
-        xs = jaxpr_as_fun(jaxprs.solve)(*factors, *b)
-        if jaxprs.transpose_solve is None or len(xs) != len(b) or not all(map(_is_float, (*matrix, *b))):
-            return xs
-        cotangents = [_cotangent.bind(x, number=k) for k, x in enumerate(xs)]
-        of_b = jaxpr_as_fun(jaxprs.transpose_solve)(*transposed, *cotangents)
-        _, pull = jax.vjp(lambda *given: jaxpr_as_fun(jaxprs.matvec)(*given, *xs), *matrix)
-        return _joined(xs, cotangents, [*matrix, *b], [*pull([-g for g in of_b]), *of_b])
-
-    return mlir.lower_fun(whole)(ctx, *operands)
+def _parts(values: Sequence[Any]) -> list[Any]:
+    """The floats among the values, of complex numbers their parts."""
+    floats = [x for x in values if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return [y for x in floats for y in ((x.real, x.imag) if jnp.iscomplexobj(x) else (x,))]
 
 
-def _joined(ys: Sequence[Any], cotangents: Sequence[Any], xs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """The ys, with the gradients of the xs from their cotangents."""
-    return _own.bind(*ys, *cotangents, *xs, *gradients, count=len(ys))
+def _joined(x: Any, parts: Iterator[Any]) -> Any:
+    """x, of the next parts if it is of floats."""
+    if jnp.iscomplexobj(x):
+        return lax.complex(next(parts), next(parts))
+    return next(parts) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _none(y: Any) -> Any:
-    """The cotangent of what is no float."""
-    return np.zeros(np.shape(y), jax.dtypes.float0)
+def _value(primitive: Any) -> Any:
+    """What computes as the primitive does, without a gradient of its own."""
+    value = Primitive(f"ingot_{primitive.name}")
+    value.multiple_results = primitive.multiple_results
+    value.def_effectful_abstract_eval(primitive.abstract_eval)
+    return value
 
 
-def _is_float(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
-
-
+_VALUES = {p: _value(p) for p in _SLOPES}
 _cotangent = Primitive("ingot_cotangent")
 _cotangent.def_abstract_eval(lambda y, *, number: y)
 _own = Primitive("ingot_own_gradient")

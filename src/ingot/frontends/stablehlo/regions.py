@@ -92,7 +92,7 @@ def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape
     for n in topological(roots, lambda n: () if n in images else n.inputs):
         if n in made or not any(i in made for i in n.inputs):
             continue
-        if isinstance(n.op, ops.Elementwise):
+        if isinstance(n.op, ops.Elementwise | ops.Cotangent | ops.OwnGradient | ops.StopGradient) and len(n.types) == 1:
             made[n] = n.op(*map(wide, n.inputs), loc=n.loc)
         elif n.op.rearranges and n.type.size == 1 and n.inputs[0].type.rank == 0 and n.type.rank == 0:
             made[n] = made[n.inputs[0]]
