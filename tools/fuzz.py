@@ -298,7 +298,7 @@ def run_model(folder: Path, seed: int) -> None:
 
     import ingot
     from ingot.debug.comparison.exact import exactly
-    from ingot.debug.comparison.reference import session
+    from ingot.debug.comparison.onnx_runtime import session
     from ingot.debug.comparison.tolerance import agree
     from ingot.frontends.onnx import import_onnx
     from ingot.ir.node import Input

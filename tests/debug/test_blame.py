@@ -7,11 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from ingot import ops
+from ingot.debug import blame
 from ingot.debug.blame import find_blame
 from ingot.debug.build import Build, build
+from ingot.debug.comparison import onnx_runtime
+from ingot.debug.comparison import reference as references
 from ingot.debug.comparison.compare import compare
 from ingot.debug.comparison.reference import reference
 from ingot.debug.feeds import index_limits, random_feeds
@@ -112,6 +116,23 @@ def test_a_wrong_import_is_named_with_its_onnx_node(source: Source, monkeypatch:
     assert (found.blame.stage, found.blame.op, found.blame.where) == ("import", "Relu", "relu")
 
 
+def test_an_inexact_framework_is_named_with_its_onnx_node(source: Source, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("onnxruntime")
+
+    def inexact(model: str | bytes) -> onnx_runtime.Run:
+        changed = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model)
+        node = next(n for n in changed.graph.node if n.name == "relu")
+        node.op_type = "LeakyRelu"
+        return onnx_runtime.session(changed.SerializeToString())
+
+    for user in (blame, references):
+        monkeypatch.setattr(user, "session", inexact)
+    found = compare(source, threads=2, sizes=SIZES)
+    assert not found.ok and found.blame is not None
+    assert (found.blame.stage, found.blame.op, found.blame.where) == ("framework", "Relu", "relu")
+    assert found.blame.name.startswith("ONNX Runtime")
+
+
 def _step_of(b: Build, place: str) -> int:
     return next(launch.first for launch in b.launches if launch.node.loc == place)
 
@@ -121,8 +142,8 @@ def test_a_wrong_kernel_is_named(source: Source, built: Build):
     steps = list(built.program.steps)
     steps[at] = replace(steps[at], chunks=0)  # it leaves what memory held before
     broken = replace(built, program=replace(built.program, steps=tuple(steps)))
-    blame = find_blame(source, broken, feeds_of(built), reference(source))
-    assert (blame.stage, blame.name, blame.where) == ("kernel", steps[at].kernel, "relu")
+    found = find_blame(source, broken, feeds_of(built), reference(source))
+    assert (found.stage, found.name, found.where) == ("kernel", steps[at].kernel, "relu")
 
 
 def test_memory_that_is_taken_too_early_is_named_with_its_reader(tmp_path: Path):

@@ -1,4 +1,5 @@
-"""Find what is responsible for a wrong result: the import, a pass and the rule in it, a kernel, memory, or threads.
+"""Find what is responsible for two results that are apart: the import, a pass and the rule in it, a kernel, memory,
+threads, or the framework that Ingot is compared with.
 
     reference -- import --> graph -- pass 1 --> graph -- pass 2 --> ... --> groups -- kernels --> result
 
@@ -15,7 +16,9 @@ from typing import Literal
 import numpy as np
 
 from ingot.debug.build import Build
-from ingot.debug.comparison.reference import Reference, session, with_all_values
+from ingot.debug.comparison.exact import Judge
+from ingot.debug.comparison.onnx_runtime import Definitions, session, with_all_values
+from ingot.debug.comparison.reference import Reference
 from ingot.debug.comparison.tolerance import Agreement, agree, worst
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source
@@ -32,7 +35,7 @@ from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError
 
-Stage = Literal["import", "pass", "kernel", "memory", "threads", "unknown"]
+Stage = Literal["import", "framework", "pass", "kernel", "memory", "threads", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Blame:
     rule: str = ""
 
     def __str__(self) -> str:
-        who = {"import": "the import", "pass": f"pass {self.name}", "kernel": f"kernel {self.name}"}
+        who = {"import": "the import", "framework": self.name}
+        who |= {"pass": f"pass {self.name}", "kernel": f"kernel {self.name}"}
         head = who.get(self.stage, self.stage) + (f", rule {self.rule}" if self.rule else "")
         op = f": {self.op}" if self.op else ""
         return f"{head}{op}{f' at {self.where}' if self.where else ''}: {self.text}"
@@ -60,12 +64,15 @@ def find_blame(
     arrays = list(feeds.values())
     progress.report("interpret")
     meaning = interpret(build.graph, arrays)
+    judge = Judge(build.graph, arrays, tolerance)
     if reference is not None:
         progress.report(f"check the import against {reference.name}")
-        apart = _worst(meaning, reference.run(feeds), tolerance)
+        apart = judge.worst(meaning, reference.run(feeds))
         if not apart.ok:
-            return _blame_import(source, feeds, apart, tolerance)
-    blame = _blame_passes(build, arrays, meaning, tolerance)
+            blame = _blame_import(source, feeds, apart, reference.name, tolerance)
+            if blame.stage == "import" or judge.worst(_run(build.model(), arrays), meaning).ok:
+                return blame
+    blame = _blame_passes(build, arrays, meaning, judge, tolerance)
     if blame is not None:
         return blame
     fault = find_fault(build, arrays, tolerance)
@@ -73,15 +80,16 @@ def find_blame(
         kernels = ", ".join(fault.kernels)
         stage: Stage = "kernel" if fault.what == "kernel" else "memory"
         return Blame(stage, kernels, label(fault.launch.node).partition(" @ ")[0], fault.launch.node.loc, str(fault))
-    return _blame_threads(build, arrays, meaning, tolerance)
+    return _blame_threads(build, arrays, meaning, judge)
 
 
 def _worst(got: Sequence[np.ndarray], expected: Sequence[np.ndarray], tolerance: float | None) -> Agreement:
     return worst([agree(np.asarray(a), b, tolerance) for a, b in zip(got, expected, strict=True)])
 
 
-def _blame_import(source: Source, feeds: Feeds, apart: Agreement, tolerance: float | None) -> Blame:
-    """For ONNX: make every value an output, in Ingot's interpreter and in ONNX Runtime; the first that differs."""
+def _blame_import(source: Source, feeds: Feeds, apart: Agreement, other: str, tolerance: float | None) -> Blame:
+    """For ONNX: make every value an output, in Ingot's interpreter and in ONNX Runtime; the first that differs. Where
+    Ingot has what ONNX defines, and the other has not, it is the other's fault."""
     unknown = Blame("import", "import", "", str(source.path), str(apart))
     if source.kind != "onnx":
         return unknown
@@ -90,30 +98,37 @@ def _blame_import(source: Source, feeds: Feeds, apart: Agreement, tolerance: flo
     from ingot.frontends.onnx import import_onnx
 
     model = with_all_values(onnx.load(source.path))
-    names = [o.name for o in model.graph.output]
-    makers = {out: node for node in model.graph.node for out in node.output}
+    given = {**feeds, **source.weights}
     try:
-        expected = session(model.SerializeToString())({**feeds, **source.weights})
+        expected = session(model.SerializeToString())(given)
         graph = import_onnx(model, dynamic=source.dynamic, weights=source.weights)
-        got = interpret(graph, [feeds[n.op.label] for n in graph.inputs if isinstance(n.op, Input)])
+        arrays = [feeds[n.op.label] for n in graph.inputs if isinstance(n.op, Input)]
+        got = interpret(graph, arrays)
     except IngotError as error:  # some values cannot be outputs, sequences for one: say so, the mismatch stands
         return replace(unknown, text=f"{apart}; which op cannot be told: {error}")
-    for name, a, b in zip(names, got, expected, strict=True):
-        agreement = agree(a, b, tolerance)
-        if not agreement.ok:
-            node = makers[name]
-            return Blame("import", "import", node.op_type, node.name or name, f"value {name!r}: {agreement}")
+    names = [o.name for o in model.graph.output]
+    ours, theirs = dict(zip(names, got, strict=True)), dict(zip(names, expected, strict=True))
+    judge = Judge(graph, arrays, tolerance)
+    for i, (name, a) in enumerate(ours.items()):
+        agreement = judge.apart(i, a, theirs[name])
+        if agreement.ok:
+            continue
+        node, defined = Definitions(model, given).guilty(name, ours, theirs, tolerance)
+        exact = judge.exact.judge(i, a, theirs[name], tolerance) == "ours"
+        text = f"value {name!r}: {agreement}{'; Ingot has what its graph gives in float64' if exact else ''}"
+        stage, who = ("framework", other) if exact and defined else ("import", "import")
+        return Blame(stage, who, node.op_type, node.name or node.output[0], text)
     return unknown
 
 
 def _blame_passes(
-    build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], tolerance: float | None
+    build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], judge: Judge, tolerance: float | None
 ) -> Blame | None:
     before, options = build.graph, Options(build.threads, build.fast_math, build.precision)
     for name, run in target_of(build.features).passes(build.features, options):
         progress.report(f"check pass {name}")
         after = build.after(name)
-        apart = worst([agree(a, b, tolerance) for a, b in zip(interpret(after, arrays), meaning, strict=True)])
+        apart = judge.worst(interpret(after, arrays), meaning)
         if not apart.ok:
             return _blame_pass(build, name, run, before, arrays, meaning, tolerance, apart)
         before = after
@@ -167,16 +182,14 @@ def _first(places: range, bad: Callable[[int], bool]) -> int | None:
     return places[low] if places and bad(places[low]) else None
 
 
-def _blame_threads(
-    build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], tolerance: float | None
-) -> Blame:
+def _blame_threads(build: Build, arrays: Sequence[np.ndarray], meaning: Sequence[np.ndarray], judge: Judge) -> Blame:
     """Every group is right on its own: run the whole program with one thread, then repeatedly with all of them."""
-    alone = _worst(_run(CompiledModel(build.program, threads=1), arrays), meaning, tolerance)
+    alone = judge.worst(_run(CompiledModel(build.program, threads=1), arrays), meaning)
     if not alone.ok:
         return Blame("unknown", "", "", "", f"the whole program on one thread differs, though no step does: {alone}")
     together = build.model()
     for _ in range(20):
-        apart = _worst(_run(together, arrays), meaning, tolerance)
+        apart = judge.worst(_run(together, arrays), meaning)
         if not apart.ok:
             return Blame("threads", "", "", "", f"right on one thread, wrong on {build.threads}: {apart}")
     return Blame("unknown", "", "", "", "the difference did not come back")

@@ -10,10 +10,10 @@ import numpy as np
 
 from ingot.debug.blame import Blame, find_blame
 from ingot.debug.build import Build, build
-from ingot.debug.comparison.exact import Exact, exactly
+from ingot.debug.comparison.exact import Judge
 from ingot.debug.comparison.foreign import RefusedError
 from ingot.debug.comparison.reference import MissingError, Reference, reference
-from ingot.debug.comparison.tolerance import Agreement, agree
+from ingot.debug.comparison.tolerance import Agreement
 from ingot.debug.feeds import Feeds, as_given, cases, index_limits, random_feeds
 from ingot.debug.source import Source, read_graph
 from ingot.ir.interp import interpret
@@ -39,7 +39,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`blame` says who is responsible for the first check that failed; None if all agree, or for a foreign program.
+    """`blame` says who is responsible for a check that failed, of compiling first; None if all agree.
 
     refused: why the model's framework did not run, or not at some of the sizes.
     """
@@ -89,7 +89,7 @@ def compare(
         if not interpreter:
             raise
         other, missing = None, (str(error),)
-    bad: Feeds | None = None
+    bad: dict[bool, Feeds] = {}  # the first inputs that show a fault, by whether it is one of compiling
     tried = cases(model.program, sizes)
     for chosen in tried:
         feeds, shown = random_feeds(model.program, chosen, limits, seed), as_given(model.program, chosen)
@@ -99,11 +99,11 @@ def compare(
             refused.append(RefusedError(f"{_text(shown)}: {error}" if chosen else str(error)))
             continue
         checks += found
-        if bad is None and not all(c.agreement.ok for c in found):
-            bad = feeds
+        if apart := {c.against for c in found if not c.agreement.ok}:
+            bad.setdefault("interpreter" in apart, feeds)
     if len(refused) == len(tried):
         raise refused[0]
-    blame = None if bad is None else find_blame(source, built, bad, other, tolerance)
+    blame = find_blame(source, built, bad[max(bad)], other, tolerance) if bad else None
     return Comparison(tuple(checks), blame, (*missing, *map(str, refused)))
 
 
@@ -141,13 +141,8 @@ def _check(
         progress.report(f"interpret {at}".strip())
         expected["interpreter"] = interpret(built.graph, list(feeds.values()))
     checks: list[Check] = []
-    exact: Exact | None = None
+    judge = Judge(built.graph, list(feeds.values()), tolerance)
     for name, wanted in expected.items():
         for i, (spec, got, want) in enumerate(zip(model.outputs, map(np.asarray, results), wanted, strict=True)):
-            agreement = agree(got, want, tolerance)
-            if not agreement.ok:
-                progress.report(f"interpret in float64 {at}".strip())
-                exact = exact or exactly(built.graph, list(feeds.values()))
-                agreement = exact.excused(i, got, want, agreement, tolerance)
-            checks.append(Check(sizes, name, spec.name, agreement))
+            checks.append(Check(sizes, name, spec.name, judge.apart(i, got, want)))
     return checks

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import count, repeat
 from typing import Literal, Self
 
 import numpy as np
 
-from ingot.debug.comparison.tolerance import TOLERANCE, Agreement, agree
+from ingot.debug.comparison.tolerance import TOLERANCE, Agreement, agree, worst
 from ingot.ir.dims import Dim
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, rebuilt
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
 from ingot.ops.core.base import Category, category
+from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
 
@@ -167,12 +169,33 @@ def exactly(graph: Graph, arrays: Sequence[np.ndarray]) -> Exact:
     """The results of `graph` in f64. Raises what `interpret` raises."""
     given = [a.astype(_wide(n.dtype).numpy) for n, a in zip(graph.inputs, arrays, strict=True)]
     values = interpret(_twin(graph, 0), given)
-    runs = [interpret(_twin(graph, seed), given) for seed in range(1, _RUNS + 1)]
     limits = [TOLERANCE.get(n.dtype.numpy.name, 0.0) / 4 for n in graph.results]
-    settled = tuple(
-        np.logical_and.reduce([_near(run[i], value, limits[i]) for run in runs]) for i, value in enumerate(values)
-    )
-    return Exact(values, settled)
+    settled = [np.ones(value.shape, bool) for value in values]
+    for seed in range(1, _RUNS + 1):
+        run = interpret(_twin(graph, seed), given)
+        settled = [s & _near(x, v, limit) for s, x, v, limit in zip(settled, run, values, limits, strict=True)]
+    return Exact(values, tuple(settled))
+
+
+class Judge:
+    """Results of `graph` on `arrays` beside each other; float64 is asked at the first that are apart."""
+
+    def __init__(self, graph: Graph, arrays: Sequence[np.ndarray], tolerance: float | None = None) -> None:
+        self._graph, self._arrays, self._tolerance = graph, arrays, tolerance
+
+    @cached_property
+    def exact(self) -> Exact:
+        progress.report("interpret in float64")
+        return exactly(self._graph, self._arrays)
+
+    def apart(self, i: int, got: np.ndarray, want: np.ndarray) -> Agreement:
+        """How far two programs' results i are apart, but for what rounding alone decides."""
+        found = agree(got, want, self._tolerance)
+        return found if found.ok else self.exact.excused(i, got, want, found, self._tolerance)
+
+    def worst(self, got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> Agreement:
+        """The same of all results."""
+        return worst([self.apart(i, np.asarray(a), b) for i, (a, b) in enumerate(zip(got, want, strict=True))])
 
 
 def _near(x: np.ndarray, exact: np.ndarray, limit: float) -> np.ndarray:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ingot.debug.comparison.foreign import Foreign, RefusedError
+from ingot.debug.comparison.onnx_runtime import Run, session
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source
 from ingot.ir.node import Graph, Input
@@ -19,12 +20,9 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
 if TYPE_CHECKING:
-    import onnx
     import torch
 
     from ingot.frontends.torch.model import Leaf
-
-Run = Callable[[Feeds], list[np.ndarray]]
 
 
 class MissingError(ImportModelError):
@@ -52,29 +50,6 @@ def _onnx_runtime(source: Source) -> Reference:
 
     run = session(str(source.path))
     return Reference(f"ONNX Runtime {onnxruntime.__version__}", lambda feeds: run({**feeds, **source.weights}))
-
-
-def session(model: str | bytes) -> Run:
-    """ONNX Runtime on a file or a serialized model, without its graph optimizations: the plain meaning of the model."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4  # what matters is in the raised error
-    try:
-        made = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's own errors have no other base
-        raise ImportModelError(f"ONNX Runtime refuses the model: {error}") from error
-    names = [i.name for i in made.get_inputs()]
-
-    def run(feeds: Feeds) -> list[np.ndarray]:
-        try:
-            results = made.run(None, {name: feeds[name] for name in names if name in feeds})
-        except Exception as error:
-            raise RefusedError(f"ONNX Runtime cannot run the model: {error}") from error
-        return [np.asarray(out) for out in results]
-
-    return run
 
 
 def _litert(source: Source) -> Reference:
@@ -235,16 +210,3 @@ _REFERENCES: dict[str, Callable[[Source], Reference]] = {
     "onnx": _onnx_runtime, "torch": _pytorch, "tflite": _litert, "stablehlo": _xla, "tensorflow": _tensorflow,
     "keras": _keras, "torchscript": _torchscript,
 }  # fmt: skip
-
-
-def with_all_values(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with every value that a node of its main graph makes as an output, in the nodes' order."""
-    import onnx
-
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    declared = {o.name: o for o in model.graph.output}
-    del changed.graph.output[:]
-    for name in (name for node in model.graph.node for name in node.output if name):
-        changed.graph.output.append(declared.get(name) or onnx.helper.make_empty_tensor_value_info(name))
-    return changed
