@@ -28,6 +28,7 @@ from ingot.targets.cuda.triton import print_kernel
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
 PLAINEST = "sm_90a"
+SLICE = 1 << 17  # elements of a group of channels: more keep the GPU busy channel by channel, and are read faster so
 _NODES = 16  # of a MODEL graph for each kernel: about that
 
 
@@ -46,7 +47,7 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
 # only one; tiles are stored in any order
 POLICY = FusionPolicy(
     computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize, single_row=LONGEST,
-    computed_updates=True,
+    computed_updates=True, joined_rows=True,
 )  # fmt: skip
 KEPT: frozenset[type[Op]] = frozenset({Attention, Dequantize, LSTM, GRU, RNN})
 
@@ -81,7 +82,9 @@ class CudaTarget:
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         serves = partial(_has_kernel, machine=self.machine(features, 1, {}))
-        choices = Choices(POLICY, KEPT, serves, int8_dot=i8, f8_dot=True, levels=(f32, f16, bf16), alike=True)
+        choices = Choices(
+            POLICY, KEPT, serves, int8_dot=i8, f8_dot=True, at_once=SLICE, levels=(f32, f16, bf16), alike=True
+        )
         return common_passes(options, choices)
 
     def assembler(self, features: Features) -> CubinAssembler:

@@ -38,15 +38,16 @@ class Choices:
     """What targets differ in. policy: the numbers of fusion. kept: MODEL ops with kernels of their own, or that later
     passes are to see. has_kernel: whether a kept op's kernel takes these operands. int8_dot: what bytes are
     multiplied with i8 where sums of such products are one instruction. f8_dot: whether floats of 8 bits are multiplied
-    as they are. levels: the types that weights of few bits may stand for in products. alike: products are of two values
-    of one type, so that both sides are stored in a reduced precision. first: passes of the target's own in front of the
-    others. height: see `keep_blocks`."""
+    as they are. at_once: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in products.
+    alike: products are of two values of one type, so that both sides are stored in a reduced precision. first: passes
+    of the target's own in front of the others. height: see `keep_blocks`."""
 
     policy: FusionPolicy
     kept: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: DType | None = None
     f8_dot: bool = False
+    at_once: int = 0
     levels: tuple[DType, ...] = (f32,)
     alike: bool = False
     first: tuple[NamedPass, ...] = ()
@@ -79,7 +80,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("split_transposed", split_transposed),
         # before layout, which weights are folded after
         ("precision", partial(lower_precision, precision=options.precision, alike=choices.alike)),
-        ("reshaped_reductions", reduce_unreshaped),
+        ("reshaped_reductions", partial(reduce_unreshaped, at_once=choices.at_once)),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike, product, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, TensorType, f16, f32
+from ingot.ir.types import DType, Shape, TensorType, f16, f32
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
 from ingot.passes.model.lower import lower_model_ops
 
@@ -38,8 +38,10 @@ def reduced_boxes(graph: Graph) -> set[int]:
 
 
 def same(graph: Graph, xs: np.ndarray) -> None:
-    for got, want in zip(interpret(reduce_unreshaped(graph), [xs]), interpret(graph, [xs]), strict=True):
-        np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    for at_once in (0, 1 << 20):
+        new = reduce_unreshaped(graph, at_once)
+        for got, want in zip(interpret(new, [xs]), interpret(graph, [xs]), strict=True):
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
 def instance_normed(x: Node, groups: int) -> Node:
@@ -72,6 +74,19 @@ def test_group_norms_are_reduced_as_images(norm, groups: int, sizes: tuple[int, 
     if sizes != (1, 1):
         assert (2, 6, *sizes) in whole
     same(graph, RNG.normal(size=(2, 6, *sizes)).astype(np.float32))
+
+
+def test_small_slices_are_reduced_at_once() -> None:
+    """Both sums of a norm run over one box, in the order of memory, up to the size that is told."""
+    x = image(2, 6, 5, 7)
+    graph = lowered(x, group_normed(convolved(x), 3))
+
+    def sums(at_once: int) -> set[tuple[Shape, tuple[int, ...]]]:
+        nodes = reduce_unreshaped(graph, at_once).nodes()
+        return {(n.inputs[0].shape, n.op.dims) for n in nodes if isinstance(n.op, ops.Reduce)}
+
+    assert sums(70) == {((2, 5, 7, 3, 2), (1, 2, 4))}
+    assert sums(69) == sums(0) == {((2, 6, 5, 7), (2, 3)), ((2, 3, 2), (2,))}
 
 
 def test_images_of_any_size() -> None:

@@ -1,8 +1,9 @@
-"""Pointwise groups that take on results that they read."""
+"""Groups that take on results that they read."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ingot import ops
 from ingot.ir.interp import interpret
@@ -10,6 +11,9 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import Shape, TensorType, f32
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
+from ingot.passes.fusion.policy import FusionPolicy
+
+ROWS = FusionPolicy(joined_rows=True)
 
 
 def row(name: str, shape: Shape = (4, 6)) -> Node:
@@ -79,3 +83,54 @@ def test_random_graphs_keep_their_meaning() -> None:
         for got, want in zip(interpret(fused, data), interpret(graph, data), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5)
     assert several > 10
+
+
+def along(value: Node, shape: Shape, dim: int) -> Node:
+    """One value for each place of a dimension."""
+    return ops.BroadcastInDim(shape, (dim,))(value)
+
+
+def moments(x: Node, dim: int) -> tuple[Node, Node]:
+    """The mean of each row, or of each column, and what squared deviations from it sum to."""
+    mean = ops.mul(ops.Reduce("sum", (1 - dim,))(x), 0.25)
+    centred = ops.Sub()(x, along(mean, x.shape, dim))
+    return mean, ops.Reduce("sum", (1 - dim,))(ops.Mul()(centred, centred))
+
+
+def row_groups(graph: Graph) -> list[int]:
+    """How many results each has."""
+    return [len(n.types) for n in fuse(graph, ROWS).nodes() if isinstance(n.op, Group) and n.op.kind == "rows"]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_moments_are_one_kernel(dim: int) -> None:
+    x = row("x", (4, 4))
+    graph = Graph((x,), moments(x, dim))
+    assert row_groups(graph) == [2]
+    assert [len(n.types) for n in groups(graph)] == [1, 1]
+    data = [np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)]
+    for got, want in zip(interpret(fuse(graph, ROWS), data), interpret(graph, data), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_values_of_other_rows_stay_apart() -> None:
+    """A sum of each row, in front of one that reads it as each column's, in another order, or of other rows."""
+    x = row("x", (4, 4))
+    total = ops.Reduce("sum", (1,))(x)
+    across = ops.Reduce("sum", (1,))(ops.Mul()(x, along(total, x.shape, 1)))
+    turned = ops.Reduce("sum", (1,))(ops.Mul()(x, along(ops.Reverse((0,))(total), x.shape, 0)))
+    columns = ops.Reduce("sum", (0,))(ops.Mul()(x, along(total, x.shape, 0)))
+    for other in (across, turned, columns):
+        assert row_groups(Graph((x,), (total, other))) == [1, 1]
+
+
+def test_rows_that_would_need_each_other_stay_apart() -> None:
+    x = row("x", (4, 4))
+    total = ops.Reduce("sum", (1,))(x)
+    scale = ops.Reduce("max", (0, 1))(ops.Mul()(x, along(total, x.shape, 0)))
+    last = ops.Reduce("sum", (1,))(ops.Mul()(spread(scale, x.shape), ops.Sub()(x, along(total, x.shape, 0))))
+    graph = Graph((x,), (total, last))
+    assert row_groups(graph) == [1, 1, 1]
+    data = [np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)]
+    for got, want in zip(interpret(fuse(graph, ROWS), data), interpret(graph, data), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)

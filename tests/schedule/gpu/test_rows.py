@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node
+from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import Shape, TensorType, dtype_of, f32, static_shape
 from ingot.schedule.gpu.blocks import Group
 from ingot.schedule.gpu.machine import H100
@@ -24,12 +24,12 @@ RNG = np.random.default_rng(0)
 Build = Callable[[Node], Node]
 
 
-def checked(build: Build, x: np.ndarray, shape: Shape | None = None) -> list[str]:
+def checked(build: Build, x: np.ndarray, shape: Shape | None = None, rtol: float = 1e-5) -> list[str]:
     """The names of the kernels."""
     node = Input("x", TensorType(dtype_of(x), shape or x.shape))()
     graph = Graph((node,), (build(node),))
     (got,) = run_checked(graph, [x], TARGET)
-    np.testing.assert_allclose(got, interpret(graph, [x])[0], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(got, interpret(graph, [x])[0], rtol=rtol, atol=1e-4)
     return [name.rstrip("_0123456789") for name in planned(graph, TARGET)[1]]
 
 
@@ -42,6 +42,31 @@ def test_few_long_rows_are_cut() -> None:
     assert checked(ops.Softmax(1), floats(2, 33000)) == ["parts", "parts", "rows"]
     assert checked(ops.Reduce("max", (0, 2)), floats(8, 3, 8000)) == ["parts", "rows"]
     assert checked(ops.Reduce("sum", (1,)), floats(1, 40000), (1, symbol("n"))) == ["rows"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "kernels"),
+    [
+        ((2, 12, 5, 7), 4, ["rows"]),
+        ((1, 6, 9, 4), 2, ["rows"]),
+        ((1, 4, 101, 90), 2, ["rows"]),
+        ((1, 10, 81, 90), 2, ["parts", "parts", "rows"]),
+    ],
+)
+def test_moments_of_groups_of_channels(shape: tuple[int, ...], groups: int, kernels: list[str]) -> None:
+    """Means far from 0; a NaN stays in its group."""
+    c = shape[1]
+    one, none = (1, 1), ((0, 0), (0, 0))
+
+    def normed(x: Node) -> Node:
+        weight = const(np.eye(c, dtype=np.float32).reshape(c, c, 1, 1))
+        return ops.GroupNorm(groups)(ops.Conv(one, none, one)(x, weight), const(floats(c)), const(floats(c)))
+
+    x = floats(*shape) + 10
+    if shape[0] > 1:
+        x[1, 0, 2, 3] = np.nan
+    names = checked(normed, x, rtol=1e-4)
+    assert [n for n in names if n in ("parts", "rows")] == kernels
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -79,3 +104,17 @@ def test_tiles_and_parts(shape: Shape, reduced: tuple[int, ...], tile: tuple[int
     assert rows is not None
     found = _RowTiles(Group.of(graph, (Layout.contiguous(shape),), ()), rows, H100)
     assert (found.tile, found.room) == (tile, parts)
+
+
+@pytest.mark.parametrize(("shape", "kernels"), [((3, 50), 1), ((150, 9000), 1), ((2, 40000), 3)])
+def test_values_of_rows_beside_their_box(shape: tuple[int, ...], kernels: int) -> None:
+    """A norm and the mean that it subtracts are one group, of whole rows, of rows piece by piece and in parts."""
+    x = floats(*shape)
+    node = Input("x", TensorType(f32, x.shape))()
+    mean = ops.mul(ops.Reduce("sum", (1,))(node), 1 / shape[1])
+    centred = ops.Sub()(node, ops.BroadcastInDim(x.shape, (0,))(mean))
+    spread = ops.BroadcastInDim(x.shape, (0,))(ops.Reduce("max", (1,))(ops.Abs()(centred)))
+    graph = Graph((node,), (ops.Div()(centred, spread), mean))
+    for got, want in zip(run_checked(graph, [x], TARGET), interpret(graph, [x]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+    assert len(planned(graph, TARGET)[1]) == kernels

@@ -129,6 +129,13 @@ def pool() -> Graph:
     return Graph((x.inputs[0],), (ops.Transpose((0, 2, 3, 1))(y),))
 
 
+def normed() -> Graph:
+    """A group norm of an image whose channels lie side by side: both moments of a group are one kernel's."""
+    x, w = operand("x", f16, (1, 8, 6, 6)), const(np.ones((8, 8, 1, 1), np.float16))
+    y = ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1))(x, w)
+    return Graph((x,), (ops.GroupNorm(2)(y, *(const(np.ones(8, np.float16)) for _ in range(2))),))
+
+
 def recurrent() -> Graph:
     """Steps are rounds of a kernel, whose programs meet."""
     shapes = (3, 2, 8), (1, 16, 8), (1, 16, 16), (1, 32), (1, 2, 16)
@@ -140,7 +147,7 @@ CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
     "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "long": long, "pool": pool,
-    "recurrent": recurrent,
+    "recurrent": recurrent, "normed": normed,
 }  # fmt: skip
 
 

@@ -6,6 +6,12 @@
 Group norms are exported so. A reshape that joins or cuts channels holds an image to the order n, c, h, w: its kernels
 would gather what lies as n, h, w, c. Where only arithmetic and reductions stand between the reshape and reshapes behind
 it, the arithmetic is done on the image as it is. Exact but for the order of sums.
+
+A target may reduce small slices, such as groups of channels, at once, from a box of parts in the order of memory:
+
+    y = reshape[n,h,w,g,k](transpose[n,h,w,c](x));  z = y - broadcast(sum(y, (1, 2, 4)))
+
+So sums that need one another run over one box. What else reads z has it as an image, computed apart.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.ir.dims import DimLike, divides
+from ingot.ir.dims import DimLike, divides, estimate, product
 from ingot.ir.node import Graph, Node, rebuilt
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
@@ -70,52 +76,70 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Region:
-    """`root` is a reshape of an image; `inside` the arithmetic on it that can be done on the image."""
+    """`root` is a reshape of an image; `inside` the arithmetic on it that can be done on the image. at_once: what is
+    reduced is so from the box of parts."""
 
     root: Node
     cut: _Cut
     inside: frozenset[Node]
+    at_once: bool
 
     @property
     def image(self) -> Shape:
         return self.root.inputs[0].shape
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """That of an image with its channels last."""
+        return 0, *range(2, len(self.image)), 1
 
-def reduce_unreshaped(graph: Graph) -> Graph:
+    @property
+    def box(self) -> Atoms:
+        return tuple((a,) for d in self.order for a in self.cut.image[d])
+
+    def boxed(self, x: Node) -> Node:
+        """The image `x` as the box of parts."""
+        return ops.Reshape(self.cut.shape([a for (a,) in self.box]))(ops.Transpose(self.order)(x))
+
+
+def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
     """Take reshapes from between images and their reductions (see module), where the graph has convolutions: without,
-    images lie in the order of their dimensions."""
+    images lie in the order of their dimensions. at_once: elements of the largest slice that is reduced at once."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
     users, outputs = graph.uses(), set(graph.outputs)
     home: dict[Node, _Region] = {}
     for n in graph.nodes():
         if isinstance(n.op, ops.Reshape) and n not in home:
-            region = _region(n, users, outputs)
+            region = _region(n, users, outputs, at_once)
             home |= dict.fromkeys(region.inside, region) if region is not None else {}
     if not home:
         return graph
     memo: dict[Node, Node] = {}  # those inside a region as images
+    boxes: dict[Node, Node] = {}  # and as boxes of parts
 
     def unreshaped(n: Node, inputs: Sequence[Node]) -> Node:
         region = home.get(n)
         above = next((home[i] for i in n.inputs if i in home), None)
         if region is not None:
+            if region.at_once:
+                boxes[n] = _inside(n, region, home, memo, boxes)
             return _inside(n, region, home, memo)
         if above is not None and isinstance(n.op, ops.Reduce):
-            return _reduced(n, n.op, above, inputs[0])
+            return _reduced_at_once(n, n.op, above, boxes) if above.at_once else _reduced(n, n.op, above, inputs[0])
         return n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
 
     return graph.with_outputs(rebuilt(graph.outputs, memo, unreshaped))
 
 
-def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node]) -> _Region | None:
+def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_once: int) -> _Region | None:
     """What can be done on the operand of the reshape `root`; None where that leads nowhere or nothing is reduced across
     or within its dimensions."""
     cut = _Cut.of(root.inputs[0].shape, root.shape)
     if cut is None or len(root.inputs[0].shape) < 3:
         return None
     owner = {a: d for d, atoms in enumerate(cut.image) for a in atoms}
-    inside, stack, gains = {root}, [root], False
+    inside, stack, gains, largest = {root}, [root], False, 0
     while stack:
         n = stack.pop()
         if n in outputs:
@@ -127,6 +151,7 @@ def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node]) -> _R
                 if u.dtype.is_float and u.dtype.bits < 32:
                     return None  # sums of parts would be rounded
                 atoms = [cut.other[d] for d in u.op.dims]
+                largest = max(largest, estimate(product(cut.shape(cut.parts(u.op.dims)))))
                 gains |= any(len(run) > 1 or any(len(cut.image[owner[a]]) > 1 for a in run) for run in atoms)
                 continue
             if category(u.op) is not Category.ELEMENTWISE or u.shape != root.shape:
@@ -135,7 +160,7 @@ def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node]) -> _R
                 return None
             inside.add(u)
             stack.append(u)
-    return _Region(root, cut, frozenset(inside)) if gains else None
+    return _Region(root, cut, frozenset(inside), largest <= at_once) if gains else None
 
 
 def _spreads(node: Node, cut: _Cut) -> bool:
@@ -143,32 +168,52 @@ def _spreads(node: Node, cut: _Cut) -> bool:
     return not isinstance(node.op, ops.BroadcastInDim) or list(node.op.dims) == sorted(node.op.dims)
 
 
-def _inside(n: Node, region: _Region, home: dict[Node, _Region], memo: dict[Node, Node]) -> Node:
+def _inside(
+    n: Node, region: _Region, home: dict[Node, _Region], memo: dict[Node, Node], boxes: dict[Node, Node] | None = None
+) -> Node:
+    """`n` as an image, or, where `boxes` has what it reads, as a box of parts."""
+    done, runs = (memo, region.cut.image) if boxes is None else (boxes, region.box)
+
+    def placed(x: Node) -> Node:  # of another shape where it is inside of another region, or no image at all
+        x = x if x.shape == region.image else ops.Reshape(region.image)(x, loc=n.loc)
+        return x if boxes is None else region.boxed(x)
+
     if n is region.root:
-        x = memo[n.inputs[0]]  # of another shape where it is inside of another region
-        return x if x.shape == region.image else ops.Reshape(region.image)(x, loc=n.loc)
+        return placed(memo[n.inputs[0]])
     inputs: list[Node] = []
     for i in n.inputs:
         if home.get(i) is region:
-            inputs.append(memo[i])
+            inputs.append(done[i])
         elif isinstance(i.op, ops.BroadcastInDim) and i not in home:
-            inputs.append(_broadcast(i, i.op, region, memo[i.inputs[0]]))
+            inputs.append(_broadcast(i, i.op, region.cut, runs, memo[i.inputs[0]]))
         else:
-            inputs.append(ops.Reshape(region.image)(memo[i], loc=i.loc))
+            inputs.append(placed(memo[i]))
     return n.op(*inputs, loc=n.loc)
 
 
-def _broadcast(n: Node, op: ops.BroadcastInDim, region: _Region, x: Node) -> Node:
-    """`n`, a broadcast of `x` to the shape behind the reshape, as one to the image's."""
-    cut = region.cut
+def _broadcast(n: Node, op: ops.BroadcastInDim, cut: _Cut, runs: Atoms, x: Node) -> Node:
+    """`n`, a broadcast of `x` to the shape behind the reshape, as one to dimensions of `runs` of parts."""
     own = cut.parts([d for k, d in enumerate(op.dims) if x.shape[k] != 1])
-    touched = [d for d, atoms in enumerate(cut.image) if any(a in own for a in atoms)]
-    whole = [a for d in touched for a in cut.image[d]]
+    touched = [d for d, atoms in enumerate(runs) if any(a in own for a in atoms)]
+    whole = [a for d in touched for a in runs[d]]
+    there = [a for a in whole if a in own]
     y = ops.Reshape(cut.shape(own))(x, loc=n.loc)
-    if whole != own:
-        y = ops.BroadcastInDim(cut.shape(whole), tuple(whole.index(a) for a in own))(y, loc=n.loc)
-    y = ops.Reshape(tuple(region.image[d] for d in touched))(y, loc=n.loc)
-    return ops.BroadcastInDim(region.image, tuple(touched))(y, loc=n.loc)
+    if there != own:
+        y = ops.Transpose(tuple(own.index(a) for a in there))(y, loc=n.loc)
+    if whole != there:
+        y = ops.BroadcastInDim(cut.shape(whole), tuple(whole.index(a) for a in there))(y, loc=n.loc)
+    y = ops.Reshape(tuple(product(cut.shape(runs[d])) for d in touched))(y, loc=n.loc)
+    return ops.BroadcastInDim(tuple(product(cut.shape(run)) for run in runs), tuple(touched))(y, loc=n.loc)
+
+
+def _reduced_at_once(n: Node, op: ops.Reduce, region: _Region, boxes: dict[Node, Node]) -> Node:
+    """`n`, a reduction behind the reshape, as one of the box of parts."""
+    gone, parts = region.cut.parts(op.dims), [a for (a,) in region.box]
+    y = replace(op, dims=tuple(k for k, a in enumerate(parts) if a in gone))(boxes[n.inputs[0]], loc=n.loc)
+    left = [a for a in parts if a not in gone]
+    if left != sorted(left):
+        y = ops.Transpose(tuple(left.index(a) for a in sorted(left)))(y, loc=n.loc)
+    return ops.Reshape(n.shape)(y, loc=n.loc)
 
 
 def _reduced(n: Node, op: ops.Reduce, region: _Region, x: Node) -> Node:

@@ -28,6 +28,7 @@ class FusionPolicy:
     single_row: elements of a row that is multiplied alone, up to which each program of the product computes its norm
         again, and two products of one row whose results meet are one kernel; 0: neither.
     computed_updates: what is written into a slice of a value is computed as it is written.
+    joined_rows: a value of each row that others read, too, has its kernel with the row group that reads it.
     """
 
     copies: int = 3
@@ -47,6 +48,7 @@ class FusionPolicy:
     pooled_images: bool = True
     single_row: int = 0
     computed_updates: bool = False
+    joined_rows: bool = False
 
 
 DEFAULT = FusionPolicy()
