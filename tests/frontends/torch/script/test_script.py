@@ -429,6 +429,48 @@ def test_archives(tmp_path: Path):
         load(damaged)
 
 
+@pytest.mark.slow
+def test_what_is_refused_of_an_archive_that_is_read(tmp_path: Path):
+    path = tmp_path / "net.pt"
+    torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout())).save(str(path))
+    with pytest.raises(ImportModelError, match=r"^the model is in training mode"):
+        load(path)
+    torch.jit.script(nn.Sequential(nn.quantized.Linear(2, 2)).eval()).save(str(path))  # type: ignore[attr-defined]
+    with pytest.raises(UnsupportedOpError, match=r"^1 op is not supported in .*net\.pt:\n  prim::GetAttr \("):
+        load(path)
+
+
+class Sized(nn.Module):
+    """Branches whose results differ in size."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x[:2] * 2 if bool(x.sum() > 0) else x + 1
+        if bool(x.mean() > 3):
+            y = y.repeat(1, 2)
+        return torch.tanh(y) @ y.t(), y.sum(0)
+
+
+@pytest.mark.parametrize("dynamic", [None, {"x": {0: "n", 1: "k"}}])
+def test_branches_whose_results_differ_in_size(dynamic: dict[str, dict[int, str]] | None):
+    module = torch.jit.script(Sized())
+    compiled = ingot.compile(module, (torch.randn(5, 3),), dynamic=dynamic)
+    for shape in [(5, 3), (4, 7), (2, 2)] if dynamic else [(5, 3)]:
+        for scale in (1, -1, 10):
+            x = torch.rand(shape) * scale
+            for got, want in zip(compiled(x), module(x), strict=True):
+                torch.testing.assert_close(got, want)
+
+
+class Ranked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum() if bool(x.sum() > 0) else x
+
+
+def test_branches_whose_results_differ_in_rank():
+    with pytest.raises(UnsupportedOpError, match=r"float32\[\] and float32\[5, 3\]"):
+        ingot.compile(torch.jit.script(Ranked()), (torch.randn(5, 3),))
+
+
 class Summed(nn.Module):
     """It adds to a buffer, and turns as often as an argument says."""
 

@@ -6,6 +6,7 @@ with bounded memory and time, and nothing of them but plain data comes back.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -14,21 +15,33 @@ from pathlib import Path
 
 from ingot.frontends.shared.apart import bound, run_apart
 from ingot.frontends.torch.script.graph import Program, read
-from ingot.support.errors import ImportModelError
+from ingot.support.errors import ImportModelError, IngotError, UnsupportedOp, UnsupportedOpError
 
 _SECONDS = 300
 _MEMORY = 16 << 30  # of addresses: torch alone takes a few GB
 _LARGEST_RATIO = 16  # of an archive's contents to its size: torch stores them as they are
+_REFUSED = "refused.json"
 _BOOT = "from ingot.frontends.torch.script.archive import main; main()"
 
 
 def load(path: Path) -> Program:
-    """Raises ImportModelError for an archive that torch does not read, or not within bounds."""
+    """Raises what `extract` raises, ImportModelError for an archive that torch does not read, or not within bounds."""
     _check_size(path)
     with tempfile.TemporaryDirectory() as folder:
         arguments, env = [os.path.realpath(path), folder], {"OMP_NUM_THREADS": "1"}
         run_apart(_BOOT, arguments, "not a readable TorchScript archive", str(path), env=env)
+        _raise_refused(Path(folder) / _REFUSED, path)
         return read(Path(folder))
+
+
+def _raise_refused(told: Path, path: Path) -> None:
+    """What the process wrote of an archive that torch reads and Ingot refuses."""
+    if not told.exists():
+        return
+    what, refused = json.loads(told.read_text())
+    if refused:
+        raise UnsupportedOpError([UnsupportedOp(*map(str, op)) for op in refused], model=str(path))
+    raise ImportModelError(what, where=str(path))
 
 
 def _check_size(path: Path) -> None:
@@ -59,6 +72,9 @@ def main() -> None:
     try:
         module = torch.jit.load(path, map_location="cpu")
         write(extract(module), Path(folder))
+    except IngotError as e:
+        ops = [(op.name, op.where, op.reason) for op in e.ops] if isinstance(e, UnsupportedOpError) else []
+        (Path(folder) / _REFUSED).write_text(json.dumps((str(e), ops)))
     except Exception as e:  # torch's own errors are of many kinds; the caller gets the last line
         text = str(e).strip().replace("\n", " ")
         sys.stderr.write(f"\n{text}\n")

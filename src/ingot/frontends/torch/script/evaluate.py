@@ -378,16 +378,37 @@ def _chosen(n: Node, test: Truth, a: Any, b: Any) -> Any:
     if isinstance(a, bool | Truth) and isinstance(b, bool | Truth):
         pair = (v.tensor if isinstance(v, Truth) else torch.scalar_tensor(v, dtype=torch.bool) for v in (a, b))
         return Truth(torch.where(test.tensor, *pair))
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _same_type(a, b):
-        return torch.where(test.tensor, a, b)
-    reason = "branches on a tensor's value whose results are not tensors of one type"
-    raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)])
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.dim() == b.dim():
+        return _chosen_tensor(test.tensor, a, b)
+    reason = f"branches on a tensor's value whose results are {_described(a)} and {_described(b)}"
+    fix = "give both branches results of one type and rank, or an argument that decides as a number (weights=)"
+    raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)], fix=fix)
 
 
-def _same_type(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Sizes that only the run knows differ from others."""
-    sizes = len(a.shape) == len(b.shape) and all(guard_or_false(x == y) for x, y in zip(a.shape, b.shape, strict=True))
-    return sizes and a.dtype == b.dtype
+def _chosen_tensor(test: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """`test ? a : b`. Where their sizes differ, those of the larger are computed and what the run chooses is taken."""
+    pairs = list(zip(a.shape, b.shape, strict=True))
+    # sizes that only the run knows differ from others
+    differing = [axis for axis, (x, y) in enumerate(pairs) if not guard_or_false(x == y)]
+    whole = [torch.sym_max(x, y) if axis in differing else x for axis, (x, y) in enumerate(pairs)]
+    if differing:
+        a, b = (_padded(x, whole) for x in (a, b))
+    chosen = torch.where(test, a, b)
+    for axis in differing:
+        size = torch.where(test, *map(torch.scalar_tensor, pairs[axis]))
+        chosen = chosen.index_select(axis, torch.nonzero(torch.arange(whole[axis]) < size).squeeze(1))
+    return chosen
+
+
+def _padded(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
+    ends = [n for size, own in zip(reversed(sizes), reversed(x.shape), strict=True) for n in (0, size - own)]
+    return torch.constant_pad_nd(x, ends)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, list | tuple | dict) else repr(value)[:40]
 
 
 # --- ops that are the language's own
