@@ -83,8 +83,8 @@ class OnnxRuntime(Engine):
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
     ) -> None:
         _needs_cpu(target, "ort")
-        onnxruntime = _extra("onnxruntime", "ort")
         _needs_onnx(source, "ort")
+        onnxruntime = _extra("onnxruntime", "ort")
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.intra_op_num_threads = threads
@@ -106,8 +106,8 @@ class OpenVino(Engine):
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
     ) -> None:
         _needs_cpu(target, "openvino")
-        core: Any = _extra("openvino", "openvino").Core()
         _needs_onnx(source, "openvino")
+        core: Any = _extra("openvino", "openvino").Core()
         settings = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": threads,
@@ -131,16 +131,16 @@ class Eager(Engine):
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
     ) -> None:
-        torch = _extra("torch", "eager")
-        from ingot.frontends.torch import import_sized, load_exported
-        from ingot.frontends.torch.convert import to_torch
-
         if source.kind != "torch":
             raise InputError(
                 "engines eager and inductor run PyTorch programs",
                 expected="a .pt2 file, as torch.export.save writes it",
                 got=str(source.path),
             )
+        torch = _extra("torch", "eager")
+        from ingot.frontends.torch import import_sized, load_exported
+        from ingot.frontends.torch.convert import to_torch
+
         torch.set_num_threads(threads)
         program = load_exported(source.path)
         imported = import_sized(program, source.dynamic)
