@@ -97,6 +97,23 @@ def test_nothing_is_written_where_the_folder_is_missing(model: Path, tmp_path: P
     assert "an existing folder" in refused(2, "compile", model, "-o", tmp_path / "none" / "m.ingot")
 
 
+def test_a_model_is_not_written_over(model: Path):
+    before = model.read_bytes()
+    for command in ("compile", "export"):
+        assert "got the model itself" in refused(2, command, model, "-o", model)
+    assert model.read_bytes() == before
+
+
+def test_a_fault_of_ingots_own_is_told_as_such(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def failing(*_: object) -> None:
+        raise AssertionError("an invariant [of ours]")
+
+    monkeypatch.setattr("ingot.cli.compile.open_source", failing)
+    result = call("compile", model, "--json")
+    assert result.exit_code == 4 and json.loads(result.stdout)["kind"] == "AssertionError"
+    assert "an invariant [of ours]" in result.stderr and "please report" in result.stderr
+
+
 def test_a_refused_model_leaves_an_old_program_alone(tmp_path: Path):
     bad = models.save(models.unknown_ops(), tmp_path / "bad.onnx")
     old = tmp_path / "bad.ingot"
@@ -207,6 +224,13 @@ def test_run_on_random_inputs_is_repeatable(model: Path):
     runs = [told(call("run", model, "--random", "--size", "batch=4", "--json"))["outputs"][0] for _ in range(2)]
     assert runs[0] == runs[1] and runs[0]["shape"] == [4, 5]
     assert "probability" in call("run", model, "--random").output
+
+
+def test_what_a_program_has_settled_is_not_asked_of_it(model: Path):
+    written = told(call("compile", model, "--json"))["output"]
+    for option in (["--target", "c"], ["--precision", "bfloat16"], ["--fast-math"]):
+        assert "settled" in refused(2, "run", written, "--random", *option)
+    assert call("run", written, "--random", "--target", "cpu").exit_code == 0
 
 
 def test_run_refuses_inputs_that_do_not_fit(model: Path, tmp_path: Path):

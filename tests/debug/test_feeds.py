@@ -5,7 +5,16 @@ import onnx
 import pytest
 
 from ingot.debug.build import build
-from ingot.debug.feeds import as_given, cases, choose_sizes, index_limits, parse_sizes, random_feeds, read_feeds
+from ingot.debug.feeds import (
+    as_given,
+    cases,
+    choose_sizes,
+    index_limits,
+    parse_sizes,
+    random_feeds,
+    read_archive,
+    read_feeds,
+)
 from ingot.debug.source import open_source, parse_dims, read_graph
 from ingot.runtime.expr import Expr
 from ingot.runtime.program import Program, Symbol, TensorSpec
@@ -82,6 +91,17 @@ def test_a_pickle_is_refused(built, tmp_path: Path):
     np.save(tmp_path / "evil.npy", np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(InputError, match="written by numpy"):
         read_feeds(built.program, [f"ids={tmp_path / 'evil.npy'}"])
+
+
+def test_files_that_hold_no_arrays(tmp_path: Path):
+    whole = tmp_path / "whole.npz"
+    np.savez(whole, x=np.arange(1000))
+    for name, data in (("cut", whole.read_bytes()[:700]), ("text", b"hello"), ("empty", b"")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(InputError, match="damaged or of another kind"):
+            read_archive(tmp_path / name)
+    with pytest.raises(InputError, match="No such file"):
+        read_archive(tmp_path / "none")
 
 
 def test_files_that_are_no_models(tmp_path: Path):

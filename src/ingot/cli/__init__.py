@@ -46,7 +46,7 @@ COMMANDS = {
 
 app = typer.Typer(
     name="ingot",
-    help="Ingot compiles a trained model (ONNX, PyTorch) to one native CPU program.",
+    help="Ingot compiles a trained model to one native program, for a CPU, an NVIDIA GPU or in C.",
     epilog="Exit codes: " + "; ".join(f"{code} {text}" for code, text in CODES.items()) + ".",
     no_args_is_help=True,
     add_completion=False,

@@ -47,9 +47,11 @@ def compile_(
     with presented(as_json, limit):
         source = open_source(model, about.words)
         if source.kind == "artifact":
-            raise InputError(f"{model} is compiled already", expected="an ONNX or .pt2 file")
+            raise InputError(f"{model} is compiled already", expected="the file of a model")
         suffix = ".c" if settings.target.partition(":")[0] == "c" else ".ingot"
-        path = writable(model.with_suffix(suffix) if output is None else output)
+        path = writable(model.with_suffix(suffix) if output is None else output, model)
+        if weights is not None:
+            writable(weights, model)
         began = time.perf_counter()
         compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - began

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,6 +76,14 @@ def presented(as_json: bool, limits: Sequence[str] | None = None) -> Iterator[No
     except KeyboardInterrupt:
         err.print("interrupted")
         raise typer.Exit(INTERRUPTED) from None
+    except (typer.Exit, BrokenPipeError):
+        raise
+    except Exception as error:  # a fault of Ingot's own: with its traceback, which a report needs
+        if as_json:
+            print_json({"error": str(error), "kind": type(error).__name__, "code": FAILED, "unsupported": []})
+        err.print(escape(traceback.format_exc().rstrip()), highlight=False)
+        err.print("[bold red]error:[/] this is a fault of Ingot: please report it with the lines above")
+        raise typer.Exit(FAILED) from None
 
 
 def _code(error: IngotError) -> int:
@@ -111,12 +120,14 @@ def _plain(value: object) -> object:
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
-def writable(path: Path) -> Path:
-    """`path`, if its folder is there: said before minutes of work and not after them."""
+def writable(path: Path, model: Path) -> Path:
+    """`path`, if its folder is there and it is not the model's: said before minutes of work and not after them."""
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}", expected="an existing folder", got=str(path.parent))
     if path.is_dir():
         raise InputError(f"cannot write {path}", expected="a file's name", got="a folder")
+    if path.exists() and path.samefile(model):
+        raise InputError(f"cannot write {path}", expected="another file", got="the model itself")
     return path
 
 

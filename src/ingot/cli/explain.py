@@ -50,7 +50,7 @@ def explain(
         source = open_source(model, about.words)
         for path in (html, trace):
             if path is not None:
-                writable(path)
+                writable(path, model)
         if source.kind == "artifact" and (receipt := artifact.load(source.path).meta.get("quantization")):
             _print_receipt(receipt, as_json)
             return

@@ -35,7 +35,7 @@ def export(
     """
     with presented(as_json):
         graph = read_graph(open_source(model, about.words))
-        path = writable(model.with_suffix(".mlir") if output is None else output)
+        path = writable(model.with_suffix(".mlir") if output is None else output, model)
         beside = write(graph, path, inline)
     files = [str(path), *([str(beside)] if beside else [])]
     if as_json:

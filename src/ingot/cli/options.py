@@ -15,12 +15,9 @@ import typer
 from ingot.debug.source import Words
 from ingot.support.dataclass import dataclass
 
-Model = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="An ONNX file, a PyTorch .pt2 file, or a compiled .ingot file.")
-]
-Uncompiled = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="An ONNX file or a PyTorch .pt2 file (torch.export.save).")
-]
+_READ = "ONNX, PyTorch (.pt2), TorchScript, StableHLO, TensorFlow, TFLite or Keras"
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_READ}, or a compiled .ingot file.")]
+Uncompiled = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_READ}.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default one per physical core.")]
 Dims = Annotated[
     list[str] | None,
@@ -53,7 +50,7 @@ Target = Annotated[
     str,
     typer.Option(
         metavar="NAME[:FEATURES]",
-        help="native: this machine's CPU with all that it has; or cpu:x86-64-v3, cpu:znver4, cpu:aarch64 and others.",
+        help="native: this machine's CPU with all that it has; cpu:x86-64-v3, cpu:aarch64 and others; cuda:sm_90a; c.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

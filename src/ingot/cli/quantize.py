@@ -53,10 +53,10 @@ def quantize(
     """
     with presented(as_json, limit):
         source = open_source(model, Words(dim or []))
-        path = writable(model.with_suffix(".ingot") if output is None else output)
+        path = writable(model.with_suffix(".ingot") if output is None else output, model)
         for beside in (html, onnx):
             if beside is not None:
-                writable(beside)
+                writable(beside, model)
         chosen = None if formats is None else tuple(formats.split(","))
         asked = Asked(None, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
         dims = source.dynamic

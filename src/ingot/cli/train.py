@@ -68,18 +68,21 @@ def train(
     with presented(as_json, limit):
         if resume and checkpoint is None:
             raise InputError("--resume", expected="a checkpoint", got="none", fix="--checkpoint FILE.safetensors")
-        written = writable(output or model.with_suffix(".trained.onnx"))
-        for path in filter(None, (checkpoint, picture)):
-            writable(path)
-        chosen = _optimizer(optimizer, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         source = open_source(model, Words(dim or []))
+        written = writable(output or model.with_suffix(".trained.onnx"), model)
+        for path in filter(None, (checkpoint, picture)):
+            writable(path, model)
+        chosen = _optimizer(optimizer, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+        if source.kind != "onnx":
+            raise InputError(f"model {model}", expected="an ONNX file", got=source.kind, fix="ingot.train in Python")
+        arrays = read_archive(data)
         progress.report("compile")
         step = train_model(
             source.path, loss, chosen, None, (), metrics=metric or (), trainable=trainable, clip_norm=clip_norm,
             accumulate=accumulate, precision=precision, dynamic=source.dynamic, threads=threads, seed=seed,
             memory=memory,
         )  # fmt: skip
-        done = _run(step, Plan(_data(step, data, target), batch, epochs, seed, checkpoint, every), resume)
+        done = _run(step, Plan(_data(step, arrays, data, target), batch, epochs, seed, checkpoint, every), resume)
         atomic_write(written, [step.trained().SerializeToString()])
         if picture is not None:
             atomic_write(picture, [curve(done.losses, model.name).encode()])
@@ -131,9 +134,10 @@ def _optimizer(name: str, given: Mapping[str, float | None]) -> optim.Optimizer:
     return made(**chosen)
 
 
-def _data(step: CompiledStep | TrainingStep, path: Path, target: str | None) -> dict[str, np.ndarray]:
+def _data(
+    step: CompiledStep | TrainingStep, arrays: Mapping[str, np.ndarray], path: Path, target: str | None
+) -> dict[str, np.ndarray]:
     """The arrays by the step's inputs: the target's is the one that is left behind the model's own."""
-    arrays = read_archive(path)
     *own, last = (s.name for s in step.inputs if s.name != step.training.rate)
     left = [name for name in arrays if name not in own]
     name = target or (last if last in arrays else left[0] if len(left) == 1 else last)

@@ -54,7 +54,7 @@ def tune(
         if path is None:
             raise InputError("a database to write to", expected="--database FILE", got="INGOT_TUNING=0")
         if database is not None:
-            writable(path)
+            writable(path, model)
         graph = read_graph(source)
         # of the plan alone, whose inputs tell the sizes
         plan = build(graph, **{**vars(settings), "target": f"null:{settings.target}"})

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -26,6 +27,9 @@ Feeds = dict[str, np.ndarray]
 BATCHES, LENGTHS = (1, 3, 2), (128, 33, 7)  # one common size, and odd ones that leave remainders in every tile
 PIXELS = (224, 97, 64)  # of an image's height and width: networks halve them time and again
 
+# what numpy raises for a file that holds no arrays
+_UNREADABLE = (OSError, ValueError, EOFError, BadZipFile, zlib.error)
+
 
 def read_archive(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file. Raises InputError for one that is damaged or of another kind."""
@@ -35,8 +39,15 @@ def read_archive(path: Path) -> dict[str, np.ndarray]:
             if isinstance(archive, np.ndarray):
                 raise InputError(f"arrays {path}", expected="an archive of named arrays (numpy.savez)", got="one array")
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"cannot read {path}", expected="arrays written by numpy.savez", got=str(error)) from error
+    except _UNREADABLE as error:
+        raise _unread(path, "arrays written by numpy.savez", error) from error
+
+
+def _unread(path: Path, expected: str, error: Exception) -> InputError:
+    """In words of our own: numpy takes any other file for a pickle, and says how to load it unsafely."""
+    if isinstance(error, OSError):
+        return InputError(f"cannot read {path}: {error.strerror or error}")
+    return InputError(f"cannot read {path}", expected=expected, got="a file that is damaged or of another kind")
 
 
 def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
@@ -258,8 +269,8 @@ def read_array(path: Path) -> np.ndarray:
     try:
         with open_regular(path) as file:
             array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"cannot read {path}", expected="an array written by numpy.save", got=str(error)) from error
+    except _UNREADABLE as error:
+        raise _unread(path, "an array written by numpy.save", error) from error
     if not isinstance(array, np.ndarray):
         raise InputError(f"cannot read {path}", expected="one array (.npy)", got="an archive of several")
     return array

@@ -209,7 +209,13 @@ def compile_source(
 ) -> CompiledProgram:
     """The compiled model; for an artifact the loaded one. Raises what `ingot.compile` and `ingot.load` raise."""
     if source.kind == "artifact":
-        return CompiledModel(artifact.load(source.path), threads=threads)
+        program = artifact.load(source.path)
+        if target.partition(":")[0] not in ("native", program.features.target) or precision != "float32" or fast_math:
+            raise InputError(
+                f"{source.path} is compiled: its target, precision and arithmetic are settled",
+                fix="compile the model again with these options",
+            )
+        return CompiledModel(program, threads=threads)
     options = compiler.Options(target, thread_count(threads), cache, fast_math, precision)
     compiled = compiler.compile_model(source.path, source.request, options)
     if isinstance(compiled, SpecializedModel):
