@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch import export_module, import_exported
 from ingot.ir.node import Const
-from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
+from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError, VerifyError
 from tests.frontends.torch.agree import close, run
 
 
@@ -384,3 +384,29 @@ def test_a_model_in_training_mode_is_told(caplog: pytest.LogCaptureFixture) -> N
     caplog.clear()
     export_module(nn.Sequential(net.eval()), (x,))
     assert "training mode" not in caplog.text
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_torch_infers_of_results_that_are_not_read(read: bool) -> None:
+    """May be wrong, as the rank of an LSTM's last states in PyTorch 2.11; of those that are read it is checked."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, (h, _) = self.rnn(x)
+            return y + h if read else y
+
+    net, x = Net().eval(), torch.randn(5, 2, 3)
+    exported = export_module(net, (x,))
+    (node,) = (n for n in exported.graph.nodes if "lstm" in str(n.target))
+    y, h, c = node.meta["val"]
+    node.meta["val"] = (y, h[None], c)
+    if read:
+        with pytest.raises(VerifyError, match="lstm"):
+            import_exported(exported)
+    else:
+        with torch.no_grad():
+            close(run(import_exported(exported), x), net(x))

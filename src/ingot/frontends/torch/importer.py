@@ -221,7 +221,12 @@ class Importer:
         if isinstance(result, Node | Complex):
             return self._checked(result, meta[0] if isinstance(meta, list | tuple) and meta else meta, node, loc)
         if isinstance(result, tuple) and isinstance(meta, list | tuple):
-            return tuple(self._checked(r, m, node, loc) for r, m in zip(result, meta, strict=False))
+            # what is not read stays unchecked: PyTorch 2.11 infers another rank for an LSTM's last states
+            read = [user.args[1] for user in node.users if user.target is operator.getitem and user.users]
+            return tuple(
+                self._checked(r, m, node, loc) if i in read else r
+                for i, (r, m) in enumerate(zip(result, meta, strict=False))
+            )
         return result
 
     def _checked(self, result: object, meta: object, node: fx.Node, loc: str) -> object:
