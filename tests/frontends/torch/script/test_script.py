@@ -461,6 +461,23 @@ def test_branches_whose_results_differ_in_size(dynamic: dict[str, dict[int, str]
                 torch.testing.assert_close(got, want)
 
 
+class Folded(nn.Module):
+    """Sizes that a trace computes in tensors."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, c, h, w = x.shape
+        x = x.reshape(b * c * (h // 2), 2, w // 2, 2).transpose(1, 2).reshape(b, c, h * w // 4, 4).transpose(1, 3)
+        return x.reshape(b * 4, h * w // 4, -1) * (torch.tensor(2) + torch.tensor(1))
+
+
+def test_sizes_that_a_trace_computes_stay_open():
+    x = torch.randn(2, 3, 8, 8)
+    module = torch.jit.trace(Folded().eval(), x)
+    compiled = ingot.compile(module, (x,), dynamic={"x": {0: "n"}})
+    for n in (1, 2, 5):
+        torch.testing.assert_close(compiled(torch.ones(n, 3, 8, 8)), module(torch.ones(n, 3, 8, 8)))
+
+
 class Ranked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sum() if bool(x.sum() > 0) else x

@@ -14,6 +14,7 @@ from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpE
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 # of objects that the program makes, whose attributes are their own; those that a module holds are as modules are
 _OF_OBJECTS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
+_ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::floor_divide", "aten::remainder"))
 _MODULES = (torch.jit.ScriptModule, torch._C.ScriptModule)
 
 
@@ -68,7 +69,8 @@ class _Reader:
         inputs = tuple(v.debugName() for v in n.inputs())
         outputs = tuple(v.debugName() for v in n.outputs())
         if kind == "prim::Constant":
-            return Node(kind, (), outputs, value=n.output().toIValue(), loc=loc)
+            value = n.output().toIValue()
+            return Node(kind, (), outputs, value=int(value) if _stands_for_a_number(n, value) else value, loc=loc)
         if "MKLDNN" in kind or kind in ("aten::to_mkldnn", "prim::mkldnn_convolution"):
             reason = "made by torch.jit.optimize_for_inference: save the module as it was before"
             self.refused.append(UnsupportedOp(kind, loc, reason))
@@ -196,6 +198,17 @@ def _task(fork: Any) -> Any:
 
 def _submodules(module: Any) -> Mapping[str, Any]:
     return dict(torch._C.ModuleDict(getattr(module, "_c", module)).items())
+
+
+def _stands_for_a_number(constant: Any, value: Any) -> bool:
+    """Whether a tensor is an integer that is only computed with: traces have sizes (`n * 4`) as tensors of rank 0."""
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or value.dim():
+        return False
+    users = [use.user for use in constant.output().uses()]
+    return all(
+        u.kind() in _ARITHMETIC and any(i.node().kind() != "prim::Constant" for i in list(u.inputs())[:2])
+        for u in users
+    )
 
 
 def _is_packed(type: Any) -> bool:
