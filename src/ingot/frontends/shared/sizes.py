@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.quotients import Quotient, computed
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, mod, substitute, symbol, symbols_of
 from ingot.ir.node import Const, Input, Node, Project, topological
-from ingot.ir.types import boolean
+from ingot.ir.types import boolean, f32, f64
 from ingot.support.errors import ShapeError
 
 _LIMIT = 1024  # larger tensors are data, not shapes
@@ -89,7 +90,7 @@ class Sizes:
         return tuple(d if isinstance(d, Dim) else int(d) for d in self.elements(node).reshape(-1))
 
     def elements(self, root: Node) -> np.ndarray:
-        """An object array of int, bool and Dim."""
+        """An object array of int, bool and Dim; of float, and Quotient where it comes from sizes."""
         stack = [root]
         while stack:
             node = stack[-1]
@@ -103,6 +104,25 @@ class Sizes:
             self._known[node] = self._evaluate(node)
             stack.pop()
         return self._known[root]
+
+    def told(self, node: Node) -> DimLike | None:
+        """The size that a node of one element is, None where only the run knows it."""
+        try:
+            (only,) = self.dims(node)
+        except Unsupported:
+            return None
+        return only
+
+    def with_found(self, node: Node, size: DimLike) -> Sizes:
+        """These, where the run finds that a node of one element is `size`."""
+        more = Sizes(self.inputs)
+        more._known.update(self._known)
+        while True:
+            more._known[node] = np.full(node.shape, size, object)
+            moved = node.op.rearranges or isinstance(node.op, ops.Convert)
+            if not moved or not node.inputs[0].dtype.is_integer or node.inputs[0].type.size != 1:
+                return more
+            (node,) = node.inputs
 
     def decided(self, node: Node) -> bool | None:
         """The value of a bool scalar, where it is the same for all sizes."""
@@ -147,8 +167,6 @@ class Sizes:
             return np.array(op.dim, object)
         if isinstance(op, ops.Iota):
             return _objects(op.reference())
-        if isinstance(op, ops.Convert):
-            return _converted(node, inputs[0])
         if op.rearranges or isinstance(op, ops.Concat):
             moved = op.reference(*inputs)
             assert isinstance(moved, np.ndarray)
@@ -156,6 +174,10 @@ class Sizes:
         if isinstance(op, ops.Take):
             x, index = inputs
             return np.asarray(op.reference(x, _indices(index, node)), object)
+        if any(isinstance(v, Quotient) for x in inputs for v in x.reshape(-1)):
+            return _of_quotients(node, inputs)
+        if isinstance(op, ops.Convert):
+            return _converted(node, inputs[0])
         if isinstance(op, ops.Reduce) and op.kind in _FOLDS:
             rule = _FOLDS[op.kind]
             out = np.empty(tuple(d for i, d in enumerate(inputs[0].shape) if i not in op.dims), object)
@@ -256,9 +278,17 @@ def _converted(node: Node, x: np.ndarray) -> np.ndarray:
     if not symbolic:
         raw = np.array(x.tolist(), None if x.size else np.int64).astype(source.numpy)
         return _objects(ops.Convert(dtype).reference(raw))
+    if source.is_integer and dtype in (f32, f64):
+        return _elementwise(lambda v: Quotient(v) if isinstance(v, Dim) else float(v), x)
     if not (source.is_integer and dtype.is_integer):
         raise _unknown(node)
     return x
+
+
+def _of_quotients(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
+    if any(x.shape != node.shape for x in inputs):
+        raise _unknown(node)
+    return _elementwise(lambda *v: computed(node, v), *inputs)
 
 
 def _quotient(a: DimLike, b: DimLike) -> DimLike:

@@ -178,6 +178,21 @@ class FunctionDef:
         return self.message.names(4)
 
     @cached_property
+    def handed_on(self) -> frozenset[int]:
+        """Places of arguments that are the results at the same places."""
+        pairs = zip(self.arguments, self.outputs, strict=False)
+        return frozenset(k for k, (a, o) in enumerate(pairs) if self._source(self.results.get(o, "")) == a)
+
+    def _source(self, tensor: str) -> str:
+        """The argument that a value of the body is."""
+        for _ in self.nodes:
+            node = self.nodes.get(tensor.split(":")[0])
+            if node is None or node.op != "Identity" or not node.data_inputs:
+                break
+            tensor = node.data_inputs[0]
+        return tensor
+
+    @cached_property
     def effects(self) -> tuple[str, ...]:
         """Nodes that run for what they do."""
         return tuple(self.message.names(6).values())

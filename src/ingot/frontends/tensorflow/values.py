@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared import rows
+from ingot.frontends.shared import quotients, rows
 from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.proto import Function, Message, NodeDef, function_of, shape_of, single_float
@@ -160,14 +160,18 @@ class Call:
         return self.walk.sizes.dims(x)
 
     def elements(self, x: Value) -> list[DimLike | Node]:
-        """Those of an integer vector, as sizes where they are known."""
+        """Those of an integer tensor in order, as sizes where they are known."""
         try:
             return list(self.sizes(x))
         except Unsupported:
             count = x.type.size if isinstance(x, Node) else None
             if not isinstance(x, Node) or not isinstance(count, int) or not x.dtype.is_integer:
                 raise
-            pieces = x.inputs if isinstance(x.op, ops.Concat) and all(i.type.size == 1 for i in x.inputs) else ()
+            whole = x
+            while isinstance(whole.op, ops.Reshape):
+                (whole,) = whole.inputs
+            single = isinstance(whole.op, ops.Concat) and all(i.type.size == 1 for i in whole.inputs)
+            pieces = whole.inputs if single else ()
             parts = [ops.reshape(p, ()) for p in pieces]
             line = ops.reshape(x, (count,))
             return [self._size_or_node(p) for p in parts or (ops.index_axis(line, 0, i) for i in range(count))]
@@ -179,11 +183,25 @@ class Call:
             return x
 
     def lengths(self, x: Value) -> tuple[DimLike, ...]:
-        """As `sizes`; those that only the run knows are sizes that it finds."""
-        elements, found = self.elements(x), self.walk.found
+        """As `sizes`; those that only the run knows are sizes that it finds, and in which others may be told."""
+        elements = self.elements(x)
         if not self.walk.may_find([d for d in elements if isinstance(d, Node)]):
             return self.sizes(x)
-        return tuple(found.size(ops.cast(d, i64), most_found(), "size") if isinstance(d, Node) else d for d in elements)
+        sizes, out = self.walk.sizes, list[DimLike]()
+        for d in elements:
+            if isinstance(d, Node):
+                told = sizes.told(d)
+                size = self._found(d) if told is None else told
+                sizes = sizes.with_found(d, size)
+                out.append(size)
+            else:
+                out.append(d)
+        return tuple(out)
+
+    def _found(self, x: Node) -> DimLike:
+        """The size that `x` says in the run."""
+        most = quotients.most(self.walk.sizes, x)
+        return self.walk.found.size(ops.cast(x, i64), most_found() if most is None else most, "size")
 
     def size(self, x: Value) -> DimLike:
         (only,) = self.sizes(x)

@@ -226,7 +226,7 @@ class _Trial:
 
 def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _Trial:
     refused = list(c.walk.refused)
-    probes = _fresh(start, f"{c.loc}.probe")
+    probes = _probes(c, body, start)
     ends = _tried(c, body, probes)
     counter = _counter(c, cond, start, probes, ends)
     appends = () if counter is not None else _appends(c, start, probes, ends)
@@ -243,6 +243,17 @@ def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _
     if counter is not None:
         values = [_grown(v, e, counter) for v, e in zip(values, ends, strict=True)]
     return _Trial(values, fixed, counter, appends, _changing(values, ends))
+
+
+def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
+    """What the turn that shows begins with: inputs of its own, but for what the body plainly hands on and any graph may
+    hold, as shapes are made of it."""
+    f, probes = c.walk.functions.get(body.name), _fresh(start, f"{c.loc}.probe")
+    for k in f.handed_on.intersection(range(len(start))) if f is not None else ():
+        value = start[k]
+        form = c.walk.sizes.anywhere(value) if isinstance(value, Node) else None
+        probes[k] = probes[k] if form is None else form
+    return probes
 
 
 def _note(c: Call, inside: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]) -> None:

@@ -1,0 +1,159 @@
+"""Floats that come from sizes: what rounds them is exact in integers, and what bounds them bounds a size.
+
+int(ceil(float(n) / 512))            ->   (n + 511) floordiv 512
+int(round(min(32 / h, 48 / w) * h))  ->   only the run knows it; 33 at most
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, floordiv
+from ingot.ir.node import Node
+from ingot.support.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ingot.frontends.shared.sizes import Sizes
+
+_DEEPEST = 24
+_MOST_ENDS = 4
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """of / by, where `by` is positive for all sizes."""
+
+    of: DimLike
+    by: DimLike = 1
+
+    @property
+    def exact(self) -> bool:
+        """Whether floats have it as it is: wholes below 2**24, and binary fractions of small ones. Rounding a quotient
+        of two such numbers once does not take it to another whole number."""
+        return isinstance(self.by, int) and self.by <= 1024 and self.by & (self.by - 1) == 0
+
+
+def _reduced(of: DimLike, by: DimLike) -> Quotient:
+    whole = divides(of, by)
+    return Quotient(of, by) if whole is None else Quotient(whole)
+
+
+def _low(size: DimLike) -> int | None:
+    return size if isinstance(size, int) else bounds(size)[0]
+
+
+def _add(a: Quotient, b: Quotient) -> Quotient:
+    return _reduced(a.of * b.by + b.of * a.by, a.by * b.by)
+
+
+def _sub(a: Quotient, b: Quotient) -> Quotient:
+    return _reduced(a.of * b.by - b.of * a.by, a.by * b.by)
+
+
+def _mul(a: Quotient, b: Quotient) -> Quotient:
+    return _reduced(a.of * b.of, a.by * b.by)
+
+
+def _div(a: Quotient, b: Quotient) -> Quotient:
+    if (_low(b.of) or 0) < 1:
+        raise Unsupported(f"a quotient by {b.of}, which may be negative or zero")
+    return _reduced(a.of * b.by, a.by * b.of)
+
+
+def _least(a: Quotient, b: Quotient) -> Quotient:
+    return _reduced(dim_min(a.of * b.by, b.of * a.by), a.by * b.by)
+
+
+def _greatest(a: Quotient, b: Quotient) -> Quotient:
+    return _reduced(dim_max(a.of * b.by, b.of * a.by), a.by * b.by)
+
+
+_OF_EXACT: dict[type, Callable[[Quotient, Quotient], Quotient]] = {
+    ops.Add: _add, ops.Sub: _sub, ops.Mul: _mul, ops.Div: _div, ops.Min: _least, ops.Max: _greatest,
+}  # fmt: skip
+
+
+def computed(node: Node, operands: Iterable[object]) -> object:
+    """An element of `node`, of numbers and quotients. Raises Unsupported where it is no size rounded once."""
+    values = [v if isinstance(v, Quotient) else _of_number(v) for v in operands]
+    if isinstance(node.op, ops.Convert) and node.dtype.is_integer:
+        (x,) = values
+        if (_low(x.of) or 0) < 0:
+            raise Unsupported(f"the whole part of {x.of} / {x.by}, which may be negative")
+        return floordiv(x.of, x.by)
+    if isinstance(node.op, ops.Convert) and values[0].exact:
+        return values[0]
+    if isinstance(node.op, ops.Floor):
+        return Quotient(floordiv(values[0].of, values[0].by))
+    if isinstance(node.op, ops.Ceil):
+        return Quotient(ceildiv(values[0].of, values[0].by))
+    if isinstance(node.op, ops.RoundEven | ops.RoundAway) and values[0].by == 1:
+        return values[0]
+    rule = _OF_EXACT.get(type(node.op))
+    if rule is None or not all(v.exact for v in values):
+        raise Unsupported(f"a size that only the run knows: it comes from {node.op.name}")
+    return rule(*values)
+
+
+def _of_number(v: object) -> Quotient:
+    if not isinstance(v, int | float) or not abs(v) < 1 << 24:
+        raise Unsupported(f"a size that only the run knows: it comes from {v}")
+    return Quotient(*v.as_integer_ratio())
+
+
+# --- bounds
+
+_Ends = tuple[list[Quotient], list[Quotient]]  # what is not greater, and what is not less; all of them from zero on
+
+
+def most(sizes: Sizes, node: Node) -> DimLike | None:
+    """What an element of one number cannot exceed, None where nothing says it: a number rather than an expression."""
+    ends = [floordiv(q.of, q.by) + 1 for q in _ends(sizes, node, 0)[1]]  # 1: for the roundings on the way
+    return min((e for e in ends if isinstance(e, int)), default=ends[0] if ends else None)
+
+
+def _ends(sizes: Sizes, node: Node, depth: int) -> _Ends:
+    try:
+        (known,) = sizes.elements(node).reshape(-1)
+        q = Quotient(known) if isinstance(known, Dim) else known if isinstance(known, Quotient) else _of_number(known)
+        return ([q], [q]) if (_low(q.of) or 0) >= 0 and _low(q.of) is not None else ([], [])
+    except Unsupported:
+        if depth > _DEEPEST or any(i.type.size != 1 for i in node.inputs):
+            return [], []
+    ends = [_ends(sizes, i, depth + 1) for i in node.inputs]
+    lows, highs = [low for low, _ in ends], [high for _, high in ends]
+    zero = [Quotient(0)] if all(lows) else []
+    op = node.op
+    if (isinstance(op, ops.Convert) and node.inputs[0].dtype.is_integer) or op.rearranges:
+        return lows[0], highs[0]
+    if isinstance(op, ops.Convert | ops.Floor):
+        return zero, highs[0]
+    if isinstance(op, ops.Ceil | ops.RoundEven | ops.RoundAway):
+        return zero, _pairs(_add, highs[0], [Quotient(1)])
+    if isinstance(op, ops.Min):
+        return zero, [*highs[0], *highs[1]][:_MOST_ENDS]
+    if isinstance(op, ops.Max):
+        return [*lows[0], *lows[1]][:_MOST_ENDS], _pairs(_greatest, *highs)
+    if isinstance(op, ops.Add):
+        return _pairs(_add, *lows), _pairs(_add, *highs)
+    if isinstance(op, ops.Sub):
+        return [], highs[0] if lows[1] else []
+    if isinstance(op, ops.Mul) and zero:
+        return _pairs(_mul, *lows), _pairs(_mul, *highs)
+    if isinstance(op, ops.Div):
+        return zero if node.dtype.is_integer else _pairs(_div, lows[0], highs[1]), _pairs(_div, highs[0], lows[1])
+    return [], []
+
+
+def _pairs(
+    rule: Callable[[Quotient, Quotient], Quotient], a: Iterable[Quotient], b: Iterable[Quotient]
+) -> list[Quotient]:  # fmt: skip
+    found: list[Quotient] = []
+    for x, y in product(a, b):
+        if rule is not _div or (_low(y.of) or 0) >= 1:
+            found.append(rule(x, y))
+    return found[:_MOST_ENDS]
