@@ -81,6 +81,15 @@ def twice() -> Program:
     return program(steps, (X, Y, temp))
 
 
+HALO = 0.7470588088035583  # whose bytes are all alike
+
+
+def twice_of_halo() -> Program:
+    """y = 2 h of a halo that no step writes."""
+    halo = Buffer(2, "arena", NBYTES, 0, 0, halo="h", fill=0x3F)
+    return program((Step("double", ((2, 0), (1, 0)), (("n",),), ("n",), "only"),), (X, Y, halo))
+
+
 def branches() -> Program:
     """y = 2 (2 x), and beside it the same of x, which nobody reads."""
     temps = Buffer(2, "arena", NBYTES, 0, 3), Buffer(3, "arena", NBYTES, 1, 3), Buffer(4, "arena", NBYTES, 3, 3)

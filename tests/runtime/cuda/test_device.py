@@ -24,6 +24,7 @@ from tests.runtime.cuda.fake import FakeDriver
 from tests.runtime.cuda.programs import (
     BOTH,
     H100,
+    HALO,
     KERNELS,
     branches,
     branching,
@@ -32,6 +33,7 @@ from tests.runtime.cuda.programs import (
     counting,
     first_of_positive,
     twice,
+    twice_of_halo,
     until_100,
 )
 
@@ -444,6 +446,31 @@ def test_graphs_that_cannot_be_moved_are_made_anew(fake: FakeDriver, monkeypatch
         ctypes.memset(result, 0, 16)
         context.run(instance, [places[0], result], BOTH)
         np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(result)), 4 * x)
+
+
+@pytest.mark.parametrize("name", ["allocate", "to_device", "fill", "add_kernel", "instantiate", "launch", "to_host"])
+def test_a_failed_call_leaves_the_model_usable(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Too little memory for larger sizes, or whatever the driver refuses on the way: those before work as they did, on
+    an arena whose halo has its values."""
+    loaded, x = Loaded(twice_of_halo()), np.ones(3, np.float32)
+    want = run(loaded, x)
+    np.testing.assert_array_equal(want.view(np.uint8), np.full(3, 2 * HALO, np.float32).view(np.uint8))
+
+    def fails(*args: object, **kwargs: object) -> int:
+        raise DeviceError("the GPU", expected=name, got="none")
+
+    for large in (300, 4000):
+        with monkeypatch.context() as broken:
+            broken.setattr(fake, name, fails)
+            context = loaded.claim()
+            with pytest.raises(DeviceError, match=name):
+                y = np.zeros(large, np.float32)
+                context.run(context.bind(((large,),)), [y.ctypes.data, y.ctypes.data])
+            context.release()
+        np.testing.assert_array_equal(run(loaded, x), want)
+        np.testing.assert_array_equal(run(loaded, np.ones(large, np.float32)), np.full(large, want[0]))
+    del loaded, context
+    assert not fake.live
 
 
 @pytest.mark.parametrize("name", ["add_kernel", "instantiate"])

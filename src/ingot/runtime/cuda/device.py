@@ -403,6 +403,7 @@ class Context:
     def _activate(self, instance: Instance, stream: int) -> None:
         if self._current is instance and self.arena.nbytes >= instance.graphs.nbytes:
             return
+        self._current = None  # until the arena has what is filled
         self.arena.hold(instance.graphs.nbytes)
         for offset, nbytes, byte in instance.layout.filled:
             self._driver.fill(self.arena.address + offset, byte, nbytes, stream)
