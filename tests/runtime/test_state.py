@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -46,6 +48,23 @@ def test_a_call_that_fails_changes_nothing() -> None:
     assert np.array_equal(model.state()["sum"], START)
     with pytest.raises(InputError, match="expected one of none"):
         CompiledModel(models.static()).set_state({"sum": ONES})
+
+
+def test_a_call_that_gets_no_context_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one on a GPU without memory for its stream."""
+    model = CompiledModel(models.summing())
+
+    def fails() -> NoReturn:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(model._loaded, "claim", fails)
+        with pytest.raises(MemoryError):
+            model(ONES)
+    caller = threading.Thread(target=model, args=(ONES,), daemon=True)
+    caller.start()
+    caller.join(30)
+    assert not caller.is_alive()
 
 
 def test_one_call_at_a_time() -> None:

@@ -140,8 +140,9 @@ class CompiledModel(CompiledProgram):
         held = self._held
         if held.shapes:
             self._turn.acquire()
-        context = self._loaded.claim()
+        context = None
         try:
+            context = self._loaded.claim()
             instance = context.bind(told.shapes)
             if held.shapes:
                 pointers += held.pointers
@@ -165,7 +166,8 @@ class CompiledModel(CompiledProgram):
         except SizesError as e:
             refused = e
         finally:
-            context.release()
+            if context is not None:
+                context.release()
             if held.shapes:
                 self._turn.release()
         return self.elsewhere(self.others, refused, lambda other: other.run(inputs))
