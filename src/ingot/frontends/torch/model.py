@@ -167,16 +167,20 @@ class OutputAdapter:
 
     def unflatten(self, outputs: Sequence[torch.Tensor]) -> Any:
         """The model's own structure (tuples, dicts, dataclasses such as ModelOutput) around the tensors."""
-        if self._plain:
-            return outputs[0] if self.spec.is_leaf() else tuple(outputs)
-        values = [self._leaf(kind, value, outputs) for kind, value in self.leaves]
-        return values[0] if self.spec.is_leaf() else pytree.tree_unflatten(values, self.spec)
+        values = outputs if self._plain else [self._leaf(kind, value, outputs) for kind, value in self.leaves]
+        if self.spec.is_leaf():
+            return values[0]
+        return tuple(values) if self._flat else pytree.tree_unflatten(values, self.spec)
 
     @cached_property
     def _plain(self) -> bool:
-        """Whether the result is the graph's outputs in their order: a tensor or a tuple of tensors."""
-        flat = self.spec.is_leaf() or (self.spec.type is tuple and all(c.is_leaf() for c in _children(self.spec)))
-        return flat and self.leaves == tuple((TENSOR, i) for i in range(len(self.names)))
+        """Whether the leaves are the graph's outputs in their order."""
+        return self.leaves == tuple((TENSOR, i) for i in range(len(self.names)))
+
+    @cached_property
+    def _flat(self) -> bool:
+        """Whether the result is a tuple of leaves, which torch's tree takes a microsecond for each of."""
+        return self.spec.type is tuple and all(c.is_leaf() for c in _children(self.spec))
 
     @staticmethod
     def _leaf(kind: str, value: Any, outputs: Sequence[torch.Tensor]) -> Any:
