@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -38,6 +39,7 @@ from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.tracing.layouts import Order, kept_orders, order_of
 from ingot.frontends.torch.tracing.samples import Samples
+from ingot.frontends.torch.tracing.sparse import split_sparse
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
@@ -93,7 +95,9 @@ def ingot_backend(
         return _Specialized(gm, example_inputs, frozenset(), compile_model, kept_orders(gm.graph))
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _Specialized(gm, example_inputs, frozenset(), compile_model)
+        join = split_sparse(gm.graph)
+        run = _Specialized(gm, example_inputs, frozenset(), compile_model)
+        return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
     return aot_module_simplified(
         module,
