@@ -10,7 +10,7 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, as_dim, product
+from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product
 from ingot.support.dataclass import dataclass
 
 Shape = tuple[DimLike, ...]
@@ -178,7 +178,7 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
-        return all(isinstance(d, int) for d in self.shape)
+        return is_static(self.shape)
 
     def with_shape(self, shape: Shape) -> TensorType:
         return TensorType(self.dtype, shape)

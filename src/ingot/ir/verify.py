@@ -151,11 +151,6 @@ def _dims_in(value: object) -> Iterator[Dim]:
             yield from _dims_in(v)
 
 
-def is_static(sizes: Iterable[DimLike]) -> bool:
-    """Whether none of `sizes` is symbolic."""
-    return not any(isinstance(d, Dim) for d in sizes)
-
-
 def check_sizes(graph: Graph, where: str) -> None:
     """Raise LimitError for a tensor that no machine can hold, whatever its symbols are: sizes count in 64 bits."""
     limits = {name: (low, high) for name, low, high in graph.bounds}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ingot import ops
 from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import reverse
-from ingot.ir.dims import DimLike, product
+from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import i64
 
@@ -101,7 +101,7 @@ def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     groups, window = op.feature_groups, kernel.shape[2:]
     batch, channels = image.shape[:2]
     last = (0, *range(2, len(image.shape)), 1)
-    taken = len(window) == 2 and all(isinstance(d, int) for d in window) and all(lo >= 0 <= hi for lo, hi in op.padding)
+    taken = len(window) == 2 and is_static(window) and all(lo >= 0 <= hi for lo, hi in op.padding)
     steps = (*op.strides, *op.lhs_dilation, *op.rhs_dilation, groups)
     if taken and all(d == 1 for d in steps) and any(d != 1 for d in window):
         around = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)

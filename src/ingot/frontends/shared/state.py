@@ -32,7 +32,7 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
         raise InputError("state", expected="an output of its own for each input", got=dict(pairs))
     for label, name in pairs.items():
         old, new = inputs[label].type, graph.results[outputs[name]].type
-        if old != new or not all(isinstance(d, int) for d in old.shape):
+        if old != new or not old.is_static:
             got = f"{label}: {old}, {name}: {new}"
             fix = "fix its sizes with dynamic=, or leave it an input and an output"
             raise InputError("state", expected="an input and an output of one type of fixed size", got=got, fix=fix)

@@ -11,7 +11,7 @@ from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import schema
 from ingot.frontends.tflite.file import Operator, Quantization, Tensor
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Node
 from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
@@ -76,7 +76,7 @@ class Call:
     def ints(self, i: int) -> tuple[int, ...]:
         """The elements of an operand that is known."""
         dims = self.dims(i)
-        if not all(isinstance(d, int) for d in dims):
+        if not is_static(dims):
             raise Unsupported(f"operand {i} depends on sizes")
         return tuple(int(d) for d in dims if isinstance(d, int))
 

@@ -15,6 +15,7 @@ from ingot.ir.dims.algebra import (
     divides,
     floordiv,
     is_found,
+    is_static,
     mod,
     product,
     symbol,

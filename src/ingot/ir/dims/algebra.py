@@ -36,6 +36,11 @@ class Symbol:
 FOUND = "$"  # the first letter of the names of sizes that only the run finds
 
 
+def is_static(sizes: Iterable[DimLike]) -> bool:
+    """Whether none of `sizes` is symbolic."""
+    return all(isinstance(d, int) for d in sizes)
+
+
 def is_found(name: str) -> bool:
     """Whether a value that is computed in the run gives the symbol of that name."""
     return name.startswith(FOUND)

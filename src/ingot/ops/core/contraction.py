@@ -355,7 +355,7 @@ def is_depthwise(node: Node) -> bool:
     if not isinstance(op, Convolution) or op.batch_groups != 1 or op.lhs_layout[-1] != "C":
         return False
     x, w = node.inputs
-    if not all(isinstance(d, int) for d in w.shape):
+    if not w.type.is_static:
         return False
     own = w.shape[op.rhs_layout.index("I")] == 1 and w.shape[op.rhs_layout.index("O")] == op.feature_groups
     return own and op.feature_groups > 1 and x.shape[-1] == op.feature_groups and op.lhs_layout == op.out_layout

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, dim_max, dim_min, divides, product
+from ingot.ir.dims import DimLike, dim_max, dim_min, divides, is_static, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of
 from ingot.ops.core.base import check_count, finish, identity_of, widen
@@ -41,7 +41,7 @@ class AdaptivePool(Op):
         rest = [(d, f) for d, f in dims if d not in whole]
         if not rest:
             return out
-        if all(isinstance(f, int) for _, f in rest):
+        if is_static(f for _, f in rest):
             window = [1] * x.rank
             for d, f in rest:
                 window[d] = int(f)

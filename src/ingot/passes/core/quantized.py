@@ -32,7 +32,7 @@ from functools import partial
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import product
+from ingot.ir.dims import is_static, product
 from ingot.ir.layout import along_axes
 from ingot.ir.node import Graph, Node, Op, const, deferred, rebuilt, splat_of
 from ingot.ir.types import DType, Shape, f8e4m3fn, f8e5m2, f32, i8, i32, static_shape, u8
@@ -256,7 +256,7 @@ def _along(p: Node, q: Node, axes: Sequence[int], dtype: DType) -> Node:
     own = tuple(p.shape[d - missing] if d >= missing else 1 for d in axes)
     if p.constant is not None:
         value = p.constant.value.astype(dtype.numpy).reshape(static_shape(own))
-        if all(isinstance(d, int) for d in shape):
+        if is_static(shape):
             return const(np.broadcast_to(value, static_shape(shape)), loc=p.loc)
         p = const(value, loc=p.loc)
     p = ops.Reshape(own)(ops.cast(p, dtype))

@@ -22,7 +22,7 @@ from math import prod
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, ceildiv
+from ingot.ir.dims import DimLike, ceildiv, is_static
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import static_shape
@@ -76,7 +76,7 @@ def _split(n: Node) -> Node | None:
     runs = [_runs(s, k, lo) for s, k, (lo, _) in zip(strides, kernel, op.padding, strict=True)]
     counts: list[DimLike] = [ceildiv(o, s) for o, s in zip(outs, strides, strict=True)]
     beyond = [count - size for size, count in zip(x.shape[2:], counts, strict=True)]
-    if not all(isinstance(d, int) for d in beyond):
+    if not is_static(beyond):
         return None
     ones, last = (1,) * rank, f"N{op.lhs_layout[2:]}C"
     image = ops.Transpose((0, *range(2, 2 + rank), 1))(x)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from ingot import ops
-from ingot.ir.dims import DimLike, estimate, product
+from ingot.ir.dims import DimLike, estimate, is_static, product
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape, f32
 from ingot.ops.core.base import Category, category
@@ -268,7 +268,7 @@ def _is_depthwise(anchor: Node) -> bool:
 
 
 def _static_image(x: Node) -> bool:
-    return all(isinstance(d, int) for d in x.shape[1:])
+    return is_static(x.shape[1:])
 
 
 def _pads_image(pad: Node) -> bool:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv
+from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
 from ingot.ir.kernel import Buffer, Expr, Increment, Lit, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -158,7 +158,7 @@ class _Flash:
 
     def _most_parts(self, width: int) -> int:
         """Of the keys, in turns of `width`; sizes that only a call knows are not cut."""
-        fixed = isinstance(self.anchor.inputs[1].shape[2], int) and all(isinstance(d, int) for d in self._shape)
+        fixed = isinstance(self.anchor.inputs[1].shape[2], int) and is_static(self._shape)
         return min(-(-self._keys // width), MOST_PARTS) if fixed else 1
 
     def _admits(self, c: Flash) -> bool:

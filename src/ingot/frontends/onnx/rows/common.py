@@ -11,7 +11,7 @@ from ingot.frontends.onnx.call import Call
 from ingot.frontends.onnx.wishes import told_symbols
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import DimLike, bounds, dim_max
+from ingot.ir.dims import DimLike, bounds, dim_max, is_static
 from ingot.ir.node import Node
 from ingot.ir.types import DType, Shape, TensorType
 
@@ -60,7 +60,7 @@ def parts_of(c: Call, x: Node, axis: int, sizes: Sequence[DimLike]) -> tuple[Nod
 
 def ints_of(dims: Sequence[DimLike], what: str) -> tuple[int, ...]:
     """Static sizes. Raises Unsupported where one is symbolic."""
-    if not all(isinstance(d, int) for d in dims):
+    if not is_static(dims):
         raise Unsupported(f"{what} must be static, got [{', '.join(map(str, dims))}]")
     return tuple(int(d) for d in dims)
 

@@ -15,7 +15,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo import literals
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Function, Ints, Module, Number, Operation, Raw
 from ingot.frontends.stablehlo.types import show
-from ingot.ir.dims import Dim, DimLike, postfix, substitute, symbol, symbols_of
+from ingot.ir.dims import Dim, DimLike, is_static, postfix, substitute, symbol, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project, elements_of, topological
 from ingot.ir.types import DType, Shape, boolean, dtype_of, i32
 from ingot.support.dataclass import dataclass
@@ -162,7 +162,7 @@ class Emitter:
 
     def broadcast(self, x: str, dims: Sequence[int], dtype: DType, shape: Shape) -> str:
         attributes = {"broadcast_dimensions": Ints(tuple(dims))}
-        if all(isinstance(d, int) for d in shape):
+        if is_static(shape):
             return self.one("broadcast_in_dim", [x], show(dtype, shape), attributes)
         return self.one("dynamic_broadcast_in_dim", [x, self.shape(shape)], show(dtype, shape), attributes)
 
@@ -200,7 +200,7 @@ class Emitter:
 
     def shape(self, dims: Sequence[DimLike]) -> str:
         """Sizes as tensor<nxi32>."""
-        if all(isinstance(d, int) for d in dims):
+        if is_static(dims):
             return self.constant(np.array(dims, np.int32).reshape(len(dims)))
         parts = [self.one("reshape", [self.size(d)], "tensor<1xi32>") for d in dims]
         return self.one("concatenate", parts, f"tensor<{len(dims)}xi32>", {"dimension": Number("0", "i64")})
@@ -271,7 +271,7 @@ _OPERATORS = {
 def _linear(d: Dim, name: str) -> tuple[int, int]:
     """(c, r) of c * symbol + r; (0, 0) for another form."""
     at = [substitute(d, {name: n}) for n in (0, 1, 2)]
-    if not all(isinstance(v, int) for v in at):
+    if not is_static(at):
         return 0, 0
     a, b, c = (v for v in at if isinstance(v, int))
     return (b - a, a) if c - b == b - a else (0, 0)

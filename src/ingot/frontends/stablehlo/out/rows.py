@@ -10,7 +10,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.out.emitter import Emitter, row, type_of
 from ingot.frontends.stablehlo.syntax import Attribute, Dense, Ints, Number, Raw
 from ingot.frontends.stablehlo.types import show
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import Shape, TensorType, boolean, f32, i32, i64, static_shape, u64
 
@@ -22,10 +22,6 @@ _PLAIN = (
     ops.ShiftLeft, ops.ShiftRightArithmetic, ops.ShiftRightLogical, ops.Sign, ops.Sin, ops.Sqrt, ops.Sub, ops.Tan,
     ops.Tanh, ops.Xor,
 )  # fmt: skip
-
-
-def _static(dims: Sequence[DimLike]) -> bool:
-    return all(isinstance(d, int) for d in dims)
 
 
 def _ints(values: Sequence[DimLike]) -> Ints:
@@ -169,7 +165,7 @@ def dim_value(e: Emitter, n: Node, xs: list[str]) -> str:
 def iota(e: Emitter, n: Node, xs: list[str]) -> str:
     assert isinstance(n.op, ops.Iota)
     attributes: dict[str, Attribute] = {"iota_dimension": Number(str(n.op.dimension), "i64")}
-    if _static(n.shape):
+    if is_static(n.shape):
         return e.one("iota", [], type_of(n), attributes)
     return e.one("dynamic_iota", [e.shape(n.shape)], type_of(n), attributes)
 
@@ -182,7 +178,7 @@ def broadcast_in_dim(e: Emitter, n: Node, xs: list[str]) -> str:
 
 @row(ops.Reshape)
 def reshape(e: Emitter, n: Node, xs: list[str]) -> str:
-    if _static(n.shape) and _static(n.inputs[0].shape):
+    if is_static(n.shape) and is_static(n.inputs[0].shape):
         return e.one("reshape", xs, type_of(n))
     return e.one("dynamic_reshape", [xs[0], e.shape(n.shape)], type_of(n))
 
@@ -212,7 +208,7 @@ def slice_(e: Emitter, n: Node, xs: list[str]) -> str:
 
 
 def sliced(e: Emitter, x: str, start: Shape, limit: Shape, strides: Sequence[int], type: str, of: Shape) -> str:
-    if _static((*start, *limit, *of)):
+    if is_static((*start, *limit, *of)):
         names = ("start_indices", "limit_indices", "strides")
         return e.one("slice", [x], type, dict(zip(names, map(_ints, (start, limit, strides)), strict=True)))
     return e.one("real_dynamic_slice", [x, e.shape(start), e.shape(limit), e.shape(strides)], type)
@@ -222,7 +218,7 @@ def sliced(e: Emitter, x: str, start: Shape, limit: Shape, strides: Sequence[int
 def pad(e: Emitter, n: Node, xs: list[str]) -> str:
     assert isinstance(n.op, ops.Pad)
     amounts = (n.op.low, n.op.high, n.op.interior)
-    if _static((*n.op.low, *n.op.high)):
+    if is_static((*n.op.low, *n.op.high)):
         names = ("edge_padding_low", "edge_padding_high", "interior_padding")
         return e.one("pad", xs, type_of(n), dict(zip(names, map(_ints, amounts), strict=True)))
     return e.one("dynamic_pad", [*xs, *map(e.shape, amounts)], type_of(n))
@@ -250,7 +246,7 @@ def dynamic_slice(e: Emitter, n: Node, xs: list[str]) -> str:
     x, *starts = xs
     shape = n.inputs[0].shape
     at = [e.convert(s, i64, ()) if i.dtype != i64 else s for s, i in zip(starts, n.inputs[1:], strict=True)]
-    if _static((*n.shape, *shape)):
+    if is_static((*n.shape, *shape)):
         return e.one("dynamic_slice", [x, *at], type_of(n), {"slice_sizes": _ints(n.shape)})
     clamped = [_clamped(e, s, d, w) for s, d, w in zip(at, shape, n.shape, strict=True)]
     rank = f"tensor<{len(shape)}xi32>"
@@ -280,7 +276,7 @@ def gather(e: Emitter, n: Node, xs: list[str]) -> str:
         "operand_batching_dims": g.operand_batching_dims,
         "start_indices_batching_dims": g.start_indices_batching_dims, "start_index_map": g.start_index_map,
     }, g.index_vector_dim)  # fmt: skip
-    if _static(g.slice_sizes):
+    if is_static(g.slice_sizes):
         return e.one("gather", xs, type_of(n), {"dimension_numbers": numbers, "slice_sizes": _ints(g.slice_sizes)})
     return e.one("dynamic_gather", [*xs, e.shape(g.slice_sizes)], type_of(n), {"dimension_numbers": numbers})
 

@@ -11,7 +11,7 @@ from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.stablehlo.types import Tensor
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, parts
 from ingot.ir import types as T
-from ingot.ir.dims import DimLike, product
+from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Node
 from ingot.ir.types import Shape, TensorType
 
@@ -93,7 +93,7 @@ def slice_(c: Call, x: Node) -> Node:
 @row("real_dynamic_slice")
 def real_dynamic_slice(c: Call, x: Node, start: Node, limit: Node, strides: Node) -> Node:
     steps = c.sizes(strides)
-    if not all(isinstance(s, int) for s in steps):
+    if not is_static(steps):
         raise Unsupported("strides that only the run knows")
     try:
         first, last = c.sizes(start), c.sizes(limit)
@@ -128,7 +128,7 @@ def pad(c: Call, x: Node, value: Node) -> Node:
 @row("dynamic_pad")
 def dynamic_pad(c: Call, x: Node, value: Node, low: Node, high: Node, interior: Node) -> Node:
     inside = c.sizes(interior)
-    if not all(isinstance(i, int) for i in inside):
+    if not is_static(inside):
         raise Unsupported("interior padding that only the run knows")
     return ops.Pad(c.sizes(low), c.sizes(high), tuple(i for i in inside if isinstance(i, int)))(x, value, loc=c.loc)
 

@@ -15,7 +15,7 @@ from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.rows.scatter import scattered
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, parts, unflatten
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Input, Node
 from ingot.ir.types import Shape, TensorType, boolean, i64, u8
 from ingot.ops.core.base import dilated, extent
@@ -86,10 +86,10 @@ def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     given = [c.sizes(n) for n in (sizes, strides, dilation, base)]
     wide, steps, spread, apart = (tuple(d for d in dims if isinstance(d, int)) for dims in given)
     numbers = tuple(d for d in flat if isinstance(d, int))
-    if all(isinstance(d, int) for dims in (*given, flat) for d in dims):
+    if all(map(is_static, (*given, flat))):
         padding = tuple(zip(numbers[::2], numbers[1::2], strict=True))
         return _reduced(c, values, _Window(wide, steps, padding, spread, apart), function.body)
-    if all(isinstance(d, int) for dims in given for d in dims):
+    if all(map(is_static, given)):
         # padding that depends on sizes goes into a pad of its own
         xs, inits = values[: len(values) // 2], values[len(values) // 2 :]
         inside, (low, high) = tuple(d - 1 for d in apart), (flat[::2], flat[1::2])

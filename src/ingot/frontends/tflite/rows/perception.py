@@ -18,6 +18,7 @@ from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.flexbuffer import Option, options
 from ingot.frontends.tflite.rows import window
 from ingot.ir import types as T
+from ingot.ir.dims import is_static
 from ingot.ir.node import Node, const
 
 custom = Table()
@@ -110,7 +111,7 @@ def transform_bilinear(c: Call) -> Node:
     given, image = options(c.op.raw.tobytes()), c.x(0)
     height, width = (int(_number(given, f"output_{side}")) for side in ("height", "width"))
     n, *sizes, channels = image.shape
-    if n != 1 or not all(isinstance(d, int) for d in sizes) or not 0 < height * width <= 1 << 24:
+    if n != 1 or not is_static(sizes) or not 0 < height * width <= 1 << 24:
         raise Unsupported(f"an image {image.type} as {height} x {width}")
     h, w = (int(d) for d in sizes)
     half = 0.5 if c.op.version > 1 else 0.0

@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.rows import hybrid
-from ingot.ir.dims import DimLike, dim_max
+from ingot.ir.dims import DimLike, dim_max, is_static
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
 
@@ -62,7 +62,7 @@ def convolve(c: Call, x: Node, kernel: Node, w: Window, layout: str, groups: int
 
 def static(kernel: Node, axes: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(kernel.shape[a] for a in axes)
-    if not all(isinstance(d, int) for d in sizes):
+    if not is_static(sizes):
         raise Unsupported(f"a window of sizes {sizes}")
     return tuple(int(d) for d in sizes if isinstance(d, int))
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.ir import kernel as k
+from ingot.ir.dims import is_static
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -48,7 +49,7 @@ def has_winograd_gradient(node: Node) -> bool:
     """Whether `lower_kernel_gradient` takes the node, and is faster than the convolution that it stands for."""
     x, g = node.inputs
     sizes = (*x.shape, *g.shape)
-    if not isinstance(node.op, ops.KernelGradient) or x.type.rank != 4 or not all(isinstance(d, int) for d in sizes):
+    if not isinstance(node.op, ops.KernelGradient) or x.type.rank != 4 or not is_static(sizes):
         return False
     types = {x.dtype, g.dtype, node.dtype}
     _, h, w, co = (int(d) for d in g.shape)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import prod
 
 from ingot import ops
-from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv
+from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, f64
@@ -109,7 +109,7 @@ def covered(anchor: Node, x: Layout, w: Layout, packed: bool = True) -> Shape | 
     deep = (out[outer[0]], window[outer[0]]) if outer else (1, 1)
     sizes = (window["I"], window["O"], window[a], window[b], *deep)
     known = [v for v in sizes if isinstance(v, int)]
-    if len(known) != len(sizes) or not all(isinstance(v, int) for v in (*w.strides, w.offset)):
+    if len(known) != len(sizes) or not is_static((*w.strides, w.offset)):
         return None
     ci, co, r, s, depth, taps = known
     if r != s or r not in WINDOWS or x.strides[op.lhs_layout.index("C")] != 1 or 0 in (*known, *anchor.shape):

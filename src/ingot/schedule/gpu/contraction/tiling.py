@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ingot.ir.dims import DimLike, estimate
+from ingot.ir.dims import DimLike, estimate, is_static
 from ingot.ir.types import DType, f32
 from ingot.schedule.choice import Tiling
 from ingot.schedule.gpu.blocks import power_of_two
@@ -129,13 +129,13 @@ class Asked:
 
     def _tiles(self, t: Tiling) -> int:
         """Of the result; 0 where that is not known."""
-        if not all(isinstance(d, int) for d in (self.rows, self.columns, self.batch)):
+        if not is_static((self.rows, self.columns, self.batch)):
             return 0
         m, n, count = map(estimate, (self.rows, self.columns, self.batch))
         return -(-m // t.rows) * -(-n // t.columns) * count
 
     def _most_parts(self, step: int) -> int:
-        fixed = all(isinstance(d, int) for d in (self.rows, self.columns, self.depth, self.batch))
+        fixed = is_static((self.rows, self.columns, self.depth, self.batch))
         turns = 2 if self.alone else PART
         return max(1, min(estimate(self.depth) // (turns * step), MOST_PARTS)) if fixed else 1
 
