@@ -260,14 +260,17 @@ class Program:
         by_id = {buffer.id: buffer for buffer in self.buffers}
         if len(by_id) != len(self.buffers):
             raise VerifyError("program: two buffers have the same id")
+        counts = {"input": len(self.arguments), "output": len(self.results), "size": len(self.sizes), "table": 1}
         for buffer in self.buffers:
-            self._check_buffer(buffer, by_id, names, fixed)
+            self._check_buffer(buffer, by_id, counts, names, fixed)
         for number, step in enumerate(self.steps):
             self._check_step(number, step, by_id, names, fixed)
 
     def _check_buffer(
-        self, buffer: Buffer, by_id: Mapping[int, Buffer], names: Sequence[str], fixed: Sequence[str]
-    ) -> None:
+        self, buffer: Buffer, by_id: Mapping[int, Buffer], counts: Mapping[str, int], names: Sequence[str],
+        fixed: Sequence[str],
+    ) -> None:  # fmt: skip
+        """counts: how many there are of what a buffer's index may tell, by the buffer's kind."""
         where = f"buffer {buffer.id}"
         expr.check(buffer.nbytes, names, where)
         if buffer.kind not in get_args(BufferKind):
@@ -284,8 +287,7 @@ class Program:
             if root.kind != buffer.kind:
                 raise VerifyError(where, expected=f"the kind of the buffer it aliases, {root.kind}", got=buffer.kind)
             return
-        counts = {"input": self.arguments, "output": self.results, "size": self.sizes, "table": (None,)}
-        count = len(counts[buffer.kind]) if buffer.kind in counts else None
+        count = counts.get(buffer.kind)
         if count is not None and not 0 <= buffer.index < count:
             raise VerifyError(where, expected=f"an {buffer.kind} index below {count}", got=buffer.index)
         if buffer.kind == "weight":
