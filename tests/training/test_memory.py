@@ -76,3 +76,16 @@ def test_bytes_of_the_arena() -> None:
     for wrong in (1000, -1.0):
         with pytest.raises(InputError, match="memory"):
             ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=wrong)
+
+
+def test_bytes_where_kernels_have_temporaries_of_their_own() -> None:
+    """The most is needed within the kernels of Winograd's algorithm, not between kernels."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())]
+    net, x = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 4)), torch.randn(4, 64, 16, 16)
+    free = ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=1e9)
+    most = 0.9 * _numbers(free)[2]
+    limited = ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=most)
+    assert limited.arena_bytes <= most
+    arena = _numbers(limited)[2]
+    assert abs(arena - limited.arena_bytes) < 0.02 * arena

@@ -28,7 +28,7 @@ from ingot.ops import seeded
 from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
 from ingot.pipeline.variants import Variants
 from ingot.plan import work
-from ingot.plan.link import Launch, arena_bytes, link
+from ingot.plan.link import Launch, arena_of, link
 from ingot.plan.recompute import within
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
@@ -164,8 +164,8 @@ def build_program(
         meta = {"precision": precision}
         if memory is not None:
             sizes = likely(graph)
-            arena_of = partial(arena_bytes, lower=variants.lower)  # what is predicted is linked
-            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), arena_of)
+            linked = partial(arena_of, lower=variants.lower)  # what is predicted is linked
+            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), linked)
             meta["memory"] = str(found)
             progress.report(f"memory: {found}")
         stages = {"model": show(graph), "fused": show(fused)}

@@ -21,7 +21,7 @@ from ingot.plan.beside import Beside, Join, Waiting
 from ingot.plan.control import launch_control
 from ingot.plan.in_place import Pairs
 from ingot.plan.sizes import FoundSizes, expression
-from ingot.plan.storage import Storage, assign
+from ingot.plan.storage import Arena, Storage, assign
 from ingot.runtime import placement
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
@@ -410,16 +410,23 @@ class _NoCode:
         raise CompileError("a plan without code")
 
 
-def arena_bytes(storage: Storage, lower: Lower) -> int:
-    """The bytes that the runtime will need for all intermediate values of a fused graph, those of kernels and loops
-    too, at likely sizes (see `runtime.bind.Layout`)."""
+def arena_of(storage: Storage, lower: Lower) -> Arena:
+    """What the runtime will need for all intermediate values of a fused graph, those of kernels and loops too, at
+    likely sizes (see `runtime.bind.Layout`)."""
     linker = _Linker(storage.graph, storage, lower, _NoCode())
     linker.link()
     regions: dict[str | None, list[placement.Request]] = {}
     for b in linker.buffers:
         if b.kind == "arena":
             regions.setdefault(b.halo, []).append(placement.Request(estimate(b.nbytes), b.first or 0, b.last))
-    return sum(placement.place(requests)[1] for requests in regions.values())
+    values = set(linker.of_owner.values())
+    temporary = [b for i, b in enumerate(linker.buffers) if b.kind == "arena" and b.halo is None and i not in values]
+    steps = [0] * len(linker.steps)
+    for b in temporary:
+        for step in range(b.first or 0, b.last + 1):
+            steps[step] += placement.align(estimate(b.nbytes))
+    own = {launch.node: max(steps[launch.first : launch.last], default=0) for launch in linker.launches}
+    return Arena(sum(placement.place(requests)[1] for requests in regions.values()), own)
 
 
 def link(

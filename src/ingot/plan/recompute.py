@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, Recomputed
 from ingot.plan.in_place import maker_of
-from ingot.plan.storage import Storage, assign
+from ingot.plan.storage import Arena, Storage, assign
 from ingot.runtime.placement import align
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 Cost = Callable[[Group], float]  # seconds
-ArenaOf = Callable[[Storage], int]  # bytes
+ArenaOf = Callable[[Storage], Arena]
 _ROUNDS = 16
 _SMALL = 16  # a value that is so many times smaller than another is kept for its sake
 _DEEP = 12  # kernels that one value may take to be had again
@@ -63,12 +64,14 @@ class _Buffer:
 
 @dataclass(eq=False)
 class _Call:
-    """One run of a group. reads, writes: the buffers of its operands and results; None for what is no intermediate."""
+    """One run of a group. reads, writes: the buffers of its operands and results; None for what is no intermediate.
+    own: bytes of its temporaries."""
 
     node: Node
     turn: int
     reads: list[_Buffer | None]
     writes: list[_Buffer | None]
+    own: int
 
 
 def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[Graph, Memory]:
@@ -80,7 +83,7 @@ def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[G
     if not limit > 0:
         raise InputError("memory", expected="a share above 0 and below 1, or a number of bytes", got=limit)
     schedule = _Schedule(assign(graph, graph.lasting), cost, arena_of, limit >= 1)
-    kept, arena, seconds = schedule.kept(), schedule.arena(), schedule.seconds()
+    kept, arena, seconds = schedule.kept(), schedule.linked.nbytes, schedule.seconds()
     most = aim = int(limit if limit >= 1 else limit * kept)
     least = schedule.size()
     for _ in range(_ROUNDS):
@@ -97,7 +100,7 @@ def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[G
         raise InputError(what, expected=f"at least {least:,} bytes", got=f"{most:,}", fix=fix)
     again = sum(isinstance(c.node.op, Recomputed) for c in schedule.calls)
     time = schedule.seconds() / seconds if seconds else 1.0
-    return graph, Memory(schedule.kept(), schedule.arena(), kept, arena, again, time)
+    return graph, Memory(schedule.kept(), schedule.linked.nbytes, kept, arena, again, time)
 
 
 class _Schedule:
@@ -106,6 +109,7 @@ class _Schedule:
     def __init__(self, storage: Storage, cost: Cost, arena_of: ArenaOf, whole: bool) -> None:
         """whole: whether the limit is of the arena."""
         self.storage, self.cost, self.arena_of, self.whole = storage, cost, arena_of, whole
+        own = self.linked.own if whole else {}
         self.turns = 0
         self.users = storage.graph.uses()
         self.outside = {*storage.graph.inputs, *storage.graph.outputs}
@@ -113,8 +117,8 @@ class _Schedule:
         self.calls: list[_Call] = []
         for node in storage.order:
             if isinstance(node.op, Group):
-                call = _Call(node, 0, [self._held(v) for v in node.inputs], [self._held(v) for v in node.results])
-                self.calls.append(call)
+                reads, writes = ([self._held(v) for v in values] for values in (node.inputs, node.results))
+                self.calls.append(call := _Call(node, 0, reads, writes, own.get(node, 0)))
                 for b in call.writes:
                     if b is not None:
                         b.makers.append(call)
@@ -155,7 +159,8 @@ class _Schedule:
 
     def _alive(self) -> dict[str, list[int]]:
         """Bytes at each call, by what lies apart."""
-        change: dict[str, list[int]] = {}
+        at_call = [call.own for call in self.calls]
+        change = {"": [after - before for before, after in pairwise((0, *at_call, 0))]}
         for b, at in self.touched.items():
             row = change.setdefault(b.where, [0] * (len(self.calls) + 1))
             row[at[0]] += b.nbytes
@@ -172,31 +177,33 @@ class _Schedule:
         made = maker_of(graph.outputs[len(graph.state)])
         return next((i for i, c in enumerate(self.calls) if c.node is made), 0)
 
-    def arena(self) -> int:
-        """The bytes that the runtime will need for the plan."""
+    @cached_property
+    def linked(self) -> Arena:
+        """What the runtime will need for the plan."""
         return self.arena_of(self.storage)
 
     def size(self) -> int:
         """What the limit is about."""
-        return self.arena() if self.whole else self.kept()
+        return self.linked.nbytes if self.whole else self.kept()
 
     def seconds(self) -> float:
         return sum(self.cost(_plain(c.node)) for c in self.calls)
 
     def shrink(self, limit: int) -> int:
-        """Compute values again until what is alive fits, or nothing helps; how many."""
+        """Compute values again until what is alive, and the gaps beside it, fit, or nothing helps; how many."""
+        gaps = max(0, self.linked.nbytes - sum(map(max, self._alive().values()))) if self.whole else 0
+        half = (
+            self.kept() // 2
+        )  # where nothing helps at the crest, so much goes at the border before all is linked anew
         for count in range(len(self.calls)):
             alive = self._alive()
-            if (sum(map(max, alive.values())) if self.whole else self.kept()) <= limit:
+            if (sum(map(max, alive.values())) + gaps if self.whole else self.kept()) <= limit:
                 return count
             # the last of the places where most is alive
             crests = {where: max(range(len(row)), key=lambda i, row=row: (row[i], i)) for where, row in alive.items()}
-            border = self._border()
-            choices: list[_Choice] = []
-            for b, touched in self.touched.items():
-                at = crests[b.where] if self.whole else border
-                if touched[0] <= at < touched[-1] and (not self.whole or at not in touched):
-                    choices += self._choice(b, at)
+            choices = self._choices(crests) if self.whole else []
+            if not choices and (not self.whole or self.kept() > half):
+                choices = self._choices(dict.fromkeys(crests, self._border()))
             if not choices:
                 return count
             self._apply(min(choices, key=lambda c: c.price))
@@ -204,6 +211,16 @@ class _Schedule:
         return len(self.calls)
 
     # --- one value
+
+    def _choices(self, places: dict[str, int]) -> list[_Choice]:
+        """Those of all buffers that are alive at a call, and, of the whole arena, idle there; its number by what lies
+        apart."""
+        found: list[_Choice] = []
+        for b, touched in self.touched.items():
+            at = places[b.where]
+            if touched[0] <= at < touched[-1] and (not self.whole or at not in touched):
+                found += self._choice(b, at)
+        return found
 
     def _choice(self, b: _Buffer, at: int) -> list[_Choice]:
         """What it takes to have `b` again behind call `at`; nothing where it cannot be had, or gains nothing."""
@@ -250,7 +267,7 @@ class _Schedule:
             reads = [r and (image.get(r) or self._version(r, due) or r) for r in call.reads]
             writes = [w and (image.get(w) or self._copy(w)) for w in call.writes]
             self.turns += 1
-            new = _Call(call.node, self.turns, reads, writes)
+            new = _Call(call.node, self.turns, reads, writes, call.own)
             for w in writes:
                 if w is not None:
                     w.makers.append(new)

@@ -55,6 +55,14 @@ class Storage:
         return held in self.places and self.places[held] == self.places[group]
 
 
+@dataclass(frozen=True)
+class Arena:
+    """Bytes that all intermediate values need; of each group, those of its own temporaries at once."""
+
+    nbytes: int
+    own: dict[Node, int]
+
+
 def assign(graph: Graph, pairs: Pairs = ()) -> Storage:
     """Places for every value of a fused graph, after copies are added where no place serves (see module).
 
