@@ -38,7 +38,7 @@ _WRITES = re.compile(
     "Assign(Add|Sub)?(VariableOp)?$|Resource(Scatter|StridedSliceAssign|Apply|SparseApply|CountUpTo)"
     "|(Sparse)?Apply[A-Z]|Scatter(Nd)?(Update|Add|Sub|Mul|Div|Min|Max)$|StridedSliceAssign|CountUpTo$"
 )
-_OF_TABLES = ("Table", "Hash", "String", "Regex", "Ragged", "Substr", "Unicode", "Lookup")
+_OF_TABLES = ("Table", "Hash", "String", "Regex", "Substr", "Unicode", "Lookup")
 
 
 class Written(Exception):
@@ -303,4 +303,6 @@ class Walk:
 def _reason(op: str) -> str:
     if op in OLD:
         return "control flow of TensorFlow 1 of another form than loops and branches have"
+    if op.startswith("Ragged"):
+        return "of ragged tensors"
     return "of strings and tables" if any(word in op for word in _OF_TABLES) else ""

@@ -84,3 +84,33 @@ def test_empty_rows_get_an_element(tmp_path: Path, rows: list[int]) -> None:
         for got, want in zip(results, wanted, strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("asked", [(-1, -1), (4, -1), (-1, 2), (2, 6)])
+@pytest.mark.parametrize("lengths", [(2, 0, 3), (1,), (0, 1), (4, 1, 1, 5, 2)])
+def test_ragged_rows_are_filled_up(tmp_path: Path, asked: tuple[int, int], lengths: tuple[int, ...]) -> None:
+    index, kind = field(6, 9), field(6, FLOAT)
+    line = np.array(asked, np.int64).tobytes()
+    shape = field(8, field(1, 9) + field(2, field(2, field(1, 2))) + field(4, line))
+    other = field(8, field(1, FLOAT) + field(2, b"") + field(4, np.float32(-1).tobytes()))
+    nodes = [
+        node("values", "Placeholder", (), {"dtype": kind}),
+        node("splits", "Placeholder", (), {"dtype": index}),
+        node("asked", "Const", (), {"dtype": index, "value": shape}),
+        node("other", "Const", (), {"dtype": kind, "value": other}),
+        node("rows", "RaggedTensorToTensor", ("asked", "values", "other", "splits"),
+             {"row_partition_types": field(1, field(2, b"ROW_SPLITS"))}),
+    ]  # fmt: skip
+    path = tmp_path / "graph.pb"
+    path.write_bytes(b"".join(nodes))
+    splits = np.cumsum([0, *lengths])
+    values = np.arange(splits[-1], dtype=np.float32)
+    count, width = (a if a != -1 else d for a, d in zip(asked, (len(lengths), max(lengths)), strict=True))
+    expected = np.full((count, width), -1, np.float32)
+    for i, (first, length) in enumerate(zip(splits, lengths, strict=False)):
+        if i < count:
+            expected[i, :length] = values[first : first + length][:width]
+    imported = import_tensorflow(path, inputs={"values": [None], "splits": [None]}).graph
+    model = ingot.compile(path, inputs={"values": [None], "splits": [None]}, threads=1)
+    for got in (interpret(imported, [values, splits])[0], model(values, splits)):
+        np.testing.assert_array_equal(got, expected)

@@ -18,13 +18,13 @@ from ingot.frontends.tensorflow.rows import (
     sort,
     variables,
 )
-from ingot.frontends.tensorflow.rows.algebra import complex, contraction, diagonals, linalg, sparse
+from ingot.frontends.tensorflow.rows.algebra import complex, contraction, diagonals, linalg, ragged, sparse
 from ingot.frontends.tensorflow.rows.training import gradients, optimizers, random
 
 ROWS = merged(
     m.row
     for m in (
         complex, contraction, control, create, detection, diagonals, elementwise, gradients, image, index, linalg,
-        lists, norm, optimizers, pool, program, random, recurrent, reduce, shape, sort, sparse, variables,
+        lists, norm, optimizers, pool, program, ragged, random, recurrent, reduce, shape, sort, sparse, variables,
     )
 )  # fmt: skip
