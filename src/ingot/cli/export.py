@@ -27,7 +27,8 @@ def export(
 ) -> None:
     """Write a model as StableHLO text, which XLA (also for TPUs), IREE and others compile.
 
-    Weights are the program's last arguments, and lie beside it in a safetensors file of the same name.
+    Weights of more than 4 KiB are the program's last arguments, and lie beside it in a safetensors file of the same
+    name; smaller ones stay in the text.
 
     \b
     ingot export model.onnx                         writes model.mlir and model.safetensors
