@@ -470,9 +470,11 @@ class Folded(nn.Module):
         return x.reshape(b * 4, h * w // 4, -1)
 
 
-def test_sizes_that_a_trace_computes_stay_open():
+def test_sizes_that_a_trace_computes_stay_open(tmp_path: Path):
     x = torch.randn(2, 3, 8, 8)
-    module: Any = torch.jit.trace(Folded().eval(), x)
+    path = str(tmp_path / "net.pt")
+    torch.jit.save(torch.jit.trace(Folded().eval(), x), path)
+    module: Any = torch.jit.load(path)  # where constants are tensors
     constants = [n.value for n in extract(module).body.nodes if n.kind == "prim::Constant"]
     assert 4 in constants  # a number, of which torch.export knows the product
     assert not any(isinstance(value, torch.Tensor) for value in constants)
