@@ -448,6 +448,18 @@ def test_graphs_that_cannot_be_moved_are_made_anew(fake: FakeDriver, monkeypatch
         np.testing.assert_array_equal(np.ctypeslib.as_array((ctypes.c_float * 4).from_address(result)), 4 * x)
 
 
+def test_graphs_of_the_latest_sizes_are_kept(fake: FakeDriver) -> None:
+    """A bound on how many; those that were dropped are made anew."""
+    loaded = Loaded(twice())
+    for n in [*range(1, 3 * cuda.KEPT), 1, 2]:
+        x = np.full(n, n, np.float32)
+        np.testing.assert_array_equal(run(loaded, x), 4 * x)
+        assert sum(kind == "executable" for kind, _ in fake.live) <= cuda.KEPT
+    made = {*fake.live}
+    run(loaded, np.ones(2, np.float32))
+    assert made == {*fake.live}
+
+
 @pytest.mark.parametrize("name", ["allocate", "to_device", "fill", "add_kernel", "instantiate", "launch", "to_host"])
 def test_a_failed_call_leaves_the_model_usable(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Too little memory for larger sizes, or whatever the driver refuses on the way: those before work as they did, on
