@@ -46,7 +46,23 @@ def test_many_updates_of_few_elements() -> None:
     counts = Scatter("add", (), (0,), (), (), (0,), 1)
     checked(counts, np.zeros(10, np.int64), RNG.integers(0, 10, (2000, 1)), np.ones(2000, np.int64))
     _, kernels = planned(graph(counts, np.zeros(10), np.zeros((2000, 1), np.int64), np.zeros(2000)), H100)
-    assert [name.rstrip("_0123456789") for name in kernels] == ["sort_runs", "merge", "scatter"]
+    assert [name.rstrip("_0123456789") for name in kernels] == ["count_digits", "place_digits", "scatter"]
+
+
+def test_targets_of_several_digits() -> None:
+    """Whole tiles and a piece of one, parts behind the end, lines with digits of their own."""
+    line = Scatter("add", (), (0,), (), (), (0,), 1)
+    for total in (2600, 3072):
+        xs = numbers("add", 200), RNG.integers(-9, 210, (total, 1)), numbers("add", total)
+        checked(line, *xs)
+        names = [name.rstrip("_0123456789") for name in planned(graph(line, *xs), H100)[1]]
+        assert names == ["count_digits", "place_digits"] * 2 + ["scatter"]
+    batched = Scatter("set", (), (1,), (0,), (0,), (1,), 2)
+    checked(batched, numbers("set", 3, 20), RNG.integers(-2, 23, (3, 2100, 1)), numbers("set", 3, 2100))
+    n = symbol("n")
+    xs = numbers("add", 20), RNG.integers(0, 20, (1700, 1)), numbers("add", 1700)
+    (got,) = run_checked(graph(line, *xs, shapes=((20,), (n, 1), (n,))), xs, H100)
+    np.testing.assert_array_equal(got, line.reference(*xs))
 
 
 def test_indices_of_two_components_and_other_types() -> None:

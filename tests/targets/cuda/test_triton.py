@@ -115,6 +115,12 @@ def scattered() -> Graph:
     return Graph((x, rows, updates), (ops.Scatter("add", (1,), (0,), (), (), (0,), 1)(x, rows, updates),))
 
 
+def digits() -> Graph:
+    """Many numbers added to few."""
+    x, places, updates = operand("x", f32, (10,)), operand("i", i64, (3000, 1)), operand("u", f32, (3000,))
+    return Graph((x, places, updates), (ops.Scatter("add", (), (0,), (), (), (0,), 1)(x, places, updates),))
+
+
 def long() -> Graph:
     """A row that many programs share, two levels of reductions."""
     x = operand("x", f16, (1, 40000))
@@ -146,8 +152,8 @@ def recurrent() -> Graph:
 CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
-    "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "long": long, "pool": pool,
-    "recurrent": recurrent, "normed": normed,
+    "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "digits": digits,
+    "long": long, "pool": pool, "recurrent": recurrent, "normed": normed,
 }  # fmt: skip
 
 

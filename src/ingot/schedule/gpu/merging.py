@@ -156,6 +156,14 @@ def ordered(lines: Lines, group: Group, temps: list[DimLike], *, keyed: bool = F
     return steps, now
 
 
+def merges(length: DimLike) -> int:
+    """How often runs of a line are merged, about, until they are one."""
+    runs, times = -(-estimate(length) // COUNTED), 0
+    while runs > 1:
+        runs, times = -(-runs // FAN), times + 1
+    return times
+
+
 def _count(runs: Runs, group: Group) -> Step:
     """Runs of elements in order."""
     lines, top, chunk = runs.lines, Block(), k.var("chunk")
@@ -240,4 +248,4 @@ def _merge(before: Runs, after: Runs, group: Group) -> Step:
     return group.step("merge", chunk, chunks, top, *before.buffers, *after.buffers)
 
 
-__all__ = ["LONGEST", "Lines", "Runs", "halved", "key_type", "order_key", "ordered"]
+__all__ = ["LONGEST", "Lines", "Runs", "halved", "key_type", "merges", "order_key", "ordered"]

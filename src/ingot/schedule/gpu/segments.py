@@ -22,8 +22,9 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.gpu.blocks import Elements, Group, Span, power_of_two, read_at
+from ingot.schedule.gpu.digits import digits, ordered_by_digits
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, halved, ordered
+from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, halved, merges, ordered
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
@@ -33,6 +34,7 @@ FEW = 32  # updates that each element asks one by one
 DEEP, LEAST = 128, 8  # updates that are folded at a time
 ELEMENTS = 4096  # of a tile of updates
 SHARED = 4  # elements of one target from which on they are told where its updates begin
+DIGITS = 2  # that are ordered by while eight runs are merged
 TARGETS = 256  # of a program that finds where they begin
 FOLDS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}  # how kinds of scatters are called as reductions
 
@@ -104,7 +106,7 @@ class Windows:
 def by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
     """The scatter by the order of its updates' targets."""
     temps: list[DimLike] = []
-    steps, runs = ordered(_targets(windows, group), group, temps, keyed=True)
+    steps, runs = _ordered(windows, group, machine, temps)
     begins: tuple[Buffer, Arg] | None = None
     if estimate(product(windows.anchor.shape[d] for d in windows.window)) >= SHARED:
         begins = Buffer("begins", i32, writable=True), Arg("temp", len(temps))
@@ -112,6 +114,15 @@ def by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
         steps, temps = [*steps, step], [*temps, nbytes]
     work = _Segments(windows, group, runs, machine, begins)
     return Lowered((*steps, work.step()), tuple(temps))
+
+
+def _ordered(windows: Windows, group: Group, machine: Machine, temps: list[DimLike]) -> tuple[list[Step], Runs]:
+    """The updates by their targets: digit by digit where there are few targets for that many updates."""
+    lines = _targets(windows, group)
+    most = product(windows.anchor.shape[d] for d in windows.targets)  # of a key: what lands outside
+    if isinstance(most, int) and digits(most.bit_length()) < DIGITS * merges(lines.length):
+        return ordered_by_digits(lines, most.bit_length(), group, machine, temps)
+    return ordered(lines, group, temps, keyed=True)
 
 
 def _begins(windows: Windows, group: Group, runs: Runs, begins: tuple[Buffer, Arg]) -> tuple[Step, DimLike]:
