@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ingot.frontends.shared.sizes import SizeInput, name_of, solved
-from ingot.ir.dims import Dim, DimLike, substitute, symbol
+from ingot.ir.dims import Dim, DimLike, is_found, substitute, symbol, symbols_of
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -38,12 +38,15 @@ class Known:
         return Input(label, type, elements)(loc=label)
 
     def equal(self, e: ShapeError) -> Known | None:
-        """With the two sizes equal that differ; None where they never are, or are no sizes."""
+        """With the two sizes equal that differ; None where they never are, are no sizes, or are found by the run, which
+        an input cannot wait for."""
         a, b = e.sizes or (0, 0)
         found = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
         if found is None or found[0] in self.fixed:
             return None
         name, value = found
+        if any(map(is_found, (name, *symbols_of(value)))):
+            return None
         return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
 
 
