@@ -39,7 +39,8 @@ def judge(name: str, precision: str, target: str) -> dict[str, Any]:
     wide = model.to_torch().cuda()
     narrow = wide if precision == "float32" else copy.deepcopy(wide).to(kind)
     worst = {"deviation": 0.0, "eager": 0.0}
-    for batch, length in ((1, 0), model.variant, (5, model.variant[1])):
+    other = 0 if "length" in model.net.fixed else model.variant[1]
+    for batch, length in ((1, 0), (model.variant[0], other), (5, other)):
         inputs = tuple(x.cuda() for x in model.inputs(batch, length))
         with torch.no_grad():
             want = wide(*inputs)
