@@ -485,6 +485,24 @@ def test_a_failed_call_leaves_the_model_usable(fake: FakeDriver, monkeypatch: py
     assert not fake.live
 
 
+def test_what_follows_a_failed_call_waits_for_its_kernels(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result's copy fails behind the launch, and the host has not waited."""
+    loaded, x = Loaded(twice_of_halo()), np.ones(3, np.float32)
+    run(loaded, x)
+    recorded: list[int] = []
+
+    def fails(*args: object) -> None:
+        raise DeviceError("the GPU", expected="to_host", got="none")
+
+    monkeypatch.setattr(fake, "to_host", fails)
+    monkeypatch.setattr(fake, "record", lambda event, stream: recorded.append(stream))
+    context = loaded.claim()
+    with pytest.raises(DeviceError, match="to_host"):
+        context.run(context.bind(((3,),)), [x.ctypes.data, x.ctypes.data])
+    assert len(recorded) == 1
+    context.release()
+
+
 @pytest.mark.parametrize("name", ["add_kernel", "instantiate"])
 def test_graphs_that_cannot_be_made_leave_nothing(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     fake.version = 12000  # several graphs

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from math import prod
@@ -328,9 +329,29 @@ class Context:
             self._record(instance, ends, stream)
             return
         self.begin(stream)
+        try:
+            places, host = self._through(instance, ends, stream, resident is None)
+        except BaseException:
+            with suppress(DeviceError):
+                self.end(stream)  # kernels may be under way
+            raise
+        if resident is not None:
+            self.end(stream)
+            if not host and places[2:] == pointers:
+                self._direct = _Direct(instance, (self.arena.address, self._weights), resident, stream)
+
+    def _through(
+        self, instance: Instance, ends: Sequence[tuple[int, bool, int]], stream: int, host: bool
+    ) -> tuple[list[int], bool]:
+        """Copies to the GPU, a run, and copies from it. Arguments and results: an address, whether it is on the GPU,
+        bytes. host: whether all is to have ended.
+
+        Returns:
+            The addresses that were used, behind those of the arena and the weights, and whether the host waited.
+        """
+        driver = self._driver
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
-        host = resident is None  # whether the host may not go on before all has ended
         for i, (pointer, here, nbytes) in enumerate(ends):
             if (here and pointer % ALIGN == 0) or not nbytes:
                 places.append(pointer)
@@ -355,10 +376,7 @@ class Context:
                 host = False
         if host:
             driver.synchronize(stream)
-        if resident is not None:
-            self.end(stream)
-            if not host and places[2:] == pointers:
-                self._direct = _Direct(instance, (self.arena.address, self._weights), resident, stream)
+        return places, host
 
     def begin(self, stream: int) -> None:
         """What comes on the stream waits for the last run, wherever that was."""
