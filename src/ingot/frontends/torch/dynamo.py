@@ -39,7 +39,7 @@ from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.tracing.layouts import Order, kept_orders, order_of
 from ingot.frontends.torch.tracing.samples import Samples
-from ingot.frontends.torch.tracing.sparse import split_sparse
+from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
@@ -99,15 +99,16 @@ def ingot_backend(
         run = _Specialized(gm, example_inputs, frozenset(), compile_model)
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
-    return aot_module_simplified(
-        module,
-        example_inputs,
-        fw_compiler=compile_forward,
-        bw_compiler=compile_backward,
-        inference_compiler=compile_inference,
-        partition_fn=min_cut_rematerialization_partition,
-        decompositions=table,
-    )
+    with padding_as_zeros():
+        return aot_module_simplified(
+            module,
+            example_inputs,
+            fw_compiler=compile_forward,
+            bw_compiler=compile_backward,
+            inference_compiler=compile_inference,
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=table,
+        )
 
 
 def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:

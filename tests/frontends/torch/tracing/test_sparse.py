@@ -27,8 +27,9 @@ class Words(nn.Module):
 
 @pytest.mark.parametrize("padding", [None, 2])
 def test_tables(padding: int | None) -> None:
-    net = Words(padding)
-    compiled = torch.compile(net, backend=Spy().backend)
+    spy, net = Spy(), Words(padding)
+    # a graph that cannot be traced would else run eagerly
+    compiled = torch.compile(net, backend=spy.backend, fullgraph=True)
     # rows that come twice, another number of rows, none
     for ids in (torch.tensor([[1, 2, 2], [0, 8, 1]]), torch.tensor([[5, 2], [2, 2], [3, 4]]), torch.empty(0, 3).long()):
         found: list[list[Tensor]] = []
@@ -39,6 +40,8 @@ def test_tables(padding: int | None) -> None:
         for want, got in zip(*found, strict=True):
             assert got.layout == want.layout
             close(got.to_dense(), want.to_dense(), 1e-5)
+    # forward and backward: of the first sizes, of open ones, of no rows
+    assert len(spy.models) == 6
 
 
 def test_a_sum_is_refused() -> None:
