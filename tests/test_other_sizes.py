@@ -143,6 +143,26 @@ def test_tails_of_any_length() -> None:
             torch.testing.assert_close(got, want)
 
 
+def test_a_length_that_a_loop_over_blocks_fixes() -> None:
+    """torch settles the length only while it decomposes the writes."""
+    torch = pytest.importorskip("torch")
+
+    class Blocks(torch.nn.Module):
+        def forward(self, x):
+            n, found = x.shape[1], []
+            for i in range((n + 3) // 4):
+                block = x[:, 4 * i : min(4 * i + 4, n)].clone()
+                block[:, 1:].mul_(2)
+                found.append(block.cumsum(1))
+            return torch.cat(found, 1) + x
+
+    net = Blocks().eval()
+    compiled = ingot.compile(net, (torch.randn(2, 8),), dynamic={"x": {0: "batch", 1: "length"}})
+    for shape in ((2, 8), (3, 11), (1, 11), (5, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), net(x))
+
+
 def test_an_exported_program_is_what_it_is(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

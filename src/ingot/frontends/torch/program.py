@@ -45,7 +45,7 @@ from ingot.frontends.torch.model import (
     output_names,
 )
 from ingot.frontends.torch.tracing.guards import assumed, conditions, progressions, solved
-from ingot.frontends.torch.values import Complex, Number, boolean, f64
+from ingot.frontends.torch.values import Complex, Number, boolean, f64, with_shape
 from ingot.ir.dims import Dim, Interval, is_found, span_of
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
@@ -87,13 +87,15 @@ def import_exported(
             sizes.require(lowest, size)
         if highest is not None:
             sizes.require(size, highest)
+    called = _called(program, sizes)  # now: torch settles open sizes while it decomposes, in this program too
     try:
         if _holds_wrappers(program):
             raise NeedsDecomposition(())
-        return _imported(program, sizes, guards, parameters, final=False)
+        return _imported(program, sizes, guards, program.range_constraints, called, parameters, final=False)
     except NeedsDecomposition as e:
         simpler, assumed_too = _simplified(program, e)
-    return _imported(simpler, sizes, [*guards, *assumed_too], parameters, final=True)
+    ranges = {**program.range_constraints, **simpler.range_constraints}
+    return _imported(simpler, sizes, [*guards, *assumed_too], ranges, called, parameters, final=True)
 
 
 def _holds_wrappers(program: ExportedProgram) -> bool:
@@ -141,12 +143,19 @@ def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
 
 
 def _imported(
-    program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], parameters: Collection[str], *, final: bool
+    program: ExportedProgram,
+    sizes: Sizes,
+    guards: Sequence[sympy.Basic],
+    ranges: Mapping[sympy.Symbol, ValueRanges],
+    called: Mapping[str, tuple[Leaf, object]],
+    parameters: Collection[str],
+    *,
+    final: bool,
 ) -> ImportedModel:
     written = _written(program)
     held: dict[str, Node] = {}
     same: dict[int, Node] = {}  # by the tensor: names that are tied have one input
-    sizes.begin(program.range_constraints)
+    sizes.begin(ranges)
     carriers: dict[str, Node] = {}
     importer = Importer(sizes, final)
     inputs: list[Node] = []
@@ -155,14 +164,17 @@ def _imported(
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         if spec.kind is InputKind.USER_INPUT:
-            leaf, value = _user_input(node, spec, sizes)
+            leaf, value = called[node.name]
             leaves.append(leaf)
             values.append(value)
             if leaf.kind != FIXED:
                 carrier = _carrier(leaf, value)
                 inputs.append(carrier)
-                values[-1] = Number(carrier) if leaf.kind == NUMBER else value
-                values[-1] = complex_of(carrier) if leaf.kind == COMPLEX else values[-1]
+                if leaf.kind == NUMBER:
+                    values[-1] = Number(carrier)
+                elif leaf.kind != SIZE:
+                    sized = _of_sizes(carrier, node.meta["val"], sizes)
+                    values[-1] = complex_of(sized) if leaf.kind == COMPLEX else sized
         elif spec.target in written:
             leaf, carrier = tensor_input(str(node.name), node.meta["val"], sizes)
             carriers[spec.target] = carrier
@@ -189,7 +201,7 @@ def _imported(
     inputs += [*held.values(), *(carriers[target] for target in written)]
     names = (*(f"next {target}" for target in (*written, *changed)), *adapter.names)
     graph = sizes.graph(inputs, (*renewed, *results), names)
-    graph = replace(limited(graph, program.range_constraints, guards, sizes), state=tuple(written))
+    graph = replace(limited(graph, ranges, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
     first = {target: _first(_tensor(program, target)) for target in written}
     learned = {target: _first(_tensor(program, target)) for target in held}
@@ -224,6 +236,13 @@ def _first(tensor: torch.Tensor) -> np.ndarray:
     return to_numpy(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
+def _called(program: ExportedProgram, sizes: Sizes) -> dict[str, tuple[Leaf, object]]:
+    """What a call brings, by the names of placeholders."""
+    placeholders = (n for n in program.graph.nodes if n.op == "placeholder")
+    specs = zip(placeholders, program.graph_signature.input_specs, strict=True)
+    return {n.name: _user_input(n, spec, sizes) for n, spec in specs if spec.kind is InputKind.USER_INPUT}
+
+
 def _user_input(node: fx.Node, spec: InputSpec, sizes: Sizes) -> tuple[Leaf, object]:
     argument = spec.arg
     name = str(node.name)
@@ -248,6 +267,14 @@ def tensor_input(name: str, value: torch.Tensor, sizes: Sizes) -> tuple[Leaf, No
     if value.is_complex():
         return Leaf(name, COMPLEX), Input(name, TensorType(kind.dtype, (*kind.shape, 2)))()
     return Leaf(name, TENSOR), Input(name, kind)()
+
+
+def _of_sizes(x: Node, traced: torch.Tensor, sizes: Sizes) -> Node:
+    """The input `x` with a decomposed program's sizes: that one became a number there is a condition."""
+    shape = (*sizes.type(traced).shape, *x.shape[traced.dim() :])
+    for told, wanted in zip(x.shape, shape, strict=True):
+        sizes.require_equal(told, wanted)
+    return with_shape(x, shape)
 
 
 def _carrier(leaf: Leaf, value: object) -> Node:
