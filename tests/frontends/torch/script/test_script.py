@@ -189,6 +189,15 @@ class Types(nn.Module):
         return (x * y + z.sum(0)) * scale
 
 
+class ScaledSizes(nn.Module):
+    """A trace has sizes as tensors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (n if isinstance(n, Tensor) else torch.tensor(n) for n in x.shape)
+        less = torch.add(rows, 3, alpha=2) - torch.sub(columns, 1, alpha=2)
+        return x * (torch.div(less, 4, rounding_mode="trunc") + 10 * torch.div(less, 4, rounding_mode="floor") + 7)
+
+
 def _traced(net: nn.Module, *args: Tensor) -> torch.jit.ScriptModule:
     module = torch.jit.trace(net.eval(), args)
     assert isinstance(module, torch.jit.ScriptModule)
@@ -214,6 +223,7 @@ CASES = {
     "types": (lambda: _scripted(Types()), (torch.randn(2, 6),)),
     "traced net": (lambda: _traced(NET, IMAGE), (IMAGE,)),
     "traced sizes": (lambda: _traced(Types(), torch.randn(2, 6)), (torch.randn(2, 6),)),
+    "traced sizes, scaled": (lambda: _traced(ScaledSizes(), torch.randn(2, 12)), (torch.randn(2, 12),)),
     "traced lstm": (lambda: _traced(nn.LSTM(3, 4), torch.randn(5, 1, 3)), (torch.randn(5, 1, 3),)),
     "transformer": (
         lambda: _scripted(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)), (torch.randn(2, 5, 8),)

@@ -202,7 +202,7 @@ class _Run:
         if base in ("Int", "Float", "IntImplicit", "FloatImplicit", "ScalarImplicit") and tensors:
             return (args[0].item(),)
         if base in SCALARS and (not tensors or _of_containers(base, args)):
-            return _results(n, SCALARS[base](*_without_alpha(n, base, args)))
+            return _results(n, SCALARS[base](*args))
         if overload in ("prim_Device", "prim_dtype", "prim_other"):
             return (_moved(args),)
         if base in ("tensor", "as_tensor"):
@@ -316,11 +316,6 @@ _LISTS = frozenset((
 
 def _of_containers(base: str, args: Sequence[Any]) -> bool:
     return base in ("__is__", "__isnot__") or (base in _LISTS and isinstance(args[0], list | tuple | dict))
-
-
-def _without_alpha(n: Node, base: str, args: list[Any]) -> list[Any]:
-    """Numbers that stand for tensors have the arguments of tensors' ops."""
-    return args[:2] if base in ("add", "sub") and n.kind.endswith((".Tensor", ".Scalar")) else args
 
 
 def _moved(args: list[Any]) -> Any:

@@ -60,6 +60,9 @@ def tensor_of(value: Any) -> torch.Tensor:
 
 def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
     """An op with a number that only the run knows. Raises UnsupportedOpError where it has to be known."""
+    if base in ("add", "sub") and args[2:] == [1]:  # alpha
+        args = args[:2]
+    arithmetic = base in _ARITHMETIC and len(args) < 3
     numbers = [a for a in args if isinstance(a, bool | int | float | Truth | Number)]
     if len(numbers) == len(args):
         values = [tensor_of(a) for a in args]
@@ -68,7 +71,7 @@ def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
         if base in ("Bool", "Int", "Float"):
             kind = {"Bool": torch.bool, "Int": torch.int64, "Float": torch.float64}[base]
             return Truth(values[0] != 0) if base == "Bool" else Number(values[0].to(kind))
-        if base in _ARITHMETIC:
+        if arithmetic:
             if base in ("min", "max"):
                 values = list(torch.broadcast_tensors(*values))
             return Number(_ARITHMETIC[base](*values))
@@ -76,8 +79,8 @@ def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
         x, axis, at = args[0], args[1], args[2].tensor
         at = torch.where(at < 0, at + x.shape[axis], at)
         return torch.index_select(x, axis, at.reshape(1)).squeeze(axis)
-    if base in _ARITHMETIC and isinstance(args[0], torch.Tensor | Number) and len(args) < 3 + (args[-1] == 1):
-        return _ARITHMETIC[base](*_beside(args[:2]))
+    if arithmetic and isinstance(args[0], torch.Tensor | Number):
+        return _ARITHMETIC[base](*_beside(args))
     if base in _COMPARISONS:
         return _COMPARISONS[base](*_beside(args))
     raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "of a number that only the run knows")])

@@ -21,8 +21,21 @@ def _float(v: Any) -> Any:
     return float(v) if isinstance(v, str | bool) else torch.sym_float(v)
 
 
-def _quotient(a: Any, b: Any) -> Any:
-    return a / b
+# numbers that stand for tensors have the arguments of tensors' ops: alpha, rounding_mode
+
+
+def _sum(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return a + b if alpha == 1 else a + alpha * b  # lists and strings are added, too
+
+
+def _difference(a: Any, b: Any, alpha: Any = 1) -> Any:
+    return a - alpha * b
+
+
+def _quotient(a: Any, b: Any, rounding: str | None = None) -> Any:
+    if rounding is None:
+        return a / b
+    return a // b if rounding == "floor" or (a < 0) == (b < 0) else -(-a // b)
 
 
 def _root(v: Any) -> Any:
@@ -78,7 +91,7 @@ def _format(text: str, *values: Any) -> str:
 
 # by the op's name without its overload; each takes the op's arguments in their order
 SCALARS: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": _quotient, "floordiv": operator.floordiv,
+    "add": _sum, "sub": _difference, "mul": operator.mul, "div": _quotient, "floordiv": operator.floordiv,
     "floor_divide": operator.floordiv, "remainder": operator.mod, "fmod": math.fmod, "pow": operator.pow,
     "neg": operator.neg, "abs": abs, "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "gt": operator.gt,
     "le": operator.le, "ge": operator.ge, "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor,
