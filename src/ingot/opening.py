@@ -155,7 +155,9 @@ def open_model(model: Any, request: Request) -> Opened:
     try:
         return frontend.open(source, request)
     except NeedsHost as needs:
-        raise InputError("the model", expected="one program", got="one that takes turns with the host") from needs
+        got = "one that takes turns with the host (strings, images, or sequences at its border)"
+        fix = "compile it with ingot.compile and call that"
+        raise InputError("the model", expected="one program", got=got, fix=fix) from needs
 
 
 # --- what each frontend gives

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 import ingot
 from ingot.frontends.onnx import hosted
+from ingot.opening import Request, open_model
 from ingot.support.errors import InputError, UnsupportedOpError
 
 ort = pytest.importorskip("onnxruntime")
@@ -80,6 +81,8 @@ def test_words_in_a_label_out() -> None:
     ]
     with pytest.raises(InputError, match="not one program"):
         m.save("nowhere.ingot")
+    with pytest.raises(InputError, match=r"ingot\.compile"):
+        open_model(CLASSIFIER, Request())
 
 
 @pytest.mark.parametrize(
