@@ -89,3 +89,24 @@ def test_bytes_where_kernels_have_temporaries_of_their_own() -> None:
     assert limited.arena_bytes <= most
     arena = _numbers(limited)[2]
     assert abs(arena - limited.arena_bytes) < 0.02 * arena
+
+
+def test_limits_that_cannot_be_reached() -> None:
+    """Less than one kernel needs, or than loops keep, is refused by these numbers; more is tried."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.Tanh())]
+    deep, rows = nn.Sequential(*layers, nn.Linear(64, 4)), torch.randn(96, 64)
+    one = rows.nbytes
+    for limit, told in ((one, "one kernel needs"), (2 * one + 4096, "at least")):
+        with pytest.raises(InputError, match=told):
+            ingot.train(deep, "cross_entropy", ingot.optim.SGD(), (rows,), memory=limit)
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.lstm(x)[0][:, -1])
+
+    with pytest.raises(InputError, match="that loops made"):
+        ingot.train(Recurrent(), "cross_entropy", ingot.optim.SGD(), (torch.randn(4, 12, 8),), memory=0.05)

@@ -11,7 +11,7 @@ take the least time to get back, until all fits. The kernel is the same one, so 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -65,13 +65,15 @@ class _Buffer:
 @dataclass(eq=False)
 class _Call:
     """One run of a group. reads, writes: the buffers of its operands and results; None for what is no intermediate.
-    own: bytes of its temporaries."""
+    own: bytes of its temporaries; seconds: what it takes; loops: whether it runs graphs of its own, and so once."""
 
     node: Node
     turn: int
     reads: list[_Buffer | None]
     writes: list[_Buffer | None]
     own: int
+    seconds: float
+    loops: bool
 
 
 def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[Graph, Memory]:
@@ -85,19 +87,24 @@ def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[G
     schedule = _Schedule(assign(graph, graph.lasting), cost, arena_of, limit >= 1)
     kept, arena, seconds = schedule.kept(), schedule.linked.nbytes, schedule.seconds()
     most = aim = int(limit if limit >= 1 else limit * kept)
-    least = schedule.size()
-    for _ in range(_ROUNDS):
-        if schedule.size() <= most or not schedule.shrink(aim):
+    least, rounds = schedule.size(), _ROUNDS if most >= schedule.floor() else 0
+    for _ in range(rounds):
+        calls = len(schedule.calls)
+        fits = schedule.size() <= most or schedule.shrink(aim)
+        if len(schedule.calls) == calls:
             break
         graph = schedule.graph()
         schedule = _Schedule(assign(graph, graph.lasting), cost, arena_of, limit >= 1)
+        if not fits and schedule.size() >= least:
+            break
         least = min(least, schedule.size())
         # gaps between buffers, and orders that differ: as much less is aimed at
         aim -= max(0, schedule.size() - most) // 2
     if schedule.size() > most:
         what = "memory of the arena" if limit >= 1 else f"memory of what is kept, {kept:,} bytes"
-        fix = "a smaller batch, or more memory"
-        raise InputError(what, expected=f"at least {least:,} bytes", got=f"{most:,}", fix=fix)
+        alone = "one kernel needs at once" if limit >= 1 else "loops made, which run once"
+        some = f"at least {least:,} bytes" if rounds else f"more than the {schedule.floor():,} bytes that {alone}"
+        raise InputError(what, expected=some, got=f"{most:,}", fix="a smaller batch, or more memory")
     again = sum(isinstance(c.node.op, Recomputed) for c in schedule.calls)
     time = schedule.seconds() / seconds if seconds else 1.0
     return graph, Memory(schedule.kept(), schedule.linked.nbytes, kept, arena, again, time)
@@ -108,7 +115,7 @@ class _Schedule:
 
     def __init__(self, storage: Storage, cost: Cost, arena_of: ArenaOf, whole: bool) -> None:
         """whole: whether the limit is of the arena."""
-        self.storage, self.cost, self.arena_of, self.whole = storage, cost, arena_of, whole
+        self.storage, self.arena_of, self.whole = storage, arena_of, whole
         own = self.linked.own if whole else {}
         self.turns = 0
         self.users = storage.graph.uses()
@@ -118,7 +125,9 @@ class _Schedule:
         for node in storage.order:
             if isinstance(node.op, Group):
                 reads, writes = ([self._held(v) for v in values] for values in (node.inputs, node.results))
-                self.calls.append(call := _Call(node, 0, reads, writes, own.get(node, 0)))
+                plain = _plain(node)
+                loops = any(category(n.op) is Category.CONTROL for n in plain.body.nodes())
+                self.calls.append(call := _Call(node, 0, reads, writes, own.get(node, 0), cost(plain), loops))
                 for b in call.writes:
                     if b is not None:
                         b.makers.append(call)
@@ -186,29 +195,49 @@ class _Schedule:
         """What the limit is about."""
         return self.linked.nbytes if self.whole else self.kept()
 
-    def seconds(self) -> float:
-        return sum(self.cost(_plain(c.node)) for c in self.calls)
+    def floor(self) -> int:
+        """Bytes that no choice goes below: what the largest call has in hand, which may write over what it reads; or
+        what loops made of what is kept."""
+        if not self.whole:
+            at = self._border()
+            kept = (b for b, touched in self.touched.items() if touched[0] <= at < touched[-1])
+            return sum(b.nbytes for b in kept if any(c.loops for c in b.makers))
+        most: dict[str, int] = {}
+        for call in self.calls:
+            hands = {b for b in call.reads if b is not None}, {b for b in call.writes if b is not None}
+            for where in {"", *(b.where for held in hands for b in held)}:
+                each = (sum(b.nbytes for b in held if b.where == where) for held in hands)
+                most[where] = max(most.get(where, 0), max(each) + (0 if where else call.own))
+        return sum(most.values())
 
-    def shrink(self, limit: int) -> int:
-        """Compute values again until what is alive, and the gaps beside it, fit, or nothing helps; how many."""
+    def seconds(self) -> float:
+        return sum(c.seconds for c in self.calls)
+
+    def shrink(self, limit: int) -> bool:
+        """Compute values again until what is alive, and the gaps beside it, fit; False where nothing helps, or has not
+        for many choices."""
         gaps = max(0, self.linked.nbytes - sum(map(max, self._alive().values()))) if self.whole else 0
-        half = (
-            self.kept() // 2
-        )  # where nothing helps at the crest, so much goes at the border before all is linked anew
-        for count in range(len(self.calls)):
+        # where nothing helps at the crest, so much goes at the border before all is linked anew
+        half = self.kept() // 2
+        patience = left = 16 + len(self.calls) // 4
+        least = float("inf")
+        while left:
             alive = self._alive()
-            if (sum(map(max, alive.values())) + gaps if self.whole else self.kept()) <= limit:
-                return count
+            size = sum(map(max, alive.values())) + gaps if self.whole else self.kept()
+            if size <= limit:
+                return True
+            left = patience if size < least else left - 1
+            least = min(least, size)
             # the last of the places where most is alive
             crests = {where: max(range(len(row)), key=lambda i, row=row: (row[i], i)) for where, row in alive.items()}
             choices = self._choices(crests) if self.whole else []
             if not choices and (not self.whole or self.kept() > half):
                 choices = self._choices(dict.fromkeys(crests, self._border()))
             if not choices:
-                return count
+                return False
             self._apply(min(choices, key=lambda c: c.price))
             self._touch()
-        return len(self.calls)
+        return False
 
     # --- one value
 
@@ -231,7 +260,7 @@ class _Schedule:
         gain = b.nbytes - choice.kept
         if gain <= 0:
             return []
-        choice.price = sum(self.cost(_plain(c.node)) for c in choice.calls) / gain
+        choice.price = sum(c.seconds for c in choice.calls) / gain
         return [choice]
 
     def _needed(self, b: _Buffer, due: int, choice: _Choice, at: int) -> bool:
@@ -240,8 +269,7 @@ class _Schedule:
             return True
         choice.made.append(b)
         for call in b.makers:
-            body = _plain(call.node).body
-            if len(choice.calls) > _DEEP or any(category(n.op) is Category.CONTROL for n in body.nodes()):
+            if len(choice.calls) > _DEEP or call.loops:
                 return False
             for read in call.reads:
                 if read is None or read in choice.made or self._version(read, due):
@@ -267,7 +295,7 @@ class _Schedule:
             reads = [r and (image.get(r) or self._version(r, due) or r) for r in call.reads]
             writes = [w and (image.get(w) or self._copy(w)) for w in call.writes]
             self.turns += 1
-            new = _Call(call.node, self.turns, reads, writes, call.own)
+            new = replace(call, turn=self.turns, reads=reads, writes=writes)
             for w in writes:
                 if w is not None:
                     w.makers.append(new)
