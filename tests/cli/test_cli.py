@@ -424,3 +424,9 @@ def test_train_goes_on_where_it_was_killed(tmp_path: Path):
     assert (tmp_path / "part.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
     assert "samples" in refused(2, *common, *kept, "--seed", 7)
     assert "adamw" in refused(2, *common, "--optimizer", "sga")
+    x[:, 2] = np.nan
+    np.savez(tmp_path / "d.npz", x=x, label=np.zeros(50, np.int64))
+    lost = told(call(*common, "-o", tmp_path / "lost.onnx"))
+    assert (lost["first_not_finite"], lost["first_loss"], lost["loss"]) == (1, None, None)
+    assert whole["first_not_finite"] is None
+    assert "call 1 is the first" in call(*common[:-1], "-o", tmp_path / "lost.onnx").output

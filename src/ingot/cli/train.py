@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,12 +114,20 @@ def _run(step: CompiledStep | TrainingStep, plan: Plan, resume: bool) -> _Run:
 
 def _tell(run: _Run, written: Path, memory: str | None, as_json: bool) -> None:
     first, last, calls = run.losses[0], run.losses[-1], len(run.losses)
+    lost = next((call for call, loss in enumerate(run.losses, 1) if not math.isfinite(loss)), None)
     if as_json:
         facts = {"model": str(written), "calls": calls, "seconds": run.seconds, "first_loss": first, "loss": last}
-        print_json({**facts, **run.measured, **({} if memory is None else {"memory": memory})})
+        # JSON has no word for what is not finite
+        said = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in {**facts, **run.measured}.items()
+        }
+        print_json({**said, "first_not_finite": lost, **({} if memory is None else {"memory": memory})})
         return
     measured = "".join(f", {k} {v:.4g}" for k, v in run.measured.items())
     out.print(f"loss {first:.4g} -> {last:.4g}{measured} in {calls} calls, {time_text(run.seconds)}")
+    if lost is not None:
+        out.print(f"the loss of call {lost} is the first that is not finite: step.first_nan in Python names the op")
     if memory is not None:
         out.print(f"memory: {memory}", highlight=False)
     out.print(f"[bold]{escape(str(written))}[/]", highlight=False)
