@@ -56,6 +56,8 @@ REFUSED: dict[str, Callable[[], Node]] = {
     "twice rounded": lambda: whole(ops.mul(ops.div(size(H), 3.0), 3.0)),
     "ties": lambda: whole(ops.RoundEven()(ops.mul(size(H), 0.5))),
     "it may be negative": lambda: whole(ops.sub(size(H), 8.0)),
+    "half of what nothing bounds from below": lambda: whole(ops.div(ops.sub(size(H), size(W)), 2.0)),
+    "half of what falls as a size grows": lambda: whole(ops.div(ops.sub(8.0, size(H)), 2.0)),
     "by what may be zero": lambda: whole(ops.div(size(H), size(H - 1))),
     "few bits": lambda: whole(ops.mul(size(H, f16), 0.5)),
     "not a number": lambda: whole(ops.mul(size(H), float("nan"))),

@@ -42,8 +42,25 @@ def _reduced(of: DimLike, by: DimLike) -> Quotient:
     return Quotient(of, by) if whole is None else Quotient(whole)
 
 
-def _low(size: DimLike) -> int | None:
-    return size if isinstance(size, int) else bounds(size)[0]
+def require_positive(by: DimLike) -> None:
+    """Raises Unsupported for a divisor that is not positive for all sizes."""
+    if (bounds(by)[0] or 0) < 1:
+        raise Unsupported(f"a quotient by {by}, which may be negative or zero")
+
+
+def towards_zero(a: DimLike, b: DimLike) -> DimLike:
+    """The whole part of a / b. Raises Unsupported for sizes that may be negative."""
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+    check_signs(a, b)
+    return floordiv(a, b)
+
+
+def check_signs(a: DimLike, b: DimLike) -> None:
+    """Rounding down is rounding towards zero only where nothing is negative."""
+    low = bounds(a)[0]
+    if low is None or low < 0 or (bounds(b)[0] or 0) < 1:
+        raise Unsupported(f"the quotient of sizes {a} and {b}, which may be negative")
 
 
 def _add(a: Quotient, b: Quotient) -> Quotient:
@@ -59,8 +76,7 @@ def _mul(a: Quotient, b: Quotient) -> Quotient:
 
 
 def _div(a: Quotient, b: Quotient) -> Quotient:
-    if (_low(b.of) or 0) < 1:
-        raise Unsupported(f"a quotient by {b.of}, which may be negative or zero")
+    require_positive(b.of)
     return _reduced(a.of * b.by, a.by * b.of)
 
 
@@ -82,9 +98,7 @@ def computed(node: Node, operands: Iterable[object]) -> object:
     values = [v if isinstance(v, Quotient) else _of_number(v) for v in operands]
     if isinstance(node.op, ops.Convert) and node.dtype.is_integer:
         (x,) = values
-        if (_low(x.of) or 0) < 0:
-            raise Unsupported(f"the whole part of {x.of} / {x.by}, which may be negative")
-        return floordiv(x.of, x.by)
+        return towards_zero(x.of, x.by)
     if isinstance(node.op, ops.Convert) and values[0].exact:
         return values[0]
     if isinstance(node.op, ops.Floor):
@@ -120,7 +134,8 @@ def _ends(sizes: Sizes, node: Node, depth: int) -> _Ends:
     try:
         (known,) = sizes.elements(node).reshape(-1)
         q = Quotient(known) if isinstance(known, Dim) else known if isinstance(known, Quotient) else _of_number(known)
-        return ([q], [q]) if (_low(q.of) or 0) >= 0 and _low(q.of) is not None else ([], [])
+        low = bounds(q.of)[0]
+        return ([q], [q]) if low is not None and low >= 0 else ([], [])
     except Unsupported:
         if depth > _DEEPEST or any(i.type.size != 1 for i in node.inputs):
             return [], []
@@ -154,6 +169,6 @@ def _pairs(
 ) -> list[Quotient]:  # fmt: skip
     found: list[Quotient] = []
     for x, y in product(a, b):
-        if rule is not _div or (_low(y.of) or 0) >= 1:
+        if rule is not _div or (bounds(y.of)[0] or 0) >= 1:
             found.append(rule(x, y))
     return found[:_MOST_ENDS]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.quotients import Quotient, computed
+from ingot.frontends.shared.quotients import Quotient, check_signs, computed, require_positive, towards_zero
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, mod, substitute, symbol, symbols_of
 from ingot.ir.node import Const, Input, Node, Project, topological
@@ -232,8 +232,7 @@ def _positive(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike,
     """A rule for divisors that are positive for all sizes. Raises Unsupported for others."""
 
     def checked(a: DimLike, b: DimLike) -> DimLike:
-        if (b if isinstance(b, int) else bounds(b)[0] or 0) < 1:
-            raise Unsupported(f"a quotient by {b}, which may be negative or zero")
+        require_positive(b)
         return rule(a, b)
 
     return checked
@@ -291,31 +290,16 @@ def _of_quotients(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
     return _elementwise(lambda *v: computed(node, v), *inputs)
 
 
-def _quotient(a: DimLike, b: DimLike) -> DimLike:
-    """Towards zero."""
-    if isinstance(a, int) and isinstance(b, int):
-        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    _check_signs(a, b)
-    return floordiv(a, b)
-
-
 def _remainder(a: DimLike, b: DimLike) -> DimLike:
     if isinstance(a, int) and isinstance(b, int):
-        return a - b * _as_int(_quotient(a, b))
-    _check_signs(a, b)
+        return a - b * _as_int(towards_zero(a, b))
+    check_signs(a, b)
     return mod(a, b)
 
 
 def _as_int(d: DimLike) -> int:
     assert isinstance(d, int)
     return d
-
-
-def _check_signs(a: DimLike, b: DimLike) -> None:
-    """Rounding down is rounding towards zero only where nothing is negative."""
-    low = bounds(a)[0]
-    if low is None or low < 0 or (bounds(b)[0] or 0) < 1:
-        raise Unsupported(f"the quotient of sizes {a} and {b}, which may be negative")
 
 
 def _select(pred: object, a: object, b: object) -> object:
@@ -365,7 +349,7 @@ _RULES: dict[type, Callable[..., object]] = {
     ops.Add: operator.add,
     ops.Sub: operator.sub,
     ops.Mul: operator.mul,
-    ops.Div: _quotient,
+    ops.Div: towards_zero,
     ops.Rem: _remainder,
     ops.Max: dim_max,
     ops.Min: dim_min,
