@@ -6,16 +6,15 @@ result, which takes seconds and fixes the length of the sequence. Here they get 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
+
+from ingot.frontends.torch.tracing.switch import Switch
 
 _KEYS = (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd)
 
@@ -40,10 +39,8 @@ _RULES: tuple[tuple[torch._ops.OpOverload, Callable[..., Any]], ...] = (
     (torch.ops.aten.rnn_tanh.input, _simple),
     (torch.ops.aten.rnn_relu.input, _simple),
 )
-_tracing = ContextVar("ingot_whole_recurrences", default=False)
 
 
-@cache
 def _install() -> None:
     """Put the rules before torch's own, for tracing: only Python's dispatcher asks them."""
     for op, rule in _RULES:
@@ -57,17 +54,10 @@ def _install() -> None:
 
 def _first(rule: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (rule if _tracing.get() else torchs)(*args, **kwargs)
+        return (rule if whole_recurrences.on else torchs)(*args, **kwargs)
 
     return chosen
 
 
-@contextmanager
-def whole_recurrences() -> Iterator[None]:
-    """Within it, tracing records recurrent ops with their shapes; models that run are not touched."""
-    _install()
-    before = _tracing.set(True)
-    try:
-        yield
-    finally:
-        _tracing.reset(before)
+# within it, tracing records recurrent ops with their shapes; models that run are not touched
+whole_recurrences = Switch("ingot_whole_recurrences", _install)

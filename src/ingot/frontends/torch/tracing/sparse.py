@@ -8,20 +8,19 @@ the whole function eagerly. Here they stay, as zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._C import DispatchKey
 
+from ingot.frontends.torch.tracing.switch import Switch
+
 _sparse = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
 _backward = torch.ops.aten.embedding_sparse_backward.default
 _COMPOSITE = DispatchKey.CompositeImplicitAutograd
-_tracing = ContextVar("ingot_padding_as_zeros", default=False)
 
 Join = Callable[[Sequence[Any]], tuple[Any, ...]]
 
@@ -56,24 +55,16 @@ def _maker(result: object) -> Callable[[Tensor, Tensor], Tensor] | None:
     return partial(_sparse, sparse_dims, dense_dims, size, **result.kwargs)
 
 
-@contextmanager
-def padding_as_zeros() -> Iterator[None]:
-    """Within it, tracing gives sparse gradients whose rows of padding are zeros; tables that run are not touched."""
-    _install()
-    before = _tracing.set(True)
-    try:
-        yield
-    finally:
-        _tracing.reset(before)
-
-
-@cache
 def _install() -> None:
     # only Python's dispatcher, which is on while torch traces, asks it
     _backward.py_impl(_COMPOSITE)(_rows)
 
 
 def _rows(grad: Tensor, indices: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
-    if _tracing.get() and padding >= 0:
+    if padding_as_zeros.on and padding >= 0:
         grad, padding = torch.where((indices == padding)[..., None], 0.0, grad), -1
     return _backward._op_dk(_COMPOSITE, grad, indices, count, padding, by_frequency)
+
+
+# within it, tracing gives sparse gradients whose rows of padding are zeros; tables that run are not touched
+padding_as_zeros = Switch("ingot_padding_as_zeros", _install)

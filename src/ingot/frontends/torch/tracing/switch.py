@@ -1,0 +1,28 @@
+"""What is done otherwise while torch traces: on within a block, off for all that runs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+
+
+class Switch:
+    """`with switch():` turns it on; rules that `install` puts into torch, once, ask `switch.on`."""
+
+    def __init__(self, name: str, install: Callable[[], None]) -> None:
+        self._on, self._install = ContextVar(name, default=False), cache(install)
+
+    @property
+    def on(self) -> bool:
+        return self._on.get()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self._install()
+        before = self._on.set(True)
+        try:
+            yield
+        finally:
+            self._on.reset(before)
