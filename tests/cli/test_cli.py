@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 import ingot
 from ingot import cli
+from ingot.cli.console import print_json
 from tests.debug import models
 
 REPOSITORY = Path(__file__).parents[2]
@@ -430,3 +431,8 @@ def test_train_goes_on_where_it_was_killed(tmp_path: Path):
     assert (lost["first_not_finite"], lost["first_loss"], lost["loss"]) == (1, None, None)
     assert whole["first_not_finite"] is None
     assert "call 1 is the first" in call(*common[:-1], "-o", tmp_path / "lost.onnx").output
+
+
+def test_json_has_null_for_numbers_that_are_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [np.nan, 1.5, (np.float32(np.inf), np.int64(3))], "b": {"c": -np.inf, "d": True, "e": None}})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5, [None, 3]], "b": {"c": None, "d": True, "e": None}}

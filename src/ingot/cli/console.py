@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -111,13 +112,18 @@ def _shown_progress() -> Iterator[None]:
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(value, default=_plain))
+    print(json.dumps(_plain(value), allow_nan=False))
 
 
 def _plain(value: object) -> object:
+    """What JSON has words for: it has none for numbers that are not finite, which are null."""
     if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"no JSON for {type(value).__name__}")
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def writable(path: Path, model: Path) -> Path:

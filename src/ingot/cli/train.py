@@ -117,12 +117,8 @@ def _tell(run: _Run, written: Path, memory: str | None, as_json: bool) -> None:
     lost = next((call for call, loss in enumerate(run.losses, 1) if not math.isfinite(loss)), None)
     if as_json:
         facts = {"model": str(written), "calls": calls, "seconds": run.seconds, "first_loss": first, "loss": last}
-        # JSON has no word for what is not finite
-        said = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v
-            for k, v in {**facts, **run.measured}.items()
-        }
-        print_json({**said, "first_not_finite": lost, **({} if memory is None else {"memory": memory})})
+        told = {**facts, **run.measured, "first_not_finite": lost}
+        print_json(told if memory is None else {**told, "memory": memory})
         return
     measured = "".join(f", {k} {v:.4g}" for k, v in run.measured.items())
     out.print(f"loss {first:.4g} -> {last:.4g}{measured} in {calls} calls, {time_text(run.seconds)}")
