@@ -7,18 +7,12 @@ Each has a process of its own, with a limit of time.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
 
-TOLERANCE = {"float32": 1e-4, "float16": 2e-3, "bfloat16": 1.5e-2}
-SECONDS = 100.0
+from benchmarks.gpu.judged import deviations, session
+
 IMAGES = {
     name: size
     for size, names in {
@@ -170,87 +164,9 @@ def judge(name: str, dtype: str, target: str) -> dict[str, Any]:
         eager, got = net(*own), compiled(*own)
         want = net.to(wide)(*(x.to(wide) if x.is_floating_point() else x for x in own))
     deviation, peer = (max(deviations(x, want)) for x in (got, eager))
-    if peer == float("inf"):
-        return {"model": name, "failed": f"eager overflows in {dtype}, so nothing is proven"}
     return {"model": name, "deviation": deviation, "eager": peer, "compile_s": seconds}
 
 
-def deviations(got: Any, want: Any) -> list[float]:
-    """Of each tensor of a result, of the largest magnitude; infinite where it is not finite.
-
-    Raises:
-        ValueError: the shapes differ, or a wanted tensor proves nothing as it is not finite or constant.
-    """
-    found: list[float] = []
-    for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, want)), strict=True):
-        if a.shape != b.shape or not b.isfinite().all() or b.double().std().item() == 0:
-            raise ValueError(f"{tuple(a.shape)} for {tuple(b.shape)}, or not finite, or constant")
-        found.append(((a.double() - b.double()).abs().max() / b.double().abs().max()).nan_to_num(float("inf")).item())
-    return found
-
-
-def agrees(row: dict[str, Any], dtype: str) -> bool:
-    """Within the type's rounding, or, where the network magnifies it, about as near to the wider type as eager is."""
-    return "deviation" in row and row["deviation"] <= max(TOLERANCE[dtype], 1.25 * row["eager"])
-
-
-def _in_process(name: str, dtype: str, target: str) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu.architectures",
-        "--one",
-        name,
-        "--dtype",
-        dtype,
-        "--target",
-        target,
-    ]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            env={**os.environ, "INGOT_WORKERS": "2"},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"model": name, "failed": f"longer than {SECONDS:.0f} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return {"model": name, "failed": " ".join(done.stderr.split())[-500:]}
-    return json.loads(lines[-1])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="cuda:sm_90a")
-    parser.add_argument("--dtype", default="float32", choices=list(TOLERANCE))
-    parser.add_argument("--only", default="")
-    parser.add_argument("--one", default="")
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--report", type=Path)
-    asked = parser.parse_args()
-    if asked.one:
-        print(json.dumps(judge(asked.one, asked.dtype, asked.target)))
-        return 0
-    names = [n for n in asked.only.split(",") if n] or [*TEXT, *VISION, *IMAGES, *TIMM]
-    rows, failed = [], 0
-    with ThreadPoolExecutor(asked.workers) as pool:
-        # as they end, so that a run that is cut off tells what it found
-        for job in as_completed(pool.submit(_in_process, name, asked.dtype, asked.target) for name in names):
-            row = job.result()
-            rows.append(row)
-            wrong = not agrees(row, asked.dtype)
-            failed += wrong
-            text = row.get("failed") or f"{row['deviation']:.1e} (eager {row['eager']:.1e}) {row['compile_s']:.1f} s"
-            print(f"{'FAILED' if wrong else 'ok':6} {row['model']:20} {text}", flush=True)
-    print(f"{len(rows) - failed} of {len(rows)} agree")
-    if asked.report:
-        asked.report.write_text(json.dumps(rows))
-    return int(bool(failed))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    names = [*TEXT, *VISION, *IMAGES, *TIMM]
+    sys.exit(session("benchmarks.gpu.architectures", __doc__, judge, names, dtype="float32", seconds=100))
