@@ -198,6 +198,12 @@ class ScaledSizes(nn.Module):
         return x * (torch.div(less, 4, rounding_mode="trunc") + 10 * torch.div(less, 4, rounding_mode="floor") + 7)
 
 
+class AlphaOfSizes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (n if isinstance(n, Tensor) else torch.tensor(n) for n in x.shape)
+        return x * torch.add(rows, 3, alpha=2) + torch.sub(columns, 1, alpha=2)
+
+
 def _traced(net: nn.Module, *args: Tensor) -> torch.jit.ScriptModule:
     module = torch.jit.trace(net.eval(), args)
     assert isinstance(module, torch.jit.ScriptModule)
@@ -224,6 +230,7 @@ CASES = {
     "traced net": (lambda: _traced(NET, IMAGE), (IMAGE,)),
     "traced sizes": (lambda: _traced(Types(), torch.randn(2, 6)), (torch.randn(2, 6),)),
     "traced sizes, scaled": (lambda: _traced(ScaledSizes(), torch.randn(2, 12)), (torch.randn(2, 12),)),
+    "traced sizes, alpha": (lambda: _traced(AlphaOfSizes(), torch.randn(2, 12)), (torch.randn(2, 12),)),
     "traced lstm": (lambda: _traced(nn.LSTM(3, 4), torch.randn(5, 1, 3)), (torch.randn(5, 1, 3),)),
     "transformer": (
         lambda: _scripted(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)), (torch.randn(2, 5, 8),)
