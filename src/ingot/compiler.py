@@ -38,7 +38,7 @@ from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
 from ingot.specialized import SpecializedModel
-from ingot.support import flags, progress, sources
+from ingot.support import flags, limits, progress, sources
 from ingot.support.cache import DiskCache, cache_key, sharing
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, NeedsValues, SizesError
@@ -240,7 +240,7 @@ def _names_files(path: Path) -> bool:
 def _key(options: Options, *parts: bytes) -> str:
     # a named target is the same everywhere; only this machine's own has to be looked at
     machine = host() if options.target in ("native", "cpu") else options.target
-    settings = f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()}"
+    settings = f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()} {limits.named()}"
     return cache_key(settings, tuned.digest(), *parts)
 
 

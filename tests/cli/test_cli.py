@@ -160,7 +160,38 @@ def test_external_data_outside_the_folder_is_refused(tmp_path: Path):
 
 def test_wrong_dims(model: Path):
     assert "NAME=SIZE" in refused(2, "compile", model, "--dim", "batch")
-    assert "batch" in refused(2, "compile", model, "--dim", "batsh=1")
+    text = refused(2, "compile", model, "--dim", "batsh=1")
+    assert "--dim" in text and "['batch']" in text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-i", "image=a.npy", "-i", "image=b.npy"],
+        ["--random", "--size", "batch=1", "--size", "batch=2"],
+        ["--random", "--dim", "batch=1", "--dim", "batch=2"],
+        ["--random", "--limit", "nodes=5", "--limit", "nodes=6"],
+        ["--random", "--constant", "image=a.npy", "--constant", "image=b.npy"],
+    ],
+)
+def test_what_is_said_twice_is_refused(model: Path, options: list[str]):
+    assert "more than once" in refused(2, "run", model, *options)
+
+
+def test_limits_hold_for_what_was_compiled_before(tmp_path: Path):
+    """A function's nodes are written out, which a budget counts; one of more room has a program of its own."""
+    node = onnx.helper.make_node
+    twice = onnx.helper.make_function("own", "Twice", ["x"], ["z"], [node("Add", ["x", "x"], ["z"])],
+                                      [onnx.helper.make_opsetid("", 18)])  # fmt: skip
+    x, z = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [4]) for n in "xz")
+    calls = [node("Twice", ["x"], ["y"], domain="own"), node("Twice", ["y"], ["z"], domain="own")]
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("own", 1)]
+    graph = onnx.helper.make_graph(calls, "g", [x], [z])
+    model = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, functions=[twice], opset_imports=opsets, ir_version=10), model)
+    assert call("run", model, "--random").exit_code == 0
+    assert "--limit nodes=10" in refused(2, "run", model, "--random", "--limit", "nodes=1")
+    assert call("run", model, "--random", "--limit", "nodes=50").exit_code == 0
 
 
 def test_values_that_decide_are_given_ahead(tmp_path: Path):

@@ -11,7 +11,8 @@ from ingot.runtime.program import Program
 
 
 def _one_size(size: Sequence[str] | None) -> dict[str, int]:
-    return {name: value for sizes in parse_sizes(size or []) for name, value in sizes.items()}
+    """Sizes of one run, from one option or several."""
+    return {name: value for sizes in parse_sizes([",".join(size)] if size else []) for name, value in sizes.items()}
 
 
 def random_inputs(program: Program, graph: Graph | None, size: Sequence[str] | None, seed: int = 0) -> Feeds:

@@ -19,7 +19,7 @@ from ingot.ops.core.base import Category, category
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate, linear_in, show
 from ingot.runtime.program import Program, TensorSpec
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, check_once
 from ingot.support.files import open_regular
 
 Feeds = dict[str, np.ndarray]
@@ -54,13 +54,11 @@ def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
     """["batch=1,length=128", "batch=4"] -> one mapping per text. Raises InputError."""
     out: list[dict[str, int]] = []
     for text in texts:
-        sizes: dict[str, int] = {}
-        for part in text.split(","):
-            name, _, size = part.strip().partition("=")
-            if not name or not size.isdecimal():
-                raise InputError("--size", expected="NAME=SIZE[,NAME=SIZE...]", got=repr(text))
-            sizes[name] = int(size)
-        out.append(sizes)
+        parts = [part.strip().partition("=") for part in text.split(",")]
+        if not all(name and size.isdecimal() for name, _, size in parts):
+            raise InputError("--size", expected="NAME=SIZE[,NAME=SIZE...]", got=repr(text))
+        check_once("--size", [name for name, _, _ in parts])
+        out.append({name: int(size) for name, _, size in parts})
     return out
 
 
@@ -253,15 +251,16 @@ def _random(random: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...
 def read_feeds(program: Program, texts: Sequence[str]) -> Feeds:
     """["x=x.npy"] -> arrays by input name. Raises InputError for unknown names and files that hold no array."""
     names = [spec.name for spec in program.inputs]
-    feeds: Feeds = {}
+    given: list[tuple[str, str]] = []
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals and len(names) == 1:
             name, path = names[0], text
         if name not in names:
             raise InputError("--input", expected=f"NAME=FILE.npy with a name of {names}", got=repr(text))
-        feeds[name] = read_array(Path(path))
-    return feeds
+        given.append((name, path))
+    check_once("--input", [name for name, _ in given])
+    return {name: read_array(Path(path)) for name, path in given}
 
 
 def read_array(path: Path) -> np.ndarray:

@@ -23,7 +23,7 @@ from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.specialized import SpecializedModel
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, ImportModelError, InputError
+from ingot.support.errors import ArtifactError, ImportModelError, InputError, check_once
 from ingot.support.formats import Format
 
 Bound = int | tuple[int, int | None]
@@ -102,6 +102,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
     """["batch=1", "length=1:512", "frames=4:", "x:2=48"] -> sizes and inclusive bounds, by symbol, or by input and
     axis. Raises InputError."""
     dims: dict[str, Bound | Mapping[int, Bound]] = {}
+    check_once("--dim", [text.partition("=")[0].strip() for text in texts])
     for text in texts:
         match = re.fullmatch(r"([^=]+?)(?::(-?\d+))?=(\d+)(?:(:)(\d*))?", text.strip())
         if match is None:
@@ -120,6 +121,7 @@ def parse_dims(texts: Sequence[str]) -> dict[str, Bound | Mapping[int, Bound]]:
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
     """["x", "image=?,224,224,3", "h=f32:?,64"] -> tensors by name, with their shapes, or types and shapes."""
     out: dict[str, Any] = {}
+    check_once("--inputs", [text.partition("=")[0].strip() for text in texts])
     for text in texts:
         match = re.fullmatch(r"([^=]+)(?:=(?:(\w+):)?((?:\?|\d+)(?:,(?:\?|\d+))*)?)?", text.strip())
         if match is None:
@@ -133,6 +135,7 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
 def read_weights(source: Source, texts: Sequence[str]) -> dict[str, np.ndarray]:
     """["axes=[1]", "rate=16000", "table=table.npy", "model.safetensors"] -> arrays in the types of the model's inputs.
     Raises InputError for what is no input, no value, or a value that the type does not hold."""
+    check_once("--constant", [text.partition("=")[0] for text in texts])
     if source.kind == "torchscript":  # its arguments have no types before they are given
         return {name: _number(name, value) for name, _, value in (text.partition("=") for text in texts)}
     types = _input_types(source)

@@ -41,6 +41,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def check_once(option: str, names: Sequence[object]) -> None:
+    """Raise InputError where one of the names that an option is given for is there twice."""
+    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(option, expected="each name once", got=f"{', '.join(twice)} more than once")
+
+
 class IngotError(Exception):
     """Base of every error that Ingot raises on purpose.
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, LimitError
+from ingot.support.errors import InputError, LimitError, check_once
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ def parse_limits(texts: Sequence[str]) -> Limits | None:
     """["seconds=3600", "nodes=2000000"] -> Limits; None for none. Raises InputError."""
     names = [f.name for f in fields(Limits)]
     given: dict[str, int] = {}
+    check_once("--limit", [text.partition("=")[0] for text in texts])
     for text in texts:
         name, _, value = text.partition("=")
         if name not in names or not value.isdecimal():
@@ -74,6 +75,12 @@ def limited(limits: Limits | None = None) -> Iterator[None]:
         yield
     finally:
         _budget.reset(token)
+
+
+def named() -> str:
+    """The budgets that hold and decide what is compiled: all but that of time."""
+    budget = _budget.get()
+    return repr(replace(_DEFAULT if budget is None else budget.limits, seconds=_DEFAULT.seconds))
 
 
 def most_turns() -> int:

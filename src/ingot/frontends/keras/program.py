@@ -103,7 +103,7 @@ def _sizes(inputs: Sequence[tuple[str, tuple[int | None, ...], Any]], dynamic: A
         symbols |= {d for d in open_ if not d.isdigit()}
         texts.append(", ".join(str(asked[d]) if isinstance(asked.get(d), int) else d for d in open_))
     if unknown := [k for k in asked if k not in {*names, *symbols}]:
-        raise InputError("dynamic", expected=f"inputs of {names}, symbols of {sorted(symbols)}", got=unknown)
+        raise InputError("dynamic (--dim)", expected=f"inputs of {names}, symbols of {sorted(symbols)}", got=unknown)
     if dynamic is False and symbols:
         raise InputError("the model has dynamic dimensions", got=sorted(symbols), fix="give their sizes")
     spans = {k: v for k, v in asked.items() if isinstance(v, tuple | list)}

@@ -55,7 +55,7 @@ class Requests:
                 yield f"dynamic[{name!r}]", bound, symbol(name) if name in names else dim_of_name(name)
                 continue
             if name not in shapes:
-                raise InputError("dynamic", expected=f"one of the inputs {sorted(shapes)}", got=repr(name))
+                raise InputError("dynamic (--dim)", expected=f"one of the inputs {sorted(shapes)}", got=repr(name))
             for axis, wanted in bound.items():
                 if not -len(shapes[name]) <= axis < len(shapes[name]):
                     raise InputError(f"dynamic[{name!r}]", expected=f"axes of {len(shapes[name])}", got=axis)
@@ -162,7 +162,9 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
     for what, bound, d in requests.bounds(shapes, names):
         unknown = symbols_of(d) - names
         if unknown:
-            raise InputError("dynamic names no symbol", expected=f"one of {sorted(walk.symbols)}", got=sorted(unknown))
+            raise InputError(
+                "dynamic (--dim) names no symbol", expected=f"one of {sorted(walk.symbols)}", got=sorted(unknown)
+            )
         if isinstance(bound, tuple):
             ranges.append((what, bound, d))
             continue

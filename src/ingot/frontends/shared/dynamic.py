@@ -97,7 +97,7 @@ def requests(
         shapes[label] = tuple(_size(label, i, d, own.get(i), asked) for i, d in enumerate(shape or ()))
     known = {n for shape in shapes.values() for d in shape for n in symbols_of(d)}
     if unknown := [k for k in asked if k not in known]:
-        raise InputError("dynamic names no symbol", expected=f"one of {sorted(known)}", got=unknown)
+        raise InputError("dynamic (--dim) names no symbol", expected=f"one of {sorted(known)}", got=unknown)
     fixed: dict[str, DimLike] = {}
     spans: dict[str, tuple[int, int | None]] = {}
     for name, wanted in asked.items():
@@ -118,7 +118,7 @@ def _axes(
 ) -> dict[int, Any]:
     shape = declared.get(label)
     if shape is None:
-        raise InputError("dynamic", expected=f"an input of {list(declared)}", got=repr(label))
+        raise InputError("dynamic (--dim)", expected=f"an input of {list(declared)}", got=repr(label))
     out: dict[int, Any] = {}
     for axis, wanted in given.items():
         if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):

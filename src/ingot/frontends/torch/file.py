@@ -72,7 +72,7 @@ def import_sized(program: ExportedProgram, dynamic: object, zeros: Collection[st
         raise InputError("dynamic of an exported program", expected=expected, got=repr(dynamic), fix=fix)
     dims: Mapping[str, Bound] = {name: bound for name, bound in dynamic.items() if name not in zeros}
     if unknown := [name for name in dims if name not in known]:
-        raise InputError("dynamic names no symbol", expected=expected, got=unknown)
+        raise InputError("dynamic (--dim) names no symbol", expected=expected, got=unknown)
     bounds = {name: (low, high) for name, low, high in graph.bounds}
     bounds |= {name: bound for name, bound in dims.items() if isinstance(bound, tuple)}
     graph = replace(graph, bounds=tuple((name, low, high) for name, (low, high) in sorted(bounds.items())))
