@@ -156,7 +156,7 @@ def open_model(model: Any, request: Request) -> Opened:
         return frontend.open(source, request)
     except NeedsHost as needs:
         got = "one that takes turns with the host (strings, images, or sequences at its border)"
-        fix = "compile it with ingot.compile and call that"
+        fix = "compile it with ingot.compile and call that, or ask for outputs that are numbers (outputs=, --outputs)"
         raise InputError("the model", expected="one program", got=got, fix=fix) from needs
 
 
@@ -171,7 +171,7 @@ def onnx_graph(source: Any, request: Request, example: Mapping[str, tuple[int, .
     """example: shapes of inputs in a call. Raises NeedsHost."""
     from ingot.frontends.onnx import hosted, import_onnx
 
-    model = hosted(source)
+    model = hosted(source, request.outputs)
     if model is not None:
         raise NeedsHost(model)
     weights = {k: np.asarray(v) for k, v in (request.weights or {}).items()}

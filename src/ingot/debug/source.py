@@ -229,7 +229,8 @@ def compile_source(
         )
     if isinstance(compiled, HostedModel):
         raise InputError(
-            f"{source.path} has strings, images or sequences, which no one program holds", fix="ingot.compile in Python"
+            f"{source.path} has strings, images or sequences, which no one program holds",
+            fix="--outputs NAME for those that are numbers, or ingot.compile in Python",
         )
     return compiled if isinstance(compiled, CompiledProgram) else compiled.compiled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,44 @@ CLASSIFIER = model(
     ["scores", "label"],
     [onnx.numpy_helper.from_array(np.array([[1, 0], [0, 2], [1, 1], [0, 3]], np.float32), "w")],
 )  # fmt: skip
+
+
+_LINEAR = {"coefficients": [1.0, -2.0, 0.5, 1.0, -1.0, 3.0], "intercepts": [0.1, 0.0, -0.1]}
+_STUMP = {
+    "nodes_treeids": [0] * 3, "nodes_nodeids": [0, 1, 2], "nodes_featureids": [1, 0, 0], "nodes_values": [0.0] * 3,
+    "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"], "nodes_truenodeids": [1, 0, 0], "nodes_falsenodeids": [2, 0, 0],
+    "class_treeids": [0] * 4, "class_nodeids": [1, 1, 2, 2], "class_ids": [0, 2, 0, 1],
+    "class_weights": [0.25, 0.75, 0.5, 0.5],
+}  # fmt: skip
+_MACHINE = {
+    "vectors_per_class": [1, 1, 1], "support_vectors": [1.0, 0.0, 0.0, 1.0, -1.0, -1.0], "kernel_type": "LINEAR",
+    "kernel_params": [0.0, 0.0, 0.0], "rho": [0.0, 0.1, 0.0], "coefficients": [1.0, -1.0, 1.0, 1.0, -1.0, -1.0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes"),
+    [("LinearClassifier", _LINEAR), ("TreeEnsembleClassifier", _STUMP), ("SVMClassifier", _MACHINE)],
+)
+def test_labels_that_are_strings(op: str, attributes: dict[str, Any], tmp_path: Path) -> None:
+    """Of a classifier; its scores alone are one program, which can be saved."""
+    names = ["no", "über", "yes"]
+    node = helper.make_node(
+        op, ["x"], ["label", "scores"], domain="ai.onnx.ml", classlabels_strings=names, **attributes
+    )
+    zipped = helper.make_node("ZipMap", ["scores"], ["maps"], domain="ai.onnx.ml", classlabels_strings=names)
+    inputs = [helper.make_tensor_value_info("x", F, ["n", 2])]
+    m = model([node], inputs, [text("label", "n"), "scores"])
+    x = np.random.default_rng(0).standard_normal((40, 2)).astype(np.float32)
+    label, scores = ingot.compile(m, cache=False)(x)
+    session = ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
+    want, wanted = session.run(None, {"x": x})
+    assert label.tolist() == want.tolist() and len(set(want)) > 1
+    np.testing.assert_allclose(scores, wanted, rtol=1e-6, atol=1e-6)
+    onnx.save(model([node, zipped], inputs, [text("label", "n"), "maps"]), tmp_path / "m.onnx")
+    one = ingot.compile(tmp_path / "m.onnx", outputs=["maps"], cache=False)
+    one.save(tmp_path / "m.ingot")
+    np.testing.assert_array_equal(ingot.load(tmp_path / "m.ingot")(x), scores)
 
 
 def test_words_in_a_label_out() -> None:

@@ -10,7 +10,7 @@ a sequence holds, whether an optional holds one, the rank of what the host compu
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -206,24 +206,64 @@ class Stages:
         return {name: tensor(t) for name, t in _constants(self.model.graph).items() if name in read}
 
 
-def needs_host(model: ModelProto) -> bool:
-    """Whether the model takes, gives or computes what no single program does: strings, images, sequences, optionals."""
+def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> bool:
+    """Whether the model, or some outputs, takes, gives or computes what no single program does: strings, images,
+    sequences, optionals."""
     graph = model.graph
     textual = _strings(graph)
-    if any(_is_special(v) for v in (*graph.input, *graph.output)):
+    given = [o for o in graph.output if outputs is None or o.name in outputs]
+    if any(_is_special(v) for v in (*graph.input, *given)):
         return True
-    return any(_on_host(HostNode(n, _version(model, n)), textual) for n in graph.node)
+    nodes = in_order(graph.node)
+    kept = needed(nodes, [o.name for o in given])
+    return any(i in kept and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
 
 
-def hosted(source: str | os.PathLike[str] | ModelProto) -> ModelProto | None:
-    """The model with its weights where it needs the host, else None. Raises as `import_onnx` does."""
-    if not needs_host(read_model(source)[0]):
+def hosted(source: str | os.PathLike[str] | ModelProto, outputs: Collection[str] | None = None) -> ModelProto | None:
+    """The model with its weights where it, or some outputs, needs the host, else None. Raises as `import_onnx` does."""
+    if not needs_host(_spelled(read_model(source)[0]), outputs):
         return None
     if isinstance(source, ModelProto):
-        return source
+        return _spelled(source)
     import onnx
 
-    return onnx.load(os.fspath(source))
+    return _spelled(onnx.load(os.fspath(source)))
+
+
+def _spelled(model: ModelProto) -> ModelProto:
+    """Classifiers give places among their labels, which the host writes out where these are strings.
+
+    LinearClassifier(strings=[no, yes])   ->   LinearClassifier(ints=[0, 1]), LabelEncoder(0 -> no, 1 -> yes)
+    """
+    own = {i: s for i, n in enumerate(model.graph.node) if n.output and n.output[0] and (s := _labels(n))}
+    if not own:
+        return model
+    from onnx import helper
+
+    out = ModelProto()
+    out.CopyFrom(model)
+    for i, names in own.items():
+        node = out.graph.node[i]
+        label, place = node.output[0], f"{node.output[0]}.place"
+        node.output[0] = place
+        kept = [a for a in node.attribute if not a.name.startswith("classlabels_")]
+        whole = "classlabels_int64s" if node.op_type.startswith("Tree") else "classlabels_ints"
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(whole, range(len(names)))])
+        # of the domain's first version, and of those since
+        keys = {"classes_strings": names, "keys_int64s": range(len(names)), "values_strings": names}
+        taken = ("classes_strings",) if _version(model, node) < 2 else ("keys_int64s", "values_strings")
+        encoder = NodeProto(op_type="LabelEncoder", domain=node.domain, input=[place], output=[label])
+        encoder.attribute.extend(helper.make_attribute(k, list(keys[k])) for k in taken)
+        out.graph.node.append(encoder)
+    return out
+
+
+def _labels(node: NodeProto) -> Sequence[bytes]:
+    """A classifier's, where they are strings."""
+    if node.domain != "ai.onnx.ml" or not node.op_type.endswith("Classifier"):
+        return ()
+    return next((a.strings for a in node.attribute if a.name == "classlabels_strings"), ())
 
 
 def stages_of(model: ModelProto) -> Stages:

@@ -32,9 +32,10 @@ def floats(c: Call, name: str, default: tuple[float, ...] = ()) -> np.ndarray:
 
 
 def labels(c: Call, name: str) -> np.ndarray:
-    """A classifier's labels."""
-    if c.has_attr("classlabels_strings"):
-        raise Unsupported("its labels are strings; export it with whole numbers as classes")
+    """A classifier's labels; places among those that are strings, which the host writes out."""
+    strings = c.attr("classlabels_strings")
+    if isinstance(strings, Sequence) and strings:
+        return np.arange(len(strings))
     return np.asarray(c.int_list(name), np.int64)
 
 
