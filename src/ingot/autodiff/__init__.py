@@ -1,6 +1,6 @@
 """Reverse-mode differentiation of graphs: gradients as nodes of the same graph."""
 
-from ingot.autodiff.graphs import differentiable, pullback, value_and_gradients
+from ingot.autodiff.graphs import differentiable, pullback, pullbacks, value_and_gradients
 from ingot.autodiff.reverse import gradients, pulled_back
 
-__all__ = ["differentiable", "gradients", "pullback", "pulled_back", "value_and_gradients"]
+__all__ = ["differentiable", "gradients", "pullback", "pullbacks", "pulled_back", "value_and_gradients"]

@@ -26,10 +26,17 @@ def differentiable(graph: Graph) -> Graph:
 
 def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node) -> Node:
     """The cotangent of `x` from that of `of(x)`, a MODEL-level computation."""
-    inside = Input("pulled back", x.type)()
-    core = differentiable(Graph((inside,), (of(inside),)))
-    (found,) = gradients(core.outputs[0], core.inputs, cotangent)
-    return rebuilt((found,), {core.inputs[0]: x})[0]
+    return pullbacks(of, (x,), cotangent)[0]
+
+
+def pullbacks(of: Callable[..., Node], operands: Sequence[Node], cotangent: Node) -> list[Node]:
+    """The cotangent of each operand from that of `of(*operands)`, a MODEL-level computation."""
+    inside = tuple(Input(f"pulled back {i}", x.type)() for i, x in enumerate((*operands, cotangent)))
+    core = differentiable(Graph(inside, (of(*inside[:-1]),)))
+    *own, seed = core.inputs
+    return list(
+        rebuilt(gradients(core.outputs[0], own, seed), dict(zip(core.inputs, (*operands, cotangent), strict=True)))
+    )
 
 
 def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:

@@ -12,7 +12,7 @@ from ingot.autodiff.rules.shape import moved_back, moved_last, spread
 from ingot.autodiff.table import constant_everywhere, reverse
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import TensorType, i32, i64
+from ingot.ir.types import TensorType, boolean, i32, i64
 
 constant_everywhere(ops.ArgReduce)
 
@@ -103,14 +103,16 @@ def _reduce_window(node: Node, g: Node) -> list[Node | None]:
         return [_window_sums(op, x, g)]
     rank = len(x.shape)
     low, high = (tuple(p[side] for p in op.padding) for side in (0, 1))
-    fill = ops.scalar({"prod": 1.0, "max": float("-inf"), "min": float("inf")}[op.kind], x.dtype)
-    padded = ops.Pad(low, high, tuple(b - 1 for b in op.base_dilation))(x, fill)
+    around = ops.Pad(low, high, tuple(b - 1 for b in op.base_dilation))
+    # what no extreme equals, also where all elements of a window are infinite
+    padded = around(x, ops.scalar(1.0 if op.kind == "prod" else float("nan"), x.dtype))
     if rank == 0 or any(d == 0 for d in g.shape):
         return [ops.full(x.shape, 0, g.dtype)]
     if op.kind == "prod":
         taps = [ops.Slice(*box, op.strides)(padded) for box in _boxes(op, g)]
         return list(pulled_back([(reduce(ops.mul, taps), g)], [x]))
-    return list(pulled_back([(padded, _window_extremes(op, padded, node, g))], [x]))
+    broken = around(ops.IsNan()(x), ops.scalar(False, boolean))
+    return list(pulled_back([(padded, _window_extremes(op, padded, broken, node, g))], [x]))
 
 
 def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
@@ -124,8 +126,9 @@ def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
     return turned(g)
 
 
-def _window_extremes(op: ops.ReduceWindow, padded: Node, y: Node, g: Node) -> Node:
-    """To the first element of each window that is its extreme; of the padded image.
+def _window_extremes(op: ops.ReduceWindow, padded: Node, broken: Node, y: Node, g: Node) -> Node:
+    """To the first element of each window that is its extreme, to its last NaN if it has one, as in PyTorch; of the
+    padded image. broken: where that is NaN.
 
     The window's number of that element is found once for each result; an element of the image then asks the windows
     that it is in.
@@ -137,6 +140,8 @@ def _window_extremes(op: ops.ReduceWindow, padded: Node, y: Node, g: Node) -> No
         starts, ends = boxes[tap]
         hit = ops.compare("EQ", ops.Slice(starts, ends, op.strides)(padded), y)
         first = ops.where(hit, ops.full(g.shape, tap, i32), first)
+    for tap, (starts, ends) in enumerate(boxes):
+        first = ops.where(ops.Slice(starts, ends, op.strides)(broken), ops.full(g.shape, tap, i32), first)
     total: Node | None = None
     for tap, (starts, _) in enumerate(boxes):
         chosen, part = (spread(v, starts, op.strides, padded.shape, fill) for v, fill in ((first, none), (g, None)))

@@ -25,7 +25,6 @@ from torch._decomp import core_aten_decompositions
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
@@ -38,6 +37,7 @@ from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, In
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.tracing.layouts import Order, kept_orders, order_of
+from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.samples import Samples
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.values import Number, boolean, f64
@@ -106,7 +106,7 @@ def ingot_backend(
             fw_compiler=compile_forward,
             bw_compiler=compile_backward,
             inference_compiler=compile_inference,
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=partition,
             decompositions=table,
         )
 

@@ -211,7 +211,8 @@ class MaxPoolIndices(Pool):
         return finish(best, dtype_of(x)), index.astype(np.int64)
 
     def lower(self, *inputs: Node) -> tuple[Node, Node]:
-        """Separable: along the last axis first, so that ties still go to the first element in row-major order."""
+        """The places separably: along the last axis first, so that ties still go to the first element in row-major
+        order. The maxima are made without them, as often nothing reads places."""
         (node,) = inputs
         lowest = identity_of("max", node.dtype)
         x, spatial = Term(node), node.shape[2:]
@@ -221,7 +222,7 @@ class MaxPoolIndices(Pool):
             padded = axis.low != 0 or axis.reach != 0
             x, places = x.pad(i + 2, axis.low, axis.reach, lowest), places.pad(i + 2, axis.low, axis.reach, -1)
             x, places = self._fold(x, places, i + 2, axis, padded)
-        return x.node, places.node
+        return self.window("max", node.shape)(node), places.node
 
     def _fold(self, x: Term, places: Term, dim: int, axis: Axis, padded: bool) -> tuple[Term, Term]:
         """The best along one axis, tap by tap."""

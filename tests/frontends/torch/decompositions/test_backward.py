@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ingot import ops
-from ingot.frontends.torch.decompositions.backward import asked_windows
 from ingot.support.errors import UnsupportedOpError
 from tests.frontends.torch.agree import close
 from tests.frontends.torch.test_dynamo import Spy
@@ -76,6 +75,8 @@ def test_convolutions_of_lines_and_volumes() -> None:
 def test_pools() -> None:
     x = torch.randn(2, 3, 9, 8)
     same_gradients(lambda x: F.avg_pool2d(x, 3, 2, 1), x)
+    same_gradients(lambda x: F.avg_pool2d(x, [3], [2], [1]), x)
+    same_gradients(lambda x: F.max_pool2d(x, [3], [2], [1]), x)
     same_gradients(lambda x: F.avg_pool2d(x, (2, 3), ceil_mode=True, count_include_pad=False), x)
     same_gradients(lambda x: F.avg_pool2d(x, 3, 4, ceil_mode=True, padding=1, divisor_override=5), x)
     same_gradients(lambda x: F.avg_pool3d(x, 2, (1, 2, 3)), x)
@@ -83,23 +84,6 @@ def test_pools() -> None:
     same_gradients(lambda x: F.max_pool2d(x, 3, 4, ceil_mode=True), x)
     same_gradients(lambda x: F.adaptive_avg_pool2d(x, (4, 3)), x)
     same_gradients(lambda x: F.adaptive_max_pool2d(x, (4, 3)), x)
-
-
-@pytest.mark.parametrize("kernel", [(3, 2), (1, 1), (5, 4)], ids=str)
-@pytest.mark.parametrize("stride", [(1, 2), (3, 1), (4, 5)], ids=str)
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_elements_that_ask_the_windows_they_are_in(
-    kernel: tuple[int, int], stride: tuple[int, int], dilation: int
-) -> None:
-    x = torch.randn(2, 3, 11, 10).round()
-    x[0, 0, 3:5, 4] = float("nan")
-    for padding in ((0, 0), (kernel[0] // 2, kernel[1] // 2)):
-        how = (list(kernel), list(stride), list(padding), [dilation] * 2, True)
-        y, places = F.max_pool2d(x, *how, return_indices=True)
-        grad = torch.randn_like(y)
-        reach = [-(-((k - 1) * dilation + 1) // s) for k, s in zip(kernel, stride, strict=True)]
-        want = torch.ops.aten.max_pool2d_with_indices_backward(grad, x, *how, places)
-        torch.testing.assert_close(asked_windows(grad, x, places, stride, padding, reach), want, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
@@ -157,11 +141,13 @@ def test_kernels_of_convolutions_are_one_op_or_a_product(window: Any, padding: A
     assert names.count("kernel_gradient") == (window != 1)
 
 
-def test_maxima_of_windows_side_by_side_are_no_scatter() -> None:
-    x = torch.randint(0, 3, (2, 3, 6, 8)).float()
-    x[0, 0, 2:4, 2:4] = torch.nan
-    for stride, scattered in ((None, False), (1, True)):
-        spy, pool = Spy(), partial(F.max_pool2d, kernel_size=(2, 4), stride=stride)
+@pytest.mark.parametrize("kernel", [(3, 2), (2, 4), (1, 1), (6, 6)], ids=str)
+def test_maxima_of_small_windows_are_no_scatter(kernel: tuple[int, int]) -> None:
+    x = torch.randint(0, 3, (2, 3, 12, 13)).float()
+    x[0, 0, 2:4, 2:4], x[0, 1, 1, 1], x[1, 0], x[1, 1, 4:, :6] = torch.nan, torch.nan, -torch.inf, torch.inf
+    middle, scattered = tuple(k // 2 for k in kernel), kernel == (6, 6)
+    for how in ({}, {"stride": (1, 2), "padding": middle}, {"stride": (3, 1), "dilation": 2, "ceil_mode": True}):
+        spy, pool = Spy(), partial(F.max_pool2d, kernel_size=kernel, **how)
         found, want = gradients(torch.compile(pool, backend=spy.backend), (x,)), gradients(pool, (x,))
         torch.testing.assert_close(found, want, equal_nan=True)
         assert any("scatter" in n.op.name for n in spy.models[1].graph.nodes()) == scattered
@@ -357,3 +343,20 @@ def test_functional_gradients() -> None:
     close(torch.compile(each, backend=Spy().backend)(w, x[:, None]), each(w, x[:, None]))
     forward = torch.compile(lambda x: torch.func.jvp(torch.sin, (x,), (x,)), backend=Spy().backend)
     close(forward(x), torch.func.jvp(torch.sin, (x,), (x,)))
+
+
+def test_forward_keeps_what_backward_needs_once() -> None:
+    """Of two inverted residuals: convolutions' results and what the next layer reads, neither views nor masks."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU6(inplace=True), nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8),
+        nn.Hardtanh(-1, 2), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4),
+    )  # fmt: skip
+    spy, x = Spy(), torch.randn(2, 3, 9, 7) * 4
+    args = [x.requires_grad_(), *net.parameters()]
+    found = torch.autograd.grad(torch.compile(net, backend=spy.backend)(x).square().sum(), args)
+    for got, want in zip(found, torch.autograd.grad(net(x).square().sum(), args), strict=True):
+        close(got, want, 1e-4)
+    images = [r.type for r in spy.models[0].graph.results if r.type.rank == 4]
+    # three convolutions, two clamps, the result; masks would be of booleans
+    assert len(images) == 6, images
+    assert all(v.dtype.is_float for v in images)

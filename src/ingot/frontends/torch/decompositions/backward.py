@@ -5,10 +5,9 @@ Each takes the arguments of the ATen op in whose place it stands.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,71 +19,11 @@ from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
-Wanted = Sequence[bool]
-ASKED = 32  # windows of a pool that an element may be in
-
-
-def convolution(
-    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Ints | None, stride: Ints, padding: Ints, dilation: Ints,
-    transposed: bool, output_padding: Ints, groups: int, wanted: Wanted,
-) -> Any:  # fmt: skip
-    """The gradients of x, of the weight and of the bias: the first is a convolution the other way, the second one of
-    the input by the gradient, with channels and batch in each other's place, a product, or an op of its own."""
-    rank = x.dim() - 2
-    steps, pads, spread = (_for_all(v, rank) for v in (stride, padding, dilation))
-    unit = not transposed and all(v == 1 for v in (*steps, *spread, groups))
-    plain = unit and all(k == 1 for k in weight.shape[2:]) and not any(pads)
-    whole = unit and not plain and rank == 2 and all(isinstance(k, int) for k in weight.shape[2:])
-    if whole and list(wanted) == [False, True, False]:
-        return NotImplemented  # which has a row
-    of_x = of_weight = of_bias = None
-    if wanted[0]:
-        if transposed:
-            of_x = _aten.convolution(grad, weight, None, steps, pads, spread, False, [0] * rank, groups)
-            of_x = _cut(of_x, x.shape[2:])  # padding of the output may make room for one more
-        else:
-            kernel = weight.shape[2:]
-            reach = [
-                (grad.shape[2 + i] - 1) * steps[i] - 2 * pads[i] + spread[i] * (kernel[i] - 1) + 1 for i in range(rank)
-            ]
-            more = [x.shape[2 + i] - reach[i] for i in range(rank)]
-            of_x = _aten.convolution(grad, weight, None, steps, pads, spread, True, more, groups)
-    if wanted[1] and whole:
-        rest = bias_sizes, stride, padding, dilation, transposed, output_padding, groups
-        of_weight = _aten.convolution_backward(grad, x, weight, *rest, [False, True, False])[1]
-    elif wanted[1] and plain:
-        rows, columns = (v.movedim(1, -1).flatten(0, -2) for v in (grad, x))
-        of_weight = (rows.t() @ columns).reshape(weight.shape)
-    elif wanted[1]:
-        wide, narrow = (grad, x) if transposed else (x, grad)
-        of_weight = _of_weight(wide, narrow, weight.shape, steps, pads, spread, groups)
-    if wanted[2]:
-        of_bias = grad.sum([0, *range(2, 2 + rank)])
-    return of_x, of_weight, of_bias
+SEARCHED = 32  # elements of a window whose maximum is found again
 
 
 def _for_all(values: Ints, rank: int) -> list[int]:
     return list(values) * rank if len(values) == 1 else list(values)
-
-
-def _of_weight(
-    wide: Tensor, narrow: Tensor, shape: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
-) -> Tensor:
-    """The gradient of a weight of `shape` that leads from the windows of `wide` to the elements of `narrow`."""
-    batch, channels = wide.shape[:2]
-    rank = wide.dim() - 2
-    rest = range(3, 3 + rank)
-    grouped = wide.reshape(batch, groups, channels // groups, *wide.shape[2:]).permute(2, 1, 0, *rest)
-    image = grouped.reshape(channels // groups, groups * batch, *wide.shape[2:])
-    found = _aten.convolution(image, narrow.transpose(0, 1), None, dilation, padding, stride, False, [0] * rank, groups)
-    # rows that no window began at give more than the kernel has
-    return _cut(found, shape[2:]).transpose(0, 1)
-
-
-def _cut(images: Tensor, sizes: Ints) -> Tensor:
-    for i, size in enumerate(sizes):
-        images = images.narrow(2 + i, 0, size)
-    return images
 
 
 def attention(
@@ -185,12 +124,11 @@ def lstm(
 
 
 def average_pool(
-    grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, count_include_pad: bool,
+    rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, count_include_pad: bool,
     divisor: int | None,
 ) -> Tensor:  # fmt: skip
     """Each gradient, divided by its window's number of elements, added to all of them."""
-    rank = len(kernel)
-    steps = list(stride) or list(kernel)
+    kernel, steps, padding = (_for_all(v, rank) for v in (kernel, stride or kernel, padding))
     sizes = x.shape[-rank:]
     if divisor is None:
         count: Tensor | int = _counts(sizes, grad.shape[-rank:], kernel, steps, padding, count_include_pad, x)
@@ -255,39 +193,19 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tens
 
 
 def maximum_pool(
-    grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
+    rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil_mode: bool,
     indices: Tensor,
-) -> Tensor:  # fmt: skip
-    """Each gradient added where the maximum was. On GPUs an element asks the few windows that it may be in, in their
-    order, as updates that meet would be sorted there; on CPUs it asks one, and adding them is faster than more."""
-    rank = len(kernel)
-    taps, steps, pads, spread = (_for_all(v, rank) for v in (kernel, stride or kernel, padding, dilation))
-    reach = [-(-((k - 1) * d + 1) // s) for k, d, s in zip(taps, spread, steps, strict=True)]
-    fixed = all(isinstance(n, int) for n in (*x.shape[-rank:], *grad.shape[-rank:]))
-    if not fixed or math.prod(reach) > (ASKED if grad.device.type == "cuda" else 1):
+) -> Any:  # fmt: skip
+    """The same op, which finds the maxima of small windows again, so that forward makes no places and keeps none: the
+    gradient, which has their shape, stands for them. Of others each gradient is added where the maximum was."""
+    if indices is grad:
+        return NotImplemented
+    if math.prod(_for_all(kernel, rank)) > SEARCHED or not all(
+        isinstance(n, int) for n in (*x.shape[-rank:], *grad.shape[-rank:])
+    ):
         return _scattered(grad, x, indices, rank)
-    return asked_windows(grad, x, indices, steps, pads, reach)
-
-
-def asked_windows(grad: Tensor, x: Tensor, indices: Tensor, steps: Ints, pads: Ints, reach: Ints) -> Tensor:
-    """The gradient of x, each of whose elements may be in up to `reach` windows along each axis."""
-    rank = len(steps)
-    sizes, counts = x.shape[-rank:], grad.shape[-rank:]
-
-    def windows(v: Tensor, back: Ints, fill: int) -> Tensor:
-        """For each element what its last window has, or one so far `back` along each axis."""
-        for i, (n, s, p, b) in enumerate(zip(sizes, steps, pads, back, strict=True)):
-            axis, first, last = v.dim() - rank + i, p // s - b, (p + n - 1) // s - b
-            beyond = [0, 0] * (rank - 1 - i) + [-first, last + 1 - counts[i]]
-            v = F.pad(v, beyond, value=fill).repeat_interleave(s, axis).narrow(axis, p % s, n)
-        return v
-
-    places = torch.arange(math.prod(sizes), device=x.device).reshape(sizes)
-    parts = (
-        torch.where(windows(indices, back, -1) == places, windows(grad, back, 0), 0.0)
-        for back in itertools.product(*(range(n - 1, -1, -1) for n in reach))
-    )
-    return functools.reduce(torch.add, parts)
+    backward = (_aten.max_pool2d_with_indices_backward, _aten.max_pool3d_with_indices_backward)[rank - 2]
+    return backward(grad, x, kernel, stride, padding, dilation, ceil_mode, grad)
 
 
 def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
@@ -367,15 +285,14 @@ def random_relu(
 
 # by the op that they are in place of
 BACKWARD: dict[Any, Callable[..., Any]] = {
-    _aten.convolution_backward.default: convolution,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention,
     _aten.mkldnn_rnn_layer_backward.default: lstm,
-    _aten.avg_pool2d_backward.default: average_pool,
-    _aten.avg_pool3d_backward.default: average_pool,
+    _aten.avg_pool2d_backward.default: partial(average_pool, 2),
+    _aten.avg_pool3d_backward.default: partial(average_pool, 3),
     _aten._adaptive_avg_pool2d_backward.default: adaptive_average_pool,
     _aten._adaptive_avg_pool3d_backward.default: adaptive_average_pool,
-    _aten.max_pool2d_with_indices_backward.default: maximum_pool,
-    _aten.max_pool3d_with_indices_backward.default: maximum_pool,
+    _aten.max_pool2d_with_indices_backward.default: partial(maximum_pool, 2),
+    _aten.max_pool3d_with_indices_backward.default: partial(maximum_pool, 3),
     _aten.adaptive_max_pool2d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 2),
     _aten.adaptive_max_pool3d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 3),
     _aten.fractional_max_pool2d_backward.default: lambda grad, x, kernel, sizes, at: _scattered(grad, x, at, 2),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.autodiff import pullback, pullbacks
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import index_along
 from ingot.frontends.torch.aten.elementwise import compare, select
@@ -165,7 +166,7 @@ def convolution(
 
 
 @aten("convolution_backward.default")
-def kernel_gradient(
+def convolution_backward(
     c: Context,
     grad: Node,
     x: Node,
@@ -173,12 +174,17 @@ def kernel_gradient(
     bias_sizes: Ints | None,
     stride: Ints,
     padding: Ints,
-    *rest: object,
-) -> tuple[None, Node, None]:
-    """What `decompositions.backward.convolution` leaves: a weight's gradient, windows of two axes one step apart."""
-    around = (0, *sizes_per_axis(padding, 2), 0)
-    image, g = (ops.Transpose((0, 2, 3, 1))(v) for v in (x, grad))
-    return None, ops.KernelGradient()(ops.pad(image, around, around), g), None
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Node | None, ...]:
+    """The gradients of x, of the weight and of the bias, where they are wanted."""
+    steps = stride, padding, dilation, transposed, output_padding, groups
+    found = pullbacks(lambda x, w: convolution(c, x, w, None, *steps), (x, weight), grad)
+    found.append(reduced("sum", grad, (0, *range(2, grad.type.rank)), keepdim=False))
+    return tuple(g if w else None for g, w in zip(found, wanted, strict=True))
 
 
 def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -223,6 +229,25 @@ def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
     return max_pool
 
 
+def _max_pool_backward(n: int) -> Callable[..., Node]:
+    def backward(
+        c: Context,
+        grad: Node,
+        x: Node,
+        kernel_size: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        ceil_mode: bool,
+        indices: Node,
+    ) -> Node:
+        """What `decompositions.backward.maximum_pool` leaves, whose places are none."""
+        how = kernel_size, stride, padding, dilation, ceil_mode
+        return pullback(lambda v: _max_pool(n)(c, v, *how), x, grad)
+
+    return backward
+
+
 def _avg_pool(n: int) -> Callable[..., Node]:
     def avg_pool(
         c: Context,
@@ -264,6 +289,7 @@ for _n in (1, 2, 3):
     aten.add(f"adaptive_avg_pool{_n}d.default", _adaptive(_n, ops.AdaptiveAvgPool))
     if _n > 1:
         aten.add(f"_adaptive_avg_pool{_n}d.default", _adaptive(_n, ops.AdaptiveAvgPool))
+        aten.add(f"max_pool{_n}d_with_indices_backward.default", _max_pool_backward(_n))
 
 
 def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:

@@ -1,0 +1,49 @@
+"""AOTAutograd's joint graph of a step, cut into forward and backward.
+
+The minimal cut is torch's (min_cut_rematerialization_partition). Before it, what would make it keep a value twice goes:
+
+    y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer keeps, and not x too
+    clone(x)                          ->   x: nothing is written in place in a functional graph
+
+Views are never kept, as they cost nothing to have again: a view of an image that lies channels last would be a copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+_aten = torch.ops.aten
+# comparisons that a clamp's result answers as its operand does: which of its bounds they are about
+_OF_BOUND = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
+
+
+def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """(forward, backward): AOTAutograd's `partition_fn`."""
+    _drop_clones(joint.graph)
+    _ask_results(joint.graph)
+    joint.recompile()
+    with config.patch(recompute_views=True):
+        return min_cut_rematerialization_partition(joint, inputs, **options)
+
+
+def _drop_clones(graph: fx.Graph) -> None:
+    """All but those that are results, which must not be another result or an input."""
+    for node in graph.find_nodes(op="call_function", target=_aten.clone.default):
+        if not node.kwargs and all(user.op != "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _ask_results(graph: fx.Graph) -> None:
+    """x <= low and x >= high are y <= low and y >= high of y = hardtanh(x, low, high), NaN included."""
+    for clamp in graph.find_nodes(op="call_function", target=_aten.hardtanh.default):
+        x, *bounds = clamp.args
+        for user in list(x.users):
+            at = _OF_BOUND.get(user.target)
+            if at is not None and bounds[at - 1 : at] == [user.args[1]] and user > clamp:
+                user.replace_input_with(x, clamp)
