@@ -124,8 +124,8 @@ def lstm(
 
 
 def average_pool(
-    rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool, count_include_pad: bool,
-    divisor: int | None,
+    rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool,
+    count_include_pad: bool, divisor: int | None,
 ) -> Tensor:  # fmt: skip
     """Each gradient, divided by its window's number of elements, added to all of them."""
     kernel, steps, padding = (_for_all(v, rank) for v in (kernel, stride or kernel, padding))
