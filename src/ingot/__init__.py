@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ingot.optim import Optimizer
     from ingot.pruned import PrunedModel
     from ingot.quantization.run import QuantizedModel
-    from ingot.training.run import CompiledStep
 
     Model = (
         str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram | Callable[..., Any]
@@ -225,13 +224,14 @@ def value_and_grad(
     example_inputs: Any = None,
     *,
     wrt: str | Sequence[str] | None = None,
+    target: str = "native",
     dynamic: Any = None,
     threads: int | None = None,
 ) -> DifferentiatedModel:
     """Compile a model whose one result is a loss, together with the loss's gradients by its inputs.
 
     Args:
-        model, example_inputs, dynamic, threads: as for `compile`; the model's result is one float.
+        model, example_inputs, target, dynamic, threads: as for `compile`; the model's result is one float.
         wrt: the inputs to differentiate by, by name; all that hold floats unless given.
 
     Returns: a callable with the model's own arguments that gives (loss, {input: gradient}) (docs/training.md).
@@ -240,9 +240,10 @@ def value_and_grad(
     that have no reverse rule, and what `compile` raises.
     """
     with no_collection():
-        from ingot.differentiated import differentiate  # as above
+        from ingot.compiler import Options  # as above
+        from ingot.differentiated import differentiate
 
-        return differentiate(model, example_inputs, wrt, dynamic, threads)
+        return differentiate(model, example_inputs, wrt, dynamic, Options(target, thread_count(threads)))
 
 
 def train(
@@ -259,11 +260,12 @@ def train(
     accumulate: int = 1,
     precision: str = "float32",
     skip_nonfinite: bool = False,
+    target: str = "native",
     dynamic: Any = None,
     threads: int | None = None,
     seed: int = 0,
     memory: float | None = None,
-) -> CompiledStep:
+) -> Any:
     """Compile a step of training to one native program: forward, loss, gradients, clipping and the optimizer's update.
 
         step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(lr=1e-3), (x,))
@@ -289,13 +291,14 @@ def train(
         precision: what products take their operands in: "float32", "bfloat16" or "float16" (with a scale of the loss
             that adapts). Parameters, sums and everything else stay as they are.
         skip_nonfinite: make no update where a gradient is NaN or infinite, so that `first_nan` can tell whose it is.
-        dynamic, threads: as for `compile`. seed: of dropout and other random numbers.
+        target, dynamic, threads: as for `compile`. seed: of dropout and other random numbers.
         memory: a limit, kept by computing values again where the backward pass reads them, with the same bits. Below 1:
             a share of the bytes that are kept for the backward pass without it; else the bytes of all intermediate
             values together. What came of it stands in `step.program.meta["memory"]` and in `step.explain(x, y)`.
 
     Returns: a step that is called with the model's arguments and the targets behind them, and gives (loss, metrics); it
-    has state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/training.md).
+    has state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/training.md). For a
+    target that this machine is not: a program to `save`; what `load` makes of the file there is a step.
 
     Raises InputError for arguments that do not fit (a loss that is no float scalar, integers that were to be trained),
     UnsupportedOpError naming all ops that have no reverse rule, and what `compile` raises.
@@ -306,7 +309,7 @@ def train(
         return train_model(
             model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
             clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, precision=precision,
-            skip_nonfinite=skip_nonfinite, dynamic=dynamic, threads=threads, seed=seed, memory=memory,
+            skip_nonfinite=skip_nonfinite, target=target, dynamic=dynamic, threads=threads, seed=seed, memory=memory,
         )  # fmt: skip
 
 

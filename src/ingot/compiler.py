@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ingot.ir.node import Graph
+    from ingot.pipeline.build import Trace
 
 
 def compile_model(model: Any, request: Request, options: Options) -> Any:
@@ -71,7 +72,7 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
 
 
 def _finished(opened: Opened, options: Options) -> Any:
-    model = opened.wrap(_compiled(_program(opened.graph, options).with_state(opened.state), options))
+    model = opened.wrap(compiled(_program(opened.graph, options).with_state(opened.state), options))
     again = opened.for_sizes
     if again is not None and opened.graph.symbols():
 
@@ -129,10 +130,10 @@ def _compile_content(frontend: Frontend, path: Path, request: Request, options: 
 
     def build() -> Program:
         opened = frontend.open(path, request)
-        return _build(lambda: opened.graph, options).with_state(opened.state)
+        return built(lambda: opened.graph, options).with_state(opened.state)
 
     digests = [_digest(p) or b"" for p in files_of(path)]
-    return _compiled(_cached(_key(options, *digests, *_told(request)), build), options)
+    return compiled(_cached(_key(options, *digests, *_told(request)), build), options)
 
 
 def _told(request: Request) -> list[bytes]:
@@ -155,8 +156,8 @@ def compile_jax(
     from ingot.frontends.jax import import_jax
 
     imported = import_jax(model, args, kwargs, dynamic=request.dynamic, weights=request.weights)
-    compiled = _compiled(_program(imported.graph, options), options)
-    return FrameworkModel(compiled, imported.flatten, imported.unflatten)
+    made = compiled(_program(imported.graph, options), options)
+    return FrameworkModel(made, imported.flatten, imported.unflatten)
 
 
 def jit(fn: Callable[..., Any] | None = None, *, dynamic: Any = None, weights: Any = None, **options: Any) -> Any:
@@ -180,7 +181,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
             if isinstance(source, Path):
                 return _compile_file(source, asked, example, options)
             progress.report("read")
-            return _compiled(_program(onnx_graph(source, asked, example), options), options)
+            return compiled(_program(onnx_graph(source, asked, example), options), options)
 
         return _with_sizes(source, replace(request, weights={**weights, **values}), found)
 
@@ -215,12 +216,12 @@ def _compile_file(path: Path, request: Request, example: _Example, options: Opti
         return onnx_graph(path, request, example)
 
     if not options.cache:
-        return _compiled(_build(graph, options), options)
+        return compiled(built(graph, options), options)
     digest = _digest(path)
     if digest is None or _names_files(path):
-        return _compiled(_program(graph(), options), options)
+        return compiled(_program(graph(), options), options)
     key = _key(options, digest, *_told(request), repr(sorted((example or {}).items())).encode())
-    return _compiled(_cached(key, lambda: _build(graph, options)), options)
+    return compiled(_cached(key, lambda: built(graph, options)), options)
 
 
 def _digest(path: Path) -> bytes | None:
@@ -244,13 +245,19 @@ def _key(options: Options, *parts: bytes) -> str:
     return cache_key(settings, tuned.digest(), *parts)
 
 
-def _compiled(program: Program, options: Options) -> CompiledProgram:
+def compiled(program: Program, options: Options) -> CompiledProgram:
     """Ready to run; a program for another machine, only to be saved and looked at."""
-    if refused := refusal(program):
-        from ingot.pipeline.target import target_of
+    return foreign(program, options.threads) or CompiledModel(program, threads=options.threads)
 
-        return CompiledProgram(program, options.threads, refused, target_of(program.features).export)
-    return CompiledModel(program, threads=options.threads)
+
+def foreign(program: Program, threads: int) -> CompiledProgram | None:
+    """A program for another machine, only to be saved and looked at; None for one that runs here."""
+    refused = refusal(program)
+    if refused is None:
+        return None
+    from ingot.pipeline.target import target_of
+
+    return CompiledProgram(program, threads, refused, target_of(program.features).export)
 
 
 def _cached(key: str, build: Callable[[], Program]) -> Program:
@@ -273,7 +280,10 @@ def check_runs(target: str) -> None:
         raise refused
 
 
-def _build(read: Callable[[], Graph], options: Options) -> Program:
+def built(
+    read: Callable[[], Graph], options: Options, *, memory: float | None = None, trace: Trace | None = None
+) -> Program:
+    """A graph compiled for the target of `options`, without the cache. memory, trace: see `build_program`."""
     from ingot.pipeline.build import build_program
     from ingot.pipeline.target import named
 
@@ -282,15 +292,18 @@ def _build(read: Callable[[], Graph], options: Options) -> Program:
     graph = read()
     target.prepare(len(graph.nodes()))
     features = target.features(asked)  # behind reading: this machine's are told by a worker, once it has started
-    return build_program(graph, features, options.threads, fast_math=options.fast_math, precision=options.precision)
+    return build_program(
+        graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
+        trace=trace,
+    )  # fmt: skip
 
 
 def _program(graph: Graph, options: Options) -> Program:
     if not options.cache:
-        return _build(lambda: graph, options)
+        return built(lambda: graph, options)
     from ingot.pipeline.build import identity
 
-    return _cached(_key(options, *identity(graph)), lambda: _build(lambda: graph, options))
+    return _cached(_key(options, *identity(graph)), lambda: built(lambda: graph, options))
 
 
 @cache

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ingot import ops
 from ingot.autodiff import value_and_gradients
+from ingot.compiler import Options, built, compiled
 from ingot.opening import Request, open_model
-from ingot.pipeline.build import build_native
-from ingot.runtime.cpu.pool import thread_count
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executor import CompiledProgram
 from ingot.support.errors import InputError
 
 if TYPE_CHECKING:
     from ingot.ir.node import Graph, Node
-    from ingot.opening import Opened
+from ingot.opening import Opened
 
 
 class DifferentiatedModel:
@@ -24,7 +23,7 @@ class DifferentiatedModel:
     program: the compiled graph, over the model's flat inputs; it can be saved and loaded as any other.
     """
 
-    def __init__(self, read: Opened, program: CompiledModel, wrt: Sequence[str]) -> None:
+    def __init__(self, read: Opened, program: CompiledProgram, wrt: Sequence[str]) -> None:
         self.program, self.wrt = program, tuple(wrt)
         self._flatten = read.flatten
 
@@ -40,7 +39,7 @@ class DifferentiatedModel:
 
 
 def differentiate(
-    model: Any, example_inputs: Any, wrt: str | Sequence[str] | None, dynamic: Any, threads: int | None
+    model: Any, example_inputs: Any, wrt: str | Sequence[str] | None, dynamic: Any, options: Options
 ) -> DifferentiatedModel:
     """See `ingot.value_and_grad`."""
     read = open_model(model, Request(example_inputs, dynamic, gradients=True)).stateless()
@@ -50,8 +49,7 @@ def differentiate(
     labels = [x.op.label for x in graph.inputs]  # type: ignore[attr-defined]
     chosen = _chosen(graph, labels, wrt)
     differentiated = value_and_gradients(graph, lambda results: _scalar(results[0]), chosen)
-    count = thread_count(threads)
-    program = CompiledModel(build_native(differentiated, count), threads=count)
+    program = compiled(built(lambda: differentiated, options), options)
     return DifferentiatedModel(read, program, [labels[i] for i in chosen])
 
 

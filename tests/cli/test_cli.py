@@ -456,6 +456,8 @@ def test_train_goes_on_where_it_was_killed(tmp_path: Path):
     assert (tmp_path / "part.onnx").read_bytes() == (tmp_path / "whole.onnx").read_bytes()
     assert "samples" in refused(2, *common, *kept, "--seed", 7)
     assert "adamw" in refused(2, *common, "--optimizer", "sga")
+    assert "NAME" in refused(2, *common, "--target", "gpu")
+    assert "cannot run here" in refused(2, *common, "--target", "null")
     x[:, 2] = np.nan
     np.savez(tmp_path / "d.npz", x=x, label=np.zeros(50, np.int64))
     lost = told(call(*common, "-o", tmp_path / "lost.onnx"))

@@ -38,15 +38,25 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
     return run_planned(*planned(graph, target), arrays)
 
 
+def first_state(program: Program) -> list[np.ndarray]:
+    """What lasts from call to call, before the first."""
+    return [s.first.view(numpy_dtype(s.spec.dtype)).reshape(s.shape).copy() for s in program.state]
+
+
 def run_planned(
-    program: Program, kernels: Mapping[str, Kernel], arrays: Sequence[np.ndarray]
+    program: Program,
+    kernels: Mapping[str, Kernel],
+    arrays: Sequence[np.ndarray],
+    kept: Sequence[np.ndarray] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """The results of a program by the semantics of its kernels. Raises VerifyError as `run_checked` does."""
-    state = [s.first.view(numpy_dtype(s.spec.dtype)).reshape(s.shape).copy() for s in program.state]
+    """The results of a program by the semantics of its kernels. kept: its state, which is then that behind the call,
+    written where it lies if the program says so. Raises VerifyError as `run_checked` does."""
+    state = first_state(program) if kept is None else kept
     inputs = [*(np.asarray(a, order="C") for a in arrays), *state]
     binding = Binding(program, [a.shape for a in inputs])
     shapes = (*(s.shape for s in program.state), *binding.output_shapes)
     outputs = [np.zeros(shape, numpy_dtype(r.dtype)) for r, shape in zip(program.results, shapes, strict=True)]
+    outputs[: len(state)] = [y if s.copied else x for s, x, y in zip(program.state, state, outputs, strict=False)]
     memory: dict[int, np.ndarray] = {}
     for b in program.buffers:
         nbytes = span(b.nbytes, binding.spans)[1]
@@ -81,4 +91,6 @@ def run_planned(
         verify_kernel(kernel, "schedule")
         buffers = {p.name: memory[i].view(p.dtype.numpy) for p, (i, _) in zip(kernel.params, step.args, strict=True)}
         run_kernel(kernel, buffers, {v.name: values[v.name] for v in kernel.dims})
+    for x, y in zip(state, outputs, strict=False):
+        x[...] = y
     return tuple(x.reshape(-1)[: prod(s)].reshape(s) for x, s in zip(outputs[len(state) :], binding.cut(), strict=True))

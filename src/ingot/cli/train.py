@@ -13,7 +13,8 @@ import typer
 
 from ingot import optim
 from ingot.cli.console import escape, out, presented, print_json, writable
-from ingot.cli.options import Dims, Json, Limit, Threads
+from ingot.cli.options import Dims, Json, Limit, Target, Threads
+from ingot.compiler import check_runs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
@@ -39,7 +40,7 @@ def train(
     momentum: Annotated[float | None, typer.Option(min=0, help="Of sgd.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="Samples of a call.")] = 32,
-    target: Annotated[str | None, typer.Option(help="The target's array, if it is not the one that is left.")] = None,
+    labels: Annotated[str | None, typer.Option(help="The target's array, if it is not the one that is left.")] = None,
     metric: Annotated[list[str] | None, typer.Option(help="accuracy, mse or l1. Repeatable.")] = None,
     trainable: Annotated[list[str] | None, typer.Option(help="A pattern of parameters to train. Repeatable.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="Bound of all gradients' norm.")] = None,
@@ -53,6 +54,7 @@ def train(
     picture: Annotated[Path | None, typer.Option("--curve", help="Draw the loss as an SVG file.")] = None,
     memory: Annotated[float | None, typer.Option(help=_MEMORY)] = None,
     threads: Threads = None,
+    target: Target = "native",
     dim: Dims = None,
     limit: Limit = None,
     as_json: Json = False,
@@ -76,14 +78,15 @@ def train(
         chosen = _optimizer(optimizer, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         if source.kind != "onnx":
             raise InputError(f"model {model}", expected="an ONNX file", got=source.kind, fix="ingot.train in Python")
+        check_runs(target)
         arrays = read_archive(data)
         progress.report("compile")
-        step = train_model(
+        step: CompiledStep = train_model(
             source.path, loss, chosen, None, (), metrics=metric or (), trainable=trainable, clip_norm=clip_norm,
-            accumulate=accumulate, precision=precision, dynamic=source.dynamic, threads=threads, seed=seed,
-            memory=memory,
+            accumulate=accumulate, precision=precision, target=target, dynamic=source.dynamic, threads=threads,
+            seed=seed, memory=memory,
         )  # fmt: skip
-        done = _run(step, Plan(_data(step, arrays, data, target), batch, epochs, seed, checkpoint, every), resume)
+        done = _run(step, Plan(_data(step, arrays, data, labels), batch, epochs, seed, checkpoint, every), resume)
         atomic_write(written, [step.trained().SerializeToString()])
         if picture is not None:
             atomic_write(picture, [curve(done.losses, model.name).encode()])
@@ -140,12 +143,12 @@ def _optimizer(name: str, given: Mapping[str, float | None]) -> optim.Optimizer:
 
 
 def _data(
-    step: CompiledStep | TrainingStep, arrays: Mapping[str, np.ndarray], path: Path, target: str | None
+    step: CompiledStep | TrainingStep, arrays: Mapping[str, np.ndarray], path: Path, labels: str | None
 ) -> dict[str, np.ndarray]:
     """The arrays by the step's inputs: the target's is the one that is left behind the model's own."""
     *own, last = (s.name for s in step.inputs if s.name != step.training.rate)
     left = [name for name in arrays if name not in own]
-    name = target or (last if last in arrays else left[0] if len(left) == 1 else last)
+    name = labels or (last if last in arrays else left[0] if len(left) == 1 else last)
     if missing := [n for n in (*own, name) if n not in arrays]:
         raise InputError(f"data {path}", expected=f"arrays named {', '.join(missing)}", got=", ".join(arrays))
     return {**{n: arrays[n] for n in own}, last: arrays[name]}

@@ -164,7 +164,7 @@ def build_program(
         meta = {"precision": precision}
         if memory is not None:
             sizes = likely(graph)
-            linked = partial(arena_of, lower=variants.lower)  # what is predicted is linked
+            linked = partial(arena_of, lower=variants.lower, join=variants.join)  # what is predicted is linked
             fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), linked)
             meta["memory"] = str(found)
             progress.report(f"memory: {found}")

@@ -128,7 +128,7 @@ def _plan(program: Program) -> Plan:
     layout = bound.layout
     return Plan(
         inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.filled,
-        program.weights.tobytes(), state,
+        program.weights.tobytes(), state, list(zip(_tensors(tuple(s.spec for s in program.state)), read, strict=True)),
         [(read[i], written[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],
     )  # fmt: skip
 

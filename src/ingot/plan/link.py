@@ -410,10 +410,10 @@ class _NoCode:
         raise CompileError("a plan without code")
 
 
-def arena_of(storage: Storage, lower: Lower) -> Arena:
+def arena_of(storage: Storage, lower: Lower, join: Join | None = None) -> Arena:
     """What the runtime will need for all intermediate values of a fused graph, those of kernels and loops too, at
     likely sizes (see `runtime.bind.Layout`)."""
-    linker = _Linker(storage.graph, storage, lower, _NoCode())
+    linker = _Linker(storage.graph, storage, lower, _NoCode(), join)
     linker.link()
     regions: dict[str | None, list[placement.Request]] = {}
     for b in linker.buffers:

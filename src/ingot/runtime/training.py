@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from ingot.runtime import artifact, describe
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
+from ingot.runtime.tensors import callers_stream, is_tensor
 from ingot.support import safetensors
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, InputError
@@ -59,13 +61,28 @@ class TrainingStep(CompiledModel):
         super().__init__(program, threads=threads)
         self.training = Training.from_json(program.meta[META])
         self.lr = self.training.lr
+        self._placed: tuple[object, object] = (None, None)  # a rate and its stream, and the tensor that holds it
 
     def __call__(self, *args: object, lr: object = None, **kwargs: object) -> tuple[object, dict[str, object]]:
         """Make a step. Raises InputError for a batch that does not fit, with the parameters as they were."""
         rate = np.asarray(self.lr if lr is None else lr, np.float32)
-        inputs = self._ordered(args, {**kwargs, self.training.rate: rate})
-        loss, *measured = self.run(inputs)
+        *inputs, _ = self._ordered(args, {**kwargs, self.training.rate: None})
+        loss, *measured = self.run([*inputs, self._beside(inputs, rate)])
         return loss, dict(zip(self.training.metrics, measured, strict=True))
+
+    def _beside(self, inputs: Sequence[object], rate: np.ndarray) -> object:
+        """The rate where the inputs lie: a copy from the host at each call costs more than a small step, and a caller's
+        CUDA graph cannot have it. What is captured fills a tensor of the graph's own, which outlives this one."""
+        place = next((x.device for x in inputs if is_tensor(x) and x.is_cuda), None)
+        if place is None or self.program.device != "cuda":
+            return rate
+        torch: Any = sys.modules["torch"]
+        key = float(rate), callers_stream()
+        if torch.cuda.is_current_stream_capturing():
+            return torch.full((), key[0], dtype=torch.float32, device=place)
+        if self._placed[0] != key:
+            self._placed = key, torch.full((), key[0], dtype=torch.float32, device=place)
+        return self._placed[1]
 
     def explain(self, *args: object, **kwargs: object) -> str:
         """Run on a batch and say where the time goes, in forward pass, backward pass and optimizer; what is kept from

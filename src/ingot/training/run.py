@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from ingot.compiler import Options, built, foreign
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType, dtype_of
 from ingot.ops.group import Group, Recomputed
 from ingot.optim import OPTIMIZERS, Optimizer
-from ingot.pipeline.build import Trace, build_program
-from ingot.pipeline.target import features_of
+from ingot.pipeline.build import Trace
+from ingot.pipeline.target import named
 from ingot.plan.link import Launch
 from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.executor import CompiledProgram
 from ingot.runtime.program import Program
+from ingot.runtime.state import RANDOM, seed_state
+from ingot.runtime.tensors import is_tensor
 from ingot.runtime.training import META, SECTIONS, Training, TrainingStep
 from ingot.support.errors import InputError
 from ingot.training.sources import Asked, Trainable, read
@@ -56,7 +60,7 @@ class CompiledStep(TrainingStep):
     def first_nan(self, *args: Any, **kwargs: Any) -> str | None:
         """Where a step on this batch would first make a NaN, in the forward pass, a gradient or an update: the op, its
         type and its place in the model. None if nowhere. The interpreter finds it: slow, and exact."""
-        given = [np.asarray(x) for x in (*self._flat(args, kwargs), np.asarray(self.lr, np.float32))]
+        given = [_on_host(x) for x in (*self._flat(args, kwargs), np.asarray(self.lr, np.float32))]
         state = self.state()
         given += [np.asarray(state[k.name]) for k in self._step.kept]
         broken: list[Node] = []
@@ -93,28 +97,31 @@ def train_model(
     accumulate: int = 1,
     precision: str = "float32",
     skip_nonfinite: bool = False,
+    target: str = "native",
     dynamic: Any = None,
     threads: int | None = None,
     seed: int = 0,
     memory: float | None = None,
-) -> CompiledStep:
+) -> Any:
     """See `ingot.train`."""
     if not isinstance(optimizer, Optimizer):
         raise InputError("optimizer", expected=f"one of ingot.optim: {', '.join(OPTIMIZERS)}", got=repr(optimizer))
-    named = isinstance(loss, str)
+    options = Options(target, thread_count(threads))
+    named(target)  # refused before the model is read
+    known = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
     chosen = None if trainable is None else tuple(trainable)
     function = None if isinstance(loss, str) else loss
     if function is not None and not targets and not _takes_one(function):
         fix = "ingot.train(model, loss, optimizer, (x,), (y,))"
         raise InputError("example_targets", expected="what the loss function is given", got="none", fix=fix)
-    asked = Asked(function, loss is None, example_inputs, () if named else targets, dynamic, chosen)
+    asked = Asked(function, loss is None, example_inputs, () if known else targets, dynamic, chosen)
     recipe = Recipe(
-        optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if named else None, tuple(metrics),
+        optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if known else None, tuple(metrics),
         clip_norm, clip_value, accumulate, precision, skip_nonfinite,
     )  # fmt: skip
     recipe.check()
-    return _compiled(read(model, asked), recipe, thread_count(threads), seed, memory)
+    return _compiled(read(model, asked), recipe, options, seed, memory)
 
 
 def _takes_one(loss: Callable[..., Any]) -> bool:
@@ -130,21 +137,27 @@ def _type_of(targets: tuple[Any, ...]) -> TensorType | None:
     """Of an example target; None without one."""
     if not targets:
         return None
-    array = np.asarray(targets[0])
+    array = _on_host(targets[0])
     return TensorType(dtype_of(array), array.shape)
 
 
-def _compiled(source: Trainable, recipe: Recipe, threads: int, seed: int, memory: float | None) -> CompiledStep:
+def _on_host(value: Any) -> np.ndarray:
+    return np.asarray(value.cpu() if is_tensor(value) and value.is_cuda else value)
+
+
+def _compiled(
+    source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None
+) -> CompiledStep | CompiledProgram:
     step, trace = step_of(source, recipe), Trace()
-    program = build_program(step.graph, features_of("native"), threads, memory=memory, trace=trace)
+    program = built(lambda: step.graph, options, memory=memory, trace=trace)
     program = program.with_state({k.name: k.first for k in step.kept})
+    if any(s.spec.name == RANDOM for s in program.state):
+        program = program.with_state({RANDOM: seed_state(seed)})
     names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
     meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate)
     sections = _sections(program, trace.launches, meta)
-    told = {**program.meta, META: meta.to_json(), SECTIONS: sections}
-    compiled = CompiledStep(replace(program, meta=told), source, step, threads)
-    compiled.seed(seed)
-    return compiled
+    program = replace(program, meta={**program.meta, META: meta.to_json(), SECTIONS: sections})
+    return foreign(program, options.threads) or CompiledStep(program, source, step, options.threads)
 
 
 def _sections(program: Program, launches: Sequence[Launch], training: Training) -> str:

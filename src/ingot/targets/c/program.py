@@ -16,6 +16,7 @@ from ingot.targets.c.prelude import PRELUDE
 from ingot.targets.c.vectors import vector_types
 
 _PER_LINE = 24  # bytes of weights
+_UNSAID = re.compile(r"[^\w .:]", re.ASCII)  # what a name could end a comment with
 _C_TYPES = {"f32": "float", "f64": "double", "bool": "uint8_t", "f16": "uint16_t", "bf16": "uint16_t"}
 
 
@@ -48,7 +49,8 @@ class Call:
 @dataclass(frozen=True)
 class Plan:
     """What is printed. filled: (offset, bytes, byte) of the arena that must hold that byte before the first step.
-    state: its first bytes. moved: (to, from, bytes) in it behind the last step.
+    state: its first bytes; held: its tensors, and where they lie in it; moved: (to, from, bytes) in it behind the last
+    step.
     """
 
     inputs: Sequence[Tensor]
@@ -59,6 +61,7 @@ class Plan:
     filled: Sequence[tuple[int, int, int]]
     weights: bytes
     state: bytes = b""
+    held: Sequence[tuple[Tensor, int]] = ()
     moved: Sequence[tuple[int, int, int]] = ()
 
 
@@ -215,6 +218,11 @@ def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str]
         f" * What lasts from call to call takes {upper}_STATE_BYTES bytes. {name}_run has its own, {name}_run_in takes",
         f" * the caller's, at an address that is a multiple of 8, which {name}_reset has given its first values.",
         f" * {name}_reset(NULL) sets that of {name}_run back.",
+        " *",
+        *(
+            f" *   {_UNSAID.sub('_', t.name)}: {t.dtype}[{', '.join(map(str, t.shape))}], from byte {at} on"
+            for t, at in plan.held
+        ),
     ]
     return "\n".join([
         "/* Made by Ingot. C99, no library, no allocation, no threads; compile it without -ffast-math.",
