@@ -163,6 +163,28 @@ def test_a_length_that_a_loop_over_blocks_fixes() -> None:
         torch.testing.assert_close(compiled(x), net(x))
 
 
+def test_a_count_of_chunks_that_is_traced_as_one() -> None:
+    """As Mamba 2 has them: torch writes one chunk as its count in some places and as 1 in others."""
+    torch = pytest.importorskip("torch")
+    pad = torch.nn.functional.pad
+
+    class States(torch.nn.Module):
+        def forward(self, x):
+            chunks = pad(x, (0, 0, 0, 0, 0, -x.shape[1] % 8)).reshape(x.shape[0], -1, 8, 2, 3)
+            sums = chunks.sum(2)
+            states = torch.cat([torch.zeros_like(sums[:, :1]), sums], 1)
+            steps = pad(sums[..., 0], (0, 0, 1, 0)).cumsum(1)
+            apart = torch.exp(-(steps[:, :, None] - steps[:, None]).abs())
+            carried = torch.einsum("bzch,bzhp->bchp", apart, states)
+            return (chunks + carried[:, :-1, None]).flatten(1, 2)[:, : x.shape[1]]
+
+    net = States().eval()
+    compiled = ingot.compile(net, (torch.randn(2, 5, 2, 3),), dynamic=({0: "b", 1: "n"},))
+    for shape in ((2, 5), (3, 8), (1, 1), (2, 9), (2, 40)):
+        x = torch.randn(*shape, 2, 3)
+        torch.testing.assert_close(compiled(x), net(x))
+
+
 def test_an_exported_program_is_what_it_is(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

@@ -113,8 +113,9 @@ class Sizes:
 
     A torch symbol that has only the values of a progression becomes step * k + start, where k is Ingot's symbol.
     `equal`: expressions and what they equal in this model. `reads`: symbols that are values of tensors, and the ops
-    that read them. `values`: what gives those that the importer has met, and the most that they may be. `required`:
-    sizes that the importer takes for not negative, to be checked at each call.
+    that read them. `assumed`: as `equal`, where that is to be checked at each call; `stated` are these without it.
+    `values`: what gives those that the importer has met, and the most that they may be. `required`: sizes that the
+    importer takes for not negative, to be checked at each call.
     """
 
     def __init__(
@@ -123,10 +124,12 @@ class Sizes:
         among: Mapping[str, Progression] | None = None,
         equal: Mapping[sympy.Basic, sympy.Basic] | None = None,
         reads: Mapping[str, str] | None = None,
+        assumed: Mapping[sympy.Basic, sympy.Basic] | None = None,
     ):
+        self.stated = Sizes(names, among, equal, reads) if assumed else self
         self._names = dict(names or {})
         self._among = dict(among or {})
-        self._equal = dict(equal or {})
+        self._equal = {**(assumed or {}), **(equal or {})}
         self._reads = dict(reads or {})
         self._known: dict[sympy.Basic, DimLike] = {}
         self.required: list[Dim] = []

@@ -44,7 +44,7 @@ from ingot.frontends.torch.model import (
     OutputAdapter,
     output_names,
 )
-from ingot.frontends.torch.tracing.guards import assumed, conditions, progressions, solved
+from ingot.frontends.torch.tracing.guards import assumed, conditions, equations, progressions, solved
 from ingot.frontends.torch.values import Complex, Number, boolean, f64, with_shape
 from ingot.ir.dims import Dim, Interval, is_found, span_of
 from ingot.ir.node import Graph, Input, Node, const
@@ -75,7 +75,8 @@ def import_exported(
         known = Sizes(names, among, equal)
         named = [s for s in program.range_constraints if s not in equal and known.name(str(s)) in zeros]
         equal = equal | {s: sympy.Integer(known.progression(str(s)).start) for s in named}
-    sizes = Sizes(names, among, equal, data_reads(program.graph))
+    numbers = {size: value for size, value in equations(guards).items() if isinstance(value, sympy.Integer)}
+    sizes = Sizes(names, among, equal, data_reads(program.graph), numbers)
     sizes.begin(program.range_constraints)
     for symbol, span in program.range_constraints.items():
         if symbol not in equal or isinstance(equal[symbol], sympy.Integer):

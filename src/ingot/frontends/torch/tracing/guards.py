@@ -178,7 +178,7 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
         if isinstance(guard, _ORDERS) and _is_range(guard):
             continue
         try:
-            left, right = sizes.expression(guard.lhs), sizes.expression(guard.rhs)
+            left, right = (sizes.stated.expression(side) for side in (guard.lhs, guard.rhs))
         except ImportModelError:  # see above
             continue
         match guard:
