@@ -57,6 +57,10 @@ def stages() -> list[Stage]:
         Stage("eight_bits", ("-m", "benchmarks.gpu.eight_bits"), 60),
         Stage("irregular", ("-m", "benchmarks.gpu.irregular", "--seconds", "75"), 90),
         Stage("conditional", ("-m", "benchmarks.gpu.conditional"), 30),
+        *(
+            Stage(f"training {kind}", ("-m", "benchmarks.gpu.training", "--precisions", kind), 270)
+            for kind in ("float32", "bfloat16")
+        ),
         Stage("tune", ("-m", "benchmarks.gpu.tune", "--minutes", "4"), 270),
     ]
     architectures = [
