@@ -37,8 +37,9 @@ def test_a_torch_loss() -> None:
     assert model.wrt == ("x",)
     np.testing.assert_allclose(np.asarray(loss), want.item(), rtol=1e-5)
     np.testing.assert_allclose(np.asarray(gradients["x"]), given.grad.numpy(), atol=1e-6)
-    with pytest.raises(InputError, match="floats"):
-        ingot.value_and_grad(net, (x, y), wrt="y")
+    for wrt, told in (("y", "floats"), ([], "some of x, y, got none"), (["x", "x"], "once"), ("z", "some of x, y")):
+        with pytest.raises(InputError, match=told):
+            ingot.value_and_grad(net, (x, y), wrt=wrt)
 
 
 def test_slopes_at_bounds_are_pytorch_own() -> None:
@@ -78,3 +79,6 @@ def test_an_onnx_loss_of_open_sizes() -> None:
         z = np.tanh(x @ w)
         np.testing.assert_allclose(loss, (z * z).mean(), rtol=1e-5)
         np.testing.assert_allclose(gradients["w"], x.T @ (2 * z * (1 - z * z)) / z.size, atol=1e-6)
+    alone = ingot.grad(model)(x, w)
+    assert alone.keys() == {"x", "w"}
+    np.testing.assert_array_equal(alone["w"], gradients["w"])

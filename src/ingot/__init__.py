@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "jit", "load", "prune",
+    "CompiledModel", "IngotError", "Limits", "__version__", "compile", "export", "grad", "jit", "load", "prune",
     "quantize", "train", "value_and_grad",
 ]  # fmt: skip
 
@@ -243,7 +243,29 @@ def value_and_grad(
         from ingot.compiler import Options  # as above
         from ingot.differentiated import differentiate
 
-        return differentiate(model, example_inputs, wrt, dynamic, Options(target, thread_count(threads)))
+        options = Options(target, thread_count(threads))
+        return differentiate(model, example_inputs, wrt, dynamic, options, value=True)
+
+
+def grad(
+    model: Any,
+    example_inputs: Any = None,
+    *,
+    wrt: str | Sequence[str] | None = None,
+    target: str = "native",
+    dynamic: Any = None,
+    threads: int | None = None,
+) -> DifferentiatedModel:
+    """Compile the gradients of a model whose one result is a loss: as `value_and_grad`, without the loss.
+
+    Returns: a callable with the model's own arguments that gives {input: gradient}.
+    """
+    with no_collection():
+        from ingot.compiler import Options  # as above
+        from ingot.differentiated import differentiate
+
+        options = Options(target, thread_count(threads))
+        return differentiate(model, example_inputs, wrt, dynamic, options, value=False)
 
 
 def train(
