@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir.interp import interpret
 from ingot.ir.node import Node, const
 from ingot.ir.rewrite import fueled
-from ingot.ir.types import f16, f32
+from ingot.ir.types import DType, bf16, f16, f32
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
@@ -156,3 +159,24 @@ def test_scales_behind_a_transpose(order: tuple[int, ...]) -> None:
 def test_a_norm_behind_a_transpose_is_of_other_channels() -> None:
     g = graph(norm(ops.Transpose((0, 2, 1, 3))(conv(X, 5)), 5))
     assert count(fold_batch_norm(g), ops.BatchNorm) == 1
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16])
+def test_weights_of_16_bits_are_not_rounded_again(dtype: DType) -> None:
+    w = const(R.uniform(-1, 1, (8, 4, 3, 3)).astype(dtype.numpy))
+    x = arg("x", 2, 4, 5, 5, dtype=dtype)
+    y = ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)(x, w)
+    parameters = [const(R.uniform(low, 1, 8).astype(dtype.numpy)) for low in (0.5, -1, -1, 0.1)]
+    g = graph(ops.Relu()(ops.BatchNorm(1e-3)(y, *parameters)))
+    out = fold_batch_norm(g)
+    assert count(out, ops.BatchNorm) == 0
+    (kept,) = (n for n in out.nodes() if isinstance(n.op, ops.Conv))
+    assert kept.inputs[1] is w
+    assert kept.dtype == f32
+    given = R.uniform(-1, 1, (2, 4, 5, 5)).astype(dtype.numpy)
+    wide = ops.BatchNorm(1e-3)(replace(y.op, dtype=f32)(x, w), *(ops.cast(v, f32) for v in parameters))
+    (want,), (got,) = (interpret(h, [given]) for h in (graph(ops.Relu()(wide)), out))
+    rounding = 2.0**-11 if dtype == f16 else 2.0**-8  # half a unit in the last place
+    assert (np.abs(got.astype(np.float32) - want) <= np.abs(want) * rounding * 1.01 + 1e-7).all()
+    doubled = graph(ops.Mul()(y, ops.full(y.shape, 2.0, dtype)))
+    assert count(fold_batch_norm(doubled), ops.Mul) == 0

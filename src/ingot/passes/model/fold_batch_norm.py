@@ -5,7 +5,8 @@
     conv(x, w) * s[C] + t[C]                            ->  conv(x, w * s) + t                (a decomposed norm)
     transpose(conv(x, w)) * s[C] + t[C]                 ->  transpose(conv(x, w * s) + t)     (channels last)
 
-The same for transposed convolutions, and for matmuls with their last axis as the channels.
+The same for transposed convolutions, and for matmuls with their last axis as the channels. Weights of 16 bits, which
+scales would round once more, stay as they are: their sums, in f32, are scaled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, Node, const, deferred, splat_of
 from ingot.ir.rewrite import Fuel, current_fuel
+from ingot.ir.types import f32
 from ingot.support.dataclass import dataclass
 
 
@@ -97,6 +99,8 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
     anchor = chain.anchor
     x, w = anchor.inputs
     assert w.constant is not None
+    if w.dtype.bits == 16 and not _exact(chain.scale):
+        return _scaled_sums(chain) if np.isfinite(chain.shift).all() and fuel.burn("fold-batch-norm") else None
     weights, dtype = w.constant, w.dtype.numpy
     parts, spread = _channels(anchor)
     scale = chain.scale.reshape(spread)
@@ -117,6 +121,22 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
     if shift.any():
         spread_shift = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)
         y = ops.Add()(y, spread_shift, loc=chain.last.loc or anchor.loc)
+    return ops.cast(ops.transpose(y, chain.order), chain.last.dtype)
+
+
+def _exact(scale: np.ndarray) -> bool:
+    """Whether it only moves the binary point."""
+    mantissa, _ = np.frexp(scale)
+    return bool((np.abs(mantissa) == 0.5).all())
+
+
+def _scaled_sums(chain: _Chain) -> Node:
+    """The contraction, whose sums are scaled and shifted before they are rounded."""
+    op, loc = chain.anchor.op, chain.last.loc
+    assert isinstance(op, ops.Conv | ops.ConvTranspose | ops.MatMul)
+    y = replace(op, dtype=f32)(*chain.anchor.inputs, loc=chain.anchor.loc)
+    for affine, values in ((ops.Mul(), chain.scale), (ops.Add(), chain.shift)):
+        y = affine(y, ops.BroadcastInDim(y.shape, (chain.axis,))(const(values.astype(np.float32)), loc=loc), loc=loc)
     return ops.cast(ops.transpose(y, chain.order), chain.last.dtype)
 
 
