@@ -221,6 +221,7 @@ def main(folder: Path) -> None:
     write(folder / "ops.zip", *ops_graph(data))
     areas(folder)
     training(folder)
+    ragged(folder)
 
 
 def areas(folder: Path) -> None:
@@ -248,6 +249,15 @@ def training(folder: Path) -> None:
     files = saved(found, {"sizes": found.sizes})
     calls = [{"x": data(m), "n": np.array(n, np.int32)} for m, n in ((5, 1), (5, 3), (8, 9), (2, 0))]
     write(folder / "sizes.zip", files, called(files, calls, "sizes"))
+
+
+def ragged(folder: Path) -> None:
+    from tensorflow_ragged import Ragged, calls
+
+    module = Ragged(data)
+    files = saved(module, {name: getattr(module, name) for name in ("bags", "rows", "levels")})
+    for name, given in calls(data).items():
+        write(folder / f"{name}.zip", files, called(files, given, name))
 
 
 if __name__ == "__main__":

@@ -63,14 +63,17 @@ class _Found:
             self.names.setdefault(node, []).append(name)
         self.most = dict(graph.sizes)
         self.bounds = {name: (low, high) for name, low, high in graph.bounds}
-        self.conditions = [c for c in graph.conditions if not self.most.keys().isdisjoint(symbols_of(c))]
+        self.conditions: list[DimLike] = [c for c in graph.conditions if not self.most.keys().isdisjoint(symbols_of(c))]
 
     def take(self, node: Node, value: int, sizes: dict[str, int]) -> None:
         """Note what `node` says in `sizes`. Raises InputError beyond a bound or a condition."""
         for name in self.names[node]:
             low, high = self.bounds.get(name) or span_of(name)
             low = -FARTHEST if low is None else low
-            most = int(substitute(self.most[name], sizes))
+            most = substitute(self.most[name], sizes)
+            if isinstance(most, Dim):  # of a size that is found later: a condition until then
+                self.conditions.append(most - value)
+                most = FARTHEST
             most = most if high is None else min(most, high)
             if not low <= value <= most:
                 raise InputError(f"size {name} of {_place(node)}", expected=f"{low} to {most}", got=value)

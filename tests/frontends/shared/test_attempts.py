@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from ingot import ops
 from ingot.frontends.shared.attempts import Known, attempts
+from ingot.frontends.shared.found import Found
 from ingot.ir.dims import FOUND, DimLike, symbol
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, i64
 from ingot.support.errors import ImportModelError, ShapeError
 
 N, K = symbol("n"), symbol(f"{FOUND}places0")
@@ -22,6 +26,22 @@ def test_sizes_of_inputs_become_equal() -> None:
         return known.fixed["n"]
 
     assert attempts(attempt, {}) == 4
+
+
+@pytest.mark.parametrize("other", [N, 4, N + 1])
+def test_what_the_run_finds_is_compared(other: DimLike) -> None:
+    """A condition of the graph, as is that it is at most what there is room for."""
+    count = ops.reduce_sum(Input("x", TensorType(i64, (N,)))())
+
+    def attempt(known: Known) -> Graph:
+        found = Found(known.found)
+        if (size := found.size(count, 2 * N, "places")) != other:
+            raise differ(other, size)
+        return found.added(Graph((), ()))
+
+    graph = attempts(attempt, {})
+    needed = (other - K, K - other, 2 * N - other)
+    assert graph.found == {str(K): count} and graph.conditions == needed
 
 
 @pytest.mark.parametrize("other", [N, 4, N + 1])

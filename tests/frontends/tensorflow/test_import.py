@@ -19,7 +19,7 @@ from tests.frontends.tensorflow.fixtures import Arrays, Fixture, field, fixture,
 NETS = ("cnn", "rnn", "transformer")
 # variables and control flow as TensorFlow 1 writes them
 OLD = ("references", "resources", "old_recurrent", "old_branches", "old_loops")
-SIGNATURES = ("loop", "branch", "step", "growing", "until", "parts", "train", "sizes")
+SIGNATURES = ("loop", "branch", "step", "growing", "until", "parts", "train", "sizes", "bags", "rows", "levels")
 
 
 def _given(imported: ImportedModel, inputs: Arrays) -> list[np.ndarray]:
@@ -50,6 +50,17 @@ def test_a_program_of_jax(tmp_path: Path):
     pytest.importorskip("jaxlib")
     read = fixture("program", tmp_path)
     _check(import_tensorflow(read.path), read)
+
+
+def test_a_size_that_the_run_finds_is_compared(tmp_path: Path):
+    """With the number of values, where rows say how many there are."""
+    read = fixture("rows", tmp_path)
+    ((inputs, expected), *_) = read.calls
+    model = ingot.compile(read.path, signature="rows", outputs=["sum"])
+    np.testing.assert_allclose(model(**inputs), expected["sum"], rtol=1e-6)
+    for last in (5, 7):
+        with pytest.raises(InputError, match="sizes that the data gives"):
+            model(**inputs | {"splits": np.array([0, 2, 2, last])})
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

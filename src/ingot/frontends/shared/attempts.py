@@ -1,17 +1,18 @@
 """Imports that begin again once they have shown what has to be known of the sizes.
 
 x: [x_0, 4], y: [y_0, 4], add(x, y)   ->   x_0 has to be y_0: begin again with y_0 for it
+where(x > 0): [$places0], y: [y_0]    ->   $places0 has to be y_0: begin again, and have the run compare them
 reshape(x, shape)                     ->   elements of `shape` are sizes: begin again with symbols for them
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 from ingot.frontends.shared.sizes import SizeInput, name_of, solved
-from ingot.ir.dims import Dim, DimLike, is_found, substitute, symbol, symbols_of
+from ingot.ir.dims import Dim, DimLike, is_found, substitute, symbol
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -22,10 +23,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Known:
-    """fixed: symbols that are other sizes. telling: labels of inputs whose elements are sizes."""
+    """fixed: symbols that are other sizes. telling: labels of inputs whose elements are sizes. found: sizes that the
+    run finds, and what they have to be."""
 
     fixed: Mapping[str, DimLike]
     telling: frozenset[str] = frozenset()
+    found: Mapping[str, DimLike] = field(default_factory=dict[str, DimLike])
 
     def input(self, label: str, type: TensorType) -> Node:
         """An input of the graph."""
@@ -38,15 +41,15 @@ class Known:
         return Input(label, type, elements)(loc=label)
 
     def equal(self, e: ShapeError) -> Known | None:
-        """With the two sizes equal that differ; None where they never are, are no sizes, or are found by the run, which
-        an input cannot wait for."""
+        """With the two sizes equal that differ; None where they never are, or are no sizes. What the run finds last is
+        compared with the others, as no input can wait for it."""
         a, b = e.sizes or (0, 0)
-        found = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
-        if found is None or found[0] in self.fixed:
+        pair = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
+        if pair is None or pair[0] in self.fixed or pair[0] in self.found:
             return None
-        name, value = found
-        if any(map(is_found, (name, *symbols_of(value)))):
-            return None
+        name, value = pair
+        if is_found(name):
+            return replace(self, found={**self.found, name: value})
         return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
 
 

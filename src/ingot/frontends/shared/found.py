@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 
 from ingot import ops
-from ingot.ir.dims import FOUND, DimLike, symbol
+from ingot.ir.dims import FOUND, Dim, DimLike, negative, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
 
@@ -23,34 +24,52 @@ def with_sizes(graph: Graph, found: Sizes) -> Graph:
 
 
 class Found:
-    """Those of one graph: an i64 scalar for each, and the most that it may be."""
+    """Those of one graph: an i64 scalar for each, and the most that it may be.
 
-    def __init__(self) -> None:
+    equal: what some have to be, by name. The run compares them; what lies inside of branches and loops is not in it.
+    """
+
+    def __init__(self, equal: Mapping[str, DimLike] = MappingProxyType({})) -> None:
         self.sizes: Sizes = {}
         self._count = 0
+        self._equal = equal
+        self._depth = 0
 
     def size(self, count: Node, most: DimLike, what: str) -> DimLike:
         """The size that `count` says in the run. Equal values are one size."""
         for name, (node, _) in self.sizes.items():
             if node is count:
-                return symbol(name)
+                return self._known(name)
         name = f"{FOUND}{what}{self._count}"
         self._count += 1
         self.sizes[name] = count, most
-        return symbol(name)
+        return self._known(name)
+
+    def _known(self, name: str) -> DimLike:
+        size = self._equal.get(name)
+        if size is None or self._depth or negative(self.sizes[name][1] - size):
+            return symbol(name)
+        return size
 
     @contextmanager
     def within(self) -> Iterator[Sizes]:
         """What is found meanwhile belongs to a graph inside, which takes it from here."""
         outside, self.sizes = self.sizes, {}
+        self._depth += 1
         try:
             yield self.sizes
         finally:
             self.sizes = outside
+            self._depth -= 1
 
     def added(self, graph: Graph) -> Graph:
-        """`graph` with what gives its sizes behind its outputs."""
-        return with_sizes(graph, self.sizes)
+        """`graph` with what gives its sizes behind its outputs, and what these have to be among its conditions."""
+        held: list[DimLike] = []
+        for name, (_, most) in self.sizes.items():
+            if (size := self._equal.get(name)) is not None:
+                held += [size - symbol(name), symbol(name) - size, most - size]
+        conditions = (*graph.conditions, *(d for d in held if isinstance(d, Dim)))
+        return with_sizes(replace(graph, conditions=conditions), self.sizes)
 
     def true_places(self, mask: Node, what: str) -> Node:
         """i64[k]: flat indices of the true elements of a mask, in order."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
+from string import digits
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,20 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared.quotients import Quotient, check_signs, computed, require_positive, towards_zero
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, divides, floordiv, mod, substitute, symbol, symbols_of
+from ingot.ir.dims import (
+    Dim,
+    DimLike,
+    bounds,
+    dim_max,
+    dim_min,
+    divides,
+    floordiv,
+    is_found,
+    mod,
+    substitute,
+    symbol,
+    symbols_of,
+)
 from ingot.ir.node import Const, Input, Node, Project, topological
 from ingot.ir.types import boolean, f32, f64
 from ingot.support.errors import ShapeError
@@ -56,10 +70,14 @@ def require_one_shape(nodes: Sequence[Node], what: str) -> None:
 
 
 def solved(a: DimLike, b: DimLike) -> tuple[str, DimLike] | None:
-    """A symbol and its value in a = b, where that is linear in one; None where it is not, or never true."""
+    """A symbol and its value in a = b, where that is linear in one; None where it is not, or never true. Where the run
+    finds sizes, it is the last of them."""
     difference = a - b
+    names = symbols_of(difference)
+    if late := [s for s in names if is_found(s)]:
+        names = [max(late, key=lambda s: int(s[len(s.rstrip(digits)) :] or 0))]  # their names end in their number
     # rather an element of an input than a size of one
-    for name in sorted(symbols_of(difference), key=lambda s: ("." in s, s), reverse=True):
+    for name in sorted(names, key=lambda s: ("." in s, s), reverse=True):
         at = [substitute(difference, {name: n}) for n in range(3)]
         slope = at[1] - at[0]
         if isinstance(slope, int) and slope != 0 and at[2] - at[1] == slope:

@@ -16,6 +16,7 @@ import numpy as np
 from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle, map_file
 from ingot.frontends.tensorflow.functional import functional
@@ -118,6 +119,7 @@ def import_tensorflow(
             given, nodes = _inputs(program, asked, known)
             labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
             walk = Walk(program.graph.functions, given, Sizes(labels), program.bundle, dict(restored))
+            walk.found = Found(known.found)
             for key in sorted(written):
                 walk.as_state(key)
             try:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import file, schema
 from ingot.frontends.tflite.call import Missing, Value
@@ -79,6 +80,7 @@ def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], ask
 
     def attempt(known: Known) -> tuple[Importer, list[Node], tuple[Value, ...]]:
         importer = Importer(model, ROWS, frozenset(labels))
+        importer.found = Found(known.found)
         tensors = (graph.tensors[i] for i in graph.inputs)
         inputs = [_input(label, t, asked.shapes[label], known) for label, t in zip(labels, tensors, strict=True)]
         try:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.found import first
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.tensorflow.values import Call, Table, normal
@@ -71,11 +72,11 @@ def _in_segments(kind: str, x: Node, ids: Node, n: DimLike, empty: float | None 
     outside = ops.or_(ops.compare("LT", flat, 0), ops.compare("GE", flat, ops.scalar(n, i64)))
     places = ops.where(outside, ops.scalar(n, i64), flat)
     rows = ops.reshape(x, (flat.shape[0], *tail))
-    out = ops.slice_axis(ops.ScatterND(how)(zero, places, rows), 0, 0, n)
+    out = first(ops.ScatterND(how)(zero, places, rows), 0, n)
     if kind not in ("Mean", "SqrtN") and empty is None:
         return out
     ones = ops.full(flat.shape[:1], 1, x.dtype)
-    counts = ops.slice_axis(ops.ScatterND("add")(ops.full((n + 1,), 0, x.dtype), places, ones), 0, 0, n)
+    counts = first(ops.ScatterND("add")(ops.full((n + 1,), 0, x.dtype), places, ones), 0, n)
     counts = ops.reshape(counts, (n, *(1,) * len(tail)))
     if empty is not None:
         return ops.where(ops.compare("EQ", counts, 0), empty, out)

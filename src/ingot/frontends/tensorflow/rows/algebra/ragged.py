@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
-from ingot.frontends.tensorflow.values import Call, Table
+from ingot.frontends.tensorflow.values import Call, Result, Table
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.ir.types import i64
+from ingot.support.limits import most_found
 
 row = Table()
 
@@ -15,24 +19,87 @@ row = Table()
 @row("RaggedTensorToTensor")
 def to_tensor(c: Call, shape: Node, values: Node, default: Node, *partitions: Node) -> Node:
     """Rows of one length, filled up with the default: of the length that is asked for, or of the longest that the run
-    finds."""
-    if c.texts("row_partition_types") != ["ROW_SPLITS"]:
-        raise Unsupported(f"of rows told by {', '.join(c.texts('row_partition_types'))}: one ROW_SPLITS is read")
-    splits = ops.cast(partitions[0], i64)
-    first, count = ops.slice_axis(splits, 0, 0, splits.shape[0] - 1), splits.shape[0] - 1
-    lengths = ops.sub(ops.slice_axis(splits, 0, 1), first)
-    inner = values.shape[1:]
-    rows, width, *rest = c.sizes(shape) if shape.shape else (-1,) * (2 + len(inner))
-    require_equal([d if asked == -1 else asked for d, asked in zip(inner, rest, strict=True)], inner, "inner sizes")
+    finds. Of several levels the innermost first."""
+    levels, inner = _levels(c, partitions), values.shape[1:]
+    rows, *rest = c.sizes(shape) if shape.shape else (-1,) * (1 + len(levels) + len(inner))
+    widths, tail = rest[: len(levels)], rest[len(levels) :]
+    require_equal([d if asked == -1 else asked for d, asked in zip(inner, tail, strict=True)], inner, "inner sizes")
     if rows != -1:
-        first, lengths = (ops.pad(v, (0,), (rows - count,)) for v in (first, lengths))
-    if width == -1:
-        if not c.walk.may_find((splits,)):
-            raise Unsupported("rows as long as the longest, which only the run knows, in a loop or branch")
-        longest = ops.reduce_max(ops.concat([ops.full((1,), 0, i64), lengths]))
-        width = c.walk.found.size(longest, values.shape[0], "row")
+        begins, lengths = levels[0]
+        more = (rows - lengths.shape[0],)
+        levels[0] = ops.pad(begins, (0,), more), ops.pad(lengths, (0,), more)
+    for (begins, lengths), width in zip(reversed(levels), reversed(widths), strict=True):
+        columns = _longest(c, lengths, values.shape[0]) if width == -1 else width
+        values = _dense(values, default, begins, lengths, columns)
+    return values
+
+
+def _levels(c: Call, partitions: Sequence[Node]) -> list[tuple[Node, Node]]:
+    """Outermost first: where each row begins among the rows or values of the next level, and how many it has."""
+    kinds = c.texts("row_partition_types")
+    if set(kinds) == {"ROW_SPLITS"}:
+        return [_rows(splits) for splits in partitions]
+    if kinds[0] != "FIRST_DIM_SIZE" or set(kinds[1:]) != {"VALUE_ROWIDS"}:
+        raise Unsupported(f"of rows told by {', '.join(kinds)}")
+    count, levels = c.size(partitions[0]), list[tuple[Node, Node]]()
+    for owners in partitions[1:]:
+        ones, at = ops.full(owners.shape, 1, i64), ops.expand_dims(ops.cast(owners, i64), 1)
+        lengths = ops.ScatterND("add")(ops.full((count,), 0, i64), at, ones)
+        levels.append((ops.sub(ops.cumulative("sum", lengths, 0), lengths), lengths))
+        (count,) = owners.shape
+    return levels
+
+
+def _rows(splits: Node) -> tuple[Node, Node]:
+    """Where each row begins, and its length."""
+    splits = ops.cast(splits, i64)
+    begins = ops.slice_axis(splits, 0, 0, splits.shape[0] - 1)
+    return begins, ops.sub(ops.slice_axis(splits, 0, 1), begins)
+
+
+def _longest(c: Call, lengths: Node, most: DimLike) -> DimLike:
+    if not c.walk.may_find((lengths,)):
+        raise Unsupported("rows as long as the longest, which only the run knows, in a loop or branch")
+    longest = ops.reduce_max(ops.concat([ops.full((1,), 0, i64), lengths]))
+    return c.walk.found.size(longest, most, "row")
+
+
+def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimLike) -> Node:
     column = ops.arange(width)
     inside = ops.compare("LT", column, ops.expand_dims(lengths, 1))
-    places = ops.where(inside, ops.add(ops.expand_dims(first, 1), column), 0)
-    shown = ops.reshape(inside, (*inside.shape, *(1 for _ in inner)))
+    places = ops.where(inside, ops.add(ops.expand_dims(begins, 1), column), 0)
+    shown = ops.reshape(inside, (*inside.shape, *(1 for _ in values.shape[1:])))
     return ops.where(shown, ops.Take(0)(values, places), default)
+
+
+def _owners(lengths: Node, total: DimLike) -> tuple[Node, Node]:
+    """Of each of the rows' values, its row and its place in it: i64[total]."""
+    row_of = ops.repeated(lengths, total)
+    begins = ops.sub(ops.cumulative("sum", lengths, 0), lengths)
+    return row_of, ops.sub(ops.arange(total), ops.Take(0)(begins, row_of))
+
+
+@row("RaggedGather", results=("output_nested_splits", "output_dense_values"))
+def gather(c: Call, *operands: Node) -> Result:
+    """Rows that are named, one after the other."""
+    *nested, values, rows = operands
+    if len(nested) != 1 or rows.type.rank != 1:
+        raise Unsupported(f"of {len(nested)} levels by indices of {rows.type.rank} axes: one by a vector is read")
+    if not c.walk.may_find((*nested, rows)):
+        raise Unsupported("rows whose number of values only the run knows, in a loop or branch")
+    begins, lengths = (ops.Take(0)(v, ops.cast(rows, i64)) for v in _rows(nested[0]))
+    ends = ops.cumulative("sum", lengths, 0)
+    total = c.walk.found.size(ops.reduce_sum(lengths), most_found(), "gathered")
+    row_of, column = _owners(lengths, total)
+    splits = ops.cast(ops.concat([ops.full((1,), 0, i64), ends]), nested[0].dtype)
+    return [splits, ops.Take(0)(values, ops.add(ops.Take(0)(begins, row_of), column))]
+
+
+@row("RaggedTensorToSparse", results=("sparse_indices", "sparse_values", "sparse_dense_shape"))
+def to_sparse(c: Call, *operands: Node) -> Result:
+    *nested, values = operands
+    if len(nested) != 1 or values.type.rank != 1:
+        raise Unsupported(f"of {len(nested)} levels, values of {values.type.rank} axes: one level of numbers is read")
+    lengths = _rows(nested[0])[1]
+    sizes = [ops.scalar(d, i64) for d in (lengths.shape[0], _longest(c, lengths, values.shape[0]))]
+    return [ops.stack(list(_owners(lengths, values.shape[0])), 1), values, ops.stack(sizes)]
