@@ -128,6 +128,19 @@ def test_updates_in_place_on_each_target(target: str, at: int) -> None:
         np.testing.assert_array_equal(got, interpret(graph, (x, where, np.zeros((6, 5), np.float32)))[1])
 
 
+@pytest.mark.parametrize("target", ["null:cpu:x86-64-v3", "null:cuda"])
+def test_updates_keep_the_order_of_what_they_update(target: str) -> None:
+    """A kernel's gradient comes with the kernel's channels in other places."""
+    x, g = (Input(name, TensorType(f32, shape))() for name, shape in (("x", (2, 6, 5, 8)), ("g", (2, 4, 4, 24))))
+    k, m, v = (Input(name, TensorType(f32, (24, 8, 3, 2)))() for name in "kmv")
+    gradient = ops.KernelGradient()(x, g)
+    moment, square = ops.add(ops.mul(m, 0.9), gradient), ops.add(ops.mul(v, 0.9), ops.mul(gradient, gradient))
+    moved = ops.sub(k, ops.mul(moment, square))
+    graph = Graph((x, g, k, m, v), (moved, moment, square, ops.reduce_sum(x)), state=("k", "m", "v"))
+    program = build_program(graph, features_of(target), 1)
+    assert not any(s.copied for s in program.state)
+
+
 def test_circles_are_copied() -> None:
     a, b, c = (row(name) for name in "abc")
     graph = Graph((a, b, c), (b, c, a), state=("a", "b", "c"))

@@ -105,6 +105,13 @@ def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[G
         alone = "one kernel needs at once" if limit >= 1 else "loops made, which run once"
         some = f"at least {least:,} bytes" if rounds else f"more than the {schedule.floor():,} bytes that {alone}"
         raise InputError(what, expected=some, got=f"{most:,}", fix="a smaller batch, or more memory")
+    if limit < 1 and schedule.linked.nbytes > arena:  # what is computed again made the crest higher
+        smaller = _Schedule(schedule.storage, cost, arena_of, whole=True)
+        smaller.shrink(arena)
+        others = smaller.graph()
+        then = _Schedule(assign(others, others.lasting), cost, arena_of, whole=False)
+        if then.linked.nbytes < schedule.linked.nbytes and then.size() <= most:
+            graph, schedule = others, then
     again = sum(isinstance(c.node.op, Recomputed) for c in schedule.calls)
     time = schedule.seconds() / seconds if seconds else 1.0
     return graph, Memory(schedule.kept(), schedule.linked.nbytes, kept, arena, again, time)

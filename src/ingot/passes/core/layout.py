@@ -5,8 +5,8 @@
 One walk, operands first. Every value has a new node and the permutation by which the new node's dimensions are the old
 ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their
 operands (each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order, and
-so does what enlarges an output (a segmentation's resize): then what is transposed is small. Transposes of short rows
-in front of reductions of long ones are done.
+so does what enlarges an output (a segmentation's resize): then what is transposed is small; and what updates a state:
+then it is written where it lies. Transposes of short rows in front of reductions of long ones are done.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def assign_layouts(graph: Graph) -> Graph:
     """Put convolutions and all that follows them into channels-last order (see module)."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
-    w = _Layouts(_enlarging(graph), _turned_for_rows(graph))
+    w = _Layouts(_enlarging(graph) | _updating(graph), _turned_for_rows(graph))
     for n in graph.nodes():
         w.at[n] = _place(n, w)
     outputs = tuple(w.get(o, _identity(o.type.rank)) for o in graph.outputs)
@@ -98,6 +98,19 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
                 largest = max(largest, estimate(n.type.size))
         else:
             found.update(n for n in made if estimate(n.type.size) > largest)
+    return frozenset(found)
+
+
+def _updating(graph: Graph) -> frozenset[Node]:
+    """What makes the next values of states, element by element, and nothing else: each would be read in one order and
+    written in another, and so not in place."""
+    users, found = graph.uses(), set[Node]()
+    last = {new for _, new in graph.lasting}
+    others = set(graph.outputs[len(graph.state) :])
+    for n in reversed(graph.nodes()):
+        wanted = n in last or n in users
+        if wanted and n not in others and category(n.op) is Category.ELEMENTWISE and found.issuperset(users.get(n, ())):
+            found.add(n)
     return frozenset(found)
 
 
