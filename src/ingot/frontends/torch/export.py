@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.convert import to_torch
@@ -21,6 +23,7 @@ from ingot.frontends.torch.decompositions.boxes import suppression_in_one
 from ingot.frontends.torch.tracing.gradients import traced_for
 from ingot.frontends.torch.tracing.guards import noted_answers
 from ingot.frontends.torch.tracing.hints import masks_unread
+from ingot.frontends.torch.tracing.known_numbers import KnownNumbers
 from ingot.frontends.torch.tracing.memory import joined, written_memories
 from ingot.frontends.torch.tracing.open_sizes import OpenSizes
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
@@ -123,21 +126,39 @@ def _traced(
     ):
         warnings.simplefilter("ignore")
         try:
+            export = partial(
+                torch.export.export,
+                net,
+                args,
+                kwargs,
+                dynamic_shapes=shapes,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=deferred,
+            )
             with noted_answers() as answers:
-                program = torch.export.export(
-                    net,
-                    args,
-                    kwargs,
-                    dynamic_shapes=shapes,
-                    strict=False,
-                    prefer_deferred_runtime_asserts_over_guards=deferred,
-                )
+                try:
+                    program = export()
+                except GuardOnDataDependentSymNode as e:
+                    answers.clear()
+                    program = _of_known_numbers(net, export, e)
         except (ImportModelError, UnsupportedOpError):
             raise
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
     program.graph_module.meta[ANSWERS] = answers
     program.graph_module.meta[SIGNATURE] = inspect.signature(net.forward)
+    return program
+
+
+def _of_known_numbers(net: nn.Module, export: Callable[[], ExportedProgram], error: Exception) -> ExportedProgram:
+    """Traced once more with the values of buffers that are numbers; the error where forward writes them."""
+    known = KnownNumbers(net)
+    if not known.names:
+        raise error
+    with known.of(net):
+        program = export()
+    if known.written:
+        raise error
     return program
 
 

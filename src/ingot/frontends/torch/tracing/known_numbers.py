@@ -1,0 +1,67 @@
+"""Buffers of one integer, which torch.export takes for data, as the numbers that they are.
+
+self.register_buffer("stride", torch.tensor(2))          a codec keeps its strides so (EnCodec, Mimi)
+n = (x.shape[-1] - self.kernel) / self.stride + 1        a size, once stride is known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+
+class KnownNumbers(TorchFunctionMode):
+    """Within it, what reads such a buffer of `net` reads a constant. written: whether something writes one, whose value
+    is not known then."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.names = {name: int(b.item()) for name, b in net.named_buffers() if _is_number(b)}
+        self.written = False
+        self._values: dict[int, tuple[Tensor, int]] = {}
+
+    @contextmanager
+    def of(self, net: nn.Module) -> Iterator[None]:
+        """While torch traces `net`, it has other tensors for buffers in each call."""
+
+        def begin(module: nn.Module, *_: object) -> None:
+            held = dict(module.named_buffers())
+            self._values = {id(held[name]): (held[name], value) for name, value in self.names.items()}
+
+        def end(module: nn.Module, *_: object) -> None:
+            held = dict(module.named_buffers())
+            self.written |= any(id(held.get(name)) not in self._values for name in self.names)
+
+        hooks = net.register_forward_pre_hook(begin), net.register_forward_hook(end)
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given = (args, kwargs or {})
+        if any(id(v) in self._values for v in pytree.tree_leaves(given)):
+            name = getattr(func, "__name__", "")
+            self.written |= name.startswith("__i") or name == "__setitem__" or name.rstrip("_") + "_" == name
+            given = pytree.tree_map(self._known, given)
+        return func(*given[0], **given[1])
+
+    def _known(self, value: Any) -> Any:
+        found = self._values.get(id(value))
+        return value if found is None else torch.tensor(found[1], dtype=found[0].dtype)
+
+
+def _is_number(buffer: Tensor) -> bool:
+    return (
+        not buffer.shape and not buffer.is_floating_point() and not buffer.is_complex() and buffer.device.type == "cpu"
+    )
