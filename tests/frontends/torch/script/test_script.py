@@ -446,6 +446,15 @@ def test_archives(tmp_path: Path):
         load(damaged)
 
 
+def test_an_archive_without_its_weights(tmp_path: Path):
+    """That of torch.jit.optimize_for_inference, of which only the code is looked at."""
+    path = tmp_path / "net.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/code/__torch__/net.py", "w = ops.prim.ConstantMKLDNNTensor()")
+    with pytest.raises(ImportModelError, match="optimize_for_inference"):
+        load(path)
+
+
 @pytest.mark.slow
 def test_what_is_refused_of_an_archive_that_is_read(tmp_path: Path):
     path = tmp_path / "net.pt"

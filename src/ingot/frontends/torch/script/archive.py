@@ -49,9 +49,18 @@ def _check_size(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             whole = sum(i.file_size for i in archive.infolist())
+            code = (archive.read(i) for i in archive.infolist() if i.filename.endswith(".py") and i.file_size < 1 << 24)
+            optimized = any(b"prim.ConstantMKLDNNTensor" in text for text in code)
         size = path.stat().st_size
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as e:
         raise ImportModelError(f"not a readable archive: {e}", where=str(path)) from e
+    if optimized:
+        raise ImportModelError(
+            "an archive without its weights",
+            got="one made by torch.jit.optimize_for_inference, which torch.jit.load refuses, too",
+            where=str(path),
+            fix="save the module as it was before",
+        )
     if whole > _LARGEST_RATIO * size + (1 << 20):
         what = "an archive unpacks to too much"
         raise ImportModelError(what, expected=f"about {size} bytes", got=whole, where=str(path))
