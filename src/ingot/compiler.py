@@ -264,8 +264,7 @@ def _cached(key: str, build: Callable[[], Program]) -> Program:
     disk = DiskCache()
     program = disk.load(key, artifact.load)
     if program is None:
-        with sharing(disk):
-            program = build()
+        program = build()
         disk.store(key, lambda p: artifact.save(program, p, durable=False))
     return program
 
@@ -283,7 +282,8 @@ def check_runs(target: str) -> None:
 def built(
     read: Callable[[], Graph], options: Options, *, memory: float | None = None, trace: Trace | None = None
 ) -> Program:
-    """A graph compiled for the target of `options`, without the cache. memory, trace: see `build_program`."""
+    """A graph compiled for the target of `options`; kernels that the cache has are taken from there, programs are not.
+    memory, trace: see `build_program`."""
     from ingot.pipeline.build import build_program
     from ingot.pipeline.target import named
 
@@ -292,10 +292,11 @@ def built(
     graph = read()
     target.prepare(len(graph.nodes()))
     features = target.features(asked)  # behind reading: this machine's are told by a worker, once it has started
-    return build_program(
-        graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
-        trace=trace,
-    )  # fmt: skip
+    with sharing(DiskCache() if options.cache else None):
+        return build_program(
+            graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
+            trace=trace,
+        )  # fmt: skip
 
 
 def _program(graph: Graph, options: Options) -> Program:

@@ -161,6 +161,46 @@ def test_a_target_that_is_none_is_told() -> None:
         ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (x,), target="cuda:sm_99")
 
 
+class There:
+    """What a step asks of a tensor on a GPU."""
+
+    is_cuda, device = True, "cpu"
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+def test_the_rate_lies_where_the_batch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor as long as it is the same; of a captured graph a new one, which the graph fills."""
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    x = torch.zeros(5, 6)
+    step = ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (x,), threads=1)
+    rate, other = np.asarray(0.1, np.float32), np.asarray(0.2, np.float32)
+    assert step._beside([There()], rate) is rate  # a program for CPUs
+    monkeypatch.setattr(type(step.program), "device", "cuda")
+    assert step._beside([x], rate) is rate
+    first, again, changed = (step._beside([x, There()], r) for r in (rate, rate, other))
+    assert first is again and float(first) == rate and float(changed) == other and first.dtype == torch.float32
+    capturing[0] = True
+    assert step._beside([There()], other) is not changed
+
+
+def test_kernels_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
+    ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (torch.zeros(5, 6),), threads=1)
+    kept = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (torch.zeros(5, 6),), threads=1)
+    assert len(kept) > 5 and kept.keys() == {p for p in tmp_path.rglob("*") if p.is_file()}
+
+
+def test_gradients_for_another_machine() -> None:
+    made = ingot.value_and_grad(nn.MSELoss(), (torch.zeros(5), torch.ones(5)), target=FOREIGN)
+    assert type(made.program) is CompiledProgram
+    with pytest.raises(ArtifactError):
+        made(torch.zeros(5), torch.ones(5))
+
+
 @needs_gcc
 def test_a_step_in_c(tmp_path: Path) -> None:
     torch.manual_seed(0)
