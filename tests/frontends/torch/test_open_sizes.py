@@ -37,6 +37,7 @@ def _grid(x: Tensor, align_corners: bool) -> Tensor:
 
 CASES: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
     "affine_grid": (lambda x: (_grid(x, False), _grid(x, True)), IMAGE),
+    "len": (lambda x: (x.reshape(len(x), -1).sum(1), torch.ones(len(x[0]), len(x))), ROWS),
     "whole windows": (lambda x: (F.avg_pool2d(x, x.shape[-2:]), F.max_pool2d(x, (x.shape[2], 2))), IMAGE),
     "adaptive": (lambda x: F.adaptive_avg_pool2d(x, (3, None)), IMAGE),
     "adaptive halves": (lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, x.shape[3] // 2)), IMAGE),

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import sympy
 import torch
 from torch import nn
 from torch._dynamo.exc import UserError
@@ -25,7 +26,7 @@ from ingot.frontends.torch.tracing.guards import noted_answers
 from ingot.frontends.torch.tracing.hints import masks_unread
 from ingot.frontends.torch.tracing.known_numbers import KnownNumbers
 from ingot.frontends.torch.tracing.memory import joined, written_memories
-from ingot.frontends.torch.tracing.open_sizes import OpenSizes
+from ingot.frontends.torch.tracing.open_sizes import OpenSizes, open_lengths
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
 
@@ -122,7 +123,7 @@ def _traced(
         whole_recurrences(),
         suppression_in_one(),
         masks_unread(),
-        OpenSizes(),
+        OpenSizes() as sizes,
     ):
         warnings.simplefilter("ignore")
         try:
@@ -136,11 +137,7 @@ def _traced(
                 prefer_deferred_runtime_asserts_over_guards=deferred,
             )
             with noted_answers() as answers:
-                try:
-                    program = export()
-                except GuardOnDataDependentSymNode as e:
-                    answers.clear()
-                    program = _of_known_numbers(net, export, e)
+                program = _attempted(net, export, sizes, answers)
         except (ImportModelError, UnsupportedOpError):
             raise
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
@@ -148,6 +145,25 @@ def _traced(
     program.graph_module.meta[ANSWERS] = answers
     program.graph_module.meta[SIGNATURE] = inspect.signature(net.forward)
     return program
+
+
+def _attempted(
+    net: nn.Module, export: Callable[[], ExportedProgram], sizes: OpenSizes, answers: list[sympy.Basic]
+) -> ExportedProgram:
+    """Traced, and once more where that shows what torch has to be told."""
+    try:
+        program = export()
+        if not sizes.lengths:
+            return program
+    except Exception as e:
+        if not sizes.lengths:
+            if not isinstance(e, GuardOnDataDependentSymNode):
+                raise
+            answers.clear()
+            return _of_known_numbers(net, export, e)
+    answers.clear()
+    with open_lengths():
+        return export()
 
 
 def _of_known_numbers(net: nn.Module, export: Callable[[], ExportedProgram], error: Exception) -> ExportedProgram:

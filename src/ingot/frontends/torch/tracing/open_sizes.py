@@ -6,9 +6,12 @@ refuse the others. Each has its definition here, from torch's documentation.
 
 from __future__ import annotations
 
+import builtins
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -21,16 +24,34 @@ Size = Any  # an int, or a SymInt, which stands for one everywhere
 
 
 class OpenSizes(TorchFunctionMode):
-    """Within it, calls of the functions below keep sizes that torch traces as symbols; all others are untouched."""
+    """Within it, calls of the functions below keep sizes that torch traces as symbols; all others are untouched.
+    lengths: whether `len` fixed one, which `open_lengths` would keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        self.lengths |= func is Tensor.__len__ and _open(tuple(args[0].shape[:1]))
         definition = _DEFINITIONS.get(func)
         given: Mapping[str, Any] = kwargs or {}
         if definition is None or not any(map(_open, (*args, *given.values()))):
             return func(*args, **given)
         return definition(*args, **given)
+
+
+@contextmanager
+def open_lengths() -> Iterator[None]:
+    """While torch traces: `len(x)` is x.shape[0], a symbol too, of which Python would make an int."""
+    length = builtins.len
+
+    def of(x: Any) -> Size:
+        return x.shape[0] if isinstance(x, Tensor) and x.shape and _open(x.shape[0]) else length(x)
+
+    with patch.object(builtins, "len", of):
+        yield
 
 
 def _open(value: object) -> bool:
