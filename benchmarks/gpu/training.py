@@ -121,7 +121,7 @@ def tried(name: str, precision: str, what: str, act: Callable[[], dict[str, obje
 
 
 def check(name: str, precision: str) -> None:
-    """Losses beside eager's, then what else a step has; Inductor at the end, for its cache."""
+    """Losses beside eager's, files, Inductor for its cache; a capture, whose failure may end the rest, comes last."""
     by = makers(name, precision)
     step = by["eager"]()
     want = [float(step()) for _ in range(STEPS)]
@@ -136,9 +136,9 @@ def check(name: str, precision: str) -> None:
     for engine in ("ingot", "backend"):
         tried(name, precision, f"losses of {engine}", partial(losses, engine))
     tried(name, precision, "the same bits", lambda: same_bits(name, precision))
-    tried(name, precision, "captured", lambda: captured(name, precision))
     for engine in ("inductor", "reduce-overhead"):
         tried(name, precision, f"losses of {engine}", partial(losses, engine))
+    tried(name, precision, "captured", lambda: captured(name, precision))
 
 
 def same_bits(name: str, precision: str) -> dict[str, object]:
