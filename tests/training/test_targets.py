@@ -14,6 +14,7 @@ import pytest
 import ingot
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
+from ingot.runtime.bind import Binding
 from ingot.runtime.executor import CompiledProgram
 from ingot.runtime.program import Program
 from ingot.runtime.training import SECTIONS
@@ -127,7 +128,9 @@ def test_less_memory_on_a_gpu_gives_the_same_bits() -> None:
     x, y = batch(net, (64, 32))
     recipe = Recipe(ingot.optim.AdamW(lr=0.01), "cross_entropy")
     whole, less = (Interpreted(copy.deepcopy(net), x, recipe, memory) for memory in (None, 0.6))
-    assert "run again" in less.program.meta["memory"]
+    told = less.program.meta["memory"]
+    bound = Binding(less.program, [*(t.shape for t in (x, y)), (), *(s.shape for s in less.program.state)])
+    assert "run again" in told and f"arena {bound.layout.nbytes / 1e6:.3f} of" in told
     assert [whole(x, y) for _ in range(2)] == [less(x, y) for _ in range(2)]
     for a, b in zip(whole.state, less.state, strict=True):
         assert a.tobytes() == b.tobytes()
