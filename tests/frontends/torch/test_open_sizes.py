@@ -76,6 +76,21 @@ def test_other_sizes(name: str) -> None:
         close(run(model, x), net(x))
 
 
+def _sampled(x: Tensor) -> Tensor:
+    places = x.nonzero().float() / 3
+    pairs = torch.stack((places, places + 0.1))[None]
+    pairs[:, 0].mul_(2)  # torch decomposes what writes through a view
+    return F.grid_sample(x[None, None], pairs, align_corners=False)
+
+
+def test_what_decomposition_answers_either_way_is_no_condition() -> None:
+    """Whether a stride is 0 that only the run knows."""
+    x = torch.tensor([[0.0, 3.0, 1.0], [0.0, 0.0, 7.0]])
+    model = import_exported(export_module(Function(_sampled), (x,)))
+    for given in (x, torch.zeros(2, 3), torch.ones(2, 3)):
+        close(run(model, given), _sampled(given))
+
+
 def test_a_size_that_a_decomposition_fixes_is_a_condition(monkeypatch: pytest.MonkeyPatch) -> None:
     from ingot.frontends.torch import decompose
 
