@@ -79,7 +79,8 @@ def noted_equalities() -> Iterator[list[sympy.Basic]]:
 
     def noting(environment: ShapeEnv, asked: sympy.Basic, *args: Any, **named: Any) -> Any:
         value = original(environment, asked, *args, **named)
-        if named.get("fallback_value") is not None and any(map(environment.is_unbacked_symint, asked.free_symbols)):
+        symbols = (s for s in asked.free_symbols if isinstance(s, sympy.Symbol))
+        if named.get("fallback_value") is not None and any(map(environment.is_unbacked_symint, symbols)):
             return value  # either answer is right of what only the run knows (`guard_or_true`)
         if asked.free_symbols and isinstance(value, sympy.Integer | int) and not isinstance(value, bool):
             found.append(sympy.Eq(asked, value))
