@@ -133,7 +133,7 @@ def test_updates_keep_the_order_of_what_they_update(target: str) -> None:
     """A kernel's gradient comes with the kernel's channels in other places."""
     x, g = (Input(name, TensorType(f32, shape))() for name, shape in (("x", (2, 6, 5, 8)), ("g", (2, 4, 4, 24))))
     k, m, v = (Input(name, TensorType(f32, (24, 8, 3, 2)))() for name in "kmv")
-    gradient = ops.KernelGradient()(x, g)
+    gradient = ops.KernelGradient((3, 2), (1, 1), (1, 1))(x, g)
     moment, square = ops.add(ops.mul(m, 0.9), gradient), ops.add(ops.mul(v, 0.9), ops.mul(gradient, gradient))
     moved = ops.sub(k, ops.mul(moment, square))
     graph = Graph((x, g, k, m, v), (moved, moment, square, ops.reduce_sum(x)), state=("k", "m", "v"))

@@ -39,7 +39,7 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     """Whether the kernel of a kept op takes these operands: heads of attention have a static size, levels
     of a recurrence are known."""
     if isinstance(node.op, KernelGradient):
-        return machine.winograd and has_winograd_gradient(node)
+        return node.op.depthwise or (machine.winograd and has_winograd_gradient(node))
     if isinstance(node.op, Recurrent) and node.op.has_scales:
         return all(isinstance(node.inputs[i].op, Const) for i in (2, -1))
     if not isinstance(node.op, Attention):

@@ -8,8 +8,8 @@ from ingot import ops
 from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import reverse
 from ingot.ir.dims import DimLike, is_static, product
-from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import i64
+from ingot.ir.node import Node
+from ingot.ir.types import static_shape
 
 
 @reverse(ops.DotGeneral)
@@ -101,12 +101,15 @@ def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     groups, window = op.feature_groups, kernel.shape[2:]
     batch, channels = image.shape[:2]
     last = (0, *range(2, len(image.shape)), 1)
-    taken = len(window) == 2 and is_static(window) and all(lo >= 0 <= hi for lo, hi in op.padding)
-    steps = (*op.strides, *op.lhs_dilation, *op.rhs_dilation, groups)
-    if taken and all(d == 1 for d in steps) and any(d != 1 for d in window):
+    depthwise = channels == groups > 1
+    dense = len(window) == 2 and all(d == 1 for d in (*op.strides, *op.rhs_dilation, groups))
+    taken = depthwise or (dense and any(d != 1 for d in window))
+    taken = taken and is_static(window) and all(d == 1 for d in op.lhs_dilation)
+    if taken and all(lo >= 0 <= hi for lo, hi in op.padding):
         around = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
         padded = ops.pad(ops.Transpose(last)(image), *around)
-        return ops.KernelGradient(kernel.dtype)(padded, ops.Transpose(last)(g))
+        gradient = ops.KernelGradient(static_shape(window), op.strides, op.rhs_dilation, depthwise, kernel.dtype)
+        return gradient(padded, ops.Transpose(last)(g))
     plain = image.shape[2:] == g.shape[2:] and all(d == 1 for d in (groups, *window, *op.strides, *op.lhs_dilation))
     plain = plain and all(p == (0, 0) for p in op.padding)
     if plain:
@@ -125,33 +128,8 @@ def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
         more = _dilated(count, op.strides[i]) + _dilated(taps, op.rhs_dilation[i]) - _dilated(size, op.lhs_dilation[i])
         padding.append((low, more - 1 - low))
     steps = op.rhs_dilation, tuple(padding), op.lhs_dilation, op.strides
-    if channels == groups and isinstance(batch, int) and batch > 1:
-        return ops.swap_axes(_by_samples(op, steps, image, g, kernel), 0, 1)
     found = _convolved(op, steps, lines, ops.swap_axes(g, 0, 1), groups, kernel)
     return ops.swap_axes(found, 0, 1)
-
-
-def _by_samples(op: ops.Convolution, steps: tuple, image: Node, g: Node, kernel: Node) -> Node:
-    """The kernel's cotangent where each channel is a group: depthwise convolutions of samples, which are added up.
-
-    In one convolution the samples of a channel would be channels beside each other, and the images copied for that.
-    """
-    rank = len(image.shape)
-    last, first = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
-    held = [ops.Transpose(last)(v) for v in (image, g)]
-    total = ops.full((1, kernel.shape[0], *kernel.shape[2:]), 0, kernel.dtype)
-    starts = ops.scalar(0, i64), total, *held
-    turn, so_far, images, cotangents = entry = tuple(Input(f"v{i}", v.type)() for i, v in enumerate(starts))
-
-    def sample(v: Node) -> Node:
-        zeros = [ops.scalar(0, i64)] * (rank - 1)
-        return ops.Transpose(first)(ops.DynamicSlice((1, *v.shape[1:]))(v, turn, *zeros))
-
-    part = ops.swap_axes(sample(cotangents), 0, 1)
-    found = _convolved(op, steps, sample(images), part, op.feature_groups, kernel)
-    body = Graph(entry, (ops.add(turn, 1), ops.Add()(so_far, found), images, cotangents))
-    cond = Graph(entry, (ops.compare("LT", turn, image.shape[0]),))
-    return ops.While(cond, body)(*starts).results[1]
 
 
 def _convolved(op: ops.Convolution, steps: tuple, image: Node, kernel: Node, groups: int, like: Node) -> Node:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
+from ingot.ops import KernelGradient
 from ingot.ops.group import Group
 from ingot.schedule.cpu.attention.lower import lower_attention
 from ingot.schedule.cpu.contraction.lower import lower_contraction
@@ -16,6 +17,7 @@ from ingot.schedule.cpu.recurrent.lower import lower_recurrent
 from ingot.schedule.cpu.rows.lower import lower_rows
 from ingot.schedule.cpu.scatter import lower_scatter, lower_update
 from ingot.schedule.cpu.sort import lower_sort
+from ingot.schedule.cpu.windows.depthwise_gradient import lower_depthwise_gradient
 from ingot.schedule.cpu.windows.inverted_bottleneck import lower_inverted_bottleneck
 from ingot.schedule.cpu.windows.pool import lower_pool
 from ingot.schedule.cpu.winograd.kernel_gradient import lower_kernel_gradient
@@ -25,12 +27,18 @@ from ingot.support.errors import CompileError
 Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
 PackingStrategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...], Machine], Lowered]
 
+
+def _lower_kernel_gradient(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    depthwise = any(isinstance(n.op, KernelGradient) and n.op.depthwise for n in body.nodes())
+    return (lower_depthwise_gradient if depthwise else lower_kernel_gradient)(body, ins, outs, machine)
+
+
 STRATEGIES: dict[str, Strategy] = {
     "pointwise": lower_pointwise,
     "rows": lower_rows,
     "window": lower_pool,
     "attention": lower_attention,
-    "kernel_gradient": lower_kernel_gradient,
+    "kernel_gradient": _lower_kernel_gradient,
     "scan": lower_cumulative,
     "sort": lower_sort,
     "scatter": lower_scatter,

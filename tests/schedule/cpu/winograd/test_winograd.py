@@ -563,7 +563,7 @@ def test_kernel_gradients(sizes: tuple[int, ...], machine: Machine) -> None:
     n, h, w, ci, co = sizes
     x, g = random(n, h + 2, w + 2, ci), random(n, h, w, co)
     given = [Input(label, TensorType(f32, v.shape))() for label, v in (("x", x), ("g", g))]
-    node = ops.KernelGradient()(*given)
+    node = ops.KernelGradient((3, 3), (1, 1), (1, 1))(*given)
     assert has_winograd_gradient(node)
     # another order of the result, as layouts may ask for
     for root in (node, ops.Transpose((2, 3, 1, 0))(node), ops.Transpose((0, 2, 3, 1))(node)):

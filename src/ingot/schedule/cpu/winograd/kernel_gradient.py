@@ -51,6 +51,8 @@ def has_winograd_gradient(node: Node) -> bool:
     sizes = (*x.shape, *g.shape)
     if not isinstance(node.op, ops.KernelGradient) or x.type.rank != 4 or not is_static(sizes):
         return False
+    if node.op.depthwise or any(d != 1 for d in (*node.op.strides, *node.op.dilation)):
+        return False
     types = {x.dtype, g.dtype, node.dtype}
     _, h, w, co = (int(d) for d in g.shape)
     if len(types) != 1 or not types <= {f32, f64} or node.shape[2:] != (_R, _R) or min(h, w) < _PLACES:
