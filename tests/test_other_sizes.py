@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import ingot
-from ingot.support.errors import InputError, SizesError
+from ingot.support.errors import InputError, LimitError, SizesError
 from ingot.support.log import Log
 from ingot.support.recent import Recent
 
@@ -48,6 +48,16 @@ def test_a_size_of_1_that_is_squeezed_away() -> None:
         x = np.random.default_rng(0).random(shape, np.float32)
         got = compiled(x)
         assert got.shape == squeezed and np.array_equal(got, x.squeeze())
+
+
+def test_limits_hold_for_what_a_call_compiles() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    agraph (float[5,10] x, int64[1] axes) => (float[m] y) { y = ReduceSum<keepdims=0>(x, axes) }"""
+    x, axes = np.ones((5, 10), np.float32), np.array([1])
+    assert ingot.compile(onnx.parser.parse_model(text))(x, axes).shape == (5,)
+    model = ingot.compile(onnx.parser.parse_model(text), limits=ingot.Limits(elements=20))
+    with pytest.raises(LimitError, match="elements=200"):
+        model(x, axes)
 
 
 def test_sizes_that_no_multiple_is() -> None:

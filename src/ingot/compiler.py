@@ -80,7 +80,7 @@ def _finished(opened: Opened, options: Options) -> Any:
             other = again(refused)
             return None if other is None else _finished(other, options)
 
-        model.others = OtherSizes(build)
+        model.others = OtherSizes(limits.kept(build))
     return model
 
 
@@ -105,7 +105,7 @@ def _with_sizes(source: Any, request: Request, build: Callable[[Request], Any]) 
             dynamic = with_shapes(request.dynamic, shapes, refused.told)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
-    model.others = OtherSizes(again)
+    model.others = OtherSizes(limits.kept(again))
     return model
 
 
@@ -190,7 +190,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
     except NeedsValues as needs:
         if request.state:
             raise InputError("state", expected="one program", got="one for each value of inputs") from needs
-        return SpecializedModel(needs, build)
+        return SpecializedModel(needs, limits.kept(build))
     except NeedsHost as needs:
         from ingot.frontends.onnx import stages_of
 
@@ -202,7 +202,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
         for word in ("outputs", "state"):
             if word in request.asked:
                 raise InputError(word, expected="one program", got="one that takes turns with the host") from needs
-        return HostedModel(stages_of(needs.model), part, weights)
+        return HostedModel(stages_of(needs.model), limits.kept(part), weights)
 
 
 _Example = Mapping[str, tuple[int, ...]] | None  # shapes of inputs in a call
@@ -328,6 +328,6 @@ def _compile_script(source: Any, request: Request, options: Options) -> Any:
         return build(plain, inputs)
     if plain.is_steady(inputs):
         return build(Evaluator(program, program.attributes, buffers=True), inputs)
-    model = ScriptedModel(program, build)
+    model = ScriptedModel(program, limits.kept(build))
     model.for_inputs(*inputs)
     return model

@@ -10,13 +10,17 @@ of few bytes: bodies that are written out again and again, tensors that double, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields, replace
+from typing import ParamSpec, TypeVar
 
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, LimitError, check_once
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,18 @@ def named() -> str:
     """The budgets that hold and decide what is compiled: all but that of time."""
     budget = _budget.get()
     return repr(replace(_DEFAULT if budget is None else budget.limits, seconds=_DEFAULT.seconds))
+
+
+def kept(build: Callable[P, R]) -> Callable[P, R]:
+    """`build` for a later call, within the limits that hold now; its time counts from then."""
+    budget = _budget.get()
+    limits = _DEFAULT if budget is None else budget.limits
+
+    def within(*args: P.args, **kwargs: P.kwargs) -> R:
+        with limited(limits):
+            return build(*args, **kwargs)
+
+    return within
 
 
 def most_turns() -> int:
