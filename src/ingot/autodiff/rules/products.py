@@ -110,13 +110,13 @@ def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
         padded = ops.pad(ops.Transpose(last)(image), *around)
         gradient = ops.KernelGradient(static_shape(window), op.strides, op.rhs_dilation, depthwise, kernel.dtype)
         return gradient(padded, ops.Transpose(last)(g))
-    plain = image.shape[2:] == g.shape[2:] and all(d == 1 for d in (groups, *window, *op.strides, *op.lhs_dilation))
-    plain = plain and all(p == (0, 0) for p in op.padding)
+    plain = all(d == 1 for d in (groups, *window, *op.lhs_dilation)) and all(p == (0, 0) for p in op.padding)
     if plain:
-        # one reduction, which schedules can cut into parts that caches hold
-        rows = [
-            ops.Reshape((product((batch, *image.shape[2:])), v.shape[1]))(ops.Transpose(last)(v)) for v in (g, image)
-        ]
+        # one reduction, which schedules can cut into parts that caches hold; of the places that were read
+        seen = image
+        if any(d != 1 for d in op.strides):
+            seen = ops.Slice((0,) * len(image.shape), image.shape, (1, 1, *op.strides))(image)
+        rows = [ops.Reshape((product((batch, *v.shape[2:])), v.shape[1]))(ops.Transpose(last)(v)) for v in (g, seen)]
         return ops.Reshape(kernel.shape)(ops.DotGeneral(((), ()), ((0,), (0,)), kernel.dtype)(*rows))
     parts = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
     rest = range(3, len(parts.shape))
