@@ -225,16 +225,16 @@ def test_the_first_nan_is_named() -> None:
 
 
 def test_ops_without_a_rule_are_named() -> None:
-    class Products(nn.Module):
+    class Values(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.line = nn.Linear(6, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.linalg.matrix_exp(self.line(x)[:4])
+            return torch.linalg.eigvals(self.line(x)[:4]).real
 
     with pytest.raises(UnsupportedOpError, match="no reverse rule"):
-        ingot.train(Products(), lambda e, y: e.sum(), optim.SGD(), (batch()[0],), (batch()[1],))
+        ingot.train(Values(), lambda e, y: e.sum(), optim.SGD(), (batch()[0],), (batch()[1],))
 
 
 def test_an_onnx_file_trains_and_goes_back(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from itertools import count
 
@@ -19,6 +19,7 @@ from ingot.frontends.torch.aten.complex import complex_handler, is_complex, on_c
 from ingot.frontends.torch.convert import Sizes, location, to_numpy
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
+from ingot.frontends.torch.slopes import has_slope, with_slope
 from ingot.frontends.torch.tracing.inplace import functional_name, needs_functionalization, written
 from ingot.frontends.torch.values import Complex, Context, Layout, Number, cast, f64, i64, with_shape
 from ingot.ir.node import Input, Node, const
@@ -67,10 +68,12 @@ _Env = dict[fx.Node, object]
 
 @dataclass
 class Importer:
-    """Walks graphs into nodes. `final`: no further decomposition is possible, so all unsupported ops are an error."""
+    """Walks graphs into nodes. `final`: no further decomposition is possible, so all unsupported ops are an error.
+    `learns`: the graph is to be differentiated."""
 
     sizes: Sizes
     final: bool
+    learns: bool = False
     unsupported: list[UnsupportedOp] = field(default_factory=list)
     numbers: dict[sympy.Basic, Node] = field(default_factory=dict)
     _newest: int = -1
@@ -190,14 +193,17 @@ class Importer:
             if _holds_missing((*arguments, *named.values())):
                 known = handler is not None or name in on_complex.rows
                 return _MISSING if known else self._refuse(node, str(target))
-            if is_complex((*arguments, *named.values())):
-                handler = complex_handler(name, ATEN)
-            if handler is None:
-                return self._refuse(node, str(target))
-            layout = partial(_layout, node, self.sizes)
             types = _tensor_types(node.meta.get("val"), self.sizes)
-            context = Context(types, loc, self.sizes, layout, lambda: ops.RandomKey(next(self._draws))())
-            result = handler(context, *arguments, **named)
+            if self.learns and has_slope(name, arguments):
+                result = with_slope(replace(self, learns=False).run, target, node, env, types)
+            else:
+                if is_complex((*arguments, *named.values())):
+                    handler = complex_handler(name, ATEN)
+                if handler is None:
+                    return self._refuse(node, str(target))
+                layout = partial(_layout, node, self.sizes)
+                context = Context(types, loc, self.sizes, layout, lambda: ops.RandomKey(next(self._draws))())
+                result = handler(context, *arguments, **named)
         except Unsupported as e:
             return self._refuse(node, str(target), str(e))
         except (ShapeError, ImportModelError) as e:

@@ -30,7 +30,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
 from ingot.frontends.torch.convert import Sizes, data_reads, finite, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
-from ingot.frontends.torch.export import ANSWERS, NAMES, SIGNATURE
+from ingot.frontends.torch.export import ANSWERS, LEARNS, NAMES, SIGNATURE
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     COMPLEX,
@@ -108,12 +108,14 @@ def _holds_wrappers(program: ExportedProgram) -> bool:
 
 def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> tuple[ExportedProgram, Sequence[sympy.Basic]]:
     try:
-        return decomposed(program, {op.name for op in cause.unsupported})
+        simpler, assumed_too = decomposed(program, {op.name for op in cause.unsupported})
     except (RuntimeError, NotImplementedError, AssertionError) as e:
         found = "".join(f"\n  {op}" for op in cause.unsupported)
         shared = _sharing(program)
         fix = f"give each its own memory (.clone()): {', '.join(shared)} share some" if shared else ""
         raise ImportModelError(f"torch cannot decompose the exported program: {e}{found}", fix=fix) from e
+    simpler.graph_module.meta[LEARNS] = program.graph_module.meta.get(LEARNS, False)
+    return simpler, assumed_too
 
 
 def _sharing(program: ExportedProgram) -> list[str]:
@@ -158,7 +160,7 @@ def _imported(
     same: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
     carriers: dict[str, Node] = {}
-    importer = Importer(sizes, final)
+    importer = Importer(sizes, final, program.graph_module.meta.get(LEARNS, False))
     inputs: list[Node] = []
     leaves: list[Leaf] = []
     values: list[object] = []

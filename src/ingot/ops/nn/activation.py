@@ -162,6 +162,11 @@ class LeakyRelu(Activation):
         return t.term(t.where(x > 0, x, x * self.alpha))
 
 
+def _negative(x: Term) -> Term:
+    """x, and 0 where it is positive: its exponential does not overflow, and has a slope, where it is not chosen."""
+    return t.term(t.where(x > 0, 0.0, x))
+
+
 @dataclass(frozen=True)
 class Elu(Activation):
     """x where x > 0, else alpha (e^x - 1)."""
@@ -173,7 +178,7 @@ class Elu(Activation):
         return np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64)))
 
     def formula(self, x: Term) -> Term:
-        return t.term(t.where(x > 0, x, x.map(Expm1()) * self.alpha))
+        return t.term(t.where(x > 0, x, _negative(x).map(Expm1()) * self.alpha))
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ class Selu(Activation):
         return self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64)))
 
     def formula(self, x: Term) -> Term:
-        return t.term(t.where(x > 0, x * self.gamma, x.map(Expm1()) * (self.alpha * self.gamma)))
+        return t.term(t.where(x > 0, x * self.gamma, _negative(x).map(Expm1()) * (self.alpha * self.gamma)))
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ class Celu(Activation):
         return np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64) / self.alpha))
 
     def formula(self, x: Term) -> Term:
-        return t.term(t.where(x > 0, x, (x / self.alpha).map(Expm1()) * self.alpha))
+        return t.term(t.where(x > 0, x, (_negative(x) / self.alpha).map(Expm1()) * self.alpha))
 
     @classmethod
     def samples(cls) -> Samples:

@@ -236,8 +236,9 @@ def softplus(c: Call) -> Result:
 @onnx_op("Selu")
 def selu(c: Call) -> Result:
     x, alpha, gamma = c.x(), c.float("alpha", 1.6732631921768188), c.float("gamma", 1.0507010221481323)
-    negative = ops.mul(ops.Expm1()(ops.minimum(x, 0.0)), alpha)
-    return ops.mul(ops.where(ops.compare("GT", x, 0.0), x, negative), gamma)
+    positive = ops.compare("GT", x, 0.0)
+    negative = ops.mul(ops.Expm1()(ops.where(positive, 0.0, x)), alpha)
+    return ops.mul(ops.where(positive, x, negative), gamma)
 
 
 @onnx_op("PRelu")

@@ -61,8 +61,10 @@ def leaky_relu(c: Context, x: Node, negative_slope: float = 0.01) -> Node:
 def elu(c: Context, x: Node, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Node:
     if input_scale == 1:
         return scaled(ops.Elu(float(alpha))(x), scale)
-    negative = scaled(ops.Expm1()(scaled(x, input_scale)), alpha)
-    return scaled(select(compare("GT", x, scalar_like(0, x)), x, negative), scale)
+    zero = filled(x.shape, 0, x.dtype)
+    positive = ops.Compare("GT")(x, zero)
+    negative = scaled(ops.Expm1()(scaled(ops.Select()(positive, zero, x), input_scale)), alpha)
+    return scaled(ops.Select()(positive, x, negative), scale)
 
 
 @aten("celu.default")

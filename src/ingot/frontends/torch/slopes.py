@@ -1,0 +1,117 @@
+"""Functions whose slope is torch's own where that of what they are computed by would be NaN, or another one.
+
+y = norm(x)   ->   y = own_gradient([y], [cotangent(y)], [x], [x / y * cotangent(y), 0 where y is 0])
+
+A norm of zeros, a spread of equal numbers, a probability of exactly 1: PyTorch's formulas have a number there. They
+are traced, by autograd itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+from torch.func import functionalize, vjp
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from ingot import ops
+from ingot.frontends.torch.decompose import without_handled
+from ingot.frontends.torch.values import Complex
+from ingot.ir.node import Input, Node, rebuilt
+from ingot.ir.types import TensorType
+
+Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
+
+_SPREADS = [f"{kind}.{form}" for kind in ("std", "std_mean") for form in ("default", "dim", "correction")]
+_SPECIAL = ("entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "ndtri")
+_FAKED = ("per_tensor_affine.default", "per_tensor_affine.tensor_qparams", "per_channel_affine.default")
+SLOPES = frozenset(
+    f"aten.{name}"
+    for name in (
+        # of zeros
+        "linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype",
+        "norm.ScalarOpt_dtype", "cdist.default", "_cdist_forward.default", "dist.default", "renorm.default",
+        "abs.default", "angle.default", "atan2.default", "sinc.default", *_SPREADS,
+        # at the bounds of what they are defined for, or where another branch has no slope
+        "binary_cross_entropy.default", "erfc.default", "erfinv.default", "lgamma.default", "digamma.default",
+        "i0.default", "logit.default", *(f"special_{name}.default" for name in _SPECIAL),
+        # of equal numbers the one that is chosen
+        "max.dim", "min.dim", "adaptive_max_pool1d.default", "adaptive_max_pool2d.default",
+        "adaptive_max_pool3d.default",
+        # rounded, or of series
+        *(f"fake_quantize_{kind}" for kind in _FAKED), "linalg_matrix_exp.default", "matrix_exp.default",
+    )
+)  # fmt: skip
+
+
+def has_slope(name: str, arguments: Sequence[object]) -> bool:
+    """Whether the op of that name, with such arguments, is one of these."""
+    first = arguments[0] if name in SLOPES else None
+    return isinstance(first, Complex) or (
+        isinstance(first, Node) and first.dtype.is_float and name != "aten.abs.default"
+    )
+
+
+def with_slope(
+    run: Run, op: torch._ops.OpOverload, node: fx.Node, env: Mapping[fx.Node, object], types: Sequence[TensorType]
+) -> object:
+    """The results of `op`, called as `node` calls it, with torch's gradients by its floats.
+
+    run: a graph and its arguments -> its results. env: the values of nodes. types: of the results.
+    """
+    given, tree = pytree.tree_flatten((node.args, node.kwargs))
+    values = [env[a] if isinstance(a, fx.Node) else a for a in given]
+    places = [i for i, a in enumerate(given) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), Tensor)]
+    fixed = [a.meta["val"] if isinstance(a, fx.Node) else a for a in given]
+    results = pytree.tree_leaves(node.meta["val"])
+    told = [i for i, y in enumerate(results) if y.is_floating_point()]
+
+    def differentiated(tensors: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
+        def called(*learned: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+            rest = iter([*learned, *tensors[len(learned) :]])
+            for i in places:
+                fixed[i] = torch.complex(next(rest), next(rest)) if isinstance(values[i], Complex) else next(rest)
+            args, kwargs = pytree.tree_unflatten(fixed, tree)
+            ys = pytree.tree_leaves(op(*args, **kwargs))
+            return tuple(ys[i] for i in told), ys
+
+        with torch.enable_grad():
+            _, pulled_back, ys = vjp(called, *tensors[:count], has_aux=True)  # type: ignore[misc]  # three, with has_aux
+        return [*ys, *pulled_back(tuple(cotangents))]
+
+    with results[0].fake_mode:
+        tensors = [x for i in places for x in (_two(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))]
+        # the tensors with a gradient are in front of the others
+        whole = (n for n, x in enumerate(tensors) if not x.is_floating_point())
+        count = 1 if "fake_quantize" in op.name() else next(whole, len(tensors))
+        table = without_handled(core_aten_decompositions())
+        traced = make_fx(functionalize(differentiated), table)(tensors, [torch.empty_like(results[i]) for i in told])
+    operands = [x for i in places for x in _parts(values[i])]
+    cotangents = [Input(f"cotangent{i}", types[i])() for i in told]
+    ys, gradients = _split(run(traced, [*operands, *cotangents]), len(results))
+    own = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(told)]
+    gradients = rebuilt(gradients, dict(zip(cotangents, own, strict=True)))
+    found = ops.OwnGradient(len(told))(*(ys[i] for i in told), *own, *operands[:count], *gradients).results
+    for i, y in zip(told, found, strict=True):
+        ys[i] = y
+    return ys[0] if isinstance(node.meta["val"], Tensor) else tuple(ys)
+
+
+def _split(results: Sequence[object], count: int) -> tuple[list[Node], list[Node]]:
+    found = [r for r in results if isinstance(r, Node)]
+    return found[:count], found[count:]
+
+
+def _two(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Tensors of the types of a complex one's parts."""
+    return torch.empty_like(x.real), torch.empty_like(x.real)
+
+
+def _parts(value: object) -> tuple[Node, ...]:
+    if isinstance(value, Complex):
+        return value.real, value.imaginary
+    assert isinstance(value, Node)
+    return (value,)
