@@ -237,6 +237,35 @@ def test_ops_without_a_rule_are_named() -> None:
         ingot.train(Values(), lambda e, y: e.sum(), optim.SGD(), (batch()[0],), (batch()[1],))
 
 
+def test_what_the_loss_does_not_read_stays_and_all_buffers_go_back() -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line, self.other = nn.Linear(6, 4), nn.Linear(6, 4)
+            self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            self.seen += 1
+            return self.line(x), self.other(x)
+
+    net = Partly()
+    before = net.other.weight.detach().clone()
+    step = ingot.train(
+        net,
+        lambda out, y: out[0].square().mean(),
+        optim.AdamW(weight_decay=0.5),
+        (batch()[0],),
+        (batch()[1],),
+        threads=1,
+    )
+    step(*batch())
+    step.trained()
+    assert torch.equal(net.other.weight, before)
+    assert net.seen == 1
+    with pytest.raises(InputError, match="depends on a parameter"):
+        ingot.train(net, lambda out, y: out[0].detach().mean(), optim.SGD(), (batch()[0],), (batch()[1],))
+
+
 def test_an_onnx_file_trains_and_goes_back(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(

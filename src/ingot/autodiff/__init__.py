@@ -2,5 +2,6 @@
 
 from ingot.autodiff.graphs import differentiable, pullback, pullbacks, value_and_gradients
 from ingot.autodiff.reverse import gradients, pulled_back
+from ingot.autodiff.table import ways
 
-__all__ = ["differentiable", "gradients", "pullback", "pullbacks", "pulled_back", "value_and_gradients"]
+__all__ = ["differentiable", "gradients", "pullback", "pullbacks", "pulled_back", "value_and_gradients", "ways"]

@@ -133,7 +133,8 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
 
     def restore(values: Values) -> Any:
         with torch.no_grad():
-            tensors = net.state_dict(keep_vars=True)
+            # buffers that no state_dict has, too
+            tensors = dict(net.named_buffers(remove_duplicate=False)) | net.state_dict(keep_vars=True)
             for name, value in values.items():
                 tensors[name].copy_(torch.from_numpy(np.array(value)).to(tensors[name].dtype))
         return net

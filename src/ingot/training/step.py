@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.autodiff import differentiable, gradients
-from ingot.ir.node import Graph, Input, Node, rebuilt
+from ingot.autodiff import differentiable, gradients, ways
+from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, i64, static_shape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -159,6 +159,11 @@ class _Update:
             raise InputError(
                 "loss", expected="a float scalar", got=str(loss.type), fix="reduce it to one number: its mean"
             )
+        # as in PyTorch, the others have no gradient: they stay as they are, and do not shrink
+        depends = set(topological([loss], ways))
+        given, parameters = parameters, [p for p in parameters if p.node in depends]
+        if not parameters:
+            raise InputError("loss", expected="one that depends on a parameter", got="one that depends on none")
         scale = self._scalar(SCALE, np.float32(_FIRST_SCALE)) if self.recipe.precision == "float16" else None
         seed = None if scale is None else ops.cast(scale.node, loss.dtype)
         found = [t.floating(g) for g in gradients(loss, [p.node for p in parameters], seed)]
@@ -174,7 +179,8 @@ class _Update:
         updates = self._scalar(UPDATES, np.int64(0))
         count = updates + 1
         self._after(UPDATES, count if due is None else _choose(due, count, updates))
-        return [self._next(p, g, count, due) for p, g in zip(parameters, found, strict=True)]
+        moved = {p.name: self._next(p, g, count, due) for p, g in zip(parameters, found, strict=True)}
+        return [moved.get(p.name, replace(p, after=p.node)) for p in given]
 
     def _next(self, kept: Kept, g: Term, count: Term, due: Term | None) -> Kept:
         p = t.floating(kept.node)
