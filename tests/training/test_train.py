@@ -180,6 +180,15 @@ def test_an_overflow_in_float16_is_left_out() -> None:
         np.testing.assert_array_equal(before[name], after[name])
 
 
+def test_an_overflow_among_accumulated_calls_halves_the_scale_once() -> None:
+    net, (x, y) = mlp(), batch()
+    sgd = optim.SGD(lr=0.1)
+    step = ingot.train(net, "cross_entropy", sgd, (x,), precision="float16", accumulate=3, threads=1)
+    scales = [float(step(x * (1e30 if i == 1 else 1), y)[1]["loss_scale"]) for i in range(7)]
+    assert scales == [65536.0] * 3 + [32768.0] * 4
+    assert step.state()["updates"] == 1
+
+
 def test_bad_input_is_told() -> None:
     net, (x, y) = mlp(), batch()
     with pytest.raises(InputError, match="of ingot"):

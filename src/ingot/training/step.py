@@ -169,12 +169,13 @@ class _Update:
         found = [t.floating(g) for g in gradients(loss, [p.node for p in parameters], seed)]
         if scale is not None:
             found = [g / scale.cast(g.dtype) for g in found]
-        found, due = self._accumulated(parameters, found)
+        found, turn = self._accumulated(parameters, found)
+        due = turn
         if scale is not None or self.recipe.skip_nonfinite:
             finite = _norm(found) < float("inf")  # false of NaN, too
-            due = finite if due is None else _both(finite, due)
+            due = finite if turn is None else _both(finite, turn)
             if scale is not None:
-                self._rescaled(scale, finite)
+                self._rescaled(scale, finite, turn)
         found = self._clipped(found)
         updates = self._scalar(UPDATES, np.int64(0))
         count = updates + 1
@@ -220,12 +221,15 @@ class _Update:
         factor = Term(ops.minimum((most / (norm + 1e-6)).node, 1.0))
         return [g * factor.cast(g.dtype) for g in found]
 
-    def _rescaled(self, scale: Term, finite: Term) -> None:
-        """Half of the scale behind an overflow, twice of it behind many calls without one."""
+    def _rescaled(self, scale: Term, finite: Term, turn: Term | None) -> None:
+        """Half of the scale behind an overflow, twice of it behind many updates without one. turn: whether this call's
+        gradients, with those before, are an update's; None where each call's are."""
         clean = self._scalar(CLEAN, np.int64(0))
         grown = (clean + 1).equals(_CLEAN_TURNS)
-        self._after(CLEAN, _choose(_both(finite, grown.map(ops.Not())), clean + 1, 0))
-        self._after(SCALE, _choose(finite, _choose(grown, scale * 2.0, scale), scale * 0.5))
+        counted = _choose(_both(finite, grown.map(ops.Not())), clean + 1, 0)
+        fitted = _choose(finite, _choose(grown, scale * 2.0, scale), scale * 0.5)
+        self._after(CLEAN, counted if turn is None else _choose(turn, counted, clean))
+        self._after(SCALE, fitted if turn is None else _choose(turn, fitted, scale))
         self.metrics["loss_scale"] = scale.node
 
     # --- what is kept
