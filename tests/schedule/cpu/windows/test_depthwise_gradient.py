@@ -37,6 +37,7 @@ def gradient(
 CASES = [
     (gradient((3, 3)), (3, 9, 8, 21), 1),
     (gradient((3, 3)), (2, 40, 66, 80), 1),  # parts, strips and what is asked for ahead
+    (gradient((3, 3)), (2, 40, 66, 48), 2),
     (gradient((3, 3), (2, 2)), (2, 12, 11, 300), 1),  # blocks of channels
     (gradient((5, 4), (2, 3)), (2, 11, 13, 7), 2),
     (gradient((2, 2), (3, 3), (2, 1)), (1, 12, 9, 17), 3),

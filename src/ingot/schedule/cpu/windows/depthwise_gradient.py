@@ -182,7 +182,10 @@ class _Gradient:
         if self.far:
             below = dim_expr(self.g.strides[-3])
             block.stmts += [k.Prefetch(g_buffer, ix.first_lane(ix.add(p, below))) for p in places]
-        channel = c if self.makes == 1 else k.binary("div", c, k.splat(integer(self.makes), c.lanes))
+        channel, leading = c, ix.first_lane(c)
+        if self.makes > 1:
+            channel = k.binary("div", c, k.splat(integer(self.makes), c.lanes))
+            leading = k.binary("div", leading, integer(self.makes))
         step = dim_expr(self.x.strides[-2])
         for line, own in itertools.groupby(enumerate(taps), key=lambda numbered: numbered[1][:-1]):
             numbers = {tap[-1]: i for i, tap in own}
@@ -190,16 +193,21 @@ class _Gradient:
                 ix.add(ix.mul(r, integer(s)), integer(j * d))
                 for r, j, s, d in zip(row[1:], line, op.strides[:-1], op.dilation[:-1], strict=True)
             ]
-            start = (row[0], *spatial, ix.mul(ow, integer(stride)), channel)
-            base = ix.linear(start, self.x.strides, self.x.offset)
+            start = (row[0], *spatial, ix.mul(ow, integer(stride)))
+            base = ix.linear((*start, channel), self.x.strides, self.x.offset)
             for position in range((count - 1) * stride + (op.window[-1] - 1) * dilation + 1):
                 uses = [(t, j) for t in range(count) for j in numbers if t * stride + j * dilation == position]
                 if not uses:
                     continue
                 place = ix.add(base, ix.mul(integer(position), step))
                 if self.far and line[-1] >= op.window[-2] - op.strides[-2] and position < count * stride:
-                    below = ix.mul(integer(op.strides[-2]), dim_expr(self.x.strides[-3]))
-                    block.stmts.append(k.Prefetch(x_buffer, ix.first_lane(ix.add(place, below))))
+                    below = (
+                        *start[:-2],
+                        ix.add(start[-2], integer(op.strides[-2])),
+                        ix.add(start[-1], integer(position)),
+                    )
+                    ahead = ix.linear((*below, leading), self.x.strides, self.x.offset)
+                    block.stmts.append(k.Prefetch(x_buffer, ahead))
                 x = block.let(k.cast(load_at(block, x_buffer, place, mask), self.dtype), "x")
                 for t, j in uses:
                     i = integer(numbers[j])
