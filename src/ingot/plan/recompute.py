@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
+from math import inf
 
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
@@ -76,54 +76,86 @@ class _Call:
     loops: bool
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """Bytes of what is kept for the backward pass, and of the arena. Where the first is infinite, the second is what
+    was asked for."""
+
+    kept: float
+    arena: float
+
+    @property
+    def whole(self) -> bool:
+        return self.kept == inf
+
+    def excess(self, kept: int, arena: int) -> float:
+        return max(0, kept - self.kept) + max(0, arena - self.arena)
+
+
 def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[Graph, Memory]:
-    """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, else bytes of the arena,
-    which `arena_of` tells.
+    """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, in an arena that is no
+    larger than now; else bytes of the arena, which `arena_of` tells.
 
     Raises InputError where no choice that is found makes it that small.
     """
     if not limit > 0:
         raise InputError("memory", expected="a share above 0 and below 1, or a number of bytes", got=limit)
-    schedule = _Schedule(assign(graph, graph.lasting), cost, arena_of, limit >= 1)
-    kept, arena, seconds = schedule.kept(), schedule.linked.nbytes, schedule.seconds()
-    most = aim = int(limit if limit >= 1 else limit * kept)
-    least, rounds = schedule.size(), _ROUNDS if most >= schedule.floor() else 0
+
+    def scheduled(graph: Graph) -> _Schedule:
+        return _Schedule(assign(graph, graph.lasting), cost, arena_of)
+
+    first = scheduled(graph)
+    (kept, arena), seconds = first.sizes(), first.seconds()
+    limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * kept), arena)
+    found = _fitted(first, limits, scheduled)
+    if limits.excess(*found.sizes()):
+        raise _refused(found, limits, kept)
+    again = sum(isinstance(c.node.op, Recomputed) for c in found.calls)
+    time = found.seconds() / seconds if seconds else 1.0
+    return found.storage.graph, Memory(*found.sizes(), kept, arena, again, time)
+
+
+def _fitted(schedule: _Schedule, limits: _Limits, scheduled: Callable[[Graph], _Schedule]) -> _Schedule:
+    """One within the limits, or the nearest that was found."""
+    best, aim = schedule, limits
+    rounds = _ROUNDS if schedule.floor(limits.whole) <= min(limits.kept, limits.arena) else 0
     for _ in range(rounds):
+        if not limits.excess(*schedule.sizes()):
+            return schedule
         calls = len(schedule.calls)
-        fits = schedule.size() <= most or schedule.shrink(aim)
+        fits = schedule.shrink(aim)
         if len(schedule.calls) == calls:
             break
-        graph = schedule.graph()
-        schedule = _Schedule(assign(graph, graph.lasting), cost, arena_of, limit >= 1)
-        if not fits and schedule.size() >= least:
+        schedule = scheduled(schedule.graph())
+        kept, arena = schedule.sizes()
+        if limits.excess(kept, arena) < limits.excess(*best.sizes()):
+            best = schedule
+        elif not fits:
             break
-        least = min(least, schedule.size())
         # gaps between buffers, and orders that differ: as much less is aimed at
-        aim -= max(0, schedule.size() - most) // 2
-    if schedule.size() > most:
-        what = "memory of the arena" if limit >= 1 else f"memory of what is kept, {kept:,} bytes"
-        alone = "one kernel needs at once" if limit >= 1 else "loops made, which run once"
-        some = f"at least {least:,} bytes" if rounds else f"more than the {schedule.floor():,} bytes that {alone}"
-        raise InputError(what, expected=some, got=f"{most:,}", fix="a smaller batch, or more memory")
-    if limit < 1 and schedule.linked.nbytes > arena:  # what is computed again made the crest higher
-        smaller = _Schedule(schedule.storage, cost, arena_of, whole=True)
-        smaller.shrink(arena)
-        others = smaller.graph()
-        then = _Schedule(assign(others, others.lasting), cost, arena_of, whole=False)
-        if then.linked.nbytes < schedule.linked.nbytes and then.size() <= most:
-            graph, schedule = others, then
-    again = sum(isinstance(c.node.op, Recomputed) for c in schedule.calls)
-    time = schedule.seconds() / seconds if seconds else 1.0
-    return graph, Memory(schedule.kept(), schedule.linked.nbytes, kept, arena, again, time)
+        less = (max(0, size - most) // 2 for size, most in ((kept, limits.kept), (arena, limits.arena)))
+        aim = _Limits(aim.kept - next(less), aim.arena - next(less))
+    return best
+
+
+def _refused(nearest: _Schedule, limits: _Limits, before: int) -> InputError:
+    """before: bytes that are kept without a limit."""
+    floor, (kept, arena) = nearest.floor(limits.whole), nearest.sizes()
+    if kept > limits.kept:
+        what, size, most = f"memory of what is kept, {before:,} bytes", kept, limits.kept
+    else:
+        what, size, most = "memory of the arena", arena, limits.arena
+    alone = "one kernel needs at once" if limits.whole else "loops made, which run once"
+    some = f"more than the {floor:,} bytes that {alone}" if floor > most else f"at least {size:,} bytes"
+    return InputError(what, expected=some, got=f"{most:,}", fix="a smaller batch, or more memory")
 
 
 class _Schedule:
     """Calls in order, which become more as values are computed again."""
 
-    def __init__(self, storage: Storage, cost: Cost, arena_of: ArenaOf, whole: bool) -> None:
-        """whole: whether the limit is of the arena."""
-        self.storage, self.arena_of, self.whole = storage, arena_of, whole
-        own = self.linked.own if whole else {}
+    def __init__(self, storage: Storage, cost: Cost, arena_of: ArenaOf) -> None:
+        self.storage = storage
+        self.linked = arena_of(storage)  # what the runtime will need for the plan
         self.turns = 0
         self.users = storage.graph.uses()
         self.outside = {*storage.graph.inputs, *storage.graph.outputs}
@@ -134,7 +166,8 @@ class _Schedule:
                 reads, writes = ([self._held(v) for v in values] for values in (node.inputs, node.results))
                 plain = _plain(node)
                 loops = any(category(n.op) is Category.CONTROL for n in plain.body.nodes())
-                self.calls.append(call := _Call(node, 0, reads, writes, own.get(node, 0), cost(plain), loops))
+                own = self.linked.own.get(node, 0)
+                self.calls.append(call := _Call(node, 0, reads, writes, own, cost(plain), loops))
                 for b in call.writes:
                     if b is not None:
                         b.makers.append(call)
@@ -193,19 +226,14 @@ class _Schedule:
         made = maker_of(graph.outputs[len(graph.state)])
         return next((i for i, c in enumerate(self.calls) if c.node is made), 0)
 
-    @cached_property
-    def linked(self) -> Arena:
-        """What the runtime will need for the plan."""
-        return self.arena_of(self.storage)
+    def sizes(self) -> tuple[int, int]:
+        """What limits are about: bytes that are kept, and those of the linked arena."""
+        return self.kept(), self.linked.nbytes
 
-    def size(self) -> int:
-        """What the limit is about."""
-        return self.linked.nbytes if self.whole else self.kept()
-
-    def floor(self) -> int:
-        """Bytes that no choice goes below: what the largest call has in hand, which may write over what it reads; or
-        what loops made of what is kept."""
-        if not self.whole:
+    def floor(self, whole: bool) -> int:
+        """Bytes that no choice goes below: of the whole arena what the largest call has in hand, which may write over
+        what it reads; of what is kept what loops made."""
+        if not whole:
             at = self._border()
             kept = (b for b, touched in self.touched.items() if touched[0] <= at < touched[-1])
             return sum(b.nbytes for b in kept if any(c.loops for c in b.makers))
@@ -220,26 +248,32 @@ class _Schedule:
     def seconds(self) -> float:
         return sum(c.seconds for c in self.calls)
 
-    def shrink(self, limit: int) -> bool:
-        """Compute values again until what is alive, and the gaps beside it, fit; False where nothing helps, or has not
-        for many choices."""
-        gaps = max(0, self.linked.nbytes - sum(map(max, self._alive().values()))) if self.whole else 0
+    def shrink(self, limits: _Limits) -> bool:
+        """Compute values again until what is kept, what is alive and the gaps beside it fit; False where nothing helps,
+        or has not for many choices."""
+        gaps = max(0, self.linked.nbytes - sum(map(max, self._alive().values())))
         # where nothing helps at the crest, so much goes at the border before all is linked anew
         half = self.kept() // 2
         patience = left = 16 + len(self.calls) // 4
-        least = float("inf")
+        least = inf
         while left:
-            alive = self._alive()
-            size = sum(map(max, alive.values())) + gaps if self.whole else self.kept()
-            if size <= limit:
+            alive, kept = self._alive(), self.kept()
+            excess = limits.excess(kept, sum(map(max, alive.values())) + gaps)
+            if not excess:
                 return True
-            left = patience if size < least else left - 1
-            least = min(least, size)
+            left = patience if excess < least else left - 1
+            least = min(least, excess)
             # the last of the places where most is alive
             crests = {where: max(range(len(row)), key=lambda i, row=row: (row[i], i)) for where, row in alive.items()}
-            choices = self._choices(crests) if self.whole else []
-            if not choices and (not self.whole or self.kept() > half):
-                choices = self._choices(dict.fromkeys(crests, self._border()))
+            border = dict.fromkeys(crests, self._border())
+            if kept > limits.kept:
+                choices = self._choices(border, idle=False)
+                # what is idle at the crest, too, makes both smaller
+                choices = [c for c in choices if self._idle(c.buffer, crests[c.buffer.where])] or choices
+            else:
+                choices = self._choices(crests, idle=True)
+                if not choices and kept > half:
+                    choices = self._choices(border, idle=True)
             if not choices:
                 return False
             self._apply(min(choices, key=lambda c: c.price))
@@ -248,15 +282,19 @@ class _Schedule:
 
     # --- one value
 
-    def _choices(self, places: dict[str, int]) -> list[_Choice]:
-        """Those of all buffers that are alive at a call, and, of the whole arena, idle there; its number by what lies
-        apart."""
+    def _choices(self, places: dict[str, int], idle: bool) -> list[_Choice]:
+        """Those of all buffers that are alive at a call, its number by what lies apart. idle: and not used by it."""
         found: list[_Choice] = []
         for b, touched in self.touched.items():
             at = places[b.where]
-            if touched[0] <= at < touched[-1] and (not self.whole or at not in touched):
+            if self._idle(b, at) or (not idle and touched[0] <= at < touched[-1]):
                 found += self._choice(b, at)
         return found
+
+    def _idle(self, b: _Buffer, at: int) -> bool:
+        """Whether a buffer only waits while a call runs."""
+        touched = self.touched[b]
+        return touched[0] <= at < touched[-1] and at not in touched
 
     def _choice(self, b: _Buffer, at: int) -> list[_Choice]:
         """What it takes to have `b` again behind call `at`; nothing where it cannot be had, or gains nothing."""
