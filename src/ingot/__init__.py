@@ -314,9 +314,10 @@ def train(
             that adapts). Parameters, sums and everything else stay as they are.
         skip_nonfinite: make no update where a gradient is NaN or infinite, so that `first_nan` can tell whose it is.
         target, dynamic, threads: as for `compile`. seed: of dropout and other random numbers.
-        memory: a limit, kept by computing values again where the backward pass reads them, with the same bits. Below 1:
-            a share of the bytes that are kept for the backward pass without it; else the bytes of all intermediate
-            values together. What came of it stands in `step.program.meta["memory"]` and in `step.explain(x, y)`.
+        memory: a limit, kept by computing values again where the backward pass reads them, with the same bits but where
+            loops have to keep less. Below 1: a share of the bytes that are kept for the backward pass without it; else
+            the bytes of all intermediate values together. What came of it stands in `step.program.meta["memory"]` and
+            in `step.explain(x, y)`.
 
     Returns: a step that is called with the model's arguments and the targets behind them, and gives (loss, metrics); it
     has state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/training.md). For a

@@ -280,10 +280,11 @@ def check_runs(target: str) -> None:
 
 
 def built(
-    read: Callable[[], Graph], options: Options, *, memory: float | None = None, trace: Trace | None = None
-) -> Program:
+    read: Callable[[], Graph], options: Options, *, memory: float | None = None,
+    sparing: Callable[[], Graph] | None = None, trace: Trace | None = None,
+) -> Program:  # fmt: skip
     """A graph compiled for the target of `options`; kernels that the cache has are taken from there, programs are not.
-    memory, trace: see `build_program`."""
+    memory, sparing, trace: see `build_program`."""
     from ingot.pipeline.build import build_program
     from ingot.pipeline.target import named
 
@@ -295,7 +296,7 @@ def built(
     with sharing(DiskCache() if options.cache else None):
         return build_program(
             graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
-            trace=trace,
+            sparing=sparing, trace=trace,
         )  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,6 +91,63 @@ def test_bytes_where_kernels_have_temporaries_of_their_own() -> None:
     assert limited.arena_bytes <= most
     arena = _numbers(limited)[2]
     assert abs(arena - limited.arena_bytes) < 0.02 * arena
+
+
+def test_half_of_what_loops_keep() -> None:
+    """Loops that keep less compute their products again: other bits than those of loops that keep them, the same
+    losses."""
+
+    class Recurrent(nn.Module):
+        def __init__(self, cell: Callable[..., nn.Module]) -> None:
+            super().__init__()
+            self.cells, self.out = cell(16, 32, 2, batch_first=True), nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.cells(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 13, 16), torch.arange(8) % 4
+    for cell in nn.LSTM, nn.GRU:
+        net = Recurrent(cell)
+        step = ingot.train(copy.deepcopy(net), "cross_entropy", ingot.optim.SGD(lr=0.1), (x,), threads=2, memory=0.5)
+        _half(step)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            loss = nn.functional.cross_entropy(net(x), y)
+            assert abs(float(step(x, y)[0]) - loss.item()) < 1e-5
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+def test_half_of_what_a_scan_keeps() -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=shape).astype(np.float32) / 6 for shape in ((16, 32), (32, 32), (32, 4))]
+    x, y = rng.normal(size=(13, 8, 16)).astype(np.float32), np.arange(8) % 4
+
+    def net(weights: Any, x: Any) -> Any:
+        def turn(h: Any, row: Any) -> tuple[Any, None]:
+            return jnp.tanh(row @ weights[0] + jnp.sin(h @ weights[1])), None
+
+        return jax.lax.scan(turn, jnp.zeros((8, 32)), x)[0] @ weights[2]
+
+    def loss(weights: Any) -> Any:
+        return -jax.nn.log_softmax(net(weights, x))[np.arange(8), y].mean()
+
+    step = ingot.train(net, "cross_entropy", ingot.optim.SGD(lr=0.1), (weights, x), threads=2, memory=0.5)
+    _half(step)
+    for _ in range(4):
+        expected, found = jax.value_and_grad(loss)(weights)
+        assert abs(float(step(x, y)[0]) - float(expected)) < 1e-5
+        weights = [w - 0.1 * g for w, g in zip(weights, found, strict=True)]
+
+
+def _half(step: ingot.CompiledStep) -> None:
+    kept, kept_before, arena, arena_before = _numbers(step)
+    assert kept <= 0.5 * kept_before + 1000 and arena <= arena_before
+    assert abs(arena - step.arena_bytes) < 0.02 * arena
 
 
 def test_limits_that_cannot_be_reached() -> None:

@@ -14,12 +14,13 @@ from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.lower import lower_model_ops
 
 
-def differentiable(graph: Graph) -> Graph:
-    """A MODEL graph in ops that have reverse rules; its loops keep the values that their reverse reads."""
+def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
+    """A MODEL graph in ops that have reverse rules; its loops keep the values that their reverse reads. keep_products:
+    those of products, too, which it would compute again: more memory for less time."""
     core = lower_model_ops(fuse_attention(graph), frozenset(RULES))
     by: dict[Node, Node] = {}
     for n in core.nodes():
-        if isinstance(n.op, ops.While) and (kept := with_history(n)) is not n:
+        if isinstance(n.op, ops.While) and (kept := with_history(n, keep_products)) is not n:
             by |= dict(zip(n.results, kept.results, strict=False))
     return core.replaced(by)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 
@@ -144,10 +144,12 @@ def build_program(
     fast_math: bool = False,
     precision: str = "float32",
     memory: float | None = None,
+    sparing: Callable[[], Graph] | None = None,
     trace: Trace | None = None,
 ) -> Program:
     """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`; memory: a
-    limit, see `ingot.plan.recompute`.
+    limit, see `ingot.plan.recompute`; sparing: makes the same graph with loops that keep less, for where it is out of
+    reach.
 
     Where the graph draws random numbers, their seed is the program's state.
     """
@@ -165,7 +167,8 @@ def build_program(
         if memory is not None:
             sizes = likely(graph)
             linked = partial(arena_of, lower=variants.lower, join=variants.join)  # what is predicted is linked
-            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), linked)
+            fewer = sparing and (lambda: optimize(sparing(), target.passes(features, options), trace))
+            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), linked, fewer)
             meta["memory"] = str(found)
             progress.report(f"memory: {found}")
         stages = {"model": show(graph), "fused": show(fused)}

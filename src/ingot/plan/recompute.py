@@ -92,9 +92,12 @@ class _Limits:
         return max(0, kept - self.kept) + max(0, arena - self.arena)
 
 
-def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[Graph, Memory]:
+def within(
+    graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, sparing: Callable[[], Graph] | None = None
+) -> tuple[Graph, Memory]:
     """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, in an arena that is no
-    larger than now; else bytes of the arena, which `arena_of` tells.
+    larger than now; else bytes of the arena, which `arena_of` tells. sparing: makes a form of the graph whose loops
+    keep less, for where this one is not had within the limit.
 
     Raises InputError where no choice that is found makes it that small.
     """
@@ -108,6 +111,8 @@ def within(graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf) -> tuple[G
     (kept, arena), seconds = first.sizes(), first.seconds()
     limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * kept), arena)
     found = _fitted(first, limits, scheduled)
+    if limits.excess(*found.sizes()) and sparing is not None:
+        found = _fitted(scheduled(sparing()), limits, scheduled)
     if limits.excess(*found.sizes()):
         raise _refused(found, limits, kept)
     again = sum(isinstance(c.node.op, Recomputed) for c in found.calls)

@@ -13,6 +13,7 @@ from ingot.compiler import Options, built, foreign
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType, dtype_of
+from ingot.ops import While
 from ingot.ops.group import Group, Recomputed
 from ingot.optim import OPTIMIZERS, Optimizer
 from ingot.pipeline.build import Trace
@@ -149,7 +150,9 @@ def _compiled(
     source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None
 ) -> CompiledStep | CompiledProgram:
     step, trace = step_of(source, recipe), Trace()
-    program = built(lambda: step.graph, options, memory=memory, trace=trace)
+    loops = any(isinstance(n.op, While) for n in step.graph.nodes())
+    sparing = (lambda: step_of(source, recipe, keep_products=False).graph) if loops else None
+    program = built(lambda: step.graph, options, memory=memory, sparing=sparing, trace=trace)
     program = program.with_state({k.name: k.first for k in step.kept})
     if any(s.spec.name == RANDOM for s in program.state):
         program = program.with_state({RANDOM: seed_state(seed)})

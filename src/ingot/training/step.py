@@ -70,8 +70,10 @@ class Step:
     rate: str
 
 
-def step_of(source: Trainable, recipe: Recipe) -> Step:
-    """Raises InputError for a recipe, a loss or targets that do not fit, UnsupportedOpError naming all ops that have no
+def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> Step:
+    """keep_products: see `differentiable`.
+
+    Raises InputError for a recipe, a loss or targets that do not fit, UnsupportedOpError naming all ops that have no
     reverse rule."""
     recipe.check()
     loss, measured, target = _loss(source, recipe)
@@ -80,7 +82,7 @@ def step_of(source: Trainable, recipe: Recipe) -> Step:
     given = (loss, *(n for n in after if n is not None), *measured.values())
     sizes = source.graph.outputs[len(source.graph.results) :]
     whole = replace(source.graph, outputs=(*given, *sizes), output_names=(), state=())
-    core = differentiable(whole)
+    core = differentiable(whole, keep_products)
     count = len(given)
     loss, *others = core.outputs[:count]
     moved, metrics = others[: len(after)], dict(zip(measured, others[len(after) :], strict=True))

@@ -17,8 +17,14 @@ rng = np.random.default_rng(0)
 
 
 def check(graph: Graph, arrays: list[np.ndarray]) -> Graph:
-    """The graph's one result differentiated by all of its float inputs; the graph of it."""
-    core = differentiable(graph)
+    """The graph's one result differentiated by all of its float inputs, loops keeping products or not; the graph of it,
+    where they do."""
+    _check(graph, arrays, False)
+    return _check(graph, arrays, True)
+
+
+def _check(graph: Graph, arrays: list[np.ndarray], keep_products: bool) -> Graph:
+    core = differentiable(graph, keep_products)
     by = [x for x in core.inputs if x.dtype.is_float]
     whole = Graph(core.inputs, (core.outputs[0], *gradients(core.outputs[0], by)))
     value, *found = interpret(whole, arrays)

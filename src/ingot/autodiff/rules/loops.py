@@ -2,7 +2,8 @@
 
 A loop of a known number of turns runs backwards: what its body reads of a turn was kept by the loop itself, in a row
 for each value (`with_history`), or follows from the turn's number, or stays the same in all turns. Products are kept
-as well, as computing them again would cost more. Weights that all turns read have their gradient behind the loop, as
+as well, as computing them again would cost more, unless memory is short: the reverse of a loop that kept only what its
+turns began with computes them again. Weights that all turns read have their gradient behind the loop, as
 one product of the rows that all turns made.
 
     for k in 0..n: v = body(v)        ->        for k in n-1..0: g = pulled back through body at the k-th v
@@ -10,7 +11,7 @@ one product of the rows that all turns made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ingot import ops
@@ -28,12 +29,11 @@ _MOST_TURNS = 1 << 20
 @dataclass(frozen=True)
 class _Pulled:
     """A body's reverse. active: the carried values that have cotangents; seeds: these, of a turn's results, as inputs;
-    found: of the values that the turn began with; reads: the values of the body that `found` is made of."""
+    found: of the values that the turn began with."""
 
     active: tuple[int, ...]
     seeds: tuple[Node, ...]
     found: tuple[Node, ...]
-    reads: tuple[Node, ...]
 
 
 def _pulled(body: Graph, given: Sequence[int]) -> _Pulled:
@@ -49,11 +49,12 @@ def _pulled(body: Graph, given: Sequence[int]) -> _Pulled:
             break
         active = more
     kept = tuple(_or_zeros(found[j], body.inputs[j]) for j in active)
-    return _Pulled(active, seeds, kept, _read(body, kept, set(seeds)))
+    return _Pulled(active, seeds, kept)
 
 
-def _read(body: Graph, found: Sequence[Node], seeds: set[Node]) -> tuple[Node, ...]:
-    """What the reverse of a turn is made of: values that the turn began with, and products of them."""
+def _read(body: Graph, pulled: _Pulled, products: Callable[[Node], bool]) -> tuple[Node, ...]:
+    """What the reverse of a turn is made of: values that the turn began with, and those products of them."""
+    found, seeds = pulled.found, pulled.seeds
     same = {x for x, y in zip(body.inputs, body.results, strict=True) if x is y}
     changing = {x for x in body.inputs if x not in same}
     later: set[Node] = set(seeds)  # what depends on cotangents
@@ -64,7 +65,7 @@ def _read(body: Graph, found: Sequence[Node], seeds: set[Node]) -> tuple[Node, .
             changing.add(n)
 
     def kept(n: Node) -> bool:
-        return is_contraction(n) and n not in later and n in changing
+        return is_contraction(n) and n not in later and n in changing and products(n)
 
     used = topological(found, lambda n: () if kept(n) else n.inputs)
     return tuple(n for n in used if kept(n) or n in body.inputs)
@@ -147,21 +148,28 @@ def _is(node: Node, value: int) -> bool:
     return node.constant is not None and node.constant.value.shape == () and int(node.constant.value) == value
 
 
-def with_history(node: Node) -> Node:
+def with_history(node: Node, products: bool) -> Node:
     """A loop that also keeps what its reverse reads of each turn, behind its own values; itself where nothing is
-    missing or it has no reverse."""
+    missing or it has no reverse. products: these, too."""
     op = node.op
     assert isinstance(op, ops.While)
     floats = [j for j, t in enumerate(node.types) if t.dtype.is_float]
     if any(type(n.op) not in RULES and n.inputs for n in op.body.nodes() if n.op.name != "project"):
         return node
-    return _keeping(node, _pulled(op.body, floats).reads)
+    return _keeping(node, _read(op.body, _pulled(op.body, floats), lambda n: products))
+
+
+def _missing(node: Node, reads: Sequence[Node]) -> list[Node]:
+    """What a loop keeps no rows of, which its reverse would need."""
+    op = node.op
+    assert isinstance(op, ops.While)
+    return [x for x in reads if not _follows(op.body, x) and _row_of(node, x) is None]
 
 
 def _keeping(node: Node, reads: Sequence[Node]) -> Node:
     op = node.op
     assert isinstance(op, ops.While)
-    missing = [x for x in reads if not _follows(op.body, x) and _row_of(node, x) is None]
+    missing = _missing(node, reads)
     turns = _turns(node)
     if not missing or turns is None:
         return node
@@ -196,11 +204,14 @@ def _while(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
         raise no_rule(node, "a loop whose number of turns is not a constant")
     given = [j for j, g in enumerate(cotangents) if g is not None]
     pulled = _pulled(op.body, given)
-    loop = _keeping(node, pulled.reads)
+    # a loop that keeps all else was made without some products: they are computed again
+    sparing = not _missing(node, _read(op.body, pulled, lambda n: False))
+    reads = _read(op.body, pulled, lambda n: not sparing or _row_of(node, n) is not None)
+    loop = _keeping(node, reads)
     k = Input("turn", TensorType(i64))()
     held = _Held(loop, k)
     images = dict(zip(pulled.seeds, pulled.seeds, strict=True))
-    images |= {x: held.value(x) for x in pulled.reads}
+    images |= {x: held.value(x) for x in reads}
     found = dict(zip(pulled.active, rebuilt(pulled.found, images), strict=True))
     seeds = dict(zip(pulled.active, pulled.seeds, strict=True))
     first = {j: _or_zeros(cotangents[j], node.inputs[j]) for j in pulled.active}
