@@ -3,6 +3,7 @@
     python benchmarks/training.py                          all networks
     python benchmarks/training.py mlp cnn --rounds 15      some
     python benchmarks/training.py --engines backend,eager,inductor   torch.compile(..., backend="ingot")
+    python benchmarks/training.py --engines ingot --memory 0.5 --cpu         beside Ingot's step with less memory
     python benchmarks/training.py --parallel --json t.json each network on cores of its own, all at once
 
 All make the same step: the network in training mode without dropout, cross entropy, AdamW (fused in PyTorch; one jitted
@@ -42,7 +43,8 @@ from benchmarks.models.base import declare_torchvision_ops  # noqa: E402
 from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
 
 Step = Callable[[], object]
-_OWN = "ingot", "backend"  # `ingot.train`, and torch.compile with Ingot behind it
+# `ingot.train`, torch.compile with Ingot behind it, and `ingot.train` with --memory
+_OWN = "ingot", "backend", "limited"
 _WINDOW = 0.3  # seconds of a window
 # a process stays on some CPUs from its first thread on
 _PINNED = (
@@ -110,8 +112,11 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 }
 
 
-def of_ingot(net: nn.Module, x: torch.Tensor, y: torch.Tensor, threads: int) -> Step:
-    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(), (x,), threads=threads)
+def of_ingot(net: nn.Module, x: torch.Tensor, y: torch.Tensor, asked: argparse.Namespace, limited: bool) -> Step:
+    memory = asked.memory if limited else None
+    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(), (x,), threads=asked.threads, memory=memory)
+    if limited:
+        print(f"{step.program.meta['memory']}; {step.arena_bytes / 1e6:.3f} MB are mapped", flush=True)
     return lambda: step(x, y)[0]
 
 
@@ -156,7 +161,8 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
     shape = net(x).shape
     y = torch.randint(0, shape[1], (shape[0], *shape[2:]))
     makers: dict[str, Callable[[nn.Module], Step | None]] = {
-        "ingot": lambda n: of_ingot(n, x, y, asked.threads),
+        "ingot": lambda n: of_ingot(n, x, y, asked, False),
+        "limited": lambda n: of_ingot(n, x, y, asked, True),
         "eager": lambda n: of_torch(n, x, y, None),
         "backend": lambda n: of_torch(n, x, y, ingot_backend),
         "inductor": lambda n: of_torch(n, x, y, "inductor"),
@@ -164,7 +170,7 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
     }
     steps: dict[str, Step] = {}
     found: dict[str, dict[str, object]] = {}
-    for engine in asked.engines.split(","):
+    for engine in (*asked.engines.split(","), *["limited"] * (asked.memory is not None)):
         began = time.process_time()
         step = makers[engine](copy.deepcopy(net))
         if step is None:
@@ -227,7 +233,8 @@ def side_by_side(names: list[str], asked: argparse.Namespace) -> dict[str, dict[
     def one(name: str) -> dict[str, dict[str, object]]:
         cpus = free.pop()
         options = [f"--{n}={getattr(asked, n)}" for n in ("engines", "rounds", "threads", "limit")]
-        command = [sys.executable, str(Path(__file__).resolve()), name, *options, "--json=-"] + ["--cpu"] * asked.cpu
+        options += ["--cpu"] * asked.cpu + [f"--memory={asked.memory}"] * (asked.memory is not None)
+        command = [sys.executable, str(Path(__file__).resolve()), name, *options, "--json=-"]
         # jax and torch are to see no GPU; compilers no more workers than cores
         few = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(asked.threads))
         env = os.environ | few | {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -259,6 +266,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=float, default=200.0, help="seconds that a network's rounds may take")
+    parser.add_argument("--memory", type=float, help="the limit of one more step of Ingot's, told with what it came to")
     parser.add_argument("--cpu", action="store_true", help="processor time of the process, not time")
     parser.add_argument("--parallel", action="store_true", help="a process a network, on cores of its own")
     parser.add_argument("--json", help="where to write what was measured; - for the last line")

@@ -96,8 +96,8 @@ def within(
     graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, sparing: Callable[[], Graph] | None = None
 ) -> tuple[Graph, Memory]:
     """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, in an arena that is no
-    larger than now; else bytes of the arena, which `arena_of` tells. sparing: makes a form of the graph whose loops
-    keep less, for where this one is not had within the limit.
+    larger than now, and smaller if it can be; else bytes of the arena, which `arena_of` tells. sparing: makes a form of
+    the graph whose loops keep less, for where this one is not had within the limit.
 
     Raises InputError where no choice that is found makes it that small.
     """
@@ -115,6 +115,10 @@ def within(
         found = _fitted(scheduled(sparing()), limits, scheduled)
     if limits.excess(*found.sizes()):
         raise _refused(found, limits, kept)
+    if limit < 1 and found.linked.nbytes == arena:
+        smaller = replace(limits, arena=arena - 1)
+        other = _fitted(scheduled(found.storage.graph), smaller, scheduled)
+        found = found if smaller.excess(*other.sizes()) else other
     again = sum(isinstance(c.node.op, Recomputed) for c in found.calls)
     time = found.seconds() / seconds if seconds else 1.0
     return found.storage.graph, Memory(*found.sizes(), kept, arena, again, time)
