@@ -9,14 +9,14 @@ torch.optim gives, up to the rounding of sums.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from math import inf
 from typing import ClassVar, TypeAlias
 
 from ingot.ir.types import f64
 from ingot.ops.core.elementwise import Sign, Sqrt
 from ingot.ops.nn.terms import Term, scalar
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, check_number, fits
 
 Moments: TypeAlias = "dict[str, Term]"
 
@@ -33,9 +33,9 @@ class Group:
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        _check("lr of a group", self.lr, self.lr >= 0, "at least 0")
-        decay = self.weight_decay
-        _check("weight_decay of a group", decay, decay is None or decay >= 0, "at least 0, or None")
+        _check("lr of a group", self.lr)
+        if self.weight_decay is not None:
+            _check("weight_decay of a group", self.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,13 @@ class Optimizer:
     groups: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
-        _check("lr", self.lr, self.lr >= 0, "at least 0")
-        _check("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        _check("lr", self.lr)
+        _check("weight_decay", self.weight_decay)
+        if other := [g for g in self.groups if not isinstance(g, Group)]:
+            raise InputError("groups", expected="ingot.optim.Group(pattern, ...) each", got=repr(other[0]))
 
     def group_of(self, name: str) -> Group | None:
-        return next((g for g in self.groups if fnmatchcase(name, g.match)), None)
+        return next((g for g in self.groups if fits(name, g.match)), None)
 
     def apply(self, name: str, p: Term, g: Term, moments: Moments, lr: Term, count: Term) -> tuple[Term, Moments]:
         """The next value of parameter `name` and its moments, from its gradient. count: of updates, from 1 (i64)."""
@@ -77,8 +79,9 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        _check("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        _check("nesterov", self.nesterov, not self.nesterov or self.momentum > 0, "False, or a momentum above 0")
+        check_number("momentum", self.momentum, "a number in [0, 1)", lambda v: 0 <= v < 1)
+        if self.nesterov and not self.momentum:
+            raise InputError("nesterov", expected="a momentum above 0 with it", got=self.momentum)
 
     @property
     def slots(self) -> tuple[str, ...]:  # type: ignore[override]  # plain descent keeps nothing
@@ -102,8 +105,8 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        _check("betas", self.betas, all(0 <= b < 1 for b in self.betas), "two numbers in [0, 1)")
-        _check("eps", self.eps, self.eps >= 0, "at least 0")
+        _check_betas(self.betas)
+        _check("eps", self.eps)
 
     def update(self, p: Term, g: Term, moments: Moments, lr: Term, count: Term, decay: float) -> tuple[Term, Moments]:
         return self._moved(p, g + p * decay if decay else g, moments, lr, count)
@@ -139,7 +142,7 @@ class Lion(Optimizer):
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        _check("betas", self.betas, all(0 <= b < 1 for b in self.betas), "two numbers in [0, 1)")
+        _check_betas(self.betas)
 
     def update(self, p: Term, g: Term, moments: Moments, lr: Term, count: Term, decay: float) -> tuple[Term, Moments]:
         first, second = self.betas
@@ -156,9 +159,15 @@ def _left(beta: float, count: Term) -> Term:
     return 1.0 - scalar(beta, f64) ** count.cast(f64)
 
 
-def _check(what: str, got: object, fits: bool, expected: str) -> None:
-    if not fits:
-        raise InputError(what, expected=expected, got=got)
+def _check(what: str, got: object) -> None:
+    check_number(what, got, "a finite number, at least 0", lambda v: 0 <= v < inf)
+
+
+def _check_betas(betas: object) -> None:
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise InputError("betas", expected="two numbers in [0, 1)", got=repr(betas))
+    for beta in betas:
+        check_number("betas", beta, "two numbers in [0, 1)", lambda v: 0 <= v < 1)
 
 
 __all__ = ["OPTIMIZERS", "SGD", "Adam", "AdamW", "Group", "Lion", "Optimizer"]

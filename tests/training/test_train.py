@@ -191,26 +191,63 @@ def test_an_overflow_among_accumulated_calls_halves_the_scale_once() -> None:
 
 def test_bad_input_is_told() -> None:
     net, (x, y) = mlp(), batch()
-    with pytest.raises(InputError, match="of ingot"):
-        ingot.train(net, "mse", "adam", (x,))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="cross_entropy"):
-        ingot.train(net, "entropy", optim.SGD(), (x,))
-    with pytest.raises(InputError, match="a float scalar"):
-        ingot.train(net, lambda a, b: F.cross_entropy(a, b, reduction="none"), optim.SGD(), (x,), (y,))
-    with pytest.raises(InputError, match="example_targets"):
-        ingot.train(net, F.cross_entropy, optim.SGD(), (x,))
-    with pytest.raises(InputError, match="names like"):
-        ingot.train(net, "mse", optim.SGD(), (x,), trainable=["head.*"])
-    with pytest.raises(InputError, match="target of mse"):
-        ingot.train(net, "mse", optim.SGD(), (x,), (y,))
+    good, given = optim.SGD(), {"example_inputs": (x,), "example_targets": (y,)}
+    group = optim.Group("0.bais", weight_decay=0)
+    told: list[tuple[dict[str, Any], str]] = [
+        ({"optimizer": "adam"}, r"of ingot.optim: SGD\(\)"),
+        ({"optimizer": optim.AdamW}, r"AdamW\(\)"),
+        ({"loss": "entropy"}, "cross_entropy"),
+        ({"loss": 3}, "a name, a function"),
+        ({"loss": lambda a, b: F.cross_entropy(a, b, reduction="none")}, "a float scalar"),
+        ({"loss": lambda a, b: (F.cross_entropy(a, b), a)}, "got a tuple"),
+        ({"loss": lambda a, b: None}, "got a NoneType"),
+        ({"loss": lambda a, b: F.cross_entropy(a, b).item()}, "loss: expected a float scalar tensor"),
+        ({"loss": lambda a, b: F.cross_entropy(a.detach(), b)}, "depends on a parameter"),
+        ({"loss": F.cross_entropy, "example_targets": ()}, "example_targets"),
+        ({"loss": "mse"}, "target of mse"),
+        ({"metrics": "acuracy"}, "got acuracy"),
+        ({"trainable": ["2.weight", "0.wieght"]}, "a pattern of 0.weight, .*got '0.wieght'"),
+        ({"trainable": []}, "a pattern of names"),
+        ({"optimizer": optim.SGD(groups=(group,))}, "groups: expected a pattern of 0.bias, .*got '0.bais'"),
+        ({"accumulate": 1.5}, "whole number"),
+        ({"clip_norm": "1"}, "a number above 0"),
+        ({"clip_value": float("nan")}, "a number above 0"),
+        ({"memory": float("inf")}, "a share above 0"),
+        ({"memory": "0.5"}, "a share above 0"),
+        ({"seed": 1.5}, "whole number"),
+    ]
+    for wrong, words in told:
+        with pytest.raises(InputError, match=words):
+            ingot.train(net, **{"loss": "cross_entropy", "optimizer": good, **given, **wrong})
+    for make, words in (
+        (lambda: optim.SGD(lr="x"), "finite number"),  # type: ignore[arg-type]
+        (lambda: optim.SGD(lr=float("inf")), "finite number"),
+        (lambda: optim.Adam(betas=0.9), "two numbers"),  # type: ignore[arg-type]
+        (lambda: optim.Lion(betas=(0.9, 1.0)), "two numbers"),
+        (lambda: optim.SGD(groups=("*.bias",)), r"Group\(pattern"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(InputError, match=words):
+            make()
+    with pytest.raises(InputError, match=r"an nn\.Module"):
+        ingot.train(nn.Linear, "mse", good, (x,))
     net.register_parameter("table", nn.Parameter(torch.arange(3), requires_grad=False))
     with pytest.raises(InputError, match="floats"):
         ingot.train(net, "mse", optim.SGD(), (x,), trainable=["table"])
     step = ingot.train(net, "cross_entropy", optim.SGD(), (x,), threads=1)
     before = step.state_dict()["0.weight"]
-    for wrong in ((x[:3], y), (x, y[:3]), (x, y.float()), (x,)):
-        with pytest.raises(InputError):
-            step(*wrong)
+    for arguments, words in (
+        ((x[:3], y), "axis 0: expected 5"),
+        ((x, y[:3]), "target"),
+        ((x, y.float()), "target"),
+        ((x,), "a target behind"),
+    ):
+        with pytest.raises(InputError, match=words):
+            step(*arguments)
+    for rate in (-1.0, float("nan"), "fast", [0.1]):
+        with pytest.raises(InputError, match="lr: expected a finite number"):
+            step(x, y, lr=rate)
+        with pytest.raises(InputError, match="lr: expected a finite number"):
+            step.lr = rate
     np.testing.assert_array_equal(before, step.state_dict()["0.weight"])  # type: ignore[arg-type]
 
 
@@ -354,3 +391,8 @@ def test_a_jax_function_trains_its_tree() -> None:
         jax.tree_util.tree_map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), trained, want)
     frozen = ingot.train(net, "cross_entropy", optim.SGD(lr=0.3), (p, x), (y,), trainable=["*'out'*"], threads=1)
     assert frozen.training.parameters == ("['out']",)
+    exact = ingot.train(net, "cross_entropy", optim.SGD(lr=0.3), (p, x), (y,), trainable=["['out']"], threads=1)
+    assert exact.training.parameters == frozen.training.parameters
+    for wrong, words in ((lambda s, y: 1.0, "got a float"), (lambda s, y: (s.sum(), s), "got a tuple")):
+        with pytest.raises(InputError, match=words):
+            ingot.train(net, wrong, optim.SGD(), (p, x), (y,))

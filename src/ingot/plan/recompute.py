@@ -23,7 +23,7 @@ from ingot.plan.in_place import maker_of
 from ingot.plan.storage import Arena, Storage, assign
 from ingot.runtime.placement import align
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, check_number
 
 Cost = Callable[[Group], float]  # seconds
 ArenaOf = Callable[[Storage], Arena]
@@ -101,8 +101,7 @@ def within(
 
     Raises InputError where no choice that is found makes it that small.
     """
-    if not limit > 0:
-        raise InputError("memory", expected="a share above 0 and below 1, or a number of bytes", got=limit)
+    check_number("memory", limit, "a share above 0 and below 1, or a number of bytes", lambda v: 0 < v < inf)
 
     def scheduled(graph: Graph) -> _Schedule:
         return _Schedule(assign(graph, graph.lasting), cost, arena_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,15 +61,24 @@ class TrainingStep(CompiledModel):
     def __init__(self, program: Program, *, threads: int | None = None) -> None:
         super().__init__(program, threads=threads)
         self.training = Training.from_json(program.meta[META])
-        self.lr = self.training.lr
+        self._lr = self.training.lr
         self._placed: tuple[object, object] = (None, None)  # a rate and its stream, and the tensor that holds it
 
     def __call__(self, *args: object, lr: object = None, **kwargs: object) -> tuple[object, dict[str, object]]:
         """Make a step. Raises InputError for a batch that does not fit, with the parameters as they were."""
-        rate = np.asarray(self.lr if lr is None else lr, np.float32)
+        rate = np.asarray(self._lr if lr is None else _rate(lr), np.float32)
         *inputs, _ = self._ordered(args, {**kwargs, self.training.rate: None})
         loss, *measured = self.run([*inputs, self._beside(inputs, rate)])
         return loss, dict(zip(self.training.metrics, measured, strict=True))
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of calls that give none. Setting it raises InputError for what is no rate."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: object) -> None:
+        self._lr = _rate(value)
 
     def _beside(self, inputs: Sequence[object], rate: np.ndarray) -> object:
         """The rate where the inputs lie: a copy from the host at each call costs more than a small step, and a caller's
@@ -143,3 +153,14 @@ class TrainingStep(CompiledModel):
 
 
 _RATE, _NOTE = "learning rate", "note:"
+
+
+def _rate(value: Any) -> float:
+    """Of a number, or an array or tensor of one."""
+    try:
+        rate = float(value)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise InputError("lr", expected="a finite number, at least 0", got=repr(value))
+    return rate

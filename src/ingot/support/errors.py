@@ -10,11 +10,16 @@ cannot forget one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Self
 
 from ingot.support.dataclass import dataclass
+
+_NAMED = 8  # names that a message lists
 
 
 def message(
@@ -46,6 +51,43 @@ def check_once(option: str, names: Sequence[object]) -> None:
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice:
         raise InputError(option, expected="each name once", got=f"{', '.join(twice)} more than once")
+
+
+def check_number(what: str, got: Any, expected: str, fits: Callable[[Any], bool], *, whole: bool = False) -> None:
+    """Raise InputError unless `got` is a number, a whole one if asked, that fits; NaN fits no comparison."""
+    if not isinstance(got, Integral if whole else Real) or isinstance(got, bool) or not fits(got):
+        raise InputError(what, expected=expected, got=repr(got))
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a parameter's name is a pattern's ("*.bias"), or the pattern itself: names of trees have brackets."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> None:
+    """Raise InputError for a pattern that fits no name, telling those that are most like it."""
+    for pattern in patterns:
+        if any(fits(name, pattern) for name in names):
+            continue
+        near = sorted(names, key=lambda name: -SequenceMatcher(None, pattern, name).ratio())
+        more = f" and {len(near) - _NAMED} more" if len(near) > _NAMED else ""
+        expected = f"a pattern of {', '.join(near[:_NAMED])}{more}"
+        raise InputError(what, expected=expected, got=repr(pattern))
+
+
+def to_train(patterns: Sequence[str], floats: Mapping[str, bool]) -> list[str]:
+    """Of parameters, each with whether it is of floats, those to train.
+
+    Raises InputError for patterns that fit none, and for integers.
+    """
+    if not patterns:
+        raise InputError("trainable", expected="a pattern of names, or None for all floats", got="none")
+    if floats:
+        check_patterns("trainable", patterns, [*floats])
+    chosen = [name for name in floats if any(fits(name, p) for p in patterns)]
+    if whole := [name for name in chosen if not floats[name]]:
+        raise InputError("trainable", expected="parameters of floats", got=whole, fix="leave integers out")
+    return chosen
 
 
 class IngotError(Exception):

@@ -25,7 +25,7 @@ from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.runtime.tensors import is_tensor
 from ingot.runtime.training import META, SECTIONS, Training, TrainingStep
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, check_number
 from ingot.training.sources import Asked, Trainable, read
 from ingot.training.step import TARGET, Recipe, Step, step_of
 
@@ -48,8 +48,10 @@ class CompiledStep(TrainingStep):
         if not self._step.has_target:
             return flatten(args, kwargs)
         named = dict(kwargs)
-        if TARGET not in named and not args:
-            raise InputError("a step", expected="the model's inputs and a target", got="no target")
+        alone = len(args) + len(named) == 1 and self._source.inputs
+        if TARGET not in named and (alone or not args):
+            got = "one argument" if alone else "no target"
+            raise InputError("a step", expected="the model's inputs and a target behind them", got=got)
         *own, target = (*args, named.pop(TARGET)) if TARGET in named else args
         return (*flatten(own, named), target)
 
@@ -106,23 +108,32 @@ def train_model(
 ) -> Any:
     """See `ingot.train`."""
     if not isinstance(optimizer, Optimizer):
-        raise InputError("optimizer", expected=f"one of ingot.optim: {', '.join(OPTIMIZERS)}", got=repr(optimizer))
+        expected = f"one of ingot.optim: {', '.join(f'{o.__name__}()' for o in OPTIMIZERS.values())}"
+        got = repr(optimizer) if isinstance(optimizer, str | type) else type(optimizer).__name__
+        raise InputError("optimizer", expected=expected, got=got)
+    if not (loss is None or isinstance(loss, str) or callable(loss)):
+        raise InputError("loss", expected="a name, a function of the model's framework, or None", got=repr(loss))
+    check_number("seed", seed, "a whole number", lambda v: True, whole=True)
     options = Options(target, thread_count(threads))
     named(target)  # refused before the model is read
     known = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
-    chosen = None if trainable is None else tuple(trainable)
+    chosen = None if trainable is None else _names(trainable)
     function = None if isinstance(loss, str) else loss
     if function is not None and not targets and not _takes_one(function):
         fix = "ingot.train(model, loss, optimizer, (x,), (y,))"
         raise InputError("example_targets", expected="what the loss function is given", got="none", fix=fix)
     asked = Asked(function, loss is None, example_inputs, () if known else targets, dynamic, chosen)
     recipe = Recipe(
-        optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if known else None, tuple(metrics),
+        optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if known else None, _names(metrics),
         clip_norm, clip_value, accumulate, precision, skip_nonfinite,
     )  # fmt: skip
     recipe.check()
     return _compiled(read(model, asked), recipe, options, seed, memory)
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _takes_one(loss: Callable[..., Any]) -> bool:

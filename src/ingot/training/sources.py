@@ -6,7 +6,6 @@ Trainable: users' inputs, parameters and buffers -> the model's results, the buf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from ingot.ir.node import Graph, Node
 from ingot.opening import recognized
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, to_train
 
 Values = Mapping[str, np.ndarray]
 
@@ -66,26 +65,15 @@ def read(model: Any, asked: Asked) -> Trainable:
         return _of_onnx(source, asked)
     if kind == "jax":
         return _of_jax(source, asked)
-    if kind == "torch" and hasattr(source, "named_parameters"):
+    if kind == "torch" and hasattr(source, "named_parameters") and not isinstance(source, type):
         return _of_torch(source, asked)
     expected = "an nn.Module, an ONNX file or ModelProto, or a JAX function"
     raise InputError("a model to train", expected=expected, got=type(model).__name__)
 
 
-def _picked(names: Sequence[str], floats: Mapping[str, bool], patterns: tuple[str, ...] | None) -> list[str]:
-    """Of a model's tensors those to train: all floats, or what fits a pattern."""
-    if patterns is None:
-        return [n for n in names if floats[n]]
-    chosen = [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
-    if whole := [n for n in chosen if not floats[n]]:
-        raise InputError("trainable", expected="parameters of floats", got=whole, fix="leave integers out")
-    return chosen
-
-
-def _checked(found: Trainable, asked: Asked, fix: str | None = None) -> Trainable:
+def _checked(found: Trainable, fix: str | None = None) -> Trainable:
     if not found.parameters:
-        asked_for = "some parameter of floats" if asked.trainable is None else f"names like {list(asked.trainable)}"
-        raise InputError("a model to train", expected=asked_for, got="none", fix=fix)
+        raise InputError("a model to train", expected="some parameter of floats that it reads", got="none", fix=fix)
     return found
 
 
@@ -107,7 +95,7 @@ def _of_onnx(source: Any, asked: Asked) -> Trainable:
     results = graph.results[count:]
     own_inputs = graph.inputs[:own]
     whole = Trainable(graph, own_inputs, results, parameters, buffers, asked.own_loss, None, found.restore)
-    return _checked(whole, asked, "initializers are trained: make some of the weights that Constant nodes hold")
+    return _checked(whole, "initializers are trained: make some of the weights that Constant nodes hold")
 
 
 def _of_torch(net: Any, asked: Asked) -> Trainable:
@@ -118,7 +106,8 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
 
     names = dict(net.named_parameters(remove_duplicate=False))
     learned = {n: p.is_floating_point() for n, p in names.items() if p.requires_grad or asked.trainable is not None}
-    chosen = _picked(list(learned), learned, asked.trainable)
+    patterns = asked.trainable
+    chosen = [n for n, is_float in learned.items() if is_float] if patterns is None else to_train(patterns, learned)
     whole, inputs, dynamic = with_loss(net, asked.loss, asked.inputs, asked.targets, asked.dynamic)
     imported = import_exported(export_module(whole, inputs, dynamic, gradients=True), {PREFIX + n for n in chosen})
     if imported.writes:
@@ -143,7 +132,7 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
     flatten = imported.inputs.flatten
     has_loss = asked.loss is not None or asked.own_loss
     found = Trainable(graph, graph.inputs[:own], results, parameters, buffers, has_loss, flatten, restore)
-    return _checked(found, asked)
+    return _checked(found, "net.requires_grad_(), or trainable=: a pattern of names")
 
 
 def _of_jax(fn: Callable[..., Any], asked: Asked) -> Trainable:
@@ -160,4 +149,4 @@ def _of_jax(fn: Callable[..., Any], asked: Asked) -> Trainable:
     has_loss = loss is not None or asked.own_loss
     results = found.graph.results
     whole = Trainable(found.graph, own, results, parameters, (), has_loss, found.flatten, found.restore)
-    return _checked(whole, asked)
+    return _checked(whole)

@@ -15,13 +15,13 @@ import numpy as np
 
 from ingot import ops
 from ingot.autodiff import differentiable, gradients, ways
-from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuilt, splat_of, topological
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, i64, static_shape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.optim import Optimizer
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, check_number, check_patterns
 from ingot.training.losses import loss_named, metric_named
 from ingot.training.sources import Kept, Trainable
 
@@ -49,10 +49,10 @@ class Recipe:
 
     def check(self) -> None:
         for what, value in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
-            if value is not None and not value > 0:
-                raise InputError(what, expected="a number above 0, or None", got=value)
-        if self.accumulate < 1:
-            raise InputError("accumulate", expected="a number of calls, at least 1", got=self.accumulate)
+            if value is not None:
+                check_number(what, value, "a number above 0, or None", lambda v: v > 0)
+        calls = "a whole number of calls, at least 1"
+        check_number("accumulate", self.accumulate, calls, lambda v: v >= 1, whole=True)
         if self.precision not in PRECISIONS:
             raise InputError("precision", expected=" or ".join(PRECISIONS), got=repr(self.precision))
 
@@ -76,6 +76,7 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     Raises InputError for a recipe, a loss or targets that do not fit, UnsupportedOpError naming all ops that have no
     reverse rule."""
     recipe.check()
+    check_patterns("groups", (g.match for g in recipe.optimizer.groups), [p.name for p in source.parameters])
     loss, measured, target = _loss(source, recipe)
     inputs = source.inputs if target is None else (*source.inputs, target)
     after = [b.after for b in source.buffers]
@@ -164,11 +165,14 @@ class _Update:
         # as in PyTorch, the others have no gradient: they stay as they are, and do not shrink
         depends = set(topological([loss], ways))
         given, parameters = parameters, [p for p in parameters if p.node in depends]
-        if not parameters:
-            raise InputError("loss", expected="one that depends on a parameter", got="one that depends on none")
         scale = self._scalar(SCALE, np.float32(_FIRST_SCALE)) if self.recipe.precision == "float16" else None
         seed = None if scale is None else ops.cast(scale.node, loss.dtype)
-        found = [t.floating(g) for g in gradients(loss, [p.node for p in parameters], seed)]
+        slopes = gradients(loss, [p.node for p in parameters], seed)
+        if all(splat_of(g) == 0 for g in slopes):
+            fix = "numbers, detached values and values of no_grad are constants: compute it from the model's results"
+            got = "a gradient of zeros" if slopes else "one that depends on none"
+            raise InputError("loss", expected="one that depends on a parameter", got=got, fix=fix)
+        found = [t.floating(g) for g in slopes]
         if scale is not None:
             found = [g / scale.cast(g.dtype) for g in found]
         found, turn = self._accumulated(parameters, found)

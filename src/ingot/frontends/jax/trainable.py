@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
+import jax
 import numpy as np
 from jax import numpy as jnp
 from jax import tree_util
@@ -15,7 +15,7 @@ from ingot.frontends.jax.function import import_jax
 from ingot.frontends.jax.gradients import gradients_told
 from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, to_train
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,9 @@ def import_trainable(
     paths, tree = tree_util.tree_flatten_with_path(args[0])
     leaves = [leaf for _, leaf in paths]
     names = [tree_util.keystr(path) or "parameters" for path, _ in paths]
-    floats = [jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for leaf in leaves]
-    learned = [i for i, n in enumerate(names) if _fits(n, floats[i], patterns)]
-    if whole := [names[i] for i in learned if not floats[i]]:
-        raise InputError("trainable", expected="parameters of floats", got=whole, fix="leave integers out")
+    floats = {n: jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for n, leaf in zip(names, leaves, strict=True)}
+    chosen = {n for n in names if floats[n]} if patterns is None else {*to_train(patterns, floats)}
+    learned = [i for i, n in enumerate(names) if n in chosen]
 
     def joined(values: Sequence[Any]) -> Any:
         full = list(leaves)
@@ -60,7 +59,13 @@ def import_trainable(
     def stepped(learned: Sequence[Any], *rest: Any) -> Any:
         count = len(rest) - len(read)
         out = fn(joined(learned), *rest[:count])
-        return out if loss is None else (loss(out, *rest[count:]), out)
+        if loss is None:
+            return out
+        value = loss(out, *rest[count:])
+        if not isinstance(value, jax.Array):
+            fix = "return one number, computed from the function's results"
+            raise InputError("loss", expected="a float scalar array", got=f"a {type(value).__name__}", fix=fix)
+        return value, out
 
     stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
     first = tuple(jnp.asarray(leaves[i]) for i in learned)
@@ -81,10 +86,6 @@ def import_trainable(
 
     parameters = {n: (np.array(leaves[names.index(n)]), x) for n, x in inputs.items() if x is not None}
     return TrainableFunction(imported.graph, parameters, flatten, restore)
-
-
-def _fits(name: str, is_float: bool, patterns: tuple[str, ...] | None) -> bool:
-    return is_float if patterns is None else any(fnmatchcase(name, p) for p in patterns)
 
 
 def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Signature:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from fnmatch import fnmatchcase
 
 import numpy as np
 import onnx
@@ -18,7 +17,7 @@ from ingot.frontends.onnx.importer import import_onnx, read_model
 from ingot.frontends.onnx.tensors import to_array
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import InputError, to_train
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _TRAINING_MODE = 14  # the first opset whose BatchNormalization has it
@@ -123,10 +122,7 @@ def _chosen(graph: onnx.GraphProto, buffers: Mapping[str, str], patterns: tuple[
     tensors = [t for t in graph.initializer if t.name in read and t.name not in buffers]
     if patterns is None:
         return [t.name for t in tensors if t.data_type in _FLOATS and _is_learned(t, *read[t.name])]
-    chosen = [t for t in tensors if any(fnmatchcase(t.name, p) for p in patterns)]
-    if whole := [t.name for t in chosen if t.data_type not in _FLOATS]:
-        raise InputError("trainable", expected="parameters of floats", got=whole, fix="leave integers out")
-    return [t.name for t in chosen]
+    return to_train(patterns, {t.name: t.data_type in _FLOATS for t in tensors})
 
 
 def _is_learned(t: onnx.TensorProto, op: str, place: int) -> bool:

@@ -28,7 +28,7 @@ from ingot.frontends.torch.tracing.known_numbers import KnownNumbers
 from ingot.frontends.torch.tracing.memory import joined, written_memories
 from ingot.frontends.torch.tracing.open_sizes import OpenSizes, open_lengths
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
-from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
+from ingot.support.errors import ImportModelError, IngotError, InputError
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def _traced(
             )
             with noted_answers() as answers:
                 program = _attempted(net, export, sizes, answers)
-        except (ImportModelError, UnsupportedOpError):
+        except IngotError:
             raise
         except Exception as e:  # whatever the model's own code and torch raise while tracing it, told in one way
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ingot.frontends.torch.export import Inputs
 from ingot.support.errors import InputError
@@ -27,7 +27,11 @@ class WithLoss(nn.Module):
             return self.net(*args, **kwargs)
         count = len(args) - self._targets
         out = self.net(*args[:count], **kwargs)
-        return self._loss(out, *args[count:]), out
+        value = self._loss(out, *args[count:])
+        if not isinstance(value, Tensor):
+            fix = "return one number as a tensor, computed from the module's results"
+            raise InputError("loss", expected="a float scalar tensor", got=f"a {type(value).__name__}", fix=fix)
+        return value, out
 
 
 def with_loss(
