@@ -46,6 +46,7 @@ from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
 from ingot.ops import Transpose, draws
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
+from ingot.support.garbage import no_collection
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ def _ingot_compile(model: ImportedModel, **options: Any) -> Compiled:
 
 # tokens, which order what only checks, are values of the graph then, and none of its inputs
 @functorch_config.patch(unlift_effect_tokens=True)
+@no_collection()
 def ingot_backend(
     module: fx.GraphModule,
     example_inputs: Sequence[Any],
