@@ -112,10 +112,9 @@ NETWORKS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 }
 
 
-def of_ingot(net: nn.Module, x: torch.Tensor, y: torch.Tensor, asked: argparse.Namespace, limited: bool) -> Step:
-    memory = asked.memory if limited else None
-    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(), (x,), threads=asked.threads, memory=memory)
-    if limited:
+def of_ingot(net: nn.Module, x: torch.Tensor, y: torch.Tensor, threads: int, memory: float | None = None) -> Step:
+    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(), (x,), threads=threads, memory=memory)
+    if memory is not None:
         print(f"{step.program.meta['memory']}; {step.arena_bytes / 1e6:.3f} MB are mapped", flush=True)
     return lambda: step(x, y)[0]
 
@@ -161,8 +160,8 @@ def measured(name: str, asked: argparse.Namespace) -> dict[str, dict[str, object
     shape = net(x).shape
     y = torch.randint(0, shape[1], (shape[0], *shape[2:]))
     makers: dict[str, Callable[[nn.Module], Step | None]] = {
-        "ingot": lambda n: of_ingot(n, x, y, asked, False),
-        "limited": lambda n: of_ingot(n, x, y, asked, True),
+        "ingot": lambda n: of_ingot(n, x, y, asked.threads),
+        "limited": lambda n: of_ingot(n, x, y, asked.threads, asked.memory),
         "eager": lambda n: of_torch(n, x, y, None),
         "backend": lambda n: of_torch(n, x, y, ingot_backend),
         "inductor": lambda n: of_torch(n, x, y, "inductor"),
