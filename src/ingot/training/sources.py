@@ -63,11 +63,14 @@ def read(model: Any, asked: Asked) -> Trainable:
     kind, source = recognized(model)
     if kind == "onnx":
         return _of_onnx(source, asked)
+    expected = "an nn.Module, an ONNX file or ModelProto, or a JAX function"
+    if isinstance(source, type):
+        fix = f"{source.__name__}(...), an instance"
+        raise InputError("a model to train", expected=expected, got=f"the class {source.__name__}", fix=fix)
     if kind == "jax":
         return _of_jax(source, asked)
-    if kind == "torch" and hasattr(source, "named_parameters") and not isinstance(source, type):
+    if kind == "torch" and hasattr(source, "named_parameters"):
         return _of_torch(source, asked)
-    expected = "an nn.Module, an ONNX file or ModelProto, or a JAX function"
     raise InputError("a model to train", expected=expected, got=type(model).__name__)
 
 
