@@ -101,7 +101,7 @@ def test_nothing_is_written_where_the_folder_is_missing(model: Path, tmp_path: P
 def test_a_model_is_not_written_over(model: Path):
     before = model.read_bytes()
     for command in ("compile", "export"):
-        assert "got the model itself" in refused(2, command, model, "-o", model)
+        assert "got one that is read" in refused(2, command, model, "-o", model)
     assert model.read_bytes() == before
 
 
@@ -458,6 +458,26 @@ def test_train_goes_on_where_it_was_killed(tmp_path: Path):
     assert "adamw" in refused(2, *common, "--optimizer", "sga")
     assert "NAME" in refused(2, *common, "--target", "gpu")
     assert "cannot run here" in refused(2, *common, "--target", "null")
+    before = (tmp_path / "d.npz").read_bytes()
+    for option in ("--checkpoint", "--curve", "-o"):
+        assert "one that is read" in refused(2, *common, option, tmp_path / "d.npz")
+    assert "another result" in refused(
+        2, *common, "--curve", tmp_path / "c", "--checkpoint", tmp_path / ".." / tmp_path.name / "c"
+    )
+    assert (tmp_path / "d.npz").read_bytes() == before
+    for label, words in (
+        (np.full(50, 3, np.int16), "0 to 2"),
+        (np.full(50, -1, np.int32), "0 to 2"),
+        (np.full(50, 0.5), "dtype i64"),
+        (np.zeros(0, np.int64), "at least one"),
+    ):
+        np.savez(tmp_path / "d.npz", x=x[: len(label)], label=label)
+        assert words in refused(2, *common)
+    np.savez(tmp_path / "d.npz", x=x, a=label, b=label)
+    assert "--labels a" in refused(2, *common)
+    np.savez(tmp_path / "d.npz", x=x.astype(np.float64), label=(x[:, :3].argmax(1)).astype(np.uint8))
+    same = told(call(*common, "--epochs", 6, "-o", tmp_path / "same.onnx"))
+    assert same["loss"] == whole["loss"]
     x[:, 2] = np.nan
     np.savez(tmp_path / "d.npz", x=x, label=np.zeros(50, np.int64))
     lost = told(call(*common, "-o", tmp_path / "lost.onnx"))

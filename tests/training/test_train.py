@@ -180,6 +180,31 @@ def test_an_overflow_in_float16_is_left_out() -> None:
         np.testing.assert_array_equal(before[name], after[name])
 
 
+def test_fewer_calls_of_an_update_behind_a_checkpoint_among_more(tmp_path: Path) -> None:
+    """Those so far and the next make one update, by their mean."""
+    net, (x, y) = mlp(), batch()
+    eager = copy.deepcopy(net)
+    first, then = (ingot.train(net, "cross_entropy", optim.SGD(lr=0.1), (x,), accumulate=k, threads=1) for k in (4, 2))
+    for _ in range(2):
+        first(x, y)
+    first.save_checkpoint(tmp_path / "c.safetensors")
+    then.load_checkpoint(tmp_path / "c.safetensors")
+    other = torch.optim.SGD(eager.parameters(), lr=0.1)
+    for part in (x, x + 1):
+        (F.cross_entropy(eager(part), y) * (2 if part is x else 1) / 3).backward()
+    other.step()
+    then(x + 1, y)
+    for name, value in eager.state_dict().items():
+        np.testing.assert_allclose(np.asarray(then.state_dict()[name]), value.numpy(), atol=1e-6, rtol=1e-5)
+    other.zero_grad()
+    for part in (x, x + 1):
+        (F.cross_entropy(eager(part), y) / 2).backward()
+        then(part, y)
+    other.step()
+    for name, value in eager.state_dict().items():
+        np.testing.assert_allclose(np.asarray(then.state_dict()[name]), value.numpy(), atol=1e-6, rtol=1e-5)
+
+
 def test_an_overflow_among_accumulated_calls_halves_the_scale_once() -> None:
     net, (x, y) = mlp(), batch()
     sgd = optim.SGD(lr=0.1)

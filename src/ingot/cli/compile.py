@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import escape, out, presented, print_json, writable
+from ingot.cli.console import check_writable, escape, out, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source
@@ -49,9 +49,8 @@ def compile_(
         if source.kind == "artifact":
             raise InputError(f"{model} is compiled already", expected="the file of a model")
         suffix = ".c" if settings.target.partition(":")[0] == "c" else ".ingot"
-        path = writable(model.with_suffix(suffix) if output is None else output, model)
-        if weights is not None:
-            writable(weights, model)
+        path = output or model.with_suffix(suffix)
+        check_writable([path, weights], [model])
         began = time.perf_counter()
         compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - began

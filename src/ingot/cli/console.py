@@ -126,15 +126,23 @@ def _plain(value: object) -> object:
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def writable(path: Path, model: Path) -> Path:
-    """`path`, if its folder is there and it is not the model's: said before minutes of work and not after them."""
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}", expected="an existing folder", got=str(path.parent))
-    if path.is_dir():
-        raise InputError(f"cannot write {path}", expected="a file's name", got="a folder")
-    if path.exists() and path.samefile(model):
-        raise InputError(f"cannot write {path}", expected="another file", got="the model itself")
-    return path
+def check_writable(written: Sequence[Path | None], read: Sequence[Path]) -> None:
+    """Raise InputError unless each file's folder is there, and it is neither one that is read nor another that is
+    written: said before minutes of work and not after them."""
+    taken = [*read]
+    for path in filter(None, written):
+        if not path.parent.is_dir():
+            raise InputError(f"cannot write {path}", expected="an existing folder", got=str(path.parent))
+        if path.is_dir():
+            raise InputError(f"cannot write {path}", expected="a file's name", got="a folder")
+        if any(_same_file(path, other) for other in taken):
+            got = "one that is read" if any(_same_file(path, other) for other in read) else "one of another result"
+            raise InputError(f"cannot write {path}", expected="a file of its own", got=got)
+        taken.append(path)
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return a.samefile(b) if a.exists() and b.exists() else a.resolve() == b.resolve()
 
 
 def plain_table(*heads: str, left: Sequence[str] = ()) -> Table:

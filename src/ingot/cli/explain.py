@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import escape, out, plain_table, presented, print_json, writable
+from ingot.cli.console import check_writable, escape, out, plain_table, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.compiler import check_runs
@@ -48,9 +48,7 @@ def explain(
     """
     with presented(as_json, limit):
         source = open_source(model, about.words)
-        for path in (html, trace):
-            if path is not None:
-                writable(path, model)
+        check_writable([html, trace], [model])
         if source.kind == "artifact" and (receipt := artifact.load(source.path).meta.get("quantization")):
             _print_receipt(receipt, as_json)
             return

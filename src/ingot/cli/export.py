@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from ingot.cli.console import out, presented, print_json, writable
+from ingot.cli.console import check_writable, out, presented, print_json
 from ingot.cli.options import Json, ModelOptions, Uncompiled, grouped
 from ingot.debug.source import open_source, read_graph
 from ingot.exporter import write
@@ -36,7 +36,8 @@ def export(
     """
     with presented(as_json):
         graph = read_graph(open_source(model, about.words))
-        path = writable(model.with_suffix(".mlir") if output is None else output, model)
+        path = output or model.with_suffix(".mlir")
+        check_writable([path], [model])
         beside = write(graph, path, inline)
     files = [str(path), *([str(beside)] if beside else [])]
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import escape, out, presented, writable
+from ingot.cli.console import check_writable, escape, out, presented
 from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
 from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
@@ -53,10 +53,8 @@ def quantize(
     """
     with presented(as_json, limit):
         source = open_source(model, Words(dim or []))
-        path = writable(model.with_suffix(".ingot") if output is None else output, model)
-        for beside in (html, onnx):
-            if beside is not None:
-                writable(beside, model)
+        path = output or model.with_suffix(".ingot")
+        check_writable([path, html, onnx, table], [model, samples])
         chosen = None if formats is None else tuple(formats.split(","))
         asked = Asked(None, at_least, latency_ms, size_mb, seconds, chosen, threads, seed)
         dims = source.dynamic

@@ -12,12 +12,13 @@ import numpy as np
 import typer
 
 from ingot import optim
-from ingot.cli.console import escape, out, presented, print_json, writable
+from ingot.cli.console import check_writable, escape, out, presented, print_json
 from ingot.cli.options import Dims, Json, Limit, Target, Threads
 from ingot.compiler import check_runs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
+from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.training import TrainingStep
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
@@ -72,9 +73,8 @@ def train(
         if resume and checkpoint is None:
             raise InputError("--resume", expected="a checkpoint", got="none", fix="--checkpoint FILE.safetensors")
         source = open_source(model, Words(dim or []))
-        written = writable(output or model.with_suffix(".trained.onnx"), model)
-        for path in filter(None, (checkpoint, picture)):
-            writable(path, model)
+        written = output or model.with_suffix(".trained.onnx")
+        check_writable([written, checkpoint, picture], [model, data])
         chosen = _optimizer(optimizer, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         if source.kind != "onnx":
             raise InputError(f"model {model}", expected="an ONNX file", got=source.kind, fix="ingot.train in Python")
@@ -145,10 +145,24 @@ def _optimizer(name: str, given: Mapping[str, float | None]) -> optim.Optimizer:
 def _data(
     step: CompiledStep | TrainingStep, arrays: Mapping[str, np.ndarray], path: Path, labels: str | None
 ) -> dict[str, np.ndarray]:
-    """The arrays by the step's inputs: the target's is the one that is left behind the model's own."""
-    *own, last = (s.name for s in step.inputs if s.name != step.training.rate)
+    """The arrays by the step's inputs, in their types: the target's is the one that is left behind the model's own."""
+    specs = [s for s in step.inputs if s.name != step.training.rate]
+    *own, last = (s.name for s in specs)
     left = [name for name in arrays if name not in own]
-    name = labels or (last if last in arrays else left[0] if len(left) == 1 else last)
+    if labels is None and last not in arrays and len(left) > 1:
+        got = ", ".join(left)
+        raise InputError(f"data {path}", expected="one array beside the inputs", got=got, fix=f"--labels {left[0]}")
+    name = labels or (left[0] if len(left) == 1 else last)
     if missing := [n for n in (*own, name) if n not in arrays]:
         raise InputError(f"data {path}", expected=f"arrays named {', '.join(missing)}", got=", ".join(arrays))
-    return {**{n: arrays[n] for n in own}, last: arrays[name]}
+    return {s.name: _as_type(arrays[n], s.dtype) for s, n in zip(specs, (*own, name), strict=True)}
+
+
+def _as_type(array: np.ndarray, dtype: str) -> np.ndarray:
+    """In the type that the step reads, where that is of the same kind or a more general one and holds all values; else
+    as it is, which the step refuses."""
+    wanted = numpy_dtype(dtype)
+    if array.dtype == wanted or not np.can_cast(array.dtype, wanted, "same_kind"):
+        return array
+    moved = array.astype(wanted)
+    return moved if array.dtype.kind == "f" or np.array_equal(moved, array) else array

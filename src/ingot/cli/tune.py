@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import FAILED, err, escape, out, plain_table, presented, print_json, writable
+from ingot.cli.console import FAILED, check_writable, err, escape, out, plain_table, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
@@ -53,8 +53,7 @@ def tune(
         path = database or flags.tuning()
         if path is None:
             raise InputError("a database to write to", expected="--database FILE", got="INGOT_TUNING=0")
-        if database is not None:
-            writable(path, model)
+        check_writable([database], [model])
         graph = read_graph(source)
         # of the plan alone, whose inputs tell the sizes
         plan = build(graph, **{**vars(settings), "target": f"null:{settings.target}"})

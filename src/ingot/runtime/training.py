@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,16 +28,18 @@ SECTIONS = "sections"  # that which has a letter for each of its steps
 @dataclass(frozen=True)
 class Training:
     """What a program's tensors are. lr: of a call that gives none. parameters, buffers: names of the state that are the
-    model's own. metrics: names of the results behind the loss. rate: the name of the learning rate among the inputs."""
+    model's own. metrics: names of the results behind the loss. rate: the name of the learning rate among the inputs.
+    classes: of which the last of the batch's inputs has the numbers; None where it is something else."""
 
     lr: float
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
     metrics: tuple[str, ...]
     rate: str
+    classes: int | None = None
 
     def to_json(self) -> str:
-        return json.dumps({k: getattr(self, k) for k in ("lr", "parameters", "buffers", "metrics", "rate")})
+        return json.dumps({f.name: getattr(self, f.name) for f in fields(self)})
 
     @staticmethod
     def from_json(text: str) -> Training:
@@ -47,7 +49,10 @@ class Training:
             parameters, buffers, metrics = (
                 tuple(map(str, cast("list[str]", found[k]))) for k in ("parameters", "buffers", "metrics")
             )
-            return Training(float(cast("float", found["lr"])), parameters, buffers, metrics, str(found["rate"]))
+            classes = None if found["classes"] is None else int(cast("int", found["classes"]))
+            return Training(
+                float(cast("float", found["lr"])), parameters, buffers, metrics, str(found["rate"]), classes
+            )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError("a program that trains", expected="its description", got=str(error)) from error
 
@@ -127,10 +132,10 @@ class TrainingStep(CompiledModel):
         notes = {k.removeprefix(_NOTE): np.array(values.pop(k)) for k in [*values] if k.startswith(_NOTE)}
         names = {s.spec.name for s in self.program.state}
         if names != values.keys():
-            differ = sorted(names ^ values.keys())
-            raise InputError(
-                f"checkpoint {path}", expected="the state of this step", got=f"a difference in {differ[:5]}"
-            )
+            lacks, more = (", ".join(sorted(d)[:5]) for d in (names - values.keys(), values.keys() - names))
+            got = "; ".join(f"{word} {some}" for word, some in (("one without", lacks), ("one with", more)) if some)
+            fix = "the model, optimizer and options of the step that wrote it"
+            raise InputError(f"checkpoint {path}", expected="the state of this step", got=got, fix=fix)
         self.set_state(values)
         self.lr = lr
         return notes

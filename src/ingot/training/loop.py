@@ -13,6 +13,7 @@ import numpy as np
 from ingot.runtime.training import TrainingStep
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
+from ingot.training.losses import IGNORED
 
 _LOSSES, _PLAN = "losses", "plan"
 _WIDTH, _HEIGHT, _LEFT, _BELOW = 720, 320, 60, 30
@@ -41,12 +42,14 @@ class Plan:
 
     def check(self, step: TrainingStep) -> None:
         """Raise InputError unless the arrays are the step's inputs, of one length, for one batch at least."""
-        wanted = {s.name for s in step.inputs} - {step.training.rate}
-        if wanted != self.data.keys():
-            raise InputError("data", expected=f"arrays named {', '.join(sorted(wanted))}", got=", ".join(self.data))
+        wanted = [s.name for s in step.inputs if s.name != step.training.rate]
+        if {*wanted} != self.data.keys():
+            raise InputError("data", expected=f"arrays named {', '.join(wanted)}", got=", ".join(self.data))
         lengths = {name: len(a) if a.ndim else 0 for name, a in self.data.items()}
-        if len(set(lengths.values())) != 1:
-            raise InputError("data", expected="as many samples in each array", got=lengths)
+        if len(set(lengths.values())) != 1 or not self.samples:
+            raise InputError("data", expected="as many samples in each array, at least one", got=lengths)
+        if step.training.classes is not None:
+            _check_labels(self.data[wanted[-1]], step.training.classes)
         if not 1 <= self.batch <= self.samples:
             raise InputError("batch", expected=f"1 to {self.samples} samples", got=self.batch)
 
@@ -59,6 +62,14 @@ class Plan:
     def fixed(self) -> np.ndarray:
         """What has to be the same when a run goes on."""
         return np.asarray([self.samples, self.batch, self.seed], np.int64)
+
+
+def _check_labels(labels: np.ndarray, classes: int) -> None:
+    """Raise InputError for one that no class has: its loss would be NaN."""
+    wrong = np.flatnonzero(((labels < 0) & (labels != IGNORED)) | (labels >= classes))
+    if wrong.size:
+        got = f"{labels.flat[wrong[0]]}, of {wrong.size} such"
+        raise InputError("labels", expected=f"0 to {classes - 1}, or {IGNORED} for none", got=got)
 
 
 Told = Callable[[int, float, Mapping[str, float]], None]  # calls so far, the loss, metrics

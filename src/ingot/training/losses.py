@@ -34,6 +34,13 @@ class Loss:
             what = f"the target of {name} for a result of {output}"
             raise InputError(what, expected=" or ".join(map(str, fitting)), got=str(target))
 
+    def classes(self, output: TensorType, target: TensorType) -> int | None:
+        """How many there are, where a target of this type has their numbers and that is known."""
+        if self.target is not _classes or target.dtype.is_float:
+            return None
+        count = output.shape[_class_axis(output.rank)]
+        return count if isinstance(count, int) else None
+
 
 def _classes(output: TensorType) -> TensorType:
     """A number of a class for each place; classes are on axis 1, or on the one there is."""

@@ -168,7 +168,7 @@ def _compiled(
     if any(s.spec.name == RANDOM for s in program.state):
         program = program.with_state({RANDOM: seed_state(seed)})
     names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
-    meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate)
+    meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate, step.classes)
     sections = _sections(program, trace.launches, meta)
     program = replace(program, meta={**program.meta, META: meta.to_json(), SECTIONS: sections})
     return foreign(program, options.threads) or CompiledStep(program, source, step, options.threads)

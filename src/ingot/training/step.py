@@ -61,13 +61,14 @@ class Recipe:
 class Step:
     """graph: see the module. kept: what lasts from step to step, in the graph's order. metrics: names of the results
     behind the loss. has_target: whether the last of the batch is the target of a loss by name. rate: the name of the
-    learning rate."""
+    learning rate. classes: of which the target has the numbers; None for other targets, and where calls tell."""
 
     graph: Graph
     kept: tuple[Kept, ...]
     metrics: tuple[str, ...]
     has_target: bool
     rate: str
+    classes: int | None
 
 
 def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> Step:
@@ -102,7 +103,10 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     every = (*inputs, lr, *(k.node for k in kept))
     graph = replace(core, inputs=every, outputs=outputs, output_names=labels, state=tuple(k.name for k in kept))
     named = tuple(replace(k, after=y) for k, y in zip(kept, outputs, strict=False))
-    return Step(graph, named, tuple(metrics), target is not None, rate)
+    classes = None
+    if target is not None and recipe.loss is not None:
+        classes = loss_named(recipe.loss).classes(source.results[0].type, target.type)
+    return Step(graph, named, tuple(metrics), target is not None, rate, classes)
 
 
 def _loss(source: Trainable, recipe: Recipe) -> tuple[Node, dict[str, Node], Node | None]:
@@ -205,15 +209,16 @@ class _Update:
         if times == 1:
             return found, None
         turns = self._scalar(TURNS, np.int64(0))
-        due = (turns + 1).equals(times)
-        self._after(TURNS, _choose(due, 0, turns + 1))
-        sums: list[Term] = []
+        count = turns + 1
+        due = count >= times  # also behind a checkpoint of a step that takes more calls
+        self._after(TURNS, _choose(due, 0, count))
+        means: list[Term] = []
         for p, g in zip(parameters, found, strict=True):
             name = f"gradient:{p.name}"
-            total = self._like(name, g) + g / float(times)
+            total = self._like(name, g) + g
             self._after(name, _choose(due, 0.0, total))
-            sums.append(total)
-        return sums, due
+            means.append(total / count.cast(g.dtype))
+        return means, due
 
     def _clipped(self, found: list[Term]) -> list[Term]:
         """By value, then by norm, which is measured."""
