@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import onnx
 
     from ingot.ir.node import Graph
-    from ingot.pipeline.build import Trace
+    from ingot.pipeline.build import Measure, Trace
 
 
 def compile_model(model: Any, request: Request, options: Options) -> Any:
@@ -281,10 +281,10 @@ def check_runs(target: str) -> None:
 
 def built(
     read: Callable[[], Graph], options: Options, *, memory: float | None = None,
-    sparing: Callable[[], Graph] | None = None, trace: Trace | None = None,
+    sparing: Callable[[], Graph] | None = None, measure: Measure | None = None, trace: Trace | None = None,
 ) -> Program:  # fmt: skip
     """A graph compiled for the target of `options`; kernels that the cache has are taken from there, programs are not.
-    memory, sparing, trace: see `build_program`."""
+    memory, sparing, measure, trace: see `build_program`."""
     from ingot.pipeline.build import build_program
     from ingot.pipeline.target import named
 
@@ -296,7 +296,7 @@ def built(
     with sharing(DiskCache() if options.cache else None):
         return build_program(
             graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
-            sparing=sparing, trace=trace,
+            sparing=sparing, measure=measure, trace=trace,
         )  # fmt: skip
 
 

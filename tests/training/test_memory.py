@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 import ingot
+from ingot.runtime.program import Program
 from ingot.support.errors import InputError
+from ingot.training import run
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
@@ -35,6 +39,32 @@ def _numbers(step: ingot.CompiledStep) -> list[float]:
     words = step.program.meta["memory"].replace(",", "").split()
     numbers = [float(w) for w in words if w.replace(".", "").isdigit()]
     return [n * 1e6 for n in numbers[:4]]
+
+
+def test_what_takes_long_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is made again by what kernels took where the program runs here."""
+    torch.manual_seed(0)
+    widths = [24, 40, 56, 72, 88, 104]
+    layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.Tanh())]
+    net, x = nn.Sequential(*layers, nn.Linear(104, 4)), torch.randn(1000, 24)
+    costly: list[str] = []
+
+    def seconds(program: Program, *rest: object) -> list[float]:
+        costly.append(_runs(program).most_common(1)[0][0])
+        return [1.0 if s.kernel in costly else 1e-6 for s in program.steps]
+
+    monkeypatch.setattr(run, "_seconds", seconds)
+    limited = _pair(net, x, 0.6)[1]
+    assert len(costly) == 1 and "measured" in limited.program.meta["memory"]
+    runs = _runs(limited.program)
+    assert runs.total() > len(runs) and runs[costly[0]] == 1
+    other: Any = ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=0.6, target="cpu:x86-64-v3")
+    assert "measured" not in other.program.meta["memory"]
+
+
+def _runs(program: Program) -> Counter[str]:
+    """Of each kernel: layers that differ have kernels of their own."""
+    return Counter(s.kernel for s in program.steps if s.kernel.startswith("contraction"))
 
 
 def test_half_of_the_activations_and_all_of_the_bits() -> None:

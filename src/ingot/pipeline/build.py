@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
+from math import inf
 
 import numpy as np
 
@@ -25,11 +26,12 @@ from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
 from ingot.ops import seeded
+from ingot.ops.group import Group
 from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
 from ingot.pipeline.variants import Variants
 from ingot.plan import work
 from ingot.plan.link import Launch, arena_of, link
-from ingot.plan.recompute import within
+from ingot.plan.recompute import Cost, within
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.support import flags, progress
@@ -37,6 +39,9 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, KernelError, ShapeError
 from ingot.support.limits import in_time, limited
 from ingot.support.native import Code, Features
+
+# seconds of each of a program's steps, of inputs of these sizes; None where it cannot run
+Measure = Callable[[Program, Mapping[str, int]], Sequence[float] | None]
 
 
 @dataclass
@@ -145,11 +150,12 @@ def build_program(
     precision: str = "float32",
     memory: float | None = None,
     sparing: Callable[[], Graph] | None = None,
+    measure: Measure | None = None,
     trace: Trace | None = None,
 ) -> Program:
     """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`; memory: a
     limit, see `ingot.plan.recompute`; sparing: makes the same graph with loops that keep less, for where it is out of
-    reach.
+    reach; measure: what runs a program within the limit, for a choice by measured times.
 
     Where the graph draws random numbers, their seed is the program's state.
     """
@@ -168,13 +174,37 @@ def build_program(
             sizes = likely(graph)
             linked = partial(arena_of, lower=variants.lower, join=variants.join)  # what is predicted is linked
             fewer = sparing and (lambda: optimize(sparing(), target.passes(features, options), trace))
-            fused, found = within(fused, memory, lambda group: work.seconds(group.body, sizes), linked, fewer)
+
+            def estimated(group: Group) -> float:
+                return work.seconds(group.body, sizes)
+
+            def timed(graph: Graph) -> Cost | None:
+                seconds = None if measure is None else _timed(graph, variants, features, measure, sizes)
+                return None if seconds is None else lambda group: seconds.get(group.body) or estimated(group)
+
+            fused, found = within(fused, memory, estimated, linked, fewer, timed)
             meta["memory"] = str(found)
             progress.report(f"memory: {found}")
         stages = {"model": show(graph), "fused": show(fused)}
         program = _linked(fused, variants, _Watched(features), stages, meta, trace)
     program.check()
     return program.with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
+
+
+def _timed(
+    fused: Graph, variants: Variants, features: Features, measure: Measure, sizes: Mapping[str, int]
+) -> dict[Graph, float] | None:
+    """What groups take in a program of the graph, by their bodies: the least of those that compute the same."""
+    trace = Trace()
+    seconds = measure(_linked(fused, variants, _Watched(features), {}, {}, trace), sizes)
+    if seconds is None:
+        return None
+    least: dict[Graph, float] = {}
+    for launch in trace.launches:
+        if isinstance(launch.node.op, Group):
+            body = launch.node.op.body
+            least[body] = min(least.get(body, inf), sum(seconds[launch.first : launch.last]))
+    return least
 
 
 def _linked(

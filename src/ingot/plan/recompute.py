@@ -36,7 +36,8 @@ _DEEP = 12  # kernels that one value may take to be had again
 class Memory:
     """Bytes. kept: what is alive when the first result is there: of a step of training the loss, and what its backward
     pass reads. arena: of all intermediate values. Both as they are, and before. again: kernels that run once more.
-    time: what all are thought to take, in terms of what they took before."""
+    time: what all are thought to take, in terms of what they took before; measured: as kernels took, which the choice
+    was made by."""
 
     kept: int
     arena: int
@@ -44,11 +45,14 @@ class Memory:
     arena_before: int
     again: int
     time: float
+    measured: bool
 
     def __str__(self) -> str:
         kept = f"{self.kept / 1e6:.3f} of {self.kept_before / 1e6:.3f} MB kept for the backward pass"
         arena = f"arena {self.arena / 1e6:.3f} of {self.arena_before / 1e6:.3f} MB"
-        return f"{kept}, {arena}, {self.again} kernels run again, about {self.time:.2f}x the time"
+        return f"{kept}, {arena}, {self.again} kernels run again, about {self.time:.2f}x the time" + (
+            " by their measured times" if self.measured else ""
+        )
 
 
 @dataclass(eq=False)
@@ -93,37 +97,56 @@ class _Limits:
 
 
 def within(
-    graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, sparing: Callable[[], Graph] | None = None
-) -> tuple[Graph, Memory]:
+    graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, sparing: Callable[[], Graph] | None = None,
+    measured: Callable[[Graph], Cost | None] | None = None,
+) -> tuple[Graph, Memory]:  # fmt: skip
     """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, in an arena that is no
     larger than now, and smaller if it can be; else bytes of the arena, which `arena_of` tells. sparing: makes a form of
-    the graph whose loops keep less, for where this one is not had within the limit.
+    the graph whose loops keep less, for where this one is not had within the limit. measured: runs a graph that was
+    found by `cost`, and gives the costs of its groups, by which the choice is made again; None where it cannot.
 
     Raises InputError where no choice that is found makes it that small.
     """
     check_number("memory", limit, "a share above 0 and below 1, or a number of bytes", lambda v: 0 < v < inf)
 
-    def scheduled(graph: Graph) -> _Schedule:
+    def scheduled(graph: Graph, cost: Cost) -> _Schedule:
         return _Schedule(assign(graph, graph.lasting), cost, arena_of)
 
-    first = scheduled(graph)
-    (kept, arena), seconds = first.sizes(), first.seconds()
+    first = scheduled(graph, cost)  # which fitting changes
+    (kept, arena), whole = first.sizes(), first.seconds()
     limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * kept), arena)
-    found = _fitted(first, limits, scheduled)
+    found = _least(first, limits, scheduled)
+    before = whole
     if limits.excess(*found.sizes()) and sparing is not None:
-        found = _fitted(scheduled(sparing()), limits, scheduled)
+        first = scheduled(sparing(), cost)
+        before = first.seconds()
+        found = _least(first, limits, scheduled)
     if limits.excess(*found.sizes()):
         raise _refused(found, limits, kept)
-    if limit < 1 and found.linked.nbytes == arena:
-        smaller = replace(limits, arena=arena - 1)
-        other = _fitted(scheduled(found.storage.graph), smaller, scheduled)
-        found = found if smaller.excess(*other.sizes()) else other
-    again = sum(isinstance(c.node.op, Recomputed) for c in found.calls)
-    time = found.seconds() / seconds if seconds else 1.0
-    return found.storage.graph, Memory(*found.sizes(), kept, arena, again, time)
+    slower = before / (whole or 1.0)
+    timed = measured(found.storage.graph) if measured is not None and found.again else None
+    if timed is not None:
+        first, found = scheduled(first.storage.graph, timed), scheduled(found.storage.graph, timed)
+        before = first.seconds()
+        other = _least(first, limits, scheduled)
+        if not limits.excess(*other.sizes()) and other.seconds() < found.seconds():
+            found = other
+    time = slower * found.seconds() / (before or 1.0)
+    return found.storage.graph, Memory(*found.sizes(), kept, arena, found.again, time, timed is not None)
 
 
-def _fitted(schedule: _Schedule, limits: _Limits, scheduled: Callable[[Graph], _Schedule]) -> _Schedule:
+def _least(first: _Schedule, limits: _Limits, scheduled: Callable[[Graph, Cost], _Schedule]) -> _Schedule:
+    """One within the limits, whose arena is smaller than they ask where a share was asked for and that can be had; or
+    the nearest that was found."""
+    found = _fitted(first, limits, scheduled)
+    if limits.whole or limits.excess(*found.sizes()) or found.linked.nbytes < limits.arena:
+        return found
+    smaller = replace(limits, arena=limits.arena - 1)
+    other = _fitted(scheduled(found.storage.graph, found.cost), smaller, scheduled)
+    return found if smaller.excess(*other.sizes()) else other
+
+
+def _fitted(schedule: _Schedule, limits: _Limits, scheduled: Callable[[Graph, Cost], _Schedule]) -> _Schedule:
     """One within the limits, or the nearest that was found."""
     best, aim = schedule, limits
     rounds = _ROUNDS if schedule.floor(limits.whole) <= min(limits.kept, limits.arena) else 0
@@ -134,7 +157,7 @@ def _fitted(schedule: _Schedule, limits: _Limits, scheduled: Callable[[Graph], _
         fits = schedule.shrink(aim)
         if len(schedule.calls) == calls:
             break
-        schedule = scheduled(schedule.graph())
+        schedule = scheduled(schedule.graph(), schedule.cost)
         kept, arena = schedule.sizes()
         if limits.excess(kept, arena) < limits.excess(*best.sizes()):
             best = schedule
@@ -162,7 +185,7 @@ class _Schedule:
     """Calls in order, which become more as values are computed again."""
 
     def __init__(self, storage: Storage, cost: Cost, arena_of: ArenaOf) -> None:
-        self.storage = storage
+        self.storage, self.cost = storage, cost
         self.linked = arena_of(storage)  # what the runtime will need for the plan
         self.turns = 0
         self.users = storage.graph.uses()
@@ -252,6 +275,11 @@ class _Schedule:
                 each = (sum(b.nbytes for b in held if b.where == where) for held in hands)
                 most[where] = max(most.get(where, 0), max(each) + (0 if where else call.own))
         return sum(most.values())
+
+    @property
+    def again(self) -> int:
+        """Kernels of the linked graph that run once more."""
+        return sum(isinstance(node.op, Recomputed) for node in self.storage.order)
 
     def seconds(self) -> float:
         return sum(c.seconds for c in self.calls)

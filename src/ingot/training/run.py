@@ -20,14 +20,19 @@ from ingot.pipeline.build import Trace
 from ingot.pipeline.target import named
 from ingot.plan.link import Launch
 from ingot.runtime.cpu.pool import thread_count
-from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.dtypes import numpy_dtype
+from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.runtime.tensors import is_tensor
 from ingot.runtime.training import META, SECTIONS, Training, TrainingStep
+from ingot.support import progress
 from ingot.support.errors import InputError, check_number
 from ingot.training.sources import Asked, Trainable, read
 from ingot.training.step import TARGET, Recipe, Step, step_of
+
+_RUNS = 3  # whose least time counts
 
 
 class CompiledStep(TrainingStep):
@@ -163,15 +168,35 @@ def _compiled(
     step, trace = step_of(source, recipe), Trace()
     loops = any(isinstance(n.op, While) for n in step.graph.nodes())
     sparing = (lambda: step_of(source, recipe, keep_products=False).graph) if loops else None
-    program = built(lambda: step.graph, options, memory=memory, sparing=sparing, trace=trace)
-    program = program.with_state({k.name: k.first for k in step.kept})
-    if any(s.spec.name == RANDOM for s in program.state):
-        program = program.with_state({RANDOM: seed_state(seed)})
+
+    def begun(program: Program) -> Program:
+        first = {k.name: k.first for k in step.kept}
+        drawn = {RANDOM: seed_state(seed)} if any(s.spec.name == RANDOM for s in program.state) else {}
+        return program.with_state(first | drawn)
+
+    def seconds(program: Program, sizes: Mapping[str, int]) -> list[float] | None:
+        return _seconds(begun(program), sizes, options.threads)
+
+    measure = seconds if options.target == "native" else None
+    made = built(lambda: step.graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
+    program = begun(made)
     names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
     meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate, step.classes)
     sections = _sections(program, trace.launches, meta)
     program = replace(program, meta={**program.meta, META: meta.to_json(), SECTIONS: sections})
     return foreign(program, options.threads) or CompiledStep(program, source, step, options.threads)
+
+
+def _seconds(program: Program, sizes: Mapping[str, int], threads: int) -> list[float] | None:
+    """The least that each step of a program takes in a few runs, on zeros; None where it refuses such sizes."""
+    progress.report("measure kernels")
+    model = CompiledModel(program, threads=threads)
+    zeros = [np.zeros([evaluate(d, sizes) for d in s.shape], numpy_dtype(s.dtype)) for s in program.inputs]
+    try:
+        runs = [[seconds for _, seconds in model.profile(*zeros)] for _ in range(_RUNS)]
+    except InputError:
+        return None
+    return np.min(runs, axis=0).tolist()
 
 
 def _sections(program: Program, launches: Sequence[Launch], training: Training) -> str:
