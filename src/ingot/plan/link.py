@@ -459,7 +459,7 @@ def link(
     held = len(graph.state)
     inputs = [_spec(attribute_label(n), n) for n in storage.graph.inputs]
     state = (
-        rt.State(replace(spec, name=name), np.zeros(old.type.nbytes, np.uint8), storage.copied.get(old, ""))
+        rt.State(replace(spec, name=name), rt.zeros(estimate(old.type.nbytes)), storage.copied.get(old, ""))
         for name, spec, (old, _) in zip(graph.state, inputs[len(inputs) - held :], graph.lasting, strict=True)
     )
     names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))

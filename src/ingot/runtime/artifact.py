@@ -58,7 +58,7 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
     parts: dict[str, bytes] = {"plan": json.dumps(plan_json.to_json(program), separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
-    parts["state"] = zlib.compress(b"".join(s.first.data for s in program.state), 1)
+    parts["state"] = zlib.compress(b"".join(s.first.tobytes() for s in program.state), 1)
     parts |= {f"code/{target}": code.blob for target, code in program.code.items()}
     header: dict[str, Json] = {
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},

@@ -78,6 +78,11 @@ class TensorSpec:
         return prod(sizes) if len(sizes) == len(self.shape) else None
 
 
+def zeros(nbytes: int) -> NDArray[np.uint8]:
+    """So many bytes of zero, as one that is read again and again: moments of an optimizer start so."""
+    return np.broadcast_to(np.uint8(0), nbytes)
+
+
 @dataclass(frozen=True)
 class State:
     """A tensor of fixed size that lasts from call to call. first: its bytes before the first call. copied: why a call
@@ -99,7 +104,8 @@ class State:
             raise VerifyError(
                 f"state {self.spec}", expected="a first value of its type", got=(value.dtype, value.shape)
             )
-        return replace(self, first=np.array(value, order="C").reshape(-1).view(np.uint8))
+        own = np.array(value, order="C").reshape(-1).view(np.uint8) if value.any() else zeros(value.nbytes)
+        return replace(self, first=own)
 
     def check(self) -> None:
         nbytes = prod(self.shape) * dtypes.itemsize(self.spec.dtype)

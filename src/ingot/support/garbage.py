@@ -19,7 +19,8 @@ _was_enabled = False
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Within, and in all threads, no cycles are collected; the last to leave restores what the first one found."""
+    """Within, and in all threads, no cycles are collected; the last to leave restores what the first one found, and
+    gives freed memory back: a compiler's is many times what stays of it, and would lie beside the first run's."""
     global _within, _was_enabled
     with _lock:
         if not _within:
@@ -31,8 +32,10 @@ def no_collection() -> Iterator[None]:
     finally:
         with _lock:
             _within -= 1
-            if not _within and _was_enabled:
-                gc.enable()
+            if not _within:
+                give_back()
+                if _was_enabled:
+                    gc.enable()
 
 
 def give_back() -> None:

@@ -40,7 +40,8 @@ class CompiledStep(TrainingStep):
 
     def __init__(self, program: Program, source: Trainable, step: Step, threads: int) -> None:
         super().__init__(program, threads=threads)
-        self._source, self._step = source, step
+        self._source = replace(source, parameters=(), buffers=())  # their first values are the program's
+        self._graph, self._has_target = step.graph, step.has_target
 
     def __call__(self, *args: Any, lr: object = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         return super().__call__(*self._flat(args, kwargs), lr=lr)
@@ -50,7 +51,7 @@ class CompiledStep(TrainingStep):
         flatten = self._source.flatten
         if flatten is None:
             return self._ordered(args, {**kwargs, self.training.rate: None})[:-1]
-        if not self._step.has_target:
+        if not self._has_target:
             return flatten(args, kwargs)
         named = dict(kwargs)
         alone = len(args) + len(named) == 1 and self._source.inputs
@@ -70,17 +71,16 @@ class CompiledStep(TrainingStep):
         type and its place in the model. None if nowhere. The interpreter finds it: slow, and exact."""
         given = [_on_host(x) for x in (*self._flat(args, kwargs), np.asarray(self.lr, np.float32))]
         state = self.state()
-        given += [np.asarray(state[k.name]) for k in self._step.kept]
+        given += [np.asarray(state[name]) for name in self._graph.state]
         broken: list[Node] = []
 
         def watch(node: Node, results: tuple[np.ndarray, ...]) -> None:
             if any(dtype_of(r).is_float and np.isnan(r.astype(np.float64)).any() for r in results):
                 broken.append(node)
 
-        graph = self._step.graph
-        interpret(graph, given, observe=watch)
+        interpret(self._graph, given, observe=watch)
         # a NaN that none of the results has is one that was never chosen
-        told = set(graph.outputs)
+        told = set(self._graph.outputs)
         for node in reversed(broken):
             if node in told:
                 told.update(node.inputs)

@@ -249,7 +249,7 @@ class _Update:
         return self._kept(name, np.asarray(first), f32 if first.dtype.kind == "f" else i64)
 
     def _like(self, name: str, x: Term) -> Term:
-        return self._kept(name, np.zeros(static_shape(x.shape), x.dtype.numpy), x.dtype)
+        return self._kept(name, np.broadcast_to(x.dtype.numpy.type(0), static_shape(x.shape)), x.dtype)
 
     def _kept(self, name: str, first: np.ndarray, dtype: DType) -> Term:
         node = Input(name, TensorType(dtype, first.shape))()
