@@ -40,7 +40,7 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
 
 def first_state(program: Program) -> list[np.ndarray]:
     """What lasts from call to call, before the first."""
-    return [s.first.view(numpy_dtype(s.spec.dtype)).reshape(s.shape).copy() for s in program.state]
+    return [np.frombuffer(bytearray(s.first), numpy_dtype(s.spec.dtype)).reshape(s.shape) for s in program.state]
 
 
 def run_planned(
