@@ -11,6 +11,7 @@ strides that the place does not give) is copied by a group of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from math import gcd
 
 from ingot import ops
@@ -128,14 +129,33 @@ class _Assignment:
 
     def _ordered(self) -> tuple[Node, ...]:
         found, before = self.graph.found, self.lasting.before
-        if not found and not before:
+        free = not found and not before
+        if free and len(self.graph.outputs) == 1:
             return tuple(self.graph.nodes())
 
         def needs(n: Node) -> tuple[Node, ...]:
             names = mentions(n).union(*(_found(self.places[r].layout) for r in n.results if r in self.places))
             return (*n.inputs, *(found[s] for s in sorted(names) if s in found), *before.get(n, ()))
 
-        return tuple(shortest_lives((*self.graph.inputs, *self.graph.outputs), needs))
+        order = tuple(shortest_lives((*self.graph.inputs, *self.graph.outputs), needs))
+        return min((tuple(self.graph.nodes()), order), key=self._peak) if free else order
+
+    def _peak(self, order: Sequence[Node]) -> int:
+        """The most bytes that are alive at once, of what groups make and no result holds."""
+        at = {n: i for i, n in enumerate(order)}
+        results = {self.places[y].owner for y in self.graph.outputs if y in self.places}
+        lives: dict[Node, tuple[int, int]] = {}
+        for value, place in self.places.items():
+            if place.owner not in results and not place.owner.is_leaf and value in at:
+                ends = [at[value], *(at[u] for u in self.users.get(value, ()) if u in at)]
+                first, last = lives.get(place.owner, (ends[0], ends[0]))
+                lives[place.owner] = min(first, *ends), max(last, *ends)
+        change = [0] * (len(order) + 1)
+        for owner, (first, last) in lives.items():
+            nbytes = estimate(owner.type.nbytes)
+            change[first] += nbytes
+            change[last + 1] -= nbytes
+        return max(accumulate(change))
 
     def _in_place(self) -> None:
         """Write groups over an operand that they are the last to read: element by element, or but for some of them."""
