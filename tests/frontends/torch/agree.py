@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch import ImportedModel, export_module, import_exported
 from ingot.frontends.torch.convert import to_numpy, to_torch
+from ingot.frontends.torch.dynamo import ingot_backend
 from ingot.ir.interp import interpret
 
 
@@ -62,3 +64,18 @@ def agree(target: Callable[..., Any] | nn.Module, *args: Any, tolerance: float =
     model = import_exported(export_module(net, args))
     close(run(model, *args), expected, tolerance)
     return model
+
+
+class Spy:
+    """Compiles by interpretation and counts."""
+
+    def __init__(self) -> None:
+        self.models: list[ImportedModel] = []
+
+    def __call__(self, model: ImportedModel) -> Callable[..., Any]:
+        self.models.append(model)
+        return partial(run, model)
+
+    @property
+    def backend(self) -> Callable[..., Any]:
+        return partial(ingot_backend, compile_model=self)

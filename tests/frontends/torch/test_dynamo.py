@@ -16,24 +16,9 @@ from torch.nn import functional as F
 from ingot.frontends.torch import ImportedModel
 from ingot.frontends.torch.dynamo import ingot_backend
 from ingot.ops import LSTM
-from tests.frontends.torch.agree import close, run
+from tests.frontends.torch.agree import Spy, close, run
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
-
-
-class Spy:
-    """Compiles by interpretation and counts."""
-
-    def __init__(self) -> None:
-        self.models: list[ImportedModel] = []
-
-    def __call__(self, model: ImportedModel) -> Callable[..., Any]:
-        self.models.append(model)
-        return partial(run, model)
-
-    @property
-    def backend(self) -> Callable[..., Any]:
-        return partial(ingot_backend, compile_model=self)
 
 
 class Net(nn.Module):

@@ -1,10 +1,10 @@
 """torch.compile(net, backend="ingot"): dynamo's graph, then AOTAutograd's functional aten graphs.
 
 Dynamo hands over a graph with the parameters among its inputs. In inference they are compiled in as constants (that is
-what lets weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen.
-What writes through `.data` counts no version: samples of the elements tell it.
+what lets weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen,
+and takes for inputs what has changed twice (`tracing/constants.py`).
 What the graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
-Where gradients are needed, forward and backward are two graphs, and parameters are inputs of both.
+Where gradients are needed, forward and backward are two graphs, and parameters are inputs of both, but for frozen ones.
 A graph whose tensors lie on a GPU is compiled for that GPU.
 """
 
@@ -35,10 +35,10 @@ from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.importer import Importer, constant
 from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
+from ingot.frontends.torch.tracing.constants import Constants
 from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.tracing.layouts import Order, kept_orders, order_of
 from ingot.frontends.torch.tracing.partition import partition
-from ingot.frontends.torch.tracing.samples import Samples
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.values import Number, boolean, f64
 from ingot.ir.dims import Dim
@@ -92,13 +92,19 @@ def ingot_backend(
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
         return _Specialized(gm, example_inputs, frozenset() if steps else parameters - written, compile_model)
 
-    # parameters change between calls
+    # parameters that are trained change between calls; those that are frozen have the same names in both graphs
+    frozen = frozenset(i for i in parameters if not example_inputs[i].requires_grad)
+    names: set[str] = set()
+
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _Specialized(gm, example_inputs, frozenset(), compile_model, kept_orders(gm.graph))
+        fixed = frozen - _written()
+        names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
+        return _Specialized(gm, example_inputs, fixed, compile_model, kept_orders(gm.graph))
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         join = split_sparse(gm.graph)
-        run = _Specialized(gm, example_inputs, frozenset(), compile_model)
+        fixed = frozenset(i for i, n in enumerate(_placeholders(gm.graph)) if n.name in names)
+        run = _Specialized(gm, example_inputs, fixed, compile_model)
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
     with padding_as_zeros():
@@ -131,11 +137,6 @@ def _written() -> frozenset[int]:
     return frozenset(i for i, info in enumerate(context.fw_metadata.input_info) if info.mutates_data)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    # an inference tensor cannot change outside inference mode and has no counter
-    return 0 if tensor.is_inference() else tensor._version
-
-
 _NONE: Mapping[int, Any] = MappingProxyType({})
 _KEPT = 64  # programs for values of ints, the latest
 
@@ -160,7 +161,7 @@ class _Specialized:
     ):
         """orders: in memory, of each result."""
         gpu = gpu_of(graph.graph)
-        self._graph, self._fixed = graph, sorted(fixed)
+        self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
         self._orders = {i: order for i, v in enumerate(example_inputs) if i not in fixed and (order := order_of(v))}
@@ -170,22 +171,18 @@ class _Specialized:
         # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
         self._ints, self._sizes = _ints(graph.graph)
         self._level = 0
-        self._state: tuple[tuple[int, int, int], ...] | None = None
-        self._held: list[torch.Tensor] = []
-        self._samples = Samples(self._held)
         self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> Any:
-        state = tuple([(id(args[i]), _version(args[i]), args[i].data_ptr()) for i in self._fixed])
-        if state != self._state or self._samples.changed():
+        before = self._constants.held.keys()
+        if self._constants.changed(args):
             self._runs.clear()
-            # held, so that no other tensor takes an id over
-            self._state, self._held = state, [args[i] for i in self._fixed]
-            self._samples = Samples(self._held)
+            freed = before - self._constants.held.keys()
+            self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
         numbers = self._as_numbers(args)
         run = self._runs.get(numbers) or self._specialized(numbers, args)
         # an import may have made numbers of all ints
-        left = {*self._fixed, *(i for i, _ in self._as_numbers(args))}
+        left = {*self._constants.held, *(i for i, _ in self._as_numbers(args))}
         given = args
         if self._orders:
             given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
@@ -211,7 +208,7 @@ class _Specialized:
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
     def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
-        held = dict(zip(self._fixed, self._held, strict=True))
+        held = self._constants.held
         try:
             model = import_flat(self._graph, held, dict(numbers), self._orders, self._result_orders)
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:

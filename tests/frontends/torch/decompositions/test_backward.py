@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ingot import ops
 from ingot.support.errors import UnsupportedOpError
-from tests.frontends.torch.agree import close
-from tests.frontends.torch.test_dynamo import Spy
+from tests.frontends.torch.agree import Spy, close
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from ingot.frontends.torch.tracing.samples import Samples
-from tests.frontends.torch.agree import close
-from tests.frontends.torch.test_dynamo import Spy
+from tests.frontends.torch.agree import Spy, close
 
 
 def test_samples() -> None:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ingot.support.errors import UnsupportedOpError
-from tests.frontends.torch.agree import close
-from tests.frontends.torch.test_dynamo import Spy
+from tests.frontends.torch.agree import Spy, close
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 

@@ -1,0 +1,46 @@
+"""Which of a graph's tensors are compiled in, as what stays as it is can be packed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from ingot.frontends.torch.tracing.samples import Samples
+
+_CHANGES = 2  # of a tensor that is an input from then on: weights are loaded once, and trained again and again
+
+
+class Constants:
+    """The constants among a graph's inputs, by position, as they were in the last call.
+
+    Another tensor, another version of it, or other memory is a change; of what counts no version, samples of the
+    elements tell it.
+    """
+
+    def __init__(self, positions: Collection[int]) -> None:
+        self.held: dict[int, torch.Tensor] = {}  # so that no other tensor takes an id over
+        self._state: dict[int, tuple[int, int, int] | None] = dict.fromkeys(sorted(positions))
+        self._changes: Counter[int] = Counter()
+        self._samples = Samples(())
+
+    def changed(self, inputs: Sequence[Any]) -> bool:
+        """Whether a call's tensors are others than the last one's; they are the constants from now on, but for those
+        that change time and again."""
+        state = {i: (id(inputs[i]), _version(inputs[i]), inputs[i].data_ptr()) for i in self._state}
+        counted = state != self._state
+        if not counted and not self._samples.changed():
+            return False
+        if self.held:
+            self._changes.update(i for i in state if not counted or state[i] != self._state[i])
+        self._state = {i: told for i, told in state.items() if self._changes[i] < _CHANGES}
+        self.held = {i: inputs[i] for i in self._state}
+        self._samples = Samples([*self.held.values()])
+        return True
+
+
+def _version(tensor: torch.Tensor) -> int:
+    # an inference tensor cannot change outside inference mode and has no counter
+    return 0 if tensor.is_inference() else tensor._version
