@@ -22,23 +22,29 @@ class Constants:
 
     def __init__(self, positions: Collection[int]) -> None:
         self.held: dict[int, torch.Tensor] = {}  # so that no other tensor takes an id over
-        self._state: dict[int, tuple[int, int, int] | None] = dict.fromkeys(sorted(positions))
+        self._positions = sorted(positions)
+        self._state: list[tuple[int, int, int]] | None = None
         self._changes: Counter[int] = Counter()
         self._samples = Samples(())
 
     def changed(self, inputs: Sequence[Any]) -> bool:
         """Whether a call's tensors are others than the last one's; they are the constants from now on, but for those
         that change time and again."""
-        state = {i: (id(inputs[i]), _version(inputs[i]), inputs[i].data_ptr()) for i in self._state}
+        state = self._told(inputs)
         counted = state != self._state
         if not counted and not self._samples.changed():
             return False
-        if self.held:
-            self._changes.update(i for i in state if not counted or state[i] != self._state[i])
-        self._state = {i: told for i, told in state.items() if self._changes[i] < _CHANGES}
-        self.held = {i: inputs[i] for i in self._state}
+        if self._state is not None:
+            pairs = zip(self._positions, self._state, state, strict=True)
+            self._changes.update(i for i, before, now in pairs if not counted or before != now)
+        self._positions = [i for i in self._positions if self._changes[i] < _CHANGES]
+        self._state = self._told(inputs)
+        self.held = {i: inputs[i] for i in self._positions}
         self._samples = Samples([*self.held.values()])
         return True
+
+    def _told(self, inputs: Sequence[Any]) -> list[tuple[int, int, int]]:
+        return [(id(t), _version(t), t.data_ptr()) for t in map(inputs.__getitem__, self._positions)]
 
 
 def _version(tensor: torch.Tensor) -> int:
