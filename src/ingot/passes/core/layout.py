@@ -17,10 +17,10 @@ from heapq import heappop, heappush
 from typing import TypeGuard
 
 from ingot import ops
-from ingot.ir.dims import estimate
+from ingot.ir.dims import bounds, estimate, is_static
 from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Graph, Node, Op, Project, rebuilt
-from ingot.ops.core.base import Category, CoreOp, Perm, category, inverse, permute
+from ingot.ops.core.base import Category, CoreOp, Pairs, Perm, category, inverse, permute
 
 FEW = 4  # channels of an input that is not worth transposing
 _SHORT = 8  # elements of rows that fill half a vector at most
@@ -224,9 +224,9 @@ def explicit_padding(graph: Graph) -> Graph:
 
         conv(x, (1, 0)), conv(x, (0, 1))   ->   conv(pad(x)[:-1]), conv(pad(x)[1:])      of one pad(x) by (1, 1)
     """
-    most: dict[tuple[Node, str], tuple[tuple[int, int], ...]] = {}
+    most: dict[tuple[Node, str], Pairs] = {}
     for n in graph.nodes():
-        if _pads(n.op):
+        if _pads(n.op) and not _alone(n.op):
             key, none = (n.inputs[0], n.op.lhs_layout), ((0, 0),) * len(n.op.padding)
             pairs = zip(most.get(key, none), n.op.padding, strict=True)
             most[key] = tuple((max(a, lo), max(b, hi)) for (a, b), (lo, hi) in pairs)
@@ -234,21 +234,27 @@ def explicit_padding(graph: Graph) -> Graph:
     def explicit(n: Node, inputs: Sequence[Node]) -> Node:
         if not _pads(n.op):
             return n.with_inputs(inputs)
-        return _padded(n.op, inputs, most[n.inputs[0], n.op.lhs_layout], n.loc)
+        shared = n.op.padding if _alone(n.op) else most[n.inputs[0], n.op.lhs_layout]
+        return _padded(n.op, inputs, shared, n.loc)
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=explicit))
 
 
 def _pads(op: Op) -> TypeGuard[ops.Convolution]:
-    return isinstance(op, ops.Convolution) and (any(map(any, op.padding)) or any(d != 1 for d in op.lhs_dilation))
+    if not isinstance(op, ops.Convolution):
+        return False
+    return any(p != 0 for pair in op.padding for p in pair) or any(d != 1 for d in op.lhs_dilation)
 
 
-def _padded(op: ops.Convolution, inputs: Sequence[Node], most: tuple[tuple[int, int], ...], loc: str) -> Node:
-    """The convolution over its part of an image that has `most` around it; one with holes has an image of its own."""
+def _alone(op: ops.Convolution) -> bool:
+    """With holes, or with a border whose size is known at run time: it has an image of its own."""
+    return any(d != 1 for d in op.lhs_dilation) or not all(map(is_static, op.padding))
+
+
+def _padded(op: ops.Convolution, inputs: Sequence[Node], most: Pairs, loc: str) -> Node:
+    """The convolution over its part of an image that has `most` around it."""
     x, k = inputs
-    zeros = tuple((max(lo, 0), max(hi, 0)) for lo, hi in op.padding)
-    if any(d != 1 for d in op.lhs_dilation):
-        most = op.padding
+    zeros = tuple((max(bounds(lo)[0] or 0, 0), max(bounds(hi)[0] or 0, 0)) for lo, hi in op.padding)
     plain, image = padded(replace(op, padding=most), x, ops.scalar(0, x.dtype), loc)
     start, limit = [0] * x.type.rank, list(image.shape)
     for c, (lo, hi), (low, high) in zip(op.spatial, op.padding, most, strict=True):

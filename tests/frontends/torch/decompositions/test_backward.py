@@ -152,6 +152,17 @@ def test_maxima_of_small_windows_are_no_scatter(kernel: tuple[int, int]) -> None
         assert any("scatter" in n.op.name for n in spy.models[1].graph.nodes()) == scattered
 
 
+@pytest.mark.parametrize(("window", "how"), [(7, {"padding": 3}), (1, {}), (3, {"groups": 4}), (3, {"dilation": 2})])
+def test_strided_convolutions_of_any_size(window: int, how: dict[str, Any]) -> None:
+    """By the compiler itself: what a stride leaves over at an image's end is known at run time alone."""
+    net = nn.Conv2d(4, 4, window, 2, **how)
+    compiled = torch.compile(net, backend="ingot", dynamic=True, fullgraph=True)
+    for shape in ((2, 4, 17, 20), (3, 4, 24, 19)):
+        x = torch.randn(shape, requires_grad=True)
+        found, want = (torch.autograd.grad(f(x).square().sum(), [x, *net.parameters()]) for f in (compiled, net))
+        close(found, want, 1e-5)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings(mode: str) -> None:
     torch.manual_seed(0)
