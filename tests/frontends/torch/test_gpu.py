@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ingot.frontends.torch import to_torch
 from ingot.frontends.torch.decompose import OWN
-from ingot.frontends.torch.dynamo import _Specialized, gpu_of, import_flat
+from ingot.frontends.torch.dynamo import _frozen, _Specialized, gpu_of, import_flat
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError
 from tests.frontends.torch.agree import close
@@ -43,6 +43,13 @@ def test_the_device_of_tensors_chooses_the_target(monkeypatch: pytest.MonkeyPatc
         run = _Specialized(graph, [x], frozenset(), compiler)
         assert torch.equal(run([x])[0], x)
     assert asked == [{"target": "cuda:sm_90a"}, {}]
+
+
+def test_frozen_tensors_of_a_gpu_stay_inputs() -> None:
+    """Nothing would tell that `.data` of one was written."""
+    with FakeTensorMode():
+        made = [torch.empty(2, device=d, requires_grad=g) for d in ("cuda", "cpu") for g in (False, True)]
+    assert _frozen(frozenset(range(4)), made) == {2}
 
 
 def test_other_devices_are_refused() -> None:

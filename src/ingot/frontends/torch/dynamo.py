@@ -93,7 +93,7 @@ def ingot_backend(
         return _Specialized(gm, example_inputs, frozenset() if steps else parameters - written, compile_model)
 
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
-    frozen = frozenset(i for i in parameters if not example_inputs[i].requires_grad)
+    frozen = _frozen(parameters, example_inputs)
     names: set[str] = set()
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -127,6 +127,12 @@ def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]
         if i < len(inputs) and (marked or isinstance(inputs[i], torch.nn.Parameter)):
             found.add(i)
     return frozenset(found)
+
+
+def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]:
+    """Positions of parameters that no gradient is asked of. Not of a GPU's, which is not asked for samples: a moving
+    average beside what is trained, written through `.data`, would go unseen."""
+    return frozenset(i for i in parameters if inputs[i].is_cpu and not inputs[i].requires_grad)
 
 
 def _written() -> frozenset[int]:
