@@ -129,16 +129,16 @@ def _plain(value: object) -> object:
 def check_writable(written: Sequence[Path | None], read: Sequence[Path]) -> None:
     """Raise InputError unless each file's folder is there, and it is neither one that is read nor another that is
     written: said before minutes of work and not after them."""
-    taken = [*read]
+    taken = dict.fromkeys(read, "one that is read")
     for path in filter(None, written):
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}", expected="an existing folder", got=str(path.parent))
         if path.is_dir():
             raise InputError(f"cannot write {path}", expected="a file's name", got="a folder")
-        if any(_same_file(path, other) for other in taken):
-            got = "one that is read" if any(_same_file(path, other) for other in read) else "one of another result"
-            raise InputError(f"cannot write {path}", expected="a file of its own", got=got)
-        taken.append(path)
+        for other, what in taken.items():
+            if _same_file(path, other):
+                raise InputError(f"cannot write {path}", expected="a file of its own", got=what)
+        taken[path] = "one of another result"
 
 
 def _same_file(a: Path, b: Path) -> bool:

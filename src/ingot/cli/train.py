@@ -146,7 +146,7 @@ def _data(
     step: CompiledStep | TrainingStep, arrays: Mapping[str, np.ndarray], path: Path, labels: str | None
 ) -> dict[str, np.ndarray]:
     """The arrays by the step's inputs, in their types: the target's is the one that is left behind the model's own."""
-    specs = [s for s in step.inputs if s.name != step.training.rate]
+    specs = step.inputs[:-1]  # the last is the learning rate
     *own, last = (s.name for s in specs)
     left = [name for name in arrays if name not in own]
     if labels is None and last not in arrays and len(left) > 1:

@@ -129,16 +129,17 @@ class _Assignment:
 
     def _ordered(self) -> tuple[Node, ...]:
         found, before = self.graph.found, self.lasting.before
-        free = not found and not before
-        if free and len(self.graph.outputs) == 1:
-            return tuple(self.graph.nodes())
+        roots = (*self.graph.inputs, *self.graph.outputs)
+        if not found and not before:
+            own = tuple(self.graph.nodes())
+            several = len(self.graph.outputs) > 1
+            return min((own, tuple(shortest_lives(roots, lambda n: n.inputs))), key=self._peak) if several else own
 
         def needs(n: Node) -> tuple[Node, ...]:
             names = mentions(n).union(*(_found(self.places[r].layout) for r in n.results if r in self.places))
             return (*n.inputs, *(found[s] for s in sorted(names) if s in found), *before.get(n, ()))
 
-        order = tuple(shortest_lives((*self.graph.inputs, *self.graph.outputs), needs))
-        return min((tuple(self.graph.nodes()), order), key=self._peak) if free else order
+        return tuple(shortest_lives(roots, needs))
 
     def _peak(self, order: Sequence[Node]) -> int:
         """The most bytes that are alive at once, of what groups make and no result holds."""

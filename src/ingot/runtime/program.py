@@ -104,8 +104,8 @@ class State:
             raise VerifyError(
                 f"state {self.spec}", expected="a first value of its type", got=(value.dtype, value.shape)
             )
-        own = np.array(value, order="C").reshape(-1).view(np.uint8) if value.any() else zeros(value.nbytes)
-        return replace(self, first=own)
+        own = np.array(value, order="C").reshape(-1).view(np.uint8)
+        return replace(self, first=own if own.any() else zeros(own.size))
 
     def check(self) -> None:
         nbytes = prod(self.shape) * dtypes.itemsize(self.spec.dtype)

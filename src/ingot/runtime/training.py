@@ -36,7 +36,7 @@ class Training:
     buffers: tuple[str, ...]
     metrics: tuple[str, ...]
     rate: str
-    classes: int | None = None
+    classes: int | None
 
     def to_json(self) -> str:
         return json.dumps({f.name: getattr(self, f.name) for f in fields(self)})

@@ -42,7 +42,7 @@ class Plan:
 
     def check(self, step: TrainingStep) -> None:
         """Raise InputError unless the arrays are the step's inputs, of one length, for one batch at least."""
-        wanted = [s.name for s in step.inputs if s.name != step.training.rate]
+        wanted = [s.name for s in step.inputs[:-1]]  # the last is the learning rate
         if {*wanted} != self.data.keys():
             raise InputError("data", expected=f"arrays named {', '.join(wanted)}", got=", ".join(self.data))
         lengths = {name: len(a) if a.ndim else 0 for name, a in self.data.items()}
