@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch import ImportedModel, export_module, import_exported
@@ -66,15 +67,26 @@ def agree(target: Callable[..., Any] | nn.Module, *args: Any, tolerance: float =
     return model
 
 
-class Spy:
-    """Compiles by interpretation and counts."""
+# torch.compile in one piece, by Ingot where no backend is named: dynamo raises where it would else leave a part, or
+# all, to eager PyTorch. A test of what cannot be one piece says fullgraph=False, and asserts its programs and `breaks`.
+compile_whole = partial(torch.compile, backend="ingot", fullgraph=True)
 
-    def __init__(self) -> None:
+
+def breaks() -> set[str]:
+    """What dynamo has broken graphs for, since `fresh_dynamo` began a test."""
+    return {str(reason).partition("\n")[0] for reason in counters["graph_break"]}
+
+
+class Spy:
+    """Compiles, by interpretation where not told otherwise, and counts."""
+
+    def __init__(self, compile_model: Callable[..., Any] | None = None) -> None:
         self.models: list[ImportedModel] = []
+        self._compile = compile_model or partial(partial, run)
 
     def __call__(self, model: ImportedModel) -> Callable[..., Any]:
         self.models.append(model)
-        return partial(run, model)
+        return self._compile(model)
 
     @property
     def backend(self) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ def fresh_dynamo() -> Iterator[None]:
     import torch
 
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
     gc.collect()

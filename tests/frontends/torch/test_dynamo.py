@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch.nn import functional as F
 
+import ingot
 from ingot.frontends.torch import ImportedModel
 from ingot.frontends.torch.dynamo import ingot_backend
 from ingot.ops import LSTM
-from tests.frontends.torch.agree import Spy, close, run
+from tests.frontends.torch.agree import Spy, breaks, close, compile_whole, run
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
@@ -35,7 +39,7 @@ class Net(nn.Module):
 
 def test_inference() -> None:
     spy, net = Spy(), Net().eval()
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     with torch.no_grad():
         for x in (torch.randn(2, 3, 8), torch.randn(2, 3, 8)):
             close(compiled(x), net(x))
@@ -45,7 +49,7 @@ def test_inference() -> None:
 
 def test_dynamic_shapes() -> None:
     spy, net = Spy(), Net().eval()
-    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    compiled = compile_whole(net, backend=spy.backend, dynamic=True)
     with torch.inference_mode():
         for shape in ((2, 3, 8), (5, 3, 11), (3, 3, 20)):
             x = torch.randn(shape)
@@ -64,7 +68,7 @@ def test_slices_that_only_their_source_sizes() -> None:
 
     for f in (halves, last):
         spy = Spy()
-        compiled = torch.compile(f, backend=spy.backend, dynamic=True)
+        compiled = compile_whole(f, backend=spy.backend, dynamic=True)
         with torch.no_grad():
             for sizes in ((12, 6), (21, 11), (5, 3)):
                 x, y = (torch.randn(2, n) for n in sizes)
@@ -79,7 +83,7 @@ def test_sizes_that_a_tensor_held() -> None:
         parts = [p * (i + 1) for i, p in enumerate(x.split(counts.tolist()))]
         return torch.zeros_like(x).index_add(0, places, torch.cat(parts))
 
-    compiled = torch.compile(experts, backend=Spy().backend)
+    compiled = compile_whole(experts, backend=Spy().backend)
     with torch.no_grad():
         for counts in ([3, 4, 2], [2, 5, 2], [0, 2, 7], [4, 4, 1]):
             x, places = torch.randn(9, 3), torch.randperm(9)
@@ -96,11 +100,11 @@ def test_options() -> None:
     net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
     backend = partial(ingot_backend, compile_model=compiler)
     with torch.no_grad():
-        close(torch.compile(net, backend=backend, options={"threads": 1})(x), net(x))
+        close(compile_whole(net, backend=backend, options={"threads": 1})(x), net(x))
         assert asked == [{"threads": 1}]
         torch._dynamo.reset()
         with pytest.raises(BackendCompilerFailed, match="precision, threads, cache, fast_math, got speed"):
-            torch.compile(net, backend=backend, options={"speed": 2})(x)
+            compile_whole(net, backend=backend, options={"speed": 2})(x)
 
 
 class Attends(nn.Module):
@@ -121,7 +125,7 @@ class Attends(nn.Module):
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_composites_and_equal_sizes(norm_first: bool) -> None:
     spy, net = Spy(), Attends(norm_first).eval()
-    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    compiled = compile_whole(net, backend=spy.backend, dynamic=True)
     with torch.inference_mode():
         for batch, length, keys in ((2, 5, 7), (3, 4, 6)):
             given = (torch.randn(batch, length, 8), torch.randn(batch, keys, 8), torch.rand(batch, length) > 0.7)
@@ -146,7 +150,7 @@ class Biased(nn.Module):
 
 def test_sizes_that_parameters_fix() -> None:
     spy, net = Spy(), Biased().eval()
-    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    compiled = compile_whole(net, backend=spy.backend, dynamic=True)
     with torch.no_grad():
         for shape in ((2, 3, 12, 12), (3, 3, 12, 12), (2, 3, 11, 11)):
             x = torch.randn(shape)
@@ -156,7 +160,7 @@ def test_sizes_that_parameters_fix() -> None:
 
 def test_pools_of_channels_last() -> None:
     spy, net = Spy(), nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 2, 1)).eval()
-    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    compiled = compile_whole(net, backend=spy.backend, dynamic=True)
     with torch.no_grad():
         for batch in (2, 3):
             x = torch.randn(batch, 3, 5, 6).to(memory_format=torch.channels_last)
@@ -170,7 +174,7 @@ class Diagonals(nn.Module):
 
 def test_diagonals_of_sizes_that_change() -> None:
     spy, net = Spy(), Diagonals().eval()
-    compiled = torch.compile(net, backend=spy.backend, dynamic=True)
+    compiled = compile_whole(net, backend=spy.backend, dynamic=True)
     with torch.no_grad():
         for shape in ((2, 5, 7), (3, 6, 9), (2, 4, 4), (2, 8, 6)):
             x = torch.randn(shape)
@@ -179,7 +183,7 @@ def test_diagonals_of_sizes_that_change() -> None:
 
 def test_changed_weights_are_seen() -> None:
     spy, net = Spy(), Net().eval()
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
         close(compiled(x), net(x))
@@ -193,7 +197,7 @@ def test_inputs_that_are_written() -> None:
         x.add_(n)
         return x.view(-1, n).sum(0)
 
-    compiled = torch.compile(function, backend=Spy().backend, dynamic=True)
+    compiled = compile_whole(function, backend=Spy().backend, dynamic=True)
     for n in (2, 3, 4):
         a, b = torch.ones(5 * n), torch.ones(5 * n)
         close(compiled(a, n), function(b, n))
@@ -221,7 +225,7 @@ class Counter(nn.Module):
 def test_buffers_that_the_model_writes_are_state_and_no_constants() -> None:
     spy, net = Spy(), Counter().eval()
     twin = deepcopy(net)
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     with torch.no_grad():
         for step in range(4):
             x, at = torch.randn(1, 4), torch.tensor([step])
@@ -232,7 +236,7 @@ def test_buffers_that_the_model_writes_are_state_and_no_constants() -> None:
 
 
 class Tagger(nn.Module):
-    def __init__(self, bidirectional: bool) -> None:
+    def __init__(self, bidirectional: bool = False) -> None:
         super().__init__()
         self.layers = nn.LSTM(4, 6, 2, batch_first=True, bidirectional=bidirectional)
 
@@ -245,7 +249,7 @@ def test_recurrent_layers_stay_whole(bidirectional: bool) -> None:
     """Where dynamo is told to take them at all."""
     spy, net = Spy(), Tagger(bidirectional).eval()
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
-        compiled = torch.compile(net, backend=spy.backend, fullgraph=True)
+        compiled = compile_whole(net, backend=spy.backend)
         x = torch.randn(2, 5, 4)
         close(compiled(x), net(x))
         state = net(x)[1]
@@ -257,7 +261,7 @@ def test_recurrent_layers_stay_whole(bidirectional: bool) -> None:
 def test_inputs_that_the_backward_pass_reads_are_not_copied() -> None:
     spy, net = Spy(), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     x = torch.randn(2, 4, requires_grad=True)
-    out = torch.compile(net, backend=spy.backend)(x)
+    out = compile_whole(net, backend=spy.backend)(x)
     found = torch.autograd.grad(out.sum(), [x, *net.parameters()])
     for got, want in zip(found, torch.autograd.grad(net(x).sum(), [x, *net.parameters()]), strict=True):
         close(got, want)
@@ -272,7 +276,7 @@ def test_keyword_arguments_choose_what_is_compiled() -> None:
         return {"y": y, "more": None if more is None else y + more["bias"]}
 
     spy = Spy()
-    compiled = torch.compile(function, backend=spy.backend)
+    compiled = compile_whole(function, backend=spy.backend)
     calls: list[dict[str, Any]] = [{}, {"scale": 2.0}, {"mode": "minus"}, {"more": {"bias": torch.ones(3)}}]
     for named in calls:
         x = torch.randn(2, 3)
@@ -281,7 +285,7 @@ def test_keyword_arguments_choose_what_is_compiled() -> None:
 
 def test_the_second_size_makes_it_dynamic() -> None:
     spy, net = Spy(), Net().eval()
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     with torch.no_grad():
         for batch in (3, 4, 5, 9):
             x = torch.randn(batch, 3, 8)
@@ -297,9 +301,12 @@ def test_a_graph_without_inputs_gives_tensors() -> None:
 
     x = torch.randn(3, 3)
     # one thread: behind a graph break torch keeps what it compiled, with its workers
-    compiled = torch.compile(masked, backend="ingot", options={"threads": 1})
+    spy = Spy(partial(ingot.compile, threads=1))
+    compiled = torch.compile(masked, backend=spy.backend, fullgraph=False)
     with torch.no_grad():
         assert torch.equal(compiled(x), masked(x))
+    assert [len(m.graph.inputs) for m in spy.models] == [0, 2]
+    assert breaks() == {"Call to `torch._dynamo.graph_break()`"}
 
 
 class Views(nn.Module):
@@ -310,7 +317,7 @@ class Views(nn.Module):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_views_of_inputs(dynamic: bool) -> None:
-    compiled = torch.compile(Views().eval(), backend=Spy().backend, dynamic=dynamic)
+    compiled = compile_whole(Views().eval(), backend=Spy().backend, dynamic=dynamic)
     with torch.no_grad():
         for x in (torch.randn(4, 6), torch.randn(5, 8), torch.randn(6, 4).mT):
             close(compiled(x), Views()(x))
@@ -321,13 +328,13 @@ def test_ints_that_are_no_sizes(n: int) -> None:
     def function(x: Tensor, n: int) -> tuple[Tensor, ...]:
         return x * n + n, torch.roll(x, n, 0), x[n:], torch.triu(x, n), x.sum(n if n < 2 else 0)
 
-    compiled = torch.compile(function, backend=Spy().backend, dynamic=True)
+    compiled = compile_whole(function, backend=Spy().backend, dynamic=True)
     x = torch.randn(5, 4)
     close(compiled(x, n), function(x, n))
 
 
 def test_ints_of_either_sign_share_one_trace() -> None:
-    compiled = torch.compile(lambda x, n: x * n, backend=Spy().backend, dynamic=True)
+    compiled = compile_whole(lambda x, n: x * n, backend=Spy().backend, dynamic=True)
     x = torch.randn(3)
     for n in (2, 3, 0, -5, 7, -5, 0):
         close(compiled(x, n), x * n)
@@ -339,5 +346,27 @@ def test_strides_and_paddings_of_the_call(stride: int, padding: int) -> None:
         return F.conv2d(x, w, None, stride, padding), F.conv_transpose2d(x, w.swapaxes(0, 1), None, stride, padding)
 
     x, w = torch.randn(1, 2, 9, 8), torch.randn(3, 2, 3, 3)
-    compiled = torch.compile(function, backend=Spy().backend, dynamic=True)
+    compiled = compile_whole(function, backend=Spy().backend, dynamic=True)
     close(compiled(x, w, stride, padding), function(x, w, stride, padding), 1e-4)
+
+
+def test_what_dynamo_leaves_to_eager_is_an_error() -> None:
+    """Of `compile_whole`: all of a recurrent layer, and a part of a function."""
+    with torch.no_grad(), pytest.raises(Unsupported, match="RNN"):
+        compile_whole(Tagger(), backend=Spy().backend)(torch.randn(2, 5, 4))
+    with pytest.raises(Unsupported, match="graph_break"):
+        compile_whole(lambda x: (x * 2, torch._dynamo.graph_break(), x + 1), backend=Spy().backend)(torch.randn(2))
+
+
+def test_no_test_takes_eager_results_for_those_of_programs() -> None:
+    """Tests and tools that call torch.compile itself say whether graphs may break, as it does not raise by default."""
+    silent: list[str] = []
+    for path in (p for folder in ("tests", "tools") for p in (ROOT / folder).rglob("*.py")):
+        if "torch.compile" not in (text := path.read_text()):
+            continue
+        nodes = list(ast.walk(ast.parse(text)))
+        told = [c for c in nodes if isinstance(c, ast.Call) and any(k.arg == "fullgraph" for k in c.keywords)]
+        heard = {part for call in told for part in (call.func, *call.args)}
+        named = [n for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n) == "torch.compile"]
+        silent += [f"{path.relative_to(ROOT)}:{n.lineno}" for n in named if n not in heard]
+    assert not silent

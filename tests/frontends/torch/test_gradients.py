@@ -10,7 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
-pytestmark = pytest.mark.slow
+import ingot  # noqa: E402
+from tests.frontends.torch.agree import Function, Spy, breaks, compile_whole  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_dynamo")]
 Tensor = torch.Tensor
 
 
@@ -72,7 +75,6 @@ def _shares(x: Tensor, kernel: Tensor, scale: Tensor) -> Tensor:  # 178080
 
 ZEROS = torch.tensor([[1.0, 0, 3], [0, 0, 2], [1, 2, 3]])
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, and tensors themselves
-    "a tensor twice": (lambda x: Twice.apply(x, x), ((5,),)),
     "gradients made forward": (lambda x, w: HeadLoss.apply(x.relu(), w, torch.arange(6) % 5), ((6, 4), (5, 4))),
     "diagonal_scatter": (lambda x, s: torch.diagonal_scatter(x, s, 0).sum(), ((8, 8), (8,))),  # 182012
     "slice_scatter": (lambda x, y: torch.slice_scatter(x, y, 1, 0, 6).sum(1), ((4, 13, 33), (4, 6, 33))),  # 180164
@@ -98,14 +100,32 @@ def test_gradients_are_those_of_eager(name: str) -> None:
     f, given = CASES[name]
     torch.manual_seed(0)
     values = [x if isinstance(x, Tensor) else torch.randn(x) for x in given]
+    _same(compile_whole(f), f, values)
+
+
+def _same(compiled: Callable[..., Tensor], f: Callable[..., Tensor], values: list[Tensor]) -> None:
     found = []
-    for fn in (f, torch.compile(f, backend="ingot")):
+    for fn in (f, compiled):
         xs = [v.clone().requires_grad_() for v in values]
         y = fn(*xs)
         (y * torch.linspace(-1, 2, y.numel()).view(y.shape)).sum().backward()
         found.append([y.detach(), *(x.grad for x in xs)])
     for want, got in zip(*found, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5 * float(want.abs().max()))
+
+
+def test_a_function_of_one_tensor_twice() -> None:
+    """Dynamo leaves its call and its gradient to eager PyTorch; a loss that Ingot differentiates may have one."""
+
+    def f(x: Tensor) -> Tensor:
+        return Twice.apply(x, x)
+
+    spy, x = Spy(), torch.randn(5)
+    _same(torch.compile(f, backend=spy.backend, fullgraph=False), f, [x])
+    assert len(spy.models) == 1  # `Twice.forward`, by itself
+    assert breaks() == {"autograd.Function.apply: duplicate tensor input"}
+    (got,) = ingot.grad(Function(lambda x: f(x).square().sum()), (x,))(x).values()
+    torch.testing.assert_close(got, torch.func.grad(lambda x: (x * x + x + x).square().sum())(x))
 
 
 def test_writes_under_func_grad() -> None:  # 136662
@@ -116,4 +136,4 @@ def test_writes_under_func_grad() -> None:  # 136662
         return y.sum()
 
     x = torch.tensor([[1.0, 2, -3], [4, 5, 6]])
-    torch.testing.assert_close(torch.compile(torch.func.grad(g), backend="ingot")(x), torch.func.grad(g)(x))
+    torch.testing.assert_close(compile_whole(torch.func.grad(g))(x), torch.func.grad(g)(x))

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ingot
-from ingot.frontends.torch.dynamo import ingot_backend
 from ingot.support.errors import InputError
-from tests.frontends.torch.agree import close
+from tests.frontends.torch.agree import close, compile_whole
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -50,7 +49,7 @@ def exact() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 2e-3)])
 def test_inference(dtype: torch.dtype, tolerance: float) -> None:
     net = Mixer().eval().to("cuda", dtype)
-    compiled = torch.compile(net, backend=ingot_backend, dynamic=True)
+    compiled = compile_whole(net, dynamic=True)
     with torch.no_grad():
         for batch in (2, 3, 7):
             x = torch.randn(batch, 3, 32, 32, device="cuda", dtype=dtype)
@@ -66,7 +65,7 @@ def test_inference(dtype: torch.dtype, tolerance: float) -> None:
 def test_training(causal: bool, dtype: torch.dtype) -> None:
     nets = [Mixer(causal=causal).cuda()]
     nets.append(deepcopy(nets[0]))
-    calls = [nets[0], torch.compile(nets[1], backend=ingot_backend)]
+    calls = [nets[0], compile_whole(nets[1])]
     steps = [torch.optim.SGD(net.parameters(), 0.05) for net in nets]
     for _ in range(4):
         x, y = torch.randn(8, 3, 32, 32, device="cuda"), torch.randint(10, (8,), device="cuda")
@@ -84,7 +83,7 @@ def test_training(causal: bool, dtype: torch.dtype) -> None:
 def test_dropout_in_training_is_that_of_the_gradient() -> None:
     """Along a line in a parameter the loss moves as its gradient says, where the same numbers are drawn."""
     net = Mixer(dropout=0.5).cuda().train()
-    compiled = torch.compile(net, backend=ingot_backend)
+    compiled = compile_whole(net)
     x = torch.randn(4, 3, 32, 32, device="cuda")
 
     def loss() -> Tensor:
@@ -105,7 +104,7 @@ def test_dropout_in_training_is_that_of_the_gradient() -> None:
 
 def test_a_captured_call_replays_on_new_values() -> None:
     net = Mixer().eval().cuda()
-    compiled = torch.compile(net, backend=ingot_backend)
+    compiled = compile_whole(net)
     x = torch.randn(2, 3, 32, 32, device="cuda")
     with torch.no_grad():
         side = torch.cuda.Stream()
@@ -146,7 +145,7 @@ def test_numbers_and_results_on_the_host() -> None:
     def f(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         return x * scale, x.sum().cpu()
 
-    compiled = torch.compile(f, backend=ingot_backend)
+    compiled = compile_whole(f)
     x, scale = torch.randn(5, 4, device="cuda"), torch.tensor(3.0)
     with torch.no_grad():
         a, b = compiled(x, scale)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import ingot
 from ingot.support.errors import ImportModelError, InputError
-from tests.frontends.torch.agree import close
+from tests.frontends.torch.agree import close, compile_whole
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -163,7 +163,7 @@ def test_calls(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in MODELS if n not in ("parameter", "views")])
 def test_torch_compile(name: str) -> None:
     """There the buffers are the module's own."""
-    compiler = partial(torch.compile, backend="ingot", options={"threads": 1})
+    compiler = partial(compile_whole, options={"threads": 1})
     net, eager = _agree(name, lambda net, args: compiler(net))
     for at, value in eager.named_buffers():
         close(net.get_buffer(f"_orig_mod.{at}"), value)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ingot.frontends.torch import export_module, import_exported
-from tests.frontends.torch.agree import Function, run
+from tests.frontends.torch.agree import Function, compile_whole, run
 
 X, W = torch.randn(64, 32), torch.randn(48, 32)
 IMAGE, KERNEL, CHANNELS = torch.randn(2, 4, 9, 9), torch.randn(6, 4, 3, 3), torch.randn(6) * 3
@@ -40,6 +40,6 @@ def test_a_bias_is_added_before_rounding(name: str, dtype: torch.dtype) -> None:
 def test_bilinear_of_integers_keeps_their_dtype() -> None:
     a, b, w = (torch.randint(0, 9, s).to(torch.int32) for s in ((3, 4), (3, 5), (2, 4, 5)))
     torch._dynamo.reset()
-    got = torch.compile(F.bilinear, backend="ingot")(a, b, w)
+    got = compile_whole(F.bilinear)(a, b, w)
     assert got.dtype == torch.int32
     assert torch.equal(got, F.bilinear(a, b, w))

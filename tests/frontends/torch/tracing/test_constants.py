@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.frontends.torch.agree import Spy, close
+from tests.frontends.torch.agree import Spy, close, compile_whole
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -57,7 +57,7 @@ def test_frozen_tensors_are_constants_until_they_change_again(write: Callable[[A
     torch.manual_seed(0)
     spy, net = Spy(), Adapted()
     eager = copy.deepcopy(net)
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     counts: list[int] = []
     for turn in range(5):
         if turn:
@@ -87,7 +87,7 @@ def test_frozen_tensors_are_constants_until_they_change_again(write: Callable[[A
 def test_a_layer_that_thaws_is_trained() -> None:
     spy, net = Spy(), Adapted()
     eager = copy.deepcopy(net)
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     for frozen in (True, False, True):
         for n in (net, eager):
             n.frozen.requires_grad_(not frozen)
@@ -107,7 +107,7 @@ def test_a_layer_that_thaws_is_trained() -> None:
 def test_inference_between_updates_takes_weights_as_inputs() -> None:
     """The net that acts while it is trained: it is not compiled again for each update."""
     spy, net = Spy(), Adapted()
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     for _ in range(6):
         with torch.no_grad():
             for p in net.parameters():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ingot.frontends.torch.tracing.layouts import order_of
-from tests.frontends.torch.agree import Spy, close
+from tests.frontends.torch.agree import Spy, close, compile_whole
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -48,7 +48,7 @@ def test_kept_images(given: torch.memory_format, dynamic: bool | None) -> None:
     torch.manual_seed(0)
     net, x = Images().to(memory_format=given), torch.randn(2, 3, 9, 11).to(memory_format=given)  # type: ignore[call-overload]
     spy, same = Spy(), deepcopy(net)
-    compiled = torch.compile(net, backend=spy.backend, dynamic=dynamic)
+    compiled = compile_whole(net, backend=spy.backend, dynamic=dynamic)
 
     def gradients(f: Any) -> list[Tensor]:
         leaf = x.clone().requires_grad_()
@@ -68,6 +68,6 @@ def test_kept_images(given: torch.memory_format, dynamic: bool | None) -> None:
 def test_lines_and_volumes() -> None:
     for layer, x in ((nn.Conv1d(2, 3, 3), torch.randn(2, 2, 7)), (nn.Conv3d(2, 3, 2), torch.randn(2, 2, 3, 4, 5))):
         net = nn.Sequential(layer, nn.Tanh())
-        got = torch.autograd.grad(torch.compile(net, backend=Spy().backend)(x).sum(), list(net.parameters()))
+        got = torch.autograd.grad(compile_whole(net, backend=Spy().backend)(x).sum(), list(net.parameters()))
         for mine, want in zip(got, torch.autograd.grad(net(x).sum(), list(net.parameters())), strict=True):
             close(mine, want, 1e-5)

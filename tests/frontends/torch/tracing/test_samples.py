@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ingot.frontends.torch.tracing.samples import Samples
-from tests.frontends.torch.agree import Spy, close
+from tests.frontends.torch.agree import Spy, close, compile_whole
 
 
 def test_samples() -> None:
@@ -30,7 +30,7 @@ def test_samples() -> None:
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_weights_that_are_written_through_data_are_seen() -> None:
     net, x, spy = nn.Linear(40, 30), torch.randn(2, 40), Spy()
-    compiled = torch.compile(net, backend=spy.backend)
+    compiled = compile_whole(net, backend=spy.backend)
     for _ in range(2):
         compiled(x).square().sum().backward()
         for p in net.parameters():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ingot.support.errors import UnsupportedOpError
-from tests.frontends.torch.agree import Spy, close
+from tests.frontends.torch.agree import Spy, close, compile_whole
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -28,7 +28,7 @@ class Words(nn.Module):
 def test_tables(padding: int | None) -> None:
     spy, net = Spy(), Words(padding)
     # a graph that cannot be traced would else run eagerly
-    compiled = torch.compile(net, backend=spy.backend, fullgraph=True)
+    compiled = compile_whole(net, backend=spy.backend)
     # rows that come twice, another number of rows, none
     for ids in (torch.tensor([[1, 2, 2], [0, 8, 1]]), torch.tensor([[5, 2], [2, 2], [3, 4]]), torch.empty(0, 3).long()):
         found: list[list[Tensor]] = []
@@ -51,4 +51,4 @@ def test_a_sum_is_refused() -> None:
         return F.embedding(ids, table, sparse=True) + F.embedding(ids + 1, table, sparse=True)
 
     with pytest.raises(UnsupportedOpError, match="sparse_coo_tensor"):
-        torch.compile(twice, backend=Spy().backend)(table).sum().backward()
+        compile_whole(twice, backend=Spy().backend)(table).sum().backward()

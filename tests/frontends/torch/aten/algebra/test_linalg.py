@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ingot
-from tests.frontends.torch.agree import Function, agree
+from tests.frontends.torch.agree import Function, agree, compile_whole
 
 BATCH = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
 POSITIVE = BATCH @ BATCH.mT + torch.eye(5)
@@ -137,7 +137,7 @@ def test_what_raises_in_pytorch_is_nan() -> None:
 
 @pytest.mark.slow
 def test_under_torch_compile_with_any_size() -> None:
-    solve = torch.compile(torch.linalg.solve, backend="ingot", dynamic=True)
+    solve = compile_whole(torch.linalg.solve, dynamic=True)
     for n in (4, 7, 70):
         a = torch.randn(2, n, n, generator=torch.Generator().manual_seed(n)) + n**0.5 * torch.eye(n)
         b = torch.randn(2, n, 3, generator=torch.Generator().manual_seed(n))
