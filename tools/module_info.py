@@ -2,9 +2,9 @@
 
     python tools/module_info.py [--mode train|eval] [--grad] [--samples N] [--dynamic] [NAME ...]
 
-A sample agrees when results and the module's buffers afterwards have eager's structure, types, shapes and, where eager
-does not draw random numbers, values. With --grad so have the gradients of all parameters and floating arguments, from
-random cotangents of all results.
+A sample agrees when it is compiled whole, recurrent layers too, and results and the module's buffers afterwards have
+eager's structure, types, shapes and, where eager does not draw random numbers, values. With --grad so have gradients of
+all parameters and floating arguments, from random cotangents of all results.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported, UserError
 from torch.utils import _pytree as pytree
 
 MODES = ("eval", "train")
@@ -28,7 +29,8 @@ TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.bfloat16: 2e-2, to
 
 @dataclass(frozen=True)
 class Outcome:
-    """result: agrees | differs | refused | error | skipped (eager itself fails, or there is nothing to compile)."""
+    """result: agrees | differs | refused | error | broken (dynamo would leave a part, or all, to eager PyTorch) |
+    skipped (eager itself fails, or there is nothing to compile)."""
 
     result: str
     detail: str = ""
@@ -82,7 +84,11 @@ def compare(
     drawn = not _same(expected, again, exact=True)
     torch._dynamo.reset()
     try:
-        got = called(nets[2], torch.compile(nets[2], backend=backend, dynamic=dynamic), 1)
+        # recurrent layers, too, which dynamo would leave to eager PyTorch
+        with torch._dynamo.config.patch(allow_rnn=True):
+            got = called(nets[2], torch.compile(nets[2], backend=backend, dynamic=dynamic, fullgraph=True), 1)
+    except (Unsupported, UserError) as e:
+        return Outcome("broken", " ".join(str(e).split())[:300])
     except Exception as e:
         inner = getattr(e, "inner_exception", None) or e.__cause__ or e
         refused = "ingot" in type(e).__module__ or "ingot" in type(inner).__module__

@@ -20,7 +20,13 @@ def entries() -> list[Any]:
     return module_info.entries()
 
 
-def test_a_wrong_result_and_a_refusal_are_seen() -> None:
+class Broken(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+def test_what_does_not_agree_is_seen() -> None:
     linear = torch.nn.Linear(2, 2)
 
     def wrong(graph: Any, inputs: Any) -> Any:
@@ -31,6 +37,7 @@ def test_a_wrong_result_and_a_refusal_are_seen() -> None:
 
     assert module_info.compare(linear, (torch.ones(1, 2),), {}, wrong, False).result == "differs"
     assert module_info.compare(linear, (torch.ones(1, 2),), {}, refuses, False).result == "error"
+    assert module_info.compare(Broken(), (torch.ones(1, 2),), {}, "eager", False).result == "broken"
     assert module_info.compare(linear, (torch.ones(1, 2),), {}, "eager", False, True).result == "agrees"
 
 
