@@ -236,18 +236,18 @@ def test_buffers_that_the_model_writes_are_state_and_no_constants() -> None:
 
 
 class Tagger(nn.Module):
-    def __init__(self, bidirectional: bool = False) -> None:
+    def __init__(self, bidirectional: bool = False, bias: bool = True) -> None:
         super().__init__()
-        self.layers = nn.LSTM(4, 6, 2, batch_first=True, bidirectional=bidirectional)
+        self.layers = nn.LSTM(4, 6, 2, bias, batch_first=True, bidirectional=bidirectional)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         return self.layers(x, state)
 
 
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_recurrent_layers_stay_whole(bidirectional: bool) -> None:
+@pytest.mark.parametrize(("bidirectional", "bias"), [(False, True), (True, True), (False, False)])
+def test_recurrent_layers_stay_whole(bidirectional: bool, bias: bool) -> None:
     """Where dynamo is told to take them at all."""
-    spy, net = Spy(), Tagger(bidirectional).eval()
+    spy, net = Spy(), Tagger(bidirectional, bias).eval()
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         compiled = compile_whole(net, backend=spy.backend)
         x = torch.randn(2, 5, 4)

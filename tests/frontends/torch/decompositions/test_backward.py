@@ -256,6 +256,17 @@ def test_factors_of_matrices_that_lie_by_rows_and_by_columns() -> None:
     same_gradients(lambda x: torch.linalg.qr(x)[0], torch.randn(2, 5, 3))
 
 
+@pytest.mark.parametrize("biases", [(), (20, 20)], ids=str)
+def test_a_recurrent_layer(biases: tuple[int, ...]) -> None:
+    x, states = torch.randn(6, 2, 3), (torch.randn(1, 2, 5), torch.randn(1, 2, 5))
+
+    def layer(*params: Tensor) -> Tensor:
+        return torch.lstm(x, states, params, bool(biases), 1, 0.0, False, False, False)[0]
+
+    with torch._dynamo.config.patch(allow_rnn=True):
+        same_gradients(layer, torch.randn(20, 3), torch.randn(20, 5), *map(torch.randn, biases))
+
+
 class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -94,7 +94,8 @@ def lstm(
     steps = x.shape[0]
     h0, c0 = h0.reshape(x.shape[1], hidden), c0.reshape(x.shape[1], hidden)
     before = torch.cat([h0[None], output[:-1]])
-    i, f, g, o = (x @ w_ih.t() + before @ w_hh.t() + (b_ih + b_hh)).chunk(4, -1)
+    gated = x @ w_ih.t() + before @ w_hh.t()
+    i, f, g, o = (gated + (b_ih + b_hh) if has_biases else gated).chunk(4, -1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cells = [c0]
     for t in range(steps):

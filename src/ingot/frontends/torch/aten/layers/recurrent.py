@@ -193,7 +193,9 @@ def mkldnn_rnn_layer(
     lstm_mode = 2  # ideep::rnn_kind
     if mode != lstm_mode or num_layers != 1 or bidirectional or batch_first:
         raise Unsupported("another layer than one direction of an LSTM")
-    stack = Stack((w_ih, w_hh, b_ih, b_hh), True, 1, 1, False, reverse)  # without biases, torch passes zeros
+    # without biases, torch passes zeros in the weights' shapes
+    params = (w_ih, w_hh, b_ih, b_hh) if has_biases else (w_ih, w_hh)
+    stack = Stack(params, has_biases, 1, 1, False, reverse)
     no_workspace = None
     return *_lstm(x, (hx, cx), stack), no_workspace
 
