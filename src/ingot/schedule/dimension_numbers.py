@@ -171,6 +171,11 @@ def contiguous_last(loops: Loops) -> Loops:
     return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: x.a == 1)))
 
 
+def terms_as_they_lie(loops: Loops) -> Loops:
+    """The reduction's loops in the order in which A lies in memory."""
+    return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: -abs(estimate(x.a)))))
+
+
 def rows_as_they_lie(loops: Loops) -> Loops:
     """Row axes in the order in which A lies in memory, so that a transposed A's rows can be joined too."""
     order = sorted(range(len(loops.rows)), key=lambda d: -abs(estimate(loops.rows[d].a)))
@@ -211,4 +216,5 @@ def join_rows(loops: Loops, count: int, stride: DimLike) -> Loops:
 
 __all__ = [
     "Loops", "contiguous_last", "convolution_loops", "flat_rows", "join_rows", "loops_of", "rows_as_they_lie",
+    "terms_as_they_lie",
 ]  # fmt: skip

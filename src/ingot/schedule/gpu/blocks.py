@@ -66,6 +66,22 @@ class Span:
         return tuple(block.let(e, "i") for e in ix.delinearize(self.at, shape, block.multiples))
 
 
+def places_of(
+    block: Block, first: Expr, size: int, shape: Shape, axis: int, *, held: bool = False
+) -> tuple[Index, Expr | None]:
+    """Coordinates of `size` elements of a box of `shape` from number `first` on, a multiple of `size`, along `axis`,
+    and which of them there are; None: all. held: see `Span.of`."""
+    inner = shape[-1]
+    if len(shape) > 1 and isinstance(inner, int) and inner % size == 0:  # they stay in one line of the innermost axis
+        number = block.let(k.binary("div", first, integer(inner)), "n")
+        outer = [block.let(e, "o") for e in ix.delinearize(number, shape[:-1], {})]
+        # not a remainder, of which Triton knows no multiple: elements side by side are loaded together
+        start = ix.sub(first, ix.mul(number, integer(inner)))
+        return (*outer, block.let(k.add(start, k.positions(size, axis)), "at")), None
+    span = Span.of(block, first, size, product(shape), axis, held=held)
+    return span.index(block, shape), span.live
+
+
 def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds: Bounds = ()) -> Expr:
     """The elements at `flat`: a scalar's place is read once. A mask of `bounds`, which covers what no result needs, is
     left out along an axis along which the places do not differ."""
@@ -255,5 +271,6 @@ class Elements:
 
 
 __all__ = [
-    "ALIGN", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "power_of_two", "read_at", "repacked", "write",
+    "ALIGN", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "places_of", "power_of_two", "read_at", "repacked",
+    "write",
 ]  # fmt: skip

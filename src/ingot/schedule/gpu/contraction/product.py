@@ -24,10 +24,11 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
-from ingot.schedule.dimension_numbers import Loops, loops_of
+from ingot.schedule.dimension_numbers import Loops, loops_of, rows_as_they_lie, terms_as_they_lie
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, read_at, repacked
+from ingot.schedule.gpu.blocks import ALIGN, Group, dot, places_of, read_at, repacked
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
+from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, lie_apart
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
@@ -38,7 +39,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.schedule.lowered import Arg, Lowered, Pack
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
 BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
@@ -79,6 +80,15 @@ class _Operand:
 
 
 @dataclass(frozen=True)
+class _Copy:
+    """B as it lies before a kernel copies it: its loops, where it begins and what it is of the group."""
+
+    lying: Loops
+    source: _Operand
+    arg: Arg
+
+
+@dataclass(frozen=True)
 class _Terms:
     """How B is read: `begin` a turn at a place of the reduction, and then each of its `halves` (where it begins, its
     number)."""
@@ -101,6 +111,7 @@ class _Product:
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
     boxes: Boxes | None = None  # where the tiling asks for them
+    copy: _Copy | None = None
 
     @staticmethod
     def of(
@@ -117,7 +128,8 @@ class _Product:
         of_levels = isinstance(y.op, Dequantize)
         stored = x, y.inputs[0] if of_levels else y
         (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, n, ins) for n in stored)
-        loops = loops_of(anchor, a_layout, b_layout)
+        loops = rows_as_they_lie(loops_of(anchor, a_layout, b_layout))
+        loops = loops if of_levels else terms_as_they_lie(loops)
         sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = sizes
         pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
@@ -130,6 +142,7 @@ class _Product:
         found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
+        copied = pack is None and found is None and units is not None and lie_apart(loops, b.offset, y.dtype)
         if machine.boxes and found is None and units == (x.dtype, y.dtype):
             read = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
             walked = loops if pack is None else packed_loops(loops, axes)
@@ -137,7 +150,7 @@ class _Product:
         turn = found.levels.turn if found else 0
         functions = sum(n.op.costly for n in body.nodes())
         asked = Asked(m, n, depth, batch, unit, turn=turn, boxes=boxes is not None, functions=functions)
-        site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None)
+        site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None or copied)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None
         if found is not None:
@@ -146,11 +159,15 @@ class _Product:
             b = _Operand(found.levels.buffer, 0)
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
             return _Product(group, anchor, a, b, loops, tiling, site, units, found.packs, found.packed(), found.levels)
-        if pack is None:
+        if pack is None and not copied:
             return _Product(group, anchor, a, b, loops, tiling, site, units, boxes=boxes)
         if not reads_again(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
-        loops = packed_loops(loops, axes)
+        lying, loops = loops, packed_loops(loops, axes)
+        if pack is None:
+            copy = _Copy(lying, b, Arg("in", b_at))
+            b = _Operand(Buffer("b", y.dtype, align=ALIGN), 0)
+            return _Product(group, anchor, a, b, loops, tiling, site, units, copy=copy)
         buffer = Buffer("b", pack.dtype, align=ALIGN)
         b = _Operand(buffer, 0)
         packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
@@ -169,23 +186,27 @@ class _Product:
         sums = Sums(self.group, (self.anchor,), self.tile, tiles, t.parts, first)
         share = sums.share(top, chunk)
         batch, row, column = self._program(top, share.tile, down, across)
-        rows = Span.of(top, k.mul(row, integer(t.rows)), t.rows, m, 0, held=True)
-        columns = Span.of(top, k.mul(column, integer(t.columns)), t.columns, n, 1)
-        row_at = rows.index(top, tuple(x.extent for x in loops.rows))
-        column_at = columns.index(top, tuple(x.extent for x in loops.cols))
+        row_shape, column_shape = (tuple(x.extent for x in axes) for axes in (loops.rows, loops.cols))
+        row_at, row_live = places_of(top, k.mul(row, integer(t.rows)), t.rows, row_shape, 0, held=True)
+        column_at, column_live = places_of(top, k.mul(column, integer(t.columns)), t.columns, column_shape, 1)
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         boxes = self._boxes()
         if boxes:
             acc = self._boxed_sums(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), share)
         else:
-            acc = self._sums(top, batch_at, row_at, column_at, columns.live, share)
-        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), rows.live, columns.live)
+            acc = self._sums(top, batch_at, row_at, column_at, column_live, share)
+        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), row_live, column_live)
         # what starts early takes the room that it finds, be it uneven: programs that are many wait for all of it
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
         extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), place, share)
+        before, temps = tuple[Step, ...](), sums.temps
+        if self.copy is not None:
+            to, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
+            before = (columns_step(self.copy.lying, loops, source, offset, (self.copy.arg, to)),)
+            extra, temps = (*extra, (self.b.buffer, to)), (*temps, copy_bytes(loops, source.dtype))
         step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
+        return Lowered((*before, step), temps, self.packs, self.site, sums.zeros)
 
     def _program(self, top: Block, chunk: Expr, down: DimLike, across: DimLike) -> tuple[Expr, Expr, Expr]:
         """(batch, tile of rows, tile of columns) of a program: in bands of rows, down first."""

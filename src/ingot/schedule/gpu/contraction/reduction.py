@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, product
+from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -14,8 +13,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import Span, dot
-from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.gpu.blocks import dot, places_of
 
 
 def along(
@@ -26,19 +24,8 @@ def along(
     if step == 1:
         at = ix.delinearize(first, extents, block.multiples)
         return dot(at, strides), None
-    inner = extents[-1]
-    if isinstance(inner, int) and inner % step == 0:  # a turn stays in one line of the innermost axis
-        number: Expr = ZERO if len(extents) == 1 else block.let(k.binary("div", first, integer(inner)), "n")
-        outer = ix.delinearize(number, extents[:-1], {}) if len(extents) > 1 else ()
-        line = block.let(dot(outer, strides[:-1]), "o")
-        if strides[-1] == 0:
-            return line, None
-        # not a remainder, of which Triton knows no multiple: elements side by side are loaded together
-        start = ix.sub(first, ix.mul(number, integer(inner)))
-        span = block.let(k.add(start, k.positions(step, axis)), "k")
-        return ix.add(line, ix.mul(span, dim_expr(strides[-1]))), None
-    span = Span.of(block, first, step, product(extents), axis)
-    return dot(span.index(block, extents), strides), span.live
+    places, live = places_of(block, first, step, extents, axis)
+    return dot(places, strides), live
 
 
 def packed_loops(loops: Loops, axes: Sequence[Axis]) -> Loops:

@@ -1,0 +1,56 @@
+"""Convolutions whose kernel is no constant: what is copied in front of them, and in which order they are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import DType, TensorType, bf16, f32
+from tests.conformance.checked import planned, run_checked
+from tests.conformance.targets import H100
+
+
+def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...]) -> list[str]:
+    """Names of the kernels of a graph that agrees with the interpreter."""
+    rng = np.random.default_rng(0)
+    given = [rng.normal(size=s).astype(dtype.numpy) for s in shapes]
+    (got,), (want,) = run_checked(graph, given, H100), interpret(graph, given)
+    error = np.abs(got.astype(np.float64) - want).max() / np.abs(want.astype(np.float64)).max()
+    assert error < (1e-2 if dtype == bf16 else 1e-5)
+    return [kernel.name.rstrip("_0123456789") for kernel in planned(graph, H100)[1].values()]
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize(("outs", "ins", "copied"), [(24, 5, True), (40, 33, True), (21, 5, False)])
+def test_a_kernel_that_lies_apart_is_copied(dtype: DType, outs: int, ins: int, copied: bool) -> None:
+    """Not one of 21 columns, whose copy could not be loaded together either."""
+    x, w = Input("x", TensorType(dtype, (2, 13, 14, ins)))(), Input("w", TensorType(dtype, (outs, ins, 3, 2)))()
+    none, one = ((0, 0), (0, 0)), (1, 1)
+    y = ops.Convolution(one, none, one, one, "NHWC", "OIHW", "NHWC", dtype=f32)(x, w)
+    names = _run(Graph((x, w), (y,)), dtype, x.type.shape, w.type.shape)
+    assert names.count("columns") == int(copied)
+
+
+def test_a_matrix_whose_terms_or_columns_lie_side_by_side_is_not_copied() -> None:
+    for shape, at in (((40, 64), 1), ((64, 40), 0)):
+        x, w = Input("x", TensorType(f32, (300, 64)))(), Input("w", TensorType(f32, shape))()
+        graph = Graph((x, w), (ops.DotGeneral(((), ()), ((1,), (at,)))(x, w),))
+        assert _run(graph, f32, (300, 64), shape) == ["product"]
+
+
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_the_gradient_of_a_kernel_reads_channels_that_lie_side_by_side(strides: tuple[int, int]) -> None:
+    """Its rows are taps and channels, channels innermost; its reduction, of many parts, is over images and places."""
+    x, g = (3, 17, 15, 16), (3, 15 if strides == (1, 1) else 8, 13 if strides == (1, 1) else 7, 8)
+    a, b = (Input(n, TensorType(f32, s))() for n, s in (("x", x), ("g", g)))
+    graph = Graph((a, b), (ops.KernelGradient((3, 3), strides, (1, 1))(a, b),))
+    assert _run(graph, f32, x, g) == ["product"]
+
+
+def test_sums_of_many_parts_are_joined_in_turns() -> None:
+    a, b = (Input(n, TensorType(f32, (9000, size)))() for n, size in (("a", 20), ("b", 24)))
+    graph = Graph((a, b), (ops.DotGeneral(((), ()), ((0,), (0,)))(a, b),))
+    assert _run(graph, f32, (9000, 20), (9000, 24)) == ["product"]
