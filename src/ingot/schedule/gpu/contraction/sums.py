@@ -24,6 +24,8 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
 
+AHEAD = 8  # parts whose loads are under way together
+
 
 @dataclass(frozen=True)
 class Place:
@@ -140,13 +142,26 @@ class Sums:
         before = block.fresh("before")
         block.stmts.append(Increment(before, arrived, own))
 
-        def whole(block: Block, buffer: Buffer) -> Expr:
-            total: Expr | None = None
-            for number in range(self.parts):
-                value = read_at(block, buffer, k.add(flat, integer(number * rows * columns)), None)
+        def added(block: Block, buffer: Buffer, total: Expr | None, first: Expr, count: int) -> Expr:
+            for number in range(count):
+                place = k.add(flat, k.mul(k.add(first, integer(number)), size))
+                value = read_at(block, buffer, place, None)
                 total = value if total is None else block.let(k.add(total, value), "sum")
             assert total is not None
             return total
+
+        def whole(block: Block, buffer: Buffer) -> Expr:
+            if self.parts <= 2 * AHEAD:
+                return added(block, buffer, None, ZERO, self.parts)
+            total = block.alloc("total", buffer.dtype, 1, lanes=rows * columns, tile=self.tile)
+            rest = self.parts % AHEAD or AHEAD
+            block.store(total, ZERO, added(block, buffer, None, ZERO, rest))
+
+            def several(inner: Block, first: Expr) -> None:
+                inner.store(total, ZERO, added(inner, buffer, k.load(total, ZERO), first, AHEAD))
+
+            block.loop("p", rest, self.parts, AHEAD, several)
+            return k.load(total, ZERO)
 
         def last(block: Block) -> None:
             block.store(arrived, own, ZERO)

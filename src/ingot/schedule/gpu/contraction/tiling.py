@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ingot.ir.dims import DimLike, estimate, is_static
-from ingot.ir.types import DType, f32
+from ingot.ir.types import DType
 from ingot.schedule.choice import Tiling
 from ingot.schedule.gpu.blocks import power_of_two
 from ingot.schedule.gpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
 PART = 4  # steps of a part of the reduction, at least
-MOST_PARTS = 16
+MOST_PARTS = 64
 VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
 MOST_STAGES = 6
 LINE = 4096  # elements of all B's in a turn where a single row is multiplied by columns that lie one behind the other
@@ -36,8 +36,8 @@ ARRIVED = 4 / 1.1e5, 0.2  # and for an element that the last to arrive reads alo
 
 @dataclass(frozen=True)
 class _Tile:
-    """rate: multiply-adds of a multiprocessor in a microsecond, of 16-bit operands. alone: of a program that has it to
-    itself, as each waits for its loads."""
+    """rate: multiply-adds of a multiprocessor in a microsecond. alone: of a program that has it to itself, as each
+    waits for its loads."""
 
     rows: int
     columns: int
@@ -55,6 +55,11 @@ _TILES = (
     _Tile(64, 256, 4, 2.65e6, 2.4e6), _Tile(64, 128, 4, 2.05e6, 1.7e6), _Tile(128, 64, 4, 1.9e6, 1.5e6),
     _Tile(64, 64, 4, 1.75e6, 1.3e6), _Tile(32, 64, 4, 0.95e6, 0.6e6), _Tile(64, 32, 4, 1.2e6, 0.7e6),
     _Tile(32, 32, 4, 0.5e6, 0.2e6),
+)  # fmt: skip
+# of f32, by plain multiply-adds: one program keeps a multiprocessor almost as busy as several do
+_TILES_F32 = (
+    _Tile(128, 64, 8, 1.7e5, 1.5e5), _Tile(64, 128, 8, 1.7e5, 1.5e5), _Tile(64, 64, 4, 1.7e5, 1.3e5),
+    _Tile(32, 64, 4, 1.4e5, 1.05e5), _Tile(64, 32, 4, 1.15e5, 0.87e5), _Tile(32, 32, 4, 1.08e5, 0.63e5),
 )  # fmt: skip
 LARGEST = 128 * 256
 LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no tensor cores'
@@ -166,10 +171,11 @@ class Asked:
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
         room = 4 * machine.processors
         boxes = int(self.boxes and m >= BOXED)
+        tiles = _TILES if self.dtype.bits <= 16 else _TILES_F32
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
-            for place, tile in enumerate(_TILES):
-                if (self.dtype == f32 and tile.area > LARGEST_F32) or (self.in_runs and tile.area > RUNS * tile.warps):
+            for place, tile in enumerate(tiles):
+                if self.in_runs and tile.area > RUNS * tile.warps:
                     continue
                 programs = -(-m // tile.rows) * -(-n // tile.columns) * count
                 for parts in range(1, self._most_parts(self._step) + 1):
@@ -177,7 +183,7 @@ class Asked:
                         break
                     a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
                     depth, stages, resident = self._ahead(a, b, programs * parts, length // parts, boxes, machine)
-                    if stages == 1 and tile != _TILES[-1]:
+                    if stages == 1 and tile != tiles[-1]:
                         break
                     taken = self._time(tile, programs, parts, resident, machine)
                     yield taken, parts, place, Tiling(a, b, depth, tile.warps, stages, parts, boxes)
@@ -204,8 +210,8 @@ class Asked:
         return step, stages, max(1, min(most, machine.shared // (stages * turn)))
 
     def _time(self, tile: _Tile, programs: int, parts: int, resident: int, machine: Machine) -> float:
-        """Microseconds, of operands of 16 bits; others' are alike in proportion. resident: programs of a
-        multiprocessor at once."""
+        """Microseconds; of 8 bits as of 16, which are alike in proportion. resident: programs of a multiprocessor at
+        once."""
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
         waves = -(-programs * parts // machine.processors)
         taken = waves * tile.area * length / parts / min(tile.rate, waves * tile.alone)
