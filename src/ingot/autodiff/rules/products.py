@@ -102,8 +102,7 @@ def _of_kernel(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     batch, channels = image.shape[:2]
     last = (0, *range(2, len(image.shape)), 1)
     depthwise = channels == groups > 1
-    dense = len(window) == 2 and all(d == 1 for d in (*op.strides, *op.rhs_dilation, groups))
-    taken = depthwise or (dense and any(d != 1 for d in window))
+    taken = depthwise or (groups == 1 and any(d != 1 for d in window))
     taken = taken and is_static(window) and all(d == 1 for d in op.lhs_dilation)
     if taken and all(lo >= 0 <= hi for lo, hi in op.padding):
         around = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
