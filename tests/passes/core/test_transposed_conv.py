@@ -21,13 +21,16 @@ RNG = np.random.default_rng(3)
 
 
 def rises(
-    shape: tuple[DimLike, ...], out: int, kernel: int, stride: int, pad: int, more: int = 0, groups: int = 1
-) -> Graph:
-    """A graph with one transposed convolution of `shape`, as CORE ops, and what follows it."""
+    shape: tuple[DimLike, ...], out: int, kernel: int, stride: int, pad: int, more: int = 0, groups: int = 1,
+    trained: bool = False,
+) -> Graph:  # fmt: skip
+    """A graph with one transposed convolution of `shape`, as CORE ops, and what follows it. trained: its weights are
+    an input."""
     x, rank = arg("x", *shape), len(shape) - 2
     w = RNG.standard_normal((int(x.shape[1]), out // groups, *((kernel,) * rank))).astype(np.float32)  # type: ignore
     op = ops.ConvTranspose((stride,) * rank, ((pad, pad),) * rank, (more,) * rank, (1,) * rank, groups)
-    return fold_constants(lower_model_ops(graph(ops.maximum(op(x, const(w)), 0.0)), frozenset()))
+    weights = arg("w", *w.shape) if trained else const(w)
+    return fold_constants(lower_model_ops(graph(ops.maximum(op(x, weights), 0.0)), frozenset()))
 
 
 def convolutions(g: Graph) -> list[Node]:
@@ -81,6 +84,17 @@ def test_no_number_spreads_beyond_the_taps_that_read_it(
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     if case in CASES[1:4]:
         check(compiled, [x], rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", [CASES[n] for n in (1, 5, 7, 11, 14)])
+def test_weights_that_are_trained_are_cut_by_the_program(
+    case: tuple[tuple[DimLike, ...], int, int, int, int, int, int, int],
+) -> None:
+    before = rises(*case[:-1], trained=True)
+    after = split_transposed(before)
+    assert len(convolutions(after)) == case[-1]
+    same_values(before, after, 2e-4)
+    check(explicit_padding(assign_layouts(simplify(after))), random_inputs(before, {}), rtol=1e-5)
 
 
 def test_phases_share_one_padded_input() -> None:

@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-import numpy as np
-
 from ingot import ops
 from ingot.ir.dims import DimLike, ceildiv, is_static
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import static_shape
+from ingot.passes.constants import value_of
 from ingot.support.dataclass import dataclass
 
 
@@ -67,9 +66,8 @@ def _split(n: Node) -> Node | None:
     plain = all(s == 1 for s in op.strides) and all(d == 1 for d in op.rhs_dilation) and op.batch_groups == 1
     dilated = any(d != 1 for d in op.lhs_dilation)
     standard = op.lhs_layout[:2] == op.out_layout[:2] == "NC" and op.rhs_layout[:2] == "OI"
-    if not (plain and dilated and standard and w.constant is not None) or op.lhs_layout != op.out_layout:
+    if not (plain and dilated and standard and is_static(w.shape)) or op.lhs_layout != op.out_layout:
         return None
-    weights = w.constant.value
     strides, kernel, outs, rank = op.lhs_dilation, static_shape(w.shape)[2:], n.shape[2:], len(op.strides)
     if 0 in kernel:
         return None
@@ -91,22 +89,24 @@ def _split(n: Node) -> Node | None:
             return ops.full((n.shape[0], *spread, n.shape[1]), 0, n.dtype)
         padding = tuple((-r.offset, int(d) + r.offset + r.count - 1) for r, d in zip(at, beyond, strict=True))
         dense = ops.Convolution(ones, padding, ones, ones, last, op.rhs_layout, last, op.feature_groups, 1, op.dtype)
-        y = dense(image, const(_weights(weights, at, strides, op.feature_groups)), loc=n.loc)
+        weights = _weights(w, at, strides, op.feature_groups)
+        y = dense(image, weights if w.constant is None else const(value_of(weights)), loc=n.loc)
         return _shuffled(y, counts, at, op.feature_groups)
 
     return _cut(join(()), n, tuple(c * s for c, s in zip(counts, strides, strict=True)))
 
 
-def _weights(w: np.ndarray, runs: Sequence[_Run], strides: Sequence[int], groups: int) -> np.ndarray:
+def _weights(w: Node, runs: Sequence[_Run], strides: Sequence[int], groups: int) -> Node:
     """[O, I, taps...] -> [groups, phases..., O / groups] output channels over the window of the runs."""
-    o, i = w.shape[:2]
-    phases, window = tuple(r.phases for r in runs), tuple(r.count for r in runs)
-    out = np.empty((*phases, o, i, *window), w.dtype)
-    for at in itertools.product(*map(range, phases)):
-        taps = (slice(r.taps[a], None, s) for a, r, s in zip(at, runs, strides, strict=True))
-        out[at] = w[(slice(None), slice(None), *taps)]
-    grouped = np.moveaxis(out.reshape(*phases, groups, o // groups, i, *window), len(phases), 0)
-    return np.ascontiguousarray(grouped.reshape(-1, i, *window))
+    o, i, *window = (*static_shape(w.shape)[:2], *(r.count for r in runs))
+    phases: list[Node] = []
+    for at in itertools.product(*(range(r.phases) for r in runs)):
+        first = (0, 0, *(r.taps[a] for a, r in zip(at, runs, strict=True)))
+        taps = ops.Slice(first, w.shape, (1, 1, *strides))(w)
+        phases.append(ops.Reshape((1, groups, o // groups, i, *window))(taps))
+    joined = phases[0] if len(phases) == 1 else ops.Concat(0)(*phases)
+    grouped = ops.Transpose((1, 0, *range(2, len(joined.shape))))(joined)
+    return ops.Reshape((len(phases) * o, i, *window))(grouped)
 
 
 def _shuffled(y: Node, counts: Sequence[DimLike], runs: Sequence[_Run], groups: int) -> Node:
