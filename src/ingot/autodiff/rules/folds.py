@@ -12,7 +12,7 @@ from ingot.autodiff.rules.shape import moved_back, moved_last, spread
 from ingot.autodiff.table import constant_everywhere, reverse
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import TensorType, boolean, i32, i64
+from ingot.ir.types import Shape, TensorType, boolean, i32, i64
 
 constant_everywhere(ops.ArgReduce)
 
@@ -111,8 +111,17 @@ def _reduce_window(node: Node, g: Node) -> list[Node | None]:
     if op.kind == "prod":
         taps = [ops.Slice(*box, op.strides)(padded) for box in _boxes(op, g)]
         return list(pulled_back([(reduce(ops.mul, taps), g)], [x]))
-    broken = around(ops.IsNan()(x), ops.scalar(False, boolean))
-    return list(pulled_back([(padded, _window_extremes(op, padded, broken, node, g))], [x]))
+    return list(pulled_back([(padded, _window_extremes(op, padded, _inside(op, x), node, g))], [x]))
+
+
+def _inside(op: ops.ReduceWindow, x: Node) -> Node | None:
+    """Which places of the padded image are x's, of size 1 along axes that have nothing else; None: all are."""
+    rims = [pair != (0, 0) or b != 1 for pair, b in zip(op.padding, op.base_dilation, strict=True)]
+    if not any(rims):
+        return None
+    low, high = (tuple(p[side] for p in op.padding) for side in (0, 1))
+    own = ops.full(tuple(d if rim else 1 for d, rim in zip(x.shape, rims, strict=True)), True, boolean)
+    return ops.Pad(low, high, tuple(b - 1 for b in op.base_dilation))(own, ops.scalar(False, boolean))
 
 
 def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
@@ -126,9 +135,9 @@ def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
     return turned(g)
 
 
-def _window_extremes(op: ops.ReduceWindow, padded: Node, broken: Node, y: Node, g: Node) -> Node:
+def _window_extremes(op: ops.ReduceWindow, padded: Node, inside: Node | None, y: Node, g: Node) -> Node:
     """To the first element of each window that is its extreme, to its last NaN if it has one, as in PyTorch; of the
-    padded image. broken: where that is NaN.
+    padded image, whose border is NaN. inside: see `_inside`.
 
     The window's number of that element is found once for each result; an element of the image then asks the windows
     that it is in.
@@ -141,7 +150,10 @@ def _window_extremes(op: ops.ReduceWindow, padded: Node, broken: Node, y: Node, 
         hit = ops.compare("EQ", ops.Slice(starts, ends, op.strides)(padded), y)
         first = ops.where(hit, ops.full(g.shape, tap, i32), first)
     for tap, (starts, ends) in enumerate(boxes):
-        first = ops.where(ops.Slice(starts, ends, op.strides)(broken), ops.full(g.shape, tap, i32), first)
+        broken = ops.IsNan()(ops.Slice(starts, ends, op.strides)(padded))
+        if inside is not None:
+            broken = ops.and_(broken, _box_of(inside, (starts, ends), op.strides, g.shape))
+        first = ops.where(broken, ops.full(g.shape, tap, i32), first)
     total: Node | None = None
     for tap, (starts, _) in enumerate(boxes):
         chosen, part = (spread(v, starts, op.strides, padded.shape, fill) for v, fill in ((first, none), (g, None)))
@@ -149,6 +161,13 @@ def _window_extremes(op: ops.ReduceWindow, padded: Node, broken: Node, y: Node, 
         total = part if total is None else ops.Add()(total, part)
     assert total is not None
     return total
+
+
+def _box_of(inside: Node, box: Box, strides: tuple[int, ...], shape: Shape) -> Node:
+    """A box of `inside`, repeated along the axes along which it is of size 1."""
+    cuts = zip(inside.shape, *box, strides, strict=True)
+    first, last, steps = zip(*((lo, hi, s) if n != 1 else (0, 1, 1) for n, lo, hi, s in cuts), strict=True)
+    return ops.broadcast_to(ops.Slice(first, last, steps)(inside), shape)
 
 
 Box = tuple[tuple[int, ...], tuple[DimLike, ...]]
