@@ -73,6 +73,13 @@ def _shares(x: Tensor, kernel: Tensor, scale: Tensor) -> Tensor:  # 178080
     return y / y.sum(1, keepdim=True) * scale
 
 
+def _filtered(x: Tensor, w: Tensor) -> Tensor:
+    spectrum = torch.fft.rfft(x)
+    kept = torch.zeros_like(spectrum)
+    kept[:, :3] = spectrum[:, :3] * torch.view_as_complex(w)
+    return torch.fft.irfft(kept, n=x.shape[-1])
+
+
 ZEROS = torch.tensor([[1.0, 0, 3], [0, 0, 2], [1, 2, 3]])
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, and tensors themselves
     "gradients made forward": (lambda x, w: HeadLoss.apply(x.relu(), w, torch.arange(6) % 5), ((6, 4), (5, 4))),
@@ -91,6 +98,8 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, a
     "added to one place": (
         lambda x, v: x.index_put((torch.tensor([0, 0, 2]),), v, accumulate=True), ((4, 3), (3, 3)),
     ),
+    "modes written into a spectrum": (_filtered, ((4, 9), (3, 2))),
+    "times an imaginary number": (lambda x: (x + 1j * x).exp().imag, ((5,),)),
     "overlapping view": (lambda x: x.as_strided((3, 3), (1, 1)) * 1.5, ((5,),)),
 }  # fmt: skip
 

@@ -73,6 +73,7 @@ _MOVES = frozenset((
     "index.Tensor", "index_select.default", "gather.default",
     "take_along_dim.default", "embedding.default", "tril.default", "triu.default", "as_strided.default",
     "unfold.default", "zeros_like.default", "new_zeros.default", "empty_like.default", "new_empty.default",
+    "new_empty_strided.default", "zero.default",
     "neg.default", "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "cumsum.default", "diff.default",
     "broadcast_to.default", "broadcast_tensors.default", "prims.convert_element_type.default", "squeeze_copy.dim",
     "view_copy.default", "fft_fftshift.default", "fft_ifftshift.default",
@@ -264,7 +265,8 @@ def imag(c: Context, z: Complex) -> Node:
 
 
 @on_complex("_conj.default", "conj.default", "_conj_physical.default", "conj_physical.default", "_conj_copy.default")
-def conj(c: Context, z: Complex) -> Complex:
+def conj(c: Context, z: Complex | complex) -> Complex:
+    z = pair(z, c)  # autograd asks it of numbers, too
     return z if z.imag is None else Complex(z.real, ops.Neg()(z.imag))
 
 
