@@ -35,7 +35,27 @@ class Unwatched(Detached):
         return self.b(y).clone().mul_(scale) + scale
 
 
-@pytest.mark.parametrize("make", [Detached, Unwatched])
+class Written(nn.Module):
+    """Forward writes parameters, which learn from what they are then, and a row of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 3)
+        self.table = nn.Embedding(4, 5, max_norm=0.5)
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(2, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = x @ self.b.weight.sum(0)
+        with torch.no_grad():
+            self.b.weight.copy_(nn.functional.normalize(self.b.weight))
+            self.b.weight[0].mul_(0.5)
+            self.seen[0].copy_(self.a(x).mean(0))
+        y = self.a(x) * self.seen[0] + self.table(torch.tensor([0, 1, 2, 0, 3, 3]))
+        return self.b(y) * self.b.weight.detach().sum() + before[:, None]
+
+
+@pytest.mark.parametrize("make", [Detached, Unwatched, Written])
 def test_as_eager(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     net, x, y = make(), torch.randn(6, 5), torch.tensor([0, 1, 2, 0, 1, 2])

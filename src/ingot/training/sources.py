@@ -20,7 +20,8 @@ Values = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor that lasts from step to step. after: its next value, where the model itself gives one."""
+    """A tensor that lasts from step to step. after: its next value, where the model itself gives one; a parameter's is
+    what is learned then."""
 
     name: str
     node: Node
@@ -117,11 +118,16 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
         raise InputError("a model to train", expected="one that leaves its inputs as they are", got="writes to inputs")
     graph, state, last = imported.graph, imported.state, imported.parameters
     own = len(graph.inputs) - len(state) - len(last)
-    carriers = graph.inputs[own:]
+    carriers, count = graph.inputs[own:], len(state) + len(imported.renewed)
+    moved = dict(zip(imported.renewed, graph.results[len(state) : count], strict=True))
+    if len(set(moved.values())) < len(moved):
+        got = ", ".join(n.removeprefix(PREFIX) for n in moved)
+        fix = "write them between steps"
+        raise InputError("parameters that forward writes", expected="each with a value of its own", got=got, fix=fix)
     pairs = zip(state.items(), carriers[len(last) :], graph.results[: len(state)], strict=True)
     buffers = tuple(Kept(n.removeprefix(PREFIX), x, a, y) for (n, a), x, y in pairs)
     held = zip(last.items(), carriers[: len(last)], strict=True)
-    parameters = tuple(Kept(n.removeprefix(PREFIX), x, a) for (n, a), x in held)
+    parameters = tuple(Kept(n.removeprefix(PREFIX), x, a, moved.get(n)) for (n, a), x in held)
 
     def restore(values: Values) -> Any:
         with torch.no_grad():
@@ -131,7 +137,7 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
                 tensors[name].copy_(torch.from_numpy(np.array(value)).to(tensors[name].dtype))
         return net
 
-    results = graph.results[len(state) :]
+    results = graph.results[count:]
     flatten = imported.inputs.flatten
     has_loss = asked.loss is not None or asked.own_loss
     found = Trainable(graph, graph.inputs[:own], results, parameters, buffers, has_loss, flatten, restore)

@@ -8,8 +8,10 @@ asked for, gradients that are being accumulated and the scale of a loss in float
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 
 import numpy as np
 
@@ -81,17 +83,21 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     loss, measured, target = _loss(source, recipe)
     inputs = source.inputs if target is None else (*source.inputs, target)
     after = [b.after for b in source.buffers]
-    given = (loss, *(n for n in after if n is not None), *measured.values())
+    renewed = {p.name: p.after for p in source.parameters if p.after is not None}
+    given = (loss, *(n for n in after if n is not None), *renewed.values(), *measured.values())
     sizes = source.graph.outputs[len(source.graph.results) :]
     whole = replace(source.graph, outputs=(*given, *sizes), output_names=(), state=())
     core = differentiable(whole, keep_products)
     count = len(given)
-    loss, *others = core.outputs[:count]
-    moved, metrics = others[: len(after)], dict(zip(measured, others[len(after) :], strict=True))
+    others = iter(core.outputs[:count])
+    loss, *moved = itertools.islice(others, 1 + len(after))
+    renewed = dict(zip(renewed, others, strict=False))
+    metrics = dict(zip(measured, others, strict=True))
     rate = _free(LR, inputs)
     lr = Input(rate, TensorType(f32))()
     update = _Update(recipe, lr)
-    kept = [*update.parameters(loss, source.parameters), *_buffers(source.buffers, moved, update)]
+    parameters = [replace(p, after=renewed.get(p.name)) for p in source.parameters]
+    kept = [*update.parameters(loss, parameters), *_buffers(source.buffers, moved, update)]
     kept += update.own
     metrics |= update.metrics
     narrow = PRECISIONS[recipe.precision]
@@ -168,10 +174,11 @@ class _Update:
             )
         # as in PyTorch, the others have no gradient: they stay as they are, and do not shrink
         depends = set(topological([loss], ways))
-        given, parameters = parameters, [p for p in parameters if p.node in depends]
+        given, parameters = parameters, [p for p in parameters if not depends.isdisjoint(_values(p))]
         scale = self._scalar(SCALE, np.float32(_FIRST_SCALE)) if self.recipe.precision == "float16" else None
         seed = None if scale is None else ops.cast(scale.node, loss.dtype)
-        slopes = gradients(loss, [p.node for p in parameters], seed)
+        every = iter(gradients(loss, [x for p in parameters for x in _values(p)], seed))
+        slopes = [reduce(ops.add, [next(every) for _ in _values(p)]) for p in parameters]
         if all(splat_of(g) == 0 for g in slopes):
             fix = "numbers, detached values and values of no_grad are constants: compute it from the model's results"
             got = "a gradient of zeros" if slopes else "one that depends on none"
@@ -191,10 +198,10 @@ class _Update:
         count = updates + 1
         self._after(UPDATES, count if due is None else _choose(due, count, updates))
         moved = {p.name: self._next(p, g, count, due) for p, g in zip(parameters, found, strict=True)}
-        return [moved.get(p.name, replace(p, after=p.node)) for p in given]
+        return [moved.get(p.name, replace(p, after=_values(p)[-1])) for p in given]
 
     def _next(self, kept: Kept, g: Term, count: Term, due: Term | None) -> Kept:
-        p = t.floating(kept.node)
+        p = t.floating(_values(kept)[-1])
         optimizer = self.recipe.optimizer
         moments = {slot: self._like(f"{slot}:{kept.name}", p) for slot in optimizer.slots}
         moved, new = optimizer.apply(kept.name, p, g, moments, self.lr, count)
@@ -258,6 +265,11 @@ class _Update:
 
     def _after(self, name: str, value: Term) -> None:
         self.own = [replace(k, after=value.node) if k.name == name else k for k in self.own]
+
+
+def _values(p: Kept) -> tuple[Node, ...]:
+    """What the loss may read of a parameter: its value, and the one that forward gave it."""
+    return (p.node,) if p.after is None else (p.node, p.after)
 
 
 def _norm(found: Sequence[Term]) -> Term:

@@ -17,6 +17,7 @@ from ingot.frontends.torch.decompositions import composed, histograms, segments
 from ingot.frontends.torch.decompositions.backward import BACKWARD
 from ingot.frontends.torch.decompositions.fused_attention import FUSED
 from ingot.frontends.torch.tracing.guards import noted_equalities
+from ingot.frontends.torch.tracing.inplace import written
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 
 
@@ -41,25 +42,30 @@ def decomposed(
 
 
 def _stop_gradients(program: torch.export.ExportedProgram) -> None:
-    """no_grad: f(x)   ->   no_grad: detach(f(x)), as regions are inlined."""
+    """no_grad: f(x)   ->   no_grad: f(detach(x)), as regions are inlined. Of what a region reads and not of what it
+    gives, as it may write, too: a part of a buffer, or a parameter, which has gradients of its own then."""
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or node.args[0]:
                 continue
             body = module.get_submodule(node.args[1].target)
             assert isinstance(body, torch.fx.GraphModule)
+            given = [n for n in body.graph.nodes if n.op == "placeholder"]
             end = next(n for n in body.graph.nodes if n.op == "output")
-
-            def stopped(x: torch.fx.Node, body: torch.fx.GraphModule = body) -> torch.fx.Node:
-                if not isinstance(x.meta.get("val"), torch.Tensor):
-                    return x
-                new = body.graph.call_function(torch.ops.aten.detach.default, (x,))
+            end.args = torch.fx.map_arg(end.args, _destination)
+            for x in (n for n in given if isinstance(n.meta.get("val"), torch.Tensor)):
+                with body.graph.inserting_after(given[-1]):
+                    new = body.graph.call_function(torch.ops.aten.detach.default, (x,))
                 new.meta = dict(x.meta)
-                return new
-
-            with body.graph.inserting_before(end):
-                end.args = torch.fx.map_arg(end.args, stopped)
+                x.replace_all_uses_with(new, lambda user, new=new, end=end: user not in (new, end))
             body.recompile()
+
+
+def _destination(x: torch.fx.Node) -> torch.fx.Node:
+    """What a chain of writes in place writes; `x` itself where it is none."""
+    while (to := written(x)) is not None:
+        x = to
+    return x
 
 
 def op_name(op: torch._ops.OpOverload) -> str:

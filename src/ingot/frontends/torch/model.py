@@ -198,7 +198,7 @@ class ImportedModel:
     state: names and first values of the buffers that forward writes. The graph reads them as inputs behind the user's,
     and has their new values as outputs before the user's. writes: places among the user's inputs that forward writes,
     whose new values are the outputs behind the state's. parameters: names and values of tensors that are the graph's
-    inputs in front of the state's.
+    inputs in front of the state's. renewed: those that forward writes, whose new values stand behind the state's.
     """
 
     graph: Graph
@@ -207,6 +207,7 @@ class ImportedModel:
     state: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     writes: tuple[int, ...] = ()
     parameters: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    renewed: tuple[str, ...] = ()
 
     def caller(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
         """`run` (graph inputs to outputs, without state) as a function with the model's own arguments and result."""

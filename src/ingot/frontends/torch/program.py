@@ -155,7 +155,7 @@ def _imported(
     *,
     final: bool,
 ) -> ImportedModel:
-    written = _written(program)
+    written = [target for target in _written(program) if target not in parameters]
     held: dict[str, Node] = {}
     same: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
@@ -197,19 +197,22 @@ def _imported(
     if in_spec is None or out_spec is None:
         raise ImportModelError("the exported program has no record of its arguments' structure", fix="export it again")
     changed = _changed(program)
-    count = len(written) + len(changed)
-    adapter, results = output_adapter(outputs[count:], out_spec)
-    _, renewed = output_adapter(outputs[:count], pytree.tree_flatten(tuple(range(count)))[1])
+    first = [*_written(program), *changed]
+    adapter, results = output_adapter(outputs[len(first) :], out_spec)
+    _, after = output_adapter(outputs[: len(first)], pytree.tree_flatten(tuple(range(len(first))))[1])
+    renewed = [target for target in _written(program) if target in parameters]
+    places = [*written, *renewed, *changed]
+    after = [after[first.index(target)] for target in places]
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
     inputs += [*held.values(), *(carriers[target] for target in written)]
-    names = (*(f"next {target}" for target in (*written, *changed)), *adapter.names)
-    graph = sizes.graph(inputs, (*renewed, *results), names)
+    names = (*(f"next {target}" for target in places), *adapter.names)
+    graph = sizes.graph(inputs, (*after, *results), names)
     graph = replace(limited(graph, ranges, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
-    first = {target: _first(_tensor(program, target)) for target in written}
+    began = {target: _first(_tensor(program, target)) for target in written}
     learned = {target: _first(_tensor(program, target)) for target in held}
     flatten = InputAdapter(in_spec, tuple(leaves), _signature(program))
-    return ImportedModel(graph, flatten, adapter, first, writes, learned)
+    return ImportedModel(graph, flatten, adapter, began, writes, learned, tuple(renewed))
 
 
 def _signature(program: ExportedProgram) -> inspect.Signature | None:
