@@ -199,6 +199,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten._histogramdd_from_bin_tensors.default: histograms.histogramdd,
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized_by_channel,
+    **composed.each_alone(),
     **BACKWARD,
     **FUSED,
 }

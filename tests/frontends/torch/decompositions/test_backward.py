@@ -339,15 +339,17 @@ OPTIMIZERS = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_compiled_optimizers(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "foreach"), [(n, f) for n in OPTIMIZERS for f in (False, True) if n != "Muon" or not f]
+)
+def test_compiled_optimizers(name: str, foreach: bool) -> None:
     """Dynamo writes what they add and interpolate as fused products and sums."""
     torch.manual_seed(0)
     net, spy = nn.Linear(5, 3, bias=name != "Muon"), Spy()
     reference = deepcopy(net)
     x = torch.randn(6, 5)
     for which in (net, reference):
-        optimizer = getattr(torch.optim, name)(which.parameters())
+        optimizer = getattr(torch.optim, name)(which.parameters(), **({"foreach": True} if foreach else {}))
         step = compiled_step(optimizer, spy) if which is net else optimizer.step
         # Adafactor asks a tensor for the number of the step, for which dynamo else leaves all of it to eager PyTorch
         with torch._dynamo.config.patch(capture_scalar_outputs=name == "Adafactor"):
@@ -372,6 +374,19 @@ def test_gradient_checkpointing_and_autocast() -> None:
     x = torch.randn(3, 4)
     same_gradients(checkpointed, x)
     same_gradients(cast, x, tolerance=1e-2)
+
+
+def test_draws_within_a_checkpoint_are_kept() -> None:
+    drop = nn.Dropout(0.5)
+
+    def twice(x: Tensor) -> Tensor:
+        return checkpoint(lambda v: drop(v.exp()) * torch.bernoulli(torch.full_like(v, 0.5)), x, use_reentrant=False)
+
+    x = torch.ones(20, 20, requires_grad=True)
+    y = torch.compile(twice, backend="ingot", fullgraph=True)(x)
+    y.sum().backward()
+    assert 0.6 < (y == 0).float().mean() < 0.9
+    assert x.grad is not None and torch.equal(x.grad != 0, y != 0)
 
 
 def test_functional_gradients() -> None:

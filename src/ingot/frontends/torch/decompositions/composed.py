@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -227,3 +229,12 @@ def _diagonal(x: Tensor) -> Tensor:
 def _parity(pivots: Tensor) -> Tensor:
     moved = pivots != torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
     return 1 - 2 * (moved.sum(-1) % 2)
+
+
+def each_alone() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """What `foreach` optimizers ask of lists of tensors, tensor by tensor, as torch's kernels for any device do."""
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    names = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::_foreach_")}
+    packets = [getattr(torch.ops.aten, name.removeprefix("aten::")) for name in sorted(names)]
+    found = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    return {op: partial(op._op_dk, key) for op in found if not op._schema.is_mutable}

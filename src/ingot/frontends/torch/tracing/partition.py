@@ -6,16 +6,19 @@ The minimal cut is torch's (min_cut_rematerialization_partition). Before it, wha
     clone(x)                          ->   x: nothing is written in place in a functional graph
 
 Views are never kept, as they cost nothing to have again: a view of an image that lies channels last would be a copy.
+What is drawn at random is always kept where a checkpoint has it: another draw would be another number.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import min_cut_rematerialization_partition, must_recompute
+from torch.utils.checkpoint import CheckpointPolicy
 
 _aten = torch.ops.aten
 # comparisons that a clamp's result answers as its operand does: which of its bounds they are about
@@ -26,6 +29,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
     """(forward, backward): AOTAutograd's `partition_fn`."""
     _drop_clones(joint.graph)
     _ask_results(joint.graph)
+    _keep_draws(joint.graph)
     joint.recompile()
     with config.patch(recompute_views=True):
         return min_cut_rematerialization_partition(joint, inputs, **options)
@@ -47,3 +51,11 @@ def _ask_results(graph: fx.Graph) -> None:
             at = _OF_BOUND.get(user.target)
             if at is not None and bounds[at - 1 : at] == [user.args[1]] and user > clamp:
                 user.replace_input_with(x, clamp)
+
+
+def _keep_draws(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and must_recompute(node):
+            several = [user for user in node.users if user.target is operator.getitem]
+            for kept in (node, *several):
+                kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
