@@ -309,7 +309,8 @@ def imported_torch(model: Any, example_inputs: Any, dynamic: Any, gradients: boo
         model = frontend.load_exported(model)
     if hasattr(model, "graph_signature"):
         return frontend.import_sized(model, dynamic)
-    return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic, gradients=gradients))
+    how = {"gradients": gradients, "of_inputs": gradients}
+    return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic, **how))
 
 
 def torch_model(imported: ImportedModel, compiled: CompiledProgram) -> TorchModel:

@@ -159,6 +159,14 @@ def test_a_function_as_loss_open_sizes_and_tied_and_frozen_parameters() -> None:
     np.testing.assert_allclose(embedded, eager.embed.weight.detach().numpy(), atol=1e-6)
 
 
+def test_a_loss_whose_target_must_not_be_differentiated() -> None:
+    net, (x, labels) = mlp(), batch()
+    y = 2.0 * F.one_hot(labels, 4) - 1
+    want = F.soft_margin_loss(net(x), y)
+    step = ingot.train(net, F.soft_margin_loss, optim.SGD(), (x,), (y,), threads=1)
+    assert float(step(x, y)[0]) == pytest.approx(want.item(), rel=1e-5)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_mixed_precision_learns_as_float32_does(precision: str) -> None:

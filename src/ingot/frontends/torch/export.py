@@ -45,6 +45,7 @@ def export_module(
     dynamic: Dynamic = None,
     *,
     gradients: bool = False,
+    of_inputs: bool = False,
     keep_small: bool = False,
 ) -> ExportedProgram:
     """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
@@ -55,7 +56,8 @@ def export_module(
         {"ids": {0: "batch", 1: "length"}} (by argument, or a tuple in the arguments' order): named axes are dynamic and
         equal names are equal sizes; a value may also be a torch.export.Dim, Dim.AUTO, or (name, min, max).
         A named axis may have size 1 in the example; an automatic one of size 1 stays 1.
-    gradients: whether the program is to be differentiated, so that it has to tell what has no gradient.
+    gradients: whether the program is to be differentiated, so that it has to tell what has no gradient. of_inputs: by
+        its inputs, too; some losses refuse targets that are.
     keep_small: whether named axes of size 0 or 1 in the example stay so, as automatic ones do, and those that the
         model fixes at the example's size.
 
@@ -73,7 +75,7 @@ def export_module(
         _log.warning("the model is in training mode: dropout draws random numbers, and batch norms follow their inputs")
     args, kwargs = _distinct(_arguments(example_inputs))
     if gradients:
-        args, kwargs = pytree.tree_map(_variable, (args, kwargs))
+        args, kwargs = pytree.tree_map(partial(_variable, learned=of_inputs), (args, kwargs))
     names: dict[str, Any] = {}
     shapes = dynamic_shapes(net, args, kwargs, dynamic, names)
     if keep_small:
@@ -314,10 +316,10 @@ def _distinct(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, 
     return pytree.tree_map(own, call)
 
 
-def _variable(leaf: Any) -> Any:
-    """A tensor of floats as one that is differentiated by."""
+def _variable(leaf: Any, learned: bool) -> Any:
+    """A tensor of floats as a leaf. learned: that is differentiated by."""
     floats = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-    return leaf.detach().requires_grad_() if floats else leaf
+    return leaf.detach().requires_grad_(learned) if floats else leaf
 
 
 def dynamic_shapes(
