@@ -45,6 +45,8 @@ SLOPES = frozenset(
         *(f"fake_quantize_{kind}" for kind in _FAKED), "linalg_matrix_exp.default", "matrix_exp.default",
     )
 )  # fmt: skip
+# how many of the operands have gradients, where not all floats have
+_DIFFERENTIATED = {"fake_quantize": 1, "binary_cross_entropy": 2}
 
 
 def has_slope(name: str, arguments: Sequence[object]) -> bool:
@@ -86,7 +88,8 @@ def with_slope(
         tensors = [x for i in places for x in (_two(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))]
         # the tensors with a gradient are in front of the others
         whole = (n for n, x in enumerate(tensors) if not x.is_floating_point())
-        count = 1 if "fake_quantize" in op.name() else next(whole, len(tensors))
+        most = next((n for name, n in _DIFFERENTIATED.items() if name in op.name()), len(tensors))
+        count = min(most, next(whole, len(tensors)))
         table = without_handled(core_aten_decompositions())
         traced = make_fx(functionalize(differentiated), table)(tensors, [torch.empty_like(results[i]) for i in told])
     operands = [x for i in places for x in _parts(values[i])]
