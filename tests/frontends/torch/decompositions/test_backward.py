@@ -389,6 +389,13 @@ def test_draws_within_a_checkpoint_are_kept() -> None:
     assert x.grad is not None and torch.equal(x.grad != 0, y != 0)
 
 
+def test_products_of_groups() -> None:
+    """The experts of a mixture, one of which has no row."""
+    x, w = torch.randn(20, 8), torch.randn(4, 8, 16)
+    ends = torch.tensor([3, 3, 11, 20], dtype=torch.int32)
+    same_gradients(lambda x, w: F.grouped_mm(x, w, offs=ends), x.bfloat16(), w.bfloat16(), tolerance=1e-2)
+
+
 def test_functional_gradients() -> None:
     def loss(w: Tensor, x: Tensor) -> Tensor:
         return (x @ w).tanh().square().mean()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.autodiff import pullback
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import insert_axis, reshape, slice_axis, swap
@@ -49,12 +50,26 @@ def matmul(c: Context, a: Node, b: Node) -> Node:
 def grouped_mm(
     c: Context, a: Node, b: Node, offs: Node | None = None, bias: Node | None = None, out_dtype: object = None
 ) -> Node:
-    """Rows of `a` up to each offset by a matrix of their own; without offsets, a product of batches."""
+    """Rows of `a` up to each offset by a matrix of their own, or columns of `a` by the rows of `b` in their places;
+    without offsets, a product of batches."""
     if offs is None:
         return ops.MatMul()(a, b)
+    if (a.type.rank, b.type.rank) == (2, 2):
+        return _grouped_sums(swap(a, 0, 1), b, offs)
     if (a.type.rank, b.type.rank) != (2, 3):
-        raise Unsupported(f"groups of operands of rank {a.type.rank} and {b.type.rank}; only 2 and 3")
+        raise Unsupported(f"groups of operands of rank {a.type.rank} and {b.type.rank}; only 2 and 3, and 2 and 2")
     return ops.GroupedMatMul()(a, b, offs)
+
+
+@aten("transformers.grouped_mm_fallback_backward.default")
+def grouped_mm_backward(c: Context, x: Node, w: Node, offs: Node, g: Node) -> tuple[Node, Node]:
+    return ops.GroupedMatMul()(g, swap(w, 1, 2), offs), _grouped_sums(x, g, offs)
+
+
+def _grouped_sums(x: Node, g: Node, offs: Node) -> Node:
+    """[S, K], [S, N] -> [G, K, N]: x^T g of each group's rows, the gradient of their matrices."""
+    some = filled((*offs.shape, x.shape[1], g.shape[1]), 0, x.dtype)
+    return pullback(lambda w: ops.GroupedMatMul()(x, w, offs), some, g)
 
 
 @aten("trace.default")
