@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -94,6 +95,36 @@ def test_gradients_are_those_that_functions_bring() -> None:
         optimizer.step()
         assert float(step(x)[0]) == pytest.approx(loss.item(), abs=1e-6)
     torch.testing.assert_close(step.trained().state_dict(), reference.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_regions_of_higher_order_ops_are_differentiated() -> None:
+    """A branch, and a scan whose turns read a weight."""
+
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.cond(x.sum() > 0, lambda v: self.a(v).tanh(), lambda v: self.b(v).relu(), (x,))
+
+            def turn(h: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+                h = (h @ self.a.weight + v).tanh()
+                return h, h.clone()
+
+            return scan(turn, torch.zeros(4), y)[1].square().mean()
+
+    torch.manual_seed(0)
+    net, x = Regions(), torch.randn(5, 4)
+    reference = deepcopy(net)
+    optimizer = torch.optim.SGD(reference.parameters(), 0.5)
+    step = ingot.train(net, None, ingot.optim.SGD(lr=0.5), (x,))
+    for batch in (x, -x, x):
+        optimizer.zero_grad()
+        loss = reference(batch)
+        loss.backward()
+        optimizer.step()
+        assert float(step(batch)[0]) == pytest.approx(loss.item(), abs=1e-6)
 
 
 def test_functions_that_write_are_refused() -> None:

@@ -82,7 +82,8 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
 
     Raises UnsupportedOpError for a function that writes its arguments.
     """
-    if not torch.is_grad_enabled():
+    # the functions of torch.cond and its kin are how autograd traces them: their regions are differentiated
+    if not torch.is_grad_enabled() or cls.__module__.startswith("torch._higher_order_ops."):
         return _apply(cls, *args, **kwargs)
     if cls is CheckpointFunction:
         # its backward pass is that of the function that it is given, computed again
