@@ -159,6 +159,32 @@ def test_a_function_as_loss_open_sizes_and_tied_and_frozen_parameters() -> None:
     np.testing.assert_allclose(embedded, eager.embed.weight.detach().numpy(), atol=1e-6)
 
 
+def test_layers_of_other_types_go_back() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 4).bfloat16(), nn.Linear(4, 2).double())
+    other, x = copy.deepcopy(net), batch()[0]
+
+    def loss(net: Any, x: Tensor) -> Tensor:
+        return net[1](net[0](x.bfloat16()).double()).square().mean()
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return loss(self.net, x)
+
+    step = ingot.train(Whole(), None, optim.SGD(lr=0.5), (x,), threads=1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
+    loss(other, x).backward()
+    optimizer.step()
+    step(x)
+    step.trained()
+    for got, want in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3)
+
+
 def test_a_loss_whose_target_must_not_be_differentiated() -> None:
     net, (x, labels) = mlp(), batch()
     y = 2.0 * F.one_hot(labels, 4) - 1

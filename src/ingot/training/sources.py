@@ -105,7 +105,7 @@ def _of_onnx(source: Any, asked: Asked) -> Trainable:
 def _of_torch(net: Any, asked: Asked) -> Trainable:
     import torch
 
-    from ingot.frontends.torch import export_module, import_exported
+    from ingot.frontends.torch import export_module, import_exported, to_torch
     from ingot.frontends.torch.trainable import PREFIX, with_loss
 
     names = dict(net.named_parameters(remove_duplicate=False))
@@ -134,7 +134,7 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
             # buffers that no state_dict has, too
             tensors = dict(net.named_buffers(remove_duplicate=False)) | net.state_dict(keep_vars=True)
             for name, value in values.items():
-                tensors[name].copy_(torch.from_numpy(np.array(value)).to(tensors[name].dtype))
+                tensors[name].copy_(to_torch(np.array(value)))
         return net
 
     results = graph.results[count:]
