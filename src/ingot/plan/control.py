@@ -25,9 +25,9 @@ from ingot.ir.node import Graph, Input, Node, const, rebuilt, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.core.base import Category, category
+from ingot.ops.core.turns import turns, value_of
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
-from ingot.plan.turns import turns, value_of
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]

@@ -17,10 +17,12 @@ from dataclasses import replace
 from ingot import ops
 from ingot.autodiff.reverse import pulled_back
 from ingot.autodiff.table import RULES, no_rule
+from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import TensorType, i64
 from ingot.ops.core.base import is_contraction
+from ingot.ops.core.turns import turns, value_of
 from ingot.support.dataclass import dataclass
 
 _MOST_TURNS = 1 << 20
@@ -75,10 +77,12 @@ def _or_zeros(g: Node | None, like: Node) -> Node:
     return ops.full(like.shape, 0, like.dtype) if g is None else g
 
 
-def _turns(node: Node) -> int | None:
-    """How often the body of a loop runs, where constants alone decide."""
+def _turns(node: Node) -> DimLike | None:
+    """How often the body of a loop runs, where constants or sizes alone decide."""
     op = node.op
     assert isinstance(op, ops.While)
+    if (counted := turns(op, lambda j: value_of(node.inputs[j]))) is not None:
+        return counted
     deciding: set[int] = set()
     roots = [op.cond.results[0]]
     reads = op.cond
@@ -92,6 +96,8 @@ def _turns(node: Node) -> int | None:
     order = sorted(deciding)
     starts = [node.inputs[j] for j in order]
     if any(isinstance(n.op, Input) or n.op.draws or n.types[0].rank for n in topological(starts)):
+        return None
+    if any(isinstance(n.op, ops.DimValue) for n in topological([*starts, op.cond.results[0], *roots])):
         return None
     cond = Graph(tuple(op.cond.inputs[j] for j in order), op.cond.results)
     body = Graph(tuple(op.body.inputs[j] for j in order), tuple(op.body.results[j] for j in order))
@@ -170,11 +176,11 @@ def _keeping(node: Node, reads: Sequence[Node]) -> Node:
     op = node.op
     assert isinstance(op, ops.While)
     missing = _missing(node, reads)
-    turns = _turns(node)
-    if not missing or turns is None:
+    count = _turns(node)
+    if not missing or count is None:
         return node
     turn = Input("turn", TensorType(i64))()
-    kept = [Input(f"kept {i}", _rows(x, turns))() for i, x in enumerate(missing)]
+    kept = [Input(f"kept {i}", _rows(x, count))() for i, x in enumerate(missing)]
     more = (turn, *kept)
     cond = replace(op.cond, inputs=(*op.cond.inputs, *more))
     after = (ops.add(turn, 1), *(_written(row, x, turn) for x, row in zip(missing, kept, strict=True)))
@@ -182,8 +188,8 @@ def _keeping(node: Node, reads: Sequence[Node]) -> Node:
     return ops.While(cond, body)(*node.inputs, ops.scalar(0, i64), *(_zeros(row.type) for row in kept), loc=node.loc)
 
 
-def _rows(x: Node, turns: int) -> TensorType:
-    return TensorType(x.dtype, (max(turns, 1), *x.shape))
+def _rows(x: Node, turns: DimLike) -> TensorType:
+    return TensorType(x.dtype, (dim_max(turns, 1), *x.shape))
 
 
 def _zeros(t: TensorType) -> Node:
@@ -199,9 +205,9 @@ def _written(rows: Node, x: Node, turn: Node) -> Node:
 def _while(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     op = node.op
     assert isinstance(op, ops.While)
-    turns = _turns(node)
-    if turns is None:
-        raise no_rule(node, "a loop whose number of turns is not a constant")
+    count = _turns(node)
+    if count is None:
+        raise no_rule(node, "a loop whose number of turns is neither a constant nor a size")
     given = [j for j, g in enumerate(cotangents) if g is not None]
     pulled = _pulled(op.body, given)
     # a loop that keeps all else was made without some products: they are computed again
@@ -215,14 +221,14 @@ def _while(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     found = dict(zip(pulled.active, rebuilt(pulled.found, images), strict=True))
     seeds = dict(zip(pulled.active, pulled.seeds, strict=True))
     first = {j: _or_zeros(cotangents[j], node.inputs[j]) for j in pulled.active}
-    after = _Behind(held, turns)
+    after = _Behind(held, count)
     sums = {j: products for j in pulled.active if (products := after.sums(seeds[j], found[j])) is not None}
     carried = [j for j in pulled.active if j not in sums]
     entry = (k, *(seeds[j] for j in carried), *after.rows, *held.entry)
     written = [_written(row, x, k) for x, row in zip(after.values, after.rows, strict=True)]
     body = Graph(entry, (ops.sub(k, 1), *(found[j] for j in carried), *written, *held.entry))
     made = ops.While(Graph(entry, (ops.compare("GE", k, 0),)), body)(
-        ops.scalar(turns - 1, i64), *(first[j] for j in carried), *(_zeros(row.type) for row in after.rows),
+        ops.scalar(count - 1, i64), *(first[j] for j in carried), *(_zeros(row.type) for row in after.rows),
         *held.operands, loc=node.loc,
     )  # fmt: skip
     out = dict(zip(carried, made.results[1:], strict=False))
@@ -238,7 +244,7 @@ def _while(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
 class _Behind:
     """Sums over all turns that are made behind a reverse loop. values: those of a turn that `rows` keep for them."""
 
-    def __init__(self, held: _Held, turns: int) -> None:
+    def __init__(self, held: _Held, turns: DimLike) -> None:
         self.held, self.turns = held, turns
         self.values: list[Node] = []
         self.rows: list[Node] = []

@@ -1,4 +1,4 @@
-"""How many turns a loop makes, where the plan can tell.
+"""How many turns a loop makes, where that can be told before the run.
 
 i = 2;  while i < n: ...; i = i + 1        ->        max(n - 2, 0)
 """
@@ -42,7 +42,7 @@ def turns(op: While, told: Callable[[int], DimLike | None]) -> DimLike | None:
 
 
 def value_of(node: Node) -> DimLike | None:
-    """The integer that a value is, if the plan knows it."""
+    """The integer that a value is, if it is known before the run."""
     node = _opened(node)
     if isinstance(node.op, DimValue):
         return node.op.dim
