@@ -455,3 +455,29 @@ def test_a_jax_function_trains_its_tree() -> None:
     for wrong, words in ((lambda s, y: 1.0, "got a float"), (lambda s, y: (s.sum(), s), "got a tuple")):
         with pytest.raises(InputError, match=words):
             ingot.train(net, wrong, optim.SGD(), (p, x), (y,))
+
+
+def test_leaves_and_names_of_a_jax_function_as_they_come() -> None:
+    """Numbers of Python and numpy in JAX's types, functions among the leaves, arguments with any name."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def net(p: Any, target: Any) -> Any:
+        return p["act"](target @ p["w"]) * p["scale"]
+
+    rng = np.random.default_rng(0)
+    p = {"w": rng.standard_normal((6, 4)), "scale": 0.5, "act": jnp.tanh}
+    x, y = rng.standard_normal((8, 6)).astype(np.float32), rng.standard_normal((8, 4)).astype(np.float32)
+    step = ingot.train(net, lambda a, b: ((a - b) ** 2).mean(), optim.SGD(lr=0.1), (p, x), (y,), threads=1)
+    want = {"w": jnp.asarray(p["w"]), "scale": jnp.asarray(0.5)}
+    for _ in range(3):
+        value, g = jax.value_and_grad(lambda q: ((net({**p, **q}, x) - y) ** 2).mean())(want)
+        want = {k: a - 0.1 * g[k] for k, a in want.items()}
+        assert float(step(x, y)[0]) == pytest.approx(float(value), rel=1e-5)
+    trained = step.trained()
+    assert trained["act"] is p["act"]
+    for k, a in want.items():
+        np.testing.assert_allclose(trained[k], a, atol=1e-6)
+        assert trained[k].dtype == np.float32
+    step(x * np.nan, y)
+    assert step.first_nan(x, y) == "input \"['scale']\" : f32[]"

@@ -87,8 +87,12 @@ class CompiledStep(TrainingStep):
         first = next((n for n in broken if n in told), None)
         if first is None:
             return None
-        what = f"input {first.op.label!r}" if isinstance(first.op, Input) else first.op.name
-        return f"{what} : {', '.join(map(str, first.types))} at {first.loc or 'the step itself'}"
+        types = ", ".join(map(str, first.types))
+        if isinstance(first.op, Input):
+            graph = self._graph
+            held = dict(zip(graph.inputs[len(given) - len(graph.state) :], graph.state, strict=True))
+            return f"input {held.get(first, first.op.label)!r} : {types}"
+        return f"{first.op.name} : {types} at {first.loc or 'the step itself'}"
 
 
 def train_model(

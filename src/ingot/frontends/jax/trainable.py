@@ -17,6 +17,8 @@ from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, to_train
 
+_LEARNED = "__learned__"  # beside the names of a function's own arguments
+
 
 @dataclass(frozen=True)
 class TrainableFunction:
@@ -46,7 +48,7 @@ def import_trainable(
     paths, tree = tree_util.tree_flatten_with_path(args[0])
     leaves = [leaf for _, leaf in paths]
     names = [tree_util.keystr(path) or "parameters" for path, _ in paths]
-    floats = {n: jnp.issubdtype(jnp.result_type(leaf), jnp.floating) for n, leaf in zip(names, leaves, strict=True)}
+    floats = {n: _is_float(leaf) for n, leaf in zip(names, leaves, strict=True)}
     chosen = {n for n in names if floats[n]} if patterns is None else {*to_train(patterns, floats)}
     learned = [i for i, n in enumerate(names) if n in chosen]
 
@@ -73,7 +75,7 @@ def import_trainable(
     with gradients_told():
         imported = import_jax(stepped, given, dynamic=dynamic)
     nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
-    inputs = {names[k]: nodes.get(f"learned[{at}]") for at, k in enumerate(learned)}
+    inputs = {names[k]: nodes.get(f"{_LEARNED}[{at}]") for at, k in enumerate(learned)}
     held = {x for x in inputs.values() if x is not None}
     own = [i for i, x in enumerate(imported.graph.inputs) if x not in held]
 
@@ -84,13 +86,20 @@ def import_trainable(
     def restore(values: Mapping[str, np.ndarray]) -> Any:
         return joined([jnp.asarray(values.get(names[i], leaves[i])) for i in learned])
 
-    parameters = {n: (np.array(leaves[names.index(n)]), x) for n, x in inputs.items() if x is not None}
+    # JAX's types of them, not those of numpy's and Python's numbers
+    parameters = {n: (np.array(a), x) for (n, x), a in zip(inputs.items(), first, strict=True) if x is not None}
     return TrainableFunction(imported.graph, parameters, flatten, restore)
+
+
+def _is_float(leaf: Any) -> bool:
+    """False of what is no array, too, such as the functions in modules of Equinox."""
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating) if np.isscalar(leaf) or hasattr(leaf, "dtype") else False
 
 
 def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Signature:
     """The parameters, the function's other arguments under their names, and the targets."""
     own = list(inspect.signature(fn).parameters)[1 : count + 1]
     own += [f"x{i}" for i in range(len(own), count)]
-    names = ["learned", *own, *(["target"] if targets == 1 else [f"target_{i}" for i in range(targets)])]
+    told = ["target"] if targets == 1 else [f"target_{i}" for i in range(targets)]
+    names = [_LEARNED, *own, *(f"loss_{n}" if n in own else n for n in told)]
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
