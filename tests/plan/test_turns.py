@@ -10,7 +10,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, f32, i32
+from ingot.ir.types import TensorType, boolean, f32, i32
 from tests.conformance.checked import planned
 
 N = symbol("n")
@@ -45,6 +45,17 @@ def told(graph: Graph) -> list[Any]:
 )
 def test_counters_that_meet_their_bound(start: int, end: int, direction: str, step: int, turns: int) -> None:
     assert told(loop(start, end, direction, step)) == [(turns,)]
+
+
+@pytest.mark.parametrize(("go", "stays", "turns"), [(True, True, [(5,)]), (False, True, [()]), (True, False, [()])])
+def test_a_value_beside_the_counter(go: bool, stays: bool, turns: list[Any]) -> None:
+    """Loops of ONNX ask one, which most leave true."""
+    (op,) = (n.op for n in loop(0, 5, "LT", 1).nodes() if isinstance(n.op, ops.While))
+    flag, x = Input("go", TensorType(boolean))(), Input("x", TensorType(f32, (N, 3)))()
+    cond = Graph((*op.cond.inputs, flag), (ops.And()(flag, op.cond.results[0]),))
+    body = Graph((*op.body.inputs, flag), (*op.body.results, flag if stays else ops.Not()(flag)))
+    made = ops.While(cond, body)(const(np.int32(0)), const(np.int32(5)), x, const(np.bool_(go)))
+    assert told(Graph((x,), (made.results[2],))) == turns
 
 
 def test_bounds_that_are_sizes() -> None:

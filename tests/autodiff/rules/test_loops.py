@@ -10,7 +10,7 @@ from ingot.autodiff import differentiable, gradients
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, f64, i64
+from ingot.ir.types import TensorType, boolean, f64, i64
 from ingot.support.errors import UnsupportedOpError
 
 STEP = 1e-5
@@ -69,11 +69,18 @@ def test_a_recurrence(turns: int) -> None:
 
 @pytest.mark.parametrize("turns", [1, 5])
 def test_a_recurrence_of_open_length(turns: int) -> None:
+    """Also with a value that stays true beside the counter, as in ONNX's loops."""
     n = symbol("n")
     x, w, h = (Input(k, TensorType(f64, s))() for k, s in (("x", (n, 3)), ("w", (3, 3)), ("h", (3,))))
     out = scan(ops.scalar(n, i64), x, w, h)
     loss = ops.add(ops.reduce_sum(out[2]), ops.reduce_sum(out[3]))
-    check(Graph((x, w, h), (loss,)), [rng.standard_normal(s) for s in ((turns, 3), (3, 3), (3,))])
+    arrays = [rng.standard_normal(s) for s in ((turns, 3), (3, 3), (3,))]
+    check(Graph((x, w, h), (loss,)), arrays)
+    op, given, go = out[0].inputs[0].op, out[0].inputs[0].inputs, Input("go", TensorType(boolean))()
+    assert isinstance(op, ops.While)
+    cond = Graph((*op.cond.inputs, go), (ops.And()(go, op.cond.results[0]),))
+    asked = ops.While(cond, Graph((*op.body.inputs, go), (*op.body.results, go)))(*given, const(np.bool_(True)))
+    check(Graph((x, w, h), (ops.reduce_sum(asked.results[2]),)), arrays)
 
 
 def test_a_loop_inside_a_loop() -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Graph, Node, Project, rebuilt
-from ingot.ops import Add, Compare, DimValue, Sub, While
+from ingot.ir.types import boolean
+from ingot.ops import Add, And, Compare, DimValue, Sub, While
 from ingot.ops.group import Group
 
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
@@ -23,6 +24,11 @@ def turns(op: While, told: Callable[[int], DimLike | None]) -> DimLike | None:
     told: the number that operand i is at the beginning, if that is known. The graphs may be fused.
     """
     ends = _opened(op.cond.results[0])
+    while isinstance(ends.op, And):  # ONNX's loops also ask a value that may stay true
+        asked = [x for x in ends.inputs if _bound(op, x, told) != 1]
+        if len(asked) != 1:
+            return None
+        ends = _opened(asked[0])
     if not isinstance(ends.op, Compare):
         return None
     a, b = ends.inputs
@@ -42,11 +48,11 @@ def turns(op: While, told: Callable[[int], DimLike | None]) -> DimLike | None:
 
 
 def value_of(node: Node) -> DimLike | None:
-    """The integer that a value is, if it is known before the run."""
+    """The integer that a value is, if it is known before the run; 1 of true."""
     node = _opened(node)
     if isinstance(node.op, DimValue):
         return node.op.dim
-    if node.constant is not None and node.type.shape == () and node.dtype.is_integer:
+    if node.constant is not None and node.type.shape == () and (node.dtype.is_integer or node.dtype == boolean):
         return int(node.constant.value)
     return None
 
