@@ -414,16 +414,6 @@ def test_an_onnx_file_trains_and_goes_back(tmp_path: Path) -> None:
             np.testing.assert_allclose(onnx.numpy_helper.to_array(t), leaves[t.name].detach().numpy(), atol=2e-6)
 
 
-def test_weights_in_constant_nodes_are_told() -> None:
-    onnx = pytest.importorskip("onnx")
-    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[2, 1] x) => (float[2, 2] y) {
-        w = Constant <value: tensor = float[1, 2] {1, 2}> ()
-        y = MatMul (x, w)
-    }"""
-    with pytest.raises(InputError, match="weights that Constant nodes hold"):
-        ingot.train(onnx.parser.parse_model(text), "mse", optim.SGD())
-
-
 def test_a_jax_function_trains_its_tree() -> None:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

@@ -78,16 +78,17 @@ def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> 
 def to_train(patterns: Sequence[str], floats: Mapping[str, bool]) -> list[str]:
     """Of parameters, each with whether it is of floats, those to train.
 
-    Raises InputError for patterns that fit none, and for integers.
+    Raises InputError for patterns that fit none, or integers alone.
     """
     if not patterns:
         raise InputError("trainable", expected="a pattern of names, or None for all floats", got="none")
     if floats:
         check_patterns("trainable", patterns, [*floats])
-    chosen = [name for name in floats if any(fits(name, p) for p in patterns)]
-    if whole := [name for name in chosen if not floats[name]]:
-        raise InputError("trainable", expected="parameters of floats", got=whole, fix="leave integers out")
-    return chosen
+    for pattern in patterns:
+        fitting = [name for name in floats if fits(name, pattern)]
+        if fitting and not any(floats[name] for name in fitting):
+            raise InputError("trainable", expected="parameters of floats", got=fitting, fix="leave integers out")
+    return [name for name, is_float in floats.items() if is_float and any(fits(name, p) for p in patterns)]
 
 
 class IngotError(Exception):

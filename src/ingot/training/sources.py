@@ -99,7 +99,7 @@ def _of_onnx(source: Any, asked: Asked) -> Trainable:
     results = graph.results[count:]
     own_inputs = graph.inputs[:own]
     whole = Trainable(graph, own_inputs, results, parameters, buffers, asked.own_loss, None, found.restore)
-    return _checked(whole, "initializers are trained: make some of the weights that Constant nodes hold")
+    return _checked(whole, "name initializers (trainable=); integers, as quantized weights are, are not trained")
 
 
 def _of_torch(net: Any, asked: Asked) -> Trainable:

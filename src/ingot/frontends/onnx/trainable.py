@@ -7,27 +7,29 @@ own with other initializers.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+import ml_dtypes
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper, inliner, numpy_helper
 
 from ingot.frontends.onnx.importer import import_onnx, read_model
-from ingot.frontends.onnx.tensors import to_array
+from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, to_train
+from ingot.support.errors import to_train
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-_TRAINING_MODE = 14  # the first opset whose BatchNormalization has it
+_OWN_INITIALIZERS = 4  # the first version of files whose initializers need not be inputs
 # operands that say how an op works and are nothing that it learns
 _SETTINGS = {
     "Resize": (1, 2), "Upsample": (1,), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "Clip": (1, 2),
-    "Pad": (2,), "Pow": (1,), "Dropout": (1,), "Range": (0, 1, 2),
+    "Pad": (2,), "Pow": (1,), "Dropout": (1,), "Range": (0, 1, 2), "OneHot": (2,), "BatchNormalization": (3, 4),
+    "LSTM": (5, 6), "GRU": (5,), "RNN": (5,),
 }  # fmt: skip
 # ops whose initializers are weights even if they are one number
-_LEARNED = frozenset({"Gemm", "Conv", "ConvTranspose", "PRelu", "LSTM", "GRU", "RNN", "Add"})
+_LEARNED = frozenset({"Gemm", "MatMul", "Transpose", "Conv", "ConvTranspose", "PRelu", "LSTM", "GRU", "RNN", "Add"})
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def import_trainable(
     """
     model, arrays = _loaded(source)
     buffers = _training(model)
-    learned = _chosen(model.graph, buffers, patterns)
+    learned = _chosen(model.graph, arrays, buffers, patterns)
     moved = {**{name: arrays[name] for name in learned}, **{name: arrays[name] for name in buffers}}
     kept = [t for t in model.graph.initializer if t.name not in moved]
     types = {t.name: t.data_type for t in model.graph.initializer}
@@ -76,7 +78,7 @@ def import_trainable(
 
 
 def _loaded(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A copy of the model that holds all its weights itself, and their arrays."""
+    """A copy of the model that holds all its weights itself, as initializers, and their arrays."""
     read, external, cuts, _ = read_model(source)
     model = onnx.ModelProto()
     model.CopyFrom(read)
@@ -87,7 +89,87 @@ def _loaded(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.Mode
             t.ClearField("external_data")
             t.ClearField("data_location")
             t.raw_data = np.ascontiguousarray(arrays[t.name]).tobytes()
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    if not any(t.data_type in _FLOATS and len(t.dims) for t in model.graph.initializer):
+        _lift_constants(model, arrays, external)
+    _part(model, arrays)
     return model, arrays
+
+
+def _lift_constants(model: onnx.ModelProto, arrays: dict[str, np.ndarray], external: ExternalData) -> None:
+    """Constant nodes as initializers, in a file that has all its weights in these, as PaddlePaddle's and OpenVINO's."""
+    kept: list[onnx.NodeProto] = []
+    for n in model.graph.node:
+        t = n.attribute[0].t if n.op_type == "Constant" and n.attribute[0].name == "value" else None
+        if t is not None and t.data_type in _FLOATS and np.prod(t.dims) > 1:
+            arrays[n.output[0]] = np.asarray(to_array(t, external))
+            _add(model, n.output[0], arrays[n.output[0]])
+        else:
+            kept.append(n)
+    model.graph.ClearField("node")
+    model.graph.node.extend(kept)
+
+
+def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
+    """Give each reader of what an exporter merged a tensor of its own. Exporters store equal tensors once, and in a net
+    that has not learned yet all scales and variances are ones, all shifts and means zeros. Running statistics follow
+    the inputs of their own norm, so that no two norms share them."""
+    tensors = {t.name for t in model.graph.initializer}
+    floats = {t.name for t in model.graph.initializer if t.data_type in _FLOATS}
+    copies = _copies(model.graph, tensors)
+    reads = [(n, i, copies.get(name, name)) for n in model.graph.node for i, name in enumerate(n.input)]
+    reads = [r for r in reads if r[2] in floats and r[0].output[0] not in copies]
+    merged = _merged(reads, arrays)
+    taken: set[str] = set()
+    for n, i, source in reads:
+        if source not in merged and not _is_statistic(n, i):
+            continue
+        names = (n.input[i], *(f"{source}.{k}" for k in range(1, len(reads) + 1)))
+        own = next(name for name in names if name not in taken)
+        taken.add(own)
+        if own not in arrays:
+            arrays[own] = arrays[source]
+            _add(model, own, arrays[own])
+        n.input[i] = own
+    nodes = [n for n in model.graph.node if n.output[0] not in taken]
+    model.graph.ClearField("node")
+    model.graph.node.extend(nodes)
+
+
+def _merged(reads: Sequence[tuple[onnx.NodeProto, int, str]], arrays: Mapping[str, np.ndarray]) -> set[str]:
+    """The tensors of one repeated number, where the file tells that no layer which is called twice reads them: some
+    serve in several roles, or nothing else is read twice, and then it is those that layers begin with."""
+    one = {name for _, _, name in reads if _is_one_number(arrays[name])}
+    roles = {name: {(n.op_type, i) for n, i, source in reads if source == name} for name in one}
+    if any(len(r) > 1 for r in roles.values()):
+        return one
+    others = [name for _, _, name in reads if name not in one and arrays[name].size > 1]
+    return {name for name in one if arrays[name].flat[0] in (0, 1)} if len(others) == len({*others}) else set()
+
+
+def _copies(graph: onnx.GraphProto, tensors: Collection[str]) -> dict[str, str]:
+    """Initializers by the results of Identity that are the same, as some exporters write what they merged."""
+    found: dict[str, str] = {}
+    for n in graph.node:
+        if n.op_type == "Identity" and found.get(n.input[0], n.input[0]) in tensors:
+            found[n.output[0]] = found.get(n.input[0], n.input[0])
+    return found
+
+
+def _is_one_number(a: np.ndarray) -> bool:
+    return a.size > 1 and bool((a == a.flat[0]).all())
+
+
+def _is_statistic(n: onnx.NodeProto, place: int) -> bool:
+    return n.op_type == "BatchNormalization" and place in _SETTINGS[n.op_type]
+
+
+def _add(model: onnx.ModelProto, name: str, a: np.ndarray) -> None:
+    made = numpy_helper.from_array(a, name)
+    model.graph.initializer.append(made)
+    if model.ir_version < _OWN_INITIALIZERS:
+        model.graph.input.append(helper.make_tensor_value_info(name, made.data_type, made.dims))
 
 
 def _training(model: onnx.ModelProto) -> dict[str, str]:
@@ -102,11 +184,10 @@ def _training(model: onnx.ModelProto) -> dict[str, str]:
             ratio = n.input[1] if len(n.input) > 1 else ""
             del n.input[1:]
             n.input.extend([ratio, on])
+        elif n.op_type == "Dropout" and n.domain == "":
+            n.attribute.append(helper.make_attribute("training_mode", 1))
         if n.op_type != "BatchNormalization" or not constants.issuperset(n.input[3:5]):
             continue
-        if version < _TRAINING_MODE:
-            fix = f"onnx.version_converter.convert_version(model, {_TRAINING_MODE + 3})"
-            raise InputError("a batch norm to train", expected=f"opset {_TRAINING_MODE} or later", got=version, fix=fix)
         kept = [a for a in n.attribute if a.name != "training_mode"]
         n.ClearField("attribute")
         n.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
@@ -117,11 +198,17 @@ def _training(model: onnx.ModelProto) -> dict[str, str]:
     return after
 
 
-def _chosen(graph: onnx.GraphProto, buffers: Mapping[str, str], patterns: tuple[str, ...] | None) -> list[str]:
+def _chosen(
+    graph: onnx.GraphProto,
+    arrays: Mapping[str, np.ndarray],
+    buffers: Mapping[str, str],
+    patterns: tuple[str, ...] | None,
+) -> list[str]:
     read = {name: (op, place) for name, op, place in _reads(graph)}
     tensors = [t for t in graph.initializer if t.name in read and t.name not in buffers]
     if patterns is None:
-        return [t.name for t in tensors if t.data_type in _FLOATS and _is_learned(t, *read[t.name])]
+        floats = [t for t in tensors if t.data_type in _FLOATS and not _is_mask(arrays[t.name])]
+        return [t.name for t in floats if _is_learned(t, *read[t.name])]
     return to_train(patterns, {t.name: t.data_type in _FLOATS for t in tensors})
 
 
@@ -130,6 +217,11 @@ def _is_learned(t: onnx.TensorProto, op: str, place: int) -> bool:
         return False
     size = int(np.prod(t.dims))
     return bool(t.dims) and (size > 1 or (size == 1 and (op in _LEARNED or op.endswith("Normalization"))))
+
+
+def _is_mask(a: np.ndarray) -> bool:
+    """Whether some number stands for minus infinity: no weight is that large."""
+    return bool((~(np.abs(a) < ml_dtypes.finfo(a.dtype).max)).any())
 
 
 def _reads(graph: onnx.GraphProto) -> Iterator[tuple[str, str, int]]:

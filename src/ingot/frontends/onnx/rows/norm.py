@@ -15,11 +15,10 @@ from ingot.ir.node import Node
 def batch_norm(c: Call) -> Result:
     x, scale, bias, mean, var = (c.x(i) for i in range(5))
     eps = c.float("epsilon", 1e-5)
-    training = c.flag("training_mode") if c.version >= 14 else c.wants(1)
-    if not training:
+    if not c.flag("training_mode"):  # which `import_trainable` sets before opset 14, too
+        if c.version < 14 and c.wants(1):
+            raise Unsupported("batch normalization in training mode")
         return ops.BatchNorm(eps)(x, scale, bias, mean, var)
-    if c.version < 14:
-        raise Unsupported("batch normalization in training mode")
     axes = tuple(a for a in range(c.rank()) if a != 1)
     keep = c.float("momentum", 0.9)
     now_mean, now_var = ops.mean(x, axes), ops.var(x, axes)

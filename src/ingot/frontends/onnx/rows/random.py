@@ -88,7 +88,11 @@ def _rate(c: Call, at: int) -> float | Node:
 
 @onnx_op("Dropout", since=1)
 def dropout_7(c: Call) -> Result:
-    return [c.x(), ops.full(c.shape(), True, T.boolean)]
+    """training_mode is set by `import_trainable`."""
+    rate = c.float("ratio", 0.5)
+    if rate == 0.0 or not c.flag("training_mode"):
+        return [c.x(), ops.full(c.shape(), True, T.boolean)]
+    return list(sampling.dropout(_key(c), c.x(), rate))
 
 
 @onnx_op("Dropout", since=12)
