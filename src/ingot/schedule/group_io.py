@@ -46,10 +46,14 @@ def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
     """Where in the group's result the anchor's element at `index` belongs: the way back through reshapes and
     transposes."""
     path: list[Node] = []
+    seen: set[Node] = set()  # once each: words of random bits are made of both words before, twenty times
 
     def find(node: Node) -> bool:
         if node is anchor:
             return True
+        if node in seen:
+            return False
+        seen.add(node)
         if any(find(i) for i in node.inputs):
             path.append(node)
             return True
