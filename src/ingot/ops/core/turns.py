@@ -12,7 +12,7 @@ import numpy as np
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Graph, Node, Project, rebuilt
 from ingot.ir.types import boolean
-from ingot.ops import Add, And, Compare, DimValue, Sub, While
+from ingot.ops import Add, And, Compare, Convert, DimValue, Sub, While
 from ingot.ops.group import Group
 
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
@@ -50,6 +50,8 @@ def turns(op: While, told: Callable[[int], DimLike | None]) -> DimLike | None:
 def value_of(node: Node) -> DimLike | None:
     """The integer that a value is, if it is known before the run; 1 of true."""
     node = _opened(node)
+    while isinstance(node.op, Convert) and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
+        node = _opened(node.inputs[0])
     if isinstance(node.op, DimValue):
         return node.op.dim
     if node.constant is not None and node.type.shape == () and (node.dtype.is_integer or node.dtype == boolean):
