@@ -296,18 +296,20 @@ def train(
 
     Args:
         model: an `nn.Module`, whose dropout and batch norms train where it is in training mode; an ONNX file or
-            `ModelProto`, whose batch norms and dropout are put into training mode; or a JAX function whose first
-            argument is a tree of parameters.
+            `ModelProto`, whose batch norms and dropout are put into training mode; a `keras.Model` of the JAX backend,
+            as `fit` calls it; or a JAX function whose first argument is a tree of parameters.
         loss: "cross_entropy", "nll", "mse", "l1", "huber", "bce_with_logits" or "kl_div", of the model's first result
             and one target (classes on axis 1), as torch.nn.functional has them; or a function of the model's framework,
             (result, *targets) -> scalar; None where the model's first result is the loss.
         optimizer: one of `ingot.optim`: SGD, Adam, AdamW, Lion.
-        example_inputs: of a module, its arguments; of a function, (parameters, x, ...). None for ONNX.
+        example_inputs: of a module, its arguments; of a function, (parameters, x, ...). None for ONNX, and for a
+            `keras.Model` that declares its inputs.
         example_targets: what a loss function is given behind the result; of a loss by name only where the target's type
             is not the usual one (i64 classes, or the result's own type).
         metrics: of "accuracy", "mse", "l1", measured on each batch before the update.
         trainable: patterns of parameters' names ("head.*") to train; the others are constants. By default all floats
-            that require a gradient (PyTorch), all float initializers that are no settings (ONNX), all floats (JAX).
+            that require a gradient (PyTorch), all float initializers that are no settings (ONNX), all trainable
+            variables (Keras), all floats (JAX).
         clip_norm, clip_value: bounds of all gradients' common norm, and of each element.
         accumulate: calls whose mean gradient makes one update.
         precision: what products take their operands in: "float32", "bfloat16" or "float16" (with a scale of the loss

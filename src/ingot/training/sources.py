@@ -5,12 +5,13 @@ Trainable: users' inputs, parameters and buffers -> the model's results, the buf
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, splat_of
 from ingot.opening import recognized
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, to_train
@@ -33,7 +34,7 @@ class Kept:
 class Trainable:
     """inputs, results: the graph's that are the model's own. has_loss: the first result is the loss, and those behind
     it are the model's. flatten: a step's arguments to the inputs; None where these are its arguments. restore: trained
-    values by name to a model of the kind that this one came from.
+    values by name to a model of the kind that this one came from. added: what layers add to the loss, if any do.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class Trainable:
     has_loss: bool
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None
     restore: Callable[[Values], Any]
+    added: Node | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def read(model: Any, asked: Asked) -> Trainable:
     kind, source = recognized(model)
     if kind == "onnx":
         return _of_onnx(source, asked)
-    expected = "an nn.Module, an ONNX file or ModelProto, or a JAX function"
+    if kind == "keras":
+        return _of_keras(source, asked)
+    expected = "an nn.Module, an ONNX file or ModelProto, a keras.Model, or a JAX function"
     if isinstance(source, type):
         fix = f"{source.__name__}(...), an instance"
         raise InputError("a model to train", expected=expected, got=f"the class {source.__name__}", fix=fix)
@@ -142,6 +146,29 @@ def _of_torch(net: Any, asked: Asked) -> Trainable:
     has_loss = asked.loss is not None or asked.own_loss
     found = Trainable(graph, graph.inputs[:own], results, parameters, buffers, has_loss, flatten, restore)
     return _checked(found, "net.requires_grad_(), or trainable=: a pattern of names")
+
+
+def _of_keras(model: Any, asked: Asked) -> Trainable:
+    from ingot.frontends.keras import in_jax
+
+    if not in_jax(model):
+        fix = "keras.models.load_model(path), in a process with KERAS_BACKEND=jax"
+        got = f"the file {model}" if isinstance(model, os.PathLike) else "one of another backend"
+        raise InputError("a model to train", expected="a keras.Model that computes by JAX", got=got, fix=fix)
+    from ingot.frontends.keras.trainable import import_trainable
+
+    examples = asked.inputs if asked.inputs is None or isinstance(asked.inputs, tuple | list) else (asked.inputs,)
+    found = import_trainable(model, asked.loss, examples, asked.targets, asked.dynamic, asked.trainable)
+    parameters = tuple(Kept(n, x, first) for n, (first, x) in found.parameters.items())
+    after, (added, *results) = found.graph.results[: len(found.buffers)], found.graph.results[len(found.buffers) :]
+    pairs = zip(found.buffers.items(), after, strict=True)
+    buffers = tuple(Kept(n, x, first, y) for (n, (first, x)), y in pairs)
+    held = {k.node for k in (*parameters, *buffers)}
+    own = tuple(x for x in found.graph.inputs if x not in held)
+    has_loss = asked.loss is not None or asked.own_loss
+    term = None if splat_of(added) == 0 else added
+    whole = Trainable(found.graph, own, tuple(results), parameters, buffers, has_loss, None, found.restore, term)
+    return _checked(whole, "model.trainable = True")
 
 
 def _of_jax(fn: Callable[..., Any], asked: Asked) -> Trainable:

@@ -81,6 +81,8 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     recipe.check()
     check_patterns("groups", (g.match for g in recipe.optimizer.groups), [p.name for p in source.parameters])
     loss, measured, target = _loss(source, recipe)
+    if source.added is not None:
+        loss = ops.add(loss, ops.cast(source.added, loss.dtype))
     inputs = source.inputs if target is None else (*source.inputs, target)
     after = [b.after for b in source.buffers]
     renewed = {p.name: p.after for p in source.parameters if p.after is not None}

@@ -21,7 +21,7 @@ if keras.backend.backend() != "jax":
 
 import ingot  # noqa: E402 - Keras settles its backend first
 from ingot.frontends.keras import config, import_keras, worker  # noqa: E402
-from ingot.frontends.keras.model import _graph  # noqa: E402
+from ingot.frontends.keras.model import graph_of  # noqa: E402
 from ingot.ir.interp import interpret  # noqa: E402
 from ingot.ir.node import Graph, Input  # noqa: E402
 from ingot.model_file import kind_of  # noqa: E402
@@ -62,7 +62,7 @@ def read(path: Path, folder: Path, dynamic: Any = None) -> Graph:
     worker.main(path, folder, dynamic)
     form = json.loads((folder / "form.json").read_text())
     text, weights = (folder / "program.mlir").read_text(), safetensors.read(folder / "weights.safetensors")
-    return _graph(text, form["names"], form["shapes"], form["outputs"], form["bounds"], weights, str(path))
+    return graph_of(text, form["names"], form["shapes"], form["outputs"], form["bounds"], weights, str(path))
 
 
 def agrees(graph: Graph, model: Any, inputs: list[np.ndarray], sizes: dict[str, int]) -> None:

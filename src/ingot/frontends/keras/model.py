@@ -32,6 +32,11 @@ def is_keras(model: Any) -> bool:
     return keras is not None and isinstance(model, keras.Model)
 
 
+def in_jax(model: Any) -> bool:
+    """Whether it is a Keras model in memory that computes by JAX."""
+    return is_keras(model) and sys.modules["keras"].backend.backend() == "jax"
+
+
 def import_keras(source: Any, *, dynamic: Any = None, example_inputs: Any = None) -> Graph:
     """A Keras model in inference as a graph with the model's inputs, in its order and by its names.
 
@@ -45,15 +50,14 @@ def import_keras(source: Any, *, dynamic: Any = None, example_inputs: Any = None
     """
     if not is_keras(source):
         return _read(Path(source), dynamic)
-    keras = sys.modules["keras"]
-    if keras.backend.backend() == "jax":
+    if in_jax(source):
         from ingot.frontends.keras.program import program_of
 
         examples = example_inputs
         if examples is not None:
             examples = list(examples) if isinstance(examples, tuple | list) else [examples]
         made = program_of(source, dynamic, examples)
-        return _graph(made.text, made.names, made.shapes, made.outputs, made.bounds, made.weights, source.name)
+        return graph_of(made.text, made.names, made.shapes, made.outputs, made.bounds, made.weights, source.name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.keras")
         source.save(path)
@@ -72,7 +76,7 @@ def _read(path: Path, dynamic: Any) -> Graph:
         text = (folder / "program.mlir").read_text()
         # in memory: the folder goes
         weights = {k: np.array(v) for k, v in safetensors.read(folder / "weights.safetensors").items()}
-    return _graph(text, form["names"], form["shapes"], form["outputs"], form["bounds"], weights, str(path))
+    return graph_of(text, form["names"], form["shapes"], form["outputs"], form["bounds"], weights, str(path))
 
 
 def _error(told: Mapping[str, Any], path: str) -> Exception:
@@ -81,7 +85,7 @@ def _error(told: Mapping[str, Any], path: str) -> Exception:
     return getattr(errors, told["kind"])(told["text"], where=None if path in told["text"] else path)
 
 
-def _graph(
+def graph_of(
     text: str, names: Sequence[str], shapes: Sequence[Sequence[str]], outputs: Sequence[str],
     bounds: Mapping[str, Any], weights: Mapping[str, np.ndarray], where: str,
 ) -> Graph:  # fmt: skip

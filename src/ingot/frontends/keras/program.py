@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ from ingot.frontends.jax.function import export_function, size_of
 from ingot.frontends.stablehlo.model import text_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
+
+Declared = tuple[str, tuple[int | None, ...], Any]  # name, shape and type of an input
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,11 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
 
     Raises InputError for sizes that do not fit its inputs, ImportModelError for what JAX cannot export.
     """
-    inputs = _inputs(model, examples)
-    sizes, bounds = _sizes(inputs, dynamic)
+    inputs = inputs_of(model, examples)
+    sizes, bounds = sizes_of(inputs, dynamic)
     specs = [jax.ShapeDtypeStruct(s, t) for s, (_, _, t) in zip(sizes, inputs, strict=True)]
     # layers that draw do so unless they are told not to
-    inferring = {"training": False} if "training" in inspect.signature(model.call).parameters else {}
+    inferring = in_training(model, False)
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
 
     def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
@@ -47,21 +49,44 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
         out, _ = model.stateless_call(first, rest, inputs, **inferring)
         return jax.tree_util.tree_leaves(out)
 
-    kinds = [[jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in group] for group in (trainable, others)]
+    exported = exported_program(run, variable_specs(trainable, others), specs)
+    labels = variable_labels((*trainable, *others))
+    values = {n: np.asarray(v.value) for n, v in zip(labels, (*trainable, *others), strict=True)}
+    names, shapes = arguments_of(exported, [*labels, *(name for name, _, _ in inputs)])
+    text = text_of(exported.mlir_module_serialized)
+    weights = {n: values[n] for n in names if n in values}
+    return Program(text, names, shapes, _outputs(model, len(exported.out_avals)), bounds, weights)
+
+
+def variable_specs(*groups: Sequence[Any]) -> list[Any]:
+    return [[jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in group] for group in groups]
+
+
+def variable_labels(variables: Sequence[Any]) -> list[str]:
+    """A name for each that no other has."""
+    return [f"{i} {v.path}" for i, v in enumerate(variables)]
+
+
+def exported_program(run: Callable[..., Any], kinds: Sequence[Any], specs: Sequence[Any]) -> Any:
+    """Raises ImportModelError for what JAX cannot export."""
     try:
-        exported = export_function(run, (*kinds, specs))
+        return export_function(run, (*kinds, specs))
     except (ImportModelError, NotImplementedError, TypeError, ValueError) as e:
         fix = "fix sizes: dynamic={'batch': 1}, or {'input': {1: 224}}"
         told = re.sub(r"\x1b\[\d*m", "", str(e))  # Keras sets some of it in bold
         raise ImportModelError(f"the model cannot be exported for these sizes: {told}", fix=fix) from e
-    labels = [f"{i} {v.path}" for i, v in enumerate((*trainable, *others))]
-    labels += [name for name, _, _ in inputs]
-    kept = exported.module_kept_var_idx
-    values = {labels[i]: np.asarray(v.value) for i, v in enumerate((*trainable, *others)) if i in kept}
+
+
+def arguments_of(exported: Any, labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Names and shapes of the arguments that the program reads, of all that are named."""
+    kept: Sequence[int] = exported.module_kept_var_idx
     shapes = tuple(tuple(str(size_of(d)) for d in exported.in_avals[i].shape) for i in kept)
-    text = text_of(exported.mlir_module_serialized)
-    names = tuple(labels[i] for i in kept)
-    return Program(text, names, shapes, _outputs(model, len(exported.out_avals)), bounds, values)
+    return tuple(labels[i] for i in kept), shapes
+
+
+def in_training(model: Any, training: bool) -> dict[str, bool]:
+    """How a call says it, where the model's takes it."""
+    return {"training": training} if "training" in inspect.signature(model.call).parameters else {}
 
 
 def _outputs(model: Any, count: int) -> tuple[str, ...]:
@@ -70,7 +95,7 @@ def _outputs(model: Any, count: int) -> tuple[str, ...]:
     return names if unique else tuple(f"output_{i}" for i in range(count)) if count > 1 else ("output",)
 
 
-def _inputs(model: Any, examples: Sequence[Any] | None) -> list[tuple[str, tuple[int | None, ...], Any]]:
+def inputs_of(model: Any, examples: Sequence[Any] | None) -> list[Declared]:
     """(name, shape, type) of each input."""
     if examples is not None:
         arrays = [np.asarray(x) for x in examples]
@@ -86,7 +111,9 @@ def _inputs(model: Any, examples: Sequence[Any] | None) -> list[tuple[str, tuple
     return [(name, shape, np.dtype(jax.numpy.dtype(dtype))) for name, shape, dtype in found]
 
 
-def _sizes(inputs: Sequence[tuple[str, tuple[int | None, ...], Any]], dynamic: Any) -> tuple[list[Any], dict[str, Any]]:
+def sizes_of(
+    inputs: Sequence[tuple[str, tuple[int | None, ...], Any]], dynamic: Any
+) -> tuple[list[Any], dict[str, Any]]:
     """A shape for each input, with symbols for what is open, and bounds of these symbols."""
     asked: Mapping[str, Any] = dynamic if isinstance(dynamic, Mapping) else {}
     names = [name for name, _, _ in inputs]

@@ -1,0 +1,116 @@
+"""A Keras model of the JAX backend, to be trained: its variables become inputs, and those that a call in training sets,
+such as moving averages and seeds, have a next value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ingot.frontends.jax.gradients import gradients_told
+from ingot.frontends.keras.model import graph_of
+from ingot.frontends.keras.program import (
+    arguments_of,
+    exported_program,
+    in_training,
+    inputs_of,
+    sizes_of,
+    variable_labels,
+    variable_specs,
+)
+from ingot.frontends.stablehlo.model import text_of
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import TensorType, dtype_of
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError, to_train
+
+
+@dataclass(frozen=True)
+class TrainableModel:
+    """parameters, buffers: by the path of each variable, its value and the graph's input. The graph's results are the
+    buffers' next values, the sum of what layers add to the loss, and the model's own. restore: sets the variables."""
+
+    graph: Graph
+    parameters: Mapping[str, tuple[np.ndarray, Node]]
+    buffers: Mapping[str, tuple[np.ndarray, Node]]
+    restore: Callable[[Mapping[str, np.ndarray]], Any]
+
+
+def import_trainable(
+    model: Any,
+    loss: Callable[..., Any] | None,
+    examples: Sequence[Any] | None,
+    targets: Sequence[Any],
+    dynamic: Any,
+    patterns: tuple[str, ...] | None,
+) -> TrainableModel:
+    """loss: (result, *targets) -> a number, computed by JAX; the first of the model's own results then.
+
+    Raises InputError for patterns that fit nothing or integers, and what `import_keras` raises.
+    """
+    read = [np.asarray(t) for t in targets] if loss is not None else []
+    inputs = inputs_of(model, examples)
+    count = len(inputs)
+    names = ["target"] if len(read) == 1 else [f"target_{i}" for i in range(len(read))]
+    kinds = [jax.dtypes.canonicalize_dtype(t.dtype) for t in read]
+    inputs += [(n, (None, *t.shape[1:]) if t.ndim else (), k) for n, t, k in zip(names, read, kinds, strict=True)]
+    trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
+    moved: set[int] = set()
+
+    def called(first: list[Any], rest: list[Any], given: list[Any]) -> tuple[list[Any], Any, list[Any]]:
+        own = given[0] if count == 1 else given[:count]
+        out, after, losses = model.stateless_call(first, rest, own, return_losses=True, **in_training(model, True))
+        moved.update(i for i, (a, b) in enumerate(zip(rest, after, strict=True)) if a is not b)
+        results = jax.tree_util.tree_leaves(out)
+        if loss is not None:
+            value = loss(out, *given[count:])
+            if not isinstance(value, jax.Array):
+                fix = "return one number, computed from the model's results"
+                raise InputError("loss", expected="a float scalar array", got=f"a {type(value).__name__}", fix=fix)
+            results = [value, *results]
+        return [after[i] for i in sorted(moved)], sum(losses, jax.numpy.zeros(())), results
+
+    def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
+        return jax.tree_util.tree_leaves(called(first, rest, given))
+
+    sizes, bounds = sizes_of(inputs, dynamic)
+    specs = [jax.ShapeDtypeStruct(s, t) for s, (_, _, t) in zip(sizes, inputs, strict=True)]
+    with gradients_told():
+        exported = exported_program(run, variable_specs(trainable, others), specs)
+    variables = (*trainable, *others)
+    labels, paths = variable_labels(variables), _paths(variables)
+    floats = {p: jax.numpy.issubdtype(v.dtype, jax.numpy.floating) for p, v in zip(paths, trainable, strict=False)}
+    chosen = {p for p, is_float in floats.items() if is_float} if patterns is None else {*to_train(patterns, floats)}
+    learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in chosen]
+    set_ = [len(trainable) + i for i in sorted(moved)]
+    values = [np.asarray(v.value) for v in variables]
+    arguments, shapes = arguments_of(exported, [*labels, *(name for name, _, _ in inputs)])
+    constants = {labels[i]: values[i] for i in range(len(variables)) if i not in {*learned, *set_}}
+    constants = {n: a for n, a in constants.items() if n in arguments}
+    outputs = [f"result {i}" for i in range(len(exported.out_avals))]
+    text = text_of(exported.mlir_module_serialized)
+    graph = graph_of(text, arguments, shapes, outputs, bounds, constants, model.name)
+    nodes = {x.op.label: x for x in graph.inputs}  # type: ignore[attr-defined]
+    learned = [i for i in learned if labels[i] in nodes]
+    # what is set and never read is no input of the program
+    unread = {labels[i]: TensorType(dtype_of(values[i]), values[i].shape) for i in set_ if labels[i] not in nodes}
+    nodes |= {n: Input(n, t)() for n, t in unread.items()}
+
+    def of(places: Sequence[int]) -> dict[str, tuple[np.ndarray, Node]]:
+        return {paths[i]: (values[i], nodes[labels[i]]) for i in places}
+
+    def restore(found: Mapping[str, np.ndarray]) -> Any:
+        for path, v in zip(paths, variables, strict=True):
+            if path in found:
+                v.assign(found[path])
+        return model
+
+    return TrainableModel(graph, of(learned), of(set_), restore)
+
+
+def _paths(variables: Sequence[Any]) -> list[str]:
+    """Their paths; behind those that came before, a number."""
+    paths = [v.path for v in variables]
+    return [p if p not in paths[:i] else f"{p}.{paths[:i].count(p)}" for i, p in enumerate(paths)]
