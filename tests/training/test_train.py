@@ -308,6 +308,8 @@ def test_bad_input_is_told() -> None:
         with pytest.raises(InputError, match="lr: expected a finite number"):
             step.lr = rate
     np.testing.assert_array_equal(before, step.state_dict()["0.weight"])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="value_and_grad"):
+        ingot.train("module {\n}", "mse", optim.SGD())
 
 
 def test_the_first_nan_is_named() -> None:

@@ -76,7 +76,9 @@ def read(model: Any, asked: Asked) -> Trainable:
         return _of_jax(source, asked)
     if kind == "torch" and hasattr(source, "named_parameters"):
         return _of_torch(source, asked)
-    raise InputError("a model to train", expected=expected, got=type(model).__name__)
+    constants = kind in ("stablehlo", "tensorflow", "tflite")
+    fix = "ingot.value_and_grad(model), for gradients by its inputs" if constants else None
+    raise InputError("a model to train", expected=expected, got=type(model).__name__, fix=fix)
 
 
 def _checked(found: Trainable, fix: str | None = None) -> Trainable:
