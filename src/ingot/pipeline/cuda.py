@@ -10,7 +10,7 @@ from functools import partial
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
 from ingot.ir.types import bf16, f16, f32, i8
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, Recurrent
+from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, KernelGradient, Recurrent
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
@@ -34,7 +34,9 @@ _NODES = 16  # of a MODEL graph for each kernel: about that
 
 def _has_kernel(node: Node, machine: Machine) -> bool:
     """Whether the kernel of a kept op takes these operands: attention has static heads, in types whose tiles are
-    multiplied, and a recurrent layer's weights fit into registers."""
+    multiplied, a recurrent layer's weights fit into registers, a kernel whose gradient is asked for is depthwise."""
+    if isinstance(node.op, KernelGradient):
+        return node.op.depthwise
     if isinstance(node.op, Recurrent):
         return keeps_weights(node, machine)
     if not isinstance(node.op, Attention):
@@ -49,7 +51,7 @@ POLICY = FusionPolicy(
     computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize, single_row=LONGEST,
     computed_updates=True, joined_rows=True,
 )  # fmt: skip
-KEPT: frozenset[type[Op]] = frozenset({Attention, Dequantize, LSTM, GRU, RNN})
+KEPT: frozenset[type[Op]] = frozenset({Attention, Dequantize, KernelGradient, LSTM, GRU, RNN})
 
 
 class CudaTarget:

@@ -8,6 +8,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.schedule.gpu.attention import lower_attention
+from ingot.schedule.gpu.contraction.depthwise_gradient import lower_depthwise_gradient
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import awaiting
 from ingot.schedule.gpu.machine import Machine
@@ -26,6 +27,7 @@ Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lo
 
 STRATEGIES: dict[str, Strategy] = {
     "attention": lower_attention,
+    "kernel_gradient": lower_depthwise_gradient,
     "pointwise": lower_pointwise,
     "rows": lower_rows,
     "window": lower_window,
