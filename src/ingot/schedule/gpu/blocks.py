@@ -99,7 +99,8 @@ def dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
     """Where elements at these coordinates lie."""
     total: Expr = ZERO
     for e, s in zip(coordinates, strides, strict=True):
-        total = ix.add(total, ix.mul(e, dim_expr(s)))
+        if s != 0:  # else the place is one for all of them
+            total = ix.add(total, ix.mul(e, dim_expr(s)))
     return total
 
 
