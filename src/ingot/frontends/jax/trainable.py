@@ -92,8 +92,9 @@ def import_trainable(
 
 
 def _is_float(leaf: Any) -> bool:
-    """False of what is no array, too, such as the functions in modules of Equinox."""
-    return jnp.issubdtype(jnp.result_type(leaf), jnp.floating) if np.isscalar(leaf) or hasattr(leaf, "dtype") else False
+    """False of what is no number either, such as the functions in modules of Equinox, or a name."""
+    number = isinstance(leaf, bool | int | float | complex) or hasattr(leaf, "dtype")
+    return number and bool(jnp.issubdtype(jnp.result_type(leaf), jnp.floating))
 
 
 def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Signature:
