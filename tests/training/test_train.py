@@ -159,6 +159,25 @@ def test_a_function_as_loss_open_sizes_and_tied_and_frozen_parameters() -> None:
     np.testing.assert_allclose(embedded, eager.embed.weight.detach().numpy(), atol=1e-6)
 
 
+def test_the_rate_of_parameters_in_float64_is_one() -> None:
+    """0.01 as a float32 is off by 2e-8 of it."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    other, x, y = copy.deepcopy(net), torch.randn(6, 5).double(), torch.randint(0, 3, (6,))
+    step = ingot.train(net, "cross_entropy", optim.SGD(lr=0.01), (x,), threads=1)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.01)
+    for rate in (0.01, 0.03):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        F.cross_entropy(other(x), y).backward()
+        optimizer.step()
+        step(x, y, lr=rate)
+    assert step.first_nan(x, y) is None
+    step.trained()
+    for got, want in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-14)
+
+
 def test_layers_of_other_types_go_back() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 4).bfloat16(), nn.Linear(4, 2).double())
@@ -458,7 +477,7 @@ def test_leaves_and_names_of_a_jax_function_as_they_come() -> None:
         return p["act"](target @ p["w"]) * p["scale"]
 
     rng = np.random.default_rng(0)
-    p = {"w": rng.standard_normal((6, 4)), "scale": 0.5, "act": jnp.tanh}
+    p = {"w": rng.standard_normal((6, 4)), "scale": 0.5, "act": jnp.tanh, "name": "net"}
     x, y = rng.standard_normal((8, 6)).astype(np.float32), rng.standard_normal((8, 4)).astype(np.float32)
     step = ingot.train(net, lambda a, b: ((a - b) ** 2).mean(), optim.SGD(lr=0.1), (p, x), (y,), threads=1)
     want = {"w": jnp.asarray(p["w"]), "scale": jnp.asarray(0.5)}

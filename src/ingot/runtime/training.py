@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from ingot.runtime import artifact, describe
+from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import callers_stream, is_tensor
@@ -71,10 +72,13 @@ class TrainingStep(CompiledModel):
 
     def __call__(self, *args: object, lr: object = None, **kwargs: object) -> tuple[object, dict[str, object]]:
         """Make a step. Raises InputError for a batch that does not fit, with the parameters as they were."""
-        rate = np.asarray(self._lr if lr is None else _rate(lr), np.float32)
         *inputs, _ = self._ordered(args, {**kwargs, self.training.rate: None})
-        loss, *measured = self.run([*inputs, self._beside(inputs, rate)])
+        loss, *measured = self.run([*inputs, self._beside(inputs, self.rate(lr))])
         return loss, dict(zip(self.training.metrics, measured, strict=True))
+
+    def rate(self, lr: object = None) -> np.ndarray:
+        """A rate, by default that of calls that give none, in the program's type: float64 where parameters are."""
+        return np.asarray(self._lr if lr is None else _rate(lr), numpy_dtype(self.inputs[-1].dtype))
 
     @property
     def lr(self) -> float:
@@ -92,11 +96,11 @@ class TrainingStep(CompiledModel):
         if place is None or self.program.device != "cuda":
             return rate
         torch: Any = sys.modules["torch"]
-        key = float(rate), callers_stream()
+        key, dtype = (float(rate), callers_stream()), getattr(torch, rate.dtype.name)
         if torch.cuda.is_current_stream_capturing():
-            return torch.full((), key[0], dtype=torch.float32, device=place)
+            return torch.full((), key[0], dtype=dtype, device=place)
         if self._placed[0] != key:
-            self._placed = key, torch.full((), key[0], dtype=torch.float32, device=place)
+            self._placed = key, torch.full((), key[0], dtype=dtype, device=place)
         return self._placed[1]
 
     def explain(self, *args: object, **kwargs: object) -> str:

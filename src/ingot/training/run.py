@@ -69,7 +69,7 @@ class CompiledStep(TrainingStep):
     def first_nan(self, *args: Any, **kwargs: Any) -> str | None:
         """Where a step on this batch would first make a NaN, in the forward pass, a gradient or an update: the op, its
         type and its place in the model. None if nowhere. The interpreter finds it: slow, and exact."""
-        given = [_on_host(x) for x in (*self._flat(args, kwargs), np.asarray(self.lr, np.float32))]
+        given = [_on_host(x) for x in (*self._flat(args, kwargs), self.rate())]
         state = self.state()
         given += [np.asarray(state[name]) for name in self._graph.state]
         broken: list[Node] = []

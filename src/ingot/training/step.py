@@ -18,7 +18,7 @@ import numpy as np
 from ingot import ops
 from ingot.autodiff import differentiable, gradients, ways
 from ingot.ir.node import Graph, Input, Node, rebuilt, splat_of, topological
-from ingot.ir.types import DType, TensorType, bf16, f16, f32, i64, static_shape
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.optim import Optimizer
@@ -96,7 +96,7 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     renewed = dict(zip(renewed, others, strict=False))
     metrics = dict(zip(measured, others, strict=True))
     rate = _free(LR, inputs)
-    lr = Input(rate, TensorType(f32))()
+    lr = Input(rate, TensorType(f64 if any(p.node.dtype == f64 for p in source.parameters) else f32))()
     update = _Update(recipe, lr)
     parameters = [replace(p, after=renewed.get(p.name)) for p in source.parameters]
     kept = [*update.parameters(loss, parameters), *_buffers(source.buffers, moved, update)]
