@@ -27,10 +27,11 @@ def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...]) -> list[str]:
 @pytest.mark.parametrize(("outs", "ins", "copied"), [(24, 5, True), (40, 33, True), (21, 5, False)])
 def test_a_kernel_that_lies_apart_is_copied(dtype: DType, outs: int, ins: int, copied: bool) -> None:
     """Not one of 21 columns, whose copy could not be loaded together either."""
-    x, w = Input("x", TensorType(dtype, (2, 13, 14, ins)))(), Input("w", TensorType(dtype, (outs, ins, 3, 2)))()
+    shapes = (2, 13, 14, ins), (outs, ins, 3, 2)
+    x, w = (Input(n, TensorType(dtype, s))() for n, s in zip("xw", shapes, strict=True))
     none, one = ((0, 0), (0, 0)), (1, 1)
     y = ops.Convolution(one, none, one, one, "NHWC", "OIHW", "NHWC", dtype=f32)(x, w)
-    names = _run(Graph((x, w), (y,)), dtype, x.type.shape, w.type.shape)
+    names = _run(Graph((x, w), (y,)), dtype, *shapes)
     assert names.count("columns") == int(copied)
 
 

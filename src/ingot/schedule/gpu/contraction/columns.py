@@ -73,10 +73,10 @@ def columns_step(lying: Loops, copied: Loops, source: Buffer, offset: DimLike, a
         return total
 
     value = read_at(top, source, place(batch, reduce, cols, offset), columns.live)
-    turned = (tuple(replace(x, a=x.b) for x in axes) for axes in (batch, reduce, cols))
+    first, then, last = (tuple(replace(x, a=x.b) for x in axes) for axes in (batch, reduce, cols))
     to = Buffer("columns", source.dtype, writable=True, align=ALIGN)
     stored = meet(terms.live, columns.live)
-    flat, value, *masks = k.alike(place(*turned, 0), value, *(() if stored is None else (stored,)))
+    flat, value, *masks = k.alike(place(first, then, last, 0), value, *(() if stored is None else (stored,)))
     top.store(to, flat, value, masks[0] if masks else None)
     hints = (("warps", 4), ("stages", 1), NARROW)
     return Step(Kernel("columns", (source, to), (), chunk, dim_expr(product(shape)), top.body, hints=hints), args)
