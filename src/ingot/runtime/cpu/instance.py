@@ -48,7 +48,7 @@ class Instance(Binding):
                 record[2:] = step.target, -1 if step.args else -2
         tensors = _TENSORS + len(program.arguments) + len(program.results)
         self._bases = np.zeros(tensors + 2, np.int64)
-        self._context = np.zeros(7, np.int64)
+        self._context = np.zeros(9, np.int64)
         self._context[1] = self._bases.ctypes.data
         self._context[2] = self._table.ctypes.data
         self._context[3] = count

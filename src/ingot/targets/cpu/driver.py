@@ -27,13 +27,14 @@ A round's chunks are dealt out as one range per thread, so that a thread finds i
 Memory of the caller (`runtime/cpu/pool.py` and `instance.py` lay it out; all fields are 8 bytes):
 
     ctx:   0 pool (0: run alone)  8 bases  16 steps  24 step count  32 scratch  40 scratch bytes per thread
-           48 profile: step count + 1 clock readings, or 0
+           48 profile: step count + 1 clock readings, or 0  56 ticks that a run alone takes  64 one that wakes workers
     step:  0 kernel  8 args  16 chunk count of a round (< 2**31)  24 rounds
            a jump:  8 where its flag is: index into bases, byte offset  16 step to go on at  24 -1: if the flag, a byte,
            is 0; -2: always
     pool:  0 next  8 ctx  16 step at hand  24 its record  32 its next round  40 first chunk of the published round
            48 ranges in use  128 done  256 sleeping workers  264 caller sleeps
            512 syscall  520 spin ticks  528 workers joined  536 stop  544 threads  552 turn ticks
+           576 when the last run ended  584 runs that began less than `spin` behind another, in a row
            640 + 128 t: thread t's  0 range  8 core + 1, or 0 where not known  16 when it last made room
 """
 
@@ -42,6 +43,7 @@ from __future__ import annotations
 from string import Template
 
 from ingot.support.errors import CompileError
+from ingot.targets.cpu.entry import ENTRY
 from ingot.targets.cpu.system import CALLS, SYSTEM
 
 
@@ -49,7 +51,7 @@ def driver_ir(arch: str) -> str:
     """The driver's LLVM IR text for "x86_64" or "aarch64" on Linux."""
     if arch not in CALLS:
         raise CompileError("CPU driver", expected=f"one of {sorted(CALLS)}", got=arch)
-    return SYSTEM.substitute(CALLS[arch]) + _DRIVER.substitute(CALLS[arch], step_fields=_STEP_FIELDS)
+    return SYSTEM.substitute(CALLS[arch]) + _DRIVER.substitute(CALLS[arch], step_fields=_STEP_FIELDS) + ENTRY
 
 
 # What a step's record says: its chunks and rounds; a jump goes back to %step at once.
@@ -439,59 +441,6 @@ rest:
   store i64 %back, ptr %room.at
   br label %look
 return:
-  ret void
-}
-
-define void @ingot_run(ptr %ctx) nounwind {
-  %pool = load ptr, ptr %ctx
-  %single = icmp eq ptr %pool, null
-  br i1 %single, label %serial, label %parallel
-serial:
-  call void @alone(ptr %ctx)
-  ret void
-parallel:
-  %ctx.at = getelementptr i8, ptr %pool, i64 8
-  store ptr %ctx, ptr %ctx.at
-  %index.at = getelementptr i8, ptr %pool, i64 16
-  store i64 0, ptr %index.at
-  %round.at = getelementptr i8, ptr %pool, i64 32
-  store i64 0, ptr %round.at
-  %turn.at = getelementptr i8, ptr %pool, i64 552
-  %turn = load i64, ptr %turn.at
-  %room.at = getelementptr i8, ptr %pool, i64 656
-  %room = load i64, ptr %room.at
-  %now = call i64 @ingot_clock()
-  %since = sub i64 %now, %room
-  %new = icmp ugt i64 %since, %turn
-  br i1 %new, label %arrive, label %begin
-arrive: ; the caller was elsewhere for a while: it need not make room at once
-  store i64 %now, ptr %room.at
-  %noted = call i64 @note(ptr %pool, i64 0)
-  br label %begin
-begin:
-  %debt = call i64 @advance(ptr %pool, i64 0)
-  call void @take.part(ptr %pool, i64 0, i64 %debt)
-  ret void
-}
-
-define void @ingot_worker(ptr %pool) nounwind {
-  %joined.at = getelementptr i8, ptr %pool, i64 528
-  %before = atomicrmw add ptr %joined.at, i64 1 seq_cst, align 8
-  %thread = add i64 %before, 1
-  call void @take.part(ptr %pool, i64 %thread, i64 0)
-  ret void
-}
-
-; Send the workers home. The tag moves so that one about to sleep sees it; no run may be under way.
-define void @ingot_stop(ptr %pool) nounwind {
-  %stop.at = getelementptr i8, ptr %pool, i64 536
-  store atomic i64 1, ptr %stop.at seq_cst, align 8
-  %old = load atomic i64, ptr %pool monotonic, align 8
-  %next = add i64 %old, 1
-  %tag = and i64 %next, 4294967295
-  %new = or i64 %tag, -9223372036854775808
-  store atomic i64 %new, ptr %pool seq_cst, align 8
-  call void @wake.workers(ptr %pool, i64 2147483647)
   ret void
 }
 """)

@@ -1,0 +1,129 @@
+"""Where a run and a worker enter the driver, in LLVM IR, and whether a run wakes workers.
+
+To wake a sleeping worker takes 5 to 20 us, more than half of a small program. So where workers sleep, a run that took
+less than four times `spin` with them tries what it takes alone, and later ones do what took less: each time is the
+least that was seen, but may grow by an eighth with each run that takes longer, and that of the other way shrinks by
+1/1024, so that it is tried again now and then. The third of three runs that follow each other closely wakes them in
+any case, as they stay awake between such runs. Results are the same, to the bit: chunks are what they are.
+
+The fields of pool and context are described in `targets/cpu/driver.py`.
+"""
+
+from __future__ import annotations
+
+ENTRY = """
+; `taken`: what a run now took, of the kind whose time is at `time.at`; `other.at`: that of the other kind.
+define internal void @learn(ptr %time.at, ptr %other.at, i64 %taken) nounwind {
+  %old = load i64, ptr %time.at
+  %unknown = icmp eq i64 %old, 0
+  %eighth = lshr i64 %old, 3
+  %more = add i64 %old, %eighth
+  %less = icmp ult i64 %taken, %more
+  %seen = or i1 %unknown, %less
+  %new = select i1 %seen, i64 %taken, i64 %more
+  store i64 %new, ptr %time.at
+  %other = load i64, ptr %other.at
+  %part = lshr i64 %other, 10
+  %shrunk = sub i64 %other, %part
+  store i64 %shrunk, ptr %other.at
+  ret void
+}
+
+define void @ingot_run(ptr %ctx) nounwind {
+  %pool = load ptr, ptr %ctx
+  %single = icmp eq ptr %pool, null
+  br i1 %single, label %serial, label %several
+serial:
+  call void @alone(ptr %ctx)
+  ret void
+several:
+  %alone.at = getelementptr i8, ptr %ctx, i64 56
+  %woken.at = getelementptr i8, ptr %ctx, i64 64
+  %workers.at = getelementptr i8, ptr %pool, i64 256
+  %spin.at = getelementptr i8, ptr %pool, i64 520
+  %spin = load i64, ptr %spin.at
+  %ended.at = getelementptr i8, ptr %pool, i64 576
+  %row.at = getelementptr i8, ptr %pool, i64 584
+  %now = call i64 @ingot_clock()
+  %ended = load i64, ptr %ended.at
+  %gap = sub i64 %now, %ended
+  %soon = icmp ult i64 %gap, %spin
+  %row = load i64, ptr %row.at
+  %longer = add i64 %row, 1
+  %row.now = select i1 %soon, i64 %longer, i64 0
+  store i64 %row.now, ptr %row.at
+  %sleepers = load atomic i64, ptr %workers.at monotonic, align 8
+  %asleep = icmp ne i64 %sleepers, 0
+  %rare = icmp ult i64 %row.now, 2
+  %choice = and i1 %asleep, %rare
+  br i1 %choice, label %weigh, label %parallel
+weigh:
+  %alone = load i64, ptr %alone.at
+  %woken = load i64, ptr %woken.at
+  %most = shl i64 %spin, 2
+  %brief = icmp ult i64 %woken, %most
+  %known = icmp ne i64 %woken, 0
+  %better = icmp ule i64 %alone, %woken
+  %small = and i1 %brief, %known
+  %without = and i1 %small, %better
+  br i1 %without, label %spare, label %parallel
+spare:
+  call void @alone(ptr %ctx)
+  %end = call i64 @ingot_clock()
+  store i64 %end, ptr %ended.at
+  %taken = sub i64 %end, %now
+  call void @learn(ptr %alone.at, ptr %woken.at, i64 %taken)
+  ret void
+parallel:
+  %ctx.at = getelementptr i8, ptr %pool, i64 8
+  store ptr %ctx, ptr %ctx.at
+  %index.at = getelementptr i8, ptr %pool, i64 16
+  store i64 0, ptr %index.at
+  %round.at = getelementptr i8, ptr %pool, i64 32
+  store i64 0, ptr %round.at
+  %turn.at = getelementptr i8, ptr %pool, i64 552
+  %turn = load i64, ptr %turn.at
+  %room.at = getelementptr i8, ptr %pool, i64 656
+  %room = load i64, ptr %room.at
+  %since = sub i64 %now, %room
+  %new = icmp ugt i64 %since, %turn
+  br i1 %new, label %arrive, label %begin
+arrive: ; the caller was elsewhere for a while: it need not make room at once
+  store i64 %now, ptr %room.at
+  %noted = call i64 @note(ptr %pool, i64 0)
+  br label %begin
+begin:
+  %debt = call i64 @advance(ptr %pool, i64 0)
+  call void @take.part(ptr %pool, i64 0, i64 %debt)
+  %over = call i64 @ingot_clock()
+  store i64 %over, ptr %ended.at
+  br i1 %asleep, label %note, label %return
+note:
+  %all = sub i64 %over, %now
+  call void @learn(ptr %woken.at, ptr %alone.at, i64 %all)
+  br label %return
+return:
+  ret void
+}
+
+define void @ingot_worker(ptr %pool) nounwind {
+  %joined.at = getelementptr i8, ptr %pool, i64 528
+  %before = atomicrmw add ptr %joined.at, i64 1 seq_cst, align 8
+  %thread = add i64 %before, 1
+  call void @take.part(ptr %pool, i64 %thread, i64 0)
+  ret void
+}
+
+; Send the workers home. The tag moves so that one about to sleep sees it; no run may be under way.
+define void @ingot_stop(ptr %pool) nounwind {
+  %stop.at = getelementptr i8, ptr %pool, i64 536
+  store atomic i64 1, ptr %stop.at seq_cst, align 8
+  %old = load atomic i64, ptr %pool monotonic, align 8
+  %next = add i64 %old, 1
+  %tag = and i64 %next, 4294967295
+  %new = or i64 %tag, -9223372036854775808
+  store atomic i64 %new, ptr %pool seq_cst, align 8
+  call void @wake.workers(ptr %pool, i64 2147483647)
+  ret void
+}
+"""
