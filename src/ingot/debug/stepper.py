@@ -73,7 +73,8 @@ class Stepper:
         self.instance.begin()
         self.arena = aligned_bytes(self.instance.layout.nbytes + ALIGNMENT)
         self.arena[:] = 0xFF
-        for offset, nbytes, byte in self.instance.layout.filled:
+        filled = self.instance.layout.filled
+        for offset, nbytes, byte in filled:
             self.arena[offset : offset + nbytes] = byte
         self.weights = aligned_bytes(program.weights.nbytes + ALIGNMENT)
         self.weights[: program.weights.nbytes] = program.weights
@@ -83,8 +84,8 @@ class Stepper:
             out.reshape(-1).view(np.uint8)[:] = 0xFF
         self.scratch = aligned_bytes(program.scratch_bytes + ALIGNMENT)
         self.instance.attach(
-            pool=0, arena=self.arena.ctypes.data, weights=self.weights.ctypes.data,
-            scratch=self.scratch.ctypes.data, stride=program.scratch_bytes,
+            pool=0, arena=self.arena.ctypes.data, images=[self.arena.ctypes.data + offset for offset, *_ in filled],
+            weights=self.weights.ctypes.data, scratch=self.scratch.ctypes.data, stride=program.scratch_bytes,
         )  # fmt: skip
         self.bases = np.frombuffer(self.instance.bases, np.int64)
         tensors = [a.ctypes.data for a in (*self.inputs, *self.outputs)]

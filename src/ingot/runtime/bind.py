@@ -14,6 +14,7 @@ from ingot.runtime import placement
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
 from ingot.runtime.program import Buffer, Program, Step, Symbol
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError, InputError, SizesError
 
 _MAX_CHUNKS = 1 << 31
@@ -129,17 +130,30 @@ def _spans(program: Program, values: Mapping[str, int]) -> dict[str, Span]:
     return spans
 
 
+@dataclass(frozen=True)
+class Images:
+    """What arena buffers of one geometry have in common, those of other programs, too: all bytes `fill` at first, of
+    which no step writes the borders. sizes: values of the symbols in `halo`."""
+
+    halo: str
+    fill: int
+    nbytes: int
+    sizes: tuple[tuple[str, Span], ...]
+
+
 class Layout:
     """Where the arena buffers of a bound program are.
 
-    offsets: byte offset of each arena buffer that is not an alias. filled: (offset, bytes, byte) of the regions that
-    must hold that byte before the first run. nbytes: the arena's size.
+    offsets: byte offset of each arena buffer that is not an alias. plain: bytes of those without borders, which come
+    first. images: (geometry, offset, bytes) of the others; geometry: of a buffer among these, which of them it is in.
+    nbytes: the arena's size.
     """
 
     def __init__(self, program: Program, spans: Mapping[str, Span]) -> None:
         """Buffers are as large as sizes that lie in `spans` may make them."""
         plain: list[tuple[Buffer, int]] = []
-        groups: dict[tuple[str, int, int], list[Buffer]] = {}
+        groups: dict[Images, list[Buffer]] = {}
+        sizes = tuple(sorted(spans.items()))
         for buffer in program.buffers:
             if buffer.kind != "arena" or buffer.alias is not None:
                 continue
@@ -147,18 +161,25 @@ class Layout:
             if buffer.halo is None:
                 plain.append((buffer, nbytes))
             else:
-                groups.setdefault((buffer.halo, buffer.fill, nbytes), []).append(buffer)
+                groups.setdefault(Images(buffer.halo, buffer.fill, nbytes, sizes), []).append(buffer)
         requests = [placement.Request(n, b.first_step, b.last_step) for b, n in plain]
-        places, total = placement.place(requests)
+        places, self.plain = placement.place(requests)
         self.offsets = {buffer.id: place for (buffer, _), place in zip(plain, places, strict=True)}
-        self.filled: list[tuple[int, int, int]] = []
-        for (_, fill, nbytes), members in groups.items():
-            requests = [placement.Request(nbytes, b.first_step, b.last_step) for b in members]
+        self.images: list[tuple[Images, int, int]] = []
+        self.geometry: dict[int, int] = {}
+        self.nbytes = self.plain
+        for images, members in groups.items():
+            requests = [placement.Request(images.nbytes, b.first_step, b.last_step) for b in members]
             places, size = placement.place(requests)
-            self.offsets.update({b.id: total + place for b, place in zip(members, places, strict=True)})
-            self.filled.append((total, size, fill))
-            total += size
-        self.nbytes = total
+            self.offsets.update({b.id: self.nbytes + place for b, place in zip(members, places, strict=True)})
+            self.geometry.update((b.id, len(self.images)) for b in members)
+            self.images.append((images, self.nbytes, size))
+            self.nbytes += size
+
+    @property
+    def filled(self) -> list[tuple[int, int, int]]:
+        """(offset, bytes, byte) of what must hold that byte before the first run."""
+        return [(offset, nbytes, images.fill) for images, offset, nbytes in self.images]
 
 
 class Binding:

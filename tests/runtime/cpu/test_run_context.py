@@ -31,7 +31,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_many_contexts_as_there_are_cores_for(threads: int, most: int):
     model = CompiledModel(models.static(), threads=threads)
     taken = [loaded(model).claim() for _ in range(most)]
-    assert len(set(map(id, taken))) == len({context.arena.address for context in taken}) == most
+    assert len(set(map(id, taken))) == len({context.pool.workspace.arena.address for context in taken}) == most
     done = threading.Event()
 
     def call() -> None:

@@ -186,13 +186,17 @@ class _Specialized:
             freed = before - self._constants.held.keys()
             self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
         numbers = self._as_numbers(args)
-        run = self._runs.get(numbers) or self._specialized(numbers, args)
-        # an import may have made numbers of all ints
-        left = {*self._constants.held, *(i for i, _ in self._as_numbers(args))}
+        run = self._runs.get(numbers)
+        if run is None:
+            run = self._specialized(numbers, args)
+            numbers = self._as_numbers(args)  # the import may have made numbers of all ints
         given = args
         if self._orders:
             given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        result = run(*(given if not left else [a for i, a in enumerate(given) if i not in left]))
+        if self._constants.held or numbers:
+            left = {*self._constants.held, *(i for i, _ in numbers)}
+            given = [a for i, a in enumerate(given) if i not in left]
+        result = run(*given)
         if self._passed:
             made = iter(result)
             result = tuple([next(made) if place is None else args[place] for place in self._passed])

@@ -111,7 +111,7 @@ class Loaded:
 
     @property
     def arena_bytes(self) -> int:
-        return sum(context.arena.nbytes for context in self._contexts)
+        return sum(context.nbytes for context in self._contexts)
 
     def forget_threads(self) -> None:
         """In the child after a fork: threads did not survive it, and locks may have been held by some of them."""

@@ -47,23 +47,25 @@ class Instance(Binding):
             else:
                 record[2:] = step.target, -1 if step.args else -2
         tensors = _TENSORS + len(program.arguments) + len(program.results)
-        self._bases = np.zeros(tensors + 2, np.int64)
+        self._images = tensors + 2
+        self._bases = np.zeros(self._images + len(self.layout.images), np.int64)
         self._context = np.zeros(9, np.int64)
         self._context[1] = self._bases.ctypes.data
         self._context[2] = self._table.ctypes.data
         self._context[3] = count
-        self._bases[tensors:] = self.sizes.ctypes.data, self._table.ctypes.data
+        self._bases[tensors : self._images] = self.sizes.ctypes.data, self._table.ctypes.data
         self.bases = self._bases.data
         self.address: int = self._context.ctypes.data
         self.last_used = 0
 
-    def attach(self, *, pool: int, arena: int, weights: int, scratch: int, stride: int) -> None:
-        """Set the addresses that outlive a run."""
+    def attach(self, *, pool: int, arena: int, images: Sequence[int], weights: int, scratch: int, stride: int) -> None:
+        """Set the addresses that outlive a run. images: of each geometry of the layout."""
         self._context[0] = pool
         self._context[4] = scratch
         self._context[5] = stride
         self._bases[_ARENA] = arena
         self._bases[_WEIGHTS] = weights
+        self._bases[self._images :] = images
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
         """Record a clock reading before the first and after each step (steps + 1 cells), or stop doing so."""
@@ -91,7 +93,10 @@ class _Locator:
             base, place = self(buffer.alias[0])
             return base, place + evaluate(buffer.alias[1], self._values)
         if buffer.kind == "arena":
-            return _ARENA, self._layout.offsets[buffer.id]
+            offset, which = self._layout.offsets[buffer.id], self._layout.geometry.get(buffer.id)
+            return (
+                (_ARENA, offset) if which is None else (self._sizes + 2 + which, offset - self._layout.images[which][1])
+            )
         if buffer.kind == "weight":
             return _WEIGHTS, buffer.offset
         if buffer.kind == "size":

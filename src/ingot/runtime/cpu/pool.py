@@ -20,6 +20,7 @@ import weakref
 
 from ingot.runtime.cpu.image import SYSCALL_ADDRESS, CodeImage
 from ingot.runtime.cpu.memory import Region
+from ingot.runtime.cpu.workspace import Workspace
 from ingot.support import flags
 from ingot.support.errors import InputError
 from ingot.support.native import available_cores
@@ -68,11 +69,13 @@ def turn_seconds() -> float:
 
 
 class Pool:
-    """`threads - 1` workers and the caller. `lock` is held for each run; `address` is 0 for a single thread."""
+    """`threads - 1` workers and the caller, and the memory of their runs. `lock` is held for each run; `address` is 0
+    for a single thread."""
 
     def __init__(self, threads: int, image: CodeImage) -> None:
         self.threads = threads
         self.lock = threading.Lock()
+        self.workspace = Workspace(self.lock)
         self.address = 0
         self._workers: list[threading.Thread] = []
         if threads == 1:

@@ -1,4 +1,5 @@
-"""What a run of a model has for itself. Runs side by side need a context each; code and weights are shared."""
+"""What a run of a model has for itself. Runs side by side need a context each; code and weights are shared, the arena
+with the other models of the pool, which come before it or behind it (`workspace.py`)."""
 
 from __future__ import annotations
 
@@ -14,17 +15,18 @@ from ingot.runtime.cpu.pool import Pool
 from ingot.runtime.program import Program
 
 _run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Bound shapes kept at a time; each holds only its tables, the arena is shared.
+# Bound shapes kept at a time; each holds only its tables, memory is shared.
 MAX_INSTANCES = 16
 
 
 class RunContext:
-    """Threads, an arena, scratch, and the program bound to the latest shapes. For whoever holds the pool's lock."""
+    """Scratch, the program bound to the latest shapes, and the pool whose threads and memory it takes. For whoever
+    holds the pool's lock. nbytes: of the arena, for the largest shapes seen."""
 
     def __init__(self, program: Program, image: CodeImage, weights: int, pool: Pool) -> None:
         """`weights`: their address."""
         self.pool = pool
-        self.arena = memory.Region(1)
+        self.nbytes = 0
         self.instances: dict[tuple[Shape, ...], Instance] = {}
         self.current: Instance | None = None
         self._program, self._image, self._weights = program, image, weights
@@ -32,6 +34,7 @@ class RunContext:
         self._stride = placement.align(program.scratch_bytes) + placement.ALIGNMENT
         self._scratch = memory.Region(self._stride * pool.threads)
         self._uses = 0
+        self._version = -1  # of the workspace's addresses
         self._run = _run(image.address("ingot_run"))
 
     def bind(self, shapes: tuple[tuple[int, ...], ...]) -> Instance:
@@ -50,7 +53,7 @@ class RunContext:
 
     def run(self, instance: Instance, pointers: Sequence[int], _resident: object = None) -> None:
         """Run what `bind` returned on arguments and results at these addresses."""
-        if instance is not self.current:
+        if instance is not self.current or self._version != self.pool.workspace.version:
             self.activate(instance)
         bases = instance.bases
         slot = 2
@@ -66,25 +69,20 @@ class RunContext:
         self.pool.lock.release()
 
     def activate(self, instance: Instance) -> None:
-        """Make the arena this instance's."""
-        layout = instance.layout
-        fresh = layout.nbytes > self.arena.nbytes
-        if fresh:
-            # let the old one go first: peak memory is one arena. Whatever was bound to it is to be activated anew, also
-            # where there is no memory for another
-            self.current, self.arena = None, memory.Region(1)
-            self.arena = memory.Region(layout.nbytes)
-        for offset, nbytes, byte in layout.filled:
-            # fresh memory is zero; elsewhere another instance's buffers may have lain
-            if byte or not fresh:
-                self.arena.fill(offset, nbytes, byte)
+        """Have memory for this instance. Raises IngotError where there is not that much."""
+        workspace, layout = self.pool.workspace, instance.layout
+        self.current = None
+        workspace.use(self, layout)
         instance.attach(
             pool=self.pool.address,
-            arena=self.arena.address,
+            arena=workspace.arena.address,
+            images=[workspace.place(images) for images, *_ in layout.images],
             weights=self._weights,
             scratch=self._scratch.address,
             stride=self._stride,
         )
+        self.nbytes = max(self.nbytes, layout.nbytes)
+        self._version = workspace.version
         self._uses += 1
         instance.last_used = self._uses
         self.current = instance
