@@ -17,7 +17,7 @@ from ingot.frontends.torch.decompositions import composed, histograms, segments
 from ingot.frontends.torch.decompositions.backward import BACKWARD
 from ingot.frontends.torch.decompositions.fused_attention import FUSED
 from ingot.frontends.torch.tracing.guards import noted_equalities
-from ingot.frontends.torch.tracing.inplace import written
+from ingot.frontends.torch.tracing.inplace import destination
 from ingot.frontends.torch.tracing.recurrence import whole_recurrences
 
 
@@ -52,20 +52,13 @@ def _stop_gradients(program: torch.export.ExportedProgram) -> None:
             assert isinstance(body, torch.fx.GraphModule)
             given = [n for n in body.graph.nodes if n.op == "placeholder"]
             end = next(n for n in body.graph.nodes if n.op == "output")
-            end.args = torch.fx.map_arg(end.args, _destination)
+            end.args = torch.fx.map_arg(end.args, destination)
             for x in (n for n in given if isinstance(n.meta.get("val"), torch.Tensor)):
                 with body.graph.inserting_after(given[-1]):
                     new = body.graph.call_function(torch.ops.aten.detach.default, (x,))
                 new.meta = dict(x.meta)
                 x.replace_all_uses_with(new, lambda user, new=new, end=end: user not in (new, end))
             body.recompile()
-
-
-def _destination(x: torch.fx.Node) -> torch.fx.Node:
-    """What a chain of writes in place writes; `x` itself where it is none."""
-    while (to := written(x)) is not None:
-        x = to
-    return x
 
 
 def op_name(op: torch._ops.OpOverload) -> str:

@@ -44,6 +44,7 @@ from ingot.frontends.torch.model import (
     OutputAdapter,
     output_names,
 )
+from ingot.frontends.torch.tracing.buffers import buffers_as_results
 from ingot.frontends.torch.tracing.guards import assumed, conditions, equations, progressions, solved
 from ingot.frontends.torch.values import Complex, Number, boolean, f64, with_shape
 from ingot.ir.dims import Dim, Interval, is_found, span_of
@@ -63,8 +64,8 @@ def import_exported(
     parameters: names of tensors that are inputs in front of the state's, not constants; one of several that are one.
     zeros: names of sizes that are 0, although torch's ranges may say otherwise.
 
-    Imports the graph as exported where its in-place ops are plain rebindings and every op has a handler, and after
-    `run_decompositions` otherwise.
+    Imports the graph as exported where every op has a handler and its in-place ops are plain rebindings, or write whole
+    buffers; after `run_decompositions` otherwise.
 
     Raises UnsupportedOpError with every op that stays unsupported.
     """
@@ -92,7 +93,8 @@ def import_exported(
     try:
         if _holds_wrappers(program):
             raise NeedsDecomposition(())
-        return _imported(program, sizes, guards, program.range_constraints, called, parameters, final=False)
+        plain = buffers_as_results(program)
+        return _imported(plain, sizes, guards, program.range_constraints, called, parameters, final=False)
     except NeedsDecomposition as e:
         simpler, assumed_too = _simplified(program, e)
     ranges = {**program.range_constraints, **simpler.range_constraints}

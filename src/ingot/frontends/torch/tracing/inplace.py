@@ -8,7 +8,9 @@ the written name is all there is to it, and the costly functionalization by `run
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -38,6 +40,13 @@ def written(node: fx.Node) -> fx.Node | None:
     first = node.args[0] if node.args else None
     info = target._schema.arguments[0].alias_info if target._schema.arguments else None
     return first if isinstance(first, fx.Node) and info is not None and info.is_write else None
+
+
+def destination(node: fx.Node) -> fx.Node:
+    """What a chain of writes in place writes; `node` itself where it is none."""
+    while (to := written(node)) is not None:
+        node = to
+    return node
 
 
 def functional_name(target: torch._ops.OpOverload) -> str:
@@ -74,12 +83,14 @@ class _Aliases:
 def _sources(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments whose storage `node` may share."""
     target = node.target
+    if target is operator.getitem and _gives_fresh(node.args[0]):
+        return
     if not isinstance(target, torch._ops.OpOverload):
         # getitem, and calls of submodules: anything may come back
         yield from node.all_input_nodes
         return
     schema = target._schema
-    if schema.name.split("::")[-1] in _MAY_RETURN_INPUT:
+    if _name(target) in _MAY_RETURN_INPUT:
         first = node.args[0]
         yield from (a for a in (first if isinstance(first, list | tuple) else [first]) if isinstance(a, fx.Node))
         return
@@ -90,18 +101,45 @@ def _sources(node: fx.Node) -> Iterator[fx.Node]:
             yield value
 
 
+def _gives_fresh(node: Any) -> bool:
+    """Whether a call's results have memory of their own, each."""
+    target = node.target
+    fresh = isinstance(target, torch._ops.OpOverload) and all(r.alias_info is None for r in target._schema.returns)
+    return fresh and _name(target) not in _MAY_RETURN_INPUT
+
+
+def _name(target: torch._ops.OpOverload) -> str:
+    return target._schema.name.split("::")[-1]
+
+
 def needs_functionalization(graph: fx.Graph) -> bool:
     """Whether some write of `graph` is seen through another name of its storage, or reaches an input."""
     nodes = list(graph.nodes)
     writes = [n for n in nodes if n.op == "call_function" and _writes(n)]
     if not writes:
         return False
-    position = {n: i for i, n in enumerate(nodes)}
-    aliases = _aliases(nodes)
-    members: dict[fx.Node, list[fx.Node]] = {}
-    for n in nodes:
-        members.setdefault(aliases.find(n), []).append(n)
-    return any(_is_seen(w, members[aliases.find(w)], position) for w in writes)
+    names = Names(nodes)
+    return any((to := written(n)) is None or names.holds_input(to) or names.is_seen(n, to) for n in writes)
+
+
+class Names:
+    """Which nodes of a graph may name the same storage."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        self._position = {n: i for i, n in enumerate(nodes)}
+        self._aliases = _aliases(nodes)
+        self._members: dict[fx.Node, list[fx.Node]] = {}
+        for n in nodes:
+            self._members.setdefault(self._aliases.find(n), []).append(n)
+
+    def holds_input(self, node: fx.Node) -> bool:
+        return any(n.op in ("placeholder", "get_attr") for n in self._members[self._aliases.find(node)])
+
+    def is_seen(self, write: fx.Node, target: fx.Node) -> bool:
+        """Whether what `write` does to `target` is read later by a name that was there before."""
+        at, position = self._position[write], self._position
+        same = self._members[self._aliases.find(target)]
+        return any(position[user] > at for n in same if n is not target and position[n] < at for user in n.users)
 
 
 def _aliases(nodes: Sequence[fx.Node]) -> _Aliases:
@@ -128,13 +166,3 @@ def _writes(node: fx.Node) -> bool:
     target = node.target
     # detach_ is marked as a write and changes no element
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable and target._opname != "detach_"
-
-
-def _is_seen(write: fx.Node, same: list[fx.Node], position: dict[fx.Node, int]) -> bool:
-    target = written(write)
-    if target is None:
-        return True
-    at = position[write]
-    if any(n.op in ("placeholder", "get_attr") for n in same):
-        return True
-    return any(position[user] > at for n in same if n is not target and position[n] < at for user in n.users)
