@@ -227,7 +227,7 @@ def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str
     """The row-major coordinates of `flat` in a box of `extents`."""
     out: list[Expr] = []
     for d in reversed(extents[1:]):
-        if d == 1:
+        if d in (0, 1):  # nothing is asked of an empty box, but 0 divides nothing
             out.append(ZERO)
             continue
         e = dim_expr(d)

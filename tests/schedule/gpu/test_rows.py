@@ -118,3 +118,10 @@ def test_values_of_rows_beside_their_box(shape: tuple[int, ...], kernels: int) -
     for got, want in zip(run_checked(graph, [x], TARGET), interpret(graph, [x]), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
     assert len(planned(graph, TARGET)[1]) == kernels
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 0), (0, 5), (1, 0)])
+def test_sums_of_nothing(shape: tuple[int, ...]) -> None:
+    """Places in the box are told by divisions, of which none is by 0."""
+    checked(ops.Reduce("sum", (0, 1)), floats(*shape))
+    checked(ops.Reduce("max", (1, 2)), floats(4, *shape))
