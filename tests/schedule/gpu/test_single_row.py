@@ -94,6 +94,14 @@ def test_what_lies_behind_a_row_is_not_multiplied(value: float) -> None:
     agrees(gated(np.float32, 1100, 6, plain), x, 1e-5)
 
 
+@pytest.mark.parametrize("terms", [(0,), (3, 0), (0, 3)])
+def test_no_weight_of_a_row_without_terms_is_read(terms: tuple[int, ...]) -> None:
+    x, w = Input("x", TensorType(f32, (1, *terms)))(), const(np.zeros((*terms, 5), np.float32))
+    dims = tuple(range(len(terms)))
+    y = ops.DotGeneral(((), ()), (tuple(d + 1 for d in dims), dims))(x, w)
+    agrees(Graph((x,), (y,)), np.zeros((1, *terms), np.float32), 0.0)
+
+
 def test_a_norm_that_others_need_is_stored() -> None:
     x = Input("x", TensorType(f32, (1, 64)))()
     y = normed(x)

@@ -183,7 +183,8 @@ class _SingleRow:
     def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, share: Share) -> list[Expr]:
         """Each product's row of sums of the columns from `first` on, over a part of the reduction."""
         t, dtype, loops = self.tiling, accumulates(self.anchors[0]), self.loops
-        begin, end = share.turns(top, t.parts, product(x.extent for x in loops.reduce), t.depth)
+        depth = product(x.extent for x in loops.reduce)
+        begin, end = share.turns(top, t.parts, depth, t.depth)
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
         if of_levels:
             row = RowOfLevels(of_levels, t, self.anchors[0].inputs[0].dtype)
@@ -195,7 +196,7 @@ class _SingleRow:
         for acc in accs:
             top.store(acc, ZERO, zero)
         held: list[Buffer] = []
-        if all(b.ahead for b in self.bs):
+        if depth != 0 and all(b.ahead for b in self.bs):  # else there is no first turn
             for b, weights in enumerate(self.bs):
                 held.append(top.alloc("held", weights.buffer.dtype, 1, lanes=zero.lanes, tile=tile))
                 top.store(held[b], ZERO, k.spread(lines.weights(top, b, begin), tile))
