@@ -13,6 +13,7 @@ from ingot.ir.kernel import Kernel, integer
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of, f32
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
+from ingot.schedule.gpu.blocks import NARROW
 from ingot.schedule.gpu.machine import H100
 from ingot.schedule.gpu.recurrent import Split, keeps_weights
 from ingot.targets.cuda.triton import print_kernel
@@ -124,6 +125,15 @@ def _node(op: Recurrent, steps: int = 7, batch: int = 1) -> Node:
     width, h = op.gates * op.hidden, op.hidden
     shapes = [(steps, batch, 2), (1, width, 2), (1, width, h), (1, 2 * width), *[(1, batch, h)] * op.states]
     return op(*(Input(f"a{i}", TensorType(f32, shape))() for i, shape in enumerate(shapes)))
+
+
+@pytest.mark.parametrize(("steps", "narrow"), [(400_000, True), (600_000, False)])
+def test_indices_are_as_wide_as_the_projections_need(steps: int, narrow: bool) -> None:
+    """These have four places for each of the result, which has fewer than 2^31."""
+    op = LSTM(256)
+    graph = graph_of(op, operands(op, 1, 4), steps=steps)
+    (kernel,) = (kernel for kernel in planned(graph, CUDA)[1].values() if kernel.meeting is not None)
+    assert (NARROW in kernel.hints) == narrow
 
 
 def test_who_keeps_weights() -> None:

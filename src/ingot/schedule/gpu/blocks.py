@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot.ir import kernel as k
 from ingot.ir.array import by_strides
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, product
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Tile, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -29,11 +29,13 @@ from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.schedule.lowered import Arg, Pack, Step
+from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
 ALIGN = 16  # bytes: what the addresses of operands are multiples of, so that a thread loads as many at once
-NARROW = ("narrow", 1)
+NARROW = ("narrow", 1)  # the hint that indices are 32 bits wide
+# places up to which 32 bits count: the last tile, and the turns of parts behind the last one, go beyond an extent
+MOST_PLACES = (1 << 31) - (1 << 22)
 Bounds = tuple[Expr, ...]  # masks
 
 
@@ -198,20 +200,37 @@ class Group:
         own = zip(self.operands.params, self.operands.args, strict=True)
         pairs = [*((b, a) for b, a in own if a.kind != "in" or a.index not in self.left), *extra]
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), chunks)
-        hints = (("warps", warps), ("stages", stages), *self._narrow())
+        hints = (("warps", warps), ("stages", stages), *self._narrow)
         kernel = Kernel(name, tuple(b for b, _ in pairs), dims, chunk, dim_expr(chunks), top.body, hints=hints)
         return Step(kernel, tuple(a for _, a in pairs))
 
+    @property
     def _narrow(self) -> tuple[tuple[str, int], ...]:
-        """That indices fit into 32 bits: all places do, and none is a value that the group computes with."""
-        spans = [_span(lay) for lay in (*self.ins, *self.outs)]
-        sizes = [t.size for n in self.body.nodes() for t in n.types]
-        known = all(isinstance(n, int) and n < 1 << 31 for n in (*spans, *sizes))
-        counted = any(isinstance(n.op, Iota | ArgReduce | DimValue) for n in self.body.nodes())
-        return (NARROW,) if known and not counted else ()
+        """As `narrow`; no place may be a value that the group computes with, either."""
+        if any(isinstance(n.op, Iota | ArgReduce | DimValue) for n in self.body.nodes()):
+            return ()
+        sizes = (t.size for n in self.body.nodes() for t in n.types)
+        return narrow(*map(reach, (*self.ins, *self.outs)), *sizes)
 
 
-def _span(layout: Layout) -> DimLike:
+def narrow(*sizes: DimLike) -> tuple[tuple[str, int], ...]:
+    """The hint of a kernel whose operands have so many places; none, where 32 bits do not count these."""
+    return (NARROW,) if all(isinstance(n, int) and n <= MOST_PLACES for n in sizes) else ()
+
+
+def widened(low: Lowered) -> Lowered:
+    """Without the hint where temporaries have more places than that."""
+
+    def step(own: Step) -> Step:
+        pairs = zip(own.kernel.params, own.args, strict=True)
+        if narrow(*(floordiv(low.temps[a.index], b.dtype.nbytes) for b, a in pairs if a.kind == "temp")):
+            return own
+        return replace(own, kernel=replace(own.kernel, hints=tuple(h for h in own.kernel.hints if h != NARROW)))
+
+    return replace(low, steps=tuple(map(step, low.steps)))
+
+
+def reach(layout: Layout) -> DimLike:
     """Behind the last element of a value in its buffer."""
     last = layout.offset
     for n, s in zip(layout.shape, layout.strides, strict=True):
@@ -272,6 +291,6 @@ class Elements:
 
 
 __all__ = [
-    "ALIGN", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "places_of", "power_of_two", "read_at", "repacked",
-    "write",
+    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "narrow", "places_of", "power_of_two",
+    "reach", "read_at", "repacked", "widened", "write",
 ]  # fmt: skip

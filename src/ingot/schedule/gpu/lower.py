@@ -8,6 +8,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.schedule.gpu.attention import lower_attention
+from ingot.schedule.gpu.blocks import widened
 from ingot.schedule.gpu.contraction.depthwise_gradient import lower_depthwise_gradient
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import awaiting
@@ -45,15 +46,16 @@ def lower(
     """Kernels for `group`, whose operands lie at `ins` and whose results go to `outs`. Raises CompileError."""
     if all(any(d == 0 for d in n.shape) for n in group.body.outputs):
         return Lowered(())
-    if group.kind == "contraction":
-        return awaiting(lower_contraction(group.body, ins, outs, constant, machine), machine)
     if group.kind in RECURRENT:
-        return lower_recurrent(group.body, ins, outs, constant, machine)
-    strategy = STRATEGIES.get(group.kind)
-    if strategy is None:
+        return widened(lower_recurrent(group.body, ins, outs, constant, machine))
+    if group.kind == "contraction":
+        low = lower_contraction(group.body, ins, outs, constant, machine)
+    elif (strategy := STRATEGIES.get(group.kind)) is not None:
+        low = strategy(group.body, ins, outs, machine)
+    else:
         kinds = ", ".join([*STRATEGIES, *RECURRENT, "contraction"])
         raise CompileError(f"no kernel strategy for a {group.kind} group", expected=kinds)
-    return awaiting(strategy(group.body, ins, outs, machine), machine)
+    return widened(awaiting(low, machine))
 
 
 __all__ = ["lower"]

@@ -26,7 +26,7 @@ from ingot.ops.nn.terms import Term
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
-from ingot.schedule.gpu.blocks import ALIGN, NARROW, Group, Span, power_of_two, read_at
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, power_of_two, read_at
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import awaiting
 from ingot.schedule.gpu.machine import Machine
@@ -190,9 +190,6 @@ class _Scan:
             self.op.name, chunk, count, top, rows, outputs, *others, meeting, warps=self.split.warps, stages=1
         )
         kernel = replace(step.kernel, rounds=dim_expr(self.steps), meeting=meeting[0])
-        size = product((*self.anchor.types[0].shape, self.op.gates))
-        if not isinstance(size, int) or size >= 1 << 31:  # places in P
-            kernel = replace(kernel, hints=tuple(h for h in kernel.hints if h != NARROW))
         self.launches.append(replace(step, kernel=kernel))
         return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs), zeros=self.zeros)
 

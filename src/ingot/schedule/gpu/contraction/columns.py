@@ -14,12 +14,13 @@ from dataclasses import replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel
+from ingot.ir.layout import Layout
 from ingot.ir.types import DType, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import ALIGN, NARROW, Span, dot, read_at
+from ingot.schedule.gpu.blocks import ALIGN, Span, dot, narrow, reach, read_at
 from ingot.schedule.gpu.contraction.sums import meet
 from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
@@ -78,7 +79,9 @@ def columns_step(lying: Loops, copied: Loops, source: Buffer, offset: DimLike, a
     stored = meet(terms.live, columns.live)
     flat, value, *masks = k.alike(place(first, then, last, 0), value, *(() if stored is None else (stored,)))
     top.store(to, flat, value, masks[0] if masks else None)
-    hints = (("warps", 4), ("stages", 1), NARROW)
+    axes = *batch, *reduce, *cols
+    lies = Layout(tuple(x.extent for x in axes), tuple(x.a for x in axes), offset)
+    hints = (("warps", 4), ("stages", 1), *narrow(reach(lies)))
     return Step(Kernel("columns", (source, to), (), chunk, dim_expr(product(shape)), top.body, hints=hints), args)
 
 

@@ -1,0 +1,45 @@
+"""How wide the indices of kernels are: nothing here is computed, and no memory is taken."""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import DType, Shape, TensorType, bf16, f32, i8
+from ingot.schedule.gpu.blocks import MOST_PLACES, NARROW
+from tests.conformance.checked import planned
+from tests.conformance.targets import H100
+
+
+def arg(name: str, dtype: DType, *shape: int) -> Node:
+    return Input(name, TensorType(dtype, shape))()
+
+
+def narrow(*outputs: Node, inputs: tuple[Node, ...]) -> dict[str, bool]:
+    """Whether the indices of each kernel are 32 bits wide, by its name."""
+    kernels = planned(Graph(inputs, outputs), H100)[1].values()
+    return {kernel.name.rstrip("_0123456789"): NARROW in kernel.hints for kernel in kernels}
+
+
+def copied(channels: int) -> dict[str, bool]:
+    """A convolution whose kernel [O, I, 3, 2] is copied with its columns side by side."""
+    none, one = ((0, 0), (0, 0)), (1, 1)
+    x, w = arg("x", bf16, 2, 13, 14, channels), arg("w", bf16, 1 << 15, channels, 3, 2)
+    y = ops.Convolution(one, none, one, one, "NHWC", "OIHW", "NHWC", dtype=f32)(x, w)
+    return narrow(y, inputs=(x, w))
+
+
+def test_a_copy_of_more_places_than_32_bits_count_has_wide_indices() -> None:
+    """The other kernel, too, as it reads the copy."""
+    assert copied(1 << 10) == {"columns": True, "product": True}
+    assert copied(1 << 14) == {"columns": False, "product": False}
+
+
+def test_positions_behind_the_end_are_counted_as_well() -> None:
+    """A loop over this many elements ends behind them."""
+
+    def summed(shape: Shape) -> dict[str, bool]:
+        x = Input("x", TensorType(i8, shape))()
+        return narrow(ops.Reduce("max", (0,))(x), inputs=(x,))
+
+    assert summed((MOST_PLACES,)) == {"parts": True, "rows": True}
+    assert summed(((1 << 31) - 1,)) == {"parts": False, "rows": False}
