@@ -28,7 +28,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash, Site
 from ingot.schedule.emit import Index
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, power_of_two, read_at, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, meet, power_of_two, read_at, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, flash_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -289,7 +289,7 @@ class _Flash:
 
         def turn(block: Block, at: Expr) -> None:
             keys = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 1)
-            kt = self.inputs[1].read(block, (b, shared, keys.at, down.at), _live(down, keys))
+            kt = self.inputs[1].read(block, (b, shared, keys.at, down.at), meet(down.live, keys.live))
             kt = k.spread(kt, (down.at.lanes, width))
             s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
             s = s if self._late else self._capped(k.mul(s, k.lit(self.op.scale, f32)))
@@ -304,7 +304,7 @@ class _Flash:
             block.store(total, ZERO, k.fma(k.load(total, ZERO), kept, k.reduce_along("add", p, 1)))
             below = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
             values = self._columns(block, self.width, 1)
-            v = self.inputs[2].read(block, (b, shared, below.at, values.at), _live(below, values))
+            v = self.inputs[2].read(block, (b, shared, below.at, values.at), meet(below.live, values.live))
             v = k.spread(v, (width, out))
             scaled = k.mul(k.load(acc, ZERO), kept)
             block.store(acc, ZERO, k.tile_product(k.cast(p, v.dtype), v, scaled))
@@ -373,14 +373,6 @@ class _Flash:
         if self.op.causal != "none":
             inside = both(inside, k.binary("le", keys.at, k.add(rows.at, dim_expr(self._offset))))
         return s if inside is None else k.select(inside, s, k.lit(-inf, f32))
-
-
-def _live(*spans: Span) -> Expr | None:
-    mask: Expr | None = None
-    for span in spans:
-        if span.live is not None:
-            mask = both(mask, span.live)
-    return mask
 
 
 def _finite(best: Expr) -> Expr:

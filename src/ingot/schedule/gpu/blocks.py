@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial, reduce
 from math import prod
 
 import numpy as np
@@ -68,6 +69,12 @@ class Span:
         return tuple(block.let(e, "i") for e in ix.delinearize(self.at, shape, block.multiples))
 
 
+def meet(*masks: Expr | None) -> Expr | None:
+    """Where all masks are on; None: everywhere."""
+    known = [m for m in masks if m is not None]
+    return reduce(partial(k.binary, "and"), known) if known else None
+
+
 def places_of(
     block: Block, first: Expr, size: int, shape: Shape, axis: int, *, held: bool = False
 ) -> tuple[Index, Expr | None]:
@@ -95,6 +102,12 @@ def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds:
         return block.let(k.gather(buffer, flat))
     flat, mask = k.alike(flat, mask)
     return block.let(k.gather(buffer, flat, mask))
+
+
+def store_tile(block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None) -> None:
+    """Store the tile that places, values and a mask form together."""
+    flat, value, *masks = k.alike(flat, value, *(() if mask is None else (mask,)))
+    block.store(buffer, flat, value, *masks)
 
 
 def dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
@@ -151,9 +164,7 @@ def write(
     index, if that is another."""
     value = em.value(block, root, index, mask)
     flat = ix.linear(index if place is None else place, layout.strides, layout.offset)
-    stored = live if mask is None else mask if live is None else k.binary("and", live, mask)
-    flat, value, *masks = k.alike(flat, value, *(() if stored is None else (stored,)))
-    block.store(buffer, flat, value, masks[0] if masks else None)
+    store_tile(block, buffer, flat, value, meet(live, mask))
 
 
 @dataclass(frozen=True)
@@ -291,6 +302,6 @@ class Elements:
 
 
 __all__ = [
-    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "narrow", "places_of", "power_of_two",
-    "reach", "read_at", "repacked", "widened", "write",
+    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "meet", "narrow", "places_of",
+    "power_of_two", "reach", "read_at", "repacked", "store_tile", "widened", "write",
 ]  # fmt: skip

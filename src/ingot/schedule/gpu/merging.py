@@ -19,7 +19,7 @@ from ingot.ir.types import DType, boolean, i32, i64, u32, u64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulator
-from ingot.schedule.gpu.blocks import Group, Span, power_of_two
+from ingot.schedule.gpu.blocks import Group, Span, power_of_two, store_tile
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
@@ -135,8 +135,7 @@ class Runs:
         live = block.let(k.binary("and", live, k.binary("lt", place, dim_expr(self.kept))), "live")
         at = block.let(k.add(place, self.base(line, run)), "to")
         for (buffer, _), value in zip(self.buffers, values, strict=False):
-            flat, value, mask = k.alike(at, value, live)
-            block.store(buffer, flat, value, mask)
+            store_tile(block, buffer, at, value, live)
 
 
 def ordered(lines: Lines, group: Group, temps: list[DimLike], *, keyed: bool = False) -> tuple[list[Step], Runs]:

@@ -26,12 +26,12 @@ from ingot.ops.nn.terms import Term
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, power_of_two, read_at
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, meet, power_of_two, read_at, store_tile
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import awaiting
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
-from ingot.schedule.index import ZERO, both, dim_expr, integer
+from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.schedule.recurrent import Cell, anchor_of, offset_from, part_of, projected
 from ingot.support.dataclass import dataclass
@@ -91,9 +91,7 @@ def _computed(node: Node) -> DType:
 
 def _where(block: Block, *masks: Expr | None) -> Expr | None:
     """Where all of these are on; None: everywhere."""
-    found: Expr | None = None
-    for mask in masks:
-        found = found if mask is None else both(found, mask)
+    found = meet(*masks)
     return None if found is None else block.let(found, "live")
 
 
@@ -318,9 +316,7 @@ class _Row:
         y, *states = (block.let(self.em.value(block, n, (self.row, column), self.live), "y") for n in self.cell.results)
 
         def store(b: Block, buffer: Buffer, place: Expr, value: Expr) -> None:
-            masks = () if self.live is None else (self.live,)
-            place, value, *masks = k.alike(place, k.cast(value, buffer.dtype), *masks)
-            b.store(buffer, place, value, *masks)
+            store_tile(b, buffer, place, k.cast(value, buffer.dtype), self.live)
 
         def result(b: Block, number: int, index: Index, value: Expr) -> None:
             layout = scan.outs[number]

@@ -20,8 +20,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import ALIGN, Span, dot, narrow, reach, read_at
-from ingot.schedule.gpu.contraction.sums import meet
+from ingot.schedule.gpu.blocks import ALIGN, Span, dot, meet, narrow, reach, read_at, store_tile
 from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 
@@ -76,9 +75,7 @@ def columns_step(lying: Loops, copied: Loops, source: Buffer, offset: DimLike, a
     value = read_at(top, source, place(batch, reduce, cols, offset), columns.live)
     first, then, last = (tuple(replace(x, a=x.b) for x in axes) for axes in (batch, reduce, cols))
     to = Buffer("columns", source.dtype, writable=True, align=ALIGN)
-    stored = meet(terms.live, columns.live)
-    flat, value, *masks = k.alike(place(first, then, last, 0), value, *(() if stored is None else (stored,)))
-    top.store(to, flat, value, masks[0] if masks else None)
+    store_tile(top, to, place(first, then, last, 0), value, meet(terms.live, columns.live))
     axes = *batch, *reduce, *cols
     lies = Layout(tuple(x.extent for x in axes), tuple(x.a for x in axes), offset)
     hints = (("warps", 4), ("stages", 1), *narrow(reach(lies)))

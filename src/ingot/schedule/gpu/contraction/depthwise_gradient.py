@@ -19,8 +19,7 @@ from ingot.ops import KernelGradient
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, write
-from ingot.schedule.gpu.contraction.sums import meet
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, meet, power_of_two, read_at, store_tile, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -94,9 +93,7 @@ class _Gradient:
         top.loop("p", begin, end, AHEAD, turn)
         row = k.add(k.mul(part, integer(self.taps)), taps.at)
         flat = top.let(k.add(k.mul(row, integer(self.channels)), channels.at), "flat")
-        stored = meet(taps.live, channels.live)
-        flat, value, *masks = k.alike(flat, k.load(acc, ZERO), *(() if stored is None else (stored,)))
-        top.store(sums, flat, value, masks[0] if masks else None)
+        store_tile(top, sums, flat, k.load(acc, ZERO), meet(taps.live, channels.live))
         warps = min(4, max(1, height * width // 256))
         return self.group.step("taps", chunk, self.blocks * self.parts, top, (sums, Arg("temp", 0)), warps=warps)
 

@@ -26,14 +26,14 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of, rows_as_they_lie, terms_as_they_lie
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, dot, places_of, read_at, repacked
+from ingot.schedule.gpu.blocks import ALIGN, Group, dot, meet, places_of, read_at, repacked
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, lie_apart
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
-from ingot.schedule.gpu.contraction.sums import Place, Share, Sums, meet
+from ingot.schedule.gpu.contraction.sums import Place, Share, Sums
 from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
@@ -297,13 +297,10 @@ class _Product:
     ) -> _Terms:
         """How a turn of `step` reads B. base: where its columns begin."""
 
-        def mask_of(inner: Expr | None) -> Expr | None:
-            return meet(inner, live)
-
         def plain(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             def read(block: Block, first: Expr, half: int) -> Expr:
                 b_at, b_live = along(block, first, step, axes, 0, [x.b for x in axes])
-                return read_at(block, self.b.buffer, ix.add(b_at, base), mask_of(b_live))
+                return read_at(block, self.b.buffer, ix.add(b_at, base), meet(b_live, live))
 
             return read
 
@@ -319,7 +316,7 @@ class _Product:
                     known.append(p.source)
                     continue
                 p_at, p_live = along(block, at, step, axes, 0, p.reduce)
-                known.append(read_at(block, p.source, ix.add(column, p_at), mask_of(p_live)))
+                known.append(read_at(block, p.source, ix.add(column, p_at), meet(p_live, live)))
             if levels.halves == 1:
                 inner = plain(block, at)
                 return lambda b, first, half: b.let(levels.meant(inner(b, first, half), *known), "w")

@@ -20,9 +20,8 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Tiling
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import dot, read_at
+from ingot.schedule.gpu.blocks import dot, meet, read_at
 from ingot.schedule.gpu.contraction.levels import Levels, Parameter
-from ingot.schedule.gpu.contraction.sums import meet
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 

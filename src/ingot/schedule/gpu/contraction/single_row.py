@@ -28,11 +28,11 @@ from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Emitter, Leaf
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, meet, power_of_two, read_at, repacked
 from ingot.schedule.gpu.contraction.levels import Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
 from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
-from ingot.schedule.gpu.contraction.sums import Place, Share, Sums, meet
+from ingot.schedule.gpu.contraction.sums import Place, Share, Sums
 from ingot.schedule.gpu.contraction.tiling import Asked
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.rows import Fold, in_order

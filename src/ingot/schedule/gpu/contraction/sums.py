@@ -18,7 +18,7 @@ from ingot.ir.types import i64
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, read_at, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, read_at, store_tile, write
 from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg
@@ -138,7 +138,7 @@ class Sums:
         size, one = integer(rows * columns), k.mul(own, integer(self.parts * rows * columns))
         flat = block.let(k.add(one, inside), "flat")
         for buffer, value in zip(memory, values, strict=True):
-            block.store(buffer, *k.alike(k.add(flat, k.mul(share.part, size)), value))
+            store_tile(block, buffer, k.add(flat, k.mul(share.part, size)), value)
         before = block.fresh("before")
         block.stmts.append(Increment(before, arrived, own))
 
@@ -178,10 +178,4 @@ class Sums:
             write(block, em, root, buffer, layout, index, place.columns, place.rows)
 
 
-def meet(*masks: Expr | None) -> Expr | None:
-    """Where all masks are on; None: everywhere."""
-    known = [m for m in masks if m is not None]
-    return None if not known else known[0] if len(known) == 1 else k.binary("and", *known)
-
-
-__all__ = ["Place", "Share", "Sums", "meet"]
+__all__ = ["Place", "Share", "Sums"]
