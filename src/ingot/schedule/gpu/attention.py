@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
-from ingot.ir.kernel import Buffer, Expr, Increment, Lit, Tile
+from ingot.ir.kernel import Buffer, Expr, Increment, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import boolean, f32, i64
@@ -28,7 +28,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash, Site
 from ingot.schedule.emit import Index
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, meet, power_of_two, read_at, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, filled, meet, power_of_two, read_at, register, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, flash_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -283,9 +283,9 @@ class _Flash:
         across, down = self._columns(top, self.depth, 1), self._columns(top, self.depth, 0)
         q = self.inputs[0].read(top, (b, h, span.at, across.at), across.live)
         q = k.spread(q, (height, across.at.lanes))
-        best = self._register(top, "best", (height, 1), -inf)
-        total = self._register(top, "total", (height, 1), 0.0)
-        acc = self._register(top, "acc", (height, out), 0.0)
+        best = register(top, "best", filled(f32, (height, 1), -inf))
+        total = register(top, "total", filled(f32, (height, 1)))
+        acc = register(top, "acc", filled(f32, (height, out)))
 
         def turn(block: Block, at: Expr) -> None:
             keys = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 1)
@@ -337,11 +337,6 @@ class _Flash:
         unit = k.lit((self.op.scale if self._late else 1.0) / log(2), f32)
         score, factor, below = k.alike(score, unit, k.mul(level, k.lit(-unit.value, f32)))
         return k.call("exp2_narrow", k.fma(score, factor, below))
-
-    def _register(self, block: Block, hint: str, tile: Tile, value: float) -> Buffer:
-        buffer = block.alloc(hint, f32, 1, lanes=tile[0] * tile[1], tile=tile)
-        block.store(buffer, ZERO, Lit(f32, tile[0] * tile[1], value, tile=tile))
-        return buffer
 
     @property
     def _offset(self) -> DimLike:

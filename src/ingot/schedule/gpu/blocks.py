@@ -16,7 +16,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.array import by_strides
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, floordiv, product
-from ingot.ir.kernel import Buffer, Expr, Kernel, Tile, Var
+from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, Tile, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, Shape, static_shape
@@ -102,6 +102,18 @@ def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds:
         return block.let(k.gather(buffer, flat))
     flat, mask = k.alike(flat, mask)
     return block.let(k.gather(buffer, flat, mask))
+
+
+def filled(dtype: DType, tile: Tile, value: float = 0) -> Lit:
+    """A tile of one number."""
+    return Lit(dtype, tile[0] * tile[1], float(value) if dtype.is_float else value, tile=tile)
+
+
+def register(block: Block, hint: str, first: Expr) -> Buffer:
+    """A register that begins as `first`."""
+    made = block.alloc(hint, first.dtype, 1, lanes=first.lanes, tile=first.tile)
+    block.store(made, ZERO, first)
+    return made
 
 
 def store_tile(block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None) -> None:
@@ -302,6 +314,6 @@ class Elements:
 
 
 __all__ = [
-    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "leaf", "meet", "narrow", "places_of",
-    "power_of_two", "reach", "read_at", "repacked", "store_tile", "widened", "write",
+    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "filled", "leaf", "meet", "narrow", "places_of",
+    "power_of_two", "reach", "read_at", "register", "repacked", "store_tile", "widened", "write",
 ]  # fmt: skip

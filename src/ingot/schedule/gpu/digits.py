@@ -15,11 +15,11 @@ from collections.abc import Callable
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate
-from ingot.ir.kernel import Buffer, Expr, Lit, Tile, Var
+from ingot.ir.kernel import Buffer, Expr, Tile, Var
 from ingot.ir.types import i32
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.gpu.blocks import Group, power_of_two
+from ingot.schedule.gpu.blocks import Group, filled, power_of_two, register
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.merging import LONGEST, Lines, Runs
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -83,7 +83,7 @@ class _Digit:
         """How many elements of each part have each digit."""
         top, chunk = Block(), k.var("chunk")
         line, part = self._whose(top, chunk)
-        total = self._register(top, self.tile)
+        total = register(top, "acc", filled(i32, self.tile))
 
         def turn(block: Block, _: Expr, hot: Expr) -> None:
             block.store(total, ZERO, k.add(k.load(total, ZERO), k.cast(hot, i32)))
@@ -106,8 +106,7 @@ class _Digit:
         smaller = self._where(
             k.binary("lt", values, k.positions(self.size, 0)), k.spread(totals, (self.size, self.size))
         )
-        begin = self._register(top, (self.size, 1))
-        top.store(begin, ZERO, k.add(k.reduce_along("add", smaller, 1), k.reduce_along("add", left, 1)))
+        begin = register(top, "begin", k.add(k.reduce_along("add", smaller, 1), k.reduce_along("add", left, 1)))
 
         def turn(block: Block, place: Expr, hot: Expr) -> None:
             ones = block.let(k.cast(hot, i32), "ones")
@@ -121,16 +120,10 @@ class _Digit:
         self._tiles(top, line, part, turn)
         return self._step("place_digits", chunk, top, *after.buffers)
 
-    def _register(self, top: Block, tile: Tile) -> Buffer:
-        """A tile of counts, of nothing yet."""
-        made = top.alloc("acc", i32, 1, lanes=tile[0] * tile[1], tile=tile)
-        top.store(made, ZERO, Lit(i32, tile[0] * tile[1], 0, tile=tile))
-        return made
-
     def _where(self, wanted: Expr, counts: Expr) -> Expr:
         """Those of the counts that are wanted, and nothing of others."""
         assert counts.tile is not None
-        return k.select(k.spread(wanted, counts.tile), counts, Lit(i32, counts.lanes, 0, tile=counts.tile))
+        return k.select(k.spread(wanted, counts.tile), counts, filled(i32, counts.tile))
 
     def _whose(self, top: Block, chunk: Var) -> tuple[Expr, Expr]:
         """A program's line, and its part there."""

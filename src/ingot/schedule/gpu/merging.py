@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, bounds, ceildiv, dim_min, estimate
-from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.types import DType, boolean, i32, i64, u32, u64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulator
-from ingot.schedule.gpu.blocks import Group, Span, power_of_two, store_tile
+from ingot.schedule.gpu.blocks import Group, Span, filled, power_of_two, register, store_tile
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
@@ -173,8 +173,7 @@ def _count(runs: Runs, group: Group) -> Step:
     own = Span.of(top, k.add(begin, piece), rows, lines.length, 0, held=True)
     mine = lines.read(top, line, own.at, None)
     tile = (rows, columns)
-    acc = top.alloc("acc", i32, 1, lanes=rows * columns, tile=tile)
-    top.store(acc, ZERO, Lit(i32, rows * columns, 0, tile=tile))
+    acc = register(top, "acc", filled(i32, tile))
 
     def compare(block: Block, first: Expr) -> None:
         span = Span.of(block, k.add(begin, first), columns, lines.length, 1)
@@ -227,8 +226,7 @@ def _merge(before: Runs, after: Runs, group: Group) -> Step:
     base = top.let(ix.sub(before.base(line, other), integer(1)), "base")
     tile = (FAN, width)
     left = top.let(k.spread(k.binary("lt", other, run), tile), "left")
-    found = top.alloc("found", i32, 1, lanes=FAN * width, tile=tile)
-    top.store(found, ZERO, Lit(i32, FAN * width, 0, tile=tile))
+    found = register(top, "found", filled(i32, tile))
 
     def search(block: Block, step: Expr) -> None:
         so_far = block.let(k.load(found, ZERO), "so_far")

@@ -21,7 +21,7 @@ from functools import cached_property
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Lit, Tile
+from ingot.ir.kernel import Buffer, Expr, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import DType, Shape, f32, f64, i64
@@ -31,7 +31,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import box_inside, collapse_box
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index
 from ingot.schedule.folds import accumulator, better, combining, same
-from ingot.schedule.gpu.blocks import Group, Span, power_of_two, write
+from ingot.schedule.gpu.blocks import Group, Span, filled, power_of_two, register, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import ZERO, both, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
@@ -299,13 +299,8 @@ class Fold:
             dtype = f64
         if whole:
             return Fold(node, dtype, None, None)
-        lanes = tile[0] * tile[1]
-        value = block.alloc("acc", dtype, 1, lanes=lanes, tile=tile)
-        block.store(value, ZERO, Lit(dtype, lanes, identity_of(reduction(node).kind, dtype), tile=tile))
-        place = None
-        if isinstance(node.op, ArgReduce):
-            place = block.alloc("place", i64, 1, lanes=lanes, tile=tile)
-            block.store(place, ZERO, Lit(i64, lanes, 0, tile=tile))
+        value = register(block, "acc", filled(dtype, tile, identity_of(reduction(node).kind, dtype)))
+        place = register(block, "place", filled(i64, tile)) if isinstance(node.op, ArgReduce) else None
         return Fold(node, dtype, value, place)
 
     @property

@@ -23,7 +23,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.folds import accumulator, combining
-from ingot.schedule.gpu.blocks import Group, Span, power_of_two, write
+from ingot.schedule.gpu.blocks import Group, Span, filled, power_of_two, register, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -98,7 +98,7 @@ class _Scan:
 
     def filled(self, tile: Tile) -> Lit:
         """A tile of what folding changes nothing by."""
-        return Lit(self.dtype, tile[0] * tile[1], identity_of(self.op.kind, self.dtype), tile=tile)
+        return filled(self.dtype, tile, identity_of(self.op.kind, self.dtype))
 
     def tile(self, length: int) -> Tile:
         """Of the program's lines with `length` elements each."""
@@ -168,9 +168,7 @@ class _Part:
 
     def carried(self, tile: Tile) -> Buffer:
         """A tile that turns carry, of nothing yet."""
-        acc = self.top.alloc("acc", self.scan.dtype, 1, lanes=tile[0] * tile[1], tile=tile)
-        self.top.store(acc, ZERO, self.scan.filled(tile))
-        return acc
+        return register(self.top, "acc", self.scan.filled(tile))
 
     def tiles(self, visit: Callable[[Block, Index, Expr, Expr | None], None]) -> None:
         """Visit the part's tiles in their order: the index of the results, what is folded there, and which of it there

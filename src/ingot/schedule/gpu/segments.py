@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Lit, Tile
+from ingot.ir.kernel import Buffer, Expr, Tile
 from ingot.ir.node import Node
 from ingot.ir.types import DType, Shape, i32, i64
 from ingot.ops import Scatter
@@ -21,7 +21,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.folds import accumulator, combining
-from ingot.schedule.gpu.blocks import Elements, Group, Span, power_of_two, read_at
+from ingot.schedule.gpu.blocks import Elements, Group, Span, filled, power_of_two, read_at, register
 from ingot.schedule.gpu.digits import digits, ordered_by_digits
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, halved, merges, ordered
@@ -141,8 +141,7 @@ def _begins(windows: Windows, group: Group, runs: Runs, begins: tuple[Buffer, Ar
 def _search(top: Block, runs: Runs, line: Expr, target: Expr, live: Expr | None, tile: Tile) -> Expr:
     """How many of a line's updates have targets before these."""
     (keys,) = runs.keys
-    found = top.alloc("found", i32, 1, lanes=tile[1], tile=tile)
-    top.store(found, ZERO, Lit(i32, tile[1], 0, tile=tile))
+    found = register(top, "found", filled(i32, tile))
     base = top.let(ix.sub(ix.mul(line, dim_expr(runs.stride)), integer(1)), "base")
     length, wanted = k.cast(dim_expr(runs.lines.length), i32), top.let(k.cast(target, keys.dtype), "wanted")
 
@@ -264,15 +263,14 @@ class _Segments:
         kind = FOLDS[self.windows.op.kind]
         fn, nothing = combining(kind, self.dtype), identity_of(kind, self.dtype)
         tile = (self.depth, work.tile[1])
-        acc = work.top.alloc("acc", self.dtype, 1, lanes=work.tile[1], tile=work.tile)
-        work.top.store(acc, ZERO, first)
+        acc = register(work.top, "acc", first)
         most = work.top.let(k.reduce("max", k.sub(end, begin)), "most")
 
         def turn(block: Block, done: Expr) -> None:
             number = block.let(k.add(begin, k.add(done, k.positions(self.depth, 0))), "number")
             live = block.let(k.binary("lt", number, end), "live")
             value = k.spread(self._update(block, work, line, number, live), tile)
-            value = k.select(live, value, Lit(self.dtype, tile[0] * tile[1], nothing, tile=tile))
+            value = k.select(live, value, filled(self.dtype, tile, nothing))
             block.store(acc, ZERO, k.binary(fn, k.load(acc, ZERO), k.reduce_along(fn, value, 0)))
 
         work.top.loop("done", ZERO, most, self.depth, turn)

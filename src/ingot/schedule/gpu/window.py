@@ -6,7 +6,7 @@ for a row of results at:  for tap in window:  acc = fold(acc, x[at * stride + ta
 from __future__ import annotations
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel import Expr, Lit
+from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops import ReduceWindow
@@ -15,7 +15,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator, combining
-from ingot.schedule.gpu.blocks import Elements, Group
+from ingot.schedule.gpu.blocks import Elements, Group, filled, register
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, both, dim_expr, integer
@@ -30,8 +30,7 @@ def lower_window(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
     work = Elements.of(Group.of(body, ins, outs), anchor, machine)
     dtype, tile = accumulator(x.dtype), work.tile
     fn, nothing = combining(op.kind, dtype), identity_of(op.kind, dtype)
-    acc = work.top.alloc("acc", dtype, 1, lanes=tile[0] * tile[1], tile=tile)
-    work.top.store(acc, ZERO, Lit(dtype, tile[0] * tile[1], nothing, tile=tile))
+    acc = register(work.top, "acc", filled(dtype, tile, nothing))
 
     def tap(block: Block, taps: Index) -> None:
         at: list[Expr] = []

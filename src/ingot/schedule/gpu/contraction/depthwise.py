@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType
@@ -23,7 +23,7 @@ from ingot.schedule.choice import Patch
 from ingot.schedule.dimension_numbers import loops_of
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, power_of_two, read_at, repacked, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, filled, power_of_two, read_at, register, repacked, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, patch_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -111,8 +111,7 @@ def _sum_of_taps(
     live: Expr | None,
 ) -> Expr:
     """A tile of sums over the window of x * w, each given by its buffer and where the first tap reads it."""
-    acc = top.alloc("acc", dtype, 1, lanes=tile[0] * tile[1], tile=tile)
-    top.store(acc, ZERO, Lit(dtype, tile[0] * tile[1], 0.0 if dtype.is_float else 0, tile=tile))
+    acc = register(top, "acc", filled(dtype, tile))
 
     def tap(block: Block, at: Index) -> None:
         if len(at) < len(taps):

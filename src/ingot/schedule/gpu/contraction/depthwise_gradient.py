@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Lit
+from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ir.types import static_shape
@@ -19,7 +19,19 @@ from ingot.ops import KernelGradient
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, meet, power_of_two, read_at, store_tile, write
+from ingot.schedule.gpu.blocks import (
+    ALIGN,
+    Group,
+    Span,
+    dot,
+    filled,
+    meet,
+    power_of_two,
+    read_at,
+    register,
+    store_tile,
+    write,
+)
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -74,8 +86,7 @@ class _Gradient:
         x_at = ix.add(dim_expr(self.x.offset), ix.add(tap, k.mul(own, dim_expr(self.x.strides[-1]))))
         g_at = ix.add(dim_expr(self.g.offset), k.mul(channels.at, dim_expr(self.g.strides[-1])))
         x_at, g_at = top.let(x_at, "x"), top.let(g_at, "g")
-        acc = top.alloc("acc", self.dtype, 1, lanes=height * width, tile=self.tile)
-        top.store(acc, ZERO, Lit(self.dtype, height * width, 0.0, tile=self.tile))
+        acc = register(top, "acc", filled(self.dtype, self.tile))
         positions = product(self.places)
         length = dim_expr(ceildiv(positions, self.parts))
         begin = top.let(k.mul(part, length), "begin")
@@ -122,8 +133,7 @@ class _Gradient:
         top, chunk, (height, width) = Block(), k.var("chunk"), JOINED
         count = self.taps * self.channels
         own = Span.of(top, k.mul(chunk, integer(width)), width, count, 1)
-        acc = top.alloc("acc", self.dtype, 1, lanes=height * width, tile=JOINED)
-        top.store(acc, ZERO, Lit(self.dtype, height * width, 0.0, tile=JOINED))
+        acc = register(top, "acc", filled(self.dtype, JOINED))
 
         def turn(block: Block, first: Expr) -> None:
             parts = Span.of(block, first, height, self.parts, 0)

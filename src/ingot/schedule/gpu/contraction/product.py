@@ -26,7 +26,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of, rows_as_they_lie, terms_as_they_lie
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, dot, meet, places_of, read_at, repacked
+from ingot.schedule.gpu.blocks import ALIGN, Group, dot, filled, meet, places_of, read_at, register, repacked
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, lie_apart
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
@@ -264,10 +264,7 @@ class _Product:
 
     def _zeros(self, top: Block) -> Buffer:
         """A register of the tile's sums."""
-        dtype, lanes = accumulates(self.anchor), self.tiling.rows * self.tiling.columns
-        acc = top.alloc("acc", dtype, 1, lanes=lanes, tile=self.tile)
-        top.store(acc, ZERO, Lit(dtype, lanes, 0.0 if dtype.is_float else 0, tile=self.tile))
-        return acc
+        return register(top, "acc", filled(accumulates(self.anchor), self.tile))
 
     def _boxes(self) -> list[tuple[Buffer, Box]]:
         """The operands that are copied in boxes: both or none."""

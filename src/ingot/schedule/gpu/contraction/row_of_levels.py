@@ -20,7 +20,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Tiling
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import dot, meet, read_at
+from ingot.schedule.gpu.blocks import dot, meet, read_at, register
 from ingot.schedule.gpu.contraction.levels import Levels, Parameter
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
@@ -107,12 +107,7 @@ class RowOfLevels:
 
     def _held(self, top: Block, b: int, column: _Column, at: Expr) -> list[Buffer]:
         """Registers of what is there for the first turn."""
-        registers: list[Buffer] = []
-        for value in self._ahead(top, b, column, at):
-            assert value.tile is not None
-            registers.append(top.alloc("held", value.dtype, 1, lanes=value.lanes, tile=value.tile))
-            top.store(registers[-1], ZERO, value)
-        return registers
+        return [register(top, "held", value) for value in self._ahead(top, b, column, at)]
 
     def _places(self, block: Block, at: Expr, first: int, size: int) -> tuple[Expr, Expr | None]:
         """`size` terms of each block from its `first` on, and which of them there are."""

@@ -28,7 +28,7 @@ from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Emitter, Leaf
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, meet, power_of_two, read_at, repacked
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, filled, meet, power_of_two, read_at, register, repacked
 from ingot.schedule.gpu.contraction.levels import Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
 from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
@@ -191,14 +191,11 @@ class _SingleRow:
             return row.sums(top, first, (begin, end), lambda: self._reading(top))
         lines = _Lines.of(top, self, batch, first)
         tile = t.columns, t.depth
-        zero = Lit(dtype, tile[0] * tile[1], 0.0, tile=tile)
-        accs = [top.alloc("acc", dtype, 1, lanes=zero.lanes, tile=tile) for _ in self.bs]
-        for acc in accs:
-            top.store(acc, ZERO, zero)
+        accs = [register(top, "acc", filled(dtype, tile)) for _ in self.bs]
         held: list[Buffer] = []
         if depth != 0 and all(b.ahead for b in self.bs):  # else there is no first turn
             for b, weights in enumerate(self.bs):
-                held.append(top.alloc("held", weights.buffer.dtype, 1, lanes=zero.lanes, tile=tile))
+                held.append(top.alloc("held", weights.buffer.dtype, 1, lanes=tile[0] * tile[1], tile=tile))
                 top.store(held[b], ZERO, k.spread(lines.weights(top, b, begin), tile))
             top.stmts.append(AwaitProducers())
         em = self._normed(top)
