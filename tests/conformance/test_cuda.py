@@ -60,10 +60,15 @@ def test_few_queries_of_heads_that_share_keys_are_cut_along_these(rows: int, cau
     assert step.chunks == 2 * 2 * 4, "batch, heads of keys, parts"
 
 
-@pytest.mark.parametrize(("channels", "each", "taps"), [(24, 2, 3), (40, 1, 5), (7, 1, 3)])
-def test_channels_with_images_of_their_own_are_no_products_of_tiles(channels: int, each: int, taps: int) -> None:
+@pytest.mark.parametrize(
+    ("channels", "each", "taps", "width"), [(24, 2, 3, 10), (40, 1, 5, 10), (7, 1, 3, 10), (40, 1, 5, 18)]
+)
+def test_channels_with_images_of_their_own_are_no_products_of_tiles(
+    channels: int, each: int, taps: int, width: int
+) -> None:
+    """Of a width of 18, a tile's positions lie in one line of the result."""
     rng = np.random.default_rng(7)
-    x = rng.normal(size=(2, 9, 10, channels)).astype(np.float32)
+    x = rng.normal(size=(2, 9, width, channels)).astype(np.float32)
     w = rng.normal(size=(taps, taps, 1, channels * each)).astype(np.float32)
     given = Input("x", TensorType(dtype_of(x), x.shape))()
     conv = ops.Convolution((2, 1), ((1, 2), (1, 1)), (1, 1), (2, 1), "NHWC", "HWIO", "NHWC", channels)

@@ -102,6 +102,14 @@ def test_no_weight_of_a_row_without_terms_is_read(terms: tuple[int, ...]) -> Non
     agrees(Graph((x,), (y,)), np.zeros((1, *terms), np.float32), 0.0)
 
 
+@pytest.mark.parametrize("shape", [(6, 32), (5, 7)])
+def test_columns_of_two_axes(shape: tuple[int, int]) -> None:
+    """Heads and their elements, of which a program's columns are some of one head or of several."""
+    x, w = Input("x", TensorType(f32, (1, 70)))(), const(RNG.normal(size=(70, *shape)).astype(np.float32))
+    y = ops.Transpose((0, 2, 1))(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w))
+    agrees(Graph((x,), (y,)), RNG.normal(size=(1, 70)).astype(np.float32), 1e-5)
+
+
 def test_a_norm_that_others_need_is_stored() -> None:
     x = Input("x", TensorType(f32, (1, 64)))()
     y = normed(x)

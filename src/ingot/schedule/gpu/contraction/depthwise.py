@@ -23,7 +23,18 @@ from ingot.schedule.choice import Patch
 from ingot.schedule.dimension_numbers import loops_of
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, filled, power_of_two, read_at, register, repacked, write
+from ingot.schedule.gpu.blocks import (
+    ALIGN,
+    Group,
+    dot,
+    filled,
+    places_of,
+    power_of_two,
+    read_at,
+    register,
+    repacked,
+    write,
+)
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, patch_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -83,19 +94,19 @@ def lower_depthwise(
     across = ceildiv(width, tile[1])
     row = top.let(k.binary("div", chunk, dim_expr(across)), "row")
     column = top.let(k.binary("rem", chunk, dim_expr(across)), "column")
-    rows = Span.of(top, k.mul(row, integer(tile[0])), tile[0], positions, 0, held=True)
-    columns = Span.of(top, k.mul(column, integer(tile[1])), tile[1], width, 1)
-    row_at, column_at = rows.index(top, tuple(r.extent for r in loops.rows)), columns.index(top, shape)
+    row_shape = tuple(r.extent for r in loops.rows)
+    row_at, row_live = places_of(top, k.mul(row, integer(tile[0])), tile[0], row_shape, 0, held=True)
+    column_at, column_live = places_of(top, k.mul(column, integer(tile[1])), tile[1], shape, 1)
     x_at = ix.add(dot(row_at, [r.a for r in loops.rows]), dot(column_at, [c.a for c in channels]))
     x_at = top.let(ix.add(x_at, dim_expr(a.offset)), "x")
     w_at = top.let(ix.add(dot(column_at, [c.b for c in channels]), dim_expr(start)), "w")
-    acc = _sum_of_taps(top, (x, x_at), (w, w_at), taps, dtype, tile, columns.live)
-    em = group.emitter(() if columns.live is None else (columns.live,))
+    acc = _sum_of_taps(top, (x, x_at), (w, w_at), taps, dtype, tile, column_live)
+    em = group.emitter(() if column_live is None else (column_live,))
     bind_result(em, top, anchor, top.let(k.cast(acc, anchor.dtype), "acc"))
     split = len(loops.batch)
     place = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
     for root, buffer, layout in group.results:
-        write(top, em, root, buffer, layout, result_index(top, root, anchor, place), columns.live, rows.live)
+        write(top, em, root, buffer, layout, result_index(top, root, anchor, place), column_live, row_live)
     chunks = ceildiv(positions, tile[0]) * across
     step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
     return Lowered((step,), packs=() if pack is None else (pack,), site=site)

@@ -28,7 +28,19 @@ from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Emitter, Leaf
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, dot, filled, meet, power_of_two, read_at, register, repacked
+from ingot.schedule.gpu.blocks import (
+    ALIGN,
+    Group,
+    Span,
+    dot,
+    filled,
+    meet,
+    places_of,
+    power_of_two,
+    read_at,
+    register,
+    repacked,
+)
 from ingot.schedule.gpu.contraction.levels import Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
 from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
@@ -170,10 +182,9 @@ class _SingleRow:
         first = top.let(k.mul(k.binary("rem", own, dim_expr(across)), integer(t.columns)), "first")
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         found = self._sums(top, batch_at, first, share)
-        columns = Span.of(top, first, t.columns, n, 1)
-        column_at = columns.index(top, tuple(x.extent for x in loops.cols))
+        column_at, live = places_of(top, first, t.columns, tuple(x.extent for x in loops.cols), 1)
         row_at = tuple(ZERO for _ in loops.rows)
-        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, columns.live)
+        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, live)
         top.stmts.append(ReleaseConsumers())
         extra = *self.packed, *sums.finish(top, found, place, share)
         shape = {"warps": self.tiling.warps, "stages": self.tiling.stages}
@@ -230,13 +241,17 @@ class _SingleRow:
 
         def read(block: Block, places: Expr, live: Expr | None) -> Expr:
             if self.a is None:
-                x = em.value(block, self.row, (*(ZERO,) * (self.row.type.rank - 1), places), live)
-                return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
+                return self.computed(block, em, places, live)
             buffer, offset = self.a
             index = ix.delinearize(places, tuple(x.extent for x in axes), {})
             return read_at(block, buffer, ix.add(dim_expr(offset), dot(index, [x.a for x in axes])), live)
 
         return read
+
+    def computed(self, block: Block, em: Emitter, places: Expr, live: Expr | None) -> Expr:
+        """The row's terms at these places, where it is not in memory; zero where they are not `live`."""
+        x = em.value(block, self.row, (*(ZERO,) * (self.row.type.rank - 1), places), live)
+        return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
 
     def _normed(self, top: Block) -> Emitter:
         """What computes the row, where it is not in memory: sums over it first."""
@@ -271,13 +286,12 @@ class _Lines:
     @staticmethod
     def of(top: Block, own: _SingleRow, batch: Sequence[Expr], first: Expr) -> _Lines:
         loops = own.loops
-        columns = Span.of(top, first, own.tiling.columns, product(x.extent for x in loops.cols), 0)
-        index = columns.index(top, tuple(x.extent for x in loops.cols))
+        index, live = places_of(top, first, own.tiling.columns, tuple(x.extent for x in loops.cols), 0)
         a = ZERO if own.a is None else ix.add(dim_expr(own.a[1]), dot(batch, [x.a for x in loops.batch]))
         begins = [ix.add(dim_expr(b.offset), dot(batch, [x.b for x in loops.batch])) for b in own.bs]
         ways = dot(index, [x.b for x in loops.cols])
         bases = tuple(top.let(ix.add(begin, ways), "b") for begin in begins)
-        return _Lines(own, top.let(a, "a"), bases, columns.live)
+        return _Lines(own, top.let(a, "a"), bases, live)
 
     def weights(self, block: Block, b: int, at: Expr) -> Expr:
         """A turn's tile of B as it is stored."""
@@ -291,13 +305,8 @@ class _Lines:
         if self.own.a is not None:
             place, live = along(block, at, size, axes, 1, [x.a for x in axes])
             return read_at(block, self.own.a[0], ix.add(place, self.a), live)
-        depth = product(x.extent for x in axes)
-        places = block.let(k.add(at, k.positions(size, 1)), "k")
-        live = None
-        if not (isinstance(depth, int) and depth % size == 0):
-            live = block.let(k.binary("lt", places, dim_expr(depth)), "inside")
-        x = em.value(block, self.own.row, (*(ZERO,) * (self.own.row.type.rank - 1), places), live)
-        return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
+        terms = Span.of(block, at, size, product(x.extent for x in axes), 1)
+        return self.own.computed(block, em, terms.at, terms.live)
 
 
 __all__ = ["has_single_row", "lower_single_row"]
