@@ -614,13 +614,15 @@ def test_a_model_that_goes_while_a_stream_is_captured_waits_for_nothing(
     assert not fake.live
 
 
+@pytest.mark.parametrize("then", [7, 9])
 def test_new_values_of_the_state_are_written_behind_the_last_call(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, then: int
 ) -> None:
-    """On the caller's stream, which the next call waits for; the host waits for neither."""
+    """On the caller's stream, which the next call waits for, on that of the call before or another one; the host waits
+    for neither."""
     loaded, places = Loaded(counting("")), [fake.allocate(16) for _ in range(2)]
     held = Held(loaded._program.state, loaded.store)
-    streams = iter([7, 8, 8, 9])  # of a call; of a write, which asks twice; of a call
+    streams = iter([7, 8, 8, then])  # of a call; of a write, which asks twice; of a call
     monkeypatch.setattr(cuda, "_callers_stream", lambda: next(streams))
     context = loaded.claim()
     instance = context.bind(((4,), *held.shapes))
@@ -629,6 +631,6 @@ def test_new_values_of_the_state_are_written_behind_the_last_call(
     fake.log.clear()
     held.write({"s": np.full(4, 3, np.float32)})
     context.run(instance, pointers, resident)
-    assert [e for e in fake.log if e[0] in ("wait", "synchronize", "synchronize_all")] == [("wait", 8), ("wait", 9)]
-    monkeypatch.setattr(cuda, "_callers_stream", lambda: 9)
+    assert [e for e in fake.log if e[0] in ("wait", "synchronize", "synchronize_all")] == [("wait", 8), ("wait", then)]
+    monkeypatch.setattr(cuda, "_callers_stream", lambda: then)
     np.testing.assert_array_equal(held.read()["s"], np.full(4, 6))

@@ -381,6 +381,7 @@ class Context:
     def begin(self, stream: int) -> None:
         """What comes on the stream waits for the last run, wherever that was."""
         if stream != self._last and self._last is not None:
+            self._direct = None  # a launch alone does not wait
             if self._last == _DEFAULT:
                 self._driver.record(self._ended, _DEFAULT)
             self._driver.wait(stream, self._ended)
