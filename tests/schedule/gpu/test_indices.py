@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, bf16, f32, i8
 from ingot.schedule.gpu.blocks import MOST_PLACES, NARROW
+from ingot.support.errors import CompileError
 from tests.conformance.checked import planned
 from tests.conformance.targets import H100
 
@@ -43,3 +46,13 @@ def test_positions_behind_the_end_are_counted_as_well() -> None:
 
     assert summed((MOST_PLACES,)) == {"parts": True, "rows": True}
     assert summed(((1 << 31) - 1,)) == {"parts": False, "rows": False}
+
+
+def test_lines_whose_places_an_i32_does_not_hold_are_refused() -> None:
+    def ordered(length: int) -> dict[str, bool]:
+        x = arg("x", i8, length)
+        return narrow(*ops.Sort(0)(x).results, inputs=(x,))
+
+    assert {"sort_runs", "merge", "sort"} == ordered((1 << 31) - 1).keys()
+    with pytest.raises(CompileError, match="fewer than 2147483648"):
+        ordered(1 << 31)

@@ -23,6 +23,7 @@ from ingot.schedule.gpu.blocks import Group, Span, filled, power_of_two, registe
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import CompileError
 
 COUNTED = 256  # elements of a run that is ordered by counting
 ROWS, COLUMNS = 64, 64  # of these that are placed, and that they are compared with, at a time
@@ -42,6 +43,11 @@ class Lines:
     read: Read
     dtypes: tuple[DType, ...]
     keep: DimLike | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, int) and self.length >= LONGEST:
+            got = str(self.length)
+            raise CompileError("a sort, or updates of a scatter", expected=f"fewer than {LONGEST} in a line", got=got)
 
 
 def key_type(dtype: DType) -> DType:
