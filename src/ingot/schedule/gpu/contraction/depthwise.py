@@ -7,8 +7,6 @@ There is nothing to multiply as tiles: a product of one column would load the ot
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr
@@ -35,6 +33,7 @@ from ingot.schedule.gpu.blocks import (
     repacked,
     write,
 )
+from ingot.schedule.gpu.contraction.reduction import packed_loops, reads_again
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, patch_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -72,21 +71,22 @@ def lower_depthwise(
     group = Group.of(body, ins, outs)
     (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
-    loops, dtype = loops_of(anchor, a, b), accumulates(anchor)
-    channels, taps, start = (*loops.batch, *loops.cols), loops.reduce, b.offset
-    pack = repacked((*taps, *channels), b_at, start, w.dtype) if constant[b_at] else None
+    lying, dtype, start = loops_of(anchor, a, b), accumulates(anchor), b.offset
+    axes, loops = (*lying.reduce, *lying.batch, *lying.cols), lying
+    pack = repacked(axes, b_at, start, w.dtype) if constant[b_at] else None
     extra: tuple[tuple[Buffer, Arg], ...] = ()
     if pack is not None:
-        if body.inputs[b_at] is anchor.inputs[1] and body.uses()[anchor.inputs[1]] == [anchor]:
+        if not reads_again(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         w, start = Buffer("w", w.dtype, align=ALIGN), 0
         extra = ((w, Arg("pack", 0)),)
-        taps, channels = _side_by_side(taps, channels)
+        loops = packed_loops(lying, axes)
+    channels, taps = (*loops.batch, *loops.cols), loops.reduce
     shape, width = tuple(c.extent for c in channels), product(c.extent for c in channels)
     positions = product(r.extent for r in loops.rows)
-    many = product(t.extent for t in loops.reduce)
+    many = product(t.extent for t in taps)
     first = _tile(estimate(positions), estimate(width), estimate(many), machine)
-    site = patch_site(body, anchor, loops, first, _admits)
+    site = patch_site(body, anchor, lying, first, _admits)
     choice = decided(site, machine, Patch)
     tile = choice.rows, choice.columns
 
@@ -137,13 +137,6 @@ def _sum_of_taps(
 
     tap(top, ())
     return k.load(acc, ZERO)
-
-
-def _side_by_side(taps: tuple[Axis, ...], channels: tuple[Axis, ...]) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
-    """As a packed w has them: channels innermost."""
-    strides = iter(Layout.contiguous(tuple(r.extent for r in (*taps, *channels))).strides)
-    taps, channels = (tuple(replace(r, b=next(strides)) for r in axes) for axes in (taps, channels))
-    return taps, channels
 
 
 def _tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
