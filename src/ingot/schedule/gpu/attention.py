@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
-from ingot.ir.kernel import Buffer, Expr, Increment, Tile
+from ingot.ir.kernel import Buffer, Expr, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import boolean, f32, i64
@@ -28,7 +28,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash, Site
 from ingot.schedule.emit import Index
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, filled, meet, power_of_two, read_at, register, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, Span, filled, last_of, meet, power_of_two, read_at, register, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, flash_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -228,11 +228,8 @@ class _Flash:
 
         for i, (buffer, value) in enumerate(zip(buffers, sums, strict=True)):
             top.store(buffer, at(number, i), value)
-        before = top.fresh("before")
-        top.stmts.append(Increment(before, arrived, own))
 
         def last(block: Block) -> None:
-            block.store(arrived, own, ZERO)
             found = [
                 _Sums(*(read_at(block, x, at(integer(p), i), None) for i, x in enumerate(buffers)))
                 for p in range(parts)
@@ -251,7 +248,7 @@ class _Flash:
             assert total is not None and acc is not None
             self._finish(block, _Sums(best, total, acc), place)
 
-        top.when(k.binary("eq", before, integer(parts - 1)), last)
+        last_of(top, parts, arrived, own, last)
 
     def _finish(self, block: Block, sums: _Sums, place: tuple[Expr, Expr, Span]) -> None:
         """What is behind the sums over all keys."""

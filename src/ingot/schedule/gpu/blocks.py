@@ -16,7 +16,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.array import by_strides
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, floordiv, product
-from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, Tile, Var
+from ingot.ir.kernel import Buffer, Expr, Increment, Kernel, Lit, Tile, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, Shape, static_shape
@@ -120,6 +120,19 @@ def store_tile(block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr
     """Store the tile that places, values and a mask form together."""
     flat, value, *masks = k.alike(flat, value, *(() if mask is None else (mask,)))
     block.store(buffer, flat, value, *masks)
+
+
+def last_of(block: Block, parts: int, counter: Buffer, at: Expr, then: Callable[[Block], None]) -> None:
+    """Count that a part has ended. Whoever ends last of so many goes on, with the count zero again; it sees what the
+    others stored before."""
+    before = block.fresh("before")
+    block.stmts.append(Increment(before, counter, at))
+
+    def last(inner: Block) -> None:
+        inner.store(counter, at, ZERO)
+        then(inner)
+
+    block.when(k.binary("eq", before, integer(parts - 1)), last)
 
 
 def dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
@@ -314,6 +327,6 @@ class Elements:
 
 
 __all__ = [
-    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "filled", "leaf", "meet", "narrow", "places_of",
-    "power_of_two", "reach", "read_at", "register", "repacked", "store_tile", "widened", "write",
+    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "filled", "last_of", "leaf", "meet", "narrow",
+    "places_of", "power_of_two", "reach", "read_at", "register", "repacked", "store_tile", "widened", "write",
 ]  # fmt: skip

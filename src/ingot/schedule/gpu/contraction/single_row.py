@@ -146,7 +146,8 @@ class _SingleRow:
         anchors: tuple[Node, ...],
         machine: Machine,
     ) -> _SingleRow:
-        group, buffers = Group.of(body, ins, outs), Group.of(body, ins, outs).operands.ins
+        group = Group.of(body, ins, outs)
+        buffers = group.operands.ins
         x = anchors[0].inputs[0]
         a, a_layout = None, Layout.contiguous(x.shape)
         if base_of(x) in body.inputs:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv
-from ingot.ir.kernel import Buffer, Expr, Increment, Tile
+from ingot.ir.kernel import Buffer, Expr, Tile
 from ingot.ir.node import Node
 from ingot.ir.types import i64
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, read_at, store_tile, write
+from ingot.schedule.gpu.blocks import ALIGN, Group, last_of, read_at, store_tile, write
 from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg
@@ -139,8 +139,6 @@ class Sums:
         flat = block.let(k.add(one, inside), "flat")
         for buffer, value in zip(memory, values, strict=True):
             store_tile(block, buffer, k.add(flat, k.mul(share.part, size)), value)
-        before = block.fresh("before")
-        block.stmts.append(Increment(before, arrived, own))
 
         def added(block: Block, buffer: Buffer, total: Expr | None, first: Expr, count: int) -> Expr:
             for number in range(count):
@@ -163,11 +161,7 @@ class Sums:
             block.loop("p", rest, self.parts, AHEAD, several)
             return k.load(total, ZERO)
 
-        def last(block: Block) -> None:
-            block.store(arrived, own, ZERO)
-            then(block, [whole(block, buffer) for buffer in memory])
-
-        block.when(k.binary("eq", before, integer(self.parts - 1)), last)
+        last_of(block, self.parts, arrived, own, lambda b: then(b, [whole(b, buffer) for buffer in memory]))
 
     def _store(self, block: Block, values: Sequence[Expr], place: Place) -> None:
         em = self.group.emitter(() if place.columns is None else (place.columns,))
