@@ -153,7 +153,7 @@ class _Linker:
         self.steps: list[rt.Step] = []
         self.launches: list[Launch] = []
         self.scratch = 0
-        self.found = FoundSizes(self, lambda kind, index: self._new(None, _Memory(kind, 8, index=index)))
+        self.found = FoundSizes()
         self.by_identity: dict[int, tuple[Kernel, str]] = {}  # the kernel too: an id is that of a living object
         self.depth = 0
 
@@ -164,11 +164,11 @@ class _Linker:
             if self.storage.places[n].owner is n and n not in self.of_owner:
                 self._new(n, _Memory("output", n.type.nbytes, index=i))
         self._launch_all()
-        self.found.finish()
+        self.found.finish(self)
 
     def _launch_all(self) -> None:
         """The steps of all groups of the graph, and behind those that give sizes the steps of these."""
-        self.found.declare(self.graph)
+        self.found.declare(self, self.graph)
         names: dict[Node, list[str]] = {}
         for name, n in self.graph.found.items():
             self.of_owner[n] = self.found.buffers[name]
@@ -181,7 +181,7 @@ class _Linker:
             self._launch(n)
             if now := [name for r in n.results for name in names.get(r, ())]:
                 self._flush()
-                self.found.known(now)
+                self.found.known(self, now)
         self._flush()
 
     def _new(self, owner: Node | None, memory: _Memory) -> int:
@@ -372,6 +372,9 @@ class _Linker:
         op = node.inputs[pack.index].op
         assert isinstance(op, Const)
         return op.array
+
+    def memory(self, kind: rt.BufferKind, index: int) -> int:
+        return self._new(None, _Memory(kind, 8, index=index))
 
     def temp(self, nbytes: DimLike) -> int:
         self.buffers.append(_Memory("arena", nbytes, name="temp"))

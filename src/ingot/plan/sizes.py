@@ -7,7 +7,7 @@ count = sum(mask)      ->      steps that write count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Protocol
 
@@ -31,6 +31,7 @@ class Plan(Protocol):
     steps: list[rt.Step]
     buffers: list
 
+    def memory(self, kind: rt.BufferKind, index: int) -> int: ...  # the number of a new buffer of a kind, of 8 bytes
     def temp(self, nbytes: DimLike) -> int: ...
     def jump(self, flag: int | None = None, target: int = 0) -> int: ...
     def aim(self, number: int) -> None: ...
@@ -51,8 +52,6 @@ class _Point:
 class FoundSizes:
     """The sizes of a program: the buffers that they lie in, and where in the plan they become known."""
 
-    plan: Plan
-    memory: Callable[[rt.BufferKind, int], int]  # the number of a new buffer of a kind, with its index
     buffers: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, tuple[int, DimLike, int | None]] = field(default_factory=dict)  # the least; two for the most
     conditions: list[DimLike] = field(default_factory=list)
@@ -64,12 +63,12 @@ class FoundSizes:
         """As the program has them, in the order in which they become known."""
         return tuple(rt.Size(name, low, expression(most), high) for name, (low, most, high) in self.bounds.items())
 
-    def declare(self, graph: Graph) -> None:
+    def declare(self, plan: Plan, graph: Graph) -> None:
         """Have memory for the sizes of a graph. One that another graph gives too is the same."""
         limits = {name: (low, high) for name, low, high in graph.bounds}
         for name, most in graph.sizes:
             if name not in self.buffers:
-                self.buffers[name] = self.memory("size", len(self.buffers))
+                self.buffers[name] = plan.memory("size", len(self.buffers))
                 low, high = limits.get(name) or span_of(name)
                 self.bounds[name] = -FARTHEST if low is None else low, most, high
         self.conditions += [c for c in graph.conditions if size_names((c,)) and c not in self.conditions]
@@ -79,23 +78,23 @@ class FoundSizes:
         if size_names(values):
             self.noted.append((step, tuple(values)))
 
-    def known(self, names: Sequence[str]) -> None:
+    def known(self, plan: Plan, names: Sequence[str]) -> None:
         """Append the steps behind those that write these sizes; `finish` fills them in."""
         checks: list[DimLike] = []
         for name in names:
             low, most, high = self.bounds[name]
             checks += [symbol(name) - low, most - symbol(name)] + ([] if high is None else [high - symbol(name)])
-        number, flag = len(self.plan.steps), self.plan.temp(1)
-        self.plan.buffers[flag].touch(number)
-        self.plan.steps.append(rt.Step("", ((flag, 0),), label="sizes"))
-        self.plan.jump(flag)
+        number, flag = len(plan.steps), plan.temp(1)
+        plan.buffers[flag].touch(number)
+        plan.steps.append(rt.Step("", ((flag, 0),), label="sizes"))
+        plan.jump(flag)
         self.points.append(_Point(number, tuple(names), flag, tuple(checks)))
 
-    def finish(self) -> None:
+    def finish(self, plan: Plan) -> None:
         """Give the steps of all sizes their kernels, once all steps are there."""
         if not self.points:
             return
-        steps, seen, table = self.plan.steps, set[str](), self.memory("table", 0)
+        steps, seen, table = plan.steps, set[str](), plan.memory("table", 0)
         found: list[tuple[list[DimLike], dict[DimLike, list[tuple[int, int]]]]] = []
         for point in self.points:
             seen.update(point.names)
@@ -116,8 +115,8 @@ class FoundSizes:
             args = (*(self.buffers[name] for name in names), table, point.flag)
             dims = tuple((v.name,) for v in kernel.dims)
             steps[point.step] = replace(steps[point.step], args=tuple((a, 0) for a in args), dims=dims)
-            self.plan.aim(point.step + 1)
+            plan.aim(point.step + 1)
         places = rt.table_places(steps)
         for point, (checks, written) in zip(self.points, found, strict=True):
             kernel = sizes_kernel(checks, {d: [places(*at) for at in those] for d, those in written.items()})
-            steps[point.step] = replace(steps[point.step], kernel=self.plan.symbol(kernel))
+            steps[point.step] = replace(steps[point.step], kernel=plan.symbol(kernel))

@@ -20,7 +20,7 @@ class Block:
         self.parent = parent
         self.depth: int = parent.depth + 1 if parent else 0
         self._names: itertools.count[int] = parent._names if parent else itertools.count()
-        self._homes: dict[str, Block] = parent._homes if parent else {}
+        self._depths: dict[str, int] = parent._depths if parent else {}  # of variables
         self.multiples: dict[str, int] = dict(parent.multiples) if parent else {}
 
     @property
@@ -29,7 +29,7 @@ class Block:
 
     def fresh(self, hint: str, dtype: DType = i64, lanes: int = 1, tile: Tile | None = None) -> Var:
         v = Var(dtype, lanes, f"{LOCAL}{hint}{next(self._names)}", tile=tile)
-        self._homes[v.name] = self
+        self._depths[v.name] = self.depth
         return v
 
     @property
@@ -45,17 +45,19 @@ class Block:
 
     def home(self, *exprs: Expr) -> Block:
         """The outermost block around here in which every variable of `exprs` is defined."""
-        deepest = self.root
+        deepest = 0
         stack = list(exprs)
         while stack:
             e = stack.pop()
             if isinstance(e, Var):
-                at = self._homes.get(e.name)
-                if at is not None and at.depth > deepest.depth:
-                    deepest = at
+                deepest = max(deepest, self._depths.get(e.name, 0))
             else:
                 stack += children(e)
-        return deepest
+        block = self
+        while block.depth > deepest:
+            assert block.parent is not None
+            block = block.parent
+        return block
 
     def let(self, value: Expr, hint: str = "v") -> Expr:
         """Name a value; variables, literals and ramps of them stay as they are."""

@@ -42,24 +42,24 @@ def store_results(
         store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
 
 
+def _find(node: Node, anchor: Node, seen: set[Node], path: list[Node]) -> bool:
+    """Whether `anchor` is in what `node` is made of; the nodes from it to `node` are added to `path`."""
+    if node is anchor:
+        return True
+    if node in seen:  # once each: words of random bits are made of both words before, twenty times
+        return False
+    seen.add(node)
+    if any(_find(i, anchor, seen, path) for i in node.inputs):
+        path.append(node)
+        return True
+    return False
+
+
 def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
     """Where in the group's result the anchor's element at `index` belongs: the way back through reshapes and
     transposes."""
     path: list[Node] = []
-    seen: set[Node] = set()  # once each: words of random bits are made of both words before, twenty times
-
-    def find(node: Node) -> bool:
-        if node is anchor:
-            return True
-        if node in seen:
-            return False
-        seen.add(node)
-        if any(find(i) for i in node.inputs):
-            path.append(node)
-            return True
-        return False
-
-    find(root)
+    _find(root, anchor, set(), path)
     for node in path:  # from the anchor to the root
         if isinstance(node.op, ops.Reshape):
             index = reshape_index(block, node.shape, node.inputs[0].shape, index)

@@ -148,15 +148,19 @@ def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tupl
 def available_cores() -> int:
     """The physical cores this process may run on, within the container's CPU quota."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores: set[str] = set()
-    for cpu in cpus:
-        try:
-            path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-            cores.add(Path(path).read_text(encoding="ascii").strip())
-        except OSError:
-            cores.add(str(cpu))
+    cores = len({_core_of(cpu) for cpu in cpus})
     quota = _cpu_quota()
-    return max(1, len(cores) if quota is None else min(len(cores), quota))
+    return max(1, cores if quota is None else min(cores, quota))
+
+
+@cache
+def _core_of(cpu: int) -> str:
+    """The logical CPUs of its physical core; its own number where the system does not tell."""
+    try:
+        path = f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return str(cpu)
 
 
 def _cpu_quota() -> int | None:

@@ -9,7 +9,7 @@ its own. Only constants that plain arithmetic reads: none that another value wou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ingot import ops
@@ -49,17 +49,19 @@ def share_kernels(graph: Graph) -> Graph:
 def _scalars(body: Graph) -> list[Node]:
     """Floats and levels of one element that only plain arithmetic reads, directly or spread."""
     users = body.uses()
-
-    def plain(n: Node) -> bool:
-        read = users.get(n, ())
-        return (
-            bool(read)
-            and n not in body.outputs
-            and all(plain(u) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _PLAIN) for u in read)
-        )
-
     constants = (n for n in body.nodes() if n.constant is not None and n.type.size == 1)
-    return [n for n in constants if (n.dtype.is_float or n.dtype.bits == 8) and plain(n)]
+    return [n for n in constants if (n.dtype.is_float or n.dtype.bits == 8) and _plain(n, body, users)]
+
+
+def _plain(n: Node, body: Graph, users: Mapping[Node, Sequence[Node]]) -> bool:
+    read = users.get(n, ())
+    return (
+        bool(read)
+        and n not in body.outputs
+        and all(
+            _plain(u, body, users) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _PLAIN) for u in read
+        )
+    )
 
 
 def _without(group: Group, constants: Sequence[Node]) -> Group:

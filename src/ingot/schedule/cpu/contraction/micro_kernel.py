@@ -56,6 +56,15 @@ class _Turn:
     count: int
 
 
+@dataclass(frozen=True)
+class _AtK:
+    """Where loops over the reduction stand: in A, in B, and in k, counted along all of its axes."""
+
+    a: Expr
+    b: Expr
+    k: Expr
+
+
 def _each_row(block: Block, tile: TileRows, body: Callable[[Block, Expr, Expr], None]) -> None:
     def line(b: Block, i: Expr) -> None:
         b.loop("j", 0, tile.rows, 1, lambda x, j: body(x, i, j), unroll=True)
@@ -143,40 +152,48 @@ class MicroKernel:
         extents = [self.plan.k_block or self.reduce[0].extent, *(x.extent for x in self.reduce[1:])]
         sums = LongSums.of(block, (acc,), extents, self.plan.unroll)
 
-        def nest(b: Block, axes: tuple[Axis, ...], a_index: Expr, b_index: Expr, at_k: Expr) -> None:
-            axis, level = axes[0], len(extents) - len(axes)
-            inside = product(x.extent for x in axes[1:])
-            if each > 1 and len(axes) > 1:
+        inner = self.reduce[-1]
+
+        def once(x: Block, at: _AtK, here: Expr, count: int) -> None:
+            a_next, b_next = (
+                mul(here, dim_expr(inner.a)),
+                mul(here, dim_expr(step if self.loads.in_panels else inner.b)),
+            )
+            turn = _Turn(acc, bv, add(at.a, a_next), add(at.b, b_next), inner.a, count)
+            self._multiply(x, columns, tile, turn)
+
+        def innermost(b: Block, at: _AtK) -> None:
+            def turn(x: Block, i: Expr) -> None:
+                if ahead is not None:
+                    self._prefetch(x, ahead, add(at.k, i))
+                if self.pieces:
+                    self._prefetch_pieces(x, tile, at.a, i)
+                x.loop("u", 0, self.plan.unroll, each, lambda y, u: once(y, at, add(i, u), each), unroll=True)
+
+            extent = extents[-1]
+            rest = 0 if isinstance(extent, Dim) else extent % each
+            sums.loop(b, len(extents) - 1, "k", 0, extent - rest, self.plan.unroll, turn)
+            if rest:
+                once(b, at, dim_expr(extent - rest), rest)
+
+        def around(level: int, visit: Callable[[Block, _AtK], None], b: Block, at: _AtK) -> None:
+            axis = self.reduce[level]
+            inside = product(x.extent for x in self.reduce[level + 1 :])
+            if each > 1:
                 # rows of a panel
-                inside = floordiv(inside, axes[-1].extent) * ceildiv(axes[-1].extent, each) * each
-            extent = extents[level]
+                inside = floordiv(inside, inner.extent) * ceildiv(inner.extent, each) * each
             b_step: DimLike = inside * step if self.loads.in_panels else axis.b
 
             def turn(x: Block, i: Expr) -> None:
-                a_next, b_next = add(a_index, mul(i, dim_expr(axis.a))), add(b_index, mul(i, dim_expr(b_step)))
-                nest(x, axes[1:], a_next, b_next, add(at_k, mul(i, dim_expr(inside))))
+                a_next, b_next = add(at.a, mul(i, dim_expr(axis.a))), add(at.b, mul(i, dim_expr(b_step)))
+                visit(x, _AtK(a_next, b_next, add(at.k, mul(i, dim_expr(inside)))))
 
-            def innermost(x: Block, i: Expr) -> None:
-                if ahead is not None:
-                    self._prefetch(x, ahead, add(at_k, i))
-                if self.pieces:
-                    self._prefetch_pieces(x, tile, a_index, i)
-                x.loop("u", 0, self.plan.unroll, each, lambda y, u: once(y, add(i, u), each), unroll=True)
+            sums.loop(b, level, "k", *self._turns(b, tile, axis, extents[level]), 1, turn)
 
-            def once(x: Block, here: Expr, count: int) -> None:
-                a_next, b_next = mul(here, dim_expr(axis.a)), mul(here, dim_expr(b_step))
-                at = _Turn(acc, bv, add(a_index, a_next), add(b_index, b_next), axis.a, count)
-                self._multiply(x, columns, tile, at)
-
-            if len(axes) > 1:
-                sums.loop(b, level, "k", *self._turns(b, tile, axis, extent), 1, turn)
-                return
-            rest = 0 if isinstance(extent, Dim) else extent % each
-            sums.loop(b, level, "k", 0, extent - rest, self.plan.unroll, innermost)
-            if rest:
-                once(b, dim_expr(extent - rest), rest)
-
-        nest(block, self.reduce, tile.a, columns.base, ZERO)
+        visit: Callable[[Block, _AtK], None] = innermost
+        for level in reversed(range(len(extents) - 1)):
+            visit = functools.partial(around, level, visit)
+        visit(block, _AtK(tile.a, columns.base, ZERO))
         sums.finish(block)
 
     def _turns(self, block: Block, tile: TileRows, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:

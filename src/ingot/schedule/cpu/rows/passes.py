@@ -10,9 +10,10 @@ and several of them, side by side, are visited together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import estimate, product
+from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -34,6 +35,7 @@ from ingot.schedule.row_box import Rows, reduction, reductions_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
+_Visitor = Callable[[Block, dict[int, Expr]], None]  # told where it is in the loops around it, by their dimensions
 UNROLL = 4  # independent accumulators: they hide the latency of an add, or of a maximum that lets NaN through
 
 
@@ -126,11 +128,7 @@ class RowPasses:
         asks, lanes = again and bool(self.next), self.lanes if self.rows.horizontal else 0
         loops = self._around()
 
-        def nest(b: Block, left: list[int], at: dict[int, Expr]) -> None:
-            if left:
-                level, extent = len(loops) - len(left), self.rows.shape[left[0]]
-                sums.loop(b, level, "k", 0, extent, 1, lambda c, e: nest(c, left[1:], at | {left[0]: e}))
-                return
+        def innermost(b: Block, at: dict[int, Expr]) -> None:
             if not lanes:
                 full = tuple(at[d] for d in self.rows.reduced)
                 if not asks:
@@ -162,7 +160,10 @@ class RowPasses:
             whole = None if line is None else line.begin(b, self.full_index(first, self.visits[0].row), lanes)
             vector_loop(b, start, extent, lanes, self.machine, vector, multiple=lanes, whole=whole)
 
-        nest(block, loops, {})
+        visit: _Visitor = innermost
+        for level, dim in reversed([*enumerate(loops)]):
+            visit = partial(_turns, sums, level, dim, self.rows.shape[dim], visit)
+        visit(block, {})
 
     def _pass(self, block: Block, level: list[Node], again: bool) -> None:
         """One loop over the row for all reductions of a level."""
@@ -264,22 +265,14 @@ class RowPasses:
 
     def row_leaf(self, block: Block, node: Node, results: Sequence[Expr]) -> Leaf:
         """`node`, of which every visit has its result."""
-        visits, kept = self.visits, self.rows.kept
-        spread = len(self.rows.shape) == len(node.shape)  # an arg reduction may keep its dimension
+        visits, rows = self.visits, self.rows
+        spread = len(rows.shape) == len(node.shape)  # an arg reduction may keep its dimension
 
         def read(b: Block, index: Index, mask: Expr | None) -> Expr:
-            own = tuple(index[d] for d in kept) if spread else index
-            return results[self._visit_at(visits, own, node)]
+            own = tuple(index[d] for d in rows.kept) if spread else index
+            return results[_visit_at(visits, own, rows.kept_shape, node)]
 
         return Leaf(read, home=block)
-
-    def _visit_at(self, visits: Sequence[Visit], row: Index, node: Node) -> int:
-        """The number of the visit to `row`."""
-        for i, visit in enumerate(visits):
-            sized = zip(visit.row, row, self.rows.kept_shape, strict=False)
-            if len(row) == len(visit.row) and all(d == 1 or _same(a, c) for a, c, d in sized):
-                return i
-        raise CompileError("a reduction's result is read at another row than the one at hand", where=node.loc)
 
     def _worth_caching(self, node: Node) -> bool:
         """The reduced value is computed (not just read) and needed again after this pass."""
@@ -308,9 +301,25 @@ class RowPasses:
         flat = ix.linear(tuple(index[d] for d in self.rows.reduced), extents.strides)
         if self.rows.horizontal:
             return ix.add(ix.mul(self.turn, integer(self._padded())), flat)
-        number = self._visit_at(self.visits, tuple(index[d] for d in self.rows.kept), self.found[0])
+        number = _visit_at(self.visits, tuple(index[d] for d in self.rows.kept), self.rows.kept_shape, self.found[0])
         first = ix.mul(flat, integer(self.columns))
         return k.ramp(ix.add(first, integer(self.lanes * number)), self.lanes)
+
+
+def _turns(
+    sums: LongSums, level: int, dim: int, extent: DimLike, visit: _Visitor, block: Block, at: dict[int, Expr]
+) -> None:
+    """A loop over a dimension around `visit`, which is told where it is in this one, too."""
+    sums.loop(block, level, "k", 0, extent, 1, lambda b, e: visit(b, at | {dim: e}))
+
+
+def _visit_at(visits: Sequence[Visit], row: Index, shape: Sequence[DimLike], node: Node) -> int:
+    """The number of the visit to `row`, of those of a box of kept dimensions."""
+    for i, visit in enumerate(visits):
+        sized = zip(visit.row, row, shape, strict=False)
+        if len(row) == len(visit.row) and all(d == 1 or _same(a, c) for a, c, d in sized):
+            return i
+    raise CompileError("a reduction's result is read at another row than the one at hand", where=node.loc)
 
 
 def _same(a: Expr, b: Expr) -> bool:

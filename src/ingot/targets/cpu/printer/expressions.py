@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import gcd
+from typing import Any
 
 from ingot.ir.kernel import (
     Binary,
@@ -54,26 +55,6 @@ class Expressions:
         self.shared: dict[int, str] = {}  # id of an expression of this statement -> its value
         self.sums: dict[int, Affine] = {}  # the same for scalar i64
         self.linear: dict[int, tuple[int, list[tuple[int, Expr]]]] = {}  # id of a sum -> see `_flatten`
-        self.value_of: dict[type[Expr], Callable[..., str]] = {
-            Lit: self._literal,
-            Var: self._var,
-            Unary: self._unary,
-            Binary: self._binary,
-            Fma: self._fma,
-            Dot: self._dot,
-            Select: self._select,
-            Cast: self._cast,
-            Bitcast: self._bitcast,
-            Splat: self._splat,
-            Ramp: self._ramp,
-            Load: self._load,
-            Gather: self._gather,
-            Reduce: self._reduce,
-            Shuffle: self._shuffle,
-            Extract: self._extract,
-            Lookup: self._lookup,
-            Either: self._either,
-        }
 
     def value(self, e: Expr) -> str:
         """The value's text; instructions it needs are printed on the way."""
@@ -82,7 +63,7 @@ class Expressions:
         # expressions share operands: walked as trees, vector math would take exponential time
         found = self.shared.get(id(e))
         if found is None:
-            found = self.shared[id(e)] = self.value_of[type(e)](e)
+            found = self.shared[id(e)] = _VALUE_OF[type(e)](self, e)
         return found
 
     def affine(self, e: Expr) -> Affine:
@@ -106,7 +87,7 @@ class Expressions:
                 return self.affine(e.a if condition == "true" else e.b)  # the other one may read what is not there
             x, y = self.affine(e.a), self.affine(e.b)
             return Affine.of(self._select(e), gcd(x.multiple, y.multiple), x.natural and y.natural)
-        return Affine.of(self.value_of[type(e)](e))
+        return Affine.of(_VALUE_OF[type(e)](self, e))
 
     def _sum(self, e: Binary) -> Affine:
         form = self.linear.get(id(e))
@@ -347,3 +328,26 @@ def _flatten(e: Expr, by: int, parts: list[tuple[int, Expr]]) -> int:
                 return _flatten(other, by * int(factor.value), parts)
     parts.append((by, e))
     return 0
+
+
+# by their functions, and not by methods of an object: it would hold itself, and with it its kernel
+_VALUE_OF: dict[type[Expr], Callable[[Expressions, Any], str]] = {
+    Lit: Expressions._literal,
+    Var: Expressions._var,
+    Unary: Expressions._unary,
+    Binary: Expressions._binary,
+    Fma: Expressions._fma,
+    Dot: Expressions._dot,
+    Select: Expressions._select,
+    Cast: Expressions._cast,
+    Bitcast: Expressions._bitcast,
+    Splat: Expressions._splat,
+    Ramp: Expressions._ramp,
+    Load: Expressions._load,
+    Gather: Expressions._gather,
+    Reduce: Expressions._reduce,
+    Shuffle: Expressions._shuffle,
+    Extract: Expressions._extract,
+    Lookup: Expressions._lookup,
+    Either: Expressions._either,
+}

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import gcd
+from typing import Any
 
 from ingot.ir.kernel import (
     Alloc,
@@ -60,16 +61,6 @@ class _Function(Expressions):
         self.streams = False
         self.stored: dict[int, list[Buffer]] = {}  # by the id of a body, which unrolled loops print often
         self.binds: dict[int, bool] = {}
-        self.do: dict[type[Stmt], Callable[..., None]] = {
-            For: self._for,
-            If: self._if,
-            Let: self._let,
-            Store: self._store,
-            Alloc: self._alloc,
-            Prefetch: self._prefetch,
-            Increment: self._increment,
-            Comment: lambda s: None,
-        }
 
     def text(self) -> str:
         kernel, b = self.kernel, self.b
@@ -123,7 +114,6 @@ class _Function(Expressions):
     # Statements
 
     def _body(self, body: Body) -> None:
-        do = self.do
         binds = self.binds.get(id(body))
         if binds is None:
             binds = self.binds[id(body)] = any(isinstance(s, Let | Increment) for s in body)
@@ -132,7 +122,7 @@ class _Function(Expressions):
             self.loads.clear()
             self.shared.clear()
             self.sums.clear()
-            do[type(stmt)](stmt)
+            _PRINT[type(stmt)](self, stmt)
         if bound is not None:
             self.vars = bound
 
@@ -347,3 +337,15 @@ class _Function(Expressions):
             found = sorted(stored_registers(body), key=lambda buffer: buffer.name)
             self.stored[id(body)] = found
         return found
+
+
+_PRINT: dict[type[Stmt], Callable[[_Function, Any], None]] = {
+    For: _Function._for,
+    If: _Function._if,
+    Let: _Function._let,
+    Store: _Function._store,
+    Alloc: _Function._alloc,
+    Prefetch: _Function._prefetch,
+    Increment: _Function._increment,
+    Comment: lambda function, s: None,
+}
