@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.autodiff.table import RULES, ways
+from ingot.autodiff.table import CHOOSING, RULES, ways
 from ingot.ir.node import Node, Project, splat_of, topological
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
@@ -38,7 +38,7 @@ def pulled_back(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list
     Raises UnsupportedOpError naming all ops on the way that have no reverse rule.
     """
     order = topological([node for node, _ in seeds], ways)
-    depends = _dependents(order, wrt)
+    depends = dependents(order, wrt)
     on_the_way = [n for n in order if n in depends and n not in wrt and not isinstance(n.op, Project)]
     missing = [
         UnsupportedOp(n.op.name, n.loc or "the graph", "no reverse rule") for n in on_the_way if type(n.op) not in RULES
@@ -56,13 +56,20 @@ def pulled_back(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list
             (source,) = node.inputs
             _accumulate(found, source, node.op.index, cotangents[0])
             continue
-        for operand, g in zip(node.inputs, RULES[type(node.op)](node, cotangents), strict=True):
+        for operand, g in zip(node.inputs, _of_operands(node, cotangents, depends), strict=True):
             if g is not None and operand in depends:
                 _accumulate(found, operand, 0, g)
     return [(found.get(x) or [None])[0] for x in wrt]
 
 
-def _dependents(order: Sequence[Node], wrt: Sequence[Node]) -> set[Node]:
+def _of_operands(node: Node, cotangents: Sequence[Node | None], depends: set[Node]) -> Sequence[Node | None]:
+    if (rule := CHOOSING.get(type(node.op))) is not None:
+        return rule(node, cotangents, [x in depends for x in node.inputs])
+    return RULES[type(node.op)](node, cotangents)
+
+
+def dependents(order: Sequence[Node], wrt: Sequence[Node]) -> set[Node]:
+    """Those of `wrt` and, of nodes in their order, what a gradient by one of these may come from."""
     found = set(wrt)
     for node in order:
         if not found.isdisjoint(ways(node)):

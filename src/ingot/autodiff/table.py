@@ -10,6 +10,9 @@ from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 # (the node, the cotangents of its results, None for 0) -> the cotangents of its operands, None for 0
 Rule = Callable[[Node, Sequence[Node | None]], Sequence[Node | None]]
 RULES: dict[type[Op], Rule] = {}
+# rules that are also told which operands' cotangents are asked for
+Choosing = Callable[[Node, Sequence[Node | None], Sequence[bool]], Sequence[Node | None]]
+CHOOSING: dict[type[Op], Choosing] = {}
 # of ops through some of whose operands no gradient goes, whatever they are: the others
 WAYS: dict[type[Op], Callable[[Node], Sequence[Node]]] = {}
 
@@ -18,6 +21,17 @@ def ways(node: Node) -> Sequence[Node]:
     """The operands that a rule may give cotangents to."""
     chosen = WAYS.get(type(node.op))
     return node.inputs if chosen is None else chosen(node)
+
+
+def choosing(cls: type[Op]) -> Callable[[Choosing], Choosing]:
+    """Register a rule that is told what is asked for."""
+
+    def register(f: Choosing) -> Choosing:
+        CHOOSING[cls] = f
+        RULES[cls] = lambda node, cotangents: f(node, cotangents, [True] * len(node.inputs))
+        return f
+
+    return register
 
 
 def reverse(*classes: type[Op]) -> Callable[[Callable[..., Sequence[Node | None]]], Rule]:

@@ -17,16 +17,16 @@ STEP = 1e-5
 rng = np.random.default_rng(0)
 
 
-def check(graph: Graph, arrays: list[np.ndarray]) -> Graph:
-    """The graph's one result differentiated by all of its float inputs, loops keeping products or not; the graph of it,
-    where they do."""
-    _check(graph, arrays, False)
-    return _check(graph, arrays, True)
+def check(graph: Graph, arrays: list[np.ndarray], by: list[Node] | None = None) -> Graph:
+    """The graph's one result differentiated by all of its float inputs, or by some, loops keeping products or not; the
+    graph of it, where they do."""
+    by = [x for x in graph.inputs if x.dtype.is_float] if by is None else by
+    _check(graph, arrays, False, by)
+    return _check(graph, arrays, True, by)
 
 
-def _check(graph: Graph, arrays: list[np.ndarray], keep_products: bool) -> Graph:
+def _check(graph: Graph, arrays: list[np.ndarray], keep_products: bool, by: list[Node]) -> Graph:
     core = differentiable(graph, keep_products)
-    by = [x for x in core.inputs if x.dtype.is_float]
     whole = Graph(core.inputs, (core.outputs[0], *gradients(core.outputs[0], by)))
     value, *found = interpret(whole, arrays)
     np.testing.assert_allclose(value, interpret(graph, arrays)[0])
@@ -112,3 +112,32 @@ def test_a_loop_whose_turns_are_data_is_refused() -> None:
     core = differentiable(Graph((turns, x, w, h), (loss,)))
     with pytest.raises(UnsupportedOpError, match="neither a constant nor a size"):
         gradients(core.outputs[0], [w])
+
+
+def halved(x: Node) -> Node:
+    """x / 2 until all of it is below 1: how often is data."""
+    (v,) = entry = (Input("v", x.type)(),)
+    below = ops.reduce_max(v, (0,))
+    return ops.While(Graph(entry, (ops.compare("GE", below, 1.0),)), Graph(entry, (ops.mul(v, 0.5),)))(x)
+
+
+def test_only_what_is_asked_for_needs_a_reverse() -> None:
+    """A loop whose turns are data may lie in a loop and in a branch, where no gradient goes through it."""
+    x, w = (Input(n, TensorType(f64, (3,)))() for n in "xw")
+    n, v, ws = entry = (Input("n", TensorType(i64))(), Input("v", x.type)(), Input("ws", w.type)())
+    turn = Graph(entry, (ops.sub(n, 1), ops.mul(ops.Tanh()(v), halved(ws)), ws))
+    loop = ops.While(Graph(entry, (ops.compare("GT", n, 0),)), turn)(const(3, np.int64), x, w)
+    a, b = Input("a", x.type)(), Input("b", w.type)()
+    branch = ops.Case((Graph((a, b), (ops.mul(a, halved(b)),)),) * 2)(const(1, np.int64), x, w)
+    stopped = ops.StopGradient()(loop.results[1])
+    arrays = [rng.standard_normal(3), rng.standard_normal(3) + 4]
+    for value, by in ((loop.results[1], [x]), (branch, [x]), (ops.mul(stopped, w), [w])):
+        graph = Graph((x, w), (ops.reduce_sum(value),))
+        if by == [x]:
+            check(graph, arrays, by)
+            with pytest.raises(UnsupportedOpError, match="neither a constant nor a size"):
+                gradients(differentiable(graph).outputs[0], [w])
+        else:
+            core = differentiable(graph)
+            (got,) = interpret(Graph(core.inputs, tuple(gradients(core.outputs[0], by))), arrays)
+            np.testing.assert_allclose(got, interpret(Graph((x, w), (stopped,)), arrays)[0])

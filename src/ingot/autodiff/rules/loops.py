@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.autodiff.reverse import pulled_back
-from ingot.autodiff.table import RULES, no_rule
+from ingot.autodiff.reverse import dependents, pulled_back
+from ingot.autodiff.table import choosing, no_rule, ways
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
@@ -24,6 +24,7 @@ from ingot.ir.types import TensorType, i64
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.turns import turns, value_of
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import UnsupportedOpError
 
 _MOST_TURNS = 1 << 20
 
@@ -38,12 +39,12 @@ class _Pulled:
     found: tuple[Node, ...]
 
 
-def _pulled(body: Graph, given: Sequence[int]) -> _Pulled:
-    """given: the results that have cotangents. Those that others bring theirs to are found by going round."""
-    active = tuple(given)
+def _pulled(body: Graph, given: Sequence[int], floats: Sequence[int]) -> _Pulled:
+    """given: the results that have cotangents. Those that others bring theirs to are found by going round, among
+    `floats`."""
+    active = tuple(j for j in given if j in floats)
     while True:
         seeds = tuple(Input(f"cotangent {j}", body.inputs[j].type)() for j in active)
-        floats = [j for j, x in enumerate(body.inputs) if x.dtype.is_float]
         pairs = [(body.results[j], seed) for j, seed in zip(active, seeds, strict=True)]
         found = dict(zip(floats, pulled_back(pairs, [body.inputs[j] for j in floats]), strict=True))
         more = tuple(j for j in floats if found[j] is not None or j in active)
@@ -160,9 +161,11 @@ def with_history(node: Node, products: bool) -> Node:
     op = node.op
     assert isinstance(op, ops.While)
     floats = [j for j, t in enumerate(node.types) if t.dtype.is_float]
-    if any(type(n.op) not in RULES and n.inputs for n in op.body.nodes() if n.op.name != "project"):
+    try:
+        pulled = _pulled(op.body, floats, floats)
+    except UnsupportedOpError:  # told where the loss depends on the loop
         return node
-    return _keeping(node, _read(op.body, _pulled(op.body, floats), lambda n: products))
+    return _keeping(node, _read(op.body, pulled, lambda n: products))
 
 
 def _missing(node: Node, reads: Sequence[Node]) -> list[Node]:
@@ -202,14 +205,28 @@ def _written(rows: Node, x: Node, turn: Node) -> Node:
     return ops.DynamicUpdateSlice()(rows, ops.Reshape((1, *x.shape))(x), turn, *zeros)
 
 
-def _while(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
+def _moving(body: Graph, wanted: Sequence[bool]) -> list[int]:
+    """The carried floats that depend on those whose first values' cotangents are wanted."""
+    floats = [j for j, x in enumerate(body.inputs) if x.dtype.is_float]
+    found = [j for j in floats if wanted[j]]
+    order = topological(body.results, ways)
+    while True:
+        depends = dependents(order, [body.inputs[j] for j in found])
+        more = [j for j in floats if j in found or body.results[j] in depends]
+        if more == found:
+            return found
+        found = more
+
+
+@choosing(ops.While)
+def _while(node: Node, cotangents: Sequence[Node | None], wanted: Sequence[bool]) -> list[Node | None]:
     op = node.op
     assert isinstance(op, ops.While)
     count = _turns(node)
     if count is None:
         raise no_rule(node, "a loop whose number of turns is neither a constant nor a size")
     given = [j for j, g in enumerate(cotangents) if g is not None]
-    pulled = _pulled(op.body, given)
+    pulled = _pulled(op.body, given, _moving(op.body, wanted))
     # a loop that keeps all else was made without some products: they are computed again
     sparing = not _missing(node, _read(op.body, pulled, lambda n: False))
     reads = _read(op.body, pulled, lambda n: not sparing or _row_of(node, n) is not None)
@@ -337,11 +354,12 @@ class _Held:
         return self.entry[-1]
 
 
-def _case(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
+@choosing(ops.Case)
+def _case(node: Node, cotangents: Sequence[Node | None], wanted: Sequence[bool]) -> list[Node | None]:
     """Each branch's reverse, computed from the operands again."""
     op, (index, *operands) = node.op, node.inputs
     assert isinstance(op, ops.Case)
-    floats = [j for j, x in enumerate(operands) if x.dtype.is_float]
+    floats = [j for j, x in enumerate(operands) if x.dtype.is_float and wanted[j + 1]]
     given = {j: g for j, g in enumerate(cotangents) if g is not None}
     entry = tuple(Input(f"x{j}", x.type)() for j, x in enumerate(operands))
     seeds = {j: Input(f"cotangent {j}", g.type)() for j, g in given.items()}
@@ -357,7 +375,3 @@ def _case(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     made = ops.Case(tuple(branches))(index, *operands, *given.values(), loc=node.loc)
     of = dict(zip(floats, made.results, strict=True))
     return [None, *(of.get(j) for j in range(len(operands)))]
-
-
-RULES[ops.While] = _while
-RULES[ops.Case] = _case
