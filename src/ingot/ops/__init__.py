@@ -187,6 +187,7 @@ from ingot.ops.nn import (
     ThresholdedRelu,
     TopK,
     Trilu,
+    UnknownGradient,
     roi_align,
 )
 from ingot.ops.quantized import dynamically_quantized, quantized

@@ -11,6 +11,7 @@ jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 import ingot  # noqa: E402
+from ingot.support.errors import ImportModelError, UnsupportedOpError  # noqa: E402
 
 
 @jax.custom_vjp
@@ -160,3 +161,66 @@ def test_own_gradients_of_complex_numbers() -> None:
 
     _, got = ingot.value_and_grad(loss, (x,))(x)
     np.testing.assert_allclose(got["x"], jax.grad(loss)(x), rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_through_loops_that_converge() -> None:
+    """Singular values, the incomplete beta function, a draw from a gamma distribution: by JAX's formulas."""
+    rng = np.random.default_rng(0)
+    x, a = rng.normal(size=(4, 3)).astype(np.float32), rng.uniform(0.5, 2, 3).astype(np.float32)
+
+    def loss(x: Any, a: Any) -> Any:
+        u, s, v = jnp.linalg.svd(x, full_matrices=False)
+        drawn = jax.random.gamma(jax.random.PRNGKey(0), a)
+        return (u[:, :1] @ v[:1]).sum() + s.prod() + (drawn**2).sum() + jax.lax.betainc(2.0, 1.5, a / 3).sum()
+
+    value, got = ingot.value_and_grad(loss, (x, a))(x, a)
+    want, (of_x, of_a) = jax.value_and_grad(loss, (0, 1))(x, a)
+    assert float(value) == pytest.approx(float(want), rel=1e-5)
+    np.testing.assert_allclose(got["x"], of_x, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got["a"], of_a, rtol=1e-4, atol=1e-5)
+
+    with pytest.raises(UnsupportedOpError, match="tells no gradient"):  # JAX has none by the shape either
+        ingot.value_and_grad(lambda a: jax.lax.betainc(a, 1.5, 0.5).sum(), (a,))
+
+
+def test_a_function_with_its_own_gradient_closes_over_arrays() -> None:
+    rng = np.random.default_rng(0)
+    table, x, y = (rng.normal(size=4).astype(np.float32) for _ in range(3))
+    held = jnp.asarray(table)
+
+    @jax.custom_vjp
+    def scaled(x: Any) -> Any:
+        return x * held
+
+    scaled.defvjp(lambda x: (x * held, x), lambda x, g: (g * held * 3 + x,))
+
+    def loss(x: Any) -> Any:
+        turned, _ = jax.lax.scan(lambda h, _: (scaled(jnp.sin(h)), None), x, None, length=3)
+        return (scaled(x) ** 2).sum() + turned.sum()
+
+    _, got = ingot.value_and_grad(loss, (x,))(x)
+    np.testing.assert_allclose(got["x"], jax.grad(loss)(x), rtol=1e-4, atol=1e-5)
+
+    def closed(x: Any, y: Any) -> Any:
+        f = jax.custom_vjp(lambda x: x * y)
+        f.defvjp(lambda x: (f(x), x), lambda x, g: (g * x,))
+        return f(x).sum()
+
+    with pytest.raises(ImportModelError, match="give that value as an argument"):  # the rules' y is gone by then
+        ingot.value_and_grad(closed, (x, y))
+
+
+def test_a_differential_equation() -> None:
+    """Its own gradient solves another one, by the same function: in a loop within that gradient."""
+    from jax.experimental.ode import odeint
+
+    rng = np.random.default_rng(0)
+    y, w = rng.normal(size=3).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
+
+    def loss(y: Any, w: Any) -> Any:
+        return (odeint(lambda y, t: jnp.sin(w @ y) + t, y, jnp.asarray([0.0, 1.0]))[-1] ** 2).sum()
+
+    _, got = ingot.value_and_grad(loss, (y, w))(y, w)
+    want = jax.grad(loss, (0, 1))(y, w)
+    np.testing.assert_allclose(got["y"], want[0], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(got["w"], want[1], rtol=1e-3, atol=1e-4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.autodiff.table import RULES, WAYS, constant_everywhere
+from ingot.autodiff.table import RULES, WAYS, constant_everywhere, no_rule, reverse
 from ingot.ir.node import Node, rebuilt
 
 
@@ -22,6 +22,11 @@ def _own(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
 def _xs(node: Node) -> tuple[Node, ...]:
     assert isinstance(node.op, ops.OwnGradient)
     return node.op.parts(node.inputs)[2]
+
+
+@reverse(ops.UnknownGradient)
+def _unknown(node: Node, g: Node) -> list[Node | None]:
+    raise no_rule(node, "what a function reads that tells no gradient by it: give it as an argument")
 
 
 RULES[ops.OwnGradient] = _own

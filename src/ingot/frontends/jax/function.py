@@ -18,7 +18,7 @@ from jax import export, tree_util
 
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
 from ingot.frontends.stablehlo.model import text_of
-from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
@@ -35,6 +35,7 @@ _CALLS = (
     "Sharding",
     "stablehlo.dynamic_reduce_window",
     STOPPED,
+    UNKNOWN,
     COTANGENT,
     OWN_GRADIENT,
 )

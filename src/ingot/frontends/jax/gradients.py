@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,14 +14,18 @@ from jax._src.interpreters import mlir
 from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.pjit import jit_p
+from jax._src.random import random_gamma_p
 from jax.extend.core import Primitive
 
-from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
+from ingot.support.errors import ImportModelError
 
 _OWN = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
-# whose slope JAX takes by another formula than what they are lowered to has, or by another one of two sides
+# whose slope JAX takes by another formula than what they are lowered to has, or by another one of two sides; what some
+# are lowered to has none: loops that end when they have converged, or a draw is taken
 _SLOPES = (
     linear_solve_p, lax.abs_p, lax.asinh_p, lax.erf_inv_p, lax.igamma_p, lax.igammac_p, lax.cummax_p, lax.cummin_p,
+    lax.linalg.svd_p, lax.regularized_incomplete_beta_p, random_gamma_p,
 )  # fmt: skip
 _BODIES = {**dict.fromkeys(_OWN, "call_jaxpr"), jit_p: "jaxpr"}  # the parameter that has what a call computes
 
@@ -32,7 +36,7 @@ def gradients_told() -> Iterator[None]:
     functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
     own = (*_OWN, *_SLOPES)
     before = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *own)}
-    rules = {ad_util.stop_gradient_p: _stopped} | {p: _with_own(p) for p in own}
+    rules = {ad_util.stop_gradient_p: _marked(STOPPED)} | {p: _with_own(p) for p in own}
     try:
         for primitive, rule in rules.items():
             mlir.register_lowering(primitive, rule)
@@ -45,36 +49,56 @@ def gradients_told() -> Iterator[None]:
                 mlir._lowerings[primitive] = rule
 
 
-def _stopped(ctx: Any, x: Any) -> list[Any]:
-    return list(hlo.CustomCallOp([x.type], [x], call_target_name=STOPPED).results)
+def _marked(name: str) -> Any:
+    """A lowering to a custom call of this name, which gives its operand."""
+    return lambda ctx, x: list(hlo.CustomCallOp([x.type], [x], call_target_name=name).results)
 
 
 def _with_own(primitive: Any) -> Any:
     """The function, its gradient by JAX itself, and both as operands of one custom call."""
 
     def lowered(ctx: Any, *operands: Any, **params: Any) -> Any:
+        silent = _without_slope(primitive, params)
+
         def whole(*xs: Any) -> list[Any]:
             def function(*parts: Any) -> tuple[list[Any], list[Any]]:
                 left = iter(parts)
-                ys = primitive.bind(*(_joined(x, left) for x in xs), **primitive.get_bind_params(params))
+                every = (x if i in silent else _joined(x, left) for i, x in enumerate(xs))
+                ys = primitive.bind(*every, **primitive.get_bind_params(params))
                 ys = list(ys) if primitive.multiple_results else [ys]
                 return _parts(ys), ys
 
-            given = _parts(xs)
+            given = _parts([x for i, x in enumerate(xs) if i not in silent])
+            others = [_unknown.bind(x) for x in _parts([xs[i] for i in silent])]
             told, pull, ys = jax.vjp(function, *given, has_aux=True)
-            if not told or not given:
+            if not told or not (given or others):
                 return ys
             cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(told)]
-            found = iter(_own.bind(*told, *cotangents, *given, *pull(cotangents), count=len(told)))
+            slopes = [*pull(cotangents), *map(jnp.zeros_like, others)]
+            found = iter(_own.bind(*told, *cotangents, *given, *others, *slopes, count=len(told)))
             return [_joined(y, found) for y in ys]
 
         def plain(*xs: Any) -> list[Any]:
             traced = jax.make_jaxpr(whole)(*xs)
+            if any(isinstance(value, core.Tracer) for value in traced.consts):
+                got = "a rule that closes over a value of the traced function"
+                fix = "give that value as an argument, with its gradient or zeros for it"
+                raise ImportModelError(
+                    "a gradient of a function's own", expected="one of its arguments", got=got, fix=fix
+                )
             return _without_own(traced.jaxpr, traced.consts, xs)
 
         return mlir.lower_fun(plain)(ctx, *operands)
 
     return lowered
+
+
+def _without_slope(primitive: Any, params: Mapping[str, Any]) -> Sequence[int]:
+    """The operands by which JAX has no derivative: what a function with its own gradient closes over, and the shape of
+    a beta distribution."""
+    if primitive is custom_derivatives.custom_vjp_call_p:
+        return range(params["num_consts"])
+    return range(2) if primitive is lax.regularized_incomplete_beta_p else ()
 
 
 def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
@@ -88,10 +112,30 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
             ys = _without_own(inner.jaxpr, inner.consts, given)
         else:
             value = _VALUES.get(eqn.primitive, eqn.primitive)
-            ys = value.bind(*given, **value.get_bind_params(eqn.params))
+            params = {name: _plain(p) for name, p in eqn.params.items()}
+            ys = value.bind(*given, **value.get_bind_params(params))
             ys = ys if value.multiple_results else [ys]
         known.update(zip(eqn.outvars, ys, strict=True))
     return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
+
+
+def _plain(parameter: Any) -> Any:
+    """A parameter of a loop or a branch whose bodies have no gradients of their own."""
+    if isinstance(parameter, tuple) and type(parameter) is tuple:
+        return tuple(map(_plain, parameter))
+    if not isinstance(parameter, core.ClosedJaxpr) or not _brings(parameter.jaxpr):
+        return parameter
+
+    def body(*xs: Any) -> list[Any]:
+        return _without_own(parameter.jaxpr, parameter.consts, xs)
+
+    return jax.make_jaxpr(body)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in parameter.in_avals))
+
+
+def _brings(jaxpr: Any) -> bool:
+    """Whether something in it has a gradient of its own."""
+    own = any(e.primitive in _OWN or e.primitive in _VALUES for e in jaxpr.eqns)
+    return own or any(_brings(inner) for inner in core.subjaxprs(jaxpr))
 
 
 def _parts(values: Sequence[Any]) -> list[Any]:
@@ -118,6 +162,8 @@ def _value(primitive: Any) -> Any:
 _VALUES = {p: _value(p) for p in _SLOPES}
 _cotangent = Primitive("ingot_cotangent")
 _cotangent.def_abstract_eval(lambda y, *, number: y)
+_unknown = Primitive("ingot_unknown_gradient")
+_unknown.def_abstract_eval(lambda x: x)
 _own = Primitive("ingot_own_gradient")
 _own.multiple_results = True
 _own.def_abstract_eval(lambda *operands, count: list(operands[:count]))
@@ -133,6 +179,7 @@ def _call(target: str, number: str) -> Any:
 
 
 mlir.register_lowering(_cotangent, _call(COTANGENT, "number"))
+mlir.register_lowering(_unknown, _marked(UNKNOWN))
 mlir.register_lowering(_own, _call(OWN_GRADIENT, "count"))
 
 __all__ = ["gradients_told"]

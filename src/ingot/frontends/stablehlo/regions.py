@@ -81,6 +81,10 @@ def region_of(c: Call, block: Block, likes: Sequence[AnyValue]) -> Region:
     return Region(arguments, c.importer.block(block, arguments, c.scope))
 
 
+# which say something of a gradient, and give their first operand
+_SAME = ops.Cotangent | ops.OwnGradient | ops.StopGradient | ops.UnknownGradient
+
+
 def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape) -> tuple[Node, ...]:
     """`roots`, a computation on scalars, with scalars replaced by tensors of `shape`."""
     made = dict(images)
@@ -92,7 +96,7 @@ def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape
     for n in topological(roots, lambda n: () if n in images else n.inputs):
         if n in made or not any(i in made for i in n.inputs):
             continue
-        if isinstance(n.op, ops.Elementwise | ops.Cotangent | ops.OwnGradient | ops.StopGradient) and len(n.types) == 1:
+        if isinstance(n.op, ops.Elementwise | _SAME) and len(n.types) == 1:
             made[n] = n.op(*map(wide, n.inputs), loc=n.loc)
         elif n.op.rearranges and n.type.size == 1 and n.inputs[0].type.rank == 0 and n.type.rank == 0:
             made[n] = made[n.inputs[0]]

@@ -23,7 +23,7 @@ from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gradients.attention import AttentionGradients
 from ingot.ops.nn.gradients.kernel import KernelGradient
 from ingot.ops.nn.gradients.own import Cotangent, OwnGradient
-from ingot.ops.nn.gradients.stop import StopGradient
+from ingot.ops.nn.gradients.stop import StopGradient, UnknownGradient
 from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
 from ingot.ops.nn.image.gridsample import GridSample
@@ -110,5 +110,6 @@ __all__ = [
     "ThresholdedRelu",
     "TopK",
     "Trilu",
+    "UnknownGradient",
     "roi_align",
 ]

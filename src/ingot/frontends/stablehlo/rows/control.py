@@ -116,6 +116,8 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         return ()
     if name == STOPPED:
         return tuple(ops.StopGradient()(x) if isinstance(x, Node) else x for x in operands)
+    if name == UNKNOWN:
+        return tuple(ops.UnknownGradient()(x) if isinstance(x, Node) else x for x in operands)
     if name == COTANGENT:
         return tuple(ops.Cotangent(int(c.text("backend_config")))(x) for x in operands if isinstance(x, Node))
     if name == OWN_GRADIENT:
@@ -141,7 +143,8 @@ _IDENTITIES = frozenset((
 ))  # fmt: skip
 CUSTOM = Table()  # `target.name` of a custom_call -> row
 # what JAX is told to keep of gradients
-STOPPED, COTANGENT, OWN_GRADIENT = "ingot.stop_gradient", "ingot.cotangent", "ingot.own_gradient"
+STOPPED, UNKNOWN = "ingot.stop_gradient", "ingot.unknown_gradient"
+COTANGENT, OWN_GRADIENT = "ingot.cotangent", "ingot.own_gradient"
 
 
 @row("after_all", "create_token")
