@@ -8,6 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from ingot import ops
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, bf16
+from ingot.pipeline.build import build_program
 from ingot.runtime.cpu import memory
 from ingot.runtime.cpu.device import Loaded
 from ingot.runtime.cpu.run_context import MAX_INSTANCES
@@ -15,6 +19,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import Features
+from ingot.targets.cpu.workers import host_features
 from tests.runtime import models
 
 
@@ -97,6 +102,15 @@ def test_dlpack_objects_are_read_in_place():
     x = vector(1000)
     model = CompiledModel(models.static(), threads=1)
     assert np.array_equal(model(Foreign(x)), model(x))  # type: ignore[arg-type]
+
+
+def test_arrays_of_types_that_numpy_does_not_have():
+    """numpy reads none of them by DLPack: JAX's of bfloat16."""
+    jnp, ml_dtypes = pytest.importorskip("jax.numpy"), pytest.importorskip("ml_dtypes")
+    x = Input("x", TensorType(bf16, (3,)))()
+    model = CompiledModel(build_program(Graph((x,), (ops.mul(x, 2.0),)), host_features(), 1))
+    want = np.array([2, 4, -6], ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(np.asarray(model(jnp.asarray([1, 2, -3], jnp.bfloat16))), want)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

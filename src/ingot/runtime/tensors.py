@@ -20,6 +20,8 @@ from ingot.runtime.expr import show
 from ingot.runtime.program import TensorSpec
 from ingot.support.errors import InputError
 
+_CPU = 1  # of DLPack's devices
+
 
 class Tensor(Protocol):
     """What is used of `torch.Tensor`."""
@@ -111,6 +113,9 @@ class Border:
             try:
                 return np.from_dlpack(value)  # type: ignore[arg-type]
             except (BufferError, TypeError, RuntimeError, ValueError) as error:
+                # numpy's DLPack knows none of ml_dtypes' types, such as bfloat16
+                if hasattr(value, "__array__") and value.__dlpack_device__()[0] == _CPU:  # type: ignore[attr-defined]
+                    return np.asarray(value)
                 got = f"{type(value).__name__}: {error}"
                 raise InputError(f"input {self.spec.name!r}", expected="a tensor in CPU memory", got=got) from error
         raise InputError(
