@@ -65,7 +65,9 @@ class Plan:
 
 
 def _check_labels(labels: np.ndarray, classes: int) -> None:
-    """Raise InputError for one that no class has: its loss would be NaN."""
+    """Raise InputError for one that no class has: its loss would be NaN. What is no number the step refuses."""
+    if labels.dtype.kind not in "biu":
+        return
     wrong = np.flatnonzero(((labels < 0) & (labels != IGNORED)) | (labels >= classes))
     if wrong.size:
         got = f"{labels.flat[wrong[0]]}, of {wrong.size} such"
@@ -82,9 +84,10 @@ def run(step: TrainingStep, plan: Plan, told: Told, *, resume: bool = False) -> 
     """
     plan.check(step)
     losses = _resumed(step, plan) if resume else []
+    arrays = [plan.data[s.name] for s in step.inputs[:-1]]  # in order: one may be named as an argument of the call is
     for call in range(len(losses), plan.calls):
         rows = plan.rows(call)
-        loss, measured = step(**{name: array[rows] for name, array in plan.data.items()})
+        loss, measured = step(*(array[rows] for array in arrays))
         losses.append(float(np.asarray(loss)))
         told(call + 1, losses[-1], {k: float(np.asarray(v)) for k, v in measured.items()})
         if plan.checkpoint is not None and ((call + 1) % plan.every == 0 or call + 1 == plan.calls):
