@@ -10,6 +10,7 @@ import pytest
 
 import ingot
 from ingot import ops
+from ingot.autodiff import value_and_gradients
 from ingot.frontends.tensorflow import ImportedModel, import_tensorflow
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input
@@ -180,3 +181,16 @@ def test_draws_without_a_seed(tmp_path: Path):
     assert np.abs(drawn["truncated"]).max() < 2.0
     assert (drawn["shuffled"] != x).any()
     np.testing.assert_array_equal(np.sort(drawn["shuffled"]), x)
+
+
+def test_gradients_through_recurrent_layers(tmp_path: Path):
+    """Keras's loops ask for two counters; their bound is an element of the input's shape."""
+    imported = import_tensorflow(fixture("rnn", tmp_path).path)
+    graph = value_and_gradients(imported.graph, lambda results: ops.reduce_sum(ops.mul(results[0], results[0])), [0])
+    rng = np.random.default_rng(0)
+    x, direction = (rng.standard_normal((2, 5, 4)).astype(np.float32) for _ in range(2))
+    _, slope = interpret(graph, [x])
+    ahead, behind = (
+        float(interpret(graph, [x + step * direction])[0]) for step in (np.float32(0.01), np.float32(-0.01))
+    )
+    assert float((slope * direction).sum()) == pytest.approx((ahead - behind) / 0.02, rel=1e-2)

@@ -6,13 +6,14 @@ i = 2;  while i < n: ...; i = i + 1        ->        max(n - 2, 0)
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, dim_max
+from ingot.ir.dims import DimLike, dim_max, dim_min
 from ingot.ir.node import Graph, Node, Project, rebuilt
 from ingot.ir.types import boolean
-from ingot.ops import Add, And, Compare, Convert, DimValue, Sub, While
+from ingot.ops import Add, And, Compare, Concat, Convert, DimValue, Reshape, Slice, Sub, While
 from ingot.ops.group import Group
 
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
@@ -23,12 +24,21 @@ def turns(op: While, told: Callable[[int], DimLike | None]) -> DimLike | None:
 
     told: the number that operand i is at the beginning, if that is known. The graphs may be fused.
     """
-    ends = _opened(op.cond.results[0])
-    while isinstance(ends.op, And):  # ONNX's loops also ask a value that may stay true
-        asked = [x for x in ends.inputs if _bound(op, x, told) != 1]
-        if len(asked) != 1:
-            return None
-        ends = _opened(asked[0])
+    counts = [_counted(op, part, told) for part in _asked(op, op.cond.results[0], told)]
+    known = [n for n in counts if n is not None]
+    return reduce(dim_min, known) if known and len(known) == len(counts) else None
+
+
+def _asked(op: While, ends: Node, told: Callable[[int], DimLike | None]) -> list[Node]:
+    """What has to hold for a turn: parts of a conjunction, but those that stay true, which ONNX's loops also ask."""
+    ends = _opened(ends)
+    if isinstance(ends.op, And):
+        return [part for x in ends.inputs for part in _asked(op, x, told)]
+    return [] if _bound(op, ends, told) == 1 else [ends]
+
+
+def _counted(op: While, ends: Node, told: Callable[[int], DimLike | None]) -> DimLike | None:
+    """The turns until one comparison fails."""
     if not isinstance(ends.op, Compare):
         return None
     a, b = ends.inputs
@@ -50,13 +60,30 @@ def turns(op: While, told: Callable[[int], DimLike | None]) -> DimLike | None:
 def value_of(node: Node) -> DimLike | None:
     """The integer that a value is, if it is known before the run; 1 of true."""
     node = _opened(node)
-    while isinstance(node.op, Convert) and node.dtype.is_integer and node.inputs[0].dtype.is_integer:
-        node = _opened(node.inputs[0])
+    while (inner := _shown(node)) is not None:
+        node = _opened(inner)
     if isinstance(node.op, DimValue):
         return node.op.dim
-    if node.constant is not None and node.type.shape == () and (node.dtype.is_integer or node.dtype == boolean):
-        return int(node.constant.value)
+    if node.constant is not None and node.type.size == 1 and (node.dtype.is_integer or node.dtype == boolean):
+        return int(node.constant.value.item())
     return None
+
+
+def _shown(node: Node) -> Node | None:
+    """What a value of one integer is in another type or shape, or the part of a vector that it is cut from."""
+    if node.type.size != 1 or not node.inputs:
+        return None
+    x = node.inputs[0]
+    if isinstance(node.op, Convert) and node.dtype.is_integer and x.dtype.is_integer:
+        return x
+    if isinstance(node.op, Reshape):
+        return x
+    x = _opened(x)
+    if not isinstance(node.op, Slice) or not isinstance(x.op, Concat) or node.type.rank != 1:
+        return None
+    at = node.op.start[0]
+    ones = all(part.type.size == 1 for part in x.inputs)
+    return x.inputs[at] if ones and isinstance(at, int) else None
 
 
 def _bound(op: While, bound: Node, told: Callable[[int], DimLike | None]) -> DimLike | None:
