@@ -189,6 +189,7 @@ from ingot.ops.nn import (
     Trilu,
     UnknownGradient,
     roi_align,
+    straight_through,
 )
 from ingot.ops.quantized import dynamically_quantized, quantized
 from ingot.ops.random import RandomBits, RandomKey, draws, fold_in, seeded, threefry, words

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ingot.autodiff import value_and_gradients
 from ingot.frontends.tensorflow import import_tensorflow
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input
+from ingot.ops import reduce_sum
 from tests.frontends.tensorflow.fixtures import Arrays, fixture, names
 
 
@@ -33,3 +35,19 @@ def test_op(which: str, name: str, tmp_path_factory: pytest.TempPathFactory):
     got, wanted = results[name], expected[name]
     assert got.dtype == wanted.dtype and got.shape == wanted.shape
     np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("out_fake_quant", 8), ("out_fake_quant_vars", 1)])
+def test_the_gradient_of_fake_quantization_is_that_of_its_range(name: str, factor: int, tmp_path: Path):
+    """1 where a number is rounded to the nearest level, 0 where it is cut."""
+    read = fixture("ops", tmp_path)
+    ((inputs, _),) = read.calls
+    graph = import_tensorflow(read.path, outputs=[name]).graph
+    labels = [n.op.label for n in graph.inputs if isinstance(n.op, Input)]
+    given, at = [inputs[label] for label in labels], labels.index("x")
+    (value,) = interpret(graph, given)
+    whole = value_and_gradients(graph, lambda results: reduce_sum(results[0]), [at])
+    within = np.abs(value - factor * inputs["x"]) < 0.51 * np.diff(np.unique(value)).min()
+    assert within.any()
+    assert not within.all()
+    np.testing.assert_array_equal(interpret(whole, given)[1], factor * within)

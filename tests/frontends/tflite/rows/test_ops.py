@@ -7,6 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingot import ops
+from ingot.autodiff import value_and_gradients
+from ingot.frontends.tflite import import_tflite
+from ingot.ir.interp import interpret
 from tests.frontends.tflite.builder import Model, feed, interpreted, one_op, reference
 
 I32 = np.int32
@@ -343,3 +347,10 @@ def test_fourier_transforms(end: str, shape: tuple[int, ...], lengths: tuple[int
     feeds = [feed(shape)]
     (got,), (want,) = interpreted(model.finish(), feeds), reference(model.finish(), feeds)
     assert np.abs(got - want).max() <= 2e-6 * np.abs(want).max()
+
+
+def test_the_gradient_of_fake_quantization_is_that_of_its_range() -> None:
+    data = one_op("FAKE_QUANT", [f(7)], [f(7)], "FakeQuant", min=-1.0, max=1.0, num_bits=8)
+    graph = value_and_gradients(import_tflite(data).graph, lambda results: ops.reduce_sum(results[0]), [0])
+    _, slope = interpret(graph, [np.array([-3, -1.1, -0.5, 0, 0.3, 0.9, 2], np.float32)])
+    np.testing.assert_array_equal(slope, [0, 0, 1, 1, 1, 1, 0])

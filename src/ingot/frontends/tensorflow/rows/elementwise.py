@@ -242,7 +242,7 @@ def softmax(c: Call, x: Node) -> Node:
 
 @row("QuantizeAndDequantizeV2", "QuantizeAndDequantizeV4")
 def quantize_and_dequantize(c: Call, x: Node, low: Node, high: Node) -> Node:
-    """Levels of `num_bits` over the given range."""
+    """Levels of `num_bits` over the given range; the gradient is that of x, in version 4 within the range."""
     if not c.flag("range_given") or c.int("axis", -1) != -1 or c.str("round_mode", "HALF_TO_EVEN") != "HALF_TO_EVEN":
         raise Unsupported("of a range that is not given, along an axis or of another rounding")
     bits, signed = c.int("num_bits", 8), c.flag("signed_input")
@@ -252,12 +252,13 @@ def quantize_and_dequantize(c: Call, x: Node, low: Node, high: Node) -> Node:
     scales = [s for s in ((least / a if least * a > 0 else None), (most / b if most * b > 0 else None)) if s]
     scale = float(np.float32(min(scales, default=1.0)))
     clipped = ops.clip(x, float(np.float32(least / scale)), float(np.float32(most / scale)))
-    return ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale)
+    inside = ops.and_(ops.compare("GE", x, a), ops.compare("LE", x, b)) if c.op.endswith("V4") else None
+    return ops.straight_through(ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale), x, inside)
 
 
 @row("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", "FakeQuantWithMinMaxArgs")
 def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
-    """Levels of `num_bits`, with a range nudged so that 0 is one of them."""
+    """Levels of `num_bits`, with a range nudged so that 0 is one of them; the gradient of x within it."""
     if range_:
         low, high = (np.asarray(c.array(v), np.float32) for v in range_)
     else:
@@ -273,8 +274,11 @@ def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
     moved = ops.sub(ops.minimum(ops.maximum(x, const(a, np.float32)), const(b, np.float32)), const(a, np.float32))
     levels = ops.Floor()(ops.add(ops.mul(moved, const(inverse, np.float32)), 0.5))
     out = ops.add(ops.mul(levels, const(scale, np.float32)), const(a, np.float32))
+    inside = ops.and_(ops.compare("GE", x, const(a, np.float32)), ops.compare("LE", x, const(b, np.float32)))
     none = np.logical_and(low == 0, high == 0)
-    return out if not none.any() else ops.where(const(np.asarray(none)), 0.0, out)
+    if none.any():
+        out, inside = ops.where(const(np.asarray(none)), 0.0, out), ops.or_(inside, const(np.asarray(none)))
+    return ops.straight_through(out, x, inside)
 
 
 @row("Lbeta")

@@ -195,7 +195,8 @@ def zeros_like(c: Call) -> Node:
 
 @row("FAKE_QUANT")
 def fake_quant(c: Call) -> Node:
-    """Rounded to the levels of a range that is moved so that 0 is one of them, as TensorFlow's FakeQuantWithMinMax."""
+    """Rounded to the levels of a range that is moved so that 0 is one of them, as TensorFlow's FakeQuantWithMinMax; the
+    gradient is that of x within the range."""
     low, high, bits = c.float("min"), c.float("max"), c.int("num_bits")
     if not (2 <= bits <= 16 and low <= 0 <= high and low < high):
         raise Unsupported(f"{bits} bits from {low} to {high}")
@@ -203,6 +204,8 @@ def fake_quant(c: Call) -> Node:
     scale = np.float32((np.float32(high) - np.float32(low)) / np.float32(most - least))
     zero = np.clip(np.floor(least - np.float32(low) / scale + np.float32(0.5)), least, most)
     start, end = (np.float32((v - zero) * scale) for v in (least, most))
-    moved = ops.sub(ops.clip(c.x(), float(start), float(end)), float(start))
+    x = c.x()
+    moved = ops.sub(ops.clip(x, float(start), float(end)), float(start))
     steps = ops.Floor()(ops.add(ops.mul(moved, float(np.float32(1) / scale)), 0.5))
-    return ops.add(ops.mul(steps, const(scale)), const(start), c.loc)
+    inside = ops.and_(ops.compare("GE", x, float(start)), ops.compare("LE", x, float(end)))
+    return ops.straight_through(ops.add(ops.mul(steps, const(scale)), const(start), c.loc), x, inside)

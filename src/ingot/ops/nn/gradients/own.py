@@ -8,6 +8,7 @@ import numpy as np
 
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType
+from ingot.ops.core.binary import Select
 from ingot.ops.nn import terms as t
 from ingot.support.dataclass import dataclass
 
@@ -74,4 +75,12 @@ class OwnGradient(Op):
         yield cls(2), (y, x, y, x)
 
 
-__all__ = ["Cotangent", "OwnGradient"]
+def straight_through(y: Node, x: Node, inside: Node | None = None) -> Node:
+    """y, of x's type, with the gradient of x (Bengio et al. 2013, "Estimating or propagating gradients through
+    stochastic neurons"). inside: where x has one; everywhere unless given."""
+    g = Cotangent()(y)
+    slope = g if inside is None else Select()(inside, g, t.full(g.shape, 0.0, g.dtype).node)
+    return OwnGradient(1)(y, g, x, slope)
+
+
+__all__ = ["Cotangent", "OwnGradient", "straight_through"]
