@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,26 @@ def test_a_layer_that_is_called_twice_stays_one() -> None:
     slopes = """(float[n,3] x) => (float[n,3] y) <float[3,3] w, float[3] slope>
         { a = PRelu (x, slope) b = MatMul (a, w) y = PRelu (b, slope) }"""
     assert learned(model(slopes, w=floats(3, 3), slope=np.full(3, 0.25, np.float32)))[0] == {"w", "slope"}
+
+
+@pytest.mark.parametrize("dynamo", [False, True])
+def test_a_new_norm_that_is_called_twice_stays_one(dynamo: bool, tmp_path: Path) -> None:
+    """PyTorch's exporters tell it from two norms, which have the same ones and zeros."""
+    pytest.importorskip("onnxscript")
+
+    class Net(torch.nn.Module):
+        def __init__(self, second: bool) -> None:
+            super().__init__()
+            self.first, self.body = torch.nn.LayerNorm(4), torch.nn.Linear(4, 4)
+            self.second = torch.nn.LayerNorm(4) if second else None
+
+        def forward(self, x: Any) -> Any:
+            return (self.second or self.first)(self.body(self.first(x)).tanh())
+
+    for second, count in ((False, 4), (True, 6)):
+        path = tmp_path / f"{second}.onnx"
+        torch.onnx.export(Net(second).eval(), (torch.ones(2, 4),), path, dynamo=dynamo, verbose=False)
+        assert len(learned(onnx.load(path))[0]) == count
 
 
 def test_weights_of_one_number_and_what_is_no_weight() -> None:

@@ -122,8 +122,13 @@ def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
     reads = [r for r in reads if r[2] in floats and r[0].output[0] not in copies]
     merged = _merged(reads, arrays)
     taken: set[str] = set()
+    given: dict[tuple[str, int, str], str] = {}  # what a layer reads in a place, by the tensor that it was merged with
     for n, i, source in reads:
         if source not in merged and not _is_statistic(n, i):
+            continue
+        layer = None if _is_statistic(n, i) else _layer(model, n, n.input[i])
+        if layer is not None and (source, i, layer) in given:
+            n.input[i] = given[source, i, layer]
             continue
         names = (n.input[i], *(f"{source}.{k}" for k in range(1, len(reads) + 1)))
         own = next(name for name in names if name not in taken)
@@ -132,6 +137,8 @@ def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
             arrays[own] = arrays[source]
             _add(model, own, arrays[own])
         n.input[i] = own
+        if layer is not None:
+            given[source, i, layer] = own
     nodes = [n for n in model.graph.node if n.output[0] not in taken]
     model.graph.ClearField("node")
     model.graph.node.extend(nodes)
@@ -155,6 +162,18 @@ def _copies(graph: onnx.GraphProto, tensors: Collection[str]) -> dict[str, str]:
         if n.op_type == "Identity" and found.get(n.input[0], n.input[0]) in tensors:
             found[n.output[0]] = found.get(n.input[0], n.input[0])
     return found
+
+
+def _layer(model: onnx.ModelProto, n: onnx.NodeProto, name: str) -> str | None:
+    """The layer that reads a tensor, where PyTorch's exporters tell, so that one which is called twice stays one: the
+    module that a norm's metadata name, or the tensor's name where all that was merged is an Identity of its own."""
+    told = {p.key: p.value for p in n.metadata_props}
+    classes = told.get("pkg.torch.onnx.class_hierarchy", "").strip("[]").split(", ")
+    scopes, _, operation = told.get("pkg.torch.onnx.name_scopes", "").rpartition(", ")
+    if operation and n.op_type.endswith("Normalization") and classes[-2:][0].strip("'").startswith("torch.nn.modules."):
+        return scopes
+    scripted = model.producer_name == "pytorch" and not told and n.name.startswith("/")
+    return name if scripted else None
 
 
 def _is_one_number(a: np.ndarray) -> bool:
