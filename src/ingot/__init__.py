@@ -299,8 +299,9 @@ def train(
             `ModelProto`, whose batch norms and dropout are put into training mode; a `keras.Model` of the JAX backend,
             as `fit` calls it; or a JAX function whose first argument is a tree of parameters.
         loss: "cross_entropy", "nll", "mse", "l1", "huber", "bce_with_logits" or "kl_div", of the model's first result
-            and one target (classes on axis 1), as torch.nn.functional has them, kl_div by its "batchmean"; or a function
-            of the model's framework, (result, *targets) -> scalar; None where the model's first result is the loss.
+            and one target (classes on axis 1), as torch.nn.functional has them, kl_div by its "batchmean"; or a
+            function of the model's framework, (result, *targets) -> scalar; None where the model's first result is the
+            loss.
         optimizer: one of `ingot.optim`: SGD, Adam, AdamW, Lion.
         example_inputs: of a module, its arguments; of a function, (parameters, x, ...). None for ONNX, and for a
             `keras.Model` that declares its inputs.
