@@ -350,6 +350,26 @@ def test_strides_and_paddings_of_the_call(stride: int, padding: int) -> None:
     close(compiled(x, w, stride, padding), function(x, w, stride, padding), 1e-4)
 
 
+def test_backward_in_a_step_that_is_compiled_in_pieces() -> None:
+    """The backward pass is made where dynamo compiles what lies behind the break at `backward()`."""
+    net = nn.Linear(3, 2)
+
+    def step(net: nn.Linear, optimizer: torch.optim.Optimizer, x: Tensor) -> Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    spy, losses = Spy(), []
+    for compiled in (step, torch.compile(step, backend=spy.backend, fullgraph=False)):
+        mine = deepcopy(net)
+        optimizer = torch.optim.SGD(mine.parameters(), 0.1)
+        losses.append([compiled(mine, optimizer, torch.ones(4, 3)) for _ in range(3)])
+    close(losses[1], losses[0])
+    assert len(spy.models) == 4  # forward, backward, the update, the loss behind it
+
+
 def test_what_dynamo_leaves_to_eager_is_an_error() -> None:
     """Of `compile_whole`: all of a recurrent layer, and a part of a function."""
     with torch.no_grad(), pytest.raises(Unsupported, match="RNN"):

@@ -26,6 +26,7 @@ from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
+from torch.compiler import disable
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -112,11 +113,23 @@ def ingot_backend(
             module,
             example_inputs,
             fw_compiler=compile_forward,
-            bw_compiler=compile_backward,
+            bw_compiler=_untraced(compile_backward),
             inference_compiler=compile_inference,
             partition_fn=partition,
             decompositions=table,
         )
+
+
+def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """Both `compile_backward` and what it gives run where `backward()` is called: also in a frame that dynamo compiles
+    in parts, as a whole step's, where it would trace Ingot itself."""
+
+    @disable
+    def untraced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        run = compile_backward(gm, example_inputs)
+        return disable(make_boxed_func(lambda *args: run([*args])))
+
+    return untraced
 
 
 def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
