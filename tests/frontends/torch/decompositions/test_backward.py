@@ -96,7 +96,9 @@ def test_resizes(mode: str) -> None:
         same_gradients(lambda x, how=how: F.interpolate(x, mode=mode, **how), x)
     if mode == "bilinear":
         same_gradients(lambda x: F.interpolate(x, (4, 9), mode=mode, align_corners=True), x)
+    if mode in ("bilinear", "bicubic"):
         same_gradients(lambda x: F.interpolate(x, (4, 3), mode=mode, antialias=True), x)
+        same_gradients(lambda x: F.interpolate(x, scale_factor=(0.7, 0.5), mode=mode, antialias=True), x)
 
 
 def test_attention() -> None:

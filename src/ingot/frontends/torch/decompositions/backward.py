@@ -184,7 +184,8 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tens
             identity = torch.eye(input_size[2 + i], dtype=grad.dtype, device=grad.device)
             image = identity.reshape(1, input_size[2 + i], *(input_size[2 + i] if j == i else 1 for j in range(rank)))
             sizes = [output_size[i] if j == i else 1 for j in range(rank)]
-            given = [scales[i] if scales and j == i else None for j in range(rank)]
+            # by scales or by sizes, all axes alike: one element is the same by any scale
+            given = [scales[i] if j == i else 1.0 for j in range(rank)] if scales and scales[i] else [None] * rank
             along = forward(image, sizes, *align, *given).reshape(input_size[2 + i], output_size[i])
             axis = 2 + i
             grad = (grad.transpose(axis, -1) @ along.transpose(0, 1)).transpose(axis, -1)
