@@ -177,6 +177,10 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten._linalg_det.default: composed.determinant,
     _aten._linalg_slogdet.default: composed.log_determinant,
     _aten.dist.default: lambda x, y, p=2: torch.linalg.vector_norm(x - y, p),
+    # tangents that forward mode begins with, of a batch of them each
+    _aten._new_zeros_with_same_feature_meta.default: lambda x, other, *, self_num_batch_dims=0: x.new_zeros(
+        (*x.shape[:self_num_batch_dims], *other.shape)
+    ),
     # of training, which core aten keeps
     **get_decompositions(
         [
