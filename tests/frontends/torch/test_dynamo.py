@@ -350,6 +350,41 @@ def test_strides_and_paddings_of_the_call(stride: int, padding: int) -> None:
     close(compiled(x, w, stride, padding), function(x, w, stride, padding), 1e-4)
 
 
+class Averaged(nn.Module):
+    """Beside the mean of what a layer was, which forward keeps as momentum encoders do: each time in new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.mean = nn.Parameter(torch.zeros(3, 3), requires_grad=False)
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.data = self.mean.data * 0.5 + self.layer.weight.data * 0.5
+        self.calls += 1
+        return self.layer(x) + x @ self.mean + self.calls
+
+
+def test_parameters_that_are_given_other_memory() -> None:
+    spy, net = Spy(), Averaged()
+    other = deepcopy(net)
+    before = other.mean.data
+    compiled = compile_whole(other, backend=spy.backend)
+    optimizers = [torch.optim.SGD(n.layer.parameters(), 0.1) for n in (net, other)]
+    x = torch.randn(2, 3)
+    for _ in range(3):
+        for model, optimizer in zip((net, compiled), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        close(other.state_dict(), net.state_dict())
+    with torch.no_grad():
+        close(compiled(x), net(x))
+    assert other.mean.data_ptr() != before.data_ptr()
+    assert not before.any()
+    assert len(spy.models) == 3  # forward and backward, and inference
+
+
 def test_backward_in_a_step_that_is_compiled_in_pieces() -> None:
     """The backward pass is made where dynamo compiles what lies behind the break at `backward()`."""
     net = nn.Linear(3, 2)

@@ -49,6 +49,7 @@ from ingot.ops import Transpose, draws
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
 
+_aten = torch.ops.aten
 _log = logging.getLogger(__name__)
 
 Compiled = Callable[..., Any]
@@ -117,7 +118,14 @@ def ingot_backend(
             inference_compiler=compile_inference,
             partition_fn=partition,
             decompositions=table,
+            # torch itself writes what the graph writes behind it, but where an input is given other memory
+            keep_inference_input_mutations=_gives_memory(module.graph),
         )
+
+
+def _gives_memory(graph: fx.Graph) -> bool:
+    """Whether an input is made another tensor: `p.data = x`."""
+    return any(n.target in ("set_", torch.Tensor.set_) for n in graph.nodes)
 
 
 def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
@@ -153,7 +161,8 @@ def _written() -> frozenset[int]:
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None:
         return frozenset()
-    return frozenset(i for i, info in enumerate(context.fw_metadata.input_info) if info.mutates_data)
+    inputs = enumerate(context.fw_metadata.input_info)
+    return frozenset(i for i, info in inputs if info.mutates_data or info.mutates_storage_metadata)
 
 
 _NONE: Mapping[int, Any] = MappingProxyType({})
@@ -180,6 +189,7 @@ class _Specialized:
     ):
         """orders: in memory, of each result."""
         gpu = gpu_of(graph.graph)
+        self._writes = _writes(graph.graph)
         self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
@@ -219,6 +229,10 @@ class _Specialized:
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
+        if self._writes:
+            result, values = result[: -len(self._writes)], result[-len(self._writes) :]
+            for (place, write), value in zip(self._writes, values, strict=True):
+                write(args[place], value)
         if self._views is None:
             return result
         views = dict(zip(self._seen, self._views(*args), strict=True))
@@ -245,6 +259,24 @@ class _Specialized:
         run = self._compile(model)
         self._runs[numbers] = _seeded(run) if draws(model.graph) else run
         return self._runs[numbers]
+
+
+def _writes(graph: fx.Graph) -> list[tuple[int, Callable[..., Any]]]:
+    """(position, op) of the inputs that the graph writes at its end; what they are given become its last results.
+
+    set_(p, x); return (y,)   ->   return (y, x)
+    """
+    (end,) = (n for n in graph.nodes if n.op == "output")
+    place = {n: i for i, n in enumerate(_placeholders(graph))}
+    ops = (_aten.set_.source_Tensor, _aten.copy_.default)
+    found = [n for n in graph.nodes if n.target in ops and n.args[0] in place]
+    writes = [(place[n.args[0]], n.target, n.args[1]) for n in found]
+    for node in found:
+        node.replace_all_uses_with(node.args[1])
+        graph.erase_node(node)
+    if writes:
+        end.args = ((*end.args[0], *(value for _, _, value in writes)),)
+    return [(at, write) for at, write, _ in writes]
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:
