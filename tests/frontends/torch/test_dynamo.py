@@ -405,6 +405,40 @@ def test_backward_in_a_step_that_is_compiled_in_pieces() -> None:
     assert len(spy.models) == 4  # forward, backward, the update, the loss behind it
 
 
+def test_compiled_autograd_runs_hooks_of_modules() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    net[2].register_full_backward_hook(lambda module, found, given: (found[0] * 2,))
+
+    def step(net: nn.Module, x: Tensor) -> Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    other, spy = deepcopy(net), Spy()
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        compiled = torch.compile(step, backend=spy.backend, fullgraph=False)
+        for x in torch.randn(3, 5, 3):
+            close(compiled(other, x), step(net, x))
+    close([p.grad for p in other.parameters()], [p.grad for p in net.parameters()])
+    assert len(spy.models) == 4
+
+
+def test_a_gradient_penalty_in_one_program() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    other, spy = deepcopy(net), Spy()
+
+    def penalty(net: nn.Module, x: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().mean()
+
+    x = torch.randn(5, 3, requires_grad=True)
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compile_whole(penalty, backend=spy.backend)(other, x).backward()
+    penalty(net, x).backward()
+    close([p.grad for p in other.parameters()], [p.grad for p in net.parameters()])
+    assert len(spy.models) == 2
+
+
 def test_what_dynamo_leaves_to_eager_is_an_error() -> None:
     """Of `compile_whole`: all of a recurrent layer, and a part of a function."""
     with torch.no_grad(), pytest.raises(Unsupported, match="RNN"):

@@ -22,11 +22,13 @@ import sympy
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions
+from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch.compiler import disable
+from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
@@ -68,7 +70,7 @@ def _ingot_compile(model: ImportedModel, **options: Any) -> Compiled:
 @functorch_config.patch(unlift_effect_tokens=True)
 @no_collection()
 def ingot_backend(
-    module: fx.GraphModule,
+    module: fx.GraphModule | GmWrapper,
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
@@ -83,6 +85,9 @@ def ingot_backend(
     """
     if unknown := sorted(set(options or {}) - set(OPTIONS)):
         raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
+    if isinstance(module, fx.GraphModule) and any(isinstance(x, list) for x in example_inputs):  # compiled autograd's
+        again = partial(ingot_backend, options=options, compile_model=compile_model)
+        return flatten_graph_inputs(module, example_inputs, again)
     compile_model = partial(compile_model, **(options or {}))
     parameters = _parameters(module, example_inputs)
     table = without_handled(core_aten_decompositions())
@@ -119,12 +124,13 @@ def ingot_backend(
             partition_fn=partition,
             decompositions=table,
             # torch itself writes what the graph writes behind it, but where an input is given other memory
-            keep_inference_input_mutations=_gives_memory(module.graph),
+            keep_inference_input_mutations=_gives_memory(module),
         )
 
 
-def _gives_memory(graph: fx.Graph) -> bool:
+def _gives_memory(module: torch.nn.Module) -> bool:
     """Whether an input is made another tensor: `p.data = x`."""
+    graph = module.graph if isinstance(module, fx.GraphModule) else fx.Graph()
     return any(n.target in ("set_", torch.Tensor.set_) for n in graph.nodes)
 
 
@@ -140,10 +146,10 @@ def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[.
     return untraced
 
 
-def _parameters(module: fx.GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
+def _parameters(module: torch.nn.Module, inputs: Sequence[Any]) -> frozenset[int]:
     """Positions of the inputs that are the model's parameters and buffers, as dynamo marks them."""
     found: set[int] = set()
-    for i, node in enumerate(_placeholders(module.graph)):
+    for i, node in enumerate(_placeholders(module.graph) if isinstance(module, fx.GraphModule) else ()):
         marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
         if i < len(inputs) and (marked or isinstance(inputs[i], torch.nn.Parameter)):
             found.add(i)
@@ -199,6 +205,7 @@ class _Specialized:
         self._seen, self._views = _input_views(graph)
         # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
         self._ints, self._sizes = _ints(graph.graph)
+        self._hooks = _hooks(graph.graph)
         self._level = 0
         self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
 
@@ -216,8 +223,8 @@ class _Specialized:
         given = args
         if self._orders:
             given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        if self._constants.held or numbers:
-            left = {*self._constants.held, *(i for i, _ in numbers)}
+        if self._constants.held or self._hooks or numbers:
+            left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers)}
             given = [a for i, a in enumerate(given) if i not in left]
         result = run(*given)
         if self._passed:
@@ -325,6 +332,11 @@ def _passed(graph: fx.Graph) -> list[int | None]:
     return found if any(i is not None for i in found) else []
 
 
+def _hooks(graph: fx.Graph) -> set[int]:
+    """Positions of what holds hooks for compiled autograd's backward pass, and only passes through."""
+    return {i for i, n in enumerate(_placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+
+
 def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
     """Positions of the ints that are no sizes of the tensors beside them, and of all."""
     values = [n.meta.get("val") for n in _placeholders(graph)]
@@ -390,12 +402,16 @@ def import_flat(
     inputs: list[Node] = []
     leaves: list[Leaf] = []
     values: list[object] = []
+    hooks = _hooks(module.graph)
     for i, node in enumerate(_placeholders(module.graph)):
         if i in constants:
             values.append(constant(constants[i], loc=str(node.target)))
             continue
         if i in numbers:
             values.append(numbers[i])
+            continue
+        if i in hooks:
+            values.append(None)
             continue
         leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
         leaves.append(leaf)
