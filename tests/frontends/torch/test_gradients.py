@@ -100,6 +100,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, a
     ),
     "modes written into a spectrum": (_filtered, ((4, 9), (3, 2))),
     "times an imaginary number": (lambda x: (x + 1j * x).exp().imag, ((5,),)),
+    "overlapping view of heads": (
+        lambda x: x.transpose(0, 1).as_strided((2, 3, 4, 5), (5, 20, 10, 1)).cos(), ((8, 2, 5),),
+    ),
     "overlapping view": (lambda x: x.as_strided((3, 3), (1, 1)) * 1.5, ((5,),)),
 }  # fmt: skip
 

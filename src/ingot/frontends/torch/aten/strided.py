@@ -33,7 +33,8 @@ def as_strided(
     if start == 0 and len(set(held)) == len(held) and sorted(map(str, held)) == sorted(map(str, kept)):
         x = reshape(x, [n for n, _ in held])
         return reshape(transpose(x, [held.index(k) for k in kept]), size)
-    return _rows_by_stride(x, [*zip(size, stride, strict=True)], _start_in_order(c, x, storage_offset))
+    memory = transpose(x, _order(layout, x))
+    return _rows_by_stride(memory, [*zip(size, stride, strict=True)], start)
 
 
 @aten("as_strided_scatter.default")
@@ -46,10 +47,15 @@ def as_strided_scatter(
     storage_offset: DimLike | None = None,
 ) -> Node:
     """`x` with `src` where `as_strided` would read."""
-    at = _places_by_stride(tuple(size), stride, _start_in_order(c, x, storage_offset), 1)
+    layout = _layout(c)
+    order = _order(layout, x)
+    memory = transpose(x, order)
+    start = 0 if storage_offset is None else storage_offset - layout.offset
+    at = _places_by_stride(tuple(size), stride, start, 1)
     rows = reshape(at, (at.type.size, 1))
-    flat = reshape(x, (x.type.size,))
-    return reshape(ops.ScatterND("none")(flat, rows, reshape(src, (src.type.size,))), x.shape)
+    flat = reshape(memory, (x.type.size,))
+    written = reshape(ops.ScatterND("none")(flat, rows, reshape(src, (src.type.size,))), memory.shape)
+    return transpose(written, [order.index(axis) for axis in range(x.type.rank)])
 
 
 def _layout(c: Context) -> Layout:
@@ -59,13 +65,15 @@ def _layout(c: Context) -> Layout:
     return layout
 
 
-def _start_in_order(c: Context, x: Node, storage_offset: DimLike | None) -> DimLike:
-    """The element of `x`, whose elements must lie in row-major order, at an offset of its storage."""
-    layout = _layout(c)
-    own = (product(x.shape[i + 1 :]) for i in range(x.type.rank))
-    if any(n != 1 and s != t for n, s, t in zip(x.shape, layout.strides, own, strict=True)):
-        raise Unsupported("of a tensor whose elements do not lie in its own order; call .contiguous() first")
-    return 0 if storage_offset is None else storage_offset - layout.offset
+def _order(layout: Layout, x: Node) -> list[int]:
+    """`x`'s axes from the outermost in memory to the innermost, where its elements fill it."""
+    axes, known = list(range(x.type.rank)), [s for s in layout.strides if isinstance(s, int)]
+    if len(known) == len(axes):
+        axes.sort(key=lambda axis: -known[axis])
+    filling = (product(x.shape[a] for a in axes[i + 1 :]) for i in range(x.type.rank))
+    if any(x.shape[a] != 1 and layout.strides[a] != s for a, s in zip(axes, filling, strict=True)):
+        raise Unsupported("of a tensor whose elements do not fill its memory; call .contiguous() first")
+    return axes
 
 
 def _places_by_stride(shape: tuple[DimLike, ...], strides: Sequence[DimLike], start: DimLike, unit: DimLike) -> Node:
