@@ -55,6 +55,32 @@ def test_convolutions(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "training", "affine", "dtype", "weights"),
+    [
+        ((7, 3), True, True, torch.float32, torch.float32),
+        ((4, 6, 9), False, True, torch.float32, torch.float32),
+        ((4, 6, 5, 5), True, False, torch.float64, torch.float64),
+        ((4, 6, 5, 5), False, False, torch.float32, torch.float32),
+        ((2, 3, 4, 5, 6), True, True, torch.bfloat16, torch.float32),
+        ((2, 3, 4, 5), True, True, torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_batch_norms(
+    shape: tuple[int, ...], training: bool, affine: bool, dtype: torch.dtype, weights: torch.dtype
+) -> None:
+    channels, x = shape[1], torch.randn(shape).to(dtype)
+    mean, variance = torch.randn(channels).to(weights), torch.rand(channels).to(weights) + 0.5
+    parameters = [torch.rand(channels).to(weights) for _ in range(2 if affine else 0)]
+
+    def f(x: Tensor, *parameters: Tensor) -> Tensor:
+        weight, bias = parameters or (None, None)
+        return F.batch_norm(x, mean.clone(), variance.clone(), weight, bias, training)
+
+    same_gradients(f, x, *parameters, tolerance=1e-5 if dtype is not torch.bfloat16 else 2**-7)
+
+
+@pytest.mark.parametrize(
     "how",
     [
         {},

@@ -117,6 +117,46 @@ def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: 
     return (filled(like, 1, x.dtype) if weight is None else weight, bias)
 
 
+@aten("native_batch_norm_backward.default")
+def batch_norm_backward(
+    c: Context,
+    cotangent: Node,
+    x: Node,
+    weight: Node | None,
+    running_mean: Node | None,
+    running_var: Node | None,
+    mean: Node | None,
+    scale: Node | None,
+    training: bool,
+    eps: float,
+    wanted: Sequence[bool],
+) -> tuple[Node | None, ...]:
+    """Gradients of x, weight and bias. mean, scale: what the forward pass saved of the batch, the latter 1 / deviation.
+    By torch's decomposition."""
+    if not training:
+        mean = running_mean
+        scale = None if running_var is None else ops.Rsqrt()(ops.add(cast(running_var, wide(running_var.dtype)), eps))
+    if mean is None or scale is None:
+        raise Unsupported("batch_norm's gradient without statistics")
+    types = iter(t.dtype for t, is_wanted in zip(c.results, wanted, strict=True) if is_wanted)
+    own = wide(x.dtype)
+    g, x, mean, scale = (cast(v, own) for v in (cotangent, x, mean, scale))
+    axes = tuple(i for i in range(x.type.rank) if i != 1)
+    count = node_of(product(x.shape[i] for i in axes), own)
+
+    def over(channels: Node) -> Node:
+        return ops.BroadcastInDim(x.shape, (1,))(channels)
+
+    centered = ops.Sub()(x, over(mean))
+    total, along = ops.Reduce("sum", axes)(g), ops.Reduce("sum", axes)(ops.Mul()(g, centered))
+    factor = scale if weight is None else ops.Mul()(scale, cast(weight, own))
+    if training:
+        slope = ops.Mul()(ops.div(along, count), ops.Mul()(scale, scale))
+        g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over(slope))), over(ops.div(total, count)))
+    found = ops.Mul()(g, over(factor)), ops.Mul()(along, scale), total
+    return tuple(cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(found, wanted, strict=True))
+
+
 @aten("layer_norm.default")
 def layer_norm(
     c: Context,
