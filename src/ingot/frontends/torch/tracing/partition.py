@@ -4,6 +4,7 @@ The minimal cut is torch's (min_cut_rematerialization_partition). Before it, wha
 
     y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer keeps, and not x too
     clone(x)                          ->   x: nothing is written in place in a functional graph
+    a = x * 2; b = x * 2              ->   a alone; torch's pass for it imports Inductor, which takes half a second
 
 Views are never kept, as they cost nothing to have again: a view of an image that lies channels last would be a copy.
 What is drawn at random is always kept where a checkpoint has it: another draw would be another number.
@@ -18,6 +19,8 @@ import torch
 from torch import fx
 from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition, must_recompute
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 _aten = torch.ops.aten
@@ -30,8 +33,9 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
     _drop_clones(joint.graph)
     _ask_results(joint.graph)
     _keep_draws(joint.graph)
+    _merge_equal(joint.graph)
     joint.recompile()
-    with config.patch(recompute_views=True):
+    with config.patch(recompute_views=True, cse=False):
         return min_cut_rematerialization_partition(joint, inputs, **options)
 
 
@@ -59,3 +63,35 @@ def _keep_draws(graph: fx.Graph) -> None:
             several = [user for user in node.users if user.target is operator.getitem]
             for kept in (node, *several):
                 kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Calls of the same op with the same arguments, down to the first write. A result has memory of its own: neither it
+    nor a view of it is another value."""
+    (end,) = graph.find_nodes(op="output")
+    results = {storage for n in end.all_input_nodes if (storage := _storage(n)) is not None}
+    seen: dict[tuple[object, ...], fx.Node] = {}
+    for node in graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload):
+            continue
+        if target._schema.is_mutable:
+            return
+        values = node.meta.get("val")
+        tensors = values if isinstance(values, tuple | list) else (values,)
+        if torch.Tag.nondeterministic_seeded in target.tags or not all(isinstance(v, torch.Tensor) for v in tensors):
+            continue
+        flat, spec = pytree.tree_flatten((node.args, node.kwargs))
+        # numbers by their text: 1, 1.0 and True are equal, as 0.0 and -0.0 are
+        told = (a if isinstance(a, fx.Node) else (type(a), repr(a)) for a in flat)
+        first = seen.setdefault((target, str(spec), *told), node)
+        if first is not node and _storage(node) not in results:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _storage(node: fx.Node) -> StorageWeakRef | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return StorageWeakRef(value.untyped_storage())
