@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
+from typing import Any
 
 from ingot import ops
 from ingot.autodiff.reverse import pulled_back
@@ -12,7 +13,7 @@ from ingot.autodiff.rules.shape import moved_back, moved_last, spread
 from ingot.autodiff.table import constant_everywhere, reverse
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import Shape, TensorType, boolean, i32, i64
+from ingot.ir.types import Shape, TensorType, boolean, f32, i32, i64
 
 constant_everywhere(ops.ArgReduce)
 
@@ -125,14 +126,50 @@ def _inside(op: ops.ReduceWindow, x: Node) -> Node | None:
 
 
 def _window_sums(op: ops.ReduceWindow, x: Node, g: Node) -> Node:
-    padding = []
+    """Each gradient to all elements of its window. Along axes with a stride a window is cut in pieces as long as that,
+    whose gradients are repeated; along others an element adds up those of the windows that it is in."""
+    rows = [*zip(op.window, op.strides, op.dilation, op.base_dilation, op.padding, strict=True)]
+    strided = [stride > 1 and dilation == base == 1 for _, stride, dilation, base, _ in rows]
+    if any(row != (1, 1, 1, 1, (0, 0)) for row, alone in zip(rows, strided, strict=True) if not alone):
+        g = _added(op, x, g, strided)
+    total = ops.cast(g, f32) if g.dtype.bits == 16 else g
+    for axis in (i for i, alone in enumerate(strided) if alone):
+        window, stride, before = op.window[axis], op.strides[axis], op.padding[axis][0]
+        pieces = [
+            _repeated(total, axis, min(stride, window - at), stride, at - before, x.shape[axis])
+            for at in range(0, window, stride)
+        ]
+        total = reduce(ops.add, pieces)
+    return ops.cast(total, g.dtype)
+
+
+def _added(op: ops.ReduceWindow, x: Node, g: Node, strided: Sequence[bool]) -> Node:
+    """The sums over windows that meet; axes that are `strided` stay as they are."""
+    padding: list[tuple[DimLike, DimLike]] = []
     for i, (size, taps, count) in enumerate(zip(x.shape, op.window, g.shape, strict=True)):
         reach = (taps - 1) * op.dilation[i] + 1
         low = reach - 1 - op.padding[i][0]
         inner = (size - 1) * op.base_dilation[i] + 1
         padding.append((low, inner + reach - 1 - ((count - 1) * op.strides[i] + 1) - low))
-    turned = ops.ReduceWindow("sum", op.window, op.base_dilation, tuple(padding), op.dilation, op.strides)
-    return turned(g)
+
+    def others(values: Sequence[Any], whole: Any) -> tuple[Any, ...]:
+        return tuple(whole if alone else v for v, alone in zip(values, strided, strict=True))
+
+    sizes = (others(v, 1) for v in (op.window, op.base_dilation, op.dilation, op.strides))
+    window, strides, dilation, base = sizes
+    return ops.ReduceWindow("sum", window, strides, others(padding, (0, 0)), dilation, base)(g)
+
+
+def _repeated(g: Node, axis: int, window: int, stride: int, low: DimLike, size: DimLike) -> Node:
+    """[a, b] -> [a, a, 0, b, b, 0] for windows of 2 at a stride of 3, `low` behind the first of `size` elements."""
+    before, (count, *behind) = g.shape[:axis], g.shape[axis:]
+    places = tuple(d for d in range(len(g.shape) + 1) if d != axis + 1)
+    wide = ops.BroadcastInDim((*before, count, window, *behind), places)(g)
+    none = (0,) * len(wide.shape)
+    wide = ops.pad(wide, none, (*none[: axis + 1], stride - window, *none[axis + 2 :]))
+    line = ops.Reshape((*before, count * stride, *behind))(wide)
+    ends = (0,) * axis, (0,) * len(behind)
+    return ops.pad(line, (*ends[0], low, *ends[1]), (*ends[0], size - count * stride - low, *ends[1]))
 
 
 def _window_extremes(op: ops.ReduceWindow, padded: Node, inside: Node | None, y: Node, g: Node) -> Node:

@@ -114,6 +114,18 @@ def test_pools() -> None:
     same_gradients(lambda x: F.adaptive_max_pool2d(x, (4, 3)), x)
 
 
+@pytest.mark.parametrize(
+    "pool", [partial(F.avg_pool2d, kernel_size=3, stride=2), partial(F.adaptive_avg_pool2d, output_size=3)]
+)
+def test_pools_of_means_keep_no_image(pool: Callable[[Tensor], Tensor]) -> None:
+    spy = Spy()
+    x = torch.randn(2, 3, 11, 9, requires_grad=True)
+    compile_whole(lambda x: pool(x.sin()), backend=spy.backend)(x).sum().backward()
+    _, backward = spy.models
+    shapes = [n.shape for n in backward.graph.inputs]
+    assert shapes.count((2, 3, 11, 9)) == 1  # of x, for the sine's
+
+
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
 def test_resizes(mode: str) -> None:
     x = torch.randn(2, 3, 6, 5)

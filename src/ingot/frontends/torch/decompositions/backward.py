@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ingot.frontends.torch.decompositions import bags, segments
 from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
@@ -127,50 +126,28 @@ def lstm(
 def average_pool(
     rank: int, grad: Tensor, x: Tensor, kernel: Ints, stride: Ints, padding: Ints, ceil_mode: bool,
     count_include_pad: bool, divisor: int | None,
-) -> Tensor:  # fmt: skip
-    """Each gradient, divided by its window's number of elements, added to all of them."""
-    kernel, steps, padding = (_for_all(v, rank) for v in (kernel, stride or kernel, padding))
-    sizes = x.shape[-rank:]
-    if divisor is None:
-        count: Tensor | int = _counts(sizes, grad.shape[-rank:], kernel, steps, padding, count_include_pad, x)
-    else:
-        count = divisor
-    images = (grad / count).reshape(-1, 1, *grad.shape[-rank:])
-    ones = torch.ones([1, 1, *kernel], dtype=x.dtype, device=x.device)
-    spread = _aten.convolution(images, ones, None, steps, [0] * rank, [1] * rank, True, [0] * rank, 1)
-    for i in range(rank):
-        short = padding[i] + sizes[i] - spread.shape[2 + i]
-        if short > 0:
-            spread = F.pad(spread, [0, 0] * (rank - 1 - i) + [0, short])
-        spread = spread.narrow(2 + i, padding[i], sizes[i])
-    return spread.reshape(x.shape)
+) -> Any:  # fmt: skip
+    """The same op, of nothing but the sizes of the image, so that forward keeps no image."""
+    if _is_nothing(x):
+        return NotImplemented
+    backward = (_aten.avg_pool2d_backward, _aten.avg_pool3d_backward)[rank - 2]
+    return backward(grad, _nothing(grad, x), kernel, stride, padding, ceil_mode, count_include_pad, divisor)
 
 
-def _counts(
-    sizes: Ints, windows: Ints, kernel: Ints, stride: Ints, padding: Ints, with_padding: bool, like: Tensor
-) -> Tensor:
-    """How many elements each window averages."""
-    out = torch.ones([], dtype=like.dtype, device=like.device)
-    for size, count, width, step, pad in zip(sizes, windows, kernel, stride, padding, strict=True):
-        first = torch.arange(count, device=like.device) * step - pad
-        last = (first + width).clamp(max=size + pad if with_padding else size)
-        held = last - (first if with_padding else first.clamp(min=0))
-        out = out[..., None] * held.to(like.dtype)
-    return out
+def adaptive_average_pool(rank: int, grad: Tensor, x: Tensor) -> Any:
+    """The same op, of nothing but the sizes of the image."""
+    if _is_nothing(x):
+        return NotImplemented
+    return (_aten._adaptive_avg_pool2d_backward, _aten._adaptive_avg_pool3d_backward)[rank - 2](grad, _nothing(grad, x))
 
 
-def adaptive_average_pool(grad: Tensor, x: Tensor) -> Tensor:
-    """Each gradient, divided by its window's number of elements, added to all of them."""
-    rank = min(grad.dim() - 1, {3: 2, 4: 2, 5: 3}[grad.dim()])
-    for axis in range(-rank, 0):
-        small, large = grad.shape[axis], x.shape[axis]
-        place = torch.arange(large, device=x.device)
-        window = torch.arange(small, device=x.device)[:, None]
-        begin, end = window * large // small, -(-(window + 1) * large // small)
-        held = (place >= begin) & (place < end)
-        means = held.to(x.dtype) / (end - begin).to(x.dtype)
-        grad = (grad.transpose(axis, -1) @ means).transpose(axis, -1)
-    return grad
+def _nothing(grad: Tensor, x: Tensor) -> Tensor:
+    """One zero of the shape of x, which takes no memory."""
+    return grad.new_zeros([]).expand(x.shape)
+
+
+def _is_nothing(x: Tensor) -> bool:
+    return x.untyped_storage().nbytes() == x.element_size()
 
 
 def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tensor]:
@@ -291,8 +268,8 @@ BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten.mkldnn_rnn_layer_backward.default: lstm,
     _aten.avg_pool2d_backward.default: partial(average_pool, 2),
     _aten.avg_pool3d_backward.default: partial(average_pool, 3),
-    _aten._adaptive_avg_pool2d_backward.default: adaptive_average_pool,
-    _aten._adaptive_avg_pool3d_backward.default: adaptive_average_pool,
+    _aten._adaptive_avg_pool2d_backward.default: partial(adaptive_average_pool, 2),
+    _aten._adaptive_avg_pool3d_backward.default: partial(adaptive_average_pool, 3),
     _aten.max_pool2d_with_indices_backward.default: partial(maximum_pool, 2),
     _aten.max_pool3d_with_indices_backward.default: partial(maximum_pool, 3),
     _aten.adaptive_max_pool2d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 2),

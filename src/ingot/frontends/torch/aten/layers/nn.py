@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -274,6 +275,21 @@ def _avg_pool(n: int) -> Callable[..., Node]:
     return avg_pool
 
 
+def _avg_pool_backward(n: int) -> Callable[..., Node]:
+    def backward(c: Context, grad: Node, x: Node, *how: Any) -> Node:
+        return pullback(lambda v: _avg_pool(n)(c, v, *how), x, grad)
+
+    return backward
+
+
+def _adaptive_backward(n: int) -> Callable[..., Node]:
+    def backward(c: Context, grad: Node, x: Node) -> Node:
+        pool = _adaptive(n, ops.AdaptiveAvgPool)
+        return pullback(lambda v: pool(c, v, grad.shape[-n:]), x, grad)
+
+    return backward
+
+
 def _adaptive(n: int, make: Callable[[Sizes], Op]) -> Callable[..., Node]:
     def adaptive(c: Context, x: Node, output_size: DimLike | Sequence[DimLike]) -> Node:
         op = make(sizes_per_axis(output_size, n))
@@ -290,6 +306,8 @@ for _n in (1, 2, 3):
     if _n > 1:
         aten.add(f"_adaptive_avg_pool{_n}d.default", _adaptive(_n, ops.AdaptiveAvgPool))
         aten.add(f"max_pool{_n}d_with_indices_backward.default", _max_pool_backward(_n))
+        aten.add(f"avg_pool{_n}d_backward.default", _avg_pool_backward(_n))
+        aten.add(f"_adaptive_avg_pool{_n}d_backward.default", _adaptive_backward(_n))
 
 
 def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:
