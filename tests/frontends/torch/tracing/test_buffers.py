@@ -55,6 +55,11 @@ def clamped(m: Any, x: Tensor) -> Tensor:
     return x * m.held / m.count
 
 
+def by_keyword(m: Any, x: Tensor) -> Tensor:
+    m.held.addcmul_(x[0], x[1], value=2)
+    return x * m.held
+
+
 def part(m: Any, x: Tensor) -> Tensor:
     m.held[0] = x.mean()
     return x + m.held
@@ -82,6 +87,7 @@ WHOLE = {
     "read before and after": lambda: Writes(read_before_and_after, held=held()),
     "returned": lambda: Writes(returned, held=held()),
     "twice": lambda: Writes(twice, held=held()),
+    "by keyword": lambda: Writes(by_keyword, held=held()),
     "clamped": lambda: Writes(clamped, held=held(), count=torch.tensor(0)),
 }
 OTHERWISE = {

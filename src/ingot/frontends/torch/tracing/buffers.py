@@ -112,8 +112,8 @@ def _computed(graph: fx.Graph, node: fx.Node, now: Mapping[fx.Node, fx.Node]) ->
         *given, _cudnn = args
         statistics = [n.meta["val"] for n in given[3:5]]
         values = (node.meta["val"], *statistics, *statistics)  # those of the batch are not read
-        whole = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, *given)
-        return tuple(_call(graph, node, values[i], operator.getitem, whole, i) for i in (0, 3, 4))
+        whole = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, given)
+        return tuple(_call(graph, node, values[i], operator.getitem, (whole, i)) for i in (0, 3, 4))
     op: Any = torch.ops
     for name in functional_name(cast(Any, node.target)).split("."):
         op = getattr(op, name, None)
@@ -123,12 +123,14 @@ def _computed(graph: fx.Graph, node: fx.Node, now: Mapping[fx.Node, fx.Node]) ->
     new = op(*values, **named)
     if (old.dtype, old.shape) != (new.dtype, new.shape):
         return None
-    made = _call(graph, node, new, op, *args, **kwargs)
+    made = _call(graph, node, new, op, args, kwargs)
     return made, made
 
 
-def _call(graph: fx.Graph, like: fx.Node, value: Any, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+def _call(
+    graph: fx.Graph, like: fx.Node, value: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+) -> fx.Node:
     """A call of `op` in the place of `like`."""
-    node = graph.call_function(op, args, kwargs)
+    node = graph.call_function(op, tuple(args), dict(kwargs or {}))
     node.meta = like.meta | {"val": value}
     return node
