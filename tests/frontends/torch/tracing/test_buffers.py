@@ -135,6 +135,16 @@ def test_the_results_are_those_that_torch_makes():
     assert [(v.dtype, v.shape) for v in values] == [(n.meta["val"].dtype, n.meta["val"].shape) for n in end.args[0]]
 
 
+def test_names_are_of_one_node_each():
+    class Largest(Norms):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).max(1)[0]
+
+    program = buffers_as_results(export_module(Largest(), (torch.randn(5, 6),)))
+    names = [n.name for n in program.graph.nodes]
+    assert len({*names}) == len(names)
+
+
 def test_a_program_that_writes_nothing_is_left_as_it_is():
     program = export_module(nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True)), (torch.randn(5, 6),))
     assert buffers_as_results(program) is program

@@ -97,7 +97,8 @@ def _functional(nodes: Sequence[fx.Node], writes: _Writes, places: Sequence[fx.N
             graph.output((*(now[place] for place in places), *results))
         elif node not in writes:
             now[node] = graph.node_copy(node, now.__getitem__)
-            now[node].name = node.name  # of inputs they are told by it, and torch would change `input`
+            if node.op == "placeholder":
+                now[node].name = node.name  # inputs are told by it, and torch would change `input`
         elif (values := _computed(graph, node, now)) is not None:
             now |= dict(zip((node, *writes[node]), values, strict=True))
         else:
