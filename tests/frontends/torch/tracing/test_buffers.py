@@ -14,6 +14,7 @@ import ingot
 from ingot.frontends.torch import program as programs
 from ingot.frontends.torch.export import export_module
 from ingot.frontends.torch.tracing.buffers import buffers_as_results
+from ingot.support.errors import ImportModelError
 
 
 class Writes(nn.Module):
@@ -143,6 +144,14 @@ def test_names_are_of_one_node_each():
     program = buffers_as_results(export_module(Largest(), (torch.randn(5, 6),)))
     names = [n.name for n in program.graph.nodes]
     assert len({*names}) == len(names)
+
+
+def test_a_buffer_that_gets_another_shape_is_left_to_torch():
+    def turned(m: Any, x: Tensor) -> Tensor:
+        return x.sum() + m.held.t_()
+
+    with pytest.raises(ImportModelError, match="torch cannot decompose"):
+        ingot.compile(Writes(turned, held=torch.ones(6, 4)), (torch.randn(5, 6),))
 
 
 def test_a_program_that_writes_nothing_is_left_as_it_is():

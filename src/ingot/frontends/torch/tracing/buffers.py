@@ -88,13 +88,16 @@ def _written(node: fx.Node) -> tuple[fx.Node, ...]:
 
 def _functional(nodes: Sequence[fx.Node], writes: _Writes, places: Sequence[fx.Node]) -> fx.Graph | None:
     """The graph without its writes; the latest values of `places` are its first results. None where a write has no
-    form that only computes."""
+    form that only computes, or gives a buffer another shape."""
     graph = fx.Graph()
     now: dict[fx.Node, Any] = {}
     for node in nodes:
         if node.op == "output":
             (results,) = fx.map_arg(cast(Any, node.args), now.__getitem__)
-            graph.output((*(now[place] for place in places), *results))
+            after = [now[place] for place in places]
+            if any(a.meta["val"].shape != place.meta["val"].shape for a, place in zip(after, places, strict=True)):
+                return None
+            graph.output((*after, *results))
         elif node not in writes:
             now[node] = graph.node_copy(node, now.__getitem__)
             if node.op == "placeholder":
