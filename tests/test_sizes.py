@@ -106,6 +106,20 @@ def test_size_of_a_size_and_conditions() -> None:
         agree(model, g, fine)
 
 
+def test_a_halo_does_not_lie_behind_a_size() -> None:
+    """Borders are written once, so what has some has one place in all runs."""
+    x, w = Input("x", TensorType(f32, (N, 8)))(), const(np.eye(8, dtype=np.float32) * 3)
+    rows = ops.DotGeneral(((), ()), ((1,), (0,)))
+    count = positive(ops.Reduce("max", (1,))(x))
+    cut = ops.Slice((0, 0), (K, 8), (1, 1))(rows(x, w))
+    bordered = ops.pad(ops.Tanh()(rows(x, w)), (1, 0), (1, 0), ops.scalar(0.0, f32))
+    joined = ops.Concat(0)(ops.Exp()(cut), bordered, bordered, ops.Exp()(rows(x, w)))
+    g = Graph((x,), (rows(joined, w), rows(bordered, w), count), sizes=(("$k", N),))
+    model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
+    for shift in (2, -1, 0, -9, 2):
+        agree(model, g, rng.standard_normal((9, 8)).astype(np.float32) / 9 + shift)
+
+
 def test_what_sizes_are_made_of_lies_in_front() -> None:
     """A value that a size is made of cannot be written behind something of that size."""
     x = Input("x", TensorType(f32, (N, 8)))()

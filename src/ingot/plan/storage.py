@@ -108,8 +108,10 @@ class _Assignment:
             for i, (operand, inner) in enumerate(_parts(node, place.layout)):
                 movable = (isinstance(operand.op, Group) or operand.op.holds_operands) and operand not in self.places
                 unfit = not movable or operand in self.outputs or not self._readable(operand, inner)
+                found = _found(inner)
+                moves = bool(found) and isinstance(operand.op, ops.Pad)  # its halo would lie elsewhere in each run
                 # among what sizes are made of, it would lie behind what is made of it
-                if unfit or any(operand in self.sizing.get(s, ()) for s in _found(inner)):
+                if unfit or moves or any(operand in self.sizing.get(s, ()) for s in found):
                     misfits.setdefault(node, set()).add(i)
                 else:
                     self.places[operand] = Place(place.owner, inner)
