@@ -98,6 +98,21 @@ def test_a_call_that_there_is_no_memory_for_leaves_the_others_theirs():
     assert np.array_equal(y, want)
 
 
+def test_a_profile_ends_for_all_shapes():
+    """Its memory is the caller's, who lets it go."""
+    model = CompiledModel(models.dynamic(), threads=1)
+    model(X, X)
+    readings = np.zeros(len(model.program.steps) + 1, np.int64)
+    loaded(model).set_profile(readings)
+    model(X, X)
+    assert readings.all()
+    model(X[:9], X[:9])  # as another thread may do
+    loaded(model).set_profile(None)
+    readings[:] = 0
+    model(X, X)
+    assert not readings.any()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.usefixtures("four_cores")
 def test_callers_of_one_model_at_many_sizes(threads: int):

@@ -99,11 +99,10 @@ class Loaded:
             context.release()
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
-        """Have the first context's runs of its latest shapes read the clock, or stop that: `Instance.set_profile`."""
+        """Have the first context's runs of its latest shapes read the clock, or none any more."""
         context = self._contexts[0]
         with context.pool.lock:  # a run under way still writes to earlier readings
-            assert context.current is not None
-            context.current.set_profile(readings)
+            context.set_profile(readings)
 
     @property
     def ticks_per_second(self) -> float:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ingot.runtime import placement
 from ingot.runtime.bind import Shape
 from ingot.runtime.cpu import memory
@@ -67,6 +70,11 @@ class RunContext:
     def release(self) -> None:
         """Let others have the threads, and this context."""
         self.pool.lock.release()
+
+    def set_profile(self, readings: NDArray[np.int64] | None) -> None:
+        """Have runs of the latest shapes write to `readings`, and those of all others to none."""
+        for instance in self.instances.values():
+            instance.set_profile(readings if instance is self.current else None)
 
     def activate(self, instance: Instance) -> None:
         """Have memory for this instance. Raises IngotError where there is not that much."""
