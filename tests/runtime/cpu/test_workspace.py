@@ -19,6 +19,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg
+from tests.runtime import models
 
 
 class User:
@@ -52,6 +53,7 @@ def space() -> Workspace:
     return Workspace(threading.Lock())
 
 
+X = np.ones(10000, np.float32)
 A, B, C = images("a"), images("b", 7), images("c", 1)
 
 
@@ -118,9 +120,10 @@ def test_what_a_user_needed_goes_with_it(space: Workspace, busy: bool):
     before = space.version
     del large
     gc.collect()
-    assert (space.arena.nbytes == 1) != busy  # a run may be at it: then the next one gives it back
+    assert (space.arena.nbytes == 1) != busy and space.left == busy  # a run may be at it
     if busy:
         space._lock.release()
+        space.shrink()
     space.use(small, layout(100, (A, 64)))
     assert space.version > before
     assert space.arena.nbytes == 100 and space.images.nbytes == 64
@@ -156,17 +159,32 @@ def workspace_of(model: CompiledModel) -> Workspace:
     return model._loaded._contexts[0].pool.workspace
 
 
+def test_what_a_model_needed_that_goes_during_a_run_of_another_goes_behind_it():
+    small, large = (CompiledModel(models.dynamic(), threads=2) for _ in range(2))
+    large(X, X)
+    small(X[:9], X[:9])
+    space = workspace_of(small)
+    before = space.arena.nbytes
+    mine = small._loaded.claim()
+    del large
+    gc.collect()
+    assert space.arena.nbytes == before > 4 * len(X)
+    mine.release()
+    small(X[:9], X[:9])
+    assert space.arena.nbytes < before
+
+
 def test_models_in_turns_at_many_sizes():
     """Two of one geometry, one of another; the last of all begins when the first is gone."""
     graphs = [windows(0, 8), windows(1, 8), windows(2, 6), windows(3, 8)]
-    models = [CompiledModel(build_program(g, host_features(), 2), threads=2) for g in graphs]
-    space = workspace_of(models[0])
+    turns = [CompiledModel(build_program(g, host_features(), 2), threads=2) for g in graphs]
+    space = workspace_of(turns[0])
     rng = np.random.default_rng(4)
     for turn in range(60):
         if turn == 40:
-            models[0] = models[3]
+            turns[0] = turns[3]
         which, (h, w) = int(rng.integers(3)), rng.choice([5, 8, 13], 2)
         x = rng.integers(-3, 4, (1, h, w, graphs[which].inputs[0].shape[3])).astype(np.float32)
         graph = graphs[3 if which == 0 and turn >= 40 else which]
-        assert np.array_equal(models[which](x), interpret(graph, [x])[0]), (turn, which)  # type: ignore[arg-type]
+        assert np.array_equal(turns[which](x), interpret(graph, [x])[0]), (turn, which)  # type: ignore[arg-type]
     assert any(layout.images for layout in space._users.values())

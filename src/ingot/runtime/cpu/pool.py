@@ -99,6 +99,12 @@ class Pool:
         weakref.finalize(self, _send_home, memory, image).atexit = False
         self._memory, self._image = memory, image
 
+    def release(self) -> None:
+        """End what `lock` was taken for. What models needed that went meanwhile goes now."""
+        self.lock.release()
+        if self.workspace.left:  # asked behind the lock: one that finds it free sees to it itself
+            self.workspace.shrink()
+
     def stop(self, deadline: float) -> None:
         """Send the workers home and wait for them; later runs are done by their caller alone."""
         if not self._workers or not self.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):

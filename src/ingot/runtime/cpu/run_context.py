@@ -69,7 +69,7 @@ class RunContext:
 
     def release(self) -> None:
         """Let others have the threads, and this context."""
-        self.pool.lock.release()
+        self.pool.release()
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
         """Have runs of the latest shapes write to `readings`, and those of all others to none."""

@@ -17,7 +17,8 @@ from ingot.runtime.cpu import memory
 class Workspace:
     """arena; images: of all geometries in use, where `place` says. For whoever holds `lock`, the pool's.
 
-    version: raised whenever addresses change, so that all have to ask for theirs anew.
+    version: raised whenever addresses change, so that all have to ask for theirs anew. left: whether a user went while
+    the lock was held; whoever held it calls `shrink` then.
     """
 
     def __init__(self, lock: threading.Lock) -> None:
@@ -27,7 +28,7 @@ class Workspace:
         self._users: WeakKeyDictionary[object, Layout] = WeakKeyDictionary()
         self._places: dict[Images, tuple[int, int]] = {}  # offset, bytes
         self._end = 0
-        self._gone = False
+        self.left = False
 
     def use(self, user: object, layout: Layout) -> None:
         """Have room for `layout`, in place of the one that `user` had before.
@@ -37,8 +38,6 @@ class Workspace:
         if user not in self._users:
             finalize(user, _left, ref(self)).atexit = False
         self._users.pop(user, None)
-        if self._gone:
-            self._shrink()
         try:
             self._hold(layout)
         except BaseException:
@@ -50,9 +49,9 @@ class Workspace:
         """The address of the images of a geometry."""
         return self.images.address + self._places[images][0]
 
-    def leave(self) -> None:
-        """A user is gone. May be called at any time, in any thread."""
-        self._gone = True
+    def shrink(self) -> None:
+        """Give back what users needed that are gone; at any time, in any thread, also in one that holds the lock."""
+        self.left = True
         if self._lock.acquire(False):
             try:
                 self._shrink()
@@ -90,7 +89,7 @@ class Workspace:
 
     def _shrink(self) -> None:
         """Give back what no layout in use needs; they are laid out anew by their next runs."""
-        self._gone = False
+        self.left = False
         plain = max((layout.plain for layout in self._users.values()), default=0)
         if self.arena.nbytes > max(plain, 1):
             self.arena, self.version = memory.Region(1), self.version + 1
@@ -101,4 +100,4 @@ class Workspace:
 
 def _left(workspace: ref[Workspace]) -> None:
     if (found := workspace()) is not None:
-        found.leave()
+        found.shrink()
