@@ -133,7 +133,7 @@ def _spans(program: Program, values: Mapping[str, int]) -> dict[str, Span]:
 @dataclass(frozen=True)
 class Images:
     """What arena buffers of one geometry have in common, those of other programs, too: all bytes `fill` at first, of
-    which no step writes the borders. sizes: values of the symbols in `halo`."""
+    which no step writes the borders. sizes: where the values of the program's symbols lie, as `halo` names some."""
 
     halo: str
     fill: int

@@ -266,7 +266,8 @@ class CompiledModel(CompiledProgram):
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the arena as it stands (it grows with the largest shapes seen); of all, where calls overlapped."""
+        """Bytes that intermediate values need at the largest shapes seen; of all calls, where they overlapped. On a CPU
+        other models with as many threads, if these are several, use the same memory."""
         return self._loaded.arena_bytes
 
     def __repr__(self) -> str:
