@@ -218,8 +218,8 @@ class _SingleRow:
             if held and not (isinstance(behind, Lit) and isinstance(end, Lit) and behind.value >= end.value):
 
                 def fetch(then: Block) -> None:
-                    for b, register in enumerate(held):
-                        then.store(register, ZERO, k.spread(lines.weights(then, b, behind), tile))
+                    for b, own in enumerate(held):
+                        then.store(own, ZERO, k.spread(lines.weights(then, b, behind), tile))
 
                 block.when(k.binary("lt", behind, end), fetch)
             stored = stored or [lines.weights(block, b, at) for b in range(len(self.bs))]
