@@ -121,7 +121,7 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
 
 def _plain(parameter: Any) -> Any:
     """A parameter of a loop or a branch whose bodies have no gradients of their own."""
-    if isinstance(parameter, tuple) and type(parameter) is tuple:
+    if type(parameter) is tuple:  # and not one with names, as of dimensions
         return tuple(map(_plain, parameter))
     if not isinstance(parameter, core.ClosedJaxpr) or not _brings(parameter.jaxpr):
         return parameter
