@@ -186,5 +186,6 @@ def test_models_in_turns_at_many_sizes():
         which, (h, w) = int(rng.integers(3)), rng.choice([5, 8, 13], 2)
         x = rng.integers(-3, 4, (1, h, w, graphs[which].inputs[0].shape[3])).astype(np.float32)
         graph = graphs[3 if which == 0 and turn >= 40 else which]
-        assert np.array_equal(turns[which](x), interpret(graph, [x])[0]), (turn, which)  # type: ignore[arg-type]
+        (want,) = interpret(graph, [x])  # whole numbers, which Winograd's algorithm rounds
+        np.testing.assert_allclose(turns[which](x), want, rtol=0, atol=1e-2)
     assert any(layout.images for layout in space._users.values())
