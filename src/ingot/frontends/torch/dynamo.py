@@ -40,7 +40,7 @@ from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, In
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.constants import Constants
 from ingot.frontends.torch.tracing.guards import equations
-from ingot.frontends.torch.tracing.layouts import Order, kept_orders, order_of
+from ingot.frontends.torch.tracing.layouts import Order, gradient_orders, kept_orders, order_of, result_orders
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.values import Number, boolean, f64
@@ -97,21 +97,25 @@ def ingot_backend(
         written = _written()
         # what an optimizer's step reads changes between its calls as what it writes does
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
-        return _Specialized(gm, example_inputs, frozenset() if steps else parameters - written, compile_model)
+        fixed = frozenset[int]() if steps else parameters - written
+        return _Specialized(gm, example_inputs, fixed, compile_model, result_orders(gm.graph))
 
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
     frozen = _frozen(parameters, example_inputs)
     names: set[str] = set()
+    forward_inputs: list[Any] = []
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         fixed = frozen - _written()
         names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
+        forward_inputs[:] = example_inputs
         return _Specialized(gm, example_inputs, fixed, compile_model, kept_orders(gm.graph))
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         join = split_sparse(gm.graph)
         fixed = frozenset(i for i, n in enumerate(_placeholders(gm.graph)) if n.name in names)
-        run = _Specialized(gm, example_inputs, fixed, compile_model)
+        orders = gradient_orders(gm.graph, forward_inputs) if join is None else ()
+        run = _Specialized(gm, example_inputs, fixed, compile_model, orders)
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
     with padding_as_zeros():

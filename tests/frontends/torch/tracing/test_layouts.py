@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -71,3 +72,32 @@ def test_lines_and_volumes() -> None:
         got = torch.autograd.grad(compile_whole(net, backend=Spy().backend)(x).sum(), list(net.parameters()))
         for mine, want in zip(got, torch.autograd.grad(net(x).sum(), list(net.parameters())), strict=True):
             close(mine, want, 1e-5)
+
+
+def test_results_and_gradients_lie_as_eager_has_them() -> None:
+    """Images whose channels lie last, a weight that does, and an input of rows beside it."""
+    last = torch.channels_last
+    net = cast(Any, nn.Conv2d(4, 6, 3, padding=1)).to(memory_format=last)  # which the stubs do not have
+    x = torch.randn(2, 4, 5, 7).to(memory_format=last).requires_grad_()
+    rows = torch.randn(2, 6, 5, 7, requires_grad=True)
+
+    def f(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        y = net(x)
+        return torch.cat([y, rows], 1).sin(), (rows * 2).cos()
+
+    def results(f: Callable[..., tuple[Tensor, ...]]) -> list[tuple[Tensor, tuple[int, ...]]]:
+        for tensor in (x, rows, *net.parameters()):
+            tensor.grad = None
+        out = f(x, rows)
+        sum(y.square().sum() for y in out).backward()  # type: ignore[union-attr]
+        grads = [tensor.grad for tensor in (x, rows, *net.parameters())]
+        return [(t.detach(), t.stride()) for t in (*out, *grads) if t is not None]
+
+    spy = Spy()
+    for (got, lies), (want, as_eager) in zip(results(compile_whole(f, backend=spy.backend)), results(f), strict=True):
+        assert lies == as_eager
+        close(got, want)
+    forward, backward = ([n.shape for n in model.graph.outputs] for model in spy.models)
+    assert (2, 5, 7, 12) in forward and (6, 3, 3, 4) in backward  # made so, and copied by nobody
+    with torch.no_grad():
+        assert compile_whole(f, backend=spy.backend)(x, rows)[0].stride() == f(x, rows)[0].stride()

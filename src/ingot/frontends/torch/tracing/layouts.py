@@ -1,7 +1,8 @@
 """In which order a tensor's axes lie in memory, where torch lets the backend choose it or has it already.
 
 An image, or what has an image's shape, that forward keeps for backward lies with its channels last, as Ingot's kernels
-make and read it; one that is given so is read so.
+make and read it; one that is given so is read so. Results lie as PyTorch's do, gradients as what they are gradients of,
+which autograd would else copy.
 
     f32[8,64,56,56] of strides (200704, 1, 3584, 64)   ->   an input f32[8,56,56,64], transposed
 """
@@ -9,6 +10,7 @@ make and read it; one that is given so is read so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain, repeat
 
 import torch
 from torch import fx
@@ -42,20 +44,50 @@ def order_of(value: object) -> Order | None:
     return None if value.is_contiguous() or step == 0 else order
 
 
+def result_orders(graph: fx.Graph) -> list[Order | None]:
+    """Of each result: as PyTorch has it."""
+    return [_own(result) for result in _results(graph)]
+
+
 def kept_orders(graph: fx.Graph) -> list[Order | None]:
-    """Of each result of a forward graph: channels last for images that only the backward graph reads, else None.
+    """Of each result of a forward graph: channels last for images that only the backward graph reads, else as PyTorch
+    has it.
 
     Tells AOTAutograd, which traced other strides.
     """
-    (end,) = graph.find_nodes(op="output")
-    results: Sequence[object] = end.args[0]
-    context = TracingContext.try_get()
+    results, context = _results(graph), TracingContext.try_get()
     if context is None or context.fw_metadata is None or context.output_strides is None:
-        return [None] * len(results)
+        return result_orders(graph)
     kept, images = range(len(results))[context.fw_metadata.tensors_saved_for_backwards_slice], _images(graph)
-    orders = [_last(r) if i in kept and r in images else None for i, r in enumerate(results)]
+    orders = [_last(r) if i in kept and r in images else _own(r) for i, r in enumerate(results)]
     context.output_strides += [_strides(r, o) for r, o in zip(results, orders, strict=True)]
     return orders
+
+
+def gradient_orders(graph: fx.Graph, inputs: Sequence[object]) -> list[Order | None]:
+    """Of each result of a backward graph: as the forward graph's input of its place lies."""
+    pairs = zip(_results(graph), chain(inputs, repeat(None)), strict=False)
+    return [order_of(x) if _alike(_value(result), x) else _own(result) for result, x in pairs]
+
+
+def _alike(a: object, b: object) -> bool:
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return _known(a) and _known(b) and a.shape == b.shape
+
+
+def _results(graph: fx.Graph) -> Sequence[object]:
+    (end,) = graph.find_nodes(op="output")
+    return end.args[0]
+
+
+def _value(result: object) -> object:
+    return result.meta.get("val") if isinstance(result, fx.Node) else None
+
+
+def _own(result: object) -> Order | None:
+    """None for inputs, which are passed on as they are."""
+    return None if isinstance(result, fx.Node) and result.op == "placeholder" else order_of(_value(result))
 
 
 def _last(node: object) -> Order:
