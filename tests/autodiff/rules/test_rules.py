@@ -123,3 +123,22 @@ def test_products_with_zeros_and_extremes_that_tie_are_as_in_torch() -> None:
             leaf = torch.tensor(x, requires_grad=True)
             (theirs(leaf, dim) * torch.tensor(weight)).sum().backward()
             np.testing.assert_allclose(got, leaf.grad.numpy(), atol=1e-12)
+
+
+def test_window_sums_of_any_kind() -> None:
+    """Their gradient is their transpose: any strides, borders wider than windows, no window at all."""
+    rng = np.random.default_rng(2)
+    for _ in range(80):
+        rank = int(rng.integers(0, 3))
+        window, strides = (tuple(rng.integers(1, most, rank).tolist()) for most in (7, 5))
+        padding = tuple(zip(*rng.integers(0, 6, (2, rank)).tolist(), strict=True))
+        dilation, base = (tuple(rng.choice([1, 1, 2], rank).tolist()) for _ in range(2))
+        op = ops.ReduceWindow("sum", window, strides, padding, dilation, base)
+        x, direction = rng.standard_normal((2, *rng.integers(1, 7, rank)))
+        node = Input("x", TensorType(dtype_of(x), x.shape))()
+        seed = rng.standard_normal([int(d) for d in op(node).shape])
+        loss = ops.reduce_sum(ops.mul(op(node), const(np.asarray(seed))))
+        (got,) = interpret(Graph((node,), tuple(gradients(loss, [node]))), [x])
+        assert got.shape == x.shape
+        want = float((op.reference(direction) * seed).sum())
+        assert float((got * direction).sum()) == pytest.approx(want, rel=1e-9, abs=1e-9), op

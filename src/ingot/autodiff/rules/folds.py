@@ -100,15 +100,16 @@ def _running_extreme(x: Node, g: Node, kind: str, axis: int) -> Node:
 def _reduce_window(node: Node, g: Node) -> list[Node | None]:
     op, (x,) = node.op, node.inputs
     assert isinstance(op, ops.ReduceWindow)
+    if not x.shape:
+        return [g]
+    if any(d == 0 for d in g.shape):
+        return [ops.full(x.shape, 0, g.dtype)]
     if op.kind == "sum":
         return [_window_sums(op, x, g)]
-    rank = len(x.shape)
     low, high = (tuple(p[side] for p in op.padding) for side in (0, 1))
     around = ops.Pad(low, high, tuple(b - 1 for b in op.base_dilation))
     # what no extreme equals, also where all elements of a window are infinite
     padded = around(x, ops.scalar(1.0 if op.kind == "prod" else float("nan"), x.dtype))
-    if rank == 0 or any(d == 0 for d in g.shape):
-        return [ops.full(x.shape, 0, g.dtype)]
     if op.kind == "prod":
         taps = [ops.Slice(*box, op.strides)(padded) for box in _boxes(op, g)]
         return list(pulled_back([(reduce(ops.mul, taps), g)], [x]))
