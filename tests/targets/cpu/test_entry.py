@@ -1,8 +1,10 @@
 """Whether a run wakes sleeping workers: by what runs of either kind took, and whether others follow closely."""
 
 import ctypes
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,29 +20,36 @@ X = np.arange(3000, dtype=np.float32)
 
 
 class Bench:
-    """A program whose worker sleeps and, once woken, stays awake."""
+    """A program whose worker sleeps, and whose runs follow closely on each other, but for the first."""
 
     def __init__(self) -> None:
         self.model = CompiledModel(models.static(3000, steps=6), threads=2)
-        self.call()
         loaded = self.model._loaded
         assert isinstance(loaded, Loaded)
         (context,) = loaded._contexts
+        self.pool = ctypes.cast(context.pool.address, ctypes.POINTER(ctypes.c_int64))
+        (worker,) = context.pool._workers
+        self.status = Path(f"/proc/self/task/{worker.native_id}/status")
+        self.woken()
         assert context.current is not None
         self.times = context.current._context
-        self.pool = ctypes.cast(context.pool.address, ctypes.POINTER(ctypes.c_int64))
-        deadline = time.monotonic() + 10
-        while not self.asleep() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert self.asleep()
         self.spin = self.pool[SPIN]
         self.pool[SPIN], self.pool[ENDED], self.pool[ROW] = FOREVER, LONG_AGO, 0
 
-    def call(self) -> None:
+    def woken(self) -> bool:
+        """Whether a call wakes the worker: it has gone to sleep once more then."""
+        before = self.sleeps()
         assert np.array_equal(self.model(X), (X + X) * 64)  # type: ignore[arg-type]
+        return self.sleeps() > before
 
-    def asleep(self) -> int:
-        return self.pool[ASLEEP]
+    def sleeps(self) -> int:
+        """How often the worker went to sleep, where it is now."""
+        deadline = time.monotonic() + 10
+        while not (self.pool[ASLEEP] and "State:\tS" in self.status.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", self.status.read_text(), re.MULTILINE)
+        assert found is not None
+        return int(found[1])
 
 
 @pytest.fixture
@@ -50,32 +59,31 @@ def bench() -> Iterator[Bench]:
     made.pool[SPIN] = made.spin  # others may share the pool
 
 
-@pytest.mark.parametrize(("alone", "woken", "asleep"), [(0, 0, 0), (0, 5000, 1), (4000, 5000, 1), (6000, 5000, 0)])
-def test_what_took_less_is_done(bench: Bench, alone: int, woken: int, asleep: int):
-    bench.times[[ALONE, WOKEN]] = alone, woken
-    bench.call()
-    assert bench.asleep() == asleep
+@pytest.mark.parametrize(
+    ("alone", "with_worker", "woken"), [(0, 0, True), (0, 5000, False), (4000, 5000, False), (6000, 5000, True)]
+)
+def test_what_took_less_is_done(bench: Bench, alone: int, with_worker: int, woken: bool):
+    bench.times[[ALONE, WOKEN]] = alone, with_worker
+    assert bench.woken() == woken
 
 
 def test_a_long_program_does_not_try_alone(bench: Bench):
     bench.times[[ALONE, WOKEN]] = 0, 4 * FOREVER
-    bench.call()
-    assert bench.asleep() == 0
+    assert bench.woken()
 
 
 def test_runs_that_follow_closely_wake_the_worker(bench: Bench):
-    slept = []
+    woken = []
     for _ in range(3):
         bench.times[[ALONE, WOKEN]] = 1, 5000
-        bench.call()
-        slept.append(bench.asleep())
-    assert slept == [1, 1, 0]
+        woken.append(bench.woken())
+    assert woken == [False, False, True]
 
 
 def test_times_fall_at_once_and_rise_by_an_eighth(bench: Bench):
     bench.times[[ALONE, WOKEN]] = 8, 1 << 14
-    bench.call()
+    assert not bench.woken()
     assert list(bench.times[[ALONE, WOKEN]]) == [9, (1 << 14) - 16]
     bench.times[[ALONE, WOKEN]] = FOREVER, FOREVER
-    bench.call()
+    assert not bench.woken()
     assert 0 < bench.times[ALONE] < FOREVER
