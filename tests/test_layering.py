@@ -27,24 +27,19 @@ LAYERS: dict[str, set[str]] = {
 }
 # These see every layer above; of each other, only what stands before them.
 TOP = [
-    "tuned", "pipeline", "model_file", "specialized", "hosted", "framework_model", "opening", "compiler", "exporter",
-    "differentiated", "optim", "training", "debug", "bench", "tune", "quantization", "pruned", "cli",
+    "pipeline", "driver", "exporters", "optim", "debug", "bench", "tune", "transform", "integrations", "cli",
     "__main__",
 ]  # fmt: skip
 
 # Loading an artifact must not pay for the compiler, nor a model that is found in the cache for its passes and LLVM.
 LAZY = {
-    ("__init__", "compiler"),
-    ("__init__", "opening"),
-    ("__init__", "exporter"),
-    ("__init__", "quantization"),
-    ("quantization/run", "quantization"),  # what needs ONNX
-    ("__init__", "differentiated"),
-    ("__init__", "pruned"),
-    ("__init__", "training"),
-    ("compiler", "pipeline"),
-    ("frontends/torch/dynamo", "compiler"),
-    ("frontends/onnx/backend", "__init__"),  # a way in, imported by its name
+    ("__init__", "driver"),
+    ("__init__", "exporters"),
+    ("__init__", "transform"),
+    ("transform/quantize/run", "transform"),  # what needs ONNX
+    ("driver/compile", "pipeline"),
+    ("integrations/torch_compile", "driver"),
+    ("integrations/onnx", "__init__"),  # a way in, imported by its name
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
 # frontends: imported where they are used
@@ -53,8 +48,10 @@ HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {
     "frontends/onnx": {"onnx", "google"},
-    "quantization/onnx_model": {"onnx"},
+    "integrations/onnx": {"onnx"},
+    "transform/quantize/onnx_model": {"onnx"},
     "frontends/torch": {"torch", "sympy"},
+    "integrations/torch_compile": {"torch", "sympy"},
     "frontends/jax": {"jax"},
     "frontends/keras": {"jax", "keras", "h5py"},
     "cli": {"typer", "rich"},

@@ -27,11 +27,13 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "",
         (*(f"ingot.{name}" for name in ingot.__all__ if not name.startswith("__") and not name.endswith("Error")
            and name != "train"),
-         "ingot.runtime.executor.CompiledProgram", "ingot.specialized.SpecializedModel", "ingot.hosted.HostedModel"),
+         "ingot.runtime.executor.CompiledProgram", "ingot.driver.specialize.SpecializedModel",
+         "ingot.driver.stages.HostedModel"),
     ),
     "Train": (
         "See [training.md](training.md).",
-        ("ingot.train", "ingot.training.run.CompiledStep", "ingot.runtime.training.TrainingStep", "ingot.optim.SGD",
+        ("ingot.train", "ingot.transform.train.run.CompiledStep", "ingot.runtime.training.TrainingStep",
+         "ingot.optim.SGD",
          "ingot.optim.Adam", "ingot.optim.AdamW", "ingot.optim.Lion", "ingot.optim.Group"),
     ),
     "Errors": (

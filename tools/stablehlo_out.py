@@ -22,8 +22,8 @@ import ml_dtypes
 import numpy as np
 
 from ingot import ops  # registers them
-from ingot.exporter import read
-from ingot.frontends.stablehlo.out import emit
+from ingot.exporters.export import read
+from ingot.exporters.stablehlo import emit
 from ingot.frontends.stablehlo.printer import show
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Op

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import torch
 
     from ingot import optim as optim
-    from ingot.differentiated import DifferentiatedModel
     from ingot.optim import Optimizer
-    from ingot.pruned import PrunedModel
-    from ingot.quantization.run import QuantizedModel
+    from ingot.transform.differentiate import DifferentiatedModel
+    from ingot.transform.prune import PrunedModel
+    from ingot.transform.quantize.run import QuantizedModel
 
     Model = (
         str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram | Callable[..., Any]
@@ -110,8 +110,8 @@ def compile(
         weights = {**constants, **(weights or {})}
     try:
         with limited(limits), no_collection():
-            from ingot.compiler import Options, compile_model  # imported when it is used: loading must stay quick
-            from ingot.opening import Request
+            from ingot.driver.compile import Options, compile_model  # imported when it is used: loading must stay quick
+            from ingot.driver.open import Request
 
             request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
             return compile_model(model, request, Options(target, thread_count(threads), cache, fast_math, precision))
@@ -138,7 +138,7 @@ def export(
     Raises what `compile` raises for a model that cannot be read, and UnsupportedOpError naming every op that has no
     form in StableHLO.
     """
-    from ingot.exporter import export_model  # as above
+    from ingot.exporters.export import export_model  # as above
 
     export_model(model, Path(path), example_inputs, dynamic, weights, inline)
 
@@ -182,7 +182,7 @@ def quantize(
     Raises InputError for samples, a metric or a model that do not fit, ConstraintError with the nearest models that
     were measured where the constraints cannot be kept, and what `compile` raises.
     """
-    from ingot.quantization.run import Asked, quantize_model  # as above
+    from ingot.transform.quantize.run import Asked, quantize_model  # as above
 
     asked = Asked(metric, at_least, latency_ms, size_mb, seconds, formats, threads, seed)
     return quantize_model(
@@ -214,7 +214,7 @@ def prune(
     Raises InputError for arguments that do not fit, names of no product, and models without products of constant
     float32 weights, and what `compile` raises.
     """
-    from ingot.pruned import prune_model  # as above
+    from ingot.transform.prune import prune_model  # as above
 
     return prune_model(model, sparsity, block, scope, example_inputs, dynamic, threads)
 
@@ -240,8 +240,8 @@ def value_and_grad(
     that have no reverse rule, and what `compile` raises.
     """
     with no_collection():
-        from ingot.compiler import Options  # as above
-        from ingot.differentiated import differentiate
+        from ingot.driver.compile import Options  # as above
+        from ingot.transform.differentiate import differentiate
 
         options = Options(target, thread_count(threads))
         return differentiate(model, example_inputs, wrt, dynamic, options, value=True)
@@ -261,8 +261,8 @@ def grad(
     Returns: a callable with the model's own arguments that gives {input: gradient}.
     """
     with no_collection():
-        from ingot.compiler import Options  # as above
-        from ingot.differentiated import differentiate
+        from ingot.driver.compile import Options  # as above
+        from ingot.transform.differentiate import differentiate
 
         options = Options(target, thread_count(threads))
         return differentiate(model, example_inputs, wrt, dynamic, options, value=False)
@@ -330,7 +330,7 @@ def train(
     UnsupportedOpError naming all ops that have no reverse rule, and what `compile` raises.
     """
     with no_collection():
-        from ingot.training.run import train_model  # as above
+        from ingot.transform.train.run import train_model  # as above
 
         return train_model(
             model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
@@ -343,7 +343,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., A
     """A JAX function, compiled at the first call with arguments of a tree, shapes and types. A decorator, with or
     without options (threads, cache, fast_math, precision). Inside of a function that JAX traces it is a callback.
     """
-    from ingot.compiler import jit as jit_  # as above
+    from ingot.driver.compile import jit as jit_  # as above
 
     return jit_(fn, **options)
 
