@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,6 @@ from ingot.driver.specialize import SpecializedModel
 from ingot.driver.stages import HostedModel
 from ingot.pipeline import tuning
 from ingot.runtime import artifact
-from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.device import refusal, refusal_of
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.other_sizes import OtherSizes
@@ -61,24 +60,24 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
     if kind == "torchscript":
         return _compile_script(source, request, options)
     if kind in ("torch", "jax"):
-        return _finished(frontend.open(source, request), options)
+        return finished(frontend.open(source, request), options)
 
     def build(asked: Request) -> Any:
         if frontend.by_content and isinstance(source, Path) and options.cache:
             return _compile_content(frontend, source, asked, options)
-        return _finished(frontend.open(source, asked), options)
+        return finished(frontend.open(source, asked), options)
 
     return _with_sizes(source, request, build)
 
 
-def _finished(opened: Opened, options: Options) -> Any:
+def finished(opened: Opened, options: Options) -> Any:
     model = opened.wrap(compiled(_program(opened.graph, options).with_state(opened.state), options))
     again = opened.for_sizes
     if again is not None and opened.graph.symbols():
 
         def build(refused: SizesError) -> Any:
             other = again(refused)
-            return None if other is None else _finished(other, options)
+            return None if other is None else finished(other, options)
 
         model.others = OtherSizes(limits.kept(build))
     return model
@@ -147,28 +146,6 @@ def _told(request: Request) -> list[bytes]:
         arrays = [repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(known.items())]
     told = request.dynamic, request.signature, request.inputs, request.outputs, request.state
     return [repr(told).encode(), *arrays]
-
-
-def compile_jax(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: Request, options: Options
-) -> FrameworkModel:
-    """A JAX function for arguments by position and by name; see `ingot.jit`."""
-    from ingot.frontends.jax import import_jax
-
-    imported = import_jax(model, args, kwargs, dynamic=request.dynamic, weights=request.weights)
-    made = compiled(_program(imported.graph, options), options)
-    return FrameworkModel(made, imported.flatten, imported.unflatten)
-
-
-def jit(fn: Callable[..., Any] | None = None, *, dynamic: Any = None, weights: Any = None, **options: Any) -> Any:
-    """See `ingot.jit`."""
-    if fn is None:
-        return partial(jit, dynamic=dynamic, weights=weights, **options)
-    from ingot.frontends.jax import jit as cached
-
-    known = Options(**options)
-    known = replace(known, threads=thread_count(options.get("threads")))
-    return cached(fn, partial(compile_jax, request=Request(dynamic=dynamic, weights=weights), options=known))
 
 
 def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledProgram | SpecializedModel | HostedModel:
@@ -322,7 +299,7 @@ def _compile_script(source: Any, request: Request, options: Options) -> Any:
 
     def build(evaluator: Any, arguments: Sequence[Any]) -> TorchModel:
         asked = Request(tuple(arguments), dynamic)
-        return _finished(FRONTENDS["torch"].open(evaluator, asked), options)
+        return finished(FRONTENDS["torch"].open(evaluator, asked), options)
 
     plain = Evaluator(program, program.attributes)
     if not program.written:

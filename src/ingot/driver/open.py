@@ -223,6 +223,14 @@ def _jax(source: Any, request: Request) -> Opened:
     return replace(opened, for_sizes=for_sizes)
 
 
+def opened_jax(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Any, weights: Any) -> Opened:
+    """A JAX function for arguments by position and by name; see `ingot.jit`."""
+    from ingot.frontends.jax import import_jax
+
+    imported = import_jax(fn, args, kwargs, dynamic=dynamic, weights=weights)
+    return _framework(imported.graph, imported)
+
+
 def _tensorflow(source: Any, request: Request) -> Opened:
     from ingot.frontends.shared.weights import bound
     from ingot.frontends.tensorflow import import_tensorflow, of_function

@@ -1,8 +1,8 @@
 """Ingot as ONNX's own runners call a backend (`onnx.backend.base`).
 
 from onnx.backend.test import BackendTest
-from ingot.frontends.onnx import backend
-tests = BackendTest(backend.IngotBackend, __name__)
+from ingot.integrations.onnx import IngotBackend
+tests = BackendTest(IngotBackend, __name__)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import onnx
 from onnx import helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType
 
-import ingot
+from ingot.api.compile import compile
 from ingot.support.errors import UnsupportedOpError
 
 
@@ -48,7 +48,7 @@ class IngotBackend(Backend):
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> IngotRep:
-        return IngotRep(ingot.compile(model, **kwargs))
+        return IngotRep(compile(model, **kwargs))
 
     @classmethod
     def run_node(

@@ -10,7 +10,6 @@ A graph whose tensors lie on a GPU is compiled for that GPU.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+from ingot.api.compile import compile
 from ingot.frontends.torch.aten.complex import complex_of
 from ingot.frontends.torch.convert import Sizes, data_reads
 from ingot.frontends.torch.decompose import without_handled
@@ -61,11 +61,6 @@ Compile = Callable[..., Compiled]
 OPTIONS = ("precision", "threads", "cache", "fast_math")
 
 
-def _ingot_compile(model: ImportedModel, **options: Any) -> Compiled:
-    # the backend's one way up: dynamo calls it by name and passes no compiler, and frontends lie below the pipeline
-    return importlib.import_module("ingot").compile(model, **options)
-
-
 # tokens, which order what only checks, are values of the graph then, and none of its inputs
 @functorch_config.patch(unlift_effect_tokens=True)
 @no_collection()
@@ -74,7 +69,7 @@ def ingot_backend(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
-    compile_model: Callable[..., Compiled] = _ingot_compile,
+    compile_model: Callable[..., Compiled] = compile,
 ) -> Callable[..., Any]:
     """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
 

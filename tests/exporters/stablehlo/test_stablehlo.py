@@ -10,8 +10,7 @@ import pytest
 
 import ingot
 from ingot import ops
-from ingot.exporters.export import write
-from ingot.exporters.stablehlo import emit
+from ingot.exporters.stablehlo import emit, write
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.frontends.stablehlo.parser import parse
 from ingot.frontends.stablehlo.printer import show

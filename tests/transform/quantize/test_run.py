@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 import ingot
 from ingot.cli import app
-from ingot.support.errors import ArtifactError, InputError
+from ingot.support.errors import ArtifactError, ConstraintError, InputError
 from ingot.transform.quantize.bench import Bench, Built
 from ingot.transform.quantize.report import Report
-from ingot.transform.quantize.search import ConstraintError
 from tests.transform.quantize import nets
 
 

@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from ingot.support.errors import ConstraintError
 from ingot.transform.quantize.bench import undisturbed
 from ingot.transform.quantize.formats import Formats
-from ingot.transform.quantize.search import PROMISED, ConstraintError, Goals, Option, Point, Search, frontier, ladder
+from ingot.transform.quantize.search import PROMISED, Goals, Option, Point, Search, frontier, ladder
 
 
 def options(seed: int, groups: int = 6) -> dict[str, list[Option]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, printable
 from ingot.support.files import atomic_write
-from ingot.transform.quantize.search import Point, frontier, shown
+from ingot.transform.quantize.search import Point, frontier
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Report:
             taken.append((x, row))
             fill = "#c22" if self._chose(p) else "#27c" if p in best else "#999"
             dots += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{6 if self._chose(p) else 4}" fill="{fill}">'
-            dots += f"<title>{html.escape(shown(p))}</title></circle>"
+            dots += f"<title>{html.escape(str(p))}</title></circle>"
             dots += f'<text x="{x + 8:.1f}" y="{row:.1f}">{html.escape(p.name[:_LABEL])}</text>'
         right = width - edge
         axes = f'<path d="M{edge} {edge / 2}V{height - edge}H{right}" fill="none" stroke="#888"/>'

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, message
+from ingot.support.errors import ConstraintError
 from ingot.transform.quantize.formats import FLOAT, Formats
 
 PROMISED = 0.95  # of a latency that is asked for: what the measured one must be below
@@ -62,18 +62,8 @@ class Point:
         quick = goals.seconds is None or self.seconds <= PROMISED * goals.seconds
         return quick and (goals.nbytes is None or self.nbytes <= goals.nbytes)
 
-
-class ConstraintError(InputError):
-    """No choice of formats that was tried keeps all constraints. points: the nearest, none better in all respects."""
-
-    def __init__(self, what: str, points: Sequence[Point]) -> None:
-        self.points = tuple(points)
-        lines = "\n".join(f"  {shown(p)}" for p in points)
-        super().__init__(message(what) + f"\nthe nearest that were measured:\n{lines}")
-
-
-def shown(p: Point) -> str:
-    return f"{p.name}: score {p.scores[1]:.6g}, {p.seconds * 1e3:.3f} ms, {p.nbytes / 1e6:.3g} MB"
+    def __str__(self) -> str:
+        return f"{self.name}: score {self.scores[1]:.6g}, {self.seconds * 1e3:.3f} ms, {self.nbytes / 1e6:.3g} MB"
 
 
 def ladder(options: Mapping[str, Sequence[Option]], per_byte: float = 0.0) -> list[dict[str, str]]:

@@ -1,23 +1,16 @@
-"""Any model that Ingot reads as a StableHLO program: for XLA, TPUs and every compiler that takes it."""
+"""A graph as a file: for XLA, TPUs and every compiler that takes StableHLO."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from ingot.driver.open import Request, open_model
-from ingot.exporters.stablehlo import emit
+from ingot.exporters.stablehlo.emitter import emit
 from ingot.frontends.stablehlo.printer import show
 from ingot.ir.node import Graph
 from ingot.ops import seeded
 from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.state import RANDOM
 from ingot.support import safetensors
-
-
-def export_model(model: Any, path: Path, example_inputs: Any, dynamic: Any, weights: Any, inline: bool) -> None:
-    """See `ingot.export`."""
-    write(read(model, example_inputs, dynamic, weights), path, inline)
 
 
 def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
@@ -30,8 +23,3 @@ def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
     beside = path.with_suffix(".safetensors")
     safetensors.write(beside, emitted.weights)
     return beside
-
-
-def read(model: Any, example_inputs: Any = None, dynamic: Any = None, weights: Any = None) -> Graph:
-    """The MODEL graph of a model in any form that `ingot.compile` takes."""
-    return open_model(model, Request(example_inputs, dynamic, weights)).graph
