@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ingot.driver.open import Request, open_model
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
-from ingot.opening import Request, open_model
 from ingot.pipeline.build import build_program
 from ingot.pipeline.c import TARGET
 from ingot.runtime.dtypes import numpy_dtype

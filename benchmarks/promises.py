@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports
 from torch import nn
 
 import ingot
-from ingot.quantization.search import ConstraintError
+from ingot.transform.quantize.search import ConstraintError
 
 torch.set_num_threads(1)  # of tiny networks, beside what else runs
 BATCH, SEEN, UNSEEN = 16, 150, 700

@@ -40,7 +40,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / part) for part in ("",
 import ingot  # noqa: E402
 from benchmarks.measure import geometric_mean  # noqa: E402
 from benchmarks.models.base import declare_torchvision_ops  # noqa: E402
-from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
+from ingot.integrations.torch_compile import ingot_backend  # noqa: E402
 
 Step = Callable[[], object]
 # `ingot.train`, torch.compile with Ingot behind it, and `ingot.train` with --memory

@@ -26,7 +26,7 @@ import torch
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / part) for part in ("", "src")]  # run as a script
 
 from benchmarks.training import NETWORKS, of_ingot, of_torch  # noqa: E402
-from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
+from ingot.integrations.torch_compile import ingot_backend  # noqa: E402
 from ingot.support.garbage import give_back  # noqa: E402
 
 ENGINES = {"backend": ingot_backend, "eager": None, "inductor": "inductor"}  # of torch.compile

@@ -27,19 +27,19 @@ SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "",
         (*(f"ingot.{name}" for name in ingot.__all__ if not name.startswith("__") and not name.endswith("Error")
            and name != "train"),
-         "ingot.runtime.executor.CompiledProgram", "ingot.specialized.SpecializedModel", "ingot.hosted.HostedModel"),
+         "ingot.runtime.executor.CompiledProgram", "ingot.driver.specialize.SpecializedModel",
+         "ingot.driver.stages.HostedModel"),
     ),
     "Train": (
         "See [training.md](training.md).",
-        ("ingot.train", "ingot.training.run.CompiledStep", "ingot.runtime.training.TrainingStep", "ingot.optim.SGD",
-         "ingot.optim.Adam", "ingot.optim.AdamW", "ingot.optim.Lion", "ingot.optim.Group"),
+        ("ingot.train", "ingot.transform.train.run.CompiledStep", "ingot.runtime.training.TrainingStep",
+         "ingot.optim.SGD", "ingot.optim.Adam", "ingot.optim.AdamW", "ingot.optim.Lion", "ingot.optim.Group"),
     ),
     "Errors": (
         "Every error that Ingot raises on purpose says what was expected, what it got, where, and what to do.",
-        ("ingot.IngotError", "ingot.support.errors.InputError", "ingot.support.errors.ImportModelError",
-         "ingot.support.errors.UnsupportedOpError", "ingot.support.errors.ShapeError",
-         "ingot.support.errors.CompileError", "ingot.support.errors.LimitError", "ingot.support.errors.DeviceError",
-         "ingot.support.errors.ArtifactError", "ingot.support.errors.VerifyError"),
+        ("ingot.IngotError", "ingot.InputError", "ingot.ConstraintError", "ingot.ImportModelError",
+         "ingot.UnsupportedOpError", "ingot.ShapeError", "ingot.CompileError", "ingot.LimitError", "ingot.DeviceError",
+         "ingot.ArtifactError", "ingot.VerifyError"),
     ),
     "Extend": (
         "What [ops](add-an-op.md), [passes](add-a-pass.md) and [targets](add-a-target.md) are made of.",

@@ -20,7 +20,7 @@ Files = dict[str, bytes]  # of one model, by their names in its folder; the firs
 def stablehlo() -> list[Files]:
     """Programs of one CORE op."""
     from ingot import ops
-    from ingot.frontends.stablehlo.out import emit
+    from ingot.exporters.stablehlo import emit
     from ingot.frontends.stablehlo.printer import show
     from ingot.ir.node import Graph, Input, Op
     from ingot.ir.types import TensorType, dtype_of

@@ -22,8 +22,8 @@ import ml_dtypes
 import numpy as np
 
 from ingot import ops  # registers them
-from ingot.exporter import read
-from ingot.frontends.stablehlo.out import emit
+from ingot.driver.open import Request, open_model
+from ingot.exporters.stablehlo import emit
 from ingot.frontends.stablehlo.printer import show
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Op
@@ -171,7 +171,7 @@ def models() -> Iterator[tuple[str, Callable[[], tuple[Graph, Arrays]]]]:
 
 
 def _of_file(path: Path) -> tuple[Graph, Arrays]:
-    graph = read(path, None, None, None)
+    graph = open_model(path, Request()).graph
     graph = graph.substitute(dict(likely(graph)))
     return graph, _arrays(graph)
 
@@ -197,7 +197,7 @@ def _torch_models() -> Iterator[tuple[str, Callable[[], tuple[Graph, Arrays]]]]:
     def of(make: Callable[[], tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]) -> tuple[Graph, Arrays]:
         torch.manual_seed(0)
         net, inputs = make()
-        graph = read(_perturbed(net).eval(), inputs, None, None)
+        graph = open_model(_perturbed(net).eval(), Request(inputs)).graph
         return graph, [t.numpy() for t in inputs]
 
     def image(

@@ -39,7 +39,7 @@ from torch.nn import functional as F
 
 import ingot
 from benchmarks import training
-from ingot.frontends.torch.dynamo import ingot_backend
+from ingot.integrations.torch_compile import ingot_backend
 from ingot.runtime.training import SECTIONS
 
 TARGET = "cuda:sm_90a"

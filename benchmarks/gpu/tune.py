@@ -27,8 +27,8 @@ def tune_one(name: str, target: str, database: Path, budget: float) -> None:
     import torch
 
     from benchmarks.gpu.models import models, prepared
+    from ingot.driver.open import Request, open_model
     from ingot.ir.node import Input
-    from ingot.opening import Request, open_model
     from ingot.tune.run import tune
 
     torch.set_num_threads(2)
@@ -53,10 +53,10 @@ def tune_one(name: str, target: str, database: Path, budget: float) -> None:
 
 def ship(database: Path) -> int:
     """How many entries were added to the shipped ones."""
-    from ingot import tuned
+    from ingot.pipeline import tuning
 
-    found = [e for e in tuned.read(database).values() if e.choice != e.over]
-    tuned.add(tuned.SHIPPED, found)
+    found = [e for e in tuning.read(database).values() if e.choice != e.over]
+    tuning.add(tuning.SHIPPED, found)
     return len(found)
 
 
@@ -92,13 +92,13 @@ def main() -> int:
             os.killpg(process.pid, signal.SIGKILL)
             print(f"{name}: killed when the time was over", flush=True)
     failed = [name for name, process in running.items() if process.wait()]
-    from ingot import tuned
+    from ingot.pipeline import tuning
 
-    entries = tuned.read(asked.database).values()
+    entries = tuning.read(asked.database).values()
     print(f"{len(entries)} sites, {sum(e.choice != e.over for e in entries)} faster than the model's choice; "
           f"ended early: {', '.join(failed) or 'none'}")  # fmt: skip
     if asked.ship:
-        print(f"{ship(asked.database)} entries are shipped: {tuned.SHIPPED}")
+        print(f"{ship(asked.database)} entries are shipped: {tuning.SHIPPED}")
     return 0
 
 

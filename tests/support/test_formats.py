@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.model_file import kind_of
+from ingot.driver.recognize import kind_of
 from ingot.support.formats import UNKNOWN, foreign
 
 HEADS = {

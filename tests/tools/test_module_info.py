@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ingot.frontends.torch.dynamo import ingot_backend  # noqa: E402
+from ingot.integrations.torch_compile import ingot_backend  # noqa: E402
 from tests.frontends.torch.agree import run  # noqa: E402
 from tools import module_info  # noqa: E402
 

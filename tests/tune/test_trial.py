@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import ingot
-from ingot import ops, tuned
+from ingot import ops
 from ingot.debug.build import build
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, f32
 from ingot.ops.build import const
+from ingot.pipeline import tuning
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.choice import Choice, Direct, Pieces, Site
 from ingot.targets.cpu.workers import host_features
@@ -73,13 +74,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "own.jsonl"
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("INGOT_TUNING", str(path))
-    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "none")
+    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "none")
     return path
 
 
 def add(path: Path, site: Site, choice: Choice, over: Choice | None = None) -> None:
-    machine = tuned.machine_name(host_features(), 2)
-    tuned.add(path, [tuned.Entry(machine, site.key, choice, over or site.untuned, 1e-6, 2e-6)])
+    machine = tuning.machine_name(host_features(), 2)
+    tuning.add(path, [tuning.Entry(machine, site.key, choice, over or site.untuned, 1e-6, 2e-6)])
 
 
 def chunks(graph: Graph) -> list[int]:
@@ -202,7 +203,7 @@ def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
     after = build(graph, threads=2).model()
     np.testing.assert_allclose(after(**given), expected, rtol=1e-5, atol=1e-5)
     finished = [r for r in report.rows if r.state != "open"]
-    assert len(tuned.read(own)) == len(finished)
+    assert len(tuning.read(own)) == len(finished)
     again = tune(graph, given, threads=2, budget=1.0, database=own)
     assert [r.state for r in again.rows].count("known") == len(finished)
 
@@ -221,7 +222,7 @@ def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: 
         monkeypatch.setattr(Workbench, "latency", lambda self, choices, budget, pairs=pairs: pairs)
         report = tune(graph, feeds(graph), threads=2, budget=1.0, database=own, again=True)
         assert report.withdrawn == (0 if kept else 2)
-        assert all((e.choice != e.over) == kept for e in tuned.read(own).values())
+        assert all((e.choice != e.over) == kept for e in tuning.read(own).values())
 
 
 def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tmp_path: Path):

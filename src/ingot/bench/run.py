@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import ingot
 from ingot.bench.engines import ENGINES, read_arrays, write_arrays
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.comparison.tolerance import agree, worst
@@ -42,7 +41,7 @@ class Result:
 
 def start(engine: str, model: Path, feeds: Path, threads: int, precision: str, target: str) -> Worker:
     """The engine with a model, on the arrays of `feeds` (.npz): see `ingot.bench.engines`."""
-    source = str(Path(ingot.__file__).parent.parent)
+    source = str(Path(__file__).parents[2])
     path = os.pathsep.join(p for p in (source, os.environ.get("PYTHONPATH", "")) if p)
     return Worker(
         "ingot.bench.engines", (engine, str(model), str(feeds), str(threads), precision, target),

@@ -1,4 +1,4 @@
-"""The `ingot` command. It presents; what it shows is worked out in `ingot.debug` and `ingot.compiler`.
+"""The `ingot` command. It presents; what it shows is worked out in `ingot.debug` and `ingot.driver.compile`.
 
 Results go to standard output, progress and errors to standard error. Exit codes: see `console.CODES`. A command is a
 file here and a line in COMMANDS.

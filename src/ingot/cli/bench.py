@@ -12,10 +12,10 @@ from ingot.bench import run as benching
 from ingot.cli.console import FAILED, UNSUPPORTED, err, escape, out, plain_table, presented, print_json
 from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
-from ingot.compiler import check_runs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source, runnable
+from ingot.driver.compile import check_runs
 
 # the peers of each kind of model
 DEFAULT = {

@@ -10,10 +10,10 @@ import typer
 
 from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
-from ingot.compiler import check_runs
 from ingot.debug.comparison import compare as comparing
 from ingot.debug.feeds import parse_sizes
 from ingot.debug.source import open_source
+from ingot.driver.compile import check_runs
 
 
 @grouped

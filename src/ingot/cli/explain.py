@@ -11,16 +11,16 @@ import typer
 from ingot.cli.console import check_writable, escape, out, plain_table, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
-from ingot.compiler import check_runs
 from ingot.debug import explain as explaining
 from ingot.debug.build import build
 from ingot.debug.chrome import chrome_trace
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.report import html_report
 from ingot.debug.source import open_source, read_graph
-from ingot.quantization.report import Report
+from ingot.driver.compile import check_runs
 from ingot.runtime import artifact
 from ingot.support.files import atomic_write
+from ingot.transform.quantize.report import Report
 
 
 @grouped

@@ -11,7 +11,7 @@ from rich.markup import escape
 from ingot.cli.console import check_writable, out, presented, print_json
 from ingot.cli.options import Json, ModelOptions, Uncompiled, grouped
 from ingot.debug.source import open_source, read_graph
-from ingot.exporter import write
+from ingot.exporters.stablehlo import write
 
 
 @grouped

@@ -11,7 +11,7 @@ from ingot.cli.console import check_writable, escape, out, presented
 from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
 from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
-from ingot.quantization.run import Asked, quantize_model
+from ingot.transform.quantize.run import Asked, quantize_model
 
 
 def quantize(

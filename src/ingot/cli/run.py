@@ -13,10 +13,10 @@ import typer
 from ingot.cli.console import escape, out, plain_table, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, Sizes, grouped
 from ingot.cli.sizes import inputs_of
-from ingot.compiler import check_runs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_feeds
 from ingot.debug.source import compile_source, open_source, runnable
+from ingot.driver.compile import check_runs
 from ingot.support import progress
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write

@@ -14,19 +14,19 @@ import typer
 from ingot import optim
 from ingot.cli.console import check_writable, escape, out, presented, print_json
 from ingot.cli.options import Dims, Json, Limit, Target, Threads
-from ingot.compiler import check_runs
 from ingot.debug.drawing import time_text
 from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
+from ingot.driver.compile import check_runs
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.training import TrainingStep
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
-from ingot.training.loop import Plan, curve
-from ingot.training.loop import run as run_epochs
-from ingot.training.run import CompiledStep, train_model
+from ingot.transform.train.loop import Plan, curve
+from ingot.transform.train.loop import run as run_epochs
+from ingot.transform.train.run import CompiledStep, train_model
 
 _MEMORY = "Below 1 a share of what the backward pass needs kept; else bytes of the arena."
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ingot import compiler
 from ingot.debug.feeds import read_array
+from ingot.driver import compile as compiler
+from ingot.driver.open import Request, frontend_for, open_model
+from ingot.driver.recognize import Kind, kind_of
+from ingot.driver.specialize import SpecializedModel
+from ingot.driver.stages import HostedModel
 from ingot.frontends.shared.weights import arrays_of
-from ingot.hosted import HostedModel
 from ingot.ir.node import Graph, Input
-from ingot.model_file import Kind, kind_of
-from ingot.opening import Request, frontend_for, open_model
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel, CompiledProgram
-from ingot.specialized import SpecializedModel
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, ImportModelError, InputError, check_once
 from ingot.support.formats import Format

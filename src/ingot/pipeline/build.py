@@ -16,7 +16,6 @@ from math import inf
 
 import numpy as np
 
-from ingot import tuned
 from ingot.ir.dims import Dim, likely_sizes, substitute, symbols_of
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.show import show_kernel
@@ -27,6 +26,7 @@ from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
 from ingot.ops import seeded
 from ingot.ops.group import Group
+from ingot.pipeline import tuning
 from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
 from ingot.pipeline.variants import Variants
 from ingot.plan import work
@@ -162,7 +162,7 @@ def build_program(
     graph = seeded(graph, RANDOM)
     target = target_of(features)
     options = Options(threads, fast_math, precision)
-    variants = Variants(target, features, threads, tuned.measured(features, threads))
+    variants = Variants(target, features, threads, tuning.measured(features, threads))
     with limited(), likely_sizes(likely(graph)):
         verify(graph, "import")
         with fueled():  # INGOT_FUEL counts the rewrites of all passes together

@@ -143,6 +143,14 @@ class SizesError(InputError):
         return self
 
 
+class ConstraintError(InputError):
+    """No result of a search keeps all constraints. points: the nearest, none of them better in all respects."""
+
+    def __init__(self, what: str, points: Sequence[Any]) -> None:
+        self.points = tuple(points)
+        super().__init__("\n  ".join([f"{what}\nthe nearest that were measured:", *map(str, points)]))
+
+
 class ImportModelError(IngotError):
     """A model file or framework object cannot be read: missing, truncated, malformed, unsafe."""
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot import tuned
 from ingot.debug.feeds import Feeds
 from ingot.ir.node import Graph
+from ingot.pipeline import tuning
 from ingot.pipeline.target import Options, features_of
 from ingot.runtime.device import refusal_of
 from ingot.schedule.choice import Measured
@@ -77,21 +77,21 @@ def tune(
     Raises what compiling raises, ArtifactError for a database that cannot be written or is something else, and
     InputError or ArtifactError for a target that is not this machine's.
     """
-    tuned.add(database, ())  # said before minutes of work and not after them
+    tuning.add(database, ())  # said before minutes of work and not after them
     began = time.monotonic()
     watch("compile", 0.0)
     bench = _bench(graph, feeds, target, Options(threads, fast_math, precision))
-    machine = tuned.machine_name(bench.features, threads)
-    shipped = tuned.choices(tuned.SHIPPED, machine)
-    known = {} if again else shipped | tuned.choices(database, machine)
+    machine = tuning.machine_name(bench.features, threads)
+    shipped = tuning.choices(tuning.SHIPPED, machine)
+    known = {} if again else shipped | tuning.choices(database, machine)
 
     def write(findings: Sequence[Finding]) -> None:
-        tuned.add(database, [_entry(machine, f) for f in findings])
+        tuning.add(database, [_entry(machine, f) for f in findings])
 
     search = Search(bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began))
     findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
     watch("measure before and after", time.monotonic() - began)
-    pairs = bench.latency(bench.decided(shipped | tuned.choices(database, machine)), LATENCY_SECONDS)
+    pairs = bench.latency(bench.decided(shipped | tuning.choices(database, machine)), LATENCY_SECONDS)
     gain = float(np.median(pairs[:, 0] / pairs[:, 1]))
     withdrawn = [_withdrawn(f) for f in findings.values() if f.tuned and gain < HELD_UP]
     if withdrawn:
@@ -125,8 +125,8 @@ def _withdrawn(f: Finding) -> Finding:
     return replace(f, choice=f.spot.site.untuned, seconds=f.untuned_seconds)
 
 
-def _entry(machine: str, f: Finding) -> tuned.Entry:
-    return tuned.Entry(machine, f.spot.site.key, f.choice, f.spot.site.untuned, f.seconds, f.untuned_seconds)
+def _entry(machine: str, f: Finding) -> tuning.Entry:
+    return tuning.Entry(machine, f.spot.site.key, f.choice, f.spot.site.untuned, f.seconds, f.untuned_seconds)
 
 
 def _row(spot: Spot, finding: Finding | None, known: Measured | None) -> Row:

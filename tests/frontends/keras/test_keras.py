@@ -20,11 +20,11 @@ if keras.backend.backend() != "jax":
     pytest.skip("Keras has another backend here", allow_module_level=True)
 
 import ingot  # noqa: E402 - Keras settles its backend first
+from ingot.driver.recognize import kind_of  # noqa: E402
 from ingot.frontends.keras import config, import_keras, worker  # noqa: E402
 from ingot.frontends.keras.model import graph_of  # noqa: E402
 from ingot.ir.interp import interpret  # noqa: E402
 from ingot.ir.node import Graph, Input  # noqa: E402
-from ingot.model_file import kind_of  # noqa: E402
 from ingot.support import safetensors  # noqa: E402
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError  # noqa: E402
 

@@ -8,9 +8,9 @@ import pytest
 from onnx import helper
 
 import ingot
+from ingot.driver.specialize import SpecializedModel
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
-from ingot.specialized import SpecializedModel
 from ingot.support.errors import InputError, UnsupportedOpError
 from tests.frontends.onnx.told import B, F, I, X, model, one, runtime, same
 

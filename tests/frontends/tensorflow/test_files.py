@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ingot.driver.recognize import kind_of
 from ingot.frontends.shared.wire import Source
 from ingot.frontends.tensorflow import import_tensorflow
 from ingot.frontends.tensorflow.bundle import Bundle, unsnappy
-from ingot.model_file import kind_of
 from ingot.support.errors import ImportModelError, IngotError
 from ingot.support.limits import Limits, limited
 from tests.frontends.tensorflow.fixtures import fixture

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch import ImportedModel, export_module, import_exported
 from ingot.frontends.torch.convert import to_numpy, to_torch
-from ingot.frontends.torch.dynamo import ingot_backend
+from ingot.integrations.torch_compile import ingot_backend
 from ingot.ir.interp import interpret
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ingot.frontends.torch import to_torch
 from ingot.frontends.torch.decompose import OWN
-from ingot.frontends.torch.dynamo import _frozen, _Specialized, gpu_of, import_flat
+from ingot.integrations.torch_compile import _frozen, _Specialized, gpu_of, import_flat
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError
 from tests.frontends.torch.agree import close

@@ -14,8 +14,8 @@ from ingot.debug.comparison.foreign import Foreign, RefusedError
 from ingot.debug.comparison.onnx_runtime import Run, session
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source
+from ingot.driver.open import imported_torch, open_model, script_evaluator
 from ingot.ir.node import Graph, Input
-from ingot.opening import imported_torch, open_model, script_evaluator
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 

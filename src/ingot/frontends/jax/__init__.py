@@ -2,7 +2,6 @@
 
 from ingot.frontends.jax.function import ImportedFunction, import_jax, is_function, is_jax
 from ingot.frontends.jax.gradients import gradients_told
-from ingot.frontends.jax.jit import jit
 from ingot.frontends.jax.resized import resized
 
-__all__ = ["ImportedFunction", "gradients_told", "import_jax", "is_function", "is_jax", "jit", "resized"]
+__all__ = ["ImportedFunction", "gradients_told", "import_jax", "is_function", "is_jax", "resized"]

@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import ingot
+from ingot.driver.open import Request, open_model
 from ingot.frontends.onnx import hosted
-from ingot.opening import Request, open_model
 from ingot.support.errors import InputError, UnsupportedOpError
 
 ort = pytest.importorskip("onnxruntime")

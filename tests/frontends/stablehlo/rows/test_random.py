@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.exporter import write
+from ingot.exporters.stablehlo import write
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import ingot
+from ingot.driver.recognize import kind_of
 from ingot.frontends.torch import export_module, import_exported
 from ingot.frontends.torch.script import Evaluator, ScriptedModel, extract, load
 from ingot.frontends.torch.script.graph import read, write
-from ingot.model_file import kind_of
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
 from tests.frontends.torch.agree import close, run
 

@@ -1,0 +1,25 @@
+"""A graph as a file: for XLA, TPUs and every compiler that takes StableHLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingot.exporters.stablehlo.emitter import emit
+from ingot.frontends.stablehlo.printer import show
+from ingot.ir.node import Graph
+from ingot.ops import seeded
+from ingot.passes.model.lower import lower_model_ops
+from ingot.runtime.state import RANDOM
+from ingot.support import safetensors
+
+
+def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
+    """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any. One that draws random
+    numbers takes and gives the state that they come from, (seed, calls)."""
+    emitted = emit(lower_model_ops(seeded(graph, RANDOM)), inline)
+    path.write_text(show(emitted.module))
+    if not emitted.weights:
+        return None
+    beside = path.with_suffix(".safetensors")
+    safetensors.write(beside, emitted.weights)
+    return beside

@@ -1,0 +1,76 @@
+"""`ingot.jit`: a decorator that compiles a function for each kind of arguments that it is called with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ingot.runtime.cpu.pool import thread_count
+
+if TYPE_CHECKING:
+    from ingot.driver.compile import Options
+
+Compile = Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any]]
+
+
+def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+    """A JAX function, compiled at the first call with arguments of a tree, shapes and types. A decorator, with or
+    without options (threads, cache, fast_math, precision). Inside of a function that JAX traces it is a callback.
+    """
+    if fn is None:
+        return functools.partial(jit, **options)
+    from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
+
+    dynamic, weights = options.pop("dynamic", None), options.pop("weights", None)
+    settings = Options(**{**options, "threads": thread_count(options.get("threads"))})
+    return _per_signature(fn, functools.partial(_compile, fn, dynamic, weights, settings))
+
+
+def _compile(
+    fn: Callable[..., Any],
+    dynamic: Any,
+    weights: Any,
+    settings: Options,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Callable[..., Any]:
+    from ingot.driver.compile import finished
+    from ingot.driver.open import opened_jax
+
+    return finished(opened_jax(fn, args, kwargs, dynamic, weights), settings)
+
+
+def _per_signature(fn: Callable[..., Any], compile: Compile) -> Callable[..., Any]:
+    """compile: (args, kwargs) to the function compiled for such arguments. Inside of a function that JAX traces the
+    result is a `jax.pure_callback`. It gives JAX arrays."""
+    import jax
+    from jax import tree_util
+    from jax.core import Tracer
+
+    compiled: dict[object, Callable[..., Any]] = {}
+
+    def concrete(*args: Any, **kwargs: Any) -> Any:
+        flat, tree = tree_util.tree_flatten((args, kwargs))
+        key = (tree, tuple(_kind(leaf) for leaf in flat))
+        if key not in compiled:
+            compiled[key] = compile(args, kwargs)
+        return compiled[key](*args, **kwargs)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        traced = any(isinstance(leaf, Tracer) for leaf in tree_util.tree_leaves((args, kwargs)))
+        if not traced:
+            return tree_util.tree_map(jax.numpy.asarray, concrete(*args, **kwargs))
+        shapes = jax.eval_shape(fn, *args, **kwargs)
+        return jax.pure_callback(concrete, shapes, *args, vmap_method="sequential", **kwargs)
+
+    return call
+
+
+def _kind(leaf: Any) -> object:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return tuple(leaf.shape), np.dtype(leaf.dtype)
+    return type(leaf), leaf

@@ -1,0 +1,472 @@
+"""torch.compile(net, backend="ingot"): dynamo's graph, then AOTAutograd's functional aten graphs.
+
+Dynamo hands over a graph with the parameters among its inputs. In inference they are compiled in as constants (that is
+what lets weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen,
+and takes for inputs what has changed twice (`tracing/constants.py`).
+What the graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
+Where gradients are needed, forward and backward are two graphs, and parameters are inputs of both, but for frozen ones.
+A graph whose tensors lie on a GPU is compiled for that GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.utils import GmWrapper, flatten_graph_inputs
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext
+from torch.compiler import disable
+from torch.fx.experimental._backward_state import BackwardState
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
+
+from ingot.api.compile import compile
+from ingot.frontends.torch.aten.complex import complex_of
+from ingot.frontends.torch.convert import Sizes, data_reads
+from ingot.frontends.torch.decompose import without_handled
+from ingot.frontends.torch.importer import Importer, constant
+from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
+from ingot.frontends.torch.program import limited, output_adapter, tensor_input
+from ingot.frontends.torch.tracing.constants import Constants
+from ingot.frontends.torch.tracing.guards import equations
+from ingot.frontends.torch.tracing.layouts import Order, gradient_orders, kept_orders, order_of, result_orders
+from ingot.frontends.torch.tracing.partition import partition
+from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
+from ingot.frontends.torch.values import Number, boolean, f64
+from ingot.ir.dims import Dim
+from ingot.ir.node import Input, Node
+from ingot.ir.types import TensorType
+from ingot.ops import Transpose, draws
+from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
+from ingot.support.garbage import no_collection
+
+_aten = torch.ops.aten
+_log = logging.getLogger(__name__)
+
+Compiled = Callable[..., Any]
+Compile = Callable[..., Compiled]
+
+
+OPTIONS = ("precision", "threads", "cache", "fast_math")
+
+
+# tokens, which order what only checks, are values of the graph then, and none of its inputs
+@functorch_config.patch(unlift_effect_tokens=True)
+@no_collection()
+def ingot_backend(
+    module: fx.GraphModule | GmWrapper,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    compile_model: Callable[..., Compiled] = compile,
+) -> Callable[..., Any]:
+    """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
+
+    options: torch.compile's, those of OPTIONS, as `ingot.compile` takes them.
+
+    Raises UnsupportedOpError with all ops that Ingot has not, InputError
+    for an option that does not exist.
+    """
+    if unknown := sorted(set(options or {}) - set(OPTIONS)):
+        raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
+    if isinstance(module, fx.GraphModule) and any(isinstance(x, list) for x in example_inputs):  # compiled autograd's
+        again = partial(ingot_backend, options=options, compile_model=compile_model)
+        return flatten_graph_inputs(module, example_inputs, again)
+    compile_model = partial(compile_model, **(options or {}))
+    parameters = _parameters(module, example_inputs)
+    table = without_handled(core_aten_decompositions())
+
+    def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        # the functional graph has dynamo's inputs in dynamo's order
+        written = _written()
+        # what an optimizer's step reads changes between its calls as what it writes does
+        steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
+        fixed = frozenset[int]() if steps else parameters - written
+        return _Specialized(gm, example_inputs, fixed, compile_model, result_orders(gm.graph))
+
+    # parameters that are trained change between calls; those that are frozen have the same names in both graphs
+    frozen = _frozen(parameters, example_inputs)
+    names: set[str] = set()
+    forward_inputs: list[Any] = []
+
+    def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        fixed = frozen - _written()
+        names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
+        forward_inputs[:] = example_inputs
+        return _Specialized(gm, example_inputs, fixed, compile_model, kept_orders(gm.graph))
+
+    def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        join = split_sparse(gm.graph)
+        fixed = frozenset(i for i, n in enumerate(_placeholders(gm.graph)) if n.name in names)
+        orders = gradient_orders(gm.graph, forward_inputs) if join is None else ()
+        run = _Specialized(gm, example_inputs, fixed, compile_model, orders)
+        return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
+
+    with padding_as_zeros():
+        return aot_module_simplified(
+            module,
+            example_inputs,
+            fw_compiler=compile_forward,
+            bw_compiler=_untraced(compile_backward),
+            inference_compiler=compile_inference,
+            partition_fn=partition,
+            decompositions=table,
+            # torch itself writes what the graph writes behind it, but where an input is given other memory
+            keep_inference_input_mutations=_gives_memory(module),
+        )
+
+
+def _gives_memory(module: torch.nn.Module) -> bool:
+    """Whether an input is made another tensor: `p.data = x`."""
+    graph = module.graph if isinstance(module, fx.GraphModule) else fx.Graph()
+    return any(n.target in ("set_", torch.Tensor.set_) for n in graph.nodes)
+
+
+def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
+    """Both `compile_backward` and what it gives run where `backward()` is called: also in a frame that dynamo compiles
+    in parts, as a whole step's, where it would trace Ingot itself."""
+
+    @disable
+    def untraced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        run = compile_backward(gm, example_inputs)
+        return disable(make_boxed_func(lambda *args: run([*args])))
+
+    return untraced
+
+
+def _parameters(module: torch.nn.Module, inputs: Sequence[Any]) -> frozenset[int]:
+    """Positions of the inputs that are the model's parameters and buffers, as dynamo marks them."""
+    found: set[int] = set()
+    for i, node in enumerate(_placeholders(module.graph) if isinstance(module, fx.GraphModule) else ()):
+        marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+        if i < len(inputs) and (marked or isinstance(inputs[i], torch.nn.Parameter)):
+            found.add(i)
+    return frozenset(found)
+
+
+def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]:
+    """Positions of parameters that no gradient is asked of. Not of a GPU's, which is not asked for samples: a moving
+    average beside what is trained, written through `.data`, would go unseen."""
+    return frozenset(i for i in parameters if inputs[i].is_cpu and not inputs[i].requires_grad)
+
+
+def _written() -> frozenset[int]:
+    """Positions of the inputs whose data the graph that is being traced writes."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return frozenset()
+    inputs = enumerate(context.fw_metadata.input_info)
+    return frozenset(i for i, info in inputs if info.mutates_data or info.mutates_storage_metadata)
+
+
+_NONE: Mapping[int, Any] = MappingProxyType({})
+_KEPT = 64  # programs for values of ints, the latest
+
+
+class _Specialized:
+    """One functional graph, compiled for the parameters of the last call; they are read anew when they changed.
+
+    An int is a size of the graph. One that is 0 or negative is none, and is a number of a program of its own. So are
+    all where an op takes numbers alone (a stride), and the sizes of tensors, too, where that is not enough (the window
+    of a transposed convolution). Called with a list of the graph's inputs.
+    """
+
+    _boxed_call = True  # AOTAutograd's name for functions of one list
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        fixed: frozenset[int],
+        compile_model: Compile,
+        orders: Sequence[Order | None] = (),
+    ):
+        """orders: in memory, of each result."""
+        gpu = gpu_of(graph.graph)
+        self._writes = _writes(graph.graph)
+        self._graph, self._constants = graph, Constants(fixed)
+        self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
+        self._places = [] if gpu is None else _devices(graph.graph)
+        self._orders = {i: order for i, v in enumerate(example_inputs) if i not in fixed and (order := order_of(v))}
+        self._result_orders = {i: order for i, order in enumerate(orders) if order}
+        self._passed = _passed(graph.graph)
+        self._seen, self._views = _input_views(graph)
+        # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
+        self._ints, self._sizes = _ints(graph.graph)
+        self._hooks = _hooks(graph.graph)
+        self._level = 0
+        self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
+
+    def __call__(self, args: list[Any]) -> Any:
+        before = self._constants.held.keys()
+        if self._constants.changed(args):
+            self._runs.clear()
+            freed = before - self._constants.held.keys()
+            self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
+        numbers = self._as_numbers(args)
+        run = self._runs.get(numbers)
+        if run is None:
+            run = self._specialized(numbers, args)
+            numbers = self._as_numbers(args)  # the import may have made numbers of all ints
+        given = args
+        if self._orders:
+            given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
+        if self._constants.held or self._hooks or numbers:
+            left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers)}
+            given = [a for i, a in enumerate(given) if i not in left]
+        result = run(*given)
+        if self._passed:
+            made = iter(result)
+            result = tuple([next(made) if place is None else args[place] for place in self._passed])
+        if self._result_orders:
+            back = self._result_orders
+            result = tuple([r.permute(_inverse(back[i])) if i in back else r for i, r in enumerate(result)])
+        if self._places:
+            pairs = zip(result, self._places, strict=True)
+            result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
+        if self._writes:
+            result, values = result[: -len(self._writes)], result[-len(self._writes) :]
+            for (place, write), value in zip(self._writes, values, strict=True):
+                write(args[place], value)
+        if self._views is None:
+            return result
+        views = dict(zip(self._seen, self._views(*args), strict=True))
+        return tuple([views.get(i, r) for i, r in enumerate(result)])
+
+    def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+        """(position, value) of the ints that are numbers of the program."""
+        if self._level == 0:
+            return tuple([(i, args[i]) for i in self._ints if args[i] < 1])
+        return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
+
+    def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
+        held = self._constants.held
+        try:
+            model = import_flat(self._graph, held, dict(numbers), self._orders, self._result_orders)
+        except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
+            if self._level == 2 or len(numbers) == len(self._sizes):
+                raise
+            self._level += 1
+            _log.info("compiled for values of %s: %s", ("its ints", "its sizes")[self._level - 1], e)
+            return self._specialized(self._as_numbers(args), args)
+        while len(self._runs) >= _KEPT:
+            del self._runs[next(iter(self._runs))]
+        run = self._compile(model)
+        self._runs[numbers] = _seeded(run) if draws(model.graph) else run
+        return self._runs[numbers]
+
+
+def _writes(graph: fx.Graph) -> list[tuple[int, Callable[..., Any]]]:
+    """(position, op) of the inputs that the graph writes at its end; what they are given become its last results.
+
+    set_(p, x); return (y,)   ->   return (y, x)
+    """
+    (end,) = (n for n in graph.nodes if n.op == "output")
+    place = {n: i for i, n in enumerate(_placeholders(graph))}
+    ops = (_aten.set_.source_Tensor, _aten.copy_.default)
+    found = [n for n in graph.nodes if n.target in ops and n.args[0] in place]
+    writes = [(place[n.args[0]], n.target, n.args[1]) for n in found]
+    for node in found:
+        node.replace_all_uses_with(node.args[1])
+        graph.erase_node(node)
+    if writes:
+        end.args = ((*end.args[0], *(value for _, _, value in writes)),)
+    return [(at, write) for at, write, _ in writes]
+
+
+def gpu_of(graph: fx.Graph) -> torch.device | None:
+    """The GPU that tensors of a graph lie on, or None. Raises InputError for devices that there is no target for."""
+    values = [n.meta.get("val") for n in graph.nodes]
+    devices = {v.device for v in values if isinstance(v, torch.Tensor)} - {torch.device("cpu")}
+    if not devices:
+        return None
+    if {(d.type, d.index or 0) for d in devices} != {("cuda", 0)}:
+        got = ", ".join(sorted(map(str, devices)))
+        raise InputError("tensors of the model", expected="those of the CPU and of cuda:0", got=got)
+    return devices.pop()
+
+
+def _target(gpu: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(gpu)
+    return f"cuda:sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def _devices(graph: fx.Graph) -> list[torch.device | None]:
+    """Where each result lies; None for what is no tensor."""
+    (end,) = (n for n in graph.nodes if n.op == "output")
+    values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in end.args[0]]
+    return [v.device if isinstance(v, torch.Tensor) else None for v in values]
+
+
+def _seeded(run: Any) -> Compiled:
+    """A compiled model that draws, with seeds of torch's own generator: what torch.manual_seed says holds here too."""
+
+    def drawn(*args: Any) -> Any:
+        run.seed(int(torch.randint((1 << 63) - 1, ())))
+        return run(*args)
+
+    return drawn
+
+
+def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "placeholder"]
+
+
+def _passed(graph: fx.Graph) -> list[int | None]:
+    """Of each result, which input it is, as what the backward pass reads of the inputs is not copied; [] if none is."""
+    (end,) = (n for n in graph.nodes if n.op == "output")
+    place = {n: i for i, n in enumerate(_placeholders(graph))}
+    found = [place.get(n) if isinstance(n, fx.Node) else None for n in end.args[0]]
+    return found if any(i is not None for i in found) else []
+
+
+def _hooks(graph: fx.Graph) -> set[int]:
+    """Positions of what holds hooks for compiled autograd's backward pass, and only passes through."""
+    return {i for i, n in enumerate(_placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+
+
+def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
+    """Positions of the ints that are no sizes of the tensors beside them, and of all."""
+    values = [n.meta.get("val") for n in _placeholders(graph)]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    sizes = {d.node.expr for v in tensors for d in v.shape if isinstance(d, torch.SymInt)}
+    ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt)]
+    return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
+
+
+def _input_views(module: fx.GraphModule) -> tuple[list[int], fx.GraphModule | None]:
+    """(which results are views of inputs, the graph of these views alone); ([], None) for static sizes.
+
+    AOTAutograd makes such a result from the input again: of static sizes by the views' own ops, else by the strides and
+    the offset of what the backend returned, which have to be the view's.
+    """
+    (end,) = (n for n in module.graph.nodes if n.op == "output")
+    found = [i for i, n in enumerate(end.args[0]) if isinstance(n, fx.Node) and _is_view_of_input(n)]
+    if not found or _environment(module.graph) is None:
+        return [], None
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for n in module.graph.nodes:
+        if n is not end:
+            copies[n] = graph.node_copy(n, lambda old: copies[old])
+    graph.output([copies[end.args[0][i]] for i in found])
+    graph.eliminate_dead_code()
+    return found, fx.GraphModule(module, graph)
+
+
+def _is_view_of_input(node: fx.Node) -> bool:
+    views = 0
+    while node.op == "call_function":
+        split = node.target is operator.getitem
+        if not (split or getattr(node.target, "is_view", False)) or not isinstance(node.args[0], fx.Node):
+            return False
+        node, views = node.args[0], views + 1
+    return node.op == "placeholder" and views > 0
+
+
+def import_flat(
+    module: fx.GraphModule,
+    constants: Mapping[int, torch.Tensor],
+    numbers: Mapping[int, int] = _NONE,
+    orders: Mapping[int, Order] = _NONE,
+    result_orders: Mapping[int, Order] = _NONE,
+) -> ImportedModel:
+    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple of the
+    results that are no inputs.
+
+    constants, numbers: tensors and ints by the positions of the inputs that they take the place of. orders,
+    result_orders: by position, that of axes which the model takes or gives tensors in.
+    """
+    environment = _environment(module.graph)
+    # dynamo checks the guards at each call, and the sizes of parameters with them
+    guards = [] if environment is None else [g.expr for g in environment.guards]
+    named = {n.meta["val"].node.expr: numbers[i] for i, n in enumerate(_placeholders(module.graph)) if i in numbers}
+    equal = equations(guards, _sizes_of(module.graph, constants) | named)
+    equal = {**equal, **{symbol: sympy.Integer(value) for symbol, value in named.items()}}
+    sizes = Sizes(equal=equal, reads=data_reads(module.graph))
+    ranges = {} if environment is None else environment.var_to_range
+    sizes.begin(ranges)
+    importer = Importer(sizes, final=True)
+    inputs: list[Node] = []
+    leaves: list[Leaf] = []
+    values: list[object] = []
+    hooks = _hooks(module.graph)
+    for i, node in enumerate(_placeholders(module.graph)):
+        if i in constants:
+            values.append(constant(constants[i], loc=str(node.target)))
+            continue
+        if i in numbers:
+            values.append(numbers[i])
+            continue
+        if i in hooks:
+            values.append(None)
+            continue
+        leaf, value, carrier = _input(str(node.target), node.meta.get("val"), sizes, orders.get(i))
+        leaves.append(leaf)
+        inputs.append(carrier)
+        values.append(value)
+    passed = _passed(module.graph)
+    results = enumerate(importer.run(module, values))
+    outputs = [_turned(v, result_orders.get(i)) for i, v in results if not passed or passed[i] is None]
+    importer.finish()
+    flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
+    flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
+    adapter, results = output_adapter(outputs, flat_out)
+    graph = limited(sizes.graph(inputs, results, adapter.names), ranges, (), sizes)
+    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
+
+
+def _inverse(order: Order) -> Order:
+    return tuple(order.index(axis) for axis in range(len(order)))
+
+
+def _turned(value: object, order: Order | None) -> object:
+    return Transpose(order)(value) if order and isinstance(value, Node) else value
+
+
+def _input(name: str, value: object, sizes: Sizes, order: Order | None) -> tuple[Leaf, object, Node]:
+    """(leaf, the importer's value, graph input) of one placeholder."""
+    if isinstance(value, torch.Tensor) and order:
+        leaf, node = tensor_input(name, value.permute(order), sizes)
+        return leaf, Transpose(_inverse(order))(node), node
+    if isinstance(value, torch.Tensor):
+        leaf, node = tensor_input(name, value, sizes)
+        return leaf, complex_of(node) if leaf.kind == COMPLEX else node, node
+    if isinstance(value, torch.SymInt | int):
+        size = sizes.dim(value)
+        kind: TensorType = TensorType(boolean, (size, 0))
+        return Leaf(name, SIZE), size if isinstance(size, Dim) else int(size), Input(name, kind)()
+    if isinstance(value, torch.SymFloat | float):
+        node = Input(name, TensorType(f64))()
+        return Leaf(name, NUMBER), Number(node), node
+    raise ImportModelError(f"input {name!r}", expected="a tensor or a number", got=type(value).__name__)
+
+
+def _sizes_of(graph: fx.Graph, constants: Mapping[int, torch.Tensor]) -> dict[sympy.Basic, int]:
+    """What the sizes of the inputs that are constants were called while torch traced -> what they are."""
+    found: dict[sympy.Basic, int] = {}
+    for i, node in enumerate(_placeholders(graph)):
+        value = node.meta.get("val")
+        if i in constants and isinstance(value, torch.Tensor):
+            named = zip(value.shape, constants[i].shape, strict=True)
+            found |= {name.node.expr: size for name, size in named if isinstance(name, torch.SymInt)}
+    return found
+
+
+def _environment(graph: fx.Graph) -> ShapeEnv | None:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return value.node.shape_env
+    return None

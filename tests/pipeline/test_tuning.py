@@ -1,0 +1,157 @@
+"""The database of measured choices: what is written is read, and nothing else is believed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ingot.pipeline import tuning
+from ingot.pipeline.tuning import Entry
+from ingot.schedule.choice import GENERATION, Direct, Measured, Pieces, read_choice
+from ingot.support.errors import ArtifactError
+from ingot.support.native import Features
+
+TILE = Direct(1, 8, 3, 2, 4, 1, 1, 1)
+FOUND = replace(TILE, panels=4)
+ISA = Features("x86_64", ("avx2", "avx512f", "fma"), "znver5")
+MACHINE = tuning.machine_name(ISA, 2)
+
+
+def entry(key: str = "k", **changes: object) -> Entry:
+    return replace(Entry(MACHINE, key, FOUND, TILE, 1e-4, 1.2e-4), **changes)
+
+
+def text(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+    return path
+
+
+HEADER = {"ingot": "tuned", "format": 1}
+GOOD = json.loads(entry().line())
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    path = tmp_path / "new folder" / "db.jsonl"
+    entries = [entry("a"), entry("b", choice=Pieces(4, 16, 64, 1)), entry("a", machine="another")]
+    tuning.add(path, entries)
+    assert list(tuning.read(path).values()) == entries
+    later = entry("a", choice=TILE, seconds=1.2e-4)
+    tuning.add(path, [later])
+    assert tuning.read(path)[later.place] == later and len(tuning.read(path)) == 3
+    assert [json.loads(line)["key"] for line in path.read_text().splitlines()[1:]] == ["a", "b", "a"]
+
+
+def test_your_entries_go_before_the_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shipped, own = tmp_path / "shipped.jsonl", tmp_path / "own.jsonl"
+    monkeypatch.setattr(tuning, "SHIPPED", shipped)
+    monkeypatch.setenv("INGOT_TUNING", str(own))
+    tuning.add(shipped, [entry("a"), entry("b")])
+    tuning.add(own, [entry("b", choice=TILE), entry("c", generation=GENERATION + 1), entry("d", machine="another")])
+    assert tuning.measured(ISA, 2) == {"a": Measured(FOUND, TILE), "b": Measured(TILE, TILE)}
+    assert tuning.measured(ISA, 1) == {} and tuning.measured(replace(ISA, cpu="znver4"), 2) == {}
+    monkeypatch.setenv("INGOT_TUNING", "0")
+    assert tuning.measured(ISA, 2) == {}
+
+
+def test_the_shipped_file_is_whole():
+    lines = tuning.SHIPPED.read_bytes().splitlines()
+    assert json.loads(lines[0]) == HEADER and len(tuning.read(tuning.SHIPPED)) == len(lines) - 1
+    entries = tuning.read(tuning.SHIPPED).values()
+    assert all(e.choice == e.over or e.over_seconds >= 1.03 * e.seconds * 0.999 for e in entries)
+
+
+def test_programs_are_cached_by_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    own = tmp_path / "own.jsonl"
+    monkeypatch.setenv("INGOT_TUNING", str(own))
+    states = [tuning.digest()]
+    tuning.add(own, [entry()])
+    states.append(tuning.digest())
+    tuning.add(own, [entry(choice=TILE)])
+    states.append(tuning.digest())
+    monkeypatch.setenv("INGOT_TUNING", "0")
+    states.append(tuning.digest())
+    assert len(set(states)) == 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json", "[]", "null", "[" * 100_000, '{"key": 1e999}', "\x00\xff",
+        GOOD | {"machine": 3}, GOOD | {"key": ["k"]}, GOOD | {"key": "k" * 5000}, GOOD | {"generation": True},
+        GOOD | {"us": -1}, GOOD | {"us": "fast"}, GOOD | {"us": 1e300}, GOOD | {"choice": None},
+        GOOD | {"choice": GOOD["choice"] | {"width": 1 << 40}},
+        GOOD | {"choice": GOOD["choice"] | {"width": -1}},
+        GOOD | {"choice": GOOD["choice"] | {"width": 7.5}},
+        GOOD | {"choice": GOOD["choice"] | {"extra": 1}},
+        GOOD | {"choice": GOOD["choice"] | {"way": "__class__"}},
+        GOOD | {"over": {"way": "direct"}},
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_entry_is_left_out(tmp_path: Path, line: object):
+    path = text(tmp_path / "db", HEADER, GOOD, line, GOOD | {"key": "other"})
+    assert [e.key for e in tuning.read(path).values()] == ["k", "other"]
+    tuning.add(path, [entry("third")])
+    assert [e.key for e in tuning.read(path).values()] == ["k", "other", "third"]
+
+
+@pytest.mark.parametrize("head", ["", "junk", {"ingot": "tuned", "format": 2}, GOOD])
+def test_a_file_that_is_something_else_is_neither_read_nor_overwritten(tmp_path: Path, head: object):
+    path = text(tmp_path / "db", head, GOOD)
+    assert tuning.read(path) == {}
+    before = path.read_bytes()
+    with pytest.raises(ArtifactError, match="not a database"):
+        tuning.add(path, [entry()])
+    assert path.read_bytes() == before
+
+
+def test_what_cannot_be_read_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert tuning.read(tmp_path / "nothing") == {} and tuning.read(tmp_path) == {}
+    path = text(tmp_path / "db", HEADER, GOOD)
+    monkeypatch.setattr(tuning, "_MOST_BYTES", 10)
+    assert tuning.read(path) == {}
+    with pytest.raises(ArtifactError):
+        tuning.add(tmp_path / "db" / "below a file", [entry()])
+
+
+def test_choices_as_records():
+    for choice in (TILE, Pieces(2, 6, 32, 1)):
+        assert read_choice(json.loads(json.dumps(choice.record()))) == choice
+    assert read_choice(TILE.record() | {"lines": True}) is None
+
+
+def _add_many(path: Path, name: str, count: int) -> None:
+    for i in range(count):
+        tuning.add(path, [entry(f"{name} {i}")])
+
+
+def test_writers_at_the_same_time_lose_nothing(tmp_path: Path):
+    path = tmp_path / "db.jsonl"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_add_many, args=(path, str(n), 12)) for n in range(4)]
+    for w in writers:
+        w.start()
+    for w in writers:
+        w.join(60)
+    assert {e.key for e in tuning.read(path).values()} == {f"{n} {i}" for n in range(4) for i in range(12)}
+
+
+def test_a_killed_writer_leaves_whole_entries(tmp_path: Path):
+    path = tmp_path / "db.jsonl"
+    context = multiprocessing.get_context("fork")
+    for n in range(3):
+        writer = context.Process(target=_add_many, args=(path, str(n), 1000))
+        writer.start()
+        while len(tuning.read(path)) < 5 * (n + 1):
+            pass
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join(60)
+    lines = path.read_bytes().splitlines()
+    assert len(tuning.read(path)) == len(lines) - 1 >= 15
+    tuning.add(path, [entry("after")])  # its lock went with it

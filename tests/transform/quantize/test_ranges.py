@@ -1,0 +1,61 @@
+"""Ranges of values and the levels over them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot.transform.quantize.ranges import METHODS, Seen, spread
+from ingot.transform.quantize.rounding import rounded
+
+
+def seen(x: np.ndarray, axis: int = 1) -> Seen:
+    out = Seen()
+    out.bound(x, axis, plain=True)
+    out.fill(x)
+    return out
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (0.5, 2.0), (-4.0, -1.0), (0.0, 1e-30), (-1e30, 1e30)])
+def test_zero_is_a_level_and_the_ends_are_covered(low: float, high: float):
+    levels = spread(low, high)
+    ends = np.array([low, high, 0.0], np.float32)
+    back = rounded(ends, levels)
+    assert back[2] == 0
+    assert np.abs(back - ends).max() <= 0.51 * levels.scale * 2
+
+
+def test_nothing_but_zeros_has_levels():
+    assert spread(0.0, 0.0).scale == 1.0
+    assert seen(np.zeros((4, 3), np.float32)).levels("mse") == spread(0.0, 0.0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_outliers(method: str):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20_000, 4)).astype(np.float32)
+    x[0, 0] = 200
+    top = seen(x).levels(method)
+    reach = (255 - top.zero) * top.scale
+    assert (reach > 190) == (method == "minmax")
+    assert reach > 2  # the bulk stays
+
+
+def test_mse_is_the_least_of_all_methods():
+    x = np.random.default_rng(1).standard_t(3, (30_000, 2)).astype(np.float32)
+    found = seen(x)
+    errors = {m: float(np.square(rounded(x, found.levels(m)) - x).mean()) for m in METHODS}
+    assert errors["mse"] <= 1.05 * min(errors.values())
+
+
+def test_infinities_make_it_unusable():
+    x = np.ones((3, 2), np.float32)
+    x[1, 1] = np.nan
+    assert not seen(x).usable
+    assert not Seen().usable
+
+
+def test_factors_move_the_range_by_channel():
+    x = np.array([[1.0, 100.0], [-1.0, 50.0]], np.float32)
+    levels = seen(x).levels("minmax", np.array([1, 0.01], np.float32))
+    assert levels == spread(-1.0, 1.0)
