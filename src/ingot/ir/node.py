@@ -100,6 +100,10 @@ class Op:
         """
         return None
 
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        """Sizes that must not be negative, or the op reads what is not there. `infer` refuses those that surely are."""
+        return ()
+
     def with_sums(self, dtype: DType) -> Op:
         """This op with sums and results of `dtype`, whatever its weights and values are stored in."""
         return self

@@ -73,6 +73,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, choices.kept, choices.has_kernel)),
+        ("bound_lowered", bound_sizes),  # by what lowered ops read
         ("quantized", quantized),
         ("fold", fold_constants),
         ("simplify", tidy),

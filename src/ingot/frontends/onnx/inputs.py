@@ -182,7 +182,8 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
                 walk.require(room, what)
             except Unsupported:
                 raise InputError(what, expected=f"bounds that {size} meets", got=(low, high)) from None
-    return sizes
+    empty = {name: symbol(name, may_be_empty=True) for name in walk.symbols if walk.limits.get(name, (1,))[0] == 0}
+    return {**empty, **{name: substitute(d, empty) for name, d in sizes.items()}}
 
 
 def _plain(d: DimLike) -> str | None:

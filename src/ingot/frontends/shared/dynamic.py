@@ -23,7 +23,8 @@ Dynamic = Mapping[str, Bound | Mapping[int, str | Bound]] | bool | None
 
 @dataclass(frozen=True)
 class Requests:
-    """shapes: of the inputs by name, with symbols for open sizes. fixed: symbols that have a size. spans: bounds."""
+    """shapes: of the inputs by name, with symbols for open sizes. fixed: what symbols stand for: a size, or themselves
+    where they may be 0. spans: bounds."""
 
     shapes: Mapping[str, tuple[DimLike, ...]]
     fixed: Mapping[str, DimLike]
@@ -42,18 +43,23 @@ class Requests:
 def with_sizes(
     dynamic: Dynamic, sizes: Mapping[str, int], shapes: Mapping[str, Sequence[Any]]
 ) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
-    """`dynamic` with these symbols' sizes; None where it tells bounds of one, which rule that out.
+    """`dynamic` with these symbols' sizes; None where it tells bounds of one that rule its size out.
 
     shapes: of a program's inputs by name; a size is a number, or has the names of symbols among its items.
     """
     asked = dict(dynamic) if isinstance(dynamic, Mapping) else {}
     for key, wanted in asked.items():
         of_axes = wanted.items() if isinstance(wanted, Mapping) else ()
-        bounded = [shapes[key][axis] for axis, one in of_axes if isinstance(one, tuple)]
-        told = {item for size in bounded if not isinstance(size, int) for item in size}
-        if not told.union([key] if isinstance(wanted, tuple) else []).isdisjoint(sizes):
-            return None
+        spans = [(shapes[key][axis], one) for axis, one in of_axes] or [((key,), wanted)]
+        for size, span in spans:
+            names = [] if isinstance(size, int) else [item for item in size if item in sizes]
+            if isinstance(span, tuple) and any(not _within(sizes[name], span) for name in names):
+                return None
     return {**asked, **sizes}
+
+
+def _within(size: int, span: tuple[int, int | None]) -> bool:
+    return span[0] <= size and (span[1] is None or size <= span[1])
 
 
 def with_shapes(
@@ -106,6 +112,8 @@ def requests(
                 fixed[name] = size
             case (int(low), int() | None as high) if low >= 0 and (high is None or high >= low):
                 spans[name] = (low, high)
+                if low == 0:
+                    fixed[name] = symbol(name, may_be_empty=True)
             case _:
                 expected = "a size, (low, high) or a name for an axis"
                 raise InputError(f"dynamic[{name!r}]", expected=expected, got=repr(wanted))
@@ -136,5 +144,5 @@ def _size(label: str, axis: int, declared: DimLike | None, wanted: Any, asked: d
     if wanted is None:
         return symbol_of(label, axis) if declared is None else declared
     own = symbol_of(label, axis)
-    asked[str(own)] = wanted
+    asked.setdefault(str(own), wanted)
     return own

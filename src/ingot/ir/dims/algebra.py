@@ -4,9 +4,9 @@
     atom    ::= symbol | dim // dim | dim % dim | max(dim, dim) | min(dim, dim)
 
 Two expressions that are equal as polynomials over their atoms are equal by `==` and `hash`, so shapes compare by value.
-A constant expression is always a plain `int`. A symbol is a size, >= its lower bound (1 unless told). One whose name
-starts with `$` may be 0: a value computed in the run gives it (`Graph.sizes`). One with a dot in its name (`shape.0`)
-is a number that a caller passes as data, or that the run finds, and any integer unless told.
+A constant expression is always a plain `int`. A symbol is a size of at least 1, or, written `n?`, of at least 0. One
+whose name starts with `$` may be 0, too: a value computed in the run gives it (`Graph.sizes`). One with a dot in its
+name (`shape.0`) is a number that a caller passes as data, or that the run finds, and any integer unless told.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ Monomial = tuple["Atom", ...]
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named run-time size. Its bounds belong to the graph that it is used in, not to its identity."""
+    """A named run-time size. Whether it may be 0 is part of its identity, as equal sizes have one form; other bounds
+    belong to the graph that it is used in. A graph has one symbol of a name."""
 
     name: str
+    may_be_empty: bool = False
 
     def __str__(self) -> str:
-        return self.name
+        return self.name + EMPTY * self.may_be_empty
 
 
+EMPTY = "?"  # behind the names of sizes that may be 0, in text
 FOUND = "$"  # the first letter of the names of sizes that only the run finds
 
 
@@ -288,9 +291,9 @@ def _shared(a: Mapping[Monomial, int], b: Mapping[Monomial, int]) -> dict[Monomi
     return {m: min(c, other, key=abs) for m, c, other in both if (c > 0) == (other > 0)}
 
 
-def symbol(name: str) -> Dim:
-    """A fresh symbolic dimension of that name."""
-    return Dim((((Symbol(name),), 1),))
+def symbol(name: str, may_be_empty: bool = False) -> Dim:
+    """A symbolic dimension of that name."""
+    return Dim((((Symbol(name, may_be_empty),), 1),))
 
 
 def as_dim(d: object) -> int | Dim:

@@ -16,7 +16,6 @@ from ingot.ir.dims.algebra import (
     divides,
     extreme,
     is_found,
-    symbol,
     symbols_of,
 )
 
@@ -230,10 +229,10 @@ def solve_equal(a: int | Dim, b: int | Dim) -> tuple[str, int | Dim] | None:
         return None
     (name,) = names
     slopes = [(mono, c) for mono, c in difference.terms if name in symbols_of(Dim(((mono, 1),)))]
-    if len(slopes) != 1 or slopes[0][0] != (Symbol(name),):
+    mono, slope = slopes[0] if len(slopes) == 1 else ((), 0)
+    if len(mono) != 1 or not isinstance(mono[0], Symbol):
         return None
-    slope = slopes[0][1]
-    size = divides(symbol(name) * slope - difference, slope)
+    size = divides(Dim(((mono, slope),)) - difference, slope)
     return None if size is None or negative(size) else (name, size)
 
 
@@ -263,7 +262,7 @@ def _atom_bounds(
     atom: Atom, of: Mapping[str, Interval] | None, deep: int, known: dict[tuple[Dim, int], Interval]
 ) -> Interval:
     if isinstance(atom, Symbol):
-        return (of or {}).get(atom.name) or span_of(atom.name)
+        return (of or {}).get(atom.name) or span_of(atom.name, 1 - atom.may_be_empty)
     (alo, ahi), (blo, bhi) = (_bounds(side, of, deep, known) for side in (atom.a, atom.b))
     if atom.fn == "mod":
         return 0, (None if bhi is None else bhi - 1)

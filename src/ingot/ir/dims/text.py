@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ingot.ir.dims.algebra import FOUND, Atom, Dim, Symbol, floordiv, mod, symbol
+from ingot.ir.dims.algebra import EMPTY, FOUND, Atom, Dim, Symbol, floordiv, mod, symbol
 from ingot.ir.dims.bounds import dim_max, dim_min
 from ingot.support.limits import most_terms
 
@@ -31,7 +31,7 @@ def _postfix_atom(atom: Atom) -> list[int | str]:
     return [*postfix(atom.a), *postfix(atom.b), name]
 
 
-_TOKEN = re.compile(r"\s*(\d+|\$?[A-Za-z_][\w.]*|//|[-+*%(),])")
+_TOKEN = re.compile(r"\s*(\d+|\$?[A-Za-z_][\w.]*\??|//|[-+*%(),])")
 
 
 def parse_dim(text: str) -> int | Dim:
@@ -98,7 +98,7 @@ def _parse_atom(tokens: list[str]) -> tuple[int | Dim, list[str]]:
         return int(head), rest
     if not head[0].isalpha() and head[0] not in ("_", FOUND):
         raise ValueError(f"unexpected {head!r} in a dimension")
-    return symbol(head), rest
+    return symbol(head.removesuffix(EMPTY), head.endswith(EMPTY)), rest
 
 
 def _expect(tokens: list[str], token: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike
+from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, product
 from ingot.ir.node import Node, Op
 from ingot.ir.types import DTYPES, FLOAT_FORMATS, Box, DType, Shape, TensorType, dtype_of, f8e5m2
 
@@ -109,6 +109,11 @@ def known(*dims: DimLike) -> bool:
     return not any(isinstance(d, Dim) for d in dims)
 
 
+def rows_to_read(size: DimLike, window: DimLike, *results: DimLike) -> DimLike:
+    """What is left of an axis that windows are read from; of an axis of no elements nothing is read for no results."""
+    return size - window * dim_min(product(results), 1)
+
+
 def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> DimLike:
     """How many windows fit into `size` (padding and base dilation already counted).
 
@@ -122,7 +127,7 @@ def dilated(size: DimLike, dilation: int) -> DimLike:
     """The size after dilation - 1 holes between neighbours; 0 stays 0."""
     if dilation == 1 or size == 0:
         return size
-    return (size - 1) * dilation + 1
+    return dim_max((size - 1) * dilation + 1, 0)
 
 
 def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:

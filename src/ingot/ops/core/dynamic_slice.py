@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import negative
+from ingot.ir.dims import DimLike, negative
 from ingot.ir.node import Samples
 from ingot.ir.types import Shape, TensorType
 from ingot.ops.core import samples as s
@@ -36,6 +37,9 @@ class DynamicSlice(CoreOp):
         for axis, (window, size) in enumerate(zip(self.sizes, x.shape, strict=True)):
             self.expect(not negative(size - window), f"axis {axis}: expected a size of at most {size}, got {window}")
         return x.with_shape(self.sizes)
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        return [size - window for size, window in zip(inputs[0].shape, self.sizes, strict=True)]
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, *starts = inputs
@@ -68,6 +72,10 @@ class DynamicUpdateSlice(CoreOp):
         for axis, (window, size) in enumerate(zip(update.shape, x.shape, strict=True)):
             self.expect(not negative(size - window), f"axis {axis}: expected an update of at most {size}, got {window}")
         return x
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, update = inputs[:2]
+        return [size - window for size, window in zip(x.shape, update.shape, strict=True)]
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, update, *starts = inputs

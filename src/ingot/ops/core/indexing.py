@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,7 +11,18 @@ import numpy as np
 from ingot.ir.dims import DimLike, negative
 from ingot.ir.node import Op, Samples
 from ingot.ir.types import Shape, TensorType, boolean, dtype_of
-from ingot.ops.core.base import Category, CoreOp, Perm, check_count, check_dims, finish, inverse, permute, widen
+from ingot.ops.core.base import (
+    Category,
+    CoreOp,
+    Perm,
+    check_count,
+    check_dims,
+    finish,
+    inverse,
+    permute,
+    rows_to_read,
+    widen,
+)
 from ingot.support.dataclass import dataclass
 
 
@@ -45,11 +56,11 @@ class Gather(CoreOp):
         check_dims(self, self.start_indices_batching_dims, indices.rank, "start_indices_batching_dims")
         _check_batching(self, x, indices, self.operand_batching_dims, self.start_indices_batching_dims)
         _check_vector(self, indices, self.index_vector_dim, len(self.start_index_map))
-        for axis, (window, size) in enumerate(zip(self.slice_sizes, x.shape, strict=True)):
-            self.expect(
-                not negative(size - window) and (axis not in gone or window == 1),
-                f"slice size of axis {axis}: expected at most {size} (1 where collapsed), got {window}",
-            )
+        for axis, window in enumerate(self.slice_sizes):
+            self.expect(axis not in gone or window == 1, f"slice size of axis {axis}: expected 1, got {window}")
+        for axis, rest in enumerate(self.conditions(*inputs)):
+            fits = f"expected at most {x.shape[axis]}, got {self.slice_sizes[axis]}"
+            self.expect(not negative(rest), f"slice size of axis {axis}: {fits}")
         batch = _without(indices.shape, (self.index_vector_dim,))
         offsets = _without(self.slice_sizes, gone)
         rank = len(batch) + len(offsets)
@@ -59,6 +70,11 @@ class Gather(CoreOp):
         check_dims(self, self.offset_dims, rank, "offset_dims")
         in_offset, in_batch = iter(offsets), iter(batch)
         return x.with_shape(tuple(next(in_offset if d in self.offset_dims else in_batch) for d in range(rank)))
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, indices = inputs
+        results = _without(indices.shape, (self.index_vector_dim,))
+        return [rows_to_read(size, window, *results) for size, window in zip(x.shape, self.slice_sizes, strict=True)]
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
@@ -312,6 +328,9 @@ class Sort(CoreOp):
             kept = tuple(self.keep if d == self.dimension else n for d, n in enumerate(inputs[0].shape))
             inputs = tuple(x.with_shape(kept) for x in inputs)
         return inputs[0] if len(inputs) == 1 else inputs
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        return () if self.keep is None else (inputs[0].shape[self.dimension] - self.keep,)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         keys = [_order_key(x) for x in inputs[: self.num_keys]]

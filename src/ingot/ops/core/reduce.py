@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, negative
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of, i64
 from ingot.ops.core.base import (
@@ -24,6 +25,7 @@ from ingot.ops.core.base import (
     inverse,
     is_whole,
     permute,
+    rows_to_read,
     widen,
 )
 from ingot.ops.core.shape import pad_array
@@ -160,8 +162,13 @@ class ArgReduce(Reduction):
         (x,) = inputs
         self.expect(self.kind in ("max", "min"), f"kind: expected max or min, got {self.kind}")
         check_dims(self, (self.dim,), x.rank, "dim")
-        self.expect(x.shape[self.dim] != 0, f"expected at least one element on axis {self.dim}, got {x}")
+        there = not any(map(negative, self.conditions(x)))
+        self.expect(there, f"expected at least one element on axis {self.dim}, got {x}")
         return TensorType(i64, tuple(d for axis, d in enumerate(x.shape) if axis != self.dim))
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        results = (d for axis, d in enumerate(inputs[0].shape) if axis != self.dim)
+        return (rows_to_read(inputs[0].shape[self.dim], 1, *results),)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x = widen(inputs[0])

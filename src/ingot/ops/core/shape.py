@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import ClassVar
@@ -226,6 +226,10 @@ class Slice(View):
                 f"axis {axis}: expected 0 <= start <= limit <= {size} and a stride >= 1, got {lo}:{hi}:{step}",
             )
         return x.with_shape(self._shape)
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        for low, high, size in zip(self.start, self.limit, inputs[0].shape, strict=True):
+            yield from (low, high - low, size - high)
 
     @property
     def _shape(self) -> Shape:

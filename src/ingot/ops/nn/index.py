@@ -1,12 +1,12 @@
 """Gathers, scatters and selections by index, with numpy's, PyTorch's and ONNX's semantics.
 
 Negative indices count from the end. Frameworks raise for an index out of range; compiled code cannot, so gathers clamp
-it, take zeros where there are no elements at all, and scatters drop the element.
+it and scatters drop the element. Where an axis has no elements at all, gathers have no results, or are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import ml_dtypes
@@ -15,7 +15,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, negative
 from ingot.ir.node import Const, Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, check_dims, finish, widen
+from ingot.ops.core.base import check_count, check_dims, finish, rows_to_read, widen
 from ingot.ops.core.indexing import Gather, Scatter
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
@@ -29,11 +29,9 @@ def _check_indices(op: Op, indices: TensorType) -> None:
     op.expect(indices.dtype.is_integer, f"expected integer indices, got {indices}")
 
 
-def _check_there(op: Op, x: TensorType, indices: TensorType, axes: Sequence[int]) -> None:
-    """Refuse indices that are there, into axes without elements."""
-    empty = [d for d in axes if x.shape[d] == 0]
-    some = isinstance(indices.size, int) and indices.size > 0
-    op.expect(not (empty and some), f"expected elements to take on axis {empty}, got {x}")
+def _to_read(x: TensorType, axes: Sequence[int], *results: DimLike) -> list[DimLike]:
+    """What is left of the axes that `results` elements are taken along."""
+    return [rows_to_read(x.shape[d], 1, *results) for d in axes]
 
 
 def wrap(indices: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:
@@ -66,20 +64,6 @@ def _line_of(indices: Node, axis: int) -> Node | None:
     return Reshape((indices.shape[axis],))(x)
 
 
-def _some_elements(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """x, or zeros with an element along each of `axes` that has none."""
-    shape = [max(n, 1) if d in axes else n for d, n in enumerate(x.shape)]
-    return x if list(x.shape) == shape else np.zeros(shape, x.dtype)
-
-
-def _nothing_to_take(op: Op, x: Node, indices: Node, axes: Sequence[int]) -> Node | None:
-    """What a gather along `axes` gives where it has no results, or nothing to take; None elsewhere."""
-    kind = op.infer(x.type, indices.type)
-    assert isinstance(kind, TensorType)
-    empty = kind.size == 0 or any(x.shape[d] == 0 for d in axes)
-    return t.full(kind.shape, 0, kind.dtype).node if empty else None
-
-
 def _size_vector(sizes: Sequence[DimLike]) -> Operand:
     """Sizes as an i64 vector."""
     if not any(isinstance(d, Dim) for d in sizes):
@@ -107,19 +91,20 @@ class Take(Op):
         x, indices = inputs
         check_dims(self, (self.axis,), x.rank, "axis")
         _check_indices(self, indices)
-        _check_there(self, x, indices, (self.axis,))
+        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on axis {self.axis}, got {x}")
         return x.with_shape((*x.shape[: self.axis], *indices.shape, *x.shape[self.axis + 1 :]))
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, indices = inputs
+        return _to_read(x, (self.axis,), *indices.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
-        x = _some_elements(x, (self.axis,))
         at = wrap(indices, x.shape[self.axis])
         return np.take(x, np.clip(at, 0, x.shape[self.axis] - 1), self.axis)
 
     def lower(self, *inputs: Node) -> Node:
         x, indices = inputs
-        if (nothing := _nothing_to_take(self, x, indices, (self.axis,))) is not None:
-            return nothing
         return t.take(Term(x), wrapped(indices, t.size(x.shape[self.axis])), self.axis).node
 
     @classmethod
@@ -151,12 +136,15 @@ class GatherElements(Op):
         _check_indices(self, indices)
         check_dims(self, (self.axis,), x.rank, "axis")
         _check_covered(self, x, indices, self.axis)
-        _check_there(self, x, indices, (self.axis,))
+        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on axis {self.axis}, got {x}")
         return x.with_shape(indices.shape)
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, indices = inputs
+        return _to_read(x, (self.axis,), *indices.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
-        x = _some_elements(x, (self.axis,))
         size = x.shape[self.axis]
         at = np.clip(wrap(indices, size), 0, size - 1)
         part = x[tuple(slice(None) if d == self.axis else slice(n) for d, n in enumerate(indices.shape))]
@@ -164,8 +152,6 @@ class GatherElements(Op):
 
     def lower(self, *inputs: Node) -> Node:
         x, indices = Term(inputs[0]), inputs[1]
-        if (nothing := _nothing_to_take(self, x.node, indices, (self.axis,))) is not None:
-            return nothing
         others = tuple(d for d in range(x.rank) if d != self.axis)
         for d in others:
             x = x.slice(d, 0, indices.shape[d])
@@ -206,13 +192,17 @@ class GatherND(Op):
         depth = _check_vectors(self, x, indices, self.batch_dims)
         same = x.shape[: self.batch_dims] == indices.shape[: self.batch_dims]
         self.expect(same, f"expected {self.batch_dims} equal batch dimensions, got {x} and {indices}")
-        _check_there(self, x, indices, range(self.batch_dims, self.batch_dims + depth))
+        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on the axes taken, got {x}")
         return x.with_shape((*indices.shape[:-1], *x.shape[self.batch_dims + depth :]))
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, indices = inputs
+        depth = _check_vectors(self, x, indices, self.batch_dims)
+        return _to_read(x, range(self.batch_dims, self.batch_dims + depth), *indices.shape[:-1])
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
         b, depth = self.batch_dims, indices.shape[-1]
-        x = _some_elements(x, range(b, b + depth))
         sizes = np.asarray(x.shape[b : b + depth])
         at = np.clip(wrap(indices, sizes), 0, sizes - 1)
         grid = np.ix_(*(np.arange(n) for n in indices.shape[:b])) if b else ()
@@ -222,8 +212,6 @@ class GatherND(Op):
     def lower(self, *inputs: Node) -> Node:
         x, indices = inputs
         b, depth, rank = self.batch_dims, int(indices.shape[-1]), len(indices.shape)
-        if (nothing := _nothing_to_take(self, x, indices, range(b, b + depth))) is not None:
-            return nothing
         at = wrapped(indices, _size_vector(x.shape[b : b + depth]))
         batch, mapped = tuple(range(b)), tuple(range(b, b + depth))
         window = len(x.shape) - b - depth

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
@@ -40,6 +41,9 @@ class TopK(Op):
         self.expect(fits, f"k: expected at most {size}, the size of axis {self.axis} of {x}, got {self.k}")
         y = x.with_shape(tuple(self.k if d == self.axis else n for d, n in enumerate(x.shape)))
         return y, y.with_dtype(i64)
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        return (inputs[0].shape[self.axis] - self.k,)
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (x,) = inputs

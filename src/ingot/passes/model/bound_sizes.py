@@ -10,6 +10,7 @@ beyond it, and what is no element of x be among the largest.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ingot import ops
@@ -25,33 +26,36 @@ def bound_sizes(graph: Graph) -> Graph:
     limits = {name: (low, high) for name, low, high in graph.bounds}
     conditions = dict.fromkeys(graph.conditions)
     for n in graph.nodes():
-        room = _room(n)
-        if not isinstance(room, Dim):
-            continue
-        most = bounds(room, limits)[1]
-        if most is not None and most < 0:
-            where = n.loc or None
-            raise ShapeError(f"{n.op.name}: no size fits", expected=f"{room} >= 0", got=f"{most} at most", where=where)
-        bounded = narrowed(room, limits)
-        if bounded is not None:
-            limits = bounded
-        else:
-            conditions[room] = None
+        for room in _rooms(n):
+            least, most = bounds(room, limits)
+            if least is not None and least >= 0:
+                continue
+            if most is not None and most < 0:
+                expected, where = f"{room} >= 0", n.loc or None
+                raise ShapeError(f"{n.op.name}: no size fits", expected=expected, got=f"{most} at most", where=where)
+            bounded = narrowed(room, limits)
+            if bounded is not None:
+                limits = bounded
+            else:
+                conditions[room] = None
     found = tuple((name, low, high) for name, (low, high) in sorted(limits.items()))
     if found == graph.bounds and len(conditions) == len(graph.conditions):
         return graph
     return replace(graph, bounds=found, conditions=tuple(conditions))
 
 
-def _room(n: Node) -> DimLike | None:
-    """How many rows or elements are left beyond those that `n` surely needs; None where it needs none."""
-    if isinstance(n.op, ops.TopK):
-        return n.inputs[0].shape[n.op.axis] - n.op.k
-    if not isinstance(n.op, ops.Take):
-        return None
-    table, positions = n.inputs
-    rows, last = table.shape[n.op.axis], _largest(positions)
-    return rows - 1 - last if isinstance(rows, int) and last is not None else None
+def _rooms(n: Node) -> Iterator[Dim]:
+    """How many rows or elements are left beyond those that `n` surely needs."""
+    if not n.op.computes:
+        return
+    yield from (d for t in n.types for d in t.shape if isinstance(d, Dim))
+    yield from (d for d in n.op.conditions(*(x.type for x in n.inputs)) if isinstance(d, Dim))
+    if isinstance(n.op, ops.Take):
+        table, positions = n.inputs
+        rows, last = table.shape[n.op.axis], _largest(positions)
+        room = rows - 1 - last if isinstance(rows, int) and last is not None else None
+        if isinstance(room, Dim):
+            yield room
 
 
 def _largest(n: Node) -> DimLike | None:
