@@ -11,9 +11,9 @@ A graph whose tensors lie on a GPU is compiled for that GPU.
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any
 
@@ -40,10 +40,18 @@ from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, In
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.constants import Constants
 from ingot.frontends.torch.tracing.guards import equations
-from ingot.frontends.torch.tracing.layouts import Order, gradient_orders, kept_orders, order_of, result_orders
+from ingot.frontends.torch.tracing.layouts import (
+    Order,
+    cut_memory,
+    cut_results,
+    inverse,
+    order_of,
+    report_strides,
+    saved_results,
+)
 from ingot.frontends.torch.tracing.partition import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
-from ingot.frontends.torch.values import Number, boolean, f64
+from ingot.frontends.torch.values import Complex, Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
@@ -93,24 +101,23 @@ def ingot_backend(
         # what an optimizer's step reads changes between its calls as what it writes does
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
         fixed = frozenset[int]() if steps else parameters - written
-        return _Specialized(gm, example_inputs, fixed, compile_model, result_orders(gm.graph))
+        return _Specialized(gm, example_inputs, fixed, compile_model)
 
     # parameters that are trained change between calls; those that are frozen have the same names in both graphs
     frozen = _frozen(parameters, example_inputs)
     names: set[str] = set()
-    forward_inputs: list[Any] = []
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         fixed = frozen - _written()
         names.update(n.name for i, n in enumerate(_placeholders(gm.graph)) if i in fixed)
-        forward_inputs[:] = example_inputs
-        return _Specialized(gm, example_inputs, fixed, compile_model, kept_orders(gm.graph))
+        run = _Specialized(gm, example_inputs, fixed, compile_model, saved_results())
+        report_strides(run.results)
+        return run
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         join = split_sparse(gm.graph)
         fixed = frozenset(i for i, n in enumerate(_placeholders(gm.graph)) if n.name in names)
-        orders = gradient_orders(gm.graph, forward_inputs) if join is None else ()
-        run = _Specialized(gm, example_inputs, fixed, compile_model, orders)
+        run = _Specialized(gm, example_inputs, fixed, compile_model)
         return run if join is None else make_boxed_func(lambda *args: join(run([*args])))
 
     with padding_as_zeros():
@@ -190,18 +197,18 @@ class _Specialized:
         example_inputs: Sequence[Any],
         fixed: frozenset[int],
         compile_model: Compile,
-        orders: Sequence[Order | None] = (),
+        kept: slice = slice(0),
     ):
-        """orders: in memory, of each result."""
+        """kept: places of the results that only a backward graph reads."""
         gpu = gpu_of(graph.graph)
         self._writes = _writes(graph.graph)
+        read, self._memory = cut_memory(graph.graph)
+        self.results = cut_results(graph.graph, kept, len(self._writes))
         self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
-        self._orders = {i: order for i, v in enumerate(example_inputs) if i not in fixed and (order := order_of(v))}
-        self._result_orders = {i: order for i, order in enumerate(orders) if order}
-        self._passed = _passed(graph.graph)
-        self._seen, self._views = _input_views(graph)
+        inputs = enumerate((*example_inputs, *(n.meta["val"] for n in read)))
+        self._orders = {i: order for i, v in inputs if i not in fixed and (order := order_of(v))}
         # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
         self._ints, self._sizes = _ints(graph.graph)
         self._hooks = _hooks(graph.graph)
@@ -209,6 +216,8 @@ class _Specialized:
         self._runs: dict[tuple[tuple[int, int], ...], Compiled] = {}
 
     def __call__(self, args: list[Any]) -> Any:
+        if self._memory is not None:
+            args = [*args, *self._memory(*args)]
         before = self._constants.held.keys()
         if self._constants.changed(args):
             self._runs.clear()
@@ -226,23 +235,16 @@ class _Specialized:
             left = {*self._constants.held, *self._hooks, *(i for i, _ in numbers)}
             given = [a for i, a in enumerate(given) if i not in left]
         result = run(*given)
-        if self._passed:
-            made = iter(result)
-            result = tuple([next(made) if place is None else args[place] for place in self._passed])
-        if self._result_orders:
-            back = self._result_orders
-            result = tuple([r.permute(_inverse(back[i])) if i in back else r for i, r in enumerate(result)])
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.device == place else r.to(place) for r, place in pairs])
+        if self.results.finish is not None:
+            result = self.results.finish(*args, *result)
         if self._writes:
             result, values = result[: -len(self._writes)], result[-len(self._writes) :]
             for (place, write), value in zip(self._writes, values, strict=True):
                 write(args[place], value)
-        if self._views is None:
-            return result
-        views = dict(zip(self._seen, self._views(*args), strict=True))
-        return tuple([views.get(i, r) for i, r in enumerate(result)])
+        return result
 
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """(position, value) of the ints that are numbers of the program."""
@@ -253,7 +255,7 @@ class _Specialized:
     def _specialized(self, numbers: tuple[tuple[int, int], ...], args: Sequence[Any]) -> Compiled:
         held = self._constants.held
         try:
-            model = import_flat(self._graph, held, dict(numbers), self._orders, self._result_orders)
+            model = import_flat(self._graph, held, dict(numbers), self._orders, self.results.orders)
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):
                 raise
@@ -323,14 +325,6 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [n for n in graph.nodes if n.op == "placeholder"]
 
 
-def _passed(graph: fx.Graph) -> list[int | None]:
-    """Of each result, which input it is, as what the backward pass reads of the inputs is not copied; [] if none is."""
-    (end,) = (n for n in graph.nodes if n.op == "output")
-    place = {n: i for i, n in enumerate(_placeholders(graph))}
-    found = [place.get(n) if isinstance(n, fx.Node) else None for n in end.args[0]]
-    return found if any(i is not None for i in found) else []
-
-
 def _hooks(graph: fx.Graph) -> set[int]:
     """Positions of what holds hooks for compiled autograd's backward pass, and only passes through."""
     return {i for i, n in enumerate(_placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
@@ -345,45 +339,14 @@ def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
     return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
 
 
-def _input_views(module: fx.GraphModule) -> tuple[list[int], fx.GraphModule | None]:
-    """(which results are views of inputs, the graph of these views alone); ([], None) for static sizes.
-
-    AOTAutograd makes such a result from the input again: of static sizes by the views' own ops, else by the strides and
-    the offset of what the backend returned, which have to be the view's.
-    """
-    (end,) = (n for n in module.graph.nodes if n.op == "output")
-    found = [i for i, n in enumerate(end.args[0]) if isinstance(n, fx.Node) and _is_view_of_input(n)]
-    if not found or _environment(module.graph) is None:
-        return [], None
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for n in module.graph.nodes:
-        if n is not end:
-            copies[n] = graph.node_copy(n, lambda old: copies[old])
-    graph.output([copies[end.args[0][i]] for i in found])
-    graph.eliminate_dead_code()
-    return found, fx.GraphModule(module, graph)
-
-
-def _is_view_of_input(node: fx.Node) -> bool:
-    views = 0
-    while node.op == "call_function":
-        split = node.target is operator.getitem
-        if not (split or getattr(node.target, "is_view", False)) or not isinstance(node.args[0], fx.Node):
-            return False
-        node, views = node.args[0], views + 1
-    return node.op == "placeholder" and views > 0
-
-
 def import_flat(
     module: fx.GraphModule,
     constants: Mapping[int, torch.Tensor],
     numbers: Mapping[int, int] = _NONE,
     orders: Mapping[int, Order] = _NONE,
-    result_orders: Mapping[int, Order] = _NONE,
+    result_orders: Sequence[Order | None] = (),
 ) -> ImportedModel:
-    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple of the
-    results that are no inputs.
+    """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 
     constants, numbers: tensors and ints by the positions of the inputs that they take the place of. orders,
     result_orders: by position, that of axes which the model takes or gives tensors in.
@@ -416,9 +379,8 @@ def import_flat(
         leaves.append(leaf)
         inputs.append(carrier)
         values.append(value)
-    passed = _passed(module.graph)
-    results = enumerate(importer.run(module, values))
-    outputs = [_turned(v, result_orders.get(i)) for i, v in results if not passed or passed[i] is None]
+    results = zip(importer.run(module, values), chain(result_orders, repeat(None)), strict=False)
+    outputs = [_turned(value, order) for value, order in results]
     importer.finish()
     flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
@@ -427,11 +389,9 @@ def import_flat(
     return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
 
 
-def _inverse(order: Order) -> Order:
-    return tuple(order.index(axis) for axis in range(len(order)))
-
-
 def _turned(value: object, order: Order | None) -> object:
+    if isinstance(value, Complex) and order:
+        return Complex(*(Transpose(order)(part) for part in value.parts))
     return Transpose(order)(value) if order and isinstance(value, Node) else value
 
 
@@ -439,7 +399,7 @@ def _input(name: str, value: object, sizes: Sizes, order: Order | None) -> tuple
     """(leaf, the importer's value, graph input) of one placeholder."""
     if isinstance(value, torch.Tensor) and order:
         leaf, node = tensor_input(name, value.permute(order), sizes)
-        return leaf, Transpose(_inverse(order))(node), node
+        return leaf, Transpose(inverse(order))(node), node
     if isinstance(value, torch.Tensor):
         leaf, node = tensor_input(name, value, sizes)
         return leaf, complex_of(node) if leaf.kind == COMPLEX else node, node

@@ -1,24 +1,38 @@
-"""In which order a tensor's axes lie in memory, where torch lets the backend choose it or has it already.
+"""Where results and inputs of a functional graph lie in memory.
 
+A result has the strides that torch traced, as views are replayed on it: its axes are turned within the model, and back
+by torch behind it. What is a view of an input or of another result is not computed: torch makes it again.
+
+    y = conv(x); t = transpose(view(y, [n, 4, h * w]), 1, 2); return y, t
+    ->   the model: return permute(conv(x), [0, 2, 3, 1])
+         behind it: y = permute(made, [0, 3, 1, 2]); return y, transpose(view(y, [n, 4, h * w]), 1, 2)
+
+In front of the model torch reads memory that inputs are views of, of which the model sees no more than their elements.
 An image, or what has an image's shape, that forward keeps for backward lies with its channels last, as Ingot's kernels
-make and read it; one that is given so is read so. Results lie as PyTorch's do, gradients as what they are gradients of,
-which autograd would else copy.
-
-    f32[8,64,56,56] of strides (200704, 1, 3584, 64)   ->   an input f32[8,56,56,64], transposed
+make and read it; one that is given so is read so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain, repeat
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+from ingot.support.dataclass import dataclass
 
 Order = tuple[int, ...]  # the tensor's axes, from the outermost in memory on
 
 _aten = torch.ops.aten
+_NONE = slice(0)
 _OF_IMAGES = frozenset(
     (
         _aten.convolution,
@@ -28,81 +42,296 @@ _OF_IMAGES = frozenset(
         _aten.avg_pool2d,
     )
 )
+# views in which elements may share memory
+_OVERLAPPING = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_strided.default))
+
+
+def dense_order(value: torch.Tensor) -> Order | None:
+    """The order of a tensor whose elements fill its memory, None for others. Sizes may be open."""
+    rows, steps = tuple(range(value.dim())), [optimization_hint(s, 1 << 12) for s in value.stride()]
+    if _fills(value, rows):
+        return rows
+    # of two axes with one stride the inner one has one element
+    order = sorted(rows, key=lambda axis: (-steps[axis], optimization_hint(value.shape[axis], 2) == 1))
+    return tuple(order) if _fills(value, order) else None
 
 
 def order_of(value: object) -> Order | None:
-    """The order of a dense tensor of known size that does not lie row by row; None for all else."""
-    if not isinstance(value, torch.Tensor) or value.is_complex() or not _known(value):
+    """The order of a dense tensor that does not lie row by row; None for all else."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_complex():
         return None
-    strides = value.stride()
-    order = tuple(sorted(range(value.dim()), key=lambda axis: (-strides[axis], axis)))
-    step = 1
+    order = dense_order(value)
+    return None if order is None or order == tuple(range(value.dim())) else order
+
+
+def _fills(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> bool:
+    """Whether the strides are those of dense axes in this order; of an axis of one element only if `exactly`."""
+    step: sympy.Basic = sympy.Integer(1)
     for axis in reversed(order):
-        if value.shape[axis] != 1 and strides[axis] != step:
-            return None
-        step *= value.shape[axis]
-    return None if value.is_contiguous() or step == 0 else order
+        size, stride = _expression(value.shape[axis]), _expression(value.stride(axis))
+        if (exactly or size != 1) and stride != step and sympy.expand(stride - step) != 0:
+            return False
+        step = step * size
+    return step != 0
 
 
-def result_orders(graph: fx.Graph) -> list[Order | None]:
-    """Of each result: as PyTorch has it."""
-    return [_own(result) for result in _results(graph)]
+def _expression(size: int | torch.SymInt) -> sympy.Expr:
+    """Of strides, torch's max(1, n) is n: a tensor of no elements has no other places."""
+    if not isinstance(size, torch.SymInt):
+        return sympy.Integer(size)
+    e = size.node.expr
+    extremes = {m: n for m in e.atoms(torch.utils._sympy.functions.Max, sympy.Max) for n in _beside_one(m)}
+    return sympy.expand(e.xreplace(extremes) if extremes else e)
 
 
-def kept_orders(graph: fx.Graph) -> list[Order | None]:
-    """Of each result of a forward graph: channels last for images that only the backward graph reads, else as PyTorch
-    has it.
+def _beside_one(extreme: sympy.Basic) -> list[sympy.Basic]:
+    rest = [a for a in extreme.args if a != 1]
+    return rest if len(rest) == 1 and len(extreme.args) == 2 else []
 
-    Tells AOTAutograd, which traced other strides.
+
+@dataclass(frozen=True)
+class Results:
+    """What a graph's results are made of.
+
+    Attributes:
+        computed: the values that the model gives.
+        orders: in which each of them has its axes; None for rows.
+        strides: of each result, where they are others than torch traced; else None.
+        finish: from the graph's inputs and the computed values to the results; None where the latter are the results.
     """
-    results, context = _results(graph), TracingContext.try_get()
-    if context is None or context.fw_metadata is None or context.output_strides is None:
-        return result_orders(graph)
-    kept, images = range(len(results))[context.fw_metadata.tensors_saved_for_backwards_slice], _images(graph)
-    orders = [_last(r) if i in kept and r in images else _own(r) for i, r in enumerate(results)]
-    context.output_strides += [_strides(r, o) for r, o in zip(results, orders, strict=True)]
-    return orders
+
+    computed: tuple[fx.Node, ...]
+    orders: tuple[Order | None, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+    finish: Callable[..., tuple[Any, ...]] | None
 
 
-def gradient_orders(graph: fx.Graph, inputs: Sequence[object]) -> list[Order | None]:
-    """Of each result of a backward graph: as the forward graph's input of its place lies."""
-    pairs = zip(_results(graph), chain(inputs, repeat(None)), strict=False)
-    return [order_of(x) if _alike(_value(result), x) else _own(result) for result, x in pairs]
+class _Outside:
+    """A graph that torch runs outside of the model, of views and sizes of the inputs of `graph` and of `computed`."""
+
+    def __init__(self, graph: fx.Graph, computed: Iterable[fx.Node] = ()) -> None:
+        self.graph = fx.Graph()
+        inputs = graph.find_nodes(op="placeholder")
+        self.made = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
+        known = ((n, n.meta.get("val")) for n in inputs)
+        self._sizes = {v.node.expr: fx.Proxy(self.made[n]) for n, v in known if isinstance(v, torch.SymInt)}
+
+    def has_size(self, value: object) -> bool:
+        if isinstance(value, torch.SymInt):
+            return all(s in self._sizes for s in value.node.expr.free_symbols)
+        return isinstance(value, int)
+
+    def size(self, value: int | torch.SymInt) -> Any:
+        if not isinstance(value, torch.SymInt):
+            return value
+        expression = value.node.expr
+        if expression not in self._sizes:
+            self._sizes[expression] = sympy_interp(PythonReferenceAnalysis, dict(self._sizes), expression)
+        found = self._sizes[expression]
+        return found.node if isinstance(found, fx.Proxy) else int(found)
+
+    def has_views(self, node: fx.Node) -> bool:
+        """Whether the views that lead to `node` can be made again."""
+        source, call = _source(node), _call(node)
+        sizes = (n.meta.get("val") for n in call.all_input_nodes if n is not source)
+        return source is None or (all(map(self.has_size, sizes)) and self.has_views(source))
+
+    def view(self, node: fx.Node) -> fx.Node:
+        """`node`, a view of what is here, with the views that lead to it."""
+        if node not in self.made:
+            source, call = _source(node), _call(node)
+            assert source is not None, node
+            self.view(source)
+            if call not in self.made:
+                args, kwargs = fx.node.map_arg((call.args[1:], dict(call.kwargs)), lambda n: self.size(n.meta["val"]))
+                self.made[call] = self.call(call.target, self.made[source], *args, **kwargs)
+            if call is not node:
+                self.made[node] = self.call(operator.getitem, self.made[call], node.args[1])
+        return self.made[node]
+
+    def call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(function, args, kwargs)
+
+    def function(self, results: Iterable[Any]) -> Callable[..., tuple[Any, ...]]:
+        self.graph.output(tuple(results))
+        return fx.GraphModule({}, self.graph).forward
 
 
-def _alike(a: object, b: object) -> bool:
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return _known(a) and _known(b) and a.shape == b.shape
+def cut_results(graph: fx.Graph, kept: slice = _NONE, written: int = 0) -> Results:
+    """Lets `graph` give only what the model has to compute of its results.
 
-
-def _results(graph: fx.Graph) -> Sequence[object]:
+    kept: places of what only a backward graph reads, which has its axes in any order. written: how many of the last
+    results are what inputs are given.
+    """
     (end,) = graph.find_nodes(op="output")
-    return end.args[0]
+    results: Sequence[Any] = end.args[0]
+    shown_until = len(results) - written
+    saved = range(len(results))[kept]
+    shown = {r for i, r in enumerate(results[:shown_until]) if i not in saved and _is_strided(r)}
+    given = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
+    sizes = _Outside(graph)
+    nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.made)
+    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, shown, given) and sizes.has_views(r)}
+    shown |= {_root(r) for r in views}
+    computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
+    computed = {r: None for r in computed if r not in sizes.made}
+
+    images, outside = _images(graph) & {results[i] for i in saved} - shown, _Outside(graph, computed)
+    inputs = [outside.made[r] for r in computed]
+    orders = [_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
+    for r, order in zip(computed, orders, strict=True):
+        outside.made[r] = _as_traced(r, order, outside) if r in shown else _turned(outside, r, order)
+    out = [_result(r, outside) for r in results]
+    end.args = (tuple(computed),)
+    graph.eliminate_dead_code()
+    strides = [_strides(r) if r in images else None for r in results]
+    finish = None if out == inputs else outside.function(out)
+    return Results(tuple(computed), tuple(orders), tuple(strides), finish)
 
 
-def _value(result: object) -> object:
-    return result.meta.get("val") if isinstance(result, fx.Node) else None
+def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any, ...]] | None]:
+    """(new inputs of `graph`, what makes them of the others): what reads the memory of an input, which is more than the
+    input's elements where that is a view.
+
+    as_strided(slice(x, 0, 1), [2], [1], 2)   ->   an input f32[2]
+    """
+    outside = _Outside(graph)
+    reads = [n for n in graph.find_nodes(op="call_function", target=_aten.as_strided.default)]
+    reads = [n for n in reads if _root(n).op == "placeholder" and outside.has_views(n)]
+    if not reads:
+        return [], None
+    made, added, last = [outside.view(n) for n in reads], list[fx.Node](), graph.find_nodes(op="placeholder")[-1]
+    for node in reversed(reads):
+        with graph.inserting_after(last):
+            new = graph.placeholder(f"{node.name}_memory")
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        added.insert(0, new)
+    graph.eliminate_dead_code()
+    return added, outside.function(made)
 
 
-def _own(result: object) -> Order | None:
-    """None for inputs, which are passed on as they are."""
-    return None if isinstance(result, fx.Node) and result.op == "placeholder" else order_of(_value(result))
+def saved_results() -> slice:
+    """Places of a forward graph's results that only its backward graph reads."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None or context.output_strides is None:
+        return _NONE
+    return context.fw_metadata.tensors_saved_for_backwards_slice
 
 
-def _last(node: object) -> Order:
-    assert isinstance(node, fx.Node)
+def report_strides(results: Results) -> None:
+    """Tell AOTAutograd, which traced other strides."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides += results.strides
+
+
+def _result(r: Any, outside: _Outside) -> Any:
+    if not isinstance(r, fx.Node) or r in outside.made:
+        return outside.made[r] if isinstance(r, fx.Node) else r
+    value = r.meta.get("val")
+    return outside.size(value) if outside.has_size(value) else outside.view(r)
+
+
+def _is_made_again(r: fx.Node, shown: Collection[fx.Node], given: Collection[fx.Node]) -> bool:
+    """Whether torch makes a result again, of an input or of another value that the model gives. A small part of a value
+    that is no result is computed by itself."""
+    root = _root(r)
+    if root is r or root.op == "placeholder":
+        return root is not r and r not in given
+    if root in shown or r not in shown:
+        return root in shown
+    sharing = [other for other in shown if _root(other) is root]
+    return len(sharing) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
+
+
+def _as_traced(r: fx.Node, order: Order | None, outside: _Outside) -> fx.Node:
+    """The model's value for `r` with the strides that torch traced."""
+    x: torch.Tensor = r.meta["val"]
+    value = _turned(outside, r, order)
+    dims = (*x.shape, *x.stride())
+    if _fills(x, order or range(x.dim()), exactly=True) or not all(map(outside.has_size, dims)):
+        return value
+    size, stride = [outside.size(n) for n in x.shape], [outside.size(n) for n in x.stride()]
+    if order or dense_order(x) or 0 in x.shape:
+        return outside.call(_as_own, _aten.as_strided.default, value, size, stride)
+    if _has_overlap(r):
+        return value
+    return outside.call(_aten.copy_.default, outside.call(_aten.new_empty_strided.default, value, size, stride), value)
+
+
+def _turned(outside: _Outside, r: fx.Node, order: Order | None) -> fx.Node:
+    value = outside.made[r]
+    return value if order is None else outside.call(_as_own, _aten.permute.default, value, inverse(order))
+
+
+def _as_own(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """A view that autograd takes for a tensor of its own: it forbids writes into views that a custom Function makes."""
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return view(x, *args)
+
+
+def inverse(order: Order) -> Order:
+    return tuple(order.index(axis) for axis in range(len(order)))
+
+
+def _order(r: fx.Node, exactly: bool) -> Order | None:
+    value = r.meta.get("val")
+    order = dense_order(value) if exactly else order_of(value)
+    return None if order is None or order == tuple(range(len(order))) else order
+
+
+def _call(node: fx.Node) -> fx.Node:
+    """What makes `node`, which may be one of several results."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return source if isinstance(source, fx.Node) else node
+
+
+def _source(node: fx.Node) -> fx.Node | None:
+    """The tensor that `node` is a view of, which shares its memory."""
+    call = _call(node)
+    if call.op != "call_function" or not isinstance(call.target, torch._ops.OpOverload) or not call.args:
+        return None
+    source = call.args[0]
+    if call.target._schema.is_mutable or not isinstance(source, fx.Node):
+        return None
+    return source if _is_strided(node) and _is_strided(source) and _storage(node) == _storage(source) else None
+
+
+def _root(node: fx.Node) -> fx.Node:
+    source = _source(node)
+    return node if source is None else _root(source)
+
+
+def _storage(node: fx.Node) -> int:
+    return node.meta["val"].untyped_storage()._cdata
+
+
+def _is_strided(node: object) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def _size_in_bytes(node: fx.Node) -> int:
+    value: torch.Tensor = node.meta["val"]
+    return value.element_size() * math.prod(optimization_hint(n, 1 << 12) for n in value.shape)
+
+
+def _has_overlap(node: fx.Node | None) -> bool:
+    """Whether elements of a view may share memory."""
+    return node is not None and (_call(node).target in _OVERLAPPING or _has_overlap(_source(node)))
+
+
+def _last(node: fx.Node) -> Order:
     return 0, *range(2, node.meta["val"].dim()), 1
 
 
-def _strides(node: object, order: Order | None) -> tuple[int, ...] | None:
-    if order is None or not isinstance(node, fx.Node):
-        return None
+def _strides(node: fx.Node) -> tuple[int, ...]:
     shape, steps, step = node.meta["val"].shape, dict[int, int](), 1
-    for axis in reversed(order):
+    for axis in reversed(_last(node)):
         steps[axis] = step
         step *= shape[axis]
-    return tuple(steps[axis] for axis in range(len(order)))
+    return tuple(steps[axis] for axis in range(len(shape)))
 
 
 def _images(graph: fx.Graph) -> set[object]:
