@@ -34,7 +34,7 @@ from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import Place, Share, Sums
-from ingot.schedule.gpu.contraction.tiling import Asked
+from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
 from ingot.schedule.group_io import operand_memory
@@ -149,8 +149,10 @@ class _Product:
             boxes = boxes_of(walked, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), read)
         turn = found.levels.turn if found else 0
         functions = sum(n.op.costly for n in body.nodes())
-        asked = Asked(m, n, depth, batch, unit, turn=turn, boxes=boxes is not None, functions=functions)
-        site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None or copied)
+        shape = ProductShape(
+            m, n, depth, batch, unit, fixed_step=turn, allows_boxes=boxes is not None, costly_ops=functions
+        )
+        site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or copied)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None
         if found is not None:

@@ -45,7 +45,7 @@ from ingot.schedule.gpu.contraction.levels import Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
 from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
 from ingot.schedule.gpu.contraction.sums import Place, Share, Sums
-from ingot.schedule.gpu.contraction.tiling import Asked
+from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.rows import Fold, in_order
 from ingot.schedule.gpu.sites import decided, product_site
@@ -165,7 +165,7 @@ class _SingleRow:
         lines = made[0].ahead or loops.reduce[-1].b == 1
         levels = made[0].levels
         block, halves = (levels.turn, 16 // levels.bits) if levels else (1, 1)
-        asked = Asked(1, n, depth, batch, x.dtype, lines, 0, block, halves, len(made))
+        asked = ProductShape(1, n, depth, batch, x.dtype, lines, 0, block, halves, len(made))
         site = product_site(body, anchors, loops, asked, machine, packed=made[0].ahead)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
