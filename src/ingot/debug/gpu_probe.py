@@ -15,7 +15,7 @@ from ingot.runtime import program as rt
 from ingot.runtime.cuda.driver import driver
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
-from ingot.schedule.gpu.blocks import ALIGN
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 from ingot.support.native import Features
@@ -89,8 +89,8 @@ def _sums(dtype: DType) -> DType:
 def peak_kernel(peak: Peak, dtype: DType) -> Kernel:
     """sums = sums + a . b, as often as there are turns; all programs but the first keep theirs."""
     chunk, top, wide = k.var("chunk"), Block(), _sums(dtype)
-    a, b = Buffer("a", dtype, align=ALIGN), Buffer("b", dtype, align=ALIGN)
-    out = Buffer("out", wide, writable=True, align=ALIGN)
+    a, b = Buffer("a", dtype, align=ALIGNMENT_BYTES), Buffer("b", dtype, align=ALIGNMENT_BYTES)
+    out = Buffer("out", wide, writable=True, align=ALIGNMENT_BYTES)
     tile = peak.rows, peak.columns
 
     def places(rows: int, columns: int) -> k.Expr:
@@ -112,7 +112,7 @@ def peak_kernel(peak: Peak, dtype: DType) -> Kernel:
 def copy_kernel(chunks: int) -> Kernel:
     """Neighbouring elements of one array to another."""
     chunk, top = k.var("chunk"), Block()
-    x, y = Buffer("x", f32, align=ALIGN), Buffer("y", f32, writable=True, align=ALIGN)
+    x, y = Buffer("x", f32, align=ALIGNMENT_BYTES), Buffer("y", f32, writable=True, align=ALIGNMENT_BYTES)
     at = top.let(k.add(k.mul(chunk, integer(_ELEMENTS)), k.positions(_ELEMENTS, 1)))
     top.store(y, at, k.gather(x, at))
     return Kernel(

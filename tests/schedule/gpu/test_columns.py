@@ -25,7 +25,7 @@ def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...]) -> list[str]:
 
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize(("outs", "ins", "copied"), [(24, 5, True), (40, 33, True), (21, 5, False)])
-def test_a_kernel_that_lies_apart_is_copied(dtype: DType, outs: int, ins: int, copied: bool) -> None:
+def test_a_strided_kernel_is_copied(dtype: DType, outs: int, ins: int, copied: bool) -> None:
     """Not one of 21 columns, whose copy could not be loaded together either."""
     shapes = (2, 13, 14, ins), (outs, ins, 3, 2)
     x, w = (Input(n, TensorType(dtype, s))() for n, s in zip("xw", shapes, strict=True))

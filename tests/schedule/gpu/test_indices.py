@@ -7,7 +7,7 @@ import pytest
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, bf16, f32, i8
-from ingot.schedule.gpu.blocks import MOST_PLACES, NARROW
+from ingot.schedule.gpu.blocks import MAX_ELEMENTS_32_BIT, HINT_32_BIT_INDICES
 from ingot.support.errors import CompileError
 from tests.conformance.checked import planned
 from tests.conformance.targets import H100
@@ -20,7 +20,7 @@ def arg(name: str, dtype: DType, *shape: int) -> Node:
 def narrow(*outputs: Node, inputs: tuple[Node, ...]) -> dict[str, bool]:
     """Whether the indices of each kernel are 32 bits wide, by its name."""
     kernels = planned(Graph(inputs, outputs), H100)[1].values()
-    return {kernel.name.rstrip("_0123456789"): NARROW in kernel.hints for kernel in kernels}
+    return {kernel.name.rstrip("_0123456789"): HINT_32_BIT_INDICES in kernel.hints for kernel in kernels}
 
 
 def copied(channels: int) -> dict[str, bool]:
@@ -44,7 +44,7 @@ def test_positions_behind_the_end_are_counted_as_well() -> None:
         x = Input("x", TensorType(i8, shape))()
         return narrow(ops.Reduce("max", (0,))(x), inputs=(x,))
 
-    assert summed((MOST_PLACES,)) == {"parts": True, "rows": True}
+    assert summed((MAX_ELEMENTS_32_BIT,)) == {"parts": True, "rows": True}
     assert summed(((1 << 31) - 1,)) == {"parts": False, "rows": False}
 
 

@@ -13,7 +13,7 @@ from ingot.ir.kernel import Kernel, integer
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of, f32
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
-from ingot.schedule.gpu.blocks import NARROW
+from ingot.schedule.gpu.blocks import HINT_32_BIT_INDICES
 from ingot.schedule.gpu.machine import H100
 from ingot.schedule.gpu.recurrent import Split, keeps_weights
 from ingot.targets.cuda.triton import print_kernel
@@ -133,7 +133,7 @@ def test_indices_are_as_wide_as_the_projections_need(steps: int, narrow: bool) -
     op = LSTM(256)
     graph = graph_of(op, operands(op, 1, 4), steps=steps)
     (kernel,) = (kernel for kernel in planned(graph, CUDA)[1].values() if kernel.meeting is not None)
-    assert (NARROW in kernel.hints) == narrow
+    assert (HINT_32_BIT_INDICES in kernel.hints) == narrow
 
 
 def test_who_keeps_weights() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ingot.ir.dims import symbol
 from ingot.ir.types import f8e4m3fn, f16, f32, i8
 from ingot.pipeline.cuda import TARGET
-from ingot.schedule.gpu.contraction.tiling import Asked
+from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import A40, H100
 
 
@@ -26,31 +26,31 @@ from ingot.schedule.gpu.machine import A40, H100
     ((5, 3, 7), (16, 16), 1),
 ])  # fmt: skip
 def test_tiles_and_parts(sizes: tuple[int, int, int], tile: tuple[int, int], parts: int) -> None:
-    found = Asked(*sizes, 1, f16).ranked(H100)[0]
-    assert ((found.rows, found.columns), found.parts) == (tile, parts)
+    best = ProductShape(*sizes, 1, f16).candidates(H100)[0]
+    assert ((best.rows, best.columns), best.parts) == (tile, parts)
 
 
 def test_sums_of_runs_of_8_bit_floats_have_registers_of_their_own() -> None:
     """Half as large tiles as of other types, and no turn longer than a run; integers have none."""
-    asked = Asked(4096, 4096, 4096, 1, f8e4m3fn, boxes=True)
-    first = asked.ranked(H100)[0]
+    shape = ProductShape(4096, 4096, 4096, 1, f8e4m3fn, allows_boxes=True)
+    first = shape.candidates(H100)[0]
     assert (first.rows, first.columns, first.warps, first.depth) == (128, 128, 8, 128)
-    assert all(asked.admits(t, H100) for t in asked.ranked(H100))
-    whole = Asked(4096, 4096, 4096, 1, i8, boxes=True).ranked(H100)[0]
-    assert (whole.rows, whole.columns, whole.depth) == (128, 256, 128)
-    assert not asked.admits(replace(first, columns=256), H100) and not asked.admits(replace(first, depth=256), H100)
+    assert all(shape.admits(t, H100) for t in shape.candidates(H100))
+    best_i8 = ProductShape(4096, 4096, 4096, 1, i8, allows_boxes=True).candidates(H100)[0]
+    assert (best_i8.rows, best_i8.columns, best_i8.depth) == (128, 256, 128)
+    assert not shape.admits(replace(first, columns=256), H100) and not shape.admits(replace(first, depth=256), H100)
 
 
 def test_what_many_functions_follow_is_cut_smaller() -> None:
     def tile(functions: int) -> int:
-        t = Asked(196, 480, 80, 1, f16, functions=functions).ranked(H100)[0]
+        t = ProductShape(196, 480, 80, 1, f16, costly_ops=functions).candidates(H100)[0]
         return t.rows * t.columns
 
     assert tile(2) < tile(0)
 
 
 def test_a_short_reduction_takes_no_more_memory_than_it_has_turns() -> None:
-    stages = [Asked(4096, 64, length, 1, f16).ranked(H100)[0].stages for length in (64, 128, 1024)]
+    stages = [ProductShape(4096, 64, length, 1, f16).candidates(H100)[0].stages for length in (64, 128, 1024)]
     assert stages[0] == 2 and stages == sorted(stages) and stages[-1] >= 4
 
 
@@ -58,18 +58,18 @@ def test_a_short_reduction_takes_no_more_memory_than_it_has_turns() -> None:
 @pytest.mark.parametrize("machine", [H100, A40])
 def test_turns_under_way_fit_into_shared_memory(dtype, machine) -> None:
     for m, n, length in ((8192, 8192, 8192), (128, 768, 3072), (1, 4096, 4096), (17, 31, 40)):
-        t = Asked(m, n, length, 1, dtype, lines=True).ranked(machine)[0]
-        held = (t.rows + t.columns) * t.depth * dtype.nbytes * t.stages
-        assert t.rows == 1 or held <= machine.shared
+        t = ProductShape(m, n, length, 1, dtype, is_k_contiguous=True).candidates(machine)[0]
+        nbytes = (t.rows + t.columns) * t.depth * dtype.nbytes * t.stages
+        assert t.rows == 1 or nbytes <= machine.shared
 
 
 def test_sizes_that_are_not_known_are_not_cut_into_parts() -> None:
-    assert Asked(symbol("n"), 64, 8192, 1, f16).ranked(H100)[0].parts == 1
+    assert ProductShape(symbol("n"), 64, 8192, 1, f16).candidates(H100)[0].parts == 1
 
 
 def test_a_single_row_takes_columns_whose_terms_lie_side_by_side() -> None:
-    found = Asked(1, 4096, 4096, 1, f16, lines=True).ranked(H100)[0]
-    assert (found.columns, found.depth, found.parts) == (4, 1024, 1)
+    best = ProductShape(1, 4096, 4096, 1, f16, is_k_contiguous=True).candidates(H100)[0]
+    assert (best.columns, best.depth, best.parts) == (4, 1024, 1)
 
 
 def test_a_program_for_several_gpus_takes_the_shared_memory_of_the_least() -> None:

@@ -24,7 +24,7 @@ from ingot.ir.types import (
     f64,
     u8,
 )
-from ingot.schedule.gpu.contraction.tiling import RUN
+from ingot.schedule.gpu.contraction.tiling import F8_RUN_TERMS
 from ingot.targets.cuda.narrow import NARROW, in_bytes
 from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
@@ -172,8 +172,8 @@ def test_sums_of_a_run_are_as_near_as_told() -> None:
     """docs/precision.md: 135 * 2^-13 of the magnitudes at the most, where one product outweighs all others, and some
     1e-4 of them in general."""
     rng = np.random.default_rng(7)
-    a, b = (rng.normal(size=(2000, RUN)).astype(f8e4m3fn.numpy) for _ in range(2))
-    big, one = np.full((1, RUN), 1.0), np.full((1, RUN), 1.875)
+    a, b = (rng.normal(size=(2000, F8_RUN_TERMS)).astype(f8e4m3fn.numpy) for _ in range(2))
+    big, one = np.full((1, F8_RUN_TERMS), 1.0), np.full((1, F8_RUN_TERMS), 1.875)
     big[0, 0] = one[0, 0] = 128.0
     bound = 135 * 2.0**-13
     worst = []

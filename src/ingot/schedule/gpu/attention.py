@@ -28,7 +28,18 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash, Site
 from ingot.schedule.emit import Index
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, filled, last_of, meet, power_of_two, read_at, register, write
+from ingot.schedule.gpu.blocks import (
+    ALIGNMENT_BYTES,
+    Group,
+    Span,
+    all_of,
+    constant_tile,
+    if_last,
+    power_of_two,
+    read_at,
+    register,
+    write,
+)
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, flash_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -182,13 +193,13 @@ class _Flash:
         entry = top.let(entry, "entry")
         b, h = (top.let(e, "i") for e in ix.delinearize(entry, (batch, groups), {}))
         first = top.let(k.mul(part, integer(height)), "first")
-        span = Span.of(top, first, height, rows, 0, held=True)
+        span = Span.of(top, first, height, rows, 0, wraps=True)
         shared = h
         if self.sharing > 1:  # a group is what shares a head of keys
             count = dim_expr(self.anchor.inputs[0].shape[2])
-            inner = top.let(k.binary("div", span.at, count), "inner")
+            inner = top.let(k.binary("div", span.position, count), "inner")
             h = top.let(k.add(k.mul(h, integer(self.sharing)), inner), "h")
-            span = Span(top.let(k.sub(span.at, k.mul(inner, count)), "row"), span.live)
+            span = Span(top.let(k.sub(span.position, k.mul(inner, count)), "row"), span.in_bounds)
         elif common != heads:
             assert isinstance(heads, int) and isinstance(common, int)
             shared = top.let(k.binary("div", h, integer(heads // common)), "shared")
@@ -198,8 +209,8 @@ class _Flash:
         if parts == 1:
             self._finish(top, sums, place)
         else:
-            buffers = [Buffer(n, f32, writable=True, align=ALIGN) for n in ("bests", "totals", "accs")]
-            arrived = Buffer("arrived", i64, writable=True, align=ALIGN)
+            buffers = [Buffer(n, f32, writable=True, align=ALIGNMENT_BYTES) for n in ("bests", "totals", "accs")]
+            arrived = Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES)
             self._join(top, sums, place, buffers, (number, parts), (arrived, own, whole))
             extra = *((x, Arg("temp", i)) for i, x in enumerate(buffers)), (arrived, Arg("zeros", 0))
             temps = tuple(whole * parts * lanes * f32.nbytes for lanes in (x.lanes for x in sums))
@@ -248,7 +259,7 @@ class _Flash:
             assert total is not None and acc is not None
             self._finish(block, _Sums(best, total, acc), place)
 
-        last_of(top, parts, arrived, own, last)
+        if_last(top, parts, arrived, own, last)
 
     def _finish(self, block: Block, sums: _Sums, place: tuple[Expr, Expr, Span]) -> None:
         """What is behind the sums over all keys."""
@@ -265,8 +276,8 @@ class _Flash:
         columns = self._columns(block, self.width, 1)
         b, h, span = place
         for root, buffer, layout in self.group.results:
-            index = result_index(block, root, self.anchor, (b, h, span.at, columns.at))
-            write(block, em, root, buffer, layout, index, columns.live, span.live)
+            index = result_index(block, root, self.anchor, (b, h, span.position, columns.position))
+            write(block, em, root, buffer, layout, index, columns.in_bounds, span.in_bounds)
 
     def _columns(self, block: Block, size: int, axis: int) -> Span:
         """Positions along a head, in a tile's side."""
@@ -278,16 +289,18 @@ class _Flash:
         """The sums of some queries over part `number` of the keys."""
         (height, width), out = self.tile, max(LEAST, power_of_two(self.width))
         across, down = self._columns(top, self.depth, 1), self._columns(top, self.depth, 0)
-        q = self.inputs[0].read(top, (b, h, span.at, across.at), across.live)
-        q = k.spread(q, (height, across.at.lanes))
-        best = register(top, "best", filled(f32, (height, 1), -inf))
-        total = register(top, "total", filled(f32, (height, 1)))
-        acc = register(top, "acc", filled(f32, (height, out)))
+        q = self.inputs[0].read(top, (b, h, span.position, across.position), across.in_bounds)
+        q = k.spread(q, (height, across.position.lanes))
+        best = register(top, "best", constant_tile(f32, (height, 1), -inf))
+        total = register(top, "total", constant_tile(f32, (height, 1)))
+        acc = register(top, "acc", constant_tile(f32, (height, out)))
 
         def turn(block: Block, at: Expr) -> None:
             keys = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 1)
-            kt = self.inputs[1].read(block, (b, shared, keys.at, down.at), meet(down.live, keys.live))
-            kt = k.spread(kt, (down.at.lanes, width))
+            kt = self.inputs[1].read(
+                block, (b, shared, keys.position, down.position), all_of(down.in_bounds, keys.in_bounds)
+            )
+            kt = k.spread(kt, (down.position.lanes, width))
             s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
             s = s if self._late else self._capped(k.mul(s, k.lit(self.op.scale, f32)))
             s = self._masked(block, s, b, h, span, keys)
@@ -301,7 +314,9 @@ class _Flash:
             block.store(total, ZERO, k.fma(k.load(total, ZERO), kept, k.reduce_along("add", p, 1)))
             below = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
             values = self._columns(block, self.width, 1)
-            v = self.inputs[2].read(block, (b, shared, below.at, values.at), meet(below.live, values.live))
+            v = self.inputs[2].read(
+                block, (b, shared, below.position, values.position), all_of(below.in_bounds, values.in_bounds)
+            )
             v = k.spread(v, (width, out))
             scaled = k.mul(k.load(acc, ZERO), kept)
             block.store(acc, ZERO, k.tile_product(k.cast(p, v.dtype), v, scaled))
@@ -355,15 +370,15 @@ class _Flash:
 
     def _masked(self, block: Block, s: Expr, b: Expr, h: Expr, rows: Span, keys: Span) -> Expr:
         """Scores of the keys that each query sees, others at minus infinity."""
-        inside = keys.live
+        inside = keys.in_bounds
         if len(self.inputs) == 4:
-            mask = self.inputs[3].read(block, (b, h, rows.at, keys.at), keys.live)
+            mask = self.inputs[3].read(block, (b, h, rows.position, keys.position), keys.in_bounds)
             if mask.dtype == boolean:
                 inside = both(inside, mask)
             else:
                 s = k.add(s, k.cast(mask, f32))
         if self.op.causal != "none":
-            inside = both(inside, k.binary("le", keys.at, k.add(rows.at, dim_expr(self._offset))))
+            inside = both(inside, k.binary("le", keys.position, k.add(rows.position, dim_expr(self._offset))))
         return s if inside is None else k.select(inside, s, k.lit(-inf, f32))
 
 

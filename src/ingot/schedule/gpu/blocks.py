@@ -1,7 +1,7 @@
-"""What all kernels of tiles share: positions along their rows and columns, and how operands and results lie in memory.
+"""What all tiled kernels share: positions along rows and columns, loads and stores of tiles, and launches.
 
-Positions behind the end of an extent are off. Where a mask covers them, nothing is read there; where they are held
-back, the last element is read again, and only the results' stores are masked.
+Positions past the end of an extent are out of bounds. They are either masked, so that nothing is read there, or wrapped
+around to the first elements, so that loads need no mask and only the stores of results are masked.
 """
 
 from __future__ import annotations
@@ -33,67 +33,67 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
-ALIGN = 16  # bytes: what the addresses of operands are multiples of, so that a thread loads as many at once
-NARROW = ("narrow", 1)  # the hint that indices are 32 bits wide
-# places up to which 32 bits count: the last tile, and the turns of parts behind the last one, go beyond an extent
-MOST_PLACES = (1 << 31) - (1 << 22)
+ALIGNMENT_BYTES = 16  # of operands' addresses, so that a thread can load as many bytes at once
+HINT_32_BIT_INDICES = ("narrow", 1)
+# less than 2^31, as the last tile and the last step of a split-K part go past the end of an extent
+MAX_ELEMENTS_32_BIT = (1 << 31) - (1 << 22)
 Bounds = tuple[Expr, ...]  # masks
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is not below n."""
+    """The smallest power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Span:
-    """Positions along one axis of a tile. live: which of them lie inside the extent; None: all."""
+    """Positions along one axis of a tile. in_bounds: the mask of those inside the extent; None: all are."""
 
-    at: Expr
-    live: Expr | None
+    position: Expr
+    in_bounds: Expr | None
 
     @staticmethod
-    def of(block: Block, first: Expr, size: int, extent: DimLike, axis: int, *, held: bool = False) -> Span:
-        """`size` positions from `first`, a multiple of `size`, along `axis`. held: those past the end are the first
-        ones again, and not one of them many times over, whose line of the cache all programs would wait for."""
-        at = block.let(k.add(first, k.positions(size, axis)), "at")
+    def of(block: Block, start: Expr, size: int, extent: DimLike, axis: int, *, wraps: bool = False) -> Span:
+        """`size` positions from `start`, a multiple of `size`, along `axis`. wraps: positions past the end wrap around
+        to the first ones; if they were clamped to the last one, all programs would wait for its cache line."""
+        position = block.let(k.add(start, k.positions(size, axis)), "at")
         if isinstance(extent, int) and extent > 0 and extent % size == 0:
-            return Span(at, None)
-        live = block.let(k.binary("lt", at, dim_expr(extent)), "live")
-        if held:
-            at = block.let(k.binary("rem", at, dim_expr(extent)), "at")
-        return Span(at, live)
+            return Span(position, None)
+        in_bounds = block.let(k.binary("lt", position, dim_expr(extent)), "live")
+        if wraps:
+            position = block.let(k.binary("rem", position, dim_expr(extent)), "at")
+        return Span(position, in_bounds)
 
     def index(self, block: Block, shape: Shape) -> Index:
-        """Coordinates in a box of `shape`, of which the positions count the elements."""
-        return tuple(block.let(e, "i") for e in ix.delinearize(self.at, shape, block.multiples))
+        """The positions as an index of a box of `shape`, in row-major order."""
+        return tuple(block.let(e, "i") for e in ix.delinearize(self.position, shape, block.multiples))
 
 
-def meet(*masks: Expr | None) -> Expr | None:
-    """Where all masks are on; None: everywhere."""
-    known = [m for m in masks if m is not None]
-    return reduce(partial(k.binary, "and"), known) if known else None
+def all_of(*masks: Expr | None) -> Expr | None:
+    """The conjunction of masks; None is a mask that is true everywhere."""
+    conditions = [m for m in masks if m is not None]
+    return reduce(partial(k.binary, "and"), conditions) if conditions else None
 
 
-def places_of(
-    block: Block, first: Expr, size: int, shape: Shape, axis: int, *, held: bool = False
+def tile_index(
+    block: Block, first: Expr, size: int, shape: Shape, axis: int, *, wraps: bool = False
 ) -> tuple[Index, Expr | None]:
-    """Coordinates of `size` elements of a box of `shape` from number `first` on, a multiple of `size`, along `axis`,
-    and which of them there are; None: all. held: see `Span.of`."""
+    """The index of `size` elements of a box of `shape` from element `first` on, a multiple of `size`, along `axis`, and
+    the mask of those in bounds (None: all). wraps: see `Span.of`."""
     inner = shape[-1]
-    if len(shape) > 1 and isinstance(inner, int) and inner % size == 0:  # they stay in one line of the innermost axis
-        number = block.let(k.binary("div", first, integer(inner)), "n")
-        outer = [block.let(e, "o") for e in ix.delinearize(number, shape[:-1], {})]
-        # not a remainder, of which Triton knows no multiple: elements side by side are loaded together
-        start = ix.sub(first, ix.mul(number, integer(inner)))
+    if len(shape) > 1 and isinstance(inner, int) and inner % size == 0:  # all are in one row of the innermost axis
+        line = block.let(k.binary("div", first, integer(inner)), "n")
+        outer = [block.let(e, "o") for e in ix.delinearize(line, shape[:-1], {})]
+        # not a remainder: Triton must know what it is a multiple of to load contiguous elements at once
+        start = ix.sub(first, ix.mul(line, integer(inner)))
         return (*outer, block.let(k.add(start, k.positions(size, axis)), "at")), None
-    span = Span.of(block, first, size, product(shape), axis, held=held)
-    return span.index(block, shape), span.live
+    span = Span.of(block, first, size, product(shape), axis, wraps=wraps)
+    return span.index(block, shape), span.in_bounds
 
 
 def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds: Bounds = ()) -> Expr:
-    """The elements at `flat`: a scalar's place is read once. A mask of `bounds`, which covers what no result needs, is
-    left out along an axis along which the places do not differ."""
+    """Load the elements at `flat`. bounds: masks of elements that no result needs; such a mask is dropped where the
+    offsets do not vary along its axis."""
     if mask is not None and any(mask is b for b in bounds) and not _varies(flat, mask):
         mask = None
     if mask is None and flat.tile is None:
@@ -104,48 +104,48 @@ def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds:
     return block.let(k.gather(buffer, flat, mask))
 
 
-def filled(dtype: DType, tile: Tile, value: float = 0) -> Lit:
-    """A tile of one number."""
+def constant_tile(dtype: DType, tile: Tile, value: float = 0) -> Lit:
+    """A tile whose elements are all `value`."""
     return Lit(dtype, tile[0] * tile[1], float(value) if dtype.is_float else value, tile=tile)
 
 
-def register(block: Block, hint: str, first: Expr) -> Buffer:
-    """A register that begins as `first`."""
-    made = block.alloc(hint, first.dtype, 1, lanes=first.lanes, tile=first.tile)
-    block.store(made, ZERO, first)
-    return made
+def register(block: Block, hint: str, value: Expr) -> Buffer:
+    """A register initialized with `value`."""
+    buffer = block.alloc(hint, value.dtype, 1, lanes=value.lanes, tile=value.tile)
+    block.store(buffer, ZERO, value)
+    return buffer
 
 
 def store_tile(block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None) -> None:
-    """Store the tile that places, values and a mask form together."""
+    """Store `value` at the offsets `flat`, broadcast to a common tile."""
     flat, value, *masks = k.alike(flat, value, *(() if mask is None else (mask,)))
     block.store(buffer, flat, value, *masks)
 
 
-def last_of(block: Block, parts: int, counter: Buffer, at: Expr, then: Callable[[Block], None]) -> None:
-    """Count that a part has ended. Whoever ends last of so many goes on, with the count zero again; it sees what the
-    others stored before."""
-    before = block.fresh("before")
-    block.stmts.append(Increment(before, counter, at))
+def if_last(block: Block, parts: int, counter: Buffer, index: Expr, then: Callable[[Block], None]) -> None:
+    """Increment the counter of finished parts; the program that finishes last resets it and runs `then`, and sees what
+    the others stored."""
+    count = block.fresh("before")
+    block.stmts.append(Increment(count, counter, index))
 
-    def last(inner: Block) -> None:
-        inner.store(counter, at, ZERO)
-        then(inner)
+    def reset_and_continue(block: Block) -> None:
+        block.store(counter, index, ZERO)
+        then(block)
 
-    block.when(k.binary("eq", before, integer(parts - 1)), last)
+    block.when(k.binary("eq", count, integer(parts - 1)), reset_and_continue)
 
 
-def dot(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
-    """Where elements at these coordinates lie."""
+def offset_of(coordinates: Sequence[Expr], strides: Sequence[DimLike]) -> Expr:
+    """The offset of an element: the sum of coordinate * stride."""
     total: Expr = ZERO
     for e, s in zip(coordinates, strides, strict=True):
-        if s != 0:  # else the place is one for all of them
+        if s != 0:  # else the offset is the same for all of them
             total = ix.add(total, ix.mul(e, dim_expr(s)))
     return total
 
 
-def repacked(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) -> Pack | None:
-    """A constant B, input `index`, with its axes in that order; None where its sizes are not known."""
+def repack(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) -> Pack | None:
+    """The repacking of a constant, input `index`, to the order of `axes`; None if its sizes are symbolic."""
     if any(isinstance(n, Dim) for x in axes for n in (x.extent, x.b, offset)):
         return None
     extents, strides = static_shape(tuple(x.extent for x in axes)), static_shape(tuple(x.b for x in axes))
@@ -159,7 +159,7 @@ def repacked(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) 
 
 
 def _varies(flat: Expr, mask: Expr) -> bool:
-    """Whether the places differ along an axis along which the mask does."""
+    """Whether the offsets vary along an axis along which the mask does."""
     if flat.tile is None or mask.tile is None:
         return flat.tile is not None
     return any(a > 1 and m > 1 for a, m in zip(flat.tile, mask.tile, strict=True))
@@ -182,39 +182,38 @@ def write(
     layout: Layout,
     index: Index,
     mask: Expr | None,
-    live: Expr | None = None,
-    place: Index | None = None,
+    in_bounds: Expr | None = None,
+    stored_index: Index | None = None,
 ) -> None:
-    """Evaluate a result at `index`, what is read under `mask`, and store it where it is also `live`. place: its own
-    index, if that is another."""
+    """Evaluate a result at `index` under `mask`, and store it where it is also in bounds. stored_index: the index to
+    store it at, if that differs."""
     value = em.value(block, root, index, mask)
-    flat = ix.linear(index if place is None else place, layout.strides, layout.offset)
-    store_tile(block, buffer, flat, value, meet(live, mask))
+    flat = ix.linear(index if stored_index is None else stored_index, layout.strides, layout.offset)
+    store_tile(block, buffer, flat, value, all_of(in_bounds, mask))
 
 
 @dataclass(frozen=True)
 class Group:
-    """A fused group as its kernels see it: the body, where its operands lie and its results go, and their buffers,
-    which the runtime aligns."""
+    """A fused group as its kernels see it: its body, the layouts of operands and results, and their aligned buffers."""
 
     body: Graph
     ins: tuple[Layout, ...]
     outs: tuple[Layout, ...]
     operands: Operands
-    left: tuple[int, ...] = ()  # operands that no kernel reads
+    unread: tuple[int, ...] = ()  # operands that no kernel reads
 
     @staticmethod
     def of(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> Group:
         plain = Operands.of(body)
-        aligned = (tuple(replace(b, align=ALIGN) for b in buffers) for buffers in (plain.ins, plain.outs))
+        aligned = (tuple(replace(b, align=ALIGNMENT_BYTES) for b in buffers) for buffers in (plain.ins, plain.outs))
         return Group(body, ins, outs, Operands(*aligned))
 
     def without(self, index: int) -> Group:
-        """The group whose kernels do not read operand `index`."""
-        return replace(self, left=(*self.left, index))
+        """The same group, whose kernels do not read operand `index`."""
+        return replace(self, unread=(*self.unread, index))
 
     def emitter(self, bounds: Bounds = ()) -> Emitter:
-        """bounds: masks of what no result needs."""
+        """An emitter of the group's values. bounds: as in `read_at`."""
         leaves = zip(self.body.inputs, self.operands.ins, self.ins, strict=True)
         return Emitter({n: leaf(b, lay, bounds) for n, b, lay in leaves})
 
@@ -232,59 +231,60 @@ class Group:
         warps: int = 4,
         stages: int = 3,
     ) -> Step:
-        """The launch of `top`'s statements, on `extra` buffers behind the group's own."""
-        own = zip(self.operands.params, self.operands.args, strict=True)
-        pairs = [*((b, a) for b, a in own if a.kind != "in" or a.index not in self.left), *extra]
+        """A launch of `top`'s statements, with `extra` buffers after the group's own."""
+        group_params = zip(self.operands.params, self.operands.args, strict=True)
+        pairs = [*((b, a) for b, a in group_params if a.kind != "in" or a.index not in self.unread), *extra]
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), chunks)
-        hints = (("warps", warps), ("stages", stages), *self._narrow)
+        hints = (("warps", warps), ("stages", stages), *self._index_hints)
         kernel = Kernel(name, tuple(b for b, _ in pairs), dims, chunk, dim_expr(chunks), top.body, hints=hints)
         return Step(kernel, tuple(a for _, a in pairs))
 
     @property
-    def _narrow(self) -> tuple[tuple[str, int], ...]:
-        """As `narrow`; no place may be a value that the group computes with, either."""
+    def _index_hints(self) -> tuple[tuple[str, int], ...]:
+        """32-bit indices, unless the group computes with an index as a value."""
         if any(isinstance(n.op, Iota | ArgReduce | DimValue) for n in self.body.nodes()):
             return ()
         sizes = (t.size for n in self.body.nodes() for t in n.types)
-        return narrow(*map(reach, (*self.ins, *self.outs)), *sizes)
+        return index_hints(*map(end_offset, (*self.ins, *self.outs)), *sizes)
 
 
-def narrow(*sizes: DimLike) -> tuple[tuple[str, int], ...]:
-    """The hint of a kernel whose operands have so many places; none, where 32 bits do not count these."""
-    return (NARROW,) if all(isinstance(n, int) and n <= MOST_PLACES for n in sizes) else ()
+def index_hints(*sizes: DimLike) -> tuple[tuple[str, int], ...]:
+    """The hint that indices fit in 32 bits, if operands of these sizes, in elements, allow it."""
+    return (HINT_32_BIT_INDICES,) if all(isinstance(n, int) and n <= MAX_ELEMENTS_32_BIT for n in sizes) else ()
 
 
-def widened(low: Lowered) -> Lowered:
-    """Without the hint where temporaries have more places than that."""
+def drop_narrow_hints(low: Lowered) -> Lowered:
+    """Remove the 32-bit hint from kernels whose temporaries are too large for it."""
 
     def step(own: Step) -> Step:
         pairs = zip(own.kernel.params, own.args, strict=True)
-        if narrow(*(floordiv(low.temps[a.index], b.dtype.nbytes) for b, a in pairs if a.kind == "temp")):
+        if index_hints(*(floordiv(low.temps[a.index], b.dtype.nbytes) for b, a in pairs if a.kind == "temp")):
             return own
-        return replace(own, kernel=replace(own.kernel, hints=tuple(h for h in own.kernel.hints if h != NARROW)))
+        return replace(
+            own, kernel=replace(own.kernel, hints=tuple(h for h in own.kernel.hints if h != HINT_32_BIT_INDICES))
+        )
 
     return replace(low, steps=tuple(map(step, low.steps)))
 
 
-def reach(layout: Layout) -> DimLike:
-    """Behind the last element of a value in its buffer."""
-    last = layout.offset
+def end_offset(layout: Layout) -> DimLike:
+    """The offset just past the last element of a value."""
+    end = layout.offset
     for n, s in zip(layout.shape, layout.strides, strict=True):
-        last = last + dim_max((n - 1) * s, 0)
-    return last + 1
+        end = end + dim_max((n - 1) * s, 0)
+    return end + 1
 
 
-def _in_memory(group: Group, anchor: Node) -> tuple[int, ...]:
-    """The dimensions of `anchor` as the first result has them, which may be a transpose of it, from the widest stride
-    to the narrowest."""
+def memory_order(group: Group, anchor: Node) -> tuple[int, ...]:
+    """The dimensions of `anchor` by decreasing stride in the first result, which may be a transpose of it."""
     dims = range(len(anchor.types[0].shape))
-    at = pull_back(group.body.outputs[0], anchor, group.outs[0])
-    return tuple(dims if at is None else sorted(dims, key=lambda d: -estimate(at.strides[d])))
+    layout = pull_back(group.body.outputs[0], anchor, group.outs[0])
+    return tuple(dims if layout is None else sorted(dims, key=lambda d: -estimate(layout.strides[d])))
 
 
 @dataclass
 class Elements:
-    """A kernel whose programs each compute elements of `anchor`, neighbours in memory, and what is behind it."""
+    """A kernel in which each program computes contiguous elements of `anchor` and the epilogue on them."""
 
     group: Group
     anchor: Node
@@ -296,14 +296,14 @@ class Elements:
     em: Emitter
 
     @staticmethod
-    def of(group: Group, anchor: Node, machine: Machine, least: int = 32, most: int = 256) -> Elements:
-        """least, most: elements of a program."""
+    def of(group: Group, anchor: Node, machine: Machine, min_size: int = 32, max_size: int = 256) -> Elements:
+        """min_size, max_size: bounds of the elements per program."""
         top, chunk, shape = Block(), k.var("chunk"), anchor.types[0].shape
         total = product(shape)
-        size = min(most, max(least, power_of_two(estimate(total) // machine.programs)))
+        size = min(max_size, max(min_size, power_of_two(estimate(total) // machine.programs)))
         span = Span.of(top, k.mul(chunk, integer(size)), size, total, 1)
-        em = group.emitter(() if span.live is None else (span.live,))
-        order = _in_memory(group, anchor)
+        em = group.emitter(() if span.in_bounds is None else (span.in_bounds,))
+        order = memory_order(group, anchor)
         index = dict(zip(order, span.index(top, tuple(shape[d] for d in order)), strict=True))
         return Elements(group, anchor, top, chunk, (1, size), span, tuple(index[d] for d in range(len(shape))), em)
 
@@ -318,15 +318,34 @@ class Elements:
         loop(block, ())
 
     def step(self, name: str, *extra: tuple[Buffer, Arg]) -> Step:
-        """The kernel, which stores the group's results at its elements."""
+        """Store the group's results and return the launch."""
         for root, buffer, layout in self.group.results:
             index = result_index(self.top, root, self.anchor, self.index)
-            write(self.top, self.em, root, buffer, layout, index, self.span.live)
+            write(self.top, self.em, root, buffer, layout, index, self.span.in_bounds)
         chunks = ceildiv(product(self.anchor.types[0].shape), self.tile[1])
         return self.group.step(name, self.chunk, chunks, self.top, *extra)
 
 
 __all__ = [
-    "ALIGN", "NARROW", "Bounds", "Elements", "Group", "Span", "dot", "filled", "last_of", "leaf", "meet", "narrow",
-    "places_of", "power_of_two", "reach", "read_at", "register", "repacked", "store_tile", "widened", "write",
-]  # fmt: skip
+    "ALIGNMENT_BYTES",
+    "HINT_32_BIT_INDICES",
+    "Bounds",
+    "Elements",
+    "Group",
+    "Span",
+    "all_of",
+    "constant_tile",
+    "drop_narrow_hints",
+    "end_offset",
+    "if_last",
+    "index_hints",
+    "leaf",
+    "offset_of",
+    "power_of_two",
+    "read_at",
+    "register",
+    "repack",
+    "store_tile",
+    "tile_index",
+    "write",
+]

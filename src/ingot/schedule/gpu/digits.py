@@ -19,7 +19,7 @@ from ingot.ir.kernel import Buffer, Expr, Tile, Var
 from ingot.ir.types import i32
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.gpu.blocks import Group, filled, power_of_two, register
+from ingot.schedule.gpu.blocks import Group, constant_tile, power_of_two, register
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.merging import LONGEST, Lines, Runs
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -83,7 +83,7 @@ class _Digit:
         """How many elements of each part have each digit."""
         top, chunk = Block(), k.var("chunk")
         line, part = self._whose(top, chunk)
-        total = register(top, "acc", filled(i32, self.tile))
+        total = register(top, "acc", constant_tile(i32, self.tile))
 
         def turn(block: Block, _: Expr, hot: Expr) -> None:
             block.store(total, ZERO, k.add(k.load(total, ZERO), k.cast(hot, i32)))
@@ -123,7 +123,7 @@ class _Digit:
     def _where(self, wanted: Expr, counts: Expr) -> Expr:
         """Those of the counts that are wanted, and nothing of others."""
         assert counts.tile is not None
-        return k.select(k.spread(wanted, counts.tile), counts, filled(i32, counts.tile))
+        return k.select(k.spread(wanted, counts.tile), counts, constant_tile(i32, counts.tile))
 
     def _whose(self, top: Block, chunk: Var) -> tuple[Expr, Expr]:
         """A program's line, and its part there."""

@@ -8,7 +8,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.schedule.gpu.attention import lower_attention
-from ingot.schedule.gpu.blocks import widened
+from ingot.schedule.gpu.blocks import drop_narrow_hints
 from ingot.schedule.gpu.contraction.depthwise_gradient import lower_depthwise_gradient
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import awaiting
@@ -47,7 +47,7 @@ def lower(
     if all(any(d == 0 for d in n.shape) for n in group.body.outputs):
         return Lowered(())
     if group.kind in RECURRENT:
-        return widened(lower_recurrent(group.body, ins, outs, constant, machine))
+        return drop_narrow_hints(lower_recurrent(group.body, ins, outs, constant, machine))
     if group.kind == "contraction":
         low = lower_contraction(group.body, ins, outs, constant, machine)
     elif (strategy := STRATEGIES.get(group.kind)) is not None:
@@ -55,7 +55,7 @@ def lower(
     else:
         kinds = ", ".join([*STRATEGIES, *RECURRENT, "contraction"])
         raise CompileError(f"no kernel strategy for a {group.kind} group", expected=kinds)
-    return widened(awaiting(low, machine))
+    return drop_narrow_hints(awaiting(low, machine))
 
 
 __all__ = ["lower"]

@@ -19,7 +19,7 @@ from ingot.ir.types import DType, boolean, i32, i64, u32, u64
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulator
-from ingot.schedule.gpu.blocks import Group, Span, filled, power_of_two, register, store_tile
+from ingot.schedule.gpu.blocks import Group, Span, constant_tile, power_of_two, register, store_tile
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
@@ -176,23 +176,23 @@ def _count(runs: Runs, group: Group) -> Step:
     pieces = runs.size // rows
     line, run, piece = _place(top, chunk, runs, pieces, rows)
     begin = top.let(k.mul(run, integer(runs.size)), "begin")
-    own = Span.of(top, k.add(begin, piece), rows, lines.length, 0, held=True)
-    mine = lines.read(top, line, own.at, None)
+    own = Span.of(top, k.add(begin, piece), rows, lines.length, 0, wraps=True)
+    mine = lines.read(top, line, own.position, None)
     tile = (rows, columns)
-    acc = register(top, "acc", filled(i32, tile))
+    acc = register(top, "acc", constant_tile(i32, tile))
 
     def compare(block: Block, first: Expr) -> None:
         span = Span.of(block, k.add(begin, first), columns, lines.length, 1)
-        theirs = lines.read(block, line, span.at, span.live)
-        earlier = _stands_before(theirs, mine, k.binary("lt", span.at, own.at))
-        if span.live is not None:
-            earlier = k.binary("and", earlier, span.live)
+        theirs = lines.read(block, line, span.position, span.in_bounds)
+        earlier = _stands_before(theirs, mine, k.binary("lt", span.position, own.position))
+        if span.in_bounds is not None:
+            earlier = k.binary("and", earlier, span.in_bounds)
         block.store(acc, ZERO, k.add(k.load(acc, ZERO), k.cast(k.spread(earlier, tile), i32)))
 
     top.loop("j", 0, runs.size, columns, compare)
-    live = k.lit(True, boolean, rows, (rows, 1)) if own.live is None else own.live
+    live = k.lit(True, boolean, rows, (rows, 1)) if own.in_bounds is None else own.in_bounds
     place = top.let(k.cast(k.reduce_along("add", k.load(acc, ZERO), 1), begin.dtype), "place")
-    runs.store(top, line, run, place, (k.cast(own.at, i32), *mine), live)
+    runs.store(top, line, run, place, (k.cast(own.position, i32), *mine), live)
     return group.step("sort_runs", chunk, lines.count * runs.count * pieces, top, *runs.buffers)
 
 
@@ -232,7 +232,7 @@ def _merge(before: Runs, after: Runs, group: Group) -> Step:
     base = top.let(ix.sub(before.base(line, other), integer(1)), "base")
     tile = (FAN, width)
     left = top.let(k.spread(k.binary("lt", other, run), tile), "left")
-    found = register(top, "found", filled(i32, tile))
+    found = register(top, "found", constant_tile(i32, tile))
 
     def search(block: Block, step: Expr) -> None:
         so_far = block.let(k.load(found, ZERO), "so_far")

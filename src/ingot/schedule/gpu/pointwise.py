@@ -21,7 +21,7 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     body, ins, outs = collapse_dims(body, ins, outs) or (body, ins, outs)
     work = Elements.of(Group.of(body, ins, outs), body.outputs[0], machine, LEAST, MOST)
     for root, buffer, layout in work.group.results:
-        write(work.top, work.em, root, buffer, layout, work.index, work.span.live)
+        write(work.top, work.em, root, buffer, layout, work.index, work.span.in_bounds)
     chunks = ceildiv(product(body.outputs[0].shape), work.tile[1])
     return Lowered((work.group.step("pointwise", work.chunk, chunks, work.top),))
 

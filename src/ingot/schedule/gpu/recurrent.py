@@ -26,7 +26,7 @@ from ingot.ops.nn.terms import Term
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
-from ingot.schedule.gpu.blocks import ALIGN, Group, Span, meet, power_of_two, read_at, store_tile
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group, Span, all_of, power_of_two, read_at, store_tile
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import awaiting
 from ingot.schedule.gpu.machine import Machine
@@ -91,7 +91,7 @@ def _computed(node: Node) -> DType:
 
 def _where(block: Block, *masks: Expr | None) -> Expr | None:
     """Where all of these are on; None: everywhere."""
-    found = meet(*masks)
+    found = all_of(*masks)
     return None if found is None else block.let(found, "live")
 
 
@@ -131,7 +131,7 @@ class _Scan:
 
     def _temp(self, name: str, elements: DimLike) -> tuple[Buffer, Arg]:
         self.temps.append(elements * self.dtype.nbytes)
-        return Buffer(name, self.dtype, writable=True, align=ALIGN), Arg("temp", len(self.temps) - 1)
+        return Buffer(name, self.dtype, writable=True, align=ALIGNMENT_BYTES), Arg("temp", len(self.temps) - 1)
 
     def _compute(self, value: Node, layout: Layout, to: Arg) -> None:
         """Write a pointwise value of the group's inputs to memory."""
@@ -177,7 +177,7 @@ class _Scan:
                 self._compute(initial, self.outs[i], Arg("out", i))
         outputs = self._temp("outputs", 2 * state)
         others = [self._temp(f"state{i}", state) for i in range(1, self.op.states)]
-        meeting = Buffer("arrived", i64, writable=True, align=ALIGN), Arg("zeros", 0)
+        meeting = Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES), Arg("zeros", 0)
         self.rows, self.outputs, self.others = rows[0], outputs[0], [b for b, _ in others]
         top, chunk = Block(), k.var("chunk")
         count = len(self.directions) * self.split.parts * self.split.blocks
@@ -202,9 +202,9 @@ class _Scan:
         first = top.let(k.mul(part, integer(split.units)), "first")
         self.unit = Span.of(top, first, split.units, self.hidden, 0)
         self.across = Span.of(top, ZERO, power_of_two(self.hidden), self.hidden, 1)
-        live, em = _where(top, self.unit.live, self.across.live), self.group.emitter()
-        units = [k.add(self.unit.at, integer(gate * self.hidden)) for gate in range(self.op.gates)]
-        self.weights = [em.value(top, self.anchor.inputs[2], (direction, u, self.across.at), live) for u in units]
+        live, em = _where(top, self.unit.in_bounds, self.across.in_bounds), self.group.emitter()
+        units = [k.add(self.unit.position, integer(gate * self.hidden)) for gate in range(self.op.gates)]
+        self.weights = [em.value(top, self.anchor.inputs[2], (direction, u, self.across.position), live) for u in units]
         if len(self.cells) == 1:
             self._rows(top, self.cells[0])
             return
@@ -237,20 +237,20 @@ class _Row:
     def __init__(self, scan: _Scan, cell: Cell, block: Block, row: Expr, live: Expr | None) -> None:
         self.scan, self.cell, self.block, self.row = scan, cell, block, row
         steps, turn = dim_expr(scan.steps), scan.turn
-        self.at = block.let(k.sub(k.sub(steps, integer(1)), turn), "at") if cell.at.reverse else turn
+        self.position = block.let(k.sub(k.sub(steps, integer(1)), turn), "at") if cell.at.reverse else turn
         self.begins = block.let(k.binary("eq", turn, ZERO), "begins")
         self.goes_on = block.let(k.binary("ne", turn, ZERO), "goes_on")
-        self.live = _where(block, live, scan.unit.live)
+        self.in_bounds = _where(block, live, scan.unit.in_bounds)
         size = len(scan.directions) * scan.batch * scan.hidden
         self.slots = [
             block.let(k.mul(k.binary("rem", k.add(turn, integer(i)), integer(2)), dim_expr(size)), "slot")
             for i in range(2)
         ]
         self.em = self._emitter()
-        self.state = self._state(0, scan.across.at, _where(block, live, scan.across.live))
+        self.state = self._state(0, scan.across.position, _where(block, live, scan.across.in_bounds))
         # what the cell needs is under way while the products are computed
         self.given = [self._given(g) for g in range(scan.op.gates)]
-        self.before = [self._state(i, scan.unit.at, self.live) for i in range(scan.op.states)]
+        self.before = [self._state(i, scan.unit.position, self.in_bounds) for i in range(scan.op.states)]
         self.sums: list[Expr] = []
 
     def _place(self, column: Expr) -> Expr:
@@ -276,11 +276,11 @@ class _Row:
     def _given(self, gate: int) -> Expr:
         """P for the units of a gate."""
         scan = self.scan
-        step = ix.add(ix.mul(scan.direction, dim_expr(scan.steps)), self.at)
+        step = ix.add(ix.mul(scan.direction, dim_expr(scan.steps)), self.position)
         line = ix.add(ix.mul(step, dim_expr(scan.batch)), self.row)
-        column = k.add(scan.unit.at, integer(gate * scan.hidden))
+        column = k.add(scan.unit.position, integer(gate * scan.hidden))
         place = ix.add(ix.mul(line, integer(scan.op.gates * scan.hidden)), column)
-        return read_at(self.block, scan.rows, place, self.live)
+        return read_at(self.block, scan.rows, place, self.in_bounds)
 
     def multiply(self) -> None:
         scan = self.scan
@@ -291,7 +291,7 @@ class _Row:
     def _emitter(self) -> Emitter:
         """The cell's values: its products in registers, everything else in memory."""
         scan, cell = self.scan, self.cell
-        em, column = scan.group.emitter(), scan.unit.at
+        em, column = scan.group.emitter(), scan.unit.position
         assert isinstance(column, k.Var)
 
         def bind(node: Node, read: Callable[[Index], Expr]) -> None:
@@ -306,23 +306,25 @@ class _Row:
 
             def valid(b: Block, index: Index, mask: Expr | None) -> Expr:
                 length = k.cast(em.value(b, lengths, (index[0],), mask), i64)
-                return b.let(k.binary("lt", self.at, length), "valid")
+                return b.let(k.binary("lt", self.position, length), "valid")
 
             em.bind(cell.valid, Leaf(valid, home=self.block, pinned=True))
         return em
 
     def finish(self) -> None:
-        scan, block, column = self.scan, self.block, self.scan.unit.at
-        y, *states = (block.let(self.em.value(block, n, (self.row, column), self.live), "y") for n in self.cell.results)
+        scan, block, column = self.scan, self.block, self.scan.unit.position
+        y, *states = (
+            block.let(self.em.value(block, n, (self.row, column), self.in_bounds), "y") for n in self.cell.results
+        )
 
         def store(b: Block, buffer: Buffer, place: Expr, value: Expr) -> None:
-            store_tile(b, buffer, place, k.cast(value, buffer.dtype), self.live)
+            store_tile(b, buffer, place, k.cast(value, buffer.dtype), self.in_bounds)
 
         def result(b: Block, number: int, index: Index, value: Expr) -> None:
             layout = scan.outs[number]
             store(b, scan.group.operands.outs[number], ix.linear(index, layout.strides, layout.offset), value)
 
-        result(block, 0, (self.at, scan.direction, self.row, column), y)
+        result(block, 0, (self.position, scan.direction, self.row, column), y)
         store(block, scan.outputs, ix.add(self.slots[0], self._place(column)), states[0])
         for buffer, value in zip(scan.others, states[1:], strict=True):
             store(block, buffer, self._place(column), value)

@@ -31,7 +31,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import box_inside, collapse_box
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index
 from ingot.schedule.folds import accumulator, better, combining, same
-from ingot.schedule.gpu.blocks import Group, Span, filled, power_of_two, register, write
+from ingot.schedule.gpu.blocks import Group, Span, constant_tile, power_of_two, register, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import ZERO, both, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
@@ -114,7 +114,7 @@ class _RowTiles:
             self.part = self.top.let(k.binary("rem", chunk, integer(self.programs)), "part")
             chunk = self.top.let(k.binary("div", chunk, integer(self.programs)), "tile")
         count = product(self.rows.kept_shape)
-        self.span = Span.of(self.top, k.mul(chunk, integer(height)), height, count, 0, held=True)
+        self.span = Span.of(self.top, k.mul(chunk, integer(height)), height, count, 0, wraps=True)
         self.kept = self.span.index(self.top, self.rows.kept_shape)
         self.em = self.group.emitter()
 
@@ -130,10 +130,10 @@ class _RowTiles:
         """What parts of rows fold to."""
         self._join()
         for fold in self._folded([*held]):
-            place = k.add(k.mul(self.span.at, integer(self.parts)), self.part)
+            place = k.add(k.mul(self.span.position, integer(self.parts)), self.part)
             for (buffer, _), value in zip(held[fold.node], fold.best(self.top), strict=False):
                 if value is not None:
-                    self.top.store(buffer, place, value, self.span.live)
+                    self.top.store(buffer, place, value, self.span.in_bounds)
         return self._step("parts", *(pair for pairs in held.values() for pair in pairs))
 
     def join_parts(self) -> Step:
@@ -144,7 +144,7 @@ class _RowTiles:
 
     def _join(self) -> None:
         """Reductions whose parts are known have their values."""
-        place = k.add(k.mul(self.span.at, integer(self.parts)), k.positions(self.parts, 1))
+        place = k.add(k.mul(self.span.position, integer(self.parts)), k.positions(self.parts, 1))
         for node, pairs in self.partials.items():
             value, *where = (self.top.let(k.gather(buffer, place)) for buffer, _ in pairs)
             fold = Fold(node, value.dtype, None, None)
@@ -220,7 +220,7 @@ class _RowTiles:
         columns = Span.of(block, first, self.tile[1], product(self.reduced_shape), 1)
         inner = columns.index(block, self.reduced_shape)
         at = dict(zip((*self.rows.kept, *self.rows.reduced), (*self.kept, *inner), strict=True))
-        return tuple(at[d] for d in range(len(self.rows.shape))), columns.live
+        return tuple(at[d] for d in range(len(self.rows.shape))), columns.in_bounds
 
     def _folded(self, level: Sequence[Node]) -> list[Fold]:
         """Reductions of the program's elements."""
@@ -241,7 +241,7 @@ class _RowTiles:
     def _store(self) -> None:
         block, ends = self.top, [*self.group.results]
         full = [end for end in ends if self._is_full(end[0])]
-        live = self.span.live
+        live = self.span.in_bounds
         if self.programs > 1:  # of a row's parts one stores what there is once
             live = block.let(both(live, k.binary("eq", self.part, ZERO)), "once")
         for root, buffer, layout in ends:
@@ -254,7 +254,7 @@ class _RowTiles:
                 of = self._in_box(root)
                 place = reshape_index(b, root.shape, self.rows.shape, index)
                 at = index if of is not root else place  # values of tiles are there already
-                write(b, self.em, of, buffer, layout, at, live, self.span.live, place)
+                write(b, self.em, of, buffer, layout, at, live, self.span.in_bounds, place)
 
         if full:
             self._pieces(block, visit)
@@ -299,8 +299,8 @@ class Fold:
             dtype = f64
         if whole:
             return Fold(node, dtype, None, None)
-        value = register(block, "acc", filled(dtype, tile, identity_of(reduction(node).kind, dtype)))
-        place = register(block, "place", filled(i64, tile)) if isinstance(node.op, ArgReduce) else None
+        value = register(block, "acc", constant_tile(dtype, tile, identity_of(reduction(node).kind, dtype)))
+        place = register(block, "place", constant_tile(i64, tile)) if isinstance(node.op, ArgReduce) else None
         return Fold(node, dtype, value, place)
 
     @property

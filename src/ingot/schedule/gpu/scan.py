@@ -23,7 +23,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.folds import accumulator, combining
-from ingot.schedule.gpu.blocks import Group, Span, filled, power_of_two, register, write
+from ingot.schedule.gpu.blocks import Group, Span, constant_tile, power_of_two, register, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -98,7 +98,7 @@ class _Scan:
 
     def filled(self, tile: Tile) -> Lit:
         """A tile of what folding changes nothing by."""
-        return filled(self.dtype, tile, identity_of(self.op.kind, self.dtype))
+        return constant_tile(self.dtype, tile, identity_of(self.op.kind, self.dtype))
 
     def tile(self, length: int) -> Tile:
         """Of the program's lines with `length` elements each."""
@@ -114,8 +114,8 @@ class _Scan:
 
         work.tiles(visit)
         total = k.reduce_along(self.fn, k.load(acc, ZERO), self.along)
-        place = k.add(k.mul(work.span.at, integer(self.parts)), work.part)
-        work.top.store(partial[0], place, total, work.span.live)
+        place = k.add(k.mul(work.span.position, integer(self.parts)), work.part)
+        work.top.store(partial[0], place, total, work.span.in_bounds)
         return work.step("partial", partial)
 
     def scanned(self, partial: tuple[Buffer, Arg] | None) -> Step:
@@ -124,7 +124,7 @@ class _Scan:
         carry = work.carried(self.tile(1))
         if partial is not None:
             parts = k.positions(self.parts, self.along)
-            place = k.add(k.mul(work.span.at, integer(self.parts)), parts)
+            place = k.add(k.mul(work.span.position, integer(self.parts)), parts)
             earlier = k.spread(k.binary("lt", parts, work.part), self.tile(self.parts))
             found = k.select(earlier, k.gather(partial[0], place, earlier), self.filled(self.tile(self.parts)))
             work.top.store(carry, ZERO, k.reduce_along(self.fn, found, self.along))
@@ -138,7 +138,7 @@ class _Scan:
             work.em.bind(self.anchor, Leaf(lambda b, at, mask: result, home=block, pinned=True))
             for root, buffer, layout in self.group.results:
                 at = result_index(block, root, self.anchor, index)
-                write(block, work.em, root, buffer, layout, at, live, work.span.live)
+                write(block, work.em, root, buffer, layout, at, live, work.span.in_bounds)
 
         work.tiles(visit)
         return work.step("scan", *([] if partial is None else [partial]))
@@ -161,7 +161,7 @@ class _Part:
         top, chunk = Block(), k.var("chunk")
         part = top.let(k.binary("rem", chunk, integer(scan.parts)), "part")
         first = k.mul(k.binary("div", chunk, integer(scan.parts)), integer(scan.size))
-        span = Span.of(top, top.let(first, "first"), scan.size, scan.lines, 1 - scan.along, held=True)
+        span = Span.of(top, top.let(first, "first"), scan.size, scan.lines, 1 - scan.along, wraps=True)
         shape = tuple(scan.anchor.shape[d] for d in scan.others)
         place = dict(zip(scan.others, span.index(top, shape), strict=True))
         return _Part(scan, top, chunk, span, place, part, scan.group.emitter())
@@ -184,14 +184,14 @@ class _Part:
 
         def turn(block: Block, first: Expr) -> None:
             span = Span.of(block, first, scan.length, whole, scan.along)
-            read, live = span.at, span.live
+            read, live = span.position, span.in_bounds
             if op.exclusive:
                 read = block.let(ix.sub(read, integer(1)), "read")
                 live = block.let(ix.both(live, k.binary("ge", read, ZERO)), "live")
             value = k.spread(k.cast(self.em.value(block, x, index(read), live), scan.dtype), tile)
             if live is not None:
                 value = k.select(live, value, scan.filled(tile))
-            visit(block, index(span.at), block.let(value, "x"), span.live)
+            visit(block, index(span.position), block.let(value, "x"), span.in_bounds)
 
         if scan.parts == 1:
             return self.top.loop("i", 0, whole, scan.length, turn)

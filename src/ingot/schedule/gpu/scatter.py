@@ -59,16 +59,16 @@ def _asked(windows: Windows, group: Group, machine: Machine) -> Lowered:
     work = Elements.of(group, anchor, machine)
     window, dtype, tile = windows.window, accumulator(x.dtype), work.tile
     acc = work.top.alloc("acc", dtype, 1, lanes=tile[1], tile=tile)
-    first = work.em.value(work.top, x, work.index, work.span.live)
+    first = work.em.value(work.top, x, work.index, work.span.in_bounds)
     work.top.store(acc, ZERO, k.spread(k.cast(first, dtype), tile))
 
     def update(block: Block, at: Index) -> None:
         place: dict[int, Expr] = {u: work.index[d] for u, d in windows.own.items()}
         place |= zip(windows.serial, at, strict=True)
-        live = work.span.live
+        live = work.span.in_bounds
         offset: dict[int, Expr] = {d: work.index[d] for d in window}  # of the element in the update's window
         for component, d in enumerate(windows.targets):
-            start = windows.start(work.em, block, place, component, work.span.live)
+            start = windows.start(work.em, block, place, component, work.span.in_bounds)
             if d in window:
                 offset[d] = block.let(ix.sub(work.index[d], start), "w")
                 low = k.binary("ge", work.index[d], start)
@@ -110,7 +110,7 @@ def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
         place = tuple(ix.add(e, s) for e, s in zip(work.index, starts, strict=True))
     else:
         place, inside = _window_place(Windows(anchor), work)
-    write(work.top, work.em, updates, group.operands.outs[0], out, work.index, work.span.live, inside, place)
+    write(work.top, work.em, updates, group.operands.outs[0], out, work.index, work.span.in_bounds, inside, place)
     chunks = ceildiv(product(updates.shape), work.tile[1])
     return Lowered((group.step("update", work.chunk, chunks, work.top),))
 
@@ -123,7 +123,7 @@ def _window_place(windows: Windows, work: Elements) -> tuple[Index, Expr | None]
     place |= {d: work.index[u] for d, u in windows.window.items()} | {d: batch[u] for u, d in windows.own.items()}
     inside: Expr | None = None
     for component, d in enumerate(windows.targets):
-        start = windows.start(work.em, work.top, batch, component, work.span.live)
+        start = windows.start(work.em, work.top, batch, component, work.span.in_bounds)
         place[d] = ix.add(place[d], start)
         fits = k.binary("and", k.binary("ge", place[d], ZERO), k.binary("lt", place[d], dim_expr(x.shape[d])))
         # the sum of a huge index and a window's offset would wrap around

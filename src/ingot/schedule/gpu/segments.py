@@ -21,7 +21,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.folds import accumulator, combining
-from ingot.schedule.gpu.blocks import Elements, Group, Span, filled, power_of_two, read_at, register
+from ingot.schedule.gpu.blocks import Elements, Group, Span, constant_tile, power_of_two, read_at, register
 from ingot.schedule.gpu.digits import digits, ordered_by_digits
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, halved, merges, ordered
@@ -132,8 +132,8 @@ def _begins(windows: Windows, group: Group, runs: Runs, begins: tuple[Buffer, Ar
     total = runs.lines.count * each
     span = Span.of(top, k.mul(chunk, integer(TARGETS)), TARGETS, total, 1)
     line, target = span.index(top, (runs.lines.count, each))
-    found = _search(top, runs, line, target, span.live, (1, TARGETS))
-    top.store(begins[0], span.at, found, span.live)
+    found = _search(top, runs, line, target, span.in_bounds, (1, TARGETS))
+    top.store(begins[0], span.position, found, span.in_bounds)
     step = group.step("segments", chunk, ceildiv(total, TARGETS), top, *runs.buffers, begins)
     return step, total * i32.nbytes
 
@@ -141,7 +141,7 @@ def _begins(windows: Windows, group: Group, runs: Runs, begins: tuple[Buffer, Ar
 def _search(top: Block, runs: Runs, line: Expr, target: Expr, live: Expr | None, tile: Tile) -> Expr:
     """How many of a line's updates have targets before these."""
     (keys,) = runs.keys
-    found = register(top, "found", filled(i32, tile))
+    found = register(top, "found", constant_tile(i32, tile))
     base = top.let(ix.sub(ix.mul(line, dim_expr(runs.stride)), integer(1)), "base")
     length, wanted = k.cast(dim_expr(runs.lines.length), i32), top.let(k.cast(target, keys.dtype), "wanted")
 
@@ -209,10 +209,10 @@ class _Segments:
 
     def step(self) -> Step:
         anchor, op = self.windows.anchor, self.windows.op
-        work = Elements.of(self.group, anchor, self.machine, most=min(256, ELEMENTS // self.depth))
+        work = Elements.of(self.group, anchor, self.machine, max_size=min(256, ELEMENTS // self.depth))
         line, target = self._whose(work.index)
         line, target = work.top.let(line, "line"), work.top.let(target, "target")
-        first = work.em.value(work.top, anchor.inputs[0], work.index, work.span.live)
+        first = work.em.value(work.top, anchor.inputs[0], work.index, work.span.in_bounds)
         first = k.spread(k.cast(first, self.dtype), work.tile)
         begin, end = (self._begin(work, line, t) for t in (target, ix.add(target, integer(1))))
         combine = self._last if op.kind == "set" else self._folded
@@ -234,11 +234,11 @@ class _Segments:
     def _begin(self, work: Elements, line: Expr, target: Expr) -> Expr:
         """Where the updates of these targets begin."""
         if self.begins is None:
-            found = _search(work.top, self.runs, line, target, work.span.live, work.tile)
+            found = _search(work.top, self.runs, line, target, work.span.in_bounds, work.tile)
         else:
             each = product(self.windows.anchor.shape[d] for d in self.windows.targets) + 1
             flat = k.spread(ix.add(ix.mul(line, dim_expr(each)), target), work.tile)
-            found = read_at(work.top, self.begins[0], flat, work.span.live)
+            found = read_at(work.top, self.begins[0], flat, work.span.in_bounds)
         return work.top.let(k.cast(found, i64), "begin")
 
     def _update(self, block: Block, work: Elements, line: Expr, number: Expr, live: Expr) -> Expr:
@@ -270,7 +270,7 @@ class _Segments:
             number = block.let(k.add(begin, k.add(done, k.positions(self.depth, 0))), "number")
             live = block.let(k.binary("lt", number, end), "live")
             value = k.spread(self._update(block, work, line, number, live), tile)
-            value = k.select(live, value, filled(self.dtype, tile, nothing))
+            value = k.select(live, value, constant_tile(self.dtype, tile, nothing))
             block.store(acc, ZERO, k.binary(fn, k.load(acc, ZERO), k.reduce_along(fn, value, 0)))
 
         work.top.loop("done", ZERO, most, self.depth, turn)

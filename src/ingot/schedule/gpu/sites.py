@@ -9,7 +9,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ops import Attention
 from ingot.schedule.choice import Choice, Flash, Patch, Site, Tiling, decide
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.contraction.tiling import Asked
+from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.site_key import around_text, loops_text, size_text
 
@@ -25,54 +25,54 @@ def decided(site: Site, machine: Machine, kind: type[C]) -> C:
 
 
 def product_site(
-    body: Graph, anchors: Sequence[Node], loops: Loops, asked: Asked, machine: Machine, *, packed: bool
+    body: Graph, anchors: Sequence[Node], loops: Loops, shape: ProductShape, machine: Machine, *, packed: bool
 ) -> Site:
     """anchors: products of one operand that share the kernel."""
-    first, *others = asked.ranked(machine)[: 1 + BEST]
+    default, *others = shape.candidates(machine)[: 1 + BEST]
 
-    def near(choice: Choice) -> list[Choice]:
+    def neighbors(choice: Choice) -> list[Choice]:
         assert isinstance(choice, Tiling)
-        return [*asked.near(choice, machine)]
+        return [*shape.neighbors(choice, machine)]
 
     def admits(choice: Choice) -> bool:
-        return isinstance(choice, Tiling) and asked.admits(choice, machine)
+        return isinstance(choice, Tiling) and shape.admits(choice, machine)
 
-    kind = ("packed" if packed else "in place") + (f" turns of {asked.turn}" if asked.turn else "")
+    kind = ("packed" if packed else "in place") + (f" turns of {shape.fixed_step}" if shape.fixed_step else "")
     kind += f" {len(anchors)} together" if len(anchors) > 1 else ""
     key = _key(body, anchors[0], f"{kind} {_loops(loops)}")
-    return Site(key, first, lambda: [t for t in others if admits(t)], near, admits)
+    return Site(key, default, lambda: [t for t in others if admits(t)], neighbors, admits)
 
 
-def flash_site(body: Graph, anchor: Node, first: Flash, admits: Callable[[Flash], bool]) -> Site:
+def flash_site(body: Graph, anchor: Node, default: Flash, admits: Callable[[Flash], bool]) -> Site:
     """admits: whether a choice gives a kernel for these heads."""
 
-    def near(choice: Choice) -> list[Choice]:
+    def neighbors(choice: Choice) -> list[Choice]:
         assert isinstance(choice, Flash)
         queries, keys, warps, stages, parts = choice.queries, choice.keys, choice.warps, choice.stages, choice.parts
-        found = [Flash(queries * 2, keys, warps, stages, parts), Flash(queries // 2, keys, warps, stages, parts)]
-        found += [Flash(queries, keys * 2, warps, stages, parts), Flash(queries, keys // 2, warps, stages, parts)]
-        found += [Flash(queries, keys, warps * 2, stages, parts), Flash(queries, keys, warps // 2, stages, parts)]
-        found += [Flash(queries, keys, warps, stages + 1, parts), Flash(queries, keys, warps, stages - 1, parts)]
-        found += [Flash(queries, keys, warps, stages, parts * 2), Flash(queries, keys, warps, stages, parts // 2)]
-        return [c for c in found if admits(c)]
+        tilings = [Flash(queries * 2, keys, warps, stages, parts), Flash(queries // 2, keys, warps, stages, parts)]
+        tilings += [Flash(queries, keys * 2, warps, stages, parts), Flash(queries, keys // 2, warps, stages, parts)]
+        tilings += [Flash(queries, keys, warps * 2, stages, parts), Flash(queries, keys, warps // 2, stages, parts)]
+        tilings += [Flash(queries, keys, warps, stages + 1, parts), Flash(queries, keys, warps, stages - 1, parts)]
+        tilings += [Flash(queries, keys, warps, stages, parts * 2), Flash(queries, keys, warps, stages, parts // 2)]
+        return [c for c in tilings if admits(c)]
 
     assert isinstance(anchor.op, Attention)
     sizes = " ".join("x".join(map(size_text, x.shape)) for x in anchor.inputs)
     key = _key(body, anchor, f"{sizes} causal {anchor.op.causal}")
-    return Site(key, first, lambda: near(first), near, lambda c: isinstance(c, Flash) and admits(c))
+    return Site(key, default, lambda: neighbors(default), neighbors, lambda c: isinstance(c, Flash) and admits(c))
 
 
-def patch_site(body: Graph, anchor: Node, loops: Loops, first: Patch, admits: Callable[[Patch], bool]) -> Site:
-    def near(choice: Choice) -> list[Choice]:
+def patch_site(body: Graph, anchor: Node, loops: Loops, default: Patch, admits: Callable[[Patch], bool]) -> Site:
+    def neighbors(choice: Choice) -> list[Choice]:
         assert isinstance(choice, Patch)
         rows, columns, warps = choice.rows, choice.columns, choice.warps
-        found = [Patch(rows * 2, columns, warps), Patch(rows // 2, columns, warps), Patch(rows, columns, warps * 2)]
-        found += [Patch(rows, columns, warps // 2), Patch(rows * 2, columns // 2, warps)]
-        found += [Patch(rows // 2, columns * 2, warps), Patch(rows * 2, columns, warps * 2)]
-        return [c for c in found if admits(c)]
+        tilings = [Patch(rows * 2, columns, warps), Patch(rows // 2, columns, warps), Patch(rows, columns, warps * 2)]
+        tilings += [Patch(rows, columns, warps // 2), Patch(rows * 2, columns // 2, warps)]
+        tilings += [Patch(rows // 2, columns * 2, warps), Patch(rows * 2, columns, warps * 2)]
+        return [c for c in tilings if admits(c)]
 
     key = _key(body, anchor, f"depthwise {_loops(loops)}")
-    return Site(key, first, lambda: near(first), near, lambda c: isinstance(c, Patch) and admits(c))
+    return Site(key, default, lambda: neighbors(default), neighbors, lambda c: isinstance(c, Patch) and admits(c))
 
 
 def _loops(loops: Loops) -> str:

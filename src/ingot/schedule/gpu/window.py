@@ -15,7 +15,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator, combining
-from ingot.schedule.gpu.blocks import Elements, Group, filled, register
+from ingot.schedule.gpu.blocks import Elements, Group, constant_tile, register
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, both, dim_expr, integer
@@ -30,11 +30,11 @@ def lower_window(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
     work = Elements.of(Group.of(body, ins, outs), anchor, machine)
     dtype, tile = accumulator(x.dtype), work.tile
     fn, nothing = combining(op.kind, dtype), identity_of(op.kind, dtype)
-    acc = register(work.top, "acc", filled(dtype, tile, nothing))
+    acc = register(work.top, "acc", constant_tile(dtype, tile, nothing))
 
     def tap(block: Block, taps: Index) -> None:
         at: list[Expr] = []
-        inside = work.span.live
+        inside = work.span.in_bounds
         for d, (e, t) in enumerate(zip(work.index, taps, strict=True)):
             place = ix.add(ix.mul(e, integer(op.strides[d])), ix.mul(t, integer(op.dilation[d])))
             place = ix.sub(place, integer(op.padding[d][0]))

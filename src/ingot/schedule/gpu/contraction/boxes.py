@@ -1,7 +1,7 @@
-"""Operands of a product that the hardware copies in boxes: matrices in memory, of which it is told before the kernel
-starts, so that a copy is one instruction of one thread (tensor memory access, from Hopper on).
+"""Operands that the tensor memory accelerator copies in boxes (Hopper and later): a matrix is described to the hardware
+before the kernel starts, and one thread copies a tile by one instruction.
 
-    x = a[rows, k:k+64]      by pointers: an address for every 16 bytes, in registers
+    x = a[rows, k:k+64]      by pointers: an address in a register for every 16 bytes
     x = a(128, 64)[row, k]   by boxes: a row and a column
 """
 
@@ -15,64 +15,73 @@ from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Matrix, Tile
 from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, i8
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import ALIGN
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
 
-UNIT = 16  # bytes: rows begin at multiples of it
-TYPES = (f16, bf16, f8e4m3fn, f8e5m2, i8)
-Line = tuple[DimLike, DimLike]  # an axis: how many, and how far apart
+ROW_ALIGNMENT_BYTES = 16
+BOX_DTYPES = (f16, bf16, f8e4m3fn, f8e5m2, i8)
+StridedAxis = tuple[DimLike, DimLike]  # (extent, stride)
 
 
 @dataclass(frozen=True)
 class Box:
-    """An operand as a matrix. turned: its tile is the transposed one of the matrix."""
+    """An operand as a matrix in memory. is_transposed: the operand's tile is the transpose of the matrix's."""
 
     matrix: Matrix
-    turned: bool
+    is_transposed: bool
     dtype: DType
     arg: Arg
 
     def buffer(self, name: str, tile: Tile) -> Buffer:
-        """The matrix in memory, whose tiles are those of the operand's `tile`."""
-        stored = (tile[1], tile[0]) if self.turned else tile
-        return Buffer(name, self.dtype, align=ALIGN, matrix=replace(self.matrix, tile=stored))
+        """The buffer of the matrix, copied by boxes that hold the operand's `tile`."""
+        stored = (tile[1], tile[0]) if self.is_transposed else tile
+        return Buffer(name, self.dtype, align=ALIGNMENT_BYTES, matrix=replace(self.matrix, tile=stored))
 
-    def read(self, buffer: Buffer, first: Expr, second: Expr) -> Expr:
-        """The operand's tile at these positions of its first and its second axis."""
-        return k.transposed(k.tile_load(buffer, second, first)) if self.turned else k.tile_load(buffer, first, second)
+    def read(self, buffer: Buffer, row: Expr, column: Expr) -> Expr:
+        """The operand's tile at (row, column)."""
+        return (
+            k.transposed(k.tile_load(buffer, column, row)) if self.is_transposed else k.tile_load(buffer, row, column)
+        )
 
 
 Boxes = tuple[Box, Box]  # of A and B
 
 
 def boxes_of(loops: Loops, types: tuple[DType, DType], a: tuple[DimLike, Arg], b: tuple[DimLike, Arg]) -> Boxes | None:
-    """Both operands of a product, rows by terms and terms by columns, or None where one is no matrix whose sizes are
-    known. a, b: where each begins in which buffer."""
-    if any(x.extent != 1 for x in loops.batch) or any(d not in TYPES for d in types):
+    """The boxes of A (rows by terms) and B (terms by columns), or None if one is not a matrix of static sizes. a, b:
+    the offset and the buffer of each."""
+    if any(x.extent != 1 for x in loops.batch) or any(d not in BOX_DTYPES for d in types):
         return None
-    rows, terms = [(x.extent, x.a) for x in loops.rows], [(x.extent, x.a) for x in loops.reduce]
-    others, columns = [(x.extent, x.b) for x in loops.reduce], [(x.extent, x.b) for x in loops.cols]
-    left, right = _box(rows, terms, types[0], *a), _box(others, columns, types[1], *b)
-    if left is None or right is None:
+    rows, a_terms = [(x.extent, x.a) for x in loops.rows], [(x.extent, x.a) for x in loops.reduce]
+    b_terms, columns = [(x.extent, x.b) for x in loops.reduce], [(x.extent, x.b) for x in loops.cols]
+    box_a, box_b = _box(rows, a_terms, types[0], *a), _box(b_terms, columns, types[1], *b)
+    if box_a is None or box_b is None:
         return None
-    # tensor cores of 8 bits read what boxes hold only where terms lie side by side
-    return (left, right) if types[0].bits > 8 or (not left.turned and right.turned) else None
+    # tensor cores read 8-bit operands from shared memory only if their terms are contiguous
+    return (box_a, box_b) if types[0].bits > 8 or (not box_a.is_transposed and box_b.is_transposed) else None
 
 
-def _box(first: Sequence[Line], second: Sequence[Line], dtype: DType, offset: DimLike, arg: Arg) -> Box | None:
-    down, across = _joined(first), _joined(second)
+def _box(
+    row_axes: Sequence[StridedAxis], column_axes: Sequence[StridedAxis], dtype: DType, offset: DimLike, arg: Arg
+) -> Box | None:
+    down, across = _merged(row_axes), _merged(column_axes)
     if down is None or across is None or not isinstance(offset, int):
         return None
-    turned = across[1] != 1
-    (rows, stride), (columns, step) = (across, down) if turned else (down, across)
-    if step != 1 or stride < columns or stride * dtype.nbytes % UNIT or offset * dtype.nbytes % UNIT:
+    is_transposed = across[1] != 1
+    (rows, stride), (columns, step) = (across, down) if is_transposed else (down, across)
+    if (
+        step != 1
+        or stride < columns
+        or stride * dtype.nbytes % ROW_ALIGNMENT_BYTES
+        or offset * dtype.nbytes % ROW_ALIGNMENT_BYTES
+    ):
         return None
-    return Box(Matrix(rows, columns, stride, offset, (1, 1)), turned, dtype, arg)
+    return Box(Matrix(rows, columns, stride, offset, (1, 1)), is_transposed, dtype, arg)
 
 
-def _joined(axes: Sequence[Line]) -> tuple[int, int] | None:
-    """Axes that are walked as one."""
+def _merged(axes: Sequence[StridedAxis]) -> tuple[int, int] | None:
+    """The (extent, stride) of axes that can be merged into one, else None."""
     count, stride = 1, 1
     for extent, step in reversed(axes):
         if not isinstance(extent, int) or not isinstance(step, int) or extent < 1:

@@ -1,9 +1,9 @@
-"""A B whose columns and terms both lie apart, copied with its columns side by side before it is multiplied.
+"""A copy of B with contiguous columns, made before the product where neither B's columns nor its terms are contiguous.
 
     w[O, I, 3, 3] of a convolution whose terms are (3, 3, I)   ->   b[3, 3, I, O]
 
-Each tile of the result would load it element by element: a thread's loads are of elements that lie side by side.
-Constants are laid out so when they are compiled (`blocks.repacked`); weights that are trained are copied by each call.
+Without the copy, each tile would load B element by element. Constants are repacked when they are compiled
+(`blocks.repack`); weights that are trained are copied by each call.
 """
 
 from __future__ import annotations
@@ -20,66 +20,86 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import ALIGN, Span, dot, meet, narrow, reach, read_at, store_tile
+from ingot.schedule.gpu.blocks import (
+    ALIGNMENT_BYTES,
+    Span,
+    all_of,
+    end_offset,
+    index_hints,
+    offset_of,
+    read_at,
+    store_tile,
+)
 from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 
-ROWS = 256  # of A, from which on tiles read B more often than a copy does
-TILE = 32, 64  # terms and columns of a program
+MIN_ROWS_FOR_COPY = 256  # of A: below, tiles read B less often than the copy does
+TILE = 32, 64  # (terms, columns) that a program copies
 
 
-def lie_apart(loops: Loops, offset: DimLike, dtype: DType) -> bool:
-    """Whether a thread can load neither neighbouring columns of B together nor neighbouring terms, and many rows read
-    it, so that a copy pays whose columns it can."""
+def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
+    """Whether copying B pays: no vector load reads several of its columns or terms, and many rows of A use it."""
     axes = (*loops.batch, *loops.reduce, *loops.cols)
-    numbers = [n for x in axes for n in (x.extent, x.b)]
-    if not isinstance(offset, int) or not all(isinstance(n, int) for n in numbers) or any(x.b == 0 for x in axes):
+    sizes = [n for x in axes for n in (x.extent, x.b)]
+    if not isinstance(offset, int) or not all(isinstance(n, int) for n in sizes) or any(x.b == 0 for x in axes):
         return False
-    unit = max(1, ALIGN // dtype.nbytes)
+    unit = max(1, ALIGNMENT_BYTES // dtype.nbytes)
 
-    def together(along: tuple[Axis, ...], across: tuple[Axis, ...]) -> bool:
-        """Whether runs along the first axes begin where a thread may load several elements."""
-        *outer, inner = merge_axes(tuple(Axis(x.extent, x.b) for x in along))
-        begins = [offset, inner.extent, *(x.a for x in outer), *(x.b for x in across)]
-        return inner.a == 1 and all(estimate(n) % unit == 0 for n in begins)
+    def has_aligned_runs(run_axes: tuple[Axis, ...], other_axes: tuple[Axis, ...]) -> bool:
+        """Whether runs along `run_axes` are contiguous and start at addresses that vector loads allow."""
+        *outer, inner = merge_axes(tuple(Axis(x.extent, x.b) for x in run_axes))
+        run_starts = [offset, inner.extent, *(x.a for x in outer), *(x.b for x in other_axes)]
+        return inner.a == 1 and all(estimate(n) % unit == 0 for n in run_starts)
 
-    others = *loops.batch, *loops.reduce
-    beside = together(loops.cols, others) or together(loops.reduce, (*loops.batch, *loops.cols))
-    rows, columns = (estimate(product(x.extent for x in axes)) for axes in (loops.rows, loops.cols))
-    return not beside and rows >= ROWS and columns % unit == 0
-
-
-def columns_step(lying: Loops, copied: Loops, source: Buffer, offset: DimLike, args: tuple[Arg, Arg]) -> Step:
-    """The copy of B. lying, copied: the loops with the strides that B has and is to have. args: of B and the copy."""
-    pairs = ((lying.batch, copied.batch), (lying.reduce, copied.reduce), (lying.cols, copied.cols))
-    batch, reduce, cols = (
-        tuple(Axis(x.extent, x.b, y.b) for x, y in zip(before, after, strict=True)) for before, after in pairs
+    batch_and_terms = *loops.batch, *loops.reduce
+    is_vectorizable = has_aligned_runs(loops.cols, batch_and_terms) or has_aligned_runs(
+        loops.reduce, (*loops.batch, *loops.cols)
     )
-    reduce = tuple(sorted(reduce, key=lambda x: -abs(estimate(x.a))))  # read as it lies
+    rows, columns = (estimate(product(x.extent for x in axes)) for axes in (loops.rows, loops.cols))
+    return not is_vectorizable and rows >= MIN_ROWS_FOR_COPY and columns % unit == 0
+
+
+def columns_step(
+    source_loops: Loops, copy_loops: Loops, source: Buffer, offset: DimLike, args: tuple[Arg, Arg]
+) -> Step:
+    """The kernel that copies B. source_loops, copy_loops: the loops with B's strides and the copy's. args: the
+    arguments for B and the copy."""
+    pairs = (
+        (source_loops.batch, copy_loops.batch),
+        (source_loops.reduce, copy_loops.reduce),
+        (source_loops.cols, copy_loops.cols),
+    )
+    batch, reduce, cols = (
+        tuple(Axis(x.extent, x.b, y.b) for x, y in zip(source_axes, copy_axes, strict=True))
+        for source_axes, copy_axes in pairs
+    )
+    reduce = tuple(sorted(reduce, key=lambda x: -abs(estimate(x.a))))  # in memory order
     depth, width = (product(x.extent for x in axes) for axes in (reduce, cols))
     shape = (*(x.extent for x in batch), ceildiv(depth, TILE[0]), ceildiv(width, TILE[1]))
     top, chunk = Block(), k.var("chunk")
     *entry, term, column = (top.let(e, "c") for e in ix.delinearize(chunk, shape, top.multiples))
-    terms = Span.of(top, k.mul(term, integer(TILE[0])), TILE[0], depth, 0, held=True)
+    terms = Span.of(top, k.mul(term, integer(TILE[0])), TILE[0], depth, 0, wraps=True)
     columns = Span.of(top, k.mul(column, integer(TILE[1])), TILE[1], width, 1)
 
-    def place(batch: Sequence[Axis], reduce: Sequence[Axis], cols: Sequence[Axis], first: DimLike) -> Expr:
-        """By the strides of A in these axes."""
-        total = ix.add(dim_expr(first), dot(entry, [x.a for x in batch]))
+    def offsets(batch: Sequence[Axis], reduce: Sequence[Axis], cols: Sequence[Axis], start: DimLike) -> Expr:
+        """The offsets of the tile's elements by the A strides of these axes."""
+        total = ix.add(dim_expr(start), offset_of(entry, [x.a for x in batch]))
         for span, axes in ((terms, reduce), (columns, cols)):
-            joined = merge_axes(tuple(Axis(x.extent, x.a) for x in axes))
-            at = span.index(top, tuple(x.extent for x in joined))
-            total = top.let(ix.add(total, dot(at, [x.a for x in joined])), "at")
+            merged = merge_axes(tuple(Axis(x.extent, x.a) for x in axes))
+            index = span.index(top, tuple(x.extent for x in merged))
+            total = top.let(ix.add(total, offset_of(index, [x.a for x in merged])), "at")
         return total
 
-    value = read_at(top, source, place(batch, reduce, cols, offset), columns.live)
-    first, then, last = (tuple(replace(x, a=x.b) for x in axes) for axes in (batch, reduce, cols))
-    to = Buffer("columns", source.dtype, writable=True, align=ALIGN)
-    store_tile(top, to, place(first, then, last, 0), value, meet(terms.live, columns.live))
+    value = read_at(top, source, offsets(batch, reduce, cols, offset), columns.in_bounds)
+    copy_batch, copy_reduce, copy_cols = (tuple(replace(x, a=x.b) for x in axes) for axes in (batch, reduce, cols))
+    copy = Buffer("columns", source.dtype, writable=True, align=ALIGNMENT_BYTES)
+    store_tile(
+        top, copy, offsets(copy_batch, copy_reduce, copy_cols, 0), value, all_of(terms.in_bounds, columns.in_bounds)
+    )
     axes = *batch, *reduce, *cols
-    lies = Layout(tuple(x.extent for x in axes), tuple(x.a for x in axes), offset)
-    hints = (("warps", 4), ("stages", 1), *narrow(reach(lies)))
-    return Step(Kernel("columns", (source, to), (), chunk, dim_expr(product(shape)), top.body, hints=hints), args)
+    layout = Layout(tuple(x.extent for x in axes), tuple(x.a for x in axes), offset)
+    hints = (("warps", 4), ("stages", 1), *index_hints(end_offset(layout)))
+    return Step(Kernel("columns", (source, copy), (), chunk, dim_expr(product(shape)), top.body, hints=hints), args)
 
 
 def copy_bytes(loops: Loops, dtype: DType) -> int:
@@ -87,4 +107,4 @@ def copy_bytes(loops: Loops, dtype: DType) -> int:
     return size * dtype.nbytes
 
 
-__all__ = ["columns_step", "copy_bytes", "lie_apart"]
+__all__ = ["columns_step", "copy_bytes", "needs_column_copy"]

@@ -22,18 +22,18 @@ from ingot.schedule.dimension_numbers import loops_of
 from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import (
-    ALIGN,
+    ALIGNMENT_BYTES,
     Group,
-    dot,
-    filled,
-    places_of,
+    constant_tile,
+    offset_of,
     power_of_two,
     read_at,
     register,
-    repacked,
+    repack,
+    tile_index,
     write,
 )
-from ingot.schedule.gpu.contraction.reduction import packed_loops, reads_again
+from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, patch_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
@@ -73,12 +73,12 @@ def lower_depthwise(
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
     lying, dtype, start = loops_of(anchor, a, b), accumulates(anchor), b.offset
     axes, loops = (*lying.reduce, *lying.batch, *lying.cols), lying
-    pack = repacked(axes, b_at, start, w.dtype) if constant[b_at] else None
+    pack = repack(axes, b_at, start, w.dtype) if constant[b_at] else None
     extra: tuple[tuple[Buffer, Arg], ...] = ()
     if pack is not None:
-        if not reads_again(body, body.inputs[b_at], anchor):
+        if not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
-        w, start = Buffer("w", w.dtype, align=ALIGN), 0
+        w, start = Buffer("w", w.dtype, align=ALIGNMENT_BYTES), 0
         extra = ((w, Arg("pack", 0)),)
         loops = packed_loops(lying, axes)
     channels, taps = (*loops.batch, *loops.cols), loops.reduce
@@ -95,11 +95,11 @@ def lower_depthwise(
     row = top.let(k.binary("div", chunk, dim_expr(across)), "row")
     column = top.let(k.binary("rem", chunk, dim_expr(across)), "column")
     row_shape = tuple(r.extent for r in loops.rows)
-    row_at, row_live = places_of(top, k.mul(row, integer(tile[0])), tile[0], row_shape, 0, held=True)
-    column_at, column_live = places_of(top, k.mul(column, integer(tile[1])), tile[1], shape, 1)
-    x_at = ix.add(dot(row_at, [r.a for r in loops.rows]), dot(column_at, [c.a for c in channels]))
+    row_at, row_live = tile_index(top, k.mul(row, integer(tile[0])), tile[0], row_shape, 0, wraps=True)
+    column_at, column_live = tile_index(top, k.mul(column, integer(tile[1])), tile[1], shape, 1)
+    x_at = ix.add(offset_of(row_at, [r.a for r in loops.rows]), offset_of(column_at, [c.a for c in channels]))
     x_at = top.let(ix.add(x_at, dim_expr(a.offset)), "x")
-    w_at = top.let(ix.add(dot(column_at, [c.b for c in channels]), dim_expr(start)), "w")
+    w_at = top.let(ix.add(offset_of(column_at, [c.b for c in channels]), dim_expr(start)), "w")
     acc = _sum_of_taps(top, (x, x_at), (w, w_at), taps, dtype, tile, column_live)
     em = group.emitter(() if column_live is None else (column_live,))
     bind_result(em, top, anchor, top.let(k.cast(acc, anchor.dtype), "acc"))
@@ -122,7 +122,7 @@ def _sum_of_taps(
     live: Expr | None,
 ) -> Expr:
     """A tile of sums over the window of x * w, each given by its buffer and where the first tap reads it."""
-    acc = register(top, "acc", filled(dtype, tile))
+    acc = register(top, "acc", constant_tile(dtype, tile))
 
     def tap(block: Block, at: Index) -> None:
         if len(at) < len(taps):
@@ -130,8 +130,8 @@ def _sum_of_taps(
             whole = product(t.extent for t in taps[len(at) :])
             several = isinstance(whole, int) and whole <= TOGETHER
             return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*at, t)), unroll=several)
-        value = read_at(block, x[0], ix.add(x[1], dot(at, [r.a for r in taps])), live)
-        weight = read_at(block, w[0], ix.add(w[1], dot(at, [r.b for r in taps])), live)
+        value = read_at(block, x[0], ix.add(x[1], offset_of(at, [r.a for r in taps])), live)
+        weight = read_at(block, w[0], ix.add(w[1], offset_of(at, [r.b for r in taps])), live)
         value, weight = k.alike(k.cast(value, dtype), k.cast(weight, dtype))
         return block.store(acc, ZERO, k.fma(k.spread(value, tile), k.spread(weight, tile), k.load(acc, ZERO)))
 

@@ -20,12 +20,12 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import (
-    ALIGN,
+    ALIGNMENT_BYTES,
     Group,
     Span,
-    dot,
-    filled,
-    meet,
+    all_of,
+    constant_tile,
+    offset_of,
     power_of_two,
     read_at,
     register,
@@ -70,7 +70,7 @@ class _Gradient:
         self.parts = max(1, min(room, positions // LEAST))
 
     def lower(self) -> Lowered:
-        sums = Buffer("sums", self.dtype, writable=True, align=ALIGN)
+        sums = Buffer("sums", self.dtype, writable=True, align=ALIGNMENT_BYTES)
         size = self.parts * self.taps * self.channels * self.dtype.nbytes
         return Lowered((self._parts(sums), self._joined(sums)), (size,))
 
@@ -79,14 +79,14 @@ class _Gradient:
         top, chunk, (height, width) = Block(), k.var("chunk"), self.tile
         part = top.let(k.binary("div", chunk, integer(self.blocks)), "part")
         column = top.let(k.binary("rem", chunk, integer(self.blocks)), "column")
-        taps = Span.of(top, ZERO, height, self.taps, 0, held=True)
+        taps = Span.of(top, ZERO, height, self.taps, 0, wraps=True)
         channels = Span.of(top, k.mul(column, integer(width)), width, self.channels, 1)
-        tap = dot(taps.index(top, self.op.window), [s * d for s, d in self._along(self.op.dilation)])
-        own = channels.at if self.makes == 1 else k.binary("div", channels.at, integer(self.makes))
+        tap = offset_of(taps.index(top, self.op.window), [s * d for s, d in self._along(self.op.dilation)])
+        own = channels.position if self.makes == 1 else k.binary("div", channels.position, integer(self.makes))
         x_at = ix.add(dim_expr(self.x.offset), ix.add(tap, k.mul(own, dim_expr(self.x.strides[-1]))))
-        g_at = ix.add(dim_expr(self.g.offset), k.mul(channels.at, dim_expr(self.g.strides[-1])))
+        g_at = ix.add(dim_expr(self.g.offset), k.mul(channels.position, dim_expr(self.g.strides[-1])))
         x_at, g_at = top.let(x_at, "x"), top.let(g_at, "g")
-        acc = register(top, "acc", filled(self.dtype, self.tile))
+        acc = register(top, "acc", constant_tile(self.dtype, self.tile))
         positions = product(self.places)
         length = dim_expr(ceildiv(positions, self.parts))
         begin = top.let(k.mul(part, length), "begin")
@@ -97,14 +97,14 @@ class _Gradient:
             for number in range(AHEAD):
                 at = first if number == 0 else block.let(k.add(first, integer(number)), "at")
                 there = None if number == 0 else block.let(k.binary("lt", at, end), "there")
-                value = self._product(block, at, there, x_at, g_at, channels.live)
+                value = self._product(block, at, there, x_at, g_at, channels.in_bounds)
                 total = block.let(k.fma(*value, total), "sum")
             block.store(acc, ZERO, total)
 
         top.loop("p", begin, end, AHEAD, turn)
-        row = k.add(k.mul(part, integer(self.taps)), taps.at)
-        flat = top.let(k.add(k.mul(row, integer(self.channels)), channels.at), "flat")
-        store_tile(top, sums, flat, k.load(acc, ZERO), meet(taps.live, channels.live))
+        row = k.add(k.mul(part, integer(self.taps)), taps.position)
+        flat = top.let(k.add(k.mul(row, integer(self.channels)), channels.position), "flat")
+        store_tile(top, sums, flat, k.load(acc, ZERO), all_of(taps.in_bounds, channels.in_bounds))
         warps = min(4, max(1, height * width // 256))
         return self.group.step("taps", chunk, self.blocks * self.parts, top, (sums, Arg("temp", 0)), warps=warps)
 
@@ -114,10 +114,10 @@ class _Gradient:
         """Of a position, x at all taps and g, which is 0 where it is not `there`."""
         place = ix.delinearize(at, self.places, block.multiples)
         place = tuple(block.let(e, "i") for e in place)
-        read = dot(place, [self.x.strides[0], *(s * n for s, n in self._along(self.op.strides))])
-        x = read_at(block, self.sources[0], ix.add(block.let(read, "o"), x_at), meet(there, live))
-        given = block.let(dot(place, self.g.strides[:-1]), "o")
-        g = read_at(block, self.sources[1], ix.add(given, g_at), meet(there, live))
+        read = offset_of(place, [self.x.strides[0], *(s * n for s, n in self._along(self.op.strides))])
+        x = read_at(block, self.sources[0], ix.add(block.let(read, "o"), x_at), all_of(there, live))
+        given = block.let(offset_of(place, self.g.strides[:-1]), "o")
+        g = read_at(block, self.sources[1], ix.add(given, g_at), all_of(there, live))
         x, g = (k.spread(k.cast(v, self.dtype), self.tile) for v in (x, g))
         if there is None:
             return x, g
@@ -133,25 +133,25 @@ class _Gradient:
         top, chunk, (height, width) = Block(), k.var("chunk"), JOINED
         count = self.taps * self.channels
         own = Span.of(top, k.mul(chunk, integer(width)), width, count, 1)
-        acc = register(top, "acc", filled(self.dtype, JOINED))
+        acc = register(top, "acc", constant_tile(self.dtype, JOINED))
 
         def turn(block: Block, first: Expr) -> None:
             parts = Span.of(block, first, height, self.parts, 0)
-            flat = k.add(k.mul(parts.at, integer(count)), own.at)
-            live = meet(parts.live, own.live)
+            flat = k.add(k.mul(parts.position, integer(count)), own.position)
+            live = all_of(parts.in_bounds, own.in_bounds)
             value = k.spread(read_at(block, sums, flat, live), JOINED)
-            if parts.live is not None:
-                value = k.select(parts.live, value, k.lit(0.0, self.dtype))
+            if parts.in_bounds is not None:
+                value = k.select(parts.in_bounds, value, k.lit(0.0, self.dtype))
             block.store(acc, ZERO, k.add(k.load(acc, ZERO), value))
 
         top.loop("p", 0, self.parts, height, turn, multiple=height)
-        em = self.group.emitter(() if own.live is None else (own.live,))
+        em = self.group.emitter(() if own.in_bounds is None else (own.in_bounds,))
         total = top.let(k.reduce_along("add", k.load(acc, ZERO), 0), "total")
         bind_result(em, top, self.anchor, top.let(k.cast(total, self.anchor.dtype), "total"))
         *tap, channel = own.index(top, (*self.op.window, self.channels))
         for root, buffer, layout in self.group.results:
             index = result_index(top, root, self.anchor, (channel, ZERO, *tap))
-            write(top, em, root, buffer, layout, index, own.live)
+            write(top, em, root, buffer, layout, index, own.in_bounds)
         return self.group.step("joined", chunk, ceildiv(count, width), top, (sums, Arg("temp", 0)))
 
 

@@ -22,7 +22,7 @@ from ingot.ir.types import DType, bf16, f16, f32, i8, static_shape, u8, u32
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
-from ingot.schedule.gpu.blocks import ALIGN
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack
 from ingot.support.dataclass import dataclass
@@ -131,7 +131,7 @@ def levels_of(
     bias = 1 << (bits - 1) if signed and (lines or bits == 4) else 0
     stored = u32 if lines else i8 if q.dtype == i8 else u8
     packs = [_packed(at, layout, loops, turn if even else most, halves, bias, stored, bits if lines else 0)]
-    params = [(Buffer(f"b{mark}", packs[0].dtype, align=ALIGN), 0)]
+    params = [(Buffer(f"b{mark}", packs[0].dtype, align=ALIGNMENT_BYTES), 0)]
     left = [at]
 
     def parameter(name: str, p: Node) -> Parameter:
@@ -143,7 +143,7 @@ def levels_of(
         if p.dtype.bits < 8:  # in bytes: Triton has nothing narrower
             wide = i8 if p.dtype.kind == "i" else u8
             packs.append(_bytes(index, wide, prod(static_shape(p.shape))))
-            buffer = Buffer(f"{name}{mark}", wide, align=ALIGN)
+            buffer = Buffer(f"{name}{mark}", wide, align=ALIGNMENT_BYTES)
             params.append((buffer, len(packs) - 1))
             left.append(index)
         walked = loops_of(anchor, a, spread)

@@ -26,15 +26,25 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of, rows_as_they_lie, terms_as_they_lie
 from ingot.schedule.folds import accumulates
-from ingot.schedule.gpu.blocks import ALIGN, Group, dot, filled, meet, places_of, read_at, register, repacked
+from ingot.schedule.gpu.blocks import (
+    ALIGNMENT_BYTES,
+    Group,
+    all_of,
+    constant_tile,
+    offset_of,
+    read_at,
+    register,
+    repack,
+    tile_index,
+)
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
-from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, lie_apart
+from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
-from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
+from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
-from ingot.schedule.gpu.contraction.sums import Place, Share, Sums
-from ingot.schedule.gpu.contraction.tiling import Asked
+from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
+from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
 from ingot.schedule.group_io import operand_memory
@@ -138,19 +148,21 @@ class _Product:
         if unit.bits == 8:  # whose tensor cores take columns with their terms side by side
             axes = (*loops.batch, *loops.cols, *loops.reduce)
         if constant[b_at] and not of_levels:
-            pack = repacked(axes, b_at, b_layout.offset, stored[1].dtype)
+            pack = repack(axes, b_at, b_layout.offset, stored[1].dtype)
         found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
-        copied = pack is None and found is None and units is not None and lie_apart(loops, b.offset, y.dtype)
+        copied = pack is None and found is None and units is not None and needs_column_copy(loops, b.offset, y.dtype)
         if machine.boxes and found is None and units == (x.dtype, y.dtype):
             read = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
             walked = loops if pack is None else packed_loops(loops, axes)
             boxes = boxes_of(walked, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), read)
         turn = found.levels.turn if found else 0
         functions = sum(n.op.costly for n in body.nodes())
-        asked = Asked(m, n, depth, batch, unit, turn=turn, boxes=boxes is not None, functions=functions)
-        site = product_site(body, (anchor,), loops, asked, machine, packed=pack is not None or copied)
+        shape = ProductShape(
+            m, n, depth, batch, unit, fixed_step=turn, allows_boxes=boxes is not None, costly_ops=functions
+        )
+        site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or copied)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None
         if found is not None:
@@ -161,14 +173,14 @@ class _Product:
             return _Product(group, anchor, a, b, loops, tiling, site, units, found.packs, found.packed(), found.levels)
         if pack is None and not copied:
             return _Product(group, anchor, a, b, loops, tiling, site, units, boxes=boxes)
-        if not reads_again(body, body.inputs[b_at], anchor):
+        if not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         lying, loops = loops, packed_loops(loops, axes)
         if pack is None:
             copy = _Copy(lying, b, Arg("in", b_at))
-            b = _Operand(Buffer("b", y.dtype, align=ALIGN), 0)
+            b = _Operand(Buffer("b", y.dtype, align=ALIGNMENT_BYTES), 0)
             return _Product(group, anchor, a, b, loops, tiling, site, units, copy=copy)
-        buffer = Buffer("b", pack.dtype, align=ALIGN)
+        buffer = Buffer("b", pack.dtype, align=ALIGNMENT_BYTES)
         b = _Operand(buffer, 0)
         packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
         return _Product(group, anchor, a, b, loops, tiling, site, units, (pack,), packed, boxes=boxes)
@@ -183,19 +195,19 @@ class _Product:
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         down, across = ceildiv(m, t.rows), ceildiv(n, t.columns)
         tiles, first = batches * down * across, t.waves * machine.processors
-        sums = Sums(self.group, (self.anchor,), self.tile, tiles, t.parts, first)
-        share = sums.share(top, chunk)
+        sums = SplitSums(self.group, (self.anchor,), self.tile, tiles, t.parts, first)
+        share = sums.work_item(top, chunk)
         batch, row, column = self._program(top, share.tile, down, across)
         row_shape, column_shape = (tuple(x.extent for x in axes) for axes in (loops.rows, loops.cols))
-        row_at, row_live = places_of(top, k.mul(row, integer(t.rows)), t.rows, row_shape, 0, held=True)
-        column_at, column_live = places_of(top, k.mul(column, integer(t.columns)), t.columns, column_shape, 1)
+        row_at, row_live = tile_index(top, k.mul(row, integer(t.rows)), t.rows, row_shape, 0, wraps=True)
+        column_at, column_live = tile_index(top, k.mul(column, integer(t.columns)), t.columns, column_shape, 1)
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         boxes = self._boxes()
         if boxes:
             acc = self._boxed_sums(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), share)
         else:
             acc = self._sums(top, batch_at, row_at, column_at, column_live, share)
-        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), row_live, column_live)
+        place = ResultTile(loops.result(loops.full((*batch_at, *row_at, *column_at))), row_live, column_live)
         # what starts early takes the room that it finds, be it uneven: programs that are many wait for all of it
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
@@ -226,14 +238,14 @@ class _Product:
         rows: Sequence[Expr],
         columns: Sequence[Expr],
         live: Expr | None,
-        share: Share,
+        share: WorkItem,
     ) -> Expr:
         """The tile of the sums, or of those of a part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulates(self.anchor)
-        a_base = ix.add(dim_expr(self.a.offset), dot(batch, [x.a for x in loops.batch]))
-        b_base = ix.add(dim_expr(self.b.offset), dot(batch, [x.b for x in loops.batch]))
-        a_rows = top.let(ix.add(a_base, dot(rows, [x.a for x in loops.rows])), "a")
-        b_columns = top.let(ix.add(b_base, dot(columns, [x.b for x in loops.cols])), "b")
+        a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
+        b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
+        a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in loops.rows])), "a")
+        b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
         axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
         axes = merge_axes(axes) if self.levels is None else axes
         units = self.units if self.units and self.units[0].is_float == dtype.is_float else None
@@ -242,13 +254,13 @@ class _Product:
         terms = self._terms(top, axes, columns, b_columns, live, step)
         size = step // terms.halves
         acc = self._zeros(top)
-        begin, end = share.turns(top, t.parts, depth, step)
+        begin, end = share.k_range(top, t.parts, depth, step)
 
         def turn(block: Block, at: Expr) -> None:
             read = terms.begin(block, at)
             for half in range(terms.halves):
                 first = at if half == 0 else block.let(k.add(at, integer(half * size)), "h")
-                a_at, a_live = along(block, first, size, axes, 1, [x.a for x in axes])
+                a_at, a_live = reduction_offsets(block, first, size, axes, 1, [x.a for x in axes])
                 x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
                 y = read(block, first, half)
                 old = k.load(acc, ZERO)
@@ -264,7 +276,7 @@ class _Product:
 
     def _zeros(self, top: Block) -> Buffer:
         """A register of the tile's sums."""
-        return register(top, "acc", filled(accumulates(self.anchor), self.tile))
+        return register(top, "acc", constant_tile(accumulates(self.anchor), self.tile))
 
     def _boxes(self) -> list[tuple[Buffer, Box]]:
         """The operands that are copied in boxes: both or none."""
@@ -274,13 +286,13 @@ class _Product:
         return [(a.buffer("a_matrix", (t.rows, t.depth)), a), (b.buffer("b_matrix", (t.depth, t.columns)), b)]
 
     def _boxed_sums(
-        self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, share: Share
+        self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, share: WorkItem
     ) -> Expr:
         """As `_sums`, of operands that are copied in boxes; what lies outside of them is zero."""
         (a, a_box), (b, b_box) = boxes
         acc, step = self._zeros(top), self.tiling.depth
         depth = product(x.extent for x in self.loops.reduce)
-        begin, end = share.turns(top, self.tiling.parts, depth, step)
+        begin, end = share.k_range(top, self.tiling.parts, depth, step)
 
         def turn(block: Block, at: Expr) -> None:
             x, y = block.let(a_box.read(a, row, at), "x"), block.let(b_box.read(b, at, column), "y")
@@ -296,15 +308,17 @@ class _Product:
 
         def plain(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             def read(block: Block, first: Expr, half: int) -> Expr:
-                b_at, b_live = along(block, first, step, axes, 0, [x.b for x in axes])
-                return read_at(block, self.b.buffer, ix.add(b_at, base), meet(b_live, live))
+                b_at, b_live = reduction_offsets(block, first, step, axes, 0, [x.b for x in axes])
+                return read_at(block, self.b.buffer, ix.add(b_at, base), all_of(b_live, live))
 
             return read
 
         levels = self.levels
         if levels is None:
             return _Terms(1, plain)
-        parameters = [(p, top.let(ix.add(integer(p.offset), dot(columns, p.columns)), "p")) for p in levels.parameters]
+        parameters = [
+            (p, top.let(ix.add(integer(p.offset), offset_of(columns, p.columns)), "p")) for p in levels.parameters
+        ]
 
         def meant(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             known: list[Expr] = []
@@ -312,8 +326,8 @@ class _Product:
                 if isinstance(p.source, Lit):
                     known.append(p.source)
                     continue
-                p_at, p_live = along(block, at, step, axes, 0, p.reduce)
-                known.append(read_at(block, p.source, ix.add(column, p_at), meet(p_live, live)))
+                p_at, p_live = reduction_offsets(block, at, step, axes, 0, p.reduce)
+                known.append(read_at(block, p.source, ix.add(column, p_at), all_of(p_live, live)))
             if levels.halves == 1:
                 inner = plain(block, at)
                 return lambda b, first, half: b.let(levels.meant(inner(b, first, half), *known), "w")

@@ -1,4 +1,4 @@
-"""How the kernels of contractions walk their reduction: where its places lie in an operand."""
+"""Offsets along the reduction of a contraction."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import dot, places_of
+from ingot.schedule.gpu.blocks import offset_of, tile_index
 
 
-def along(
-    block: Block, first: Expr, step: int, axes: Sequence[Axis], axis: int, strides: Sequence[DimLike]
+def reduction_offsets(
+    block: Block, start: Expr, step: int, axes: Sequence[Axis], axis: int, strides: Sequence[DimLike]
 ) -> tuple[Expr, Expr | None]:
-    """Where `step` positions of the reduction from `first` on lie in an operand, along `axis` of its tile."""
+    """The operand's offsets of `step` terms from `start` on, along `axis` of its tile; the mask of those in bounds."""
     extents = tuple(x.extent for x in axes)
     if step == 1:
-        at = ix.delinearize(first, extents, block.multiples)
-        return dot(at, strides), None
-    places, live = places_of(block, first, step, extents, axis)
-    return dot(places, strides), live
+        index = ix.delinearize(start, extents, block.multiples)
+        return offset_of(index, strides), None
+    places, in_bounds = tile_index(block, start, step, extents, axis)
+    return offset_of(places, strides), in_bounds
 
 
 def packed_loops(loops: Loops, axes: Sequence[Axis]) -> Loops:
-    """Loops over a B that is packed with its axes in that order."""
+    """The loops for a B that is packed contiguously with its axes in the order of `axes`."""
     strides = dict(zip(map(id, axes), Layout.contiguous(tuple(x.extent for x in axes)).strides, strict=True))
-    moved = ([replace(x, b=strides[id(x)]) for x in axes] for axes in (loops.batch, loops.reduce, loops.cols))
-    batch, reduce, cols = map(tuple, moved)
+    repacked = ([replace(x, b=strides[id(x)]) for x in axes] for axes in (loops.batch, loops.reduce, loops.cols))
+    batch, reduce, cols = map(tuple, repacked)
     return replace(loops, batch=batch, reduce=reduce, cols=cols)
 
 
-def reads_again(body: Graph, operand: Node, anchor: Node) -> bool:
-    """Whether something else reads `operand` than views on the way to B."""
+def has_other_users(body: Graph, operand: Node, anchor: Node) -> bool:
+    """Whether anything but the views between `operand` and the anchor's B uses it."""
     users, node = body.uses(), operand
     while node is not anchor:
-        seen = users.get(node, [])
-        if len(seen) != 1 or node in body.outputs:
+        node_users = users.get(node, [])
+        if len(node_users) != 1 or node in body.outputs:
             return True
-        (node,) = seen
+        (node,) = node_users
     return operand is anchor.inputs[0]
 
 
-__all__ = ["along", "packed_loops", "reads_again"]
+__all__ = ["has_other_users", "packed_loops", "reduction_offsets"]

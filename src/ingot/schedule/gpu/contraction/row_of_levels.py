@@ -20,7 +20,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Tiling
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import dot, meet, read_at, register
+from ingot.schedule.gpu.blocks import all_of, offset_of, read_at, register
 from ingot.schedule.gpu.contraction.levels import Levels, Parameter
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
@@ -126,7 +126,7 @@ class RowOfLevels:
         line = -(-prod(self._reduce) // self.turn) * self.words
         place = k.add(k.add(begin, k.positions(self.words, 1)), k.mul(column.number, integer(line)))
         tile = self.blocks, self.words
-        return k.spread(read_at(block, levels.buffer, block.let(place, "place"), meet(live, column.live)), tile)
+        return k.spread(read_at(block, levels.buffer, block.let(place, "place"), all_of(live, column.live)), tile)
 
     def _parameters(self, block: Block, b: int, column: _Column, at: Expr) -> list[list[Expr]]:
         """Zeros and scales: of each block, or of each part of its terms, where blocks are odd."""
@@ -142,8 +142,8 @@ class RowOfLevels:
     def _parameter(block: Block, p: Parameter, column: _Column, index: Sequence[Expr], live: Expr | None) -> Expr:
         if isinstance(p.source, Lit):
             return p.source
-        base = k.add(integer(p.offset), dot(column.index, p.columns))
-        return read_at(block, p.source, ix.add(base, dot(index, p.reduce)), meet(live, column.live))
+        base = k.add(integer(p.offset), offset_of(column.index, p.columns))
+        return read_at(block, p.source, ix.add(base, offset_of(index, p.reduce)), all_of(live, column.live))
 
     def _small(self, levels: Levels) -> bool:
         """Levels, less their zero, are denormal floats as they are."""

@@ -29,23 +29,23 @@ from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Emitter, Leaf
 from ingot.schedule.folds import accumulates
 from ingot.schedule.gpu.blocks import (
-    ALIGN,
+    ALIGNMENT_BYTES,
     Group,
     Span,
-    dot,
-    filled,
-    meet,
-    places_of,
+    all_of,
+    constant_tile,
+    offset_of,
     power_of_two,
     read_at,
     register,
-    repacked,
+    repack,
+    tile_index,
 )
 from ingot.schedule.gpu.contraction.levels import Levels, levels_of
-from ingot.schedule.gpu.contraction.reduction import along, packed_loops, reads_again
+from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
 from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
-from ingot.schedule.gpu.contraction.sums import Place, Share, Sums
-from ingot.schedule.gpu.contraction.tiling import Asked
+from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
+from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.rows import Fold, in_order
 from ingot.schedule.gpu.sites import decided, product_site
@@ -109,11 +109,11 @@ class _Weights:
             found = levels_of(body, anchor, ins, buffers, a, loops, most, lines=True, mark=mark, constant=constant)
             packed = packed_loops(loops, axes)
             return _Weights(found.levels.buffer, 0, packed, found.levels, found.packs, found.params, found.left)
-        pack = repacked(axes, at, layout.offset, y.dtype) if constant[at] else None
+        pack = repack(axes, at, layout.offset, y.dtype) if constant[at] else None
         if pack is None:
             return _Weights(buffers[at], layout.offset, loops)
-        left = () if reads_again(body, body.inputs[at], anchor) else (at,)
-        buffer = Buffer(f"b{mark}", pack.dtype, align=ALIGN)
+        left = () if has_other_users(body, body.inputs[at], anchor) else (at,)
+        buffer = Buffer(f"b{mark}", pack.dtype, align=ALIGNMENT_BYTES)
         return _Weights(buffer, 0, packed_loops(loops, axes), None, (pack,), ((buffer, 0),), left)
 
     @property
@@ -165,7 +165,7 @@ class _SingleRow:
         lines = made[0].ahead or loops.reduce[-1].b == 1
         levels = made[0].levels
         block, halves = (levels.turn, 16 // levels.bits) if levels else (1, 1)
-        asked = Asked(1, n, depth, batch, x.dtype, lines, 0, block, halves, len(made))
+        asked = ProductShape(1, n, depth, batch, x.dtype, lines, 0, block, halves, len(made))
         site = product_site(body, anchors, loops, asked, machine, packed=made[0].ahead)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
@@ -176,34 +176,34 @@ class _SingleRow:
         top, chunk = Block(), k.var("chunk")
         n, batches = (product(x.extent for x in axes) for axes in (loops.cols, loops.batch))
         across = ceildiv(n, t.columns)
-        sums = Sums(self.group, self.anchors, (1, t.columns), batches * across, t.parts)
-        share = sums.share(top, chunk)
+        sums = SplitSums(self.group, self.anchors, (1, t.columns), batches * across, t.parts)
+        share = sums.work_item(top, chunk)
         own = share.tile
         batch = top.let(k.binary("div", own, dim_expr(across)), "batch")
         first = top.let(k.mul(k.binary("rem", own, dim_expr(across)), integer(t.columns)), "first")
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         found = self._sums(top, batch_at, first, share)
-        column_at, live = places_of(top, first, t.columns, tuple(x.extent for x in loops.cols), 1)
+        column_at, live = tile_index(top, first, t.columns, tuple(x.extent for x in loops.cols), 1)
         row_at = tuple(ZERO for _ in loops.rows)
-        place = Place(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, live)
+        place = ResultTile(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, live)
         top.stmts.append(ReleaseConsumers())
         extra = *self.packed, *sums.finish(top, found, place, share)
         shape = {"warps": self.tiling.warps, "stages": self.tiling.stages}
         step = self.group.step("product_of_row", chunk, sums.programs, top, *extra, **shape)
         return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
 
-    def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, share: Share) -> list[Expr]:
+    def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, share: WorkItem) -> list[Expr]:
         """Each product's row of sums of the columns from `first` on, over a part of the reduction."""
         t, dtype, loops = self.tiling, accumulates(self.anchors[0]), self.loops
         depth = product(x.extent for x in loops.reduce)
-        begin, end = share.turns(top, t.parts, depth, t.depth)
+        begin, end = share.k_range(top, t.parts, depth, t.depth)
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
         if of_levels:
             row = RowOfLevels(of_levels, t, self.anchors[0].inputs[0].dtype)
             return row.sums(top, first, (begin, end), lambda: self._reading(top))
         lines = _Lines.of(top, self, batch, first)
         tile = t.columns, t.depth
-        accs = [register(top, "acc", filled(dtype, tile)) for _ in self.bs]
+        accs = [register(top, "acc", constant_tile(dtype, tile)) for _ in self.bs]
         held: list[Buffer] = []
         if depth != 0 and all(b.ahead for b in self.bs):  # else there is no first turn
             for b, weights in enumerate(self.bs):
@@ -245,7 +245,7 @@ class _SingleRow:
                 return self.computed(block, em, places, live)
             buffer, offset = self.a
             index = ix.delinearize(places, tuple(x.extent for x in axes), {})
-            return read_at(block, buffer, ix.add(dim_expr(offset), dot(index, [x.a for x in axes])), live)
+            return read_at(block, buffer, ix.add(dim_expr(offset), offset_of(index, [x.a for x in axes])), live)
 
         return read
 
@@ -262,11 +262,11 @@ class _SingleRow:
         length = self.row.shape[-1]
         assert isinstance(length, int)
         span = Span.of(top, ZERO, power_of_two(length), length, 1)
-        index = *(ZERO,) * (self.row.type.rank - 1), span.at
+        index = *(ZERO,) * (self.row.type.rank - 1), span.position
         for level in in_order(self.group.body):
             folds = [Fold.of(top, n, (1, power_of_two(length)), True) for n in level]
             for fold in folds:
-                fold.add(top, em.value(top, fold.operand, index, span.live), index, span.live)
+                fold.add(top, em.value(top, fold.operand, index, span.in_bounds), index, span.in_bounds)
             for fold in folds:
                 total = k.reduce("add", fold.result(top))  # of one element: a scalar, which meets any tile
                 result = top.let(k.cast(total, fold.node.dtype), "fold")
@@ -287,27 +287,27 @@ class _Lines:
     @staticmethod
     def of(top: Block, own: _SingleRow, batch: Sequence[Expr], first: Expr) -> _Lines:
         loops = own.loops
-        index, live = places_of(top, first, own.tiling.columns, tuple(x.extent for x in loops.cols), 0)
-        a = ZERO if own.a is None else ix.add(dim_expr(own.a[1]), dot(batch, [x.a for x in loops.batch]))
-        begins = [ix.add(dim_expr(b.offset), dot(batch, [x.b for x in loops.batch])) for b in own.bs]
-        ways = dot(index, [x.b for x in loops.cols])
+        index, live = tile_index(top, first, own.tiling.columns, tuple(x.extent for x in loops.cols), 0)
+        a = ZERO if own.a is None else ix.add(dim_expr(own.a[1]), offset_of(batch, [x.a for x in loops.batch]))
+        begins = [ix.add(dim_expr(b.offset), offset_of(batch, [x.b for x in loops.batch])) for b in own.bs]
+        ways = offset_of(index, [x.b for x in loops.cols])
         bases = tuple(top.let(ix.add(begin, ways), "b") for begin in begins)
         return _Lines(own, top.let(a, "a"), bases, live)
 
     def weights(self, block: Block, b: int, at: Expr) -> Expr:
         """A turn's tile of B as it is stored."""
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
-        place, live = along(block, at, self.own.tiling.depth, axes, 1, [x.b for x in axes])
-        return read_at(block, self.own.bs[b].buffer, ix.add(place, self.bases[b]), meet(live, self.live))
+        place, live = reduction_offsets(block, at, self.own.tiling.depth, axes, 1, [x.b for x in axes])
+        return read_at(block, self.own.bs[b].buffer, ix.add(place, self.bases[b]), all_of(live, self.live))
 
     def row(self, block: Block, em: Emitter, at: Expr) -> Expr:
         """The row's terms that meet a turn."""
         size, axes = self.own.tiling.depth, merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
         if self.own.a is not None:
-            place, live = along(block, at, size, axes, 1, [x.a for x in axes])
+            place, live = reduction_offsets(block, at, size, axes, 1, [x.a for x in axes])
             return read_at(block, self.own.a[0], ix.add(place, self.a), live)
         terms = Span.of(block, at, size, product(x.extent for x in axes), 1)
-        return self.own.computed(block, em, terms.at, terms.live)
+        return self.own.computed(block, em, terms.position, terms.in_bounds)
 
 
 __all__ = ["has_single_row", "lower_single_row"]

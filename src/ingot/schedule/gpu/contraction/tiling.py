@@ -1,10 +1,10 @@
-"""How a contraction is cut into programs: by a model of the time of each tiling, with rates measured on an H100.
+"""The tiling of a contraction, chosen by a cost model whose rates were measured on an H100.
 
-time = tiles of a multiprocessor * products of a tile / their rate + what does not overlap of starts and epilogues
-     + joining of parts
+time = tiles per multiprocessor * multiply-adds per tile / rate + prologues and epilogues that nothing overlaps
+     + the reduction of split-K parts
 
-A multiprocessor's copies take about a microsecond, so that it needs some 100 KB of them under way: programs that have
-it to themselves take more turns ahead than programs that share it.
+A copy to shared memory takes about a microsecond, so a multiprocessor needs some 100 KB of copies in flight: a program
+that runs alone on one prefetches more steps than programs that share one.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from ingot.schedule.gpu.blocks import power_of_two
 from ingot.schedule.gpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
-PART = 4  # steps of a part of the reduction, at least
-MOST_PARTS = 64
-VECTOR = 64  # columns, and terms of a turn, where a single row is multiplied by columns that lie side by side
-MOST_STAGES = 6
-LINE = 4096  # elements of all B's in a turn where a single row is multiplied by columns that lie one behind the other
-BOXED = 512  # rows from which on copies of boxes are worth their start
-START = 1.2  # microseconds until a program's first operands are there
-EPILOGUE = 4.5e-4  # and for an element of its tile, of each warp
-FUNCTION = 1e-3  # and for each function in the epilogue that takes many instructions
-COPIED = 2e-9  # microseconds for a byte of operands, of all programs together
-OVERLAPPED = 3  # programs of a multiprocessor, up to which starts and epilogues of one run beside products of another
-JOINED = 8 / 3e6  # microseconds for an element of a part, which all programs write and some read
-ARRIVED = 4 / 1.1e5, 0.2  # and for an element that the last to arrive reads alone, after so long
+MIN_STEPS_PER_PART = 4
+MAX_PARTS = 64
+MAX_STAGES = 6
+ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
+ROW_STEP_ELEMENTS = 4096  # elements of all B operands per k-step for a single row, if B's columns are contiguous
+MIN_ROWS_FOR_BOXES = 512  # below, setting up a box copy costs more than it saves
+START_US = 1.2  # until a program's first operands have arrived
+EPILOGUE_US_PER_ELEMENT = 4.5e-4  # of a warp's share of the tile
+COSTLY_OP_US_PER_ELEMENT = 1e-3  # added for each op of the epilogue that takes many instructions
+COPY_US_PER_BYTE = 2e-9  # of operands, summed over all programs
+MAX_OVERLAPPING_PROGRAMS = 3  # per multiprocessor, whose prologues and epilogues run beside another's products
+JOIN_US_PER_ELEMENT = 8 / 3e6  # of a split-K part: all programs write it, some read it
+LAST_PROGRAM_US_PER_ELEMENT = 4 / 1.1e5  # of the parts that the last program to finish reads alone
+LAST_PROGRAM_START_US = 0.2
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """rate: multiply-adds of a multiprocessor in a microsecond. alone: of a program that has it to itself, as each
-    waits for its loads."""
+    """rate: multiply-adds per microsecond of a multiprocessor that several programs share. exclusive_rate: of one that
+    runs a single program, which waits for its own loads."""
 
     rows: int
     columns: int
     warps: int
     rate: float
-    alone: float
+    exclusive_rate: float
 
     @property
     def area(self) -> int:
@@ -56,171 +57,181 @@ _TILES = (
     _Tile(64, 64, 4, 1.75e6, 1.3e6), _Tile(32, 64, 4, 0.95e6, 0.6e6), _Tile(64, 32, 4, 1.2e6, 0.7e6),
     _Tile(32, 32, 4, 0.5e6, 0.2e6),
 )  # fmt: skip
-# of f32, by plain multiply-adds: one program keeps a multiprocessor almost as busy as several do
+# f32 without tensor cores: one program keeps a multiprocessor almost as busy as several do
 _TILES_F32 = (
     _Tile(128, 64, 8, 1.7e5, 1.5e5), _Tile(64, 128, 8, 1.7e5, 1.5e5), _Tile(64, 64, 4, 1.7e5, 1.3e5),
     _Tile(32, 64, 4, 1.4e5, 1.05e5), _Tile(64, 32, 4, 1.15e5, 0.87e5), _Tile(32, 32, 4, 1.08e5, 0.63e5),
 )  # fmt: skip
-LARGEST = 128 * 256
-LARGEST_F32 = 128 * 64  # what registers hold of sums and operands that are no tensor cores'
-RUN = 128  # terms whose products of 8-bit floats are added up in fewer bits than f32 has (docs/precision.md)
-RUNS = 128 * 16  # elements of a tile, for each warp, whose sums and those of a run fit in registers
+MAX_TILE_AREA = 128 * 256
+MAX_TILE_AREA_F32 = 128 * 64  # accumulators and operands fit in registers, without tensor cores
+F8_RUN_TERMS = 128  # products of 8-bit floats that hardware accumulates in fewer bits than f32 has (docs/precision.md)
+MAX_RUN_ELEMENTS_PER_WARP = 128 * 16  # of a tile whose total and run accumulators fit in registers
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a tiling is chosen for. dtype: of the operands. lines: the terms of B's columns lie side by side. turn:
-    steps along the reduction where B's levels leave no choice, else 0. block: what they are a multiple of. halves:
-    parts of them that share elements of B. together: products of one kernel. boxes: operands may be copied in boxes.
-    functions: in the epilogue, that take many instructions."""
+class ProductShape:
+    """The sizes of a contraction, and what its operands allow.
+
+    dtype: of the operands. is_k_contiguous: B's columns are contiguous. fixed_step: the k-step where packed levels
+    leave no choice, else 0. block: what the k-step is a multiple of. packed_halves: parts of a k-step that share
+    elements of packed B. products: contractions of the kernel, which share A. allows_boxes: operands can be copied by
+    the bulk copy engine. costly_ops: ops of the epilogue that take many instructions.
+    """
 
     rows: DimLike
     columns: DimLike
     depth: DimLike
     batch: DimLike
     dtype: DType
-    lines: bool = False
-    turn: int = 0
+    is_k_contiguous: bool = False
+    fixed_step: int = 0
     block: int = 1
-    halves: int = 1
-    together: int = 1
-    boxes: bool = False
-    functions: int = 0
+    packed_halves: int = 1
+    products: int = 1
+    allows_boxes: bool = False
+    costly_ops: int = 0
 
     @property
-    def alone(self) -> bool:
+    def is_single_row(self) -> bool:
         """Whether a single row is multiplied."""
         return self.rows == 1 and self.dtype.is_float
 
     @property
-    def in_runs(self) -> bool:
-        """Whether the sums of a run of terms have registers of their own beside those of all."""
+    def sums_in_runs(self) -> bool:
+        """Whether a run of `F8_RUN_TERMS` terms is accumulated apart, before it is added to the total."""
         return self.dtype.is_float and self.dtype.bits == 8
 
-    def ranked(self, machine: Machine) -> list[Tiling]:
-        """Tilings, the one that is the fastest by the model first."""
-        found = self._of_row(machine) if self.alone else self._of_tiles(machine)
-        return [*dict.fromkeys(replace(t, depth=self.turn) if self.turn else t for t in found)]
+    def candidates(self, machine: Machine) -> list[Tiling]:
+        """Tilings, the fastest by the cost model first."""
+        tilings = self._single_row_tilings(machine) if self.is_single_row else self._tile_tilings(machine)
+        return [*dict.fromkeys(replace(t, depth=self.fixed_step) if self.fixed_step else t for t in tilings)]
 
-    def near(self, choice: Tiling, machine: Machine) -> list[Tiling]:
-        """Neighbours: other warps, stages, steps and parts, of all tiles or of those behind whole waves."""
-        found = [replace(choice, warps=w) for w in (choice.warps // 2, choice.warps * 2)]
-        found += [replace(choice, stages=n) for n in (choice.stages - 1, choice.stages + 1)]
-        found += [replace(choice, depth=d) for d in (choice.depth // 2, choice.depth * 2) if not self.turn]
-        found += [replace(choice, parts=n) for n in (choice.parts - 1, choice.parts + 1)]
-        found += [replace(choice, boxes=1 - choice.boxes)]
+    def neighbors(self, choice: Tiling, machine: Machine) -> list[Tiling]:
+        """Tilings that differ in one of warps, stages, k-step, parts, boxes, or in splitting only the last wave."""
+        tilings = [replace(choice, warps=w) for w in (choice.warps // 2, choice.warps * 2)]
+        tilings += [replace(choice, stages=n) for n in (choice.stages - 1, choice.stages + 1)]
+        tilings += [replace(choice, depth=d) for d in (choice.depth // 2, choice.depth * 2) if not self.fixed_step]
+        tilings += [replace(choice, parts=n) for n in (choice.parts - 1, choice.parts + 1)]
+        tilings += [replace(choice, boxes=1 - choice.boxes)]
         if choice.parts == 1 and (waves := self._tiles(choice) // machine.processors):
-            found += [replace(choice, parts=n, waves=waves) for n in (2, 4)]
-        return [t for t in found if self.admits(t, machine)]
+            tilings += [replace(choice, parts=n, waves=waves) for n in (2, 4)]
+        return [t for t in tilings if self.admits(t, machine)]
 
     def admits(self, t: Tiling, machine: Machine) -> bool:
-        """Whether a tiling gives a kernel: sides are powers of two, and operands fit in shared memory."""
-        area, most = t.rows * t.columns, LARGEST if self.dtype.bits <= 16 else LARGEST_F32
+        """Whether a kernel can be made for `t`: sizes are powers of two, and operands fit in shared memory."""
+        area, max_area = t.rows * t.columns, MAX_TILE_AREA if self.dtype.bits <= 16 else MAX_TILE_AREA_F32
         powers = all(n > 0 and n & n - 1 == 0 for n in (t.rows, t.columns, t.depth, t.warps))
-        if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._most_parts(t.depth):
+        if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._max_parts(t.depth):
             return False
         if t.waves and (t.parts == 1 or t.waves * machine.processors >= self._tiles(t)):
             return False
-        if t.boxes > self.boxes or (self.turn and t.depth != self.turn):
+        if t.boxes > self.allows_boxes or (self.fixed_step and t.depth != self.fixed_step):
             return False
-        if self.alone:
-            size = t.columns * t.depth * self.together // self.halves
-            return t.rows == 1 and t.depth % self.block == 0 and size <= 4 * LINE
-        least = 16 if self.dtype.bits > 8 else 32
-        if self.in_runs and (t.depth > RUN or area > RUNS * t.warps):
+        if self.is_single_row:
+            size = t.columns * t.depth * self.products // self.packed_halves
+            return t.rows == 1 and t.depth % self.block == 0 and size <= 4 * ROW_STEP_ELEMENTS
+        min_step = 16 if self.dtype.bits > 8 else 32
+        if self.sums_in_runs and (t.depth > F8_RUN_TERMS or area > MAX_RUN_ELEMENTS_PER_WARP * t.warps):
             return False
         fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared
-        return min(t.rows, t.columns) >= 16 and t.depth >= least and fits and area <= most
+        return min(t.rows, t.columns) >= 16 and t.depth >= min_step and fits and area <= max_area
 
     def _tiles(self, t: Tiling) -> int:
-        """Of the result; 0 where that is not known."""
+        """Tiles of the result; 0 if its sizes are symbolic."""
         if not is_static((self.rows, self.columns, self.batch)):
             return 0
         m, n, count = map(estimate, (self.rows, self.columns, self.batch))
         return -(-m // t.rows) * -(-n // t.columns) * count
 
-    def _most_parts(self, step: int) -> int:
-        fixed = is_static((self.rows, self.columns, self.depth, self.batch))
-        turns = 2 if self.alone else PART
-        return max(1, min(estimate(self.depth) // (turns * step), MOST_PARTS)) if fixed else 1
+    def _max_parts(self, step: int) -> int:
+        is_known = is_static((self.rows, self.columns, self.depth, self.batch))
+        min_steps = 2 if self.is_single_row else MIN_STEPS_PER_PART
+        return max(1, min(estimate(self.depth) // (min_steps * step), MAX_PARTS)) if is_known else 1
 
-    def _of_row(self, machine: Machine) -> Iterator[Tiling]:
+    def _single_row_tilings(self, machine: Machine) -> Iterator[Tiling]:
         n, count, length = map(estimate, (self.columns, self.batch, self.depth))
-        first = VECTOR, min(VECTOR, power_of_two(length))
-        sizes = [first, (VECTOR // 2, first[1]), (VECTOR, first[1] // 2), (VECTOR // 2, 2 * first[1])]
-        if self.lines:
-            wide, step = self._line(n * count * self.together, length, machine)
-            sizes = [(wide, step), (2 * wide, step), (wide // 2, step), (wide, step // 2), (2 * wide, step // 2)]
-        for number, (wide, step) in enumerate(sizes):
-            if wide < 1 or step < 1 or step % self.block:
+        base = ROW_COLUMNS, min(ROW_COLUMNS, power_of_two(length))
+        sizes = [base, (ROW_COLUMNS // 2, base[1]), (ROW_COLUMNS, base[1] // 2), (ROW_COLUMNS // 2, 2 * base[1])]
+        if self.is_k_contiguous:
+            width, step = self._contiguous_tile(n * count * self.products, length, machine)
+            sizes = [(width, step), (2 * width, step), (width // 2, step), (width, step // 2), (2 * width, step // 2)]
+        for number, (width, step) in enumerate(sizes):
+            if width < 1 or step < 1 or step % self.block:
                 continue
-            programs = -(-n // wide) * count
-            parts = max(1, min(machine.programs // programs, self._most_parts(step)))
-            yield Tiling(1, wide, step, 4, 3, parts)
+            programs = -(-n // width) * count
+            parts = max(1, min(machine.programs // programs, self._max_parts(step)))
+            yield Tiling(1, width, step, 4, 3, parts)
             if number == 0:
-                yield from (Tiling(1, wide, step, 8, 3, parts), Tiling(1, wide, step, 4, 3, max(1, parts // 2)))
+                yield from (Tiling(1, width, step, 8, 3, parts), Tiling(1, width, step, 4, 3, max(1, parts // 2)))
 
-    def _line(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
-        """Columns of a program and terms of a turn, where those of all `columns` lie side by side."""
-        few = 4 if columns >= 4 * machine.programs else 2
-        step = min(LINE // 4 * self.halves, max(self.block, power_of_two(length)))
-        wide = max(few, min(LINE * self.halves // step, 4 * few, power_of_two(columns // machine.programs)))
-        return max(1, wide // self.together), step
+    def _contiguous_tile(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
+        """(columns, k-step) of a program for a single row, if B's `columns` columns are contiguous."""
+        min_width = 4 if columns >= 4 * machine.programs else 2
+        step = min(ROW_STEP_ELEMENTS // 4 * self.packed_halves, max(self.block, power_of_two(length)))
+        max_width = min(ROW_STEP_ELEMENTS * self.packed_halves // step, 4 * min_width)
+        width = max(min_width, min(max_width, power_of_two(columns // machine.programs)))
+        return max(1, width // self.products), step
 
-    def _of_tiles(self, machine: Machine) -> list[Tiling]:
+    def _tile_tilings(self, machine: Machine) -> list[Tiling]:
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
-        room = 4 * machine.processors
-        boxes = int(self.boxes and m >= BOXED)
+        max_programs = 4 * machine.processors
+        boxes = int(self.allows_boxes and m >= MIN_ROWS_FOR_BOXES)
         tiles = _TILES if self.dtype.bits <= 16 else _TILES_F32
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
-            for place, tile in enumerate(tiles):
-                if self.in_runs and tile.area > RUNS * tile.warps:
+            for rank, tile in enumerate(tiles):
+                if self.sums_in_runs and tile.area > MAX_RUN_ELEMENTS_PER_WARP * tile.warps:
                     continue
                 programs = -(-m // tile.rows) * -(-n // tile.columns) * count
-                for parts in range(1, self._most_parts(self._step) + 1):
-                    if parts > 1 and programs * parts > room:
+                for parts in range(1, self._max_parts(self._step) + 1):
+                    if parts > 1 and programs * parts > max_programs:
                         break
                     a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
-                    depth, stages, resident = self._ahead(a, b, programs * parts, length // parts, boxes, machine)
+                    depth, stages, resident = self._pipeline(a, b, programs * parts, length // parts, boxes, machine)
                     if stages == 1 and tile != tiles[-1]:
                         break
-                    taken = self._time(tile, programs, parts, resident, machine)
-                    yield taken, parts, place, Tiling(a, b, depth, tile.warps, stages, parts, boxes)
+                    microseconds = self._microseconds(tile, programs, parts, resident, machine)
+                    yield microseconds, parts, rank, Tiling(a, b, depth, tile.warps, stages, parts, boxes)
 
         return [t for *_, t in sorted(options(), key=lambda found: found[:3])]
 
     @property
     def _step(self) -> int:
-        """Terms of a turn: of 8 bits as many bytes as of 16, where they are no windows, which have fewer channels."""
-        step = 32 if self.dtype.bits > 16 else RUN if self.dtype.bits == 8 and self.boxes else 64
+        """The k-step. 8-bit operands take as many bytes as 16-bit ones, except windows, which have fewer channels."""
+        step = 32 if self.dtype.bits > 16 else F8_RUN_TERMS if self.dtype.bits == 8 and self.allows_boxes else 64
         return max(16 if self.dtype.bits > 8 else 32, min(step, power_of_two(estimate(self.depth))))
 
-    def _ahead(self, a: int, b: int, programs: int, length: int, boxes: int, machine: Machine) -> tuple[int, int, int]:
-        """Terms of a turn, turns whose loads are under way, and programs that are then on one multiprocessor at once:
-        programs of `length` terms. What is not needed is left to other programs."""
+    def _pipeline(
+        self, a: int, b: int, programs: int, length: int, boxes: int, machine: Machine
+    ) -> tuple[int, int, int]:
+        """(k-step, stages, programs resident on a multiprocessor) for `programs` programs of `length` terms each.
+        Shared memory that a program does not need is left to others."""
         step, shared = self._step, machine.shared * 7 // 8
-        most = max(1, min(-(-programs // machine.processors), 2 * machine.registers // (a * b), OVERLAPPED))
-        turn = (a + b) * step * self.dtype.nbytes
-        if boxes and step == 64 and a * b <= 64 * 128 and 2 * step * 4 <= length and 2 * turn * 4 * most <= shared:
-            step, turn = 2 * step, 2 * turn
-        deepest = MOST_STAGES if self.dtype.bits <= 16 else 3
-        beside = next((n for n in range(most, 1, -1) if shared // n // turn >= 3), 1)
-        stages = max(1, min(shared // beside // turn, deepest, -(-length // step) + 1))
-        return step, stages, max(1, min(most, machine.shared // (stages * turn)))
+        waves, by_registers = -(-programs // machine.processors), 2 * machine.registers // (a * b)
+        max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS))
+        step_bytes = (a + b) * step * self.dtype.nbytes
+        fits = 2 * step * 4 <= length and 2 * step_bytes * 4 * max_resident <= shared
+        if boxes and step == 64 and a * b <= 64 * 128 and fits:
+            step, step_bytes = 2 * step, 2 * step_bytes
+        max_stages = MAX_STAGES if self.dtype.bits <= 16 else 3
+        resident = next((n for n in range(max_resident, 1, -1) if shared // n // step_bytes >= 3), 1)
+        stages = max(1, min(shared // resident // step_bytes, max_stages, -(-length // step) + 1))
+        return step, stages, max(1, min(max_resident, machine.shared // (stages * step_bytes)))
 
-    def _time(self, tile: _Tile, programs: int, parts: int, resident: int, machine: Machine) -> float:
-        """Microseconds; of 8 bits as of 16, which are alike in proportion. resident: programs of a multiprocessor at
-        once."""
+    def _microseconds(self, tile: _Tile, programs: int, parts: int, resident: int, machine: Machine) -> float:
+        """The predicted time. 8-bit operands are taken as 16-bit ones: only the order of the tilings matters. resident:
+        programs that share a multiprocessor."""
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
         waves = -(-programs * parts // machine.processors)
-        taken = waves * tile.area * length / parts / min(tile.rate, waves * tile.alone)
-        taken += programs * (tile.rows + tile.columns) * length * self.dtype.nbytes * COPIED
-        once = START + tile.area / tile.warps * (EPILOGUE + FUNCTION * self.functions)
-        taken += once * (1 + (waves - 1) / resident)
+        total = waves * tile.area * length / parts / min(tile.rate, waves * tile.exclusive_rate)
+        total += programs * (tile.rows + tile.columns) * length * self.dtype.nbytes * COPY_US_PER_BYTE
+        epilogue_us_per_element = EPILOGUE_US_PER_ELEMENT + COSTLY_OP_US_PER_ELEMENT * self.costly_ops
+        overhead = START_US + tile.area / tile.warps * epilogue_us_per_element
+        total += overhead * (1 + (waves - 1) / resident)
         if parts == 1:
-            return taken
-        return taken + m * n * count * parts * JOINED + tile.area * (parts + 1) * ARRIVED[0] + ARRIVED[1]
+            return total
+        last_program = LAST_PROGRAM_START_US + tile.area * (parts + 1) * LAST_PROGRAM_US_PER_ELEMENT
+        return total + m * n * count * parts * JOIN_US_PER_ELEMENT + last_program
 
 
-__all__ = ["Asked"]
+__all__ = ["ProductShape"]
