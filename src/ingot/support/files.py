@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
 from ingot.support.errors import ArtifactError
 
+Part: TypeAlias = bytes | bytearray | memoryview
 
-def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *, durable: bool = True) -> None:
-    """Write `parts` to a temporary file in the same folder, sync it and move it over `path`.
+
+def atomic_write(path: Path, parts: Iterable[Part], *, durable: bool = True) -> None:
+    """Write `parts` to a temporary file in the same folder, sync it and move it over `path`, whose mode it keeps.
 
     A reader, a full disk or a killed process sees the old file or the new one, never a part. Raises
-    ArtifactError, with nothing left behind, when the system refuses. `durable` False leaves the syncing to the system:
-    after a loss of power the file may be damaged, which suits files that are checked when read and can be made again.
+    ArtifactError, with nothing left behind, when the system refuses. What a killed process left behind goes with the
+    next write to `path`. `durable` False leaves the syncing to the system: after a loss of power the file may be
+    damaged, which suits files that are checked when read and can be made again.
 
     What a link points to is written, not the link. Devices and pipes are written through, as nothing can replace them.
     """
@@ -29,23 +34,90 @@ def atomic_write(path: Path, parts: Iterable[bytes | bytearray | memoryview], *,
     if _kind(path) not in (None, stat.S_IFREG):
         _write_through(path, parts)
         return
-    temporary = path.parent / f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
-        _write(temporary, parts, durable)
-        os.replace(temporary, path)
-        if durable:
-            _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _sweep(folder, path.name)
+            replace_in(folder, path.name, parts, durable=durable)
+        finally:
+            os.close(folder)
     except OSError as error:
-        _discard(temporary)
         raise ArtifactError(
             f"cannot write {path}",
             expected="space and permission for the file",
             got=error.strerror or str(error),
             fix="nothing was written; free some space or choose another folder",
         ) from error
+
+
+def replace_in(folder: int, name: str, parts: Iterable[Part], *, durable: bool, private: bool = False) -> None:
+    """Put a file of `parts` in the place of `name` in an open folder, whole or not at all.
+
+    private: for this user alone. Else it keeps the mode of the file before, and its owner as far as the system allows.
+    Raises OSError, with nothing left behind.
+    """
+    before = None if private else _status(folder, name)
+    descriptor, temporary = _temporary(folder, name, 0o600 if private or before else 0o666)
+    try:
+        with open(descriptor, "wb", buffering=1 << 20) as file:
+            if before is not None:
+                _take_mode(descriptor, before)
+            for part in parts:
+                file.write(part)
+            file.flush()
+            if durable:
+                os.fsync(descriptor)
+            os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        if durable:
+            os.fsync(folder)
     except BaseException:
-        _discard(temporary)
+        # a file system that cannot be written refuses this too, with or without such a file
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
         raise
+
+
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _temporary(folder: int, name: str, mode: int) -> tuple[int, str]:
+    """A new file and its name. Its lock is held for as long as it is open: `_sweep` removes those without."""
+    while True:
+        temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+        # O_EXCL: a link that somebody else put there is not followed
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+        with suppress(OSError):  # a file system without locks: nothing is swept there
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor, temporary
+        os.close(descriptor)  # swept before it was locked
+
+
+def _take_mode(descriptor: int, before: os.stat_result) -> None:
+    mode, own = before.st_mode & 0o777, os.fstat(descriptor)
+    if (before.st_uid, before.st_gid) != (own.st_uid, own.st_gid):
+        try:
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+        except OSError:
+            mode &= 0o707  # its group is another now
+    os.fchmod(descriptor, mode)
+
+
+def _sweep(folder: int, name: str) -> None:
+    """Remove what killed processes left of earlier writes to `name`: temporary files that nobody holds the lock of."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.[0-9a-f]{{8}}\.tmp")
+    for temporary in filter(pattern.fullmatch, os.listdir(folder)):
+        with suppress(OSError):  # it is gone, or somebody writes it
+            descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(temporary, dir_fd=folder)
+            finally:
+                os.close(descriptor)
 
 
 def _kind(path: Path) -> int | None:
@@ -56,7 +128,7 @@ def _kind(path: Path) -> int | None:
         return None
 
 
-def _write_through(path: Path, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+def _write_through(path: Path, parts: Iterable[Part]) -> None:
     if _kind(path) not in (stat.S_IFCHR, stat.S_IFIFO):
         raise ArtifactError(f"cannot write {path}", expected="a file, a pipe or a character device", got="neither")
     try:
@@ -78,10 +150,14 @@ def open_regular(path: Path) -> BinaryIO:
     raise OSError(code, "Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a file", str(path))
 
 
-def _discard(path: Path) -> None:
-    # a file system that cannot be written refuses this too, with or without such a file
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
+def make_private(folder: Path) -> None:
+    """Have a folder; those that are made, its parents too, are for this user alone. Raises OSError."""
+    missing = [folder]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    for made in reversed(missing):
+        with suppress(FileExistsError):
+            made.mkdir(0o700)
 
 
 @contextmanager
@@ -90,12 +166,10 @@ def locked(path: Path) -> Iterator[None]:
 
     Raises ArtifactError when the system refuses.
     """
-    import fcntl  # POSIX only, as the runtime's native threads are; reading needs no lock
-
     beside = path.with_name(f".{path.name}.lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        make_private(path.parent)
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise ArtifactError(
             f"cannot write {path}", expected="a folder to write to", got=error.strerror or str(error)
@@ -103,25 +177,6 @@ def locked(path: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, parts: Iterable[bytes | bytearray | memoryview], durable: bool) -> None:
-    # O_EXCL and mode 0666: never follow a planted link, and let the umask decide as for any new file.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
-    with open(descriptor, "wb", buffering=1 << 20) as file:
-        for part in parts:
-            file.write(part)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
