@@ -1,6 +1,8 @@
 import errno
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -13,15 +15,15 @@ from ingot.support.errors import ArtifactError
 from ingot.support.files import atomic_write
 
 
-def read(path: Path) -> bytes:
-    data = path.read_bytes()
+def read(content: memoryview) -> bytes:
+    data = bytes(content)
     if not data.startswith(b"ok"):
         raise ArtifactError("bad entry")
     return data
 
 
 def put(cache: DiskCache, key: str, data: bytes) -> bool:
-    return cache.store(key, lambda path: atomic_write(path, [data]))
+    return cache.store(key, [data])
 
 
 def test_keys_know_where_parts_end():
@@ -43,7 +45,7 @@ def test_round_trip_and_corrupted_entry_is_deleted(tmp_path: Path):
 
 
 def test_least_recently_used_entries_go_first(tmp_path: Path):
-    cache = DiskCache(tmp_path, max_bytes=250)
+    cache = DiskCache(tmp_path, max_bytes=350)
     keys = [cache_key(str(i)) for i in range(3)]
     now = time.time()
     for age, key in zip((30, 20), keys, strict=False):
@@ -89,12 +91,11 @@ _WRITER = """
 import sys
 from pathlib import Path
 from ingot.support.cache import DiskCache, cache_key
-from ingot.support.files import atomic_write
 cache = DiskCache(Path(sys.argv[1]))
 print("go", flush=True)
 while True:
     for i in range(3):
-        cache.store(cache_key(str(i)), lambda path: atomic_write(path, [b"ok"] + [bytes([i]) * 100_000] * 5))
+        cache.store(cache_key(str(i)), [b"ok"] + [bytes([i]) * 100_000] * 5)
 """
 
 
@@ -116,6 +117,73 @@ def test_killed_and_concurrent_writers_leave_whole_entries(tmp_path: Path):
         for i in range(3):
             data = cache.load(cache_key(str(i)), read)
             assert data is None or data == b"ok" + bytes([i]) * 500_000
+
+
+def test_an_entry_of_another_key_is_dropped(tmp_path: Path):
+    cache, (mine, other) = DiskCache(tmp_path), map(cache_key, ("mine", "other"))
+    assert put(cache, mine, b"ok mine") and put(cache, other, b"ok other")
+    shutil.copyfile(cache.path(other), cache.path(mine))
+    assert cache.load(mine, read) is None and not cache.path(mine).exists()
+    assert put(cache, mine, b"ok mine") and cache.load(mine, read) == b"ok mine"
+
+
+def link_to_entry(cache: DiskCache, path: Path) -> None:
+    path.rename(cache.folder / "elsewhere")
+    path.symlink_to(cache.folder / "elsewhere")
+
+
+def link_to_folder(cache: DiskCache, path: Path) -> None:
+    path.parent.rename(cache.folder / "elsewhere")
+    path.parent.symlink_to(cache.folder / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        link_to_entry,
+        link_to_folder,
+        lambda cache, path: path.chmod(0o666),
+        lambda cache, path: (path.unlink(), os.mkfifo(path)),
+        "others own it",
+    ],
+)
+def test_what_others_planted_is_left_alone(
+    plant: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    cache, key = DiskCache(tmp_path, max_bytes=1), cache_key("x")
+    cache._store(key, [b"ok before"])
+    if callable(plant):
+        plant(cache, cache.path(key))
+    else:
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    assert cache.load(key, read) is None and not put(cache, key, b"ok after")
+    cache.trim()
+    cache.discard(key)
+    assert os.path.lexists(cache.path(key))
+    assert "cache" in caplog.text
+
+
+def test_a_link_in_the_place_of_the_count_is_not_written(tmp_path: Path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"content")
+    cache = DiskCache(tmp_path / "cache")
+    put(cache, cache_key("x"), b"ok")
+    (count,) = (p for p in cache.folder.iterdir() if p.is_file())
+    count.unlink()
+    count.symlink_to(victim)
+    assert put(cache, cache_key("y"), b"ok") and victim.read_bytes() == b"content"
+
+
+def test_entries_are_for_their_user_alone(tmp_path: Path):
+    mask = os.umask(0)
+    try:
+        cache = DiskCache(tmp_path / "made" / "cache")
+        put(cache, cache_key("x"), b"ok")
+    finally:
+        os.umask(mask)
+    modes = {p.is_dir(): stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "made").rglob("*")}
+    assert modes == {True: 0o700, False: 0o600}
 
 
 def test_atomic_write_keeps_the_old_file(tmp_path: Path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +47,50 @@ def test_a_pipe_is_written_through(tmp_path: Path) -> None:
     atomic_write(pipe, [b"a" * 1000, b"b"])
     reader.join(10)
     assert got == [b"a" * 1000 + b"b"] and pipe.is_fifo()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o666, 0o4755])
+def test_a_file_keeps_its_mode(mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.touch()
+    path.chmod(mode)
+    atomic_write(path, [b"x"])
+    assert path.stat().st_mode & 0o7777 == mode & 0o777
+
+
+def test_a_new_file_has_what_the_umask_leaves(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        atomic_write(tmp_path / "f", [b"x"])
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    path, children = tmp_path / "f", list[int]()
+    for ready in (os.pipe(), os.pipe()):
+        if not (child := os.fork()):
+
+            def parts(told: int = ready[1]) -> Iterator[bytes]:
+                yield b"half"
+                os.write(told, b"x")
+                signal.pause()
+
+            atomic_write(path, parts())
+            os._exit(1)
+        os.read(ready[0], 1)
+        children.append(child)
+    os.kill(children[0], signal.SIGKILL)
+    os.waitpid(children[0], 0)
+    (tmp_path / ".f.mine.tmp").touch()
+    atomic_write(path, [b"whole"])
+    left = sorted(p.name for p in tmp_path.iterdir() if p.name not in ("f", ".f.mine.tmp"))
+    assert len(left) == 1 and left[0].startswith(f".f.{children[1]}."), left
+    os.kill(children[1], signal.SIGKILL)
+    os.waitpid(children[1], 0)
+    atomic_write(path, [b"whole"])
+    assert sorted(os.listdir(tmp_path)) == [".f.mine.tmp", "f"] and path.read_bytes() == b"whole"
 
 
 def test_folders_and_pipes_are_no_files(tmp_path: Path) -> None:

@@ -37,3 +37,19 @@ def test_values_and_refusals(monkeypatch: pytest.MonkeyPatch):
     assert flags.cache_dir() == Path.home() / ".cache" / "ingot"
     monkeypatch.setenv("INGOT_CACHE_DIR", "/x/y")
     assert flags.cache_dir() == Path("/x/y")
+
+
+@pytest.mark.parametrize("home", ["relative", ".", "~nobody-of-this-name"])
+def test_a_relative_home_is_refused(home: str, monkeypatch: pytest.MonkeyPatch):
+    for name in ("XDG_CACHE_HOME", "INGOT_CACHE_DIR", "INGOT_TUNING"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", home)
+    for place in (flags.cache_dir, flags.tuning):
+        with pytest.raises(InputError, match="HOME: expected a"):
+            place()
+    monkeypatch.setenv("INGOT_CACHE_DIR", "~nobody-of-this-name/cache")
+    with pytest.raises(InputError, match="INGOT_CACHE_DIR: expected a home folder"):
+        flags.cache_dir()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    monkeypatch.delenv("INGOT_CACHE_DIR")
+    assert flags.cache_dir() == Path("/cache/ingot")

@@ -239,10 +239,10 @@ def foreign(program: Program, threads: int) -> CompiledProgram | None:
 
 def _cached(key: str, build: Callable[[], Program]) -> Program:
     disk = DiskCache()
-    program = disk.load(key, artifact.load)
+    program = disk.load(key, lambda content: artifact.read(content, "a cached program"))
     if program is None:
         program = build()
-        disk.store(key, lambda p: artifact.save(program, p, durable=False))
+        disk.store(key, artifact.content(program))
     return program
 
 

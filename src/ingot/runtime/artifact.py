@@ -32,7 +32,7 @@ from ingot.runtime.plan_json import Json
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
-from ingot.support.files import atomic_write, open_regular
+from ingot.support.files import Part, atomic_write, open_regular
 
 # Like PNG's: not text, and broken by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
@@ -52,8 +52,13 @@ class _Section:
     digest: str
 
 
-def save(program: Program, path: Path, *, durable: bool = True) -> None:
+def save(program: Program, path: Path) -> None:
     """Write the program to `path`, atomically. Raises ArtifactError (full disk, no permission)."""
+    atomic_write(path, content(program))
+
+
+def content(program: Program) -> list[Part]:
+    """The program as the parts of a file."""
     weights = np.ascontiguousarray(program.weights)
     parts: dict[str, bytes] = {"plan": json.dumps(plan_json.to_json(program), separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
@@ -71,7 +76,7 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
     padding = -body % _PAGE
     total = body + padding + weights.nbytes
     prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(text), total, hashlib.blake2b(text, digest_size=16).digest())
-    atomic_write(path, [prefix, text, *parts.values(), bytes(padding), weights.data], durable=durable)
+    return [prefix, text, *parts.values(), bytes(padding), weights.data]
 
 
 def load(path: Path) -> Program:
@@ -80,7 +85,11 @@ def load(path: Path) -> Program:
     Raises ArtifactError for a file that is missing, truncated, corrupted or of another format version. Whether this
     machine can run it is asked when it is to run.
     """
-    view = _map(path)
+    return read(_map(path), str(path))
+
+
+def read(view: memoryview, path: str) -> Program:
+    """The program that a mapped file holds; path: for messages. Raises as `load` does."""
     length, digest = _check_prefix(path, view)
     text = bytes(view[_PREFIX.size : _PREFIX.size + length])
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
@@ -106,8 +115,8 @@ def load(path: Path) -> Program:
 def _map(path: Path) -> memoryview:
     try:
         with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size < _PREFIX.size:
-                raise ArtifactError(f"{path} is not an Ingot artifact, or is truncated", fix=_AGAIN)
+            if not os.fstat(file.fileno()).st_size:  # nothing to map
+                return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
     except OSError as error:
         raise ArtifactError(f"cannot read {path}", got=error.strerror or str(error)) from error
@@ -117,11 +126,13 @@ _AGAIN = "save the model again"
 _DEFLATED = 1040  # bytes that one of deflate's may stand for, by its format
 
 
-def _corrupted(path: Path, what: str) -> ArtifactError:
+def _corrupted(path: str, what: str) -> ArtifactError:
     return ArtifactError(f"{path} is corrupted", expected=f"a {what} section that fits its checksum", fix=_AGAIN)
 
 
-def _check_prefix(path: Path, view: memoryview) -> tuple[int, bytes]:
+def _check_prefix(path: str, view: memoryview) -> tuple[int, bytes]:
+    if len(view) < _PREFIX.size:
+        raise ArtifactError(f"{path} is not an Ingot artifact, or is truncated", fix=_AGAIN)
     magic, version, length, total, digest = _PREFIX.unpack_from(view)
     if magic != MAGIC:
         fix = "a model is compiled first: ingot.compile(path).save(...)"
@@ -136,7 +147,7 @@ def _check_prefix(path: Path, view: memoryview) -> tuple[int, bytes]:
     return length, digest
 
 
-def _read_header(path: Path, text: bytes, total: int) -> tuple[dict[str, _Section], _Section, dict[str, Json]]:
+def _read_header(path: str, text: bytes, total: int) -> tuple[dict[str, _Section], _Section, dict[str, Json]]:
     """Section name -> place, the weights' place, and the header; every place lies inside the file."""
     try:
         header = cast("dict[str, Json]", json.loads(text))
@@ -175,7 +186,7 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _inflated(path: Path, view: memoryview, name: str, section: _Section, size: int) -> bytes:
+def _inflated(path: str, view: memoryview, name: str, section: _Section, size: int) -> bytes:
     """Bounded by the recorded length: a crafted section must not expand without limit."""
     try:
         data = zlib.decompressobj().decompress(_bytes(view, section), size + 1)
@@ -197,7 +208,7 @@ def _weights_digest(weights: NDArray[np.uint8]) -> str:
 class _Stages(Mapping[str, str]):
     """IR texts, decompressed when they are asked for."""
 
-    def __init__(self, path: Path, view: memoryview, places: Mapping[str, tuple[_Section, int]]) -> None:
+    def __init__(self, path: str, view: memoryview, places: Mapping[str, tuple[_Section, int]]) -> None:
         self._path = path
         self._view = view
         self._places = places

@@ -1,23 +1,33 @@
 """The disk cache: content-addressed files, least recently used ones dropped.
 
+    folder/ab/abcd....entry        [ content | its key ]
+
 Entries are written to a temporary name and moved into place, so concurrent processes and a killed one leave whole
-entries only; an entry that its reader refuses is deleted and rebuilt. Two processes that miss at once both build,
-and the last one to finish stays, which is harmless: same key, same content.
+entries only; an entry that its reader refuses, or that was stored under another key, is deleted and rebuilt. Two
+processes that miss at once both build, and the last one to finish stays, which is harmless: same key, same content.
+
+Entries are native code. Folders and files are for this user alone (0700, 0600), and links, what belongs to somebody
+else and what others may write are neither read nor written: the inner folders are opened once and held, so that nobody
+changes them meanwhile, even where others can write to the outer one.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import mmap
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from ingot.support import flags
 from ingot.support.errors import ArtifactError
+from ingot.support.files import Part, make_private, replace_in
 from ingot.support.log import Log
 
 T = TypeVar("T")
@@ -25,6 +35,8 @@ _SUFFIX = ".entry"
 _STALE_SECONDS = 3600.0
 _WRITTEN = "written"  # a file as long as what was written since the last trim, in parts of what the cache may hold
 _PARTS, _SPARE = 256, 16
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
+_OF_OTHERS = "it is a link, or others own it or may write it; it is left alone"
 _log = Log("ingot.cache")
 
 
@@ -52,21 +64,18 @@ class DiskCache:
     def path(self, key: str) -> Path:
         return self.folder / key[:2] / (key + _SUFFIX)
 
-    def load(self, key: str, read: Callable[[Path], T]) -> T | None:
-        """`read(path)` of the entry, or None if there is none.
+    def load(self, key: str, read: Callable[[memoryview], T]) -> T | None:
+        """`read(content)` of the entry, which stays mapped, or None if there is none.
 
         An entry that `read` refuses with ArtifactError is deleted.
         """
         path = self.path(key)
         try:
-            # Reading does not update atime everywhere; mtime is the cache's own record of use.
-            os.utime(path)
+            with self._opened(path.parent) as folder:
+                view = _content(folder, path.name, key)
+            return None if view is None else read(view)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:  # a cache of another user: readable is enough
-            _log.info("cache: %s: %s", path, error)
-        try:
-            return read(path)
         except OSError as error:
             _log.warning("cache: cannot read %s: %s", path, error)
             return None
@@ -75,16 +84,16 @@ class DiskCache:
             self.discard(key)
             return None
 
-    def store(self, key: str, write: Callable[[Path], None]) -> bool:
-        """Let `write(path)` make the entry (it must write atomically). False if it could not.
+    def store(self, key: str, parts: Iterable[Part]) -> bool:
+        """Make an entry of `parts`. False if that is not possible.
 
         From time to time the cache is trimmed: it never holds more than a sixteenth above its bound.
         """
-        return self.store_all({key: write})
+        return self.store_all({key: parts})
 
-    def store_all(self, entries: Mapping[str, Callable[[Path], None]]) -> bool:
+    def store_all(self, entries: Mapping[str, Iterable[Part]]) -> bool:
         """Many as one does."""
-        stored = [self._store(key, write) for key, write in entries.items()]
+        stored = [self._store(key, parts) for key, parts in entries.items()]
         if any(stored) and self._is_due(entries):
             self.trim()
         return all(stored)
@@ -94,56 +103,113 @@ class DiskCache:
         size = sum(path.stat().st_size for path in map(self.path, keys) if path.exists())
         parts = -(-size // max(1, self.max_bytes // _PARTS))
         try:
-            with (self.folder / _WRITTEN).open("ab") as file:
+            with self._written() as file:
                 file.write(bytes(min(parts, _SPARE)))
                 return file.tell() >= _SPARE
         except OSError as error:
             _log.info("cache: %s", error)
             return True
 
-    def _store(self, key: str, write: Callable[[Path], None]) -> bool:
+    def _written(self) -> BinaryIO:
+        path = self.folder / _WRITTEN
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK, 0o600)
+        if not _is_own(os.fstat(descriptor)):
+            os.close(descriptor)
+            raise PermissionError(errno.EPERM, _OF_OTHERS, str(path))
+        return open(descriptor, "ab")
+
+    def _store(self, key: str, parts: Iterable[Part]) -> bool:
         path = self.path(key)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path)
+            make_private(path.parent)
+            with self._opened(path.parent) as folder:
+                with suppress(FileNotFoundError):
+                    _check_own(os.stat(path.name, dir_fd=folder, follow_symlinks=False), path)
+                replace_in(folder, path.name, (*parts, key.encode()), durable=False, private=True)
         except (OSError, ArtifactError) as error:
             _log.warning("cache: cannot keep %s: %s", path, error)
             return False
         return True
 
+    @contextmanager
+    def _opened(self, inner: Path) -> Iterator[int]:
+        """A folder of entries, of this user alone. Raises OSError for others."""
+        descriptor = os.open(inner, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, _OF_OTHERS, str(inner))
+            if status.st_mode & 0o077:
+                os.fchmod(descriptor, 0o700)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
     def holds(self, key: str) -> bool:
         """Whether there is an entry, which nobody has looked into."""
-        return os.path.exists(self.path(key))
+        return os.path.lexists(self.path(key))
 
     def discard(self, key: str) -> None:
+        path = self.path(key)
         try:
-            self.path(key).unlink(missing_ok=True)
+            with self._opened(path.parent) as folder, suppress(FileNotFoundError):
+                _check_own(os.stat(path.name, dir_fd=folder, follow_symlinks=False), path)
+                os.unlink(path.name, dir_fd=folder)
         except OSError as error:
-            _log.warning("cache: cannot delete %s: %s", self.path(key), error)
+            _log.warning("cache: cannot delete %s: %s", path, error)
 
     def trim(self) -> None:
         """Delete the least recently used entries beyond `max_bytes`, and what killed processes left half-written."""
-        with suppress(OSError):
-            os.truncate(self.folder / _WRITTEN, 0)
+        with suppress(OSError), self._written() as file:
+            file.truncate(0)
         entries: list[tuple[float, int, Path]] = []
         stale = time.time() - _STALE_SECONDS
-        for path in self.folder.glob("??/*"):
-            try:
-                status = path.stat()
-            except OSError:  # another process was faster
-                continue
-            if path.name.endswith(".tmp"):
-                if status.st_mtime < stale:
-                    _remove(path)
-            elif path.name.endswith(_SUFFIX):
-                entries.append((status.st_mtime, status.st_size, path))
+        for inner in self.folder.glob("??"):
+            with suppress(OSError), self._opened(inner) as folder:  # another process was faster, or it is not ours
+                for name in os.listdir(folder):
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if name.endswith(".tmp"):
+                        if status.st_mtime < stale:
+                            os.unlink(name, dir_fd=folder)
+                    elif name.endswith(_SUFFIX) and _is_own(status):
+                        entries.append((status.st_mtime, status.st_size, inner / name))
         total = sum(size for _, size, _ in entries)
         for _, size, path in sorted(entries):
             if total <= self.max_bytes:
                 break
             # Whoever has the file mapped keeps it: unlinking only takes its name.
-            _remove(path)
+            self.discard(path.name.removesuffix(_SUFFIX))
             total -= size
+
+
+def _content(folder: int, name: str, key: str) -> memoryview | None:
+    """Of an entry, and a note of its use. Raises OSError, and ArtifactError for what was stored under another key."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NO_LINK, dir_fd=folder)
+    try:
+        status = os.fstat(descriptor)
+        _check_own(status, name)
+        # Reading does not update atime everywhere; mtime is the cache's own record of use.
+        os.utime(descriptor)
+        if status.st_size < len(key):
+            raise ArtifactError("the entry of a cache", expected="its key at the end", got="a shorter file")
+        view = memoryview(mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
+    finally:
+        os.close(descriptor)
+    if view[-len(key) :] != key.encode():
+        raise ArtifactError(
+            "the entry of a cache", expected="its key at the end", got="another model's entry, or damage"
+        )
+    return view[: -len(key)]
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Whether it is a file of this user that nobody else may write."""
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def _check_own(status: os.stat_result, path: Path | str) -> None:
+    if not _is_own(status):
+        raise PermissionError(errno.EPERM, _OF_OTHERS, str(path))
 
 
 _shared: ContextVar[DiskCache | None] = ContextVar("ingot_shared_cache", default=None)
@@ -162,10 +228,3 @@ def sharing(disk: DiskCache | None) -> Iterator[None]:
 def shared() -> DiskCache | None:
     """Where parts of programs are kept; None: nowhere."""
     return _shared.get()
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        _log.info("cache: %s: %s", path, error)

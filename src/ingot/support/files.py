@@ -25,8 +25,8 @@ def atomic_write(path: Path, parts: Iterable[Part], *, durable: bool = True) -> 
 
     A reader, a full disk or a killed process sees the old file or the new one, never a part. Raises
     ArtifactError, with nothing left behind, when the system refuses. What a killed process left behind goes with the
-    next write to `path`. `durable` False leaves the syncing to the system:
-    after a loss of power the file may be damaged, which suits files that are checked when read and can be made again.
+    next write to `path`. `durable` False leaves the syncing to the system: after a loss of power the file may be
+    damaged, which suits files that are checked when read and can be made again.
 
     What a link points to is written, not the link. Devices and pipes are written through, as nothing can replace them.
     """
@@ -50,23 +50,23 @@ def atomic_write(path: Path, parts: Iterable[Part], *, durable: bool = True) -> 
         ) from error
 
 
-def replace_in(
-    folder: int, name: str, parts: Iterable[Part], *, durable: bool = False, mode: int | None = None
-) -> None:
+def replace_in(folder: int, name: str, parts: Iterable[Part], *, durable: bool, private: bool = False) -> None:
     """Put a file of `parts` in the place of `name` in an open folder, whole or not at all.
 
-    mode: of the file; None: that of the one before, with its owner as far as the system allows, or what the umask
-    leaves. Raises OSError, with nothing left behind.
+    private: for this user alone. Else it keeps the mode of the file before, and its owner as far as the system allows.
+    Raises OSError, with nothing left behind.
     """
-    descriptor, temporary = _temporary(folder, name)
+    before = None if private else _status(folder, name)
+    descriptor, temporary = _temporary(folder, name, 0o600 if private or before else 0o666)
     try:
         with open(descriptor, "wb", buffering=1 << 20) as file:
-            _set_mode(file.fileno(), folder, name, mode)
+            if before is not None:
+                _take_mode(descriptor, before)
             for part in parts:
                 file.write(part)
             file.flush()
             if durable:
-                os.fsync(file.fileno())
+                os.fsync(descriptor)
             os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         if durable:
             os.fsync(folder)
@@ -77,12 +77,19 @@ def replace_in(
         raise
 
 
-def _temporary(folder: int, name: str) -> tuple[int, str]:
+def _status(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _temporary(folder: int, name: str, mode: int) -> tuple[int, str]:
     """A new file and its name. Its lock is held for as long as it is open: `_sweep` removes those without."""
     while True:
         temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
         # O_EXCL: a link that somebody else put there is not followed
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
         with suppress(OSError):  # a file system without locks: nothing is swept there
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
@@ -90,30 +97,14 @@ def _temporary(folder: int, name: str) -> tuple[int, str]:
         os.close(descriptor)  # swept before it was locked
 
 
-def _set_mode(descriptor: int, folder: int, name: str, mode: int | None) -> None:
-    if mode is None:
+def _take_mode(descriptor: int, before: os.stat_result) -> None:
+    mode, own = before.st_mode & 0o777, os.fstat(descriptor)
+    if (before.st_uid, before.st_gid) != (own.st_uid, own.st_gid):
         try:
-            before = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            mode = 0o666 & ~_umask()
-        else:
-            mode = before.st_mode & 0o777
-            own = os.fstat(descriptor)
-            if (before.st_uid, before.st_gid) != (own.st_uid, own.st_gid):
-                try:
-                    os.fchown(descriptor, before.st_uid, before.st_gid)
-                except OSError:  # another group must not read what this one could not
-                    mode &= 0o707
+            os.fchown(descriptor, before.st_uid, before.st_gid)
+        except OSError:
+            mode &= 0o707  # its group is another now
     os.fchmod(descriptor, mode)
-
-
-def _umask() -> int:
-    """Of this process, which has no call that only reads it."""
-    try:
-        with open("/proc/self/status", "rb") as status:
-            return int(next(line for line in status if line.startswith(b"Umask:")).split()[1], 8)
-    except (OSError, StopIteration):
-        return 0o077
 
 
 def _sweep(folder: int, name: str) -> None:

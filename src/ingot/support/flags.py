@@ -52,7 +52,7 @@ def tuning() -> Path | None:
     chosen = os.environ.get("INGOT_TUNING", "").strip()
     if chosen == "0":
         return None
-    return Path(chosen).expanduser() if chosen else cache_dir() / "tuned.jsonl"
+    return _path("INGOT_TUNING", chosen) if chosen else cache_dir() / "tuned.jsonl"
 
 
 def threads() -> int | None:
@@ -66,14 +66,33 @@ def workers() -> int | None:
 
 
 def cache_dir() -> Path:
-    """INGOT_CACHE_DIR, else $XDG_CACHE_HOME/ingot, else ~/.cache/ingot. The folder need not exist."""
+    """INGOT_CACHE_DIR, else $XDG_CACHE_HOME/ingot, else ~/.cache/ingot. The folder need not exist.
+
+    Raises InputError where there is no home folder, or a relative one: it would be another one in each folder.
+    """
     chosen = os.environ.get("INGOT_CACHE_DIR", "").strip()
     if chosen:
-        return Path(chosen).expanduser()
+        return _path("INGOT_CACHE_DIR", chosen)
     xdg = os.environ.get("XDG_CACHE_HOME", "").strip()
     # The XDG base directory specification tells programs to ignore relative paths.
-    root = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
-    return root / "ingot"
+    if xdg and Path(xdg).is_absolute():
+        return Path(xdg) / "ingot"
+    home = _path("HOME", "~")
+    if not home.is_absolute():
+        raise InputError(
+            "environment variable HOME", expected="an absolute path", got=repr(str(home)),
+            fix="set HOME, or INGOT_CACHE_DIR to a folder for the cache",
+        )  # fmt: skip
+    return home / ".cache" / "ingot"
+
+
+def _path(name: str, text: str) -> Path:
+    """A path that may begin with a user's home."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        fix = "set HOME, or INGOT_CACHE_DIR to a folder for the cache"
+        raise InputError(f"environment variable {name}", expected="a home folder", got=repr(text), fix=fix) from error
 
 
 def cache_bytes() -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ingot.support.cache import DiskCache, cache_key
 from ingot.support.errors import ArtifactError
-from ingot.support.files import atomic_write
 
 _DIGEST_BYTES = 8
 
@@ -26,8 +25,7 @@ def digest(folder: Path) -> str:
     known = disk.load(key, _read)
     if known is None:
         known = _digest([path for path, _ in files])
-        data = known.encode()
-        disk.store(key, lambda p: atomic_write(p, [data], durable=False))
+        disk.store(key, [known.encode()])
     return known
 
 
@@ -47,8 +45,8 @@ def _digest(paths: list[str]) -> str:
     return total.hexdigest()
 
 
-def _read(path: Path) -> str:
-    found = path.read_bytes()
+def _read(content: memoryview) -> str:
+    found = bytes(content)
     if len(found) != 2 * _DIGEST_BYTES or not found.isalnum():
         raise ArtifactError(
             "a digest of sources", expected=f"{2 * _DIGEST_BYTES} characters", got=f"{len(found)} bytes"

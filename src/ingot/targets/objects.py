@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,6 @@ from pathlib import Path
 from ingot.support.cache import cache_key, shared
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
-from ingot.support.files import atomic_write
 
 _DIGEST = 16
 
@@ -48,7 +47,7 @@ def keep(objects: Iterable[Object]) -> None:
     disk = shared()
     if disk is not None:
         missing = {o.key: o.code.result() for o in objects if o.key and not disk.holds(o.key)}
-        disk.store_all({key: partial(_write, code) for key, code in missing.items()})
+        disk.store_all({key: (_digest(code), code) for key, code in missing.items()})
 
 
 @cache
@@ -59,16 +58,15 @@ def compiler(package: str, version: str, *sources: Path) -> bytes:
     return b"".join(path.read_bytes() for path in (Path(spec.origin).with_name(version), *sources))
 
 
-def _write(code: bytes, path: Path) -> None:
-    atomic_write(path, [blake2b(code, digest_size=_DIGEST).digest(), code], durable=False)
-
-
-def _read(path: Path) -> bytes:
-    data = path.read_bytes()
-    digest, code = data[:_DIGEST], data[_DIGEST:]
-    if blake2b(code, digest_size=_DIGEST).digest() != digest:
-        raise ArtifactError(f"the object {path}", expected="what was written", got="a damaged file")
+def _read(content: memoryview) -> bytes:
+    digest, code = content[:_DIGEST], bytes(content[_DIGEST:])
+    if _digest(code) != digest:
+        raise ArtifactError("a kernel's object", expected="what was written", got="a damaged file")
     return code
+
+
+def _digest(code: bytes) -> bytes:
+    return blake2b(code, digest_size=_DIGEST).digest()
 
 
 __all__ = ["Object", "compiler", "keep", "obtained"]

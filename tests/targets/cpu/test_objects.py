@@ -95,7 +95,7 @@ def test_a_damaged_object_is_made_again(tmp_path: Path, begun: list[str]):
             again = compiled(TEXT, small)
             assert again.key == made.key and not path.exists()
             keep([again])
-            assert path.read_bytes().endswith(made.code.result())
+            assert path.read_bytes().endswith(made.code.result() + made.key.encode())
     assert len(begun) == 4
 
 

@@ -11,13 +11,14 @@ from ingot.ops import seeded
 from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.state import RANDOM
 from ingot.support import safetensors
+from ingot.support.files import atomic_write
 
 
 def write(graph: Graph, path: Path, inline: bool = False) -> Path | None:
     """`graph` as text at `path`; weights beside it, at the path that is returned, if it has any. One that draws random
     numbers takes and gives the state that they come from, (seed, calls)."""
     emitted = emit(lower_model_ops(seeded(graph, RANDOM)), inline)
-    path.write_text(show(emitted.module))
+    atomic_write(path, [show(emitted.module).encode()])
     if not emitted.weights:
         return None
     beside = path.with_suffix(".safetensors")
