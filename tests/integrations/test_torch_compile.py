@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 import ingot
 from ingot.frontends.torch import ImportedModel
+from ingot.integrations import torch_compile
 from ingot.integrations.torch_compile import ingot_backend
 from ingot.ops import LSTM
 from tests.frontends.torch.agree import Spy, breaks, close, compile_whole, run
@@ -105,6 +106,25 @@ def test_options() -> None:
         torch._dynamo.reset()
         with pytest.raises(BackendCompilerFailed, match="precision, threads, cache, fast_math, got speed"):
             compile_whole(net, backend=backend, options={"speed": 2})(x)
+
+
+def test_a_mode_is_taken_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    torch_compile._tell_mode.cache_clear()
+    spy = Spy()
+    with torch.no_grad():
+        for x in (torch.ones(2), torch.ones(2, 3)):
+            close(compile_whole(torch.exp, backend=spy.backend, mode="max-autotune", dynamic=False)(x), x.exp())
+    assert len(spy.models) == 2
+    assert [r.getMessage() for r in caplog.records if r.name == torch_compile.__name__] == [
+        "torch.compile(mode='max-autotune') changes nothing: Ingot has one mode; "
+        "options= takes precision, threads, cache, fast_math"
+    ]
+
+
+def test_results_of_no_inputs_are_tensors_of_pytorchs_own() -> None:
+    y, z = compile_whole(lambda: (torch.arange(3), torch.ones(2, dtype=torch.bfloat16)))()
+    close((y.resize_(2), z), (torch.arange(2), torch.ones(2, dtype=torch.bfloat16)))
+    assert z.untyped_storage().resizable()
 
 
 class Attends(nn.Module):

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, boolean, f16, f32, i8, i32, i64
+from ingot.ir.types import DTYPES, TensorType, boolean, f16, f32, i8, i32, i64, u8
 from ingot.support.errors import ShapeError
 
 S = symbol("s0")
@@ -128,3 +128,24 @@ def test_symbolic_type_rules() -> None:
 def test_errors_say_where() -> None:
     with pytest.raises(ShapeError, match=r"concatenate: operand 1 differs on axis 1: expected 4, got 8.* at m.py:31"):
         ops.Concat(0)(arg(2, 4), arg(2, 8, label="y"), loc="m.py:31")
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [("f32", "u8"), ("f64", "f16"), ("i16", "bool"), ("u16", "i4"), ("f32", "i32")]
+)
+def test_bitcast_between_widths(wide: str, narrow: str) -> None:
+    of, to = DTYPES[wide], DTYPES[narrow]
+    x = np.array([[1.5, -2.0, 0.0]]).astype(of.numpy)
+    if narrow == "bool":
+        x = np.array([[0x0100, 0x0001, 0x0101]]).astype(of.numpy)
+    parts = ops.bitcast(const(x), to)
+    assert parts.shape == ((1, 3) if of.bits == to.bits else (1, 3, of.bits // to.bits))
+    bits = np.unpackbits(x.view(np.uint8), bitorder="little")
+    unit = np.unpackbits(run(parts).view(np.uint8).reshape(-1, max(to.bits // 8, 1)), 1, bitorder="little")
+    np.testing.assert_array_equal(unit[:, : to.bits].ravel(), bits)
+    np.testing.assert_array_equal(run(ops.bitcast(parts, of)).view(np.uint8), x.view(np.uint8))
+
+
+def test_bitcast_of_parts_that_are_no_element() -> None:
+    with pytest.raises(ShapeError, match="expected a last axis of 4, got u8"):
+        ops.bitcast(arg(3, 2, dtype=u8), f32)

@@ -133,6 +133,25 @@ def test_large_results_use_the_memory_of_dropped_ones(kind: str, monkeypatch: py
     np.testing.assert_array_equal(np.asarray(kept[1]), x * 2)  # type: ignore[index]
 
 
+def test_large_tensors_are_resized_and_held_by_any_means(monkeypatch: pytest.MonkeyPatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(memory, "LARGE", 1)
+    model = CompiledModel(models.dynamic(), threads=2)
+    with torch.inference_mode():
+        model(torch.ones(1000), torch.ones(1000))
+    x, z = torch.randn(1000), torch.randn(1000)
+    y, d = model(x, z)  # type: ignore[misc]
+    y.resize_(2000)
+    assert torch.equal(y[:1000], (x + z + 1) + 1)
+    whole, array, twice = y.untyped_storage(), d.numpy(), d.requires_grad_() * 2
+    del y, d
+    for _ in range(4):
+        assert not any(t.is_inference() for t in model(x * 0, z * 0))
+    assert torch.equal(torch.empty(0).set_(whole)[:1000], (x + z + 1) + 1)
+    np.testing.assert_array_equal(array, x * 2)
+    assert torch.equal(twice, x * 4)
+
+
 def test_torch_tensors_in_and_out():
     torch = pytest.importorskip("torch")
     model = CompiledModel(models.dynamic(), threads=2)

@@ -123,6 +123,11 @@ class Options:
     fast_math: bool = False
     precision: str = "float32"
 
+    def __post_init__(self) -> None:
+        for name in ("cache", "fast_math"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InputError(name, expected="True or False", got=repr(value))
+
 
 def _compile_content(frontend: Frontend, path: Path, request: Request, options: Options) -> CompiledProgram:
     """A file whose content says what the program is: the cache is asked before the file is read."""

@@ -322,15 +322,9 @@ def imported_torch(model: Any, example_inputs: Any, dynamic: Any, gradients: boo
 
 
 def torch_model(imported: ImportedModel, compiled: CompiledProgram) -> TorchModel:
-    from ingot.frontends.torch import to_torch
-
-    def of_nothing(inputs: Sequence[Any]) -> Sequence[Any]:
-        # a program answers in its inputs' kind, and in arrays where it has none
-        results: list[Any] = compiled.run(inputs)
-        return [to_torch(r) for r in results]
-
-    call = imported.caller(compiled.run if compiled.inputs else of_nothing)
-    return TorchModel(compiled, call, imported.inputs.flatten)
+    # a program answers in its inputs' kind: where it has none, it is told
+    run: Any = compiled.run if compiled.inputs else partial(compiled.run, as_tensors=True)
+    return TorchModel(compiled, imported.caller(run), imported.inputs.flatten)
 
 
 _DECLARED = frozenset(("weights", "outputs", "state"))

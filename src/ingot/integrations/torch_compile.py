@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any
@@ -76,11 +76,13 @@ def ingot_backend(
     module: fx.GraphModule | GmWrapper,
     example_inputs: Sequence[Any],
     *,
+    mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     compile_model: Callable[..., Compiled] = compile,
 ) -> Callable[..., Any]:
     """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
 
+    mode: torch.compile's, which chooses among Inductor's settings and changes nothing here.
     options: torch.compile's, those of OPTIONS, as `ingot.compile` takes them.
 
     Raises UnsupportedOpError with all ops that Ingot has not, InputError
@@ -88,6 +90,8 @@ def ingot_backend(
     """
     if unknown := sorted(set(options or {}) - set(OPTIONS)):
         raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
+    if mode is not None:
+        _tell_mode(mode)
     if isinstance(module, fx.GraphModule) and any(isinstance(x, list) for x in example_inputs):  # compiled autograd's
         again = partial(ingot_backend, options=options, compile_model=compile_model)
         return flatten_graph_inputs(module, example_inputs, again)
@@ -132,6 +136,13 @@ def ingot_backend(
             # torch itself writes what the graph writes behind it, but where an input is given other memory
             keep_inference_input_mutations=_gives_memory(module),
         )
+
+
+@cache
+def _tell_mode(mode: str) -> None:
+    """Once for each mode."""
+    text = "torch.compile(mode=%r) changes nothing: Ingot has one mode; options= takes %s"
+    _log.warning(text, mode, ", ".join(OPTIONS))
 
 
 def _gives_memory(module: torch.nn.Module) -> bool:

@@ -9,6 +9,7 @@ from ingot.ops.build import (
     arange,
     arg_reduce,
     atan2,
+    bitcast,
     broadcast_shapes,
     broadcast_to,
     cast,

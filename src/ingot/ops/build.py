@@ -6,6 +6,7 @@ Axes may be negative. Every builder raises ShapeError with what was expected and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -13,12 +14,13 @@ import numpy as np
 
 from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, divides, negative, product
 from ingot.ir.node import Node, Op, const
-from ingot.ir.types import DType, Shape, TensorType, f32, i64
+from ingot.ir.types import DTYPES, DType, Shape, TensorType, boolean, f32, i64, u8
 from ingot.ops.core.base import show_shape
 from ingot.ops.core.binary import (
     Add,
     And,
     Atan2,
+    BitcastConvert,
     Clamp,
     Compare,
     Convert,
@@ -30,6 +32,8 @@ from ingot.ops.core.binary import (
     Pow,
     Rem,
     Select,
+    ShiftLeft,
+    ShiftRightLogical,
     Sub,
     Xor,
 )
@@ -67,6 +71,50 @@ def arange(n: DimLike, dtype: DType = i64, loc: str = "") -> Node:
 
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
     return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
+
+
+def bitcast(x: Node, dtype: DType, loc: str = "") -> Node:
+    """The same bits as another dtype. Between widths the parts of the wider element are the last axis, the lowest
+    first: f32[3] -> u8[3,4] -> f32[3]. A bool is a byte of 0 or 1.
+
+    Raises ShapeError where the last axis does not hold the parts of one element.
+    """
+    if x.dtype == dtype:
+        return x
+    if boolean in (x.dtype, dtype):
+        return cast(bitcast(x, u8, loc), dtype, loc) if dtype == boolean else bitcast(cast(x, u8, loc), dtype, loc)
+    if x.dtype.bits > dtype.bits:
+        return _same_width(_parts(_same_width(x, _word(x.dtype), loc), _word(dtype), loc), dtype, loc)
+    if x.dtype.bits < dtype.bits:
+        return _same_width(_joined(_same_width(x, _word(x.dtype), loc), _word(dtype), loc), dtype, loc)
+    return _same_width(x, dtype, loc)
+
+
+def _word(dtype: DType) -> DType:
+    return DTYPES[f"u{dtype.bits}"]
+
+
+def _same_width(x: Node, dtype: DType, loc: str) -> Node:
+    if x.dtype == dtype:
+        return x
+    # elements of less than a byte have no bitcast; conversions of integers wrap
+    return cast(x, dtype, loc) if dtype.bits < 8 else BitcastConvert(dtype)(x, loc=loc)
+
+
+def _parts(x: Node, part: DType, loc: str) -> Node:
+    shifts = range(0, x.dtype.bits, part.bits)
+    pieces = [ShiftRightLogical()(x, full(x.shape, by, x.dtype), loc=loc) for by in shifts]
+    return stack([cast(and_(p, (1 << part.bits) - 1, loc), part, loc) for p in pieces], -1, loc)
+
+
+def _joined(x: Node, whole: DType, loc: str) -> Node:
+    count = whole.bits // x.dtype.bits
+    if x.shape[-1:] != (count,):
+        raise ShapeError(f"bitcast to {whole}", expected=f"a last axis of {count}", got=x.type, where=loc or None)
+    pieces = [cast(index_axis(x, -1, i, loc), whole, loc) for i in range(count)]
+    shift = ShiftLeft()
+    moved = [shift(p, full(p.shape, i * x.dtype.bits, whole), loc=loc) for i, p in enumerate(pieces)]
+    return functools.reduce(lambda a, b: Or()(a, b, loc=loc), moved)
 
 
 # --- broadcasting

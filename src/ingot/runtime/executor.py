@@ -17,7 +17,7 @@ from ingot.runtime.cpu import memory
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, Held, entropy, seed_state
-from ingot.runtime.tensors import Border, Tensor, address
+from ingot.runtime.tensors import Border, Tensor, TensorResults, address
 from ingot.support.errors import ArtifactError, InputError, SizesError
 
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class CompiledProgram:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.run(args)
 
-    def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
+    def run(self, inputs: Sequence[object], as_tensors: bool = False) -> list[np.ndarray | Tensor]:
         raise self.refused or ArtifactError("a program", expected="a device to run it", got="none")
 
     def plan(self, *shapes: Shape) -> str:
@@ -122,6 +122,7 @@ class CompiledModel(CompiledProgram):
         self._makers = [Border(spec) for spec in program.outputs]
         self._held = Held(program.state, self._loaded.store)
         self._results = memory.Results(len(program.outputs))
+        self._tensor_results = TensorResults(len(program.outputs))
         self._turn = threading.RLock()  # of whoever uses the state
         self.others: OtherSizes | None = None  # where calls of other sizes go
         if not program.symbols and not any(spec.elements for spec in program.inputs):
@@ -134,8 +135,11 @@ class CompiledModel(CompiledProgram):
         results = self.run(args)
         return results[0] if len(results) == 1 else tuple(results)
 
-    def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
-        """The outputs as a list, of a value for each input in order. Raises as a call does."""
+    def run(self, inputs: Sequence[object], as_tensors: bool = False) -> list[np.ndarray | Tensor]:
+        """The outputs as a list, of a value for each input in order. Raises as a call does.
+
+        as_tensors: answer in torch's tensors, although no input is one.
+        """
         _values, pointers, told = self._arguments.take(inputs)  # the run reads the values' memory
         held = self._held
         if held.shapes:
@@ -148,12 +152,13 @@ class CompiledModel(CompiledProgram):
                 pointers += held.pointers
             results: list[np.ndarray | Tensor] = []
             for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
-                room = self._results.take(nbytes) if nbytes >= memory.LARGE and told.place is None else None
-                if told.tensors:
+                is_large = nbytes >= memory.LARGE and told.place is None
+                if told.tensors or as_tensors:
+                    room = self._tensor_results.take(nbytes) if is_large else None
                     result = maker.new_tensor(shape, strides, room, told.place)
                     pointers.append(result.data_ptr())
                 else:
-                    result = maker.new_array(shape, room)
+                    result = maker.new_array(shape, self._results.take(nbytes) if is_large else None)
                     pointers.append(address(result))
                 results.append(result)
             context.run(instance, pointers, told.resident)
@@ -170,7 +175,7 @@ class CompiledModel(CompiledProgram):
                 context.release()
             if held.shapes:
                 self._turn.release()
-        return self.elsewhere(self.others, refused, lambda other: other.run(inputs))
+        return self.elsewhere(self.others, refused, lambda other: other.run(inputs, as_tensors))
 
     def elsewhere(self, others: OtherSizes | None, refused: SizesError, call: Callable[[Any], Result]) -> Result:
         """What `call` gives of the program for the sizes that this one refused; it has this one's state meanwhile.

@@ -15,6 +15,7 @@ from typing import Protocol, TypeGuard, cast
 import numpy as np
 
 from ingot.runtime import dtypes
+from ingot.runtime.cpu.memory import advise_huge_pages
 from ingot.runtime.cuda.foreign import Foreign, taken
 from ingot.runtime.expr import show
 from ingot.runtime.program import TensorSpec
@@ -38,6 +39,8 @@ class Tensor(Protocol):
     def is_cuda(self) -> bool: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def nbytes(self) -> int: ...
     def data_ptr(self) -> int: ...
     def is_contiguous(self) -> bool: ...
     def contiguous(self) -> Tensor: ...
@@ -47,17 +50,19 @@ class Tensor(Protocol):
     def tolist(self) -> list[int]: ...
     def resolve_neg(self) -> Tensor: ...
     def clone(self) -> Tensor: ...
+    def set_(self, source: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor: ...
     def cpu(self) -> Tensor: ...
     def __getitem__(self, index: slice) -> Tensor: ...
 
 
 class _Torch(Protocol):
     _C: object
+    uint8: object
 
     def empty_strided(
         self, shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: object, device: object = None
     ) -> Tensor: ...
-    def from_numpy(self, array: np.ndarray) -> Tensor: ...
+    def empty(self, size: int, *, dtype: object, device: object) -> Tensor: ...
 
 
 class _Interface(ctypes.Structure):
@@ -164,7 +169,7 @@ class Border:
         return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
 
     def new_tensor(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], memory: np.ndarray | None, device: object = None
+        self, shape: tuple[int, ...], strides: tuple[int, ...], memory: Tensor | None = None, device: object = None
     ) -> Tensor:
         """The same as a tensor. strides: of a contiguous one, in elements. device: torch's, of a GPU; None: the CPU."""
         if device is not None:
@@ -175,8 +180,7 @@ class Border:
             return torch.empty_strided(shape, strides, dtype=self._torch_dtype, device=device)
         if memory is None:
             return self._empty(shape, strides, self._torch_dtype)
-        torch = cast(_Torch, sys.modules["torch"])
-        return torch.from_numpy(memory).view(self._torch_dtype).reshape(shape)
+        return self._empty((0,), (1,), self._torch_dtype).set_(memory.view(self._torch_dtype), 0, shape, strides)
 
     def cut(self, result: np.ndarray | Tensor, shape: tuple[int, ...]) -> np.ndarray | Tensor:
         """A result of that shape, whose elements are the first that lie in a larger one; memory of its own."""
@@ -209,6 +213,55 @@ def _quick_empty(where: str) -> Callable[[tuple[int, ...], tuple[int, ...], obje
     torch = cast(_Torch, sys.modules["torch"])
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     return getattr(guards, f"_empty_strided_{where}", None)
+
+
+class TensorResults:
+    """`memory.Results` of tensors: as these may be resized, their storages are torch's own.
+
+    None is taken from callers who still hold a tensor, an array or the storage itself: torch counts them.
+    """
+
+    def __init__(self, count: int) -> None:
+        """`count`: storages of one size that one call needs. Twice as many are kept: a caller may hold a call's."""
+        self._limit = 2 * count
+        self._kept: list[_Storage] = []
+
+    def take(self, nbytes: int) -> Tensor | None:
+        """`nbytes` bytes of any content, to be shared by `Tensor.set_`; None where this version of torch counts no
+        holders."""
+        torch = cast(_Torch, sys.modules["torch"])
+        if not hasattr(torch._C, "_storage_Use_Count"):
+            return None
+        storage = self._spare(nbytes) or _Storage(torch, nbytes)
+        memory = storage.memory.view(storage.memory.dtype)  # in use from here on
+        self._kept.append(storage)
+        del self._kept[: -self._limit]
+        return memory
+
+    def _spare(self, nbytes: int) -> _Storage | None:
+        for storage in tuple(self._kept):
+            try:
+                self._kept.remove(storage)  # no other thread takes it meanwhile
+            except ValueError:
+                continue
+            if storage.memory.nbytes == nbytes and not storage.is_held():
+                return storage
+            self._kept.append(storage)
+        self._kept = [s for s in self._kept if s.is_held()]  # other sizes are not asked for any more
+        return None
+
+
+class _Storage:
+    """One tensor, `memory`, and all others that share its storage."""
+
+    def __init__(self, torch: _Torch, nbytes: int) -> None:
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+        advise_huge_pages(self.memory.data_ptr(), nbytes)
+        self._count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+        self._address: int = torch._C._storage_address(self.memory)  # type: ignore[attr-defined]
+
+    def is_held(self) -> bool:
+        return self._count(self._address) > 1
 
 
 def callers_stream() -> int:

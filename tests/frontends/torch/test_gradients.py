@@ -100,6 +100,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, a
     ),
     "modes written into a spectrum": (_filtered, ((4, 9), (3, 2))),
     "times an imaginary number": (lambda x: (x + 1j * x).exp().imag, ((5,),)),
+    "conjugates and their parts": (
+        lambda x: (lambda z: (z @ z.mH).conj().imag + (z * z.conj()).real)(torch.view_as_complex(x)), ((3, 3, 2),),
+    ),
     "overlapping view of heads": (
         lambda x: x.transpose(0, 1).as_strided((2, 3, 4, 5), (5, 20, 10, 1)).cos(), ((8, 2, 5),),
     ),

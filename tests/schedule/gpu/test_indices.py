@@ -7,7 +7,7 @@ import pytest
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, bf16, f32, i8
-from ingot.schedule.gpu.blocks import MAX_ELEMENTS_32_BIT, HINT_32_BIT_INDICES
+from ingot.schedule.gpu.blocks import HINT_32_BIT_INDICES, MAX_ELEMENTS_32_BIT
 from ingot.support.errors import CompileError
 from tests.conformance.checked import planned
 from tests.conformance.targets import H100

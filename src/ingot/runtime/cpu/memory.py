@@ -87,6 +87,14 @@ class _Lease:
         self._home.give_back(self._region)
 
 
+def advise_huge_pages(address: int, nbytes: int) -> None:
+    """Ask for huge pages within memory of the C library."""
+    first, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end - first >= _HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # what it refuses costs speed alone
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_HUGEPAGE)
+
+
 def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
     """A zeroed uint8 array whose address is a multiple of 64, for weights."""
     return Region(nbytes).array()[:nbytes]

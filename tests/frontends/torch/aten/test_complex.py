@@ -17,6 +17,7 @@ from tests.frontends.torch.agree import agree, close, run
 CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "arithmetic": lambda z, x: (z + z, z - 1, 2 - z, z * z, z * x, x * z, z * 2j, z / x, z / z, 1 / z, -z, x + 1j),
     "promotion": lambda z, x: (z * x.int(), z + x.double(), z * True, z.to(torch.complex128), x.to(torch.complex64)),
+    "parts of conjugates": lambda z, x: (z.conj().imag * 2, z.mH.imag + 1, (z * 2).conj().imag, z.conj().conj().imag),
     "parts": lambda z, x: (z.real, z.imag, z.conj(), torch.view_as_real(z), z.abs(), z.angle(), (z * z.conj()).real),
     "made": lambda z, x: (
         torch.complex(x, 2 * x),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ingot.frontends.torch import export_module, import_exported
 from ingot.support.errors import InputError, UnsupportedOpError
-from tests.frontends.torch.agree import Function, agree, close, run
+from tests.frontends.torch.agree import Function, Spy, agree, close, compile_whole, run
 
 
 def cube() -> Tensor:
@@ -368,3 +368,25 @@ def test_a_product_of_sizes_that_meets_a_number() -> None:
     for size in ((40, 40), (16, 16)):
         with pytest.raises(InputError):
             run(model, torch.randn(3, 3, *size))
+
+
+@pytest.mark.parametrize("narrow", [torch.uint8, torch.bool, torch.bfloat16, torch.int32, torch.complex32])
+@pytest.mark.parametrize("wide", [torch.float32, torch.int64, torch.complex64, torch.complex128])
+def test_views_of_other_widths(narrow: torch.dtype, wide: torch.dtype) -> None:
+    if narrow.itemsize == wide.itemsize and narrow.is_complex:
+        return
+    x = torch.tensor([[0, 1, 1, 0] * 8] * 2, dtype=torch.uint8)
+    agree(lambda x, y: (x.view(wide), y.view(narrow)), x.view(narrow), x.view(wide))
+
+
+def test_views_of_other_widths_at_open_sizes() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x * 2).view(torch.uint8)
+        return y, (y + 0)[1:].view(torch.float32)
+
+    spy = Spy()
+    compiled = compile_whole(both, backend=spy.backend, dynamic=True)
+    for n in (3, 5):
+        x = torch.rand(n, n)
+        close(compiled(x), both(x))
+    assert len(spy.models) == 1

@@ -175,45 +175,9 @@ def converted(x: Node, dtype: DType, loc: str = "") -> Node:
 @row("bitcast_convert")
 def bitcast_convert(c: Call, x: Node) -> Node:
     """Between widths, the bytes of the wider element are the last dimension, the lowest first."""
-    dtype = c.dtype
-    if x.dtype == dtype:
-        return x
-    if x.dtype.bits == dtype.bits and boolean not in (x.dtype, dtype):
-        return ops.BitcastConvert(dtype)(x, loc=c.loc)
-    if boolean in (x.dtype, dtype):
-        raise Unsupported(f"from {x.dtype} to {dtype}")
-    if x.dtype.bits > dtype.bits:
-        return _bits(_split(_bits(x, _unsigned(x.dtype)), dtype.bits), dtype)
-    return _bits(_joined(_bits(x, _unsigned(x.dtype)), dtype.bits), dtype)
-
-
-def _unsigned(dtype: DType) -> DType:
-    return DTYPES[f"u{dtype.bits}"]
-
-
-def _bits(x: Node, dtype: DType) -> Node:
-    if x.dtype == dtype:
-        return x
-    # four bits have no bitcast; conversions wrap
-    return ops.cast(x, dtype) if dtype.bits < 8 else ops.BitcastConvert(dtype)(x)
-
-
-def _split(x: Node, bits: int) -> Node:
-    part = DTYPES[f"u{bits}"]
-    pieces = [ops.ShiftRightLogical()(x, ops.full(x.shape, at, x.dtype)) for at in range(0, x.dtype.bits, bits)]
-    mask = ops.scalar((1 << bits) - 1, x.dtype)
-    return ops.stack([ops.cast(ops.and_(p, mask), part) for p in pieces], -1)
-
-
-def _joined(x: Node, bits: int) -> Node:
-    whole = DTYPES[f"u{bits}"]
-    total: Node | None = None
-    for i in range(bits // x.dtype.bits):
-        piece = ops.cast(ops.index_axis(x, -1, i), whole)
-        moved = ops.ShiftLeft()(piece, ops.full(piece.shape, i * x.dtype.bits, whole))
-        total = moved if total is None else ops.Or()(total, moved)
-    assert total is not None
-    return total
+    if x.dtype != c.dtype and boolean in (x.dtype, c.dtype):
+        raise Unsupported(f"from {x.dtype} to {c.dtype}")
+    return ops.bitcast(x, c.dtype, c.loc)
 
 
 @row("reduce_precision")
@@ -228,7 +192,7 @@ def rounded(x: Node, exponent_bits: int, mantissa_bits: int) -> Node:
     if info is None:
         raise Unsupported(f"of {x.dtype}")
     exponent, mantissa = info
-    word = _unsigned(x.dtype)
+    word = DTYPES[f"u{x.dtype.bits}"]
     bits = ops.BitcastConvert(word)(x)
     sign_bit = 1 << (word.bits - 1)
     if mantissa_bits < mantissa:

@@ -193,10 +193,7 @@ def cast(c: Call, x: Node) -> Value:
 
 @row("Bitcast")
 def bitcast(c: Call, x: Node) -> Node:
-    to = c.dtype("type")
-    if to.bits != x.dtype.bits:
-        raise Unsupported(f"of {x.dtype} as {to}, of another width")
-    return ops.BitcastConvert(to)(x)
+    return ops.bitcast(x, c.dtype("type"))
 
 
 @row("Select")

@@ -128,10 +128,7 @@ def cast(c: Call) -> Node:
 
 @row("BITCAST", stored=True)
 def bitcast(c: Call) -> Node:
-    x = c.x()
-    if x.dtype.bits != c.type().bits:
-        raise Unsupported("between types of different sizes")
-    return x if x.dtype == c.type() else ops.BitcastConvert(c.type())(x, loc=c.loc)
+    return ops.bitcast(c.x(), c.type(), c.loc)
 
 
 @row("RIGHT_SHIFT")

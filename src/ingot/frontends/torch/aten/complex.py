@@ -9,12 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from ingot import ops
 from ingot.frontends.shared import complex as functions
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, select
-from ingot.frontends.torch.aten.shape import select_index
+from ingot.frontends.torch.aten.shape import reshape, select_index
 from ingot.frontends.torch.table import Handler, Table
 from ingot.frontends.torch.values import (
     Complex,
@@ -74,7 +76,8 @@ _MOVES = frozenset((
     "take_along_dim.default", "embedding.default", "tril.default", "triu.default", "as_strided.default",
     "unfold.default", "zeros_like.default", "new_zeros.default", "empty_like.default", "new_empty.default",
     "new_empty_strided.default", "zero.default",
-    "neg.default", "sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "cumsum.default", "diff.default",
+    "neg.default", "_neg_view.default", "_neg_view_copy.default", "sum.default", "sum.dim_IntList", "mean.default",
+    "mean.dim", "cumsum.default", "diff.default",
     "broadcast_to.default", "broadcast_tensors.default", "prims.convert_element_type.default", "squeeze_copy.dim",
     "view_copy.default", "fft_fftshift.default", "fft_ifftshift.default",
 ))  # fmt: skip
@@ -231,6 +234,18 @@ def view_as_complex(c: Context, x: Node) -> Complex:
 def complex_of(x: Node) -> Complex:
     """[..., 2] as a complex tensor."""
     return Complex(*(select_index(x, x.type.rank - 1, i) for i in (0, 1)))
+
+
+@aten("view.dtype", "view_copy.dtype")
+@on_complex("view.dtype", "view_copy.dtype")
+def view_dtype(c: Context, x: Node | Complex, dtype: torch.dtype) -> Node | Complex:
+    """The same bytes as another dtype: where it has another width, the last axis is longer or shorter."""
+    x = real_of(x) if isinstance(x, Complex) else x
+    shape = (*c.shape, 2) if dtype.is_complex else c.shape
+    if c.dtype.bits > x.dtype.bits:
+        x = reshape(x, (*shape, c.dtype.bits // x.dtype.bits))
+    y = reshape(ops.bitcast(x, c.dtype), shape)
+    return complex_of(y) if dtype.is_complex else y
 
 
 @aten("complex.default")

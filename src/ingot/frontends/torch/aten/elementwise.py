@@ -83,8 +83,8 @@ def _unary_rounding(name: str, make: Make) -> None:
     aten.add(f"{name}.default", rounding)
 
 
-for _name, _make in {"neg": ops.Neg, "negative": ops.Neg}.items():
-    _unary(_name, _make)
+for _name in ("neg", "negative", "_neg_view", "_neg_view_copy"):
+    _unary(_name, ops.Neg)
 
 for _name, _make in {
     "exp": ops.Exp,

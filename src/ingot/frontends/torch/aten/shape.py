@@ -116,23 +116,14 @@ def atleast_3d(c: Context, x: Node) -> Node:
     "alias_copy.default",
     "resolve_conj.default",
     "resolve_neg.default",
-    "view.dtype",
 )
 def identity(c: Context, x: Node, *args: object, **named: object) -> Node:
-    if x.dtype != c.dtype:
-        return _bitcast(c, x)
     return x
 
 
 @aten("detach.default", "detach_copy.default")
 def detach(c: Context, x: Node) -> Node:
     return ops.StopGradient()(x) if x.dtype.is_float else x
-
-
-def _bitcast(c: Context, x: Node) -> Node:
-    if x.dtype.bits != c.dtype.bits:
-        raise Unsupported(f"view of {x.dtype} as {c.dtype}, which differ in width")
-    return ops.BitcastConvert(c.dtype)(x)
 
 
 @aten(
