@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, product
+from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Node, Op
 from ingot.ir.types import DTYPES, FLOAT_FORMATS, Box, DType, Shape, TensorType, dtype_of, f8e5m2
 
@@ -124,10 +124,16 @@ def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> Di
 
 
 def dilated(size: DimLike, dilation: int) -> DimLike:
-    """The size after dilation - 1 holes between neighbours; 0 stays 0."""
+    """The size after dilation - 1 holes between neighbours; 0 stays 0, and a symbolic size is taken to be another."""
     if dilation == 1 or size == 0:
         return size
-    return dim_max((size - 1) * dilation + 1, 0)
+    return (size - 1) * dilation + 1
+
+
+def sizes_to_dilate(sizes: Iterable[DimLike], dilations: Iterable[int]) -> list[DimLike]:
+    """What is left of symbolic sizes beyond the element that `dilated` takes for granted."""
+    pairs = zip(sizes, dilations, strict=True)
+    return [size - 1 for size, dilation in pairs if dilation > 1 and isinstance(size, Dim)]
 
 
 def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ingot.ir.dims import DimLike, mod, product
+from ingot.ir.dims import Dim, DimLike, mod, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, DType, TensorType, WeightAxes, dtype_of, f32, i32
 from ingot.ops.core.base import (
@@ -22,6 +23,7 @@ from ingot.ops.core.base import (
     extent,
     finish,
     is_whole,
+    sizes_to_dilate,
     widen,
 )
 from ingot.ops.core.shape import pad_array
@@ -261,6 +263,13 @@ class Convolution(CoreOp):
             padded = dilated(sizes[c], self.lhs_dilation[i]) + sum(self.padding[i])
             out[c] = extent(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
         return TensorType(_result_dtype(self, x, w, self.dtype), tuple(out[c] for c in self.out_layout))
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, w = (
+            dict(zip(p, v.shape, strict=True)) for p, v in zip((self.lhs_layout, self.rhs_layout), inputs, strict=True)
+        )
+        windows = [w[c] - 1 for c in self.spatial if isinstance(w[c], Dim)]
+        return [*sizes_to_dilate([x[c] for c in self.spatial], self.lhs_dilation), *windows]
 
     def flops(self, *inputs: TensorType) -> DimLike:
         window = product(d for d, letter in zip(inputs[1].shape, self.rhs_layout, strict=True) if letter != "O")

@@ -26,6 +26,7 @@ from ingot.ops.core.base import (
     is_whole,
     permute,
     rows_to_read,
+    sizes_to_dilate,
     widen,
 )
 from ingot.ops.core.shape import pad_array
@@ -228,6 +229,9 @@ class ReduceWindow(CoreOp):
             padded = dilated(size, self.base_dilation[axis]) + sum(self.padding[axis])
             out.append(extent(padded, self.window[axis], self.strides[axis], self.dilation[axis]))
         return x.with_shape(tuple(out))
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        return sizes_to_dilate(inputs[0].shape, self.base_dilation)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs

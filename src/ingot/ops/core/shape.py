@@ -25,6 +25,7 @@ from ingot.ops.core.base import (
     permute,
     show_shape,
     sizes,
+    sizes_to_dilate,
     whole,
 )
 from ingot.support.dataclass import dataclass
@@ -343,6 +344,9 @@ class Pad(View):
         )
         self.expect(not any(map(negative, out)), f"{x} cropped below nothing: {show_shape(out)}")
         return x.with_shape(out)
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        return sizes_to_dilate(inputs[0].shape, [i + 1 for i in self.interior])
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, value = inputs

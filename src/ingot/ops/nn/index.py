@@ -30,7 +30,7 @@ def _check_indices(op: Op, indices: TensorType) -> None:
 
 
 def _to_read(x: TensorType, axes: Sequence[int], *results: DimLike) -> list[DimLike]:
-    """What is left of the axes that `results` elements are taken along."""
+    """What is left of the axes that `results` elements are taken from, or written to, along."""
     return [rows_to_read(x.shape[d], 1, *results) for d in axes]
 
 
@@ -263,7 +263,12 @@ class ScatterElements(Op):
         check_dims(self, (self.axis,), x.rank, "axis")
         _check_covered(self, x, indices, self.axis)
         self.expect(updates.shape == indices.shape, f"expected updates of shape {list(indices.shape)}, got {updates}")
+        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on axis {self.axis}, got {x}")
         return x
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, indices, _ = inputs
+        return _to_read(x, (self.axis,), *indices.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs
@@ -337,7 +342,12 @@ class ScatterND(Op):
         _check_updates(self, self.reduction, x, updates)
         want = (*indices.shape[:-1], *x.shape[depth:])
         self.expect(updates.shape == want, f"expected updates of shape {list(want)}, got {updates}")
+        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on the axes indexed, got {x}")
         return x
+
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, indices, _ = inputs
+        return _to_read(x, range(int(indices.shape[-1])), *indices.shape[:-1])
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs

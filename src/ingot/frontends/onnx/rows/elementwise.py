@@ -278,6 +278,8 @@ def _flattened(c: Call, fn: Callable[[Node], Node]) -> Node:
 
 
 def _hardmax(x: Node, axis: int) -> Node:
+    if x.shape[axis] == 0:
+        return x
     best = ops.arg_reduce("max", x, axis, keepdims=True)
     return ops.cast(ops.compare("EQ", iota(x.shape, axis), best), x.dtype)
 

@@ -37,7 +37,7 @@ def _placed(at: DimLike, size: DimLike) -> DimLike:
 def _start(c: Call, at: DimLike, size: DimLike) -> DimLike:
     """A slice's start as 0 <= at <= size."""
     start = _from_end(c, at, size)
-    return dim_min(start if start is at else dim_max(start, 0), size)
+    return dim_min(dim_max(start, 0) if _is_behind(at) else start, size)
 
 
 def _is_behind(at: DimLike) -> bool:
@@ -70,11 +70,11 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
             c.importer.require(at - size, "a slice")
         return size
     end = _from_end(c, at, size)
-    if end is not at and c.importer.assume(end):
+    if _is_behind(at) and c.importer.assume(end):
         return end
     if dynamic and isinstance(size, int) and c.importer.assume(size - end):
         return end
-    return dim_min(end if end is at else dim_max(end, 0), size)
+    return dim_min(dim_max(end, 0) if _is_behind(at) else end, size)
 
 
 def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: int) -> Node:
