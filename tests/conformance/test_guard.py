@@ -1,0 +1,138 @@
+"""No kernel reads or writes outside of its buffers: conformance samples under guard pages, at other sizes, too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot.ir.dims import substitute, symbol, symbols_of
+from ingot.ir.node import Op
+from ingot.pipeline.build import build_program
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import IngotError
+from tests.conformance.bounds import check
+from tests.conformance.samples import OPS, Sample, cast, static, symbolic, together
+from tests.conformance.targets import HOST, THREADS
+from tests.conformance.test_targets import OPEN, QUICK, conform, some
+from tests.guard import Case, End, failures
+from tests.runtime import models
+
+
+def _shifted(step: int, argument: int, nbytes: int) -> Case:
+    """A program that reads or writes one of its buffers so far from its place."""
+    program = models.static(1008)  # of 4032 bytes, a multiple of what kernels may assume of the arena
+    at = program.steps[step]
+    args = tuple((b, nbytes if i == argument else offset) for i, (b, offset) in enumerate(at.args))
+    steps = tuple(dataclasses.replace(at, args=args) if s is at else s for s in program.steps)
+    wrong = dataclasses.replace(program, steps=steps)
+    x = np.ones(1008, np.float32)
+    return lambda: np.testing.assert_array_equal(CompiledModel(wrong, threads=1)(x), (x + np.arange(1008)) * 8)
+
+
+@pytest.mark.parametrize(("end", "nbytes"), [("first", -64), ("last", 64)])
+def test_a_stray_access_to_any_buffer_is_named(end: End, nbytes: int) -> None:
+    """To an input, a weight, the arena and a result."""
+    places = [(0, 0), (0, 1), (0, 2), (1, 0), (3, 1)]
+    cases: dict[str, Case] = {f"{step} {i}": _shifted(step, i, nbytes) for step, i in places}
+    cases |= {"right": _shifted(0, 0, 0), "wrong": lambda: [][0]}
+    found = failures(cases, [end])
+    assert found.pop(f"wrong ({end})").startswith("IndexError: list index out of range (test_guard.py:")
+    assert found == {f"{step} {i} ({end})": "signal SIGSEGV" for step, i in places}
+
+
+def _conform(cls: type[Op], samples: Sequence[Sample], folder: Path) -> dict[str, Case]:
+    """All samples as one program."""
+    return {f"{cls.name}, {len(samples)} samples": partial(conform, "cpu", samples, folder)} if samples else {}
+
+
+def _at(sample: Sample, sizes: dict[str, int]) -> None:
+    """Run the sample's program on values of these sizes: an error, or what the reference gives."""
+    all_ = together([sample])
+    names = {s for t in sample.types for d in t.shape for s in symbols_of(d)}
+    graph = dataclasses.replace(all_.graph, bounds=tuple((name, 0, None) for name in sorted(names)))
+    try:
+        model = CompiledModel(build_program(graph, HOST, THREADS), threads=THREADS)
+        shapes = [tuple(substitute(d, sizes) for d in t.shape) for t in sample.types]
+        inputs = tuple(np.resize(x, shape) for x, shape in zip(sample.inputs, shapes, strict=True))
+        got = model(*(cast(x, n.dtype) for x, n in zip(inputs, graph.inputs, strict=True)))
+    except IngotError:
+        return
+    op = sample.op.substitute(sizes)
+    want = op.reference(*inputs)
+    for g, w, t in zip(
+        got if isinstance(got, tuple) else (got,),
+        want if isinstance(want, tuple) else (want,),
+        all_.dtypes,
+        strict=True,
+    ):
+        check(op, inputs, cast(np.asarray(g), t), np.asarray(w), f"{sample} at {sizes}")
+
+
+def _other_sizes(samples: Sequence[Sample]) -> dict[str, Case]:
+    """Each sample with all its symbols 0, 1 and odd."""
+    cases: dict[str, Case] = {}
+    for s in samples:
+        names = sorted({name for t in s.types for d in t.shape for name in symbols_of(d)})
+        for size in (0, 1, 13):
+            cases[f"{s} at {size}"] = partial(_at, s, dict.fromkeys(names, size))
+    return cases
+
+
+def _apart(sample: Sample) -> Iterator[Sample]:
+    """The sample with one dimension of one operand a symbol of its own, where the type rule accepts that."""
+    for i, t in enumerate(sample.types):
+        for axis, d in enumerate(t.shape):
+            own = t.with_shape((*t.shape[:axis], symbol("own"), *t.shape[axis + 1 :]))
+            types = (*sample.types[:i], own, *sample.types[i + 1 :])
+            others = {s for j, o in enumerate(types) for e in o.shape for s in symbols_of(e)} - {"own"}
+            try:
+                sample.op.infer(*types)
+            except IngotError:
+                continue
+            if symbols_of(d) <= others:
+                yield dataclasses.replace(sample, types=types)
+
+
+def _mismatched(samples: Sequence[Sample]) -> dict[str, Case]:
+    """Operands whose sizes differ where others agree, by more and by less."""
+    cases: dict[str, Case] = {}
+    for s in samples:
+        sizes = {
+            str(d): n for t, x in zip(s.types, s.inputs, strict=True) for d, n in zip(t.shape, x.shape, strict=True)
+        }
+        for own in _apart(s) if len(s.inputs) > 1 else ():
+            for size in (0, 1, 2, 64, 5000):
+                cases[f"{own} at {size}"] = partial(_at, own, {**sizes, "own": size})
+    return cases
+
+
+def _hold(cases: Mapping[str, Case]) -> None:
+    found = failures(cases)
+    assert not found, f"{len(found)} of {2 * len(cases)}:\n" + "\n".join(
+        f"{n}: {how}" for n, how in [*found.items()][:9]
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [pytest.param(c, id=c.name) for c in OPS])
+def test_samples(cls: type[Op], tmp_path: Path) -> None:
+    _hold(_conform(cls, static(cls), tmp_path) | _conform(cls, symbolic(cls.samples()), tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [pytest.param(c, id=c.name) for c in OPEN])
+def test_other_sizes(cls: type[Op]) -> None:
+    samples = symbolic(cls.samples())
+    _hold(_other_sizes(samples) | _mismatched(samples))
+
+
+@pytest.mark.parametrize("name", sorted(QUICK))
+def test_quick(name: str, tmp_path: Path) -> None:
+    cls = Op.REGISTRY[name]
+    samples = some(symbolic(cls.samples()), 2) if cls in OPEN else []
+    _hold(_conform(cls, some(static(cls), 4), tmp_path) | _other_sizes(samples) | _mismatched(samples))
