@@ -9,7 +9,7 @@ from typing import ClassVar
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, dim_min, product
+from ingot.ir.dims import Dim, DimLike, bounds, dim_min, product
 from ingot.ir.node import Node, Op
 from ingot.ir.types import DTYPES, FLOAT_FORMATS, Box, DType, Shape, TensorType, dtype_of, f8e5m2
 
@@ -61,6 +61,13 @@ def held_operands(node: Node) -> list[tuple[Node, Shape]]:
     """The operands that lie in the node's result, each with where it begins there; see `CoreOp.held`."""
     held = node.op.held(*(x.type for x in node.inputs)) if isinstance(node.op, CoreOp) else ()
     return [(node.inputs[i], start) for i, start in held]
+
+
+def unsettled(node: Node) -> list[DimLike]:
+    """The node's conditions that some sizes break. Views have none: what makes them clamps their bounds."""
+    if not node.op.computes or category(node.op) is Category.VIEW:
+        return []
+    return [d for d in node.op.conditions(*(x.type for x in node.inputs)) if (bounds(d)[0] or -1) < 0]
 
 
 def category(op: Op) -> Category:
