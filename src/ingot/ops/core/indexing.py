@@ -190,6 +190,13 @@ class Scatter(CoreOp):
             self.expect(not negative(size - window), f"expected update windows within {x}, got {windows}")
         return x
 
+    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+        x, _, updates = inputs
+        kept = _without(x.shape, (*self.inserted_window_dims, *self.input_batching_dims))
+        batch = _without(updates.shape, self.update_window_dims)
+        windows = (updates.shape[d] for d in self.update_window_dims)
+        return [rows_to_read(size, window, *batch) for size, window in zip(kept, windows, strict=True)]
+
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs
         dtype = dtype_of(x)

@@ -173,6 +173,8 @@ class ArgReduce(Reduction):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x = widen(inputs[0])
+        if not x.size:
+            return np.zeros([n for axis, n in enumerate(x.shape) if axis != self.dim], np.int64)
         pick = np.argmax if self.kind == "max" else np.argmin
         if self.last:
             return np.asarray(x.shape[self.dim] - 1 - pick(np.flip(x, self.dim), axis=self.dim), np.int64)
