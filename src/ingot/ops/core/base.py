@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import ClassVar
 
@@ -64,10 +64,11 @@ def held_operands(node: Node) -> list[tuple[Node, Shape]]:
 
 
 def unsettled(node: Node) -> list[DimLike]:
-    """The node's conditions that some sizes break. Views have none: what makes them clamps their bounds."""
+    """The node's constraints that some sizes break. Views have none: what makes them clamps their bounds."""
     if not node.op.computes or category(node.op) is Category.VIEW:
         return []
-    return [d for d in node.op.conditions(*(x.type for x in node.inputs)) if (bounds(d)[0] or -1) < 0]
+    found = (d for d, _ in node.op.constraints(*(x.type for x in node.inputs)))
+    return [d for d in found if (low := bounds(d)[0]) is None or low < 0]
 
 
 def category(op: Op) -> Category:
@@ -116,9 +117,12 @@ def known(*dims: DimLike) -> bool:
     return not any(isinstance(d, Dim) for d in dims)
 
 
-def rows_to_read(size: DimLike, window: DimLike, *results: DimLike) -> DimLike:
-    """What is left of an axis that windows are read from; of an axis of no elements nothing is read for no results."""
-    return size - window * dim_min(product(results), 1)
+def within(parts: Iterable[DimLike], shape: Shape, what: str, results: Shape = ()) -> Iterator[tuple[DimLike, str]]:
+    """The constraints that a part is no larger than the whole on any axis. results: how many parts there are, as a
+    shape: where there are none, the whole may be nothing."""
+    some = dim_min(product(results), 1)
+    for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
+        yield size - part * some, f"axis {axis}: expected a {what} of at most {size}, got {part}"
 
 
 def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> DimLike:
@@ -137,10 +141,11 @@ def dilated(size: DimLike, dilation: int) -> DimLike:
     return (size - 1) * dilation + 1
 
 
-def sizes_to_dilate(sizes: Iterable[DimLike], dilations: Iterable[int]) -> list[DimLike]:
-    """What is left of symbolic sizes beyond the element that `dilated` takes for granted."""
-    pairs = zip(sizes, dilations, strict=True)
-    return [size - 1 for size, dilation in pairs if dilation > 1 and isinstance(size, Dim)]
+def dilatable(sizes: Iterable[DimLike], dilations: Iterable[int]) -> Iterator[tuple[DimLike, str]]:
+    """The constraints that symbolic sizes have the element that `dilated` takes for granted."""
+    for size, dilation in zip(sizes, dilations, strict=True):
+        if dilation > 1 and isinstance(size, Dim):
+            yield size - 1, f"expected elements to dilate, got {size}"
 
 
 def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:

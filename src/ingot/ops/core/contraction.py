@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -19,11 +19,11 @@ from ingot.ops.core.base import (
     Pairs,
     check_count,
     check_dims,
+    dilatable,
     dilated,
     extent,
     finish,
     is_whole,
-    sizes_to_dilate,
     widen,
 )
 from ingot.ops.core.shape import pad_array
@@ -264,12 +264,13 @@ class Convolution(CoreOp):
             out[c] = extent(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
         return TensorType(_result_dtype(self, x, w, self.dtype), tuple(out[c] for c in self.out_layout))
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
-        x, w = (
-            dict(zip(p, v.shape, strict=True)) for p, v in zip((self.lhs_layout, self.rhs_layout), inputs, strict=True)
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        image, window = (
+            [x.shape[layout.index(c)] for c in self.spatial]
+            for x, layout in zip(inputs, (self.lhs_layout, self.rhs_layout), strict=True)
         )
-        windows = [w[c] - 1 for c in self.spatial if isinstance(w[c], Dim)]
-        return [*sizes_to_dilate([x[c] for c in self.spatial], self.lhs_dilation), *windows]
+        yield from dilatable(image, self.lhs_dilation)
+        yield from ((n - 1, f"expected a window of elements, got {inputs[1]}") for n in window if isinstance(n, Dim))
 
     def flops(self, *inputs: TensorType) -> DimLike:
         window = product(d for d, letter in zip(inputs[1].shape, self.rhs_layout, strict=True) if letter != "O")

@@ -80,7 +80,7 @@ def _rooms(n: Node) -> Iterator[Dim]:
     if not n.op.computes:
         return
     yield from (d for t in n.types for d in t.shape if isinstance(d, Dim))
-    yield from (d for d in n.op.conditions(*(x.type for x in n.inputs)) if isinstance(d, Dim))
+    yield from (d for d in (size for size, _ in n.op.constraints(*(x.type for x in n.inputs))) if isinstance(d, Dim))
     if isinstance(n.op, ops.Take):
         table, positions = n.inputs
         rows, last = table.shape[n.op.axis], _largest(positions)
