@@ -104,7 +104,7 @@ def _evaluate(node: Node, operands: Sequence[Values], sizes: Mapping[str, int]) 
     if sizes:
         op = op.substitute(sizes)
         given = [TensorType(dtype_of(v[0]), v[0].shape) for v in operands]
-        if any(map(negative, op.conditions(*given))):
+        if any(negative(size) for size, _ in op.constraints(*given)):
             raise InputError(_place(node), expected="sizes that hold what it reads", got=", ".join(map(str, given)))
     try:
         got = op.reference(*(v[0] for v in operands))

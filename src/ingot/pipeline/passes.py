@@ -22,7 +22,7 @@ from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.fusion.share_kernels import share_kernels
-from ingot.passes.model.bound_sizes import bound_sizes
+from ingot.passes.model.bound_sizes import bound_sizes, check_in_run
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.linear_order import order_linear
@@ -57,6 +57,7 @@ class Choices:
 def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
     """outer: the symbols of the graphs around a body."""
     tidy = partial(simplify, fast_math=options.fast_math)
+    bounded = partial(bound_sizes, outer=outer)
     quantized = partial(lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot)
 
     def bodies(graph: Graph) -> Graph:
@@ -66,14 +67,15 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     return (
         *choices.first,
         # on MODEL ops, while they still have their names
-        ("bound_sizes", bound_sizes),
+        ("bound_sizes", bounded),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
         ("order_linear", order_linear),  # behind norms, which are then a constant that is added
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
         ("lower", lambda g: lower_model_ops(g, choices.kept, choices.has_kernel)),
-        ("bound_lowered", bound_sizes),  # by what lowered ops read
+        ("bound_lowered", bounded),  # by what lowered ops read
+        ("check_in_run", partial(check_in_run, outer=outer)),
         ("quantized", quantized),
         ("fold", fold_constants),
         ("simplify", tidy),

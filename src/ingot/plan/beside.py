@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import field
 
+from ingot.ir.dims import DimLike, dim_max, dim_min, product
 from ingot.ir.node import Node
+from ingot.ops.core.base import unsettled
+from ingot.ops.group import Group
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
 
@@ -62,3 +65,10 @@ class Beside:
 
 
 __all__ = ["Beside", "Join", "Waiting"]
+
+
+def sizes_suffice(groups: Sequence[Waiting]) -> DimLike:
+    """1 for sizes for which all that the groups read is there, else 0: in a body nothing else keeps them from running
+    before the run finds at its end that something was not there."""
+    nodes = [n for g in groups if isinstance(g.node.op, Group) for n in g.node.op.body.nodes()]
+    return product(dim_min(dim_max(room + 1, 0), 1) for n in nodes for room in unsettled(n))

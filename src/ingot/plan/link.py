@@ -17,7 +17,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Concat, Pad
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, Recomputed, label
-from ingot.plan.beside import Beside, Join, Waiting
+from ingot.plan.beside import Beside, Join, Waiting, sizes_suffice
 from ingot.plan.control import launch_control
 from ingot.plan.in_place import Pairs
 from ingot.plan.sizes import FoundSizes, expression
@@ -265,7 +265,8 @@ class _Linker:
         packed = [self._weight(self._constant(groups[0].node, p), p) for p in low.packs]
         first = len(self.steps)
         what = " | ".join(label(g.node) for g in groups)
-        self.append(low, lambda a: self.buffer(operands[a.kind][a.index]), packed, what)
+        some = sizes_suffice(groups) if self.depth else 1
+        self.append(low, lambda a: self.buffer(operands[a.kind][a.index]), packed, what, some)
         for g in groups:
             self._note(g.node, first, g.low.site)
 
@@ -283,8 +284,11 @@ class _Linker:
         values = {"in": node.inputs, "out": node.results}.get(arg.kind)
         return (values[arg.index],) if values else ()
 
-    def append(self, low: Lowered, place: Callable[[Arg], int], packed: Sequence[int], what: str) -> None:
-        """The steps of a lowered group; `place` gives the buffers of its operands and results."""
+    def append(
+        self, low: Lowered, place: Callable[[Arg], int], packed: Sequence[int], what: str, some: DimLike = 1
+    ) -> None:
+        """The steps of a lowered group; `place` gives the buffers of its operands and results. some: 0 for sizes that
+        it cannot run with."""
         temps = [self.temp(t) for t in low.temps]
         zeros = -1
         if low.zeros != 0:
@@ -307,7 +311,7 @@ class _Linker:
             for arg in step.args:
                 self.buffers[resolve(arg)].touch(number)
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
-            chunks, rounds = count(step.kernel.chunks), count(step.kernel.rounds)
+            chunks, rounds = count(step.kernel.chunks) * some, count(step.kernel.rounds)
             self.found.note(number, (chunks, rounds, *(symbol(v.name) for v in step.kernel.dims)))
             self.steps.append(
                 rt.Step(

@@ -245,7 +245,8 @@ class Binding:
             most = span(size.most, {name: (v, v) for name, v in values.items()})[1]
             most = most if size.hi is None else min(most, size.hi)
             if not size.lo <= value <= most:
-                raise InputError(f"size {size.name}", expected=f"{size.lo} to {most}", got=value, fix=_BEYOND)
+                fix = _BEYOND if value > most else "the model reads elements that the input does not hold: pass more"
+                raise InputError(f"size {size.name}", expected=f"{size.lo} to {most}", got=value, fix=fix)
             values[size.name] = value
         for condition in program.conditions:
             names = [item for item in condition if item in values] if isinstance(condition, tuple) else []

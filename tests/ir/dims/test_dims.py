@@ -118,14 +118,14 @@ def test_what_stands_beside_an_extreme_goes_into_it_where_it_gets_shorter() -> N
 def test_the_algebra_is_that_of_integers() -> None:
     """Random expressions, told by sizes and by numbers, are equal wherever they are evaluated, and within bounds."""
     rng = random.Random(1)
-    names = ("n", "m", "p.0")
+    names = ("n", "m", "e", "p.0")
     operations = {
         "+": (operator.add, operator.add), "-": (operator.sub, operator.sub), "*": (operator.mul, operator.mul),
         "//": (floordiv, operator.floordiv), "%": (mod, operator.mod), "max": (dim_max, max), "min": (dim_min, min),
     }  # fmt: skip
     for _ in range(200):
-        points = [{k: rng.randint(-9, 40) if "." in k else rng.randint(1, 40) for k in names} for _ in range(6)]
-        pool: list[tuple[DimLike, list[int]]] = [(symbol(k), [at[k] for at in points]) for k in names]
+        points = [{k: rng.randint(-9 if "." in k else int(k != "e"), 40) for k in names} for _ in range(6)]
+        pool: list[tuple[DimLike, list[int]]] = [(symbol(k, k == "e"), [at[k] for at in points]) for k in names]
         for _ in range(rng.randint(2, 9)):
             name = rng.choice(("+", "+", "-", "-", "*", "//", "%", "max", "max", "min", "min"))
             (a, u), (b, v) = rng.choice(pool), rng.choice(pool)

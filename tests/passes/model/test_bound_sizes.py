@@ -96,3 +96,32 @@ def test_fewer_elements_than_wanted_are_refused() -> None:
     np.testing.assert_array_equal(model(x), x[:, ::-1])
     with pytest.raises(InputError, match=r"expected n >= 5, got 4"):
         model(x[:, :4].copy())
+
+
+EMPTY = symbol("n", may_be_empty=True)
+
+
+@pytest.mark.parametrize(
+    ("x", "rows", "conditions"),
+    [
+        (EMPTY, PAST, (("n", 1, None),)),  # results for sure
+        (N - 1, PAST, (("n", 2, None),)),
+        (N, PAST, ()),
+    ],
+)
+def test_an_axis_that_is_read_has_elements(x: DimLike, rows: DimLike, conditions: tuple[object, ...]) -> None:
+    lookup = ops.Take(0)(arg("x", x, 4), arg("at", rows, dtype=i64))
+    assert bound_sizes(graph(lookup)).bounds == conditions
+
+
+def test_an_axis_that_is_read_for_no_results_may_be_empty() -> None:
+    lookup = ops.Take(0)(arg("x", EMPTY, 4), arg("at", symbol("k", may_be_empty=True), dtype=i64))
+    g = bound_sizes(graph(lookup))
+    assert g.bounds == () and [str(c) for c in g.conditions] == ["-1*min(1,k?)+n?"]
+
+
+def test_bounds_that_hold_0_are_in_the_symbols() -> None:
+    x = arg("x", N, 4)
+    g = bound_sizes(Graph((x,), (ops.Exp()(x),), bounds=(("n", 0, None),)))
+    assert g.inputs[0].shape == (EMPTY, 4) and g.bounds == (("n", 0, None),)
+    assert bound_sizes(g) is g

@@ -193,6 +193,17 @@ def negative(d: int | Dim) -> bool:
     return highest is not None and highest < 0
 
 
+def _may_be_empty(d: int | Dim, name: str) -> bool:
+    """Whether the symbol of that name in `d` is one that may be 0."""
+    atoms = [atom for mono, _ in d.terms for atom in mono] if isinstance(d, Dim) else []
+    return any(
+        atom.name == name and atom.may_be_empty
+        if isinstance(atom, Symbol)
+        else _may_be_empty(atom.a, name) or _may_be_empty(atom.b, name)
+        for atom in atoms
+    )
+
+
 def narrowed(size: int | Dim, of: Mapping[str, Interval]) -> dict[str, Interval] | None:
     """The bounds `of` with one symbol's narrowed until `size` >= 0; None where no bound of one symbol gives that."""
     limits = dict(of)
@@ -200,7 +211,7 @@ def narrowed(size: int | Dim, of: Mapping[str, Interval]) -> dict[str, Interval]
     if not names:
         return limits if isinstance(size, int) and size >= 0 else None
     name = names[0]
-    low, high = limits.get(name, span_of(name))
+    low, high = limits.get(name) or span_of(name, 1 - _may_be_empty(size, name))
 
     def holds(least: int | None, most: int | None) -> bool:
         lowest = bounds(size, {**limits, name: (least, most)})[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, product
+from ingot.ir.dims import Dim, DimLike, bounds, dim_min, product
 from ingot.ir.node import Node, Op
 from ingot.ir.types import DTYPES, FLOAT_FORMATS, Box, DType, Shape, TensorType, dtype_of, f8e5m2
 
@@ -63,6 +63,14 @@ def held_operands(node: Node) -> list[tuple[Node, Shape]]:
     return [(node.inputs[i], start) for i, start in held]
 
 
+def unsettled(node: Node) -> list[DimLike]:
+    """The node's constraints that some sizes break. Views have none: what makes them clamps their bounds."""
+    if not node.op.computes or category(node.op) is Category.VIEW:
+        return []
+    found = (d for d, _ in node.op.constraints(*(x.type for x in node.inputs)))
+    return [d for d in found if (low := bounds(d)[0]) is None or low < 0]
+
+
 def category(op: Op) -> Category:
     """The op's category; OPAQUE for ops that are no CORE primitives."""
     return op.category if isinstance(op, CoreOp) else Category.OPAQUE
@@ -109,9 +117,12 @@ def known(*dims: DimLike) -> bool:
     return not any(isinstance(d, Dim) for d in dims)
 
 
-def rows_to_read(size: DimLike, window: DimLike, *results: DimLike) -> DimLike:
-    """What is left of an axis that windows are read from; of an axis of no elements nothing is read for no results."""
-    return size - window * dim_min(product(results), 1)
+def within(parts: Iterable[DimLike], shape: Shape, what: str, results: Shape = ()) -> Iterator[tuple[DimLike, str]]:
+    """The constraints that a part is no larger than the whole on any axis. results: how many parts there are, as a
+    shape: where there are none, the whole may be nothing."""
+    some = dim_min(product(results), 1)
+    for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
+        yield size - part * some, f"axis {axis}: expected a {what} of at most {size}, got {part}"
 
 
 def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> DimLike:
@@ -124,10 +135,17 @@ def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> Di
 
 
 def dilated(size: DimLike, dilation: int) -> DimLike:
-    """The size after dilation - 1 holes between neighbours; 0 stays 0."""
+    """The size after dilation - 1 holes between neighbours; 0 stays 0, and a symbolic size is taken to be another."""
     if dilation == 1 or size == 0:
         return size
-    return dim_max((size - 1) * dilation + 1, 0)
+    return (size - 1) * dilation + 1
+
+
+def dilatable(sizes: Iterable[DimLike], dilations: Iterable[int]) -> Iterator[tuple[DimLike, str]]:
+    """The constraints that symbolic sizes have the element that `dilated` takes for granted."""
+    for size, dilation in zip(sizes, dilations, strict=True):
+        if dilation > 1 and isinstance(size, Dim):
+            yield size - 1, f"expected elements to dilate, got {size}"
 
 
 def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ingot.ir.dims import DimLike, mod, product
+from ingot.ir.dims import Dim, DimLike, mod, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, DType, TensorType, WeightAxes, dtype_of, f32, i32
 from ingot.ops.core.base import (
@@ -18,6 +19,7 @@ from ingot.ops.core.base import (
     Pairs,
     check_count,
     check_dims,
+    dilatable,
     dilated,
     extent,
     finish,
@@ -261,6 +263,14 @@ class Convolution(CoreOp):
             padded = dilated(sizes[c], self.lhs_dilation[i]) + sum(self.padding[i])
             out[c] = extent(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
         return TensorType(_result_dtype(self, x, w, self.dtype), tuple(out[c] for c in self.out_layout))
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        image, window = (
+            [x.shape[layout.index(c)] for c in self.spatial]
+            for x, layout in zip(inputs, (self.lhs_layout, self.rhs_layout), strict=True)
+        )
+        yield from dilatable(image, self.lhs_dilation)
+        yield from ((n - 1, f"expected a window of elements, got {inputs[1]}") for n in window if isinstance(n, Dim))
 
     def flops(self, *inputs: TensorType) -> DimLike:
         window = product(d for d, letter in zip(inputs[1].shape, self.rhs_layout, strict=True) if letter != "O")

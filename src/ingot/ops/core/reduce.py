@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, negative
+from ingot.ir.dims import DimLike, dim_min, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of, i64
 from ingot.ops.core.base import (
@@ -18,6 +18,7 @@ from ingot.ops.core.base import (
     Perm,
     check_count,
     check_dims,
+    dilatable,
     dilated,
     extent,
     finish,
@@ -25,7 +26,6 @@ from ingot.ops.core.base import (
     inverse,
     is_whole,
     permute,
-    rows_to_read,
     widen,
 )
 from ingot.ops.core.shape import pad_array
@@ -162,16 +162,18 @@ class ArgReduce(Reduction):
         (x,) = inputs
         self.expect(self.kind in ("max", "min"), f"kind: expected max or min, got {self.kind}")
         check_dims(self, (self.dim,), x.rank, "dim")
-        there = not any(map(negative, self.conditions(x)))
-        self.expect(there, f"expected at least one element on axis {self.dim}, got {x}")
+        self.expect_constraints(*inputs)
         return TensorType(i64, tuple(d for axis, d in enumerate(x.shape) if axis != self.dim))
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
-        results = (d for axis, d in enumerate(inputs[0].shape) if axis != self.dim)
-        return (rows_to_read(inputs[0].shape[self.dim], 1, *results),)
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        (x,) = inputs
+        results = product(d for axis, d in enumerate(x.shape) if axis != self.dim)
+        yield x.shape[self.dim] - dim_min(results, 1), f"expected at least one element on axis {self.dim}, got {x}"
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x = widen(inputs[0])
+        if not x.size:
+            return np.zeros([n for axis, n in enumerate(x.shape) if axis != self.dim], np.int64)
         pick = np.argmax if self.kind == "max" else np.argmin
         if self.last:
             return np.asarray(x.shape[self.dim] - 1 - pick(np.flip(x, self.dim), axis=self.dim), np.int64)
@@ -228,6 +230,9 @@ class ReduceWindow(CoreOp):
             padded = dilated(size, self.base_dilation[axis]) + sum(self.padding[axis])
             out.append(extent(padded, self.window[axis], self.strides[axis], self.dilation[axis]))
         return x.with_shape(tuple(out))
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return dilatable(inputs[0].shape, self.base_dilation)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs

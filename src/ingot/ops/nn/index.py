@@ -6,16 +6,16 @@ it and scatters drop the element. Where an axis has no elements at all, gathers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, negative
+from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Const, Node, Op, Samples
-from ingot.ir.types import TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, check_dims, finish, rows_to_read, widen
+from ingot.ir.types import Shape, TensorType, dtype_of, i64
+from ingot.ops.core.base import check_count, check_dims, finish, widen
 from ingot.ops.core.indexing import Gather, Scatter
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
@@ -29,9 +29,10 @@ def _check_indices(op: Op, indices: TensorType) -> None:
     op.expect(indices.dtype.is_integer, f"expected integer indices, got {indices}")
 
 
-def _to_read(x: TensorType, axes: Sequence[int], *results: DimLike) -> list[DimLike]:
-    """What is left of the axes that `results` elements are taken along."""
-    return [rows_to_read(x.shape[d], 1, *results) for d in axes]
+def _elements_at(x: TensorType, axes: Iterable[int], indices: Shape) -> Iterator[tuple[DimLike, str]]:
+    """The constraints that x has elements on `axes`, which there are indices for."""
+    some = dim_min(product(indices), 1)
+    yield from ((x.shape[d] - some, f"expected elements on axis {d}, got {x}") for d in axes)
 
 
 def wrap(indices: np.ndarray, sizes: np.ndarray | int) -> np.ndarray:
@@ -91,12 +92,11 @@ class Take(Op):
         x, indices = inputs
         check_dims(self, (self.axis,), x.rank, "axis")
         _check_indices(self, indices)
-        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on axis {self.axis}, got {x}")
+        self.expect_constraints(*inputs)
         return x.with_shape((*x.shape[: self.axis], *indices.shape, *x.shape[self.axis + 1 :]))
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
-        x, indices = inputs
-        return _to_read(x, (self.axis,), *indices.shape)
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return _elements_at(inputs[0], (self.axis,), inputs[1].shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
@@ -135,13 +135,13 @@ class GatherElements(Op):
         x, indices = inputs
         _check_indices(self, indices)
         check_dims(self, (self.axis,), x.rank, "axis")
-        _check_covered(self, x, indices, self.axis)
-        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on axis {self.axis}, got {x}")
+        self.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
+        self.expect_constraints(*inputs)
         return x.with_shape(indices.shape)
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
-        x, indices = inputs
-        return _to_read(x, (self.axis,), *indices.shape)
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        yield from _uncovered(inputs[0], inputs[1], self.axis)
+        yield from _elements_at(inputs[0], (self.axis,), inputs[1].shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
@@ -173,10 +173,11 @@ class GatherElements(Op):
         yield cls(0), (x[:0], np.zeros((0, 2, 5), np.int64))
 
 
-def _check_covered(op: Op, x: TensorType, indices: TensorType, axis: int) -> None:
-    op.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
+def _uncovered(x: TensorType, indices: TensorType, axis: int) -> Iterator[tuple[DimLike, str]]:
+    """What x has beyond the indices on the axes that they do not choose on."""
     for d, (size, n) in enumerate(zip(x.shape, indices.shape, strict=True)):
-        op.expect(d == axis or not negative(size - n), f"axis {d}: expected at most {size} indices, got {n}")
+        if d != axis:
+            yield size - n, f"axis {d}: expected at most {size} indices, got {n}"
 
 
 @dataclass(frozen=True)
@@ -192,13 +193,13 @@ class GatherND(Op):
         depth = _check_vectors(self, x, indices, self.batch_dims)
         same = x.shape[: self.batch_dims] == indices.shape[: self.batch_dims]
         self.expect(same, f"expected {self.batch_dims} equal batch dimensions, got {x} and {indices}")
-        self.expect(not any(map(negative, self.conditions(*inputs))), f"expected elements on the axes taken, got {x}")
+        self.expect_constraints(*inputs)
         return x.with_shape((*indices.shape[:-1], *x.shape[self.batch_dims + depth :]))
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
         x, indices = inputs
         depth = _check_vectors(self, x, indices, self.batch_dims)
-        return _to_read(x, range(self.batch_dims, self.batch_dims + depth), *indices.shape[:-1])
+        return _elements_at(x, range(self.batch_dims, self.batch_dims + depth), indices.shape[:-1])
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
@@ -261,9 +262,14 @@ class ScatterElements(Op):
         _check_indices(self, indices)
         _check_updates(self, self.reduction, x, updates)
         check_dims(self, (self.axis,), x.rank, "axis")
-        _check_covered(self, x, indices, self.axis)
+        self.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
         self.expect(updates.shape == indices.shape, f"expected updates of shape {list(indices.shape)}, got {updates}")
+        self.expect_constraints(*inputs)
         return x
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        yield from _uncovered(inputs[0], inputs[1], self.axis)
+        yield from _elements_at(inputs[0], (self.axis,), inputs[1].shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs
@@ -337,7 +343,12 @@ class ScatterND(Op):
         _check_updates(self, self.reduction, x, updates)
         want = (*indices.shape[:-1], *x.shape[depth:])
         self.expect(updates.shape == want, f"expected updates of shape {list(want)}, got {updates}")
+        self.expect_constraints(*inputs)
         return x
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        x, indices, _ = inputs
+        return _elements_at(x, range(int(indices.shape[-1])), indices.shape[:-1])
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs

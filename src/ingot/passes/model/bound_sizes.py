@@ -6,27 +6,39 @@
 
 A longer or shorter input is then refused by name. Without the bound, the table's last row would stand for all positions
 beyond it, and what is no element of x be among the largest.
+
+Branches and loops may not run. There the run looks whether it gets to such an op:
+
+    take(x[n?], i)                           ->   the same, and a size of min(0, n? - 1), which must not be negative
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 
 from ingot import ops
-from ingot.ir.dims import Dim, DimLike, bounds, narrowed
+from ingot.ir.dims import FOUND, Dim, DimLike, bounds, dim_min, narrowed, span_of, substitute, symbol, symbols_of
 from ingot.ir.node import Graph, Node
+from ingot.ir.types import i64
+from ingot.ops.core.base import unsettled
 from ingot.support.errors import ShapeError
 
 _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each has every value of its operand
 
 
-def bound_sizes(graph: Graph) -> Graph:
-    """A bound, or a condition, for what each op needs (see module). Raises ShapeError where no size gives that."""
+def bound_sizes(graph: Graph, outer: frozenset[str] = frozenset()) -> Graph:
+    """A bound, or a condition, for what each op needs (see module). Raises ShapeError where no size gives that.
+
+    outer: the symbols of the graphs around a body."""
+    graph = _with_empty(graph)
     limits = {name: (low, high) for name, low, high in graph.bounds}
     conditions = dict.fromkeys(graph.conditions)
     for n in graph.nodes():
         for room in _rooms(n):
+            if not outer.isdisjoint(symbols_of(room)):
+                continue
             least, most = bounds(room, limits)
             if least is not None and least >= 0:
                 continue
@@ -44,12 +56,31 @@ def bound_sizes(graph: Graph) -> Graph:
     return replace(graph, bounds=found, conditions=tuple(conditions))
 
 
+def check_in_run(body: Graph, outer: frozenset[str]) -> Graph:
+    """A size that the run finds to be negative where it gets to an op of `body` that lacks what it needs. outer: the
+    symbols of the graphs around it."""
+    rooms = [room for n in body.nodes() for room in unsettled(n) if not outer.isdisjoint(symbols_of(room))]
+    least = reduce(dim_min, rooms, 0)
+    if isinstance(least, int):
+        return body
+    size = f"{FOUND}elements_to_read{len(outer)}", 0
+    return replace(body, outputs=(*body.outputs, ops.scalar(least, i64)), sizes=(*body.sizes, size))
+
+
+def _with_empty(graph: Graph) -> Graph:
+    """The graph with symbols that may be 0 where its bounds say so."""
+    empty = {name: symbol(name, may_be_empty=True) for name, low, _ in graph.bounds if low == 0 and span_of(name)[0]}
+    if all(substitute(d, empty) == d for n in graph.inputs for d in n.shape):
+        return graph
+    return replace(graph.substitute(empty), bounds=graph.bounds)
+
+
 def _rooms(n: Node) -> Iterator[Dim]:
     """How many rows or elements are left beyond those that `n` surely needs."""
     if not n.op.computes:
         return
     yield from (d for t in n.types for d in t.shape if isinstance(d, Dim))
-    yield from (d for d in n.op.conditions(*(x.type for x in n.inputs)) if isinstance(d, Dim))
+    yield from (d for d in (size for size, _ in n.op.constraints(*(x.type for x in n.inputs))) if isinstance(d, Dim))
     if isinstance(n.op, ops.Take):
         table, positions = n.inputs
         rows, last = table.shape[n.op.axis], _largest(positions)

@@ -278,8 +278,11 @@ def _flattened(c: Call, fn: Callable[[Node], Node]) -> Node:
 
 
 def _hardmax(x: Node, axis: int) -> Node:
-    best = ops.arg_reduce("max", x, axis, keepdims=True)
-    return ops.cast(ops.compare("EQ", iota(x.shape, axis), best), x.dtype)
+    # the first of the largest, NaN above all: no index of a maximum, which an axis of no elements does not have
+    largest = ops.compare("EQ", x, ops.reduce_max(x, axis, keepdims=True))
+    place = iota(x.shape, axis)
+    best = ops.where(ops.or_(largest, ops.compare("NE", x, x)), place, ops.scalar(x.shape[axis], T.i64))
+    return ops.cast(ops.compare("EQ", place, ops.reduce_min(best, axis, keepdims=True)), x.dtype)
 
 
 _AXIS: dict[str, Callable[[Node, int], Node]] = {

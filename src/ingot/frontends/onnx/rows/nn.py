@@ -202,20 +202,27 @@ def _spatial(c: Call) -> tuple[int, ...]:
     return tuple(range(2, c.rank()))
 
 
+def _global(c: Call) -> tuple[int, ...]:
+    """The axes of a window that is the whole image, which has to be there."""
+    for axis in _spatial(c):
+        c.importer.require(c.shape()[axis] - 1, f"a window of {c.shape()[axis]}")
+    return _spatial(c)
+
+
 @onnx_op("GlobalAveragePool")
 def global_average_pool(c: Call) -> Result:
-    return ops.mean(c.x(), _spatial(c), keepdims=True)
+    return ops.mean(c.x(), _global(c), keepdims=True)
 
 
 @onnx_op("GlobalMaxPool")
 def global_max_pool(c: Call) -> Result:
-    return ops.reduce_max(c.x(), _spatial(c), keepdims=True)
+    return ops.reduce_max(c.x(), _global(c), keepdims=True)
 
 
 @onnx_op("GlobalLpPool")
 def global_lp_pool(c: Call) -> Result:
     p = float(c.int("p", 2))
-    total = ops.reduce_sum(ops.pow(ops.Abs()(c.x()), p), _spatial(c), keepdims=True)
+    total = ops.reduce_sum(ops.pow(ops.Abs()(c.x()), p), _global(c), keepdims=True)
     return ops.pow(total, 1.0 / p)
 
 

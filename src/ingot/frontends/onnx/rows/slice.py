@@ -20,7 +20,9 @@ from ingot.ir.dims import (
     bounds,
     dim_max,
     dim_min,
+    narrowed,
     sign_bit,
+    span_of,
     symbols_of,
 )
 from ingot.ir.node import Node, splat_of
@@ -37,7 +39,7 @@ def _placed(at: DimLike, size: DimLike) -> DimLike:
 def _start(c: Call, at: DimLike, size: DimLike) -> DimLike:
     """A slice's start as 0 <= at <= size."""
     start = _from_end(c, at, size)
-    return dim_min(start if start is at else dim_max(start, 0), size)
+    return dim_min(dim_max(start, 0) if _is_behind(at) else start, size)
 
 
 def _is_behind(at: DimLike) -> bool:
@@ -57,6 +59,15 @@ def _from_end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     return at
 
 
+def _is_assumed(c: Call, size: DimLike) -> bool:
+    """Whether `size` >= 0 becomes a bound of its symbol. One that may be 0 as the caller says, or that the run finds,
+    stays so."""
+    limits = c.importer.limits
+    narrower = narrowed(size, limits) or {}
+    kept = all(low == 0 for name, (low, _) in narrower.items() if (limits.get(name) or span_of(name))[0] == 0)
+    return kept and c.importer.assume(size)
+
+
 def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     """A slice's end as 0 <= at <= size.
 
@@ -70,11 +81,11 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
             c.importer.require(at - size, "a slice")
         return size
     end = _from_end(c, at, size)
-    if end is not at and c.importer.assume(end):
+    if _is_behind(at) and _is_assumed(c, end):
         return end
-    if dynamic and isinstance(size, int) and c.importer.assume(size - end):
+    if dynamic and isinstance(size, int) and _is_assumed(c, size - end):
         return end
-    return dim_min(end if end is at else dim_max(end, 0), size)
+    return dim_min(dim_max(end, 0) if _is_behind(at) else end, size)
 
 
 def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: int) -> Node:
@@ -88,7 +99,7 @@ def slice_one(c: Call, x: Node, axis: int, start: DimLike, end: DimLike, step: i
         high = _end(c, end, size)
         # ends are there to meet what is shorter by as much: no empty slice, but where they are counted crosswise
         crosswise = isinstance(end, int) and end >= 0 and _is_behind(start)
-        meets = low == 0 or (isinstance(high, Dim) and not crosswise and c.importer.assume(high - low))
+        meets = low == 0 or (isinstance(high, Dim) and not crosswise and _is_assumed(c, high - low))
         high = high if meets else dim_max(high, low)
         return cut(x, axis, low, high, step)
     # the same elements forwards, then from their other end

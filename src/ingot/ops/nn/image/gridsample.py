@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import product as cartesian
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, negative
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, finish, rows_to_read
+from ingot.ops.core.base import check_count, finish, within
 from ingot.ops.core.indexing import Gather
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
@@ -42,12 +42,12 @@ class GridSample(Op):
         self.expect(x.dtype.is_float and grid.dtype.is_float, f"expected float operands, got {x} and {grid}")
         fits = x.rank >= 3 and grid.rank == x.rank and grid.shape[-1] == x.rank - 2 and x.shape[0] == grid.shape[0]
         self.expect(fits, f"expected x [N,C,*S] and a grid [N,*T,{x.rank - 2}], got {x} and {grid}")
-        self.expect(not any(map(negative, self.conditions(x, grid))), f"expected elements to sample, got {x}")
+        self.expect_constraints(*inputs)
         return x.with_shape((*x.shape[:2], *grid.shape[1:-1]))
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
         x, grid = inputs
-        return [rows_to_read(size, 1, *grid.shape[:-1]) for size in x.shape[2:]]
+        return within((1,) * (x.rank - 2), x.shape[2:], "sample", grid.shape[:-1])
 
     def _coordinate(self, g: Value, size: DimLike) -> Value:
         """The input coordinate of a grid value."""

@@ -7,7 +7,7 @@ symbolic sizes, on terms.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, negative
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
-from ingot.ops.core.base import check_count, check_dims, finish, known, rows_to_read, show_shape
+from ingot.ops.core.base import check_count, check_dims, finish, known, show_shape
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
@@ -87,7 +87,7 @@ class Resize(Op):
         self.expect(not crop or (self.roi is not None and len(self.roi) == count), f"roi: expected {count} ranges")
         self.expect(x.dtype.kind != "b" or self.mode == "nearest", f"{self.mode}: expected numbers, got {x}")
         self.expect(not self.antialias or self.mode != "nearest", "antialias: expected mode linear or cubic")
-        self.expect(not any(map(negative, self.conditions(x))), f"expected elements on axes {self.axes}, got {x}")
+        self.expect_constraints(*inputs)
         shape = list(x.shape)
         for i, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True)):
             settled = known(x.shape[axis], size) or self.scales is not None or self.exclude_outside
@@ -100,8 +100,9 @@ class Resize(Op):
             shape[axis] = size
         return x.with_shape(tuple(shape))
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
-        return [rows_to_read(inputs[0].shape[axis], 1, n) for axis, n in zip(self.axes, self.sizes, strict=True)]
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        for axis, size in zip(self.axes, self.sizes, strict=True):
+            yield inputs[0].shape[axis] - dim_min(size, 1), f"expected elements on axis {axis}, got {inputs[0]}"
 
     def _identity(self, i: int, size: DimLike) -> bool:
         """Whether the i-th axis stays as it is; one without elements does at any scale."""
@@ -403,13 +404,13 @@ class PadMode(Op):
         self.expect(lengths == (x.rank, x.rank), f"expected {x.rank} lows and highs for {x}, got {lengths}")
         shape = tuple(d + a + b for d, a, b in zip(x.shape, self.low, self.high, strict=True))
         self.expect(not any(map(negative, shape)), f"{x} cropped below nothing: {show_shape(shape)}")
-        there = not any(map(negative, self.conditions(x)))
-        self.expect(there, f"expected elements to pad with, got {x}")
+        self.expect_constraints(*inputs)
         return x.with_shape(shape)
 
-    def conditions(self, *inputs: TensorType) -> Iterable[DimLike]:
-        pads = zip(inputs[0].shape, self.low, self.high, strict=True)
-        return [rows_to_read(n, 1, n + low + high) for n, low, high in pads if (low, high) != (0, 0)]
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        for n, low, high in zip(inputs[0].shape, self.low, self.high, strict=True):
+            if (low, high) != (0, 0):
+                yield n - dim_min(n + low + high, 1), f"expected elements to pad with, got {inputs[0]}"
 
     def _source(self, size: DimLike, low: DimLike, out: DimLike) -> Value:
         """The input index of each output index."""
