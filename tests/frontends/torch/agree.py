@@ -32,7 +32,8 @@ def run(model: ImportedModel, *args: Any, **kwargs: Any) -> Any:
     """The imported model on torch tensors, interpreted, in the model's own structure."""
 
     def graph(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [to_torch(a) for a in interpret(model.graph, [to_numpy(t) for t in inputs])]
+        # rows, as compiled code gives them
+        return [to_torch(a.copy(order="C")) for a in interpret(model.graph, [to_numpy(t) for t in inputs])]
 
     return model.caller(graph)(*args, **kwargs)
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ingot.frontends.torch.aten import KNOWN
 from ingot.frontends.torch.decompositions import composed, histograms, segments
 from ingot.frontends.torch.decompositions.backward import BACKWARD
+from ingot.frontends.torch.decompositions.formats import FORMATS
 from ingot.frontends.torch.decompositions.fused_attention import FUSED
 from ingot.frontends.torch.tracing.guards import noted_equalities
 from ingot.frontends.torch.tracing.inplace import destination
@@ -197,6 +198,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
     _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized_by_channel,
     **composed.each_alone(),
+    **FORMATS,
     **BACKWARD,
     **FUSED,
 }

@@ -21,7 +21,8 @@ from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
 from ingot.frontends.torch.slopes import has_slope, with_slope
 from ingot.frontends.torch.tracing.inplace import functional_name, needs_functionalization, written
-from ingot.frontends.torch.values import Complex, Context, Layout, Number, cast, f64, i64, with_shape
+from ingot.frontends.torch.tracing.layouts import dense_order, source_of
+from ingot.frontends.torch.values import Complex, Context, Memory, Number, cast, f64, i64, with_shape
 from ingot.ir.node import Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -201,8 +202,8 @@ class Importer:
                     handler = complex_handler(name, ATEN)
                 if handler is None:
                     return self._refuse(node, str(target))
-                layout = partial(_layout, node, self.sizes)
-                context = Context(types, loc, self.sizes, layout, lambda: ops.RandomKey(next(self._draws))())
+                memory = partial(_memory, node, env, self.sizes)
+                context = Context(types, loc, self.sizes, memory, lambda: ops.RandomKey(next(self._draws))())
                 result = handler(context, *arguments, **named)
         except Unsupported as e:
             return self._refuse(node, str(target), str(e))
@@ -302,12 +303,19 @@ def _holds_missing(values: Sequence[object]) -> bool:
     return any(isinstance(v, _Missing) or (isinstance(v, tuple) and _holds_missing(v)) for v in values)
 
 
-def _layout(node: fx.Node, sizes: Sizes) -> Layout | None:
-    metas = (n.meta.get("val") for n in node.all_input_nodes)
-    first = next((m for m in metas if isinstance(m, torch.Tensor)), None)
-    if first is None or first.layout is not torch.strided:
+def _memory(node: fx.Node, env: _Env, sizes: Sizes) -> Memory | None:
+    tensors = (n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))
+    first = next(tensors, None)
+    if first is None or first.meta["val"].layout is not torch.strided:
         return None
-    return Layout(tuple(sizes.dim(s) for s in first.stride()), sizes.dim(first.storage_offset()))
+    x, base = first.meta["val"], first
+    while (source := source_of(base)) is not None and source.meta["val"].dtype == x.dtype:
+        base = source
+    value, own = env.get(base), base.meta["val"]
+    if not isinstance(value, Node):
+        return None
+    strides, offset = tuple(sizes.dim(s) for s in x.stride()), sizes.dim(x.storage_offset())
+    return Memory(strides, offset, value, sizes.dim(own.storage_offset()), dense_order(own))
 
 
 def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:

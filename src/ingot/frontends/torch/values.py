@@ -51,11 +51,20 @@ Value = Operand | None | str | torch.dtype | Sequence["Value"]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A strided tensor's place in its memory, in elements."""
+class Memory:
+    """A strided tensor's place in its memory, in elements.
+
+    Attributes:
+        strides, offset: of the tensor.
+        base: the value that fills the memory from element `start` on, of which the tensor may be a view.
+        order: the base's axes from the outermost in memory on; None where it does not fill the memory.
+    """
 
     strides: tuple[DimLike, ...]
     offset: DimLike
+    base: Node
+    start: DimLike
+    order: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -66,14 +75,14 @@ class Context:
         results: the types of the call's results by torch's own inference, () for a call without tensors.
         loc: where in the user's model.
         sizes: the model's sizes.
-        layout: where torch keeps the first tensor among the arguments; None where it has none.
+        memory: where torch keeps the first tensor among the arguments; None where it has none.
         key: of a new draw of random numbers.
     """
 
     results: tuple[TensorType, ...]
     loc: str
     sizes: Sizes
-    layout: Callable[[], Layout | None] = lambda: None
+    memory: Callable[[], Memory | None] = lambda: None
     key: Callable[[], Node] = lambda: ops.RandomKey(0)()
 
     @property

@@ -273,7 +273,16 @@ def test_as_strided_over_any_elements() -> None:
     agree(lambda x: x.transpose(0, 1).as_strided((2, 3, 4, 5), (5, 20, 10, 1)), torch.randn(8, 2, 5))
     agree(lambda x: torch.as_strided_scatter(x.mT, x[:2, 1:], (2, 2), (9, 3), 1), torch.randn(8, 3))
     with pytest.raises(UnsupportedOpError, match="contiguous"):
-        agree(lambda x: x[:, :2].as_strided((3, 4), (2, 1)), torch.randn(8, 3))
+        agree(lambda x: x.as_strided((3, 4), (2, 1)), torch.randn(8, 3)[:, :2])
+
+
+def test_as_strided_counts_from_the_start_of_memory() -> None:
+    """Of a view, and of values whose axes lie in another order."""
+    x = torch.randn(8, 6)
+    agree(lambda x: ((x + 1)[1:].as_strided((2,), (1,), 2), (x + 1)[:, 1:].as_strided((3, 4), (2, 1))), x)
+    agree(lambda x: torch.as_strided_scatter((x + 1)[:, 1:], torch.zeros(3, 2), (3, 2), (7, 2), 1), x)
+    y = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    agree(lambda y: ((y * 2).as_strided((7,), (3,), 1), (y * 2)[:, 1:].as_strided((4, 2), (1, 9))), y)
 
 
 def test_places_among_boundaries() -> None:

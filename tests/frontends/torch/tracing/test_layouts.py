@@ -1,4 +1,5 @@
-"""Images that forward keeps for backward lie with their channels last, and what is given so is not copied."""
+"""Results have eager's strides; images that forward keeps for backward lie with their channels last, and what is given
+so is not copied."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 from ingot.frontends.torch.tracing.layouts import order_of
 from tests.frontends.torch.agree import Spy, close, compile_whole
@@ -101,3 +103,86 @@ def test_results_and_gradients_lie_as_eager_has_them() -> None:
     assert (2, 5, 7, 12) in forward and (6, 3, 3, 4) in backward  # made so, and copied by nobody
     with torch.no_grad():
         assert compile_whole(f, backend=spy.backend)(x, rows)[0].stride() == f(x, rows)[0].stride()
+
+
+CONV = cast(Any, nn.Conv2d(3, 4, 1)).to(memory_format=torch.channels_last)
+IMAGE = (2, 3, 4, 6)
+RESULTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "an image and its tokens": (lambda x: (y := CONV(x), y.flatten(2).transpose(1, 2)), IMAGE),
+    "channels apart": (lambda x: CONV(x).unbind(1), IMAGE),
+    "every second column": (lambda x: (x * 2)[..., ::2], IMAGE),
+    "parts": (lambda x: (x * 2).chunk(3, -1), IMAGE),
+    "axes in another order": (lambda x: (x * 2).permute(0, 2, 1), (2, 3, 4)),
+    "padding": (lambda x: F.pad(x.sin(), (1, 2, 0, 1), mode="reflect"), IMAGE),
+    "a padded volume": (lambda x: F.pad(x, (1, 2, 0, 1, 1, 0), mode="replicate"), (2, 3, 2, 4, 5)),
+    "a resized volume": (lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"), (2, 3, 2, 4, 5)),
+    "means": (lambda x: F.avg_pool2d(x, 2), IMAGE),
+    "gradients by vmap": (lambda x: torch.vmap(torch.func.grad(lambda v: v.sin().sum()))(x), IMAGE),
+    "repeated": (lambda x: (x.mean(0).expand(5, -1, -1, -1), x[:1].sin().expand(3, -1, -1, -1)), IMAGE),
+    "twice": (lambda x: ((y := x * 2), y, y.mT), IMAGE),
+    "views of the input": (lambda x: (x[1:], x.mT, x.sin().mT.cos()), IMAGE),
+    "complex": (lambda x: torch.complex(x, x.sin()).mT, (2, 3, 4)),
+    "spectra": (lambda x: torch.stft(x, 4, return_complex=True, window=torch.ones(4)), (2, 12)),
+    "sizes": (lambda x: (x.mT.exp(), x.shape[0] * x.shape[1], x.flatten(0, 1).shape), (2, 3, 4)),
+    "offset from the start": (
+        lambda x: ((x * 2)[1:].as_strided((2, 2), (3, 1), 2), x[1:].as_strided((2,), (2,), 1)),
+        IMAGE,
+    ),
+}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize(("f", "shape"), RESULTS.values(), ids=RESULTS)
+def test_strides_of_results(f: Callable[..., Any], shape: tuple[int, ...], trains: bool) -> None:
+    """Also at a second batch size, which torch takes for an open one; gradients of images have eager's strides too."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape))
+    spy = Spy()
+    compiled = compile_whole(f, backend=spy.backend)
+
+    def results(f: Callable[..., Any], x: Tensor) -> list[Any]:
+        x = x.clone().requires_grad_(trains)
+        out = pytree.tree_leaves(f(x))
+        used = [y for y in out if isinstance(y, Tensor)]
+        gradients = torch.autograd.grad(used, x, [y.detach().cos() for y in used]) if trains else ()
+        return [*(y.detach() if isinstance(y, Tensor) else y for y in out), *gradients]
+
+    for count in (shape[0], shape[0] + 3):
+        x = torch.randn(count, *shape[1:])
+        x = x if last is None else x.contiguous(memory_format=last)
+        with torch.set_grad_enabled(trains):
+            got, want = results(compiled, x), results(f, x)
+        close(got, want)
+        # AOTAutograd gives gradients of other tensors another order
+        judged = len(want) - (trains and last is None)
+        strides = [[y.stride() for y in found[:judged] if isinstance(y, Tensor)] for found in (got, want)]
+        assert strides[0] == strides[1]
+    assert len(spy.models) == 2 * (1 + trains)
+
+
+def test_results_that_share_memory_in_eager_do() -> None:
+    spy = Spy()
+    with torch.no_grad():
+        y, turned, part = compile_whole(lambda x: (y := x * 2, y.mT, y[1:]), backend=spy.backend)(torch.ones(2, 3))
+        row = compile_whole(lambda x: (x * 2)[1:, :2], backend=spy.backend)(torch.ones(3, 3))
+    y.zero_()
+    assert not turned.any() and not part.any()
+    assert [[n.shape for n in m.graph.outputs] for m in spy.models] == [[(2, 3)], [(2, 2)]]  # what is used, once
+    assert row.stride() == (3, 1)
+
+
+def test_results_can_be_written_in_place() -> None:
+    """Autograd forbids it for views that a custom Function makes."""
+    x = torch.randn(IMAGE).to(memory_format=torch.channels_last)
+    for f in (CONV, lambda x: CONV(x).flatten(2).transpose(1, 2), lambda x: CONV(x)[:, 1:]):
+        y, want = compile_whole(f, backend=Spy().backend)(x), f(x)
+        for result in (y, want):
+            result.relu_()
+        close(torch.autograd.grad(y.sum(), CONV.weight), torch.autograd.grad(want.sum(), CONV.weight))
+
+
+def test_memory_of_inputs() -> None:
+    """What an input is a view of is read from where it starts at each call."""
+    numbers = torch.arange(24.0)
+    compiled = compile_whole(lambda x: x[1:].as_strided((2,), (1,), 2) * 2, backend=Spy().backend)
+    for start in (0, 3, 7):
+        assert compiled(numbers[start : start + 6].view(2, 3)).tolist() == [4.0, 6.0]

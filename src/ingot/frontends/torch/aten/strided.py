@@ -9,8 +9,8 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import reshape, transpose
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Layout, i64
-from ingot.ir.dims import DimLike, divides, floordiv, product
+from ingot.frontends.torch.values import Context, Memory, i64
+from ingot.ir.dims import DimLike, divides, floordiv
 from ingot.ir.node import Node
 
 aten = Table()
@@ -24,17 +24,16 @@ def as_strided(
     stride: Sequence[DimLike],
     storage_offset: DimLike | None = None,
 ) -> Node:
-    """`x`'s memory under other strides, where `x` fills it: a gather of rows, or only another order of dimensions
-    (torch writes so that a mean's result is channels last)."""
-    layout = _layout(c)
-    start = 0 if storage_offset is None else storage_offset - layout.offset
-    held = [(n, s) for n, s in zip(x.shape, layout.strides, strict=True) if n != 1]
+    """`x`'s memory under other strides, where a value fills it: a gather of rows, or only another order of dimensions
+    (torch writes so that a mean's result is channels last). The offset counts from the start of the memory."""
+    memory = _memory(c)
+    start = memory.offset if storage_offset is None else storage_offset
+    held = [(n, s) for n, s in zip(x.shape, memory.strides, strict=True) if n != 1]
     kept = [(n, s) for n, s in zip(size, stride, strict=True) if n != 1]
-    if start == 0 and len(set(held)) == len(held) and sorted(map(str, held)) == sorted(map(str, kept)):
+    if start == memory.offset and len(set(held)) == len(held) and sorted(map(str, held)) == sorted(map(str, kept)):
         x = reshape(x, [n for n, _ in held])
         return reshape(transpose(x, [held.index(k) for k in kept]), size)
-    memory = transpose(x, _order(layout, x))
-    return _rows_by_stride(memory, [*zip(size, stride, strict=True)], start)
+    return _rows_by_stride(_elements(memory), [*zip(size, stride, strict=True)], start - memory.start)
 
 
 @aten("as_strided_scatter.default")
@@ -47,33 +46,25 @@ def as_strided_scatter(
     storage_offset: DimLike | None = None,
 ) -> Node:
     """`x` with `src` where `as_strided` would read."""
-    layout = _layout(c)
-    order = _order(layout, x)
-    memory = transpose(x, order)
-    start = 0 if storage_offset is None else storage_offset - layout.offset
-    at = _places_by_stride(tuple(size), stride, start, 1)
-    rows = reshape(at, (at.type.size, 1))
-    flat = reshape(memory, (x.type.size,))
-    written = reshape(ops.ScatterND("none")(flat, rows, reshape(src, (src.type.size,))), memory.shape)
-    return transpose(written, [order.index(axis) for axis in range(x.type.rank)])
+    memory = _memory(c)
+    start = memory.offset if storage_offset is None else storage_offset
+    at = _places_by_stride(tuple(size), stride, start - memory.start, 1)
+    written = ops.ScatterND("none")(_elements(memory), reshape(at, (at.type.size, 1)), reshape(src, (src.type.size,)))
+    return _rows_by_stride(written, [*zip(x.shape, memory.strides, strict=True)], memory.offset - memory.start)
 
 
-def _layout(c: Context) -> Layout:
-    layout = c.layout()
-    if layout is None:
+def _memory(c: Context) -> Memory:
+    memory = c.memory()
+    if memory is None:
         raise Unsupported("of a tensor whose place in memory is not known; use views and slices")
-    return layout
+    return memory
 
 
-def _order(layout: Layout, x: Node) -> list[int]:
-    """`x`'s axes from the outermost in memory to the innermost, where its elements fill it."""
-    axes, known = list(range(x.type.rank)), [s for s in layout.strides if isinstance(s, int)]
-    if len(known) == len(axes):
-        axes.sort(key=lambda axis: -known[axis])
-    filling = (product(x.shape[a] for a in axes[i + 1 :]) for i in range(x.type.rank))
-    if any(x.shape[a] != 1 and layout.strides[a] != s for a, s in zip(axes, filling, strict=True)):
+def _elements(memory: Memory) -> Node:
+    """All elements of a memory, in their order."""
+    if memory.order is None:
         raise Unsupported("of a tensor whose elements do not fill its memory; call .contiguous() first")
-    return axes
+    return reshape(transpose(memory.base, memory.order), (memory.base.type.size,))
 
 
 def _places_by_stride(shape: tuple[DimLike, ...], strides: Sequence[DimLike], start: DimLike, unit: DimLike) -> Node:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ingot.frontends.torch.decompositions import bags, segments
+from ingot.frontends.torch.decompositions.formats import in_format_of
 from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
@@ -266,13 +267,15 @@ def random_relu(
 BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention,
     _aten.mkldnn_rnn_layer_backward.default: lstm,
-    _aten.avg_pool2d_backward.default: partial(average_pool, 2),
+    _aten.avg_pool2d_backward.default: in_format_of(1, partial(average_pool, 2)),
     _aten.avg_pool3d_backward.default: partial(average_pool, 3),
-    _aten._adaptive_avg_pool2d_backward.default: partial(adaptive_average_pool, 2),
+    _aten._adaptive_avg_pool2d_backward.default: in_format_of(1, partial(adaptive_average_pool, 2)),
     _aten._adaptive_avg_pool3d_backward.default: partial(adaptive_average_pool, 3),
-    _aten.max_pool2d_with_indices_backward.default: partial(maximum_pool, 2),
-    _aten.max_pool3d_with_indices_backward.default: partial(maximum_pool, 3),
-    _aten.adaptive_max_pool2d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 2),
+    _aten.max_pool2d_with_indices_backward.default: in_format_of(1, partial(maximum_pool, 2)),
+    _aten.max_pool3d_with_indices_backward.default: in_format_of(1, partial(maximum_pool, 3)),
+    _aten.adaptive_max_pool2d_backward.default: in_format_of(
+        1, lambda grad, x, indices: _scattered(grad, x, indices, 2)
+    ),
     _aten.adaptive_max_pool3d_backward.default: lambda grad, x, indices: _scattered(grad, x, indices, 3),
     _aten.fractional_max_pool2d_backward.default: lambda grad, x, kernel, sizes, at: _scattered(grad, x, at, 2),
     _aten.fractional_max_pool3d_backward.default: lambda grad, x, kernel, sizes, at: _scattered(grad, x, at, 3),
@@ -288,8 +291,8 @@ BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten.hardshrink_backward.default: shrink,
     _aten.softshrink_backward.default: shrink,
     _aten.replication_pad1d_backward.default: replication_pad,
-    _aten.replication_pad2d_backward.default: replication_pad,
-    _aten.replication_pad3d_backward.default: replication_pad,
+    _aten.replication_pad2d_backward.default: in_format_of(1, replication_pad),
+    _aten.replication_pad3d_backward.default: in_format_of(1, replication_pad),
     _aten._weight_norm_interface_backward.default: weight_norm,
     _aten.upsample_nearest1d_backward.default: resized(_aten.upsample_nearest1d, False),
     _aten.upsample_nearest2d_backward.default: resized(_aten.upsample_nearest2d, False),
@@ -301,6 +304,6 @@ BACKWARD: dict[Any, Callable[..., Any]] = {
     _aten.upsample_bilinear2d_backward.default: resized(_aten.upsample_bilinear2d, True),
     _aten.upsample_bicubic2d_backward.default: resized(_aten.upsample_bicubic2d, True),
     _aten.upsample_trilinear3d_backward.default: resized(_aten.upsample_trilinear3d, True),
-    _aten._upsample_bilinear2d_aa_backward.default: resized(_aten._upsample_bilinear2d_aa, True),
-    _aten._upsample_bicubic2d_aa_backward.default: resized(_aten._upsample_bicubic2d_aa, True),
+    _aten._upsample_bilinear2d_aa_backward.default: in_format_of(0, resized(_aten._upsample_bilinear2d_aa, True)),
+    _aten._upsample_bicubic2d_aa_backward.default: in_format_of(0, resized(_aten._upsample_bicubic2d_aa, True)),
 }

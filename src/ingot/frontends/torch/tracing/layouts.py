@@ -132,14 +132,14 @@ class _Outside:
 
     def has_views(self, node: fx.Node) -> bool:
         """Whether the views that lead to `node` can be made again."""
-        source, call = _source(node), _call(node)
+        source, call = source_of(node), _call(node)
         sizes = (n.meta.get("val") for n in call.all_input_nodes if n is not source)
         return source is None or (all(map(self.has_size, sizes)) and self.has_views(source))
 
     def view(self, node: fx.Node) -> fx.Node:
         """`node`, a view of what is here, with the views that lead to it."""
         if node not in self.made:
-            source, call = _source(node), _call(node)
+            source, call = source_of(node), _call(node)
             assert source is not None, node
             self.view(source)
             if call not in self.made:
@@ -287,7 +287,7 @@ def _call(node: fx.Node) -> fx.Node:
     return source if isinstance(source, fx.Node) else node
 
 
-def _source(node: fx.Node) -> fx.Node | None:
+def source_of(node: fx.Node) -> fx.Node | None:
     """The tensor that `node` is a view of, which shares its memory."""
     call = _call(node)
     if call.op != "call_function" or not isinstance(call.target, torch._ops.OpOverload) or not call.args:
@@ -299,7 +299,7 @@ def _source(node: fx.Node) -> fx.Node | None:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    source = _source(node)
+    source = source_of(node)
     return node if source is None else _root(source)
 
 
@@ -319,7 +319,7 @@ def _size_in_bytes(node: fx.Node) -> int:
 
 def _has_overlap(node: fx.Node | None) -> bool:
     """Whether elements of a view may share memory."""
-    return node is not None and (_call(node).target in _OVERLAPPING or _has_overlap(_source(node)))
+    return node is not None and (_call(node).target in _OVERLAPPING or _has_overlap(source_of(node)))
 
 
 def _last(node: fx.Node) -> Order:

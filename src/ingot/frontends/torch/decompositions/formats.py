@@ -1,0 +1,54 @@
+"""Memory formats of images that torch's kernels give and neither its compositions nor its meta functions know.
+
+    avg_pool2d_backward(grad, x)   ->   contiguous(avg_pool2d_backward(grad, x), memory_format=that of x)
+
+Values are the same; a functional graph's results have the strides that its tracing gave them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._prims_common import suggest_memory_format
+
+_aten = torch.ops.aten
+
+
+def in_format_of(place: int, composition: Callable[..., Any]) -> Callable[..., Any]:
+    """A composition whose result has the memory format of its argument at `place`."""
+
+    def formatted(*args: Any, **kwargs: Any) -> Any:
+        out = composition(*args, **kwargs)
+        return out if out is NotImplemented else out.contiguous(memory_format=suggest_memory_format(args[place]))
+
+    return formatted
+
+
+def _in_own_format(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The op itself, whose result has the memory format of its first argument."""
+
+    def formatted(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        memory_format = suggest_memory_format(x)
+        if memory_format is torch.contiguous_format:
+            return NotImplemented
+        return op(x.contiguous(), *args, **kwargs).contiguous(memory_format=memory_format)
+
+    return formatted
+
+
+def _of_torch(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    return get_decompositions([op])[op]
+
+
+FORMATS: dict[Any, Callable[..., Any]] = {
+    _aten.reflection_pad3d.default: _in_own_format(_aten.reflection_pad3d.default),
+    _aten.replication_pad3d.default: _in_own_format(_aten.replication_pad3d.default),
+    _aten.max_unpool2d.default: in_format_of(0, _of_torch(_aten.max_unpool2d.default)),
+    _aten.reflection_pad2d_backward.default: in_format_of(1, _of_torch(_aten.reflection_pad2d_backward.default)),
+    _aten.reflection_pad3d_backward.default: in_format_of(1, _of_torch(_aten.reflection_pad3d_backward.default)),
+    _aten.glu_backward.default: lambda *args: _of_torch(_aten.glu_backward.default)(*args).contiguous(),
+}
