@@ -1,10 +1,10 @@
-"""A contraction's B of constant levels of 4 or 8 bits: what is packed of it, and the tile that it stands for in a turn.
+"""A contraction's constant B of 4- or 8-bit levels: how it is packed, and how a tile of it is dequantized.
 
-    (q - zero) * scale        zero and scale of a block of the reduction, and of a column
+    (q - zero) * scale        one zero and scale per block of the reduction and column
 
-Levels lie with their columns side by side, or for a single row, with the terms of each column so. Two of 4 bits share a
-byte: those of the first half of a turn, and those of its second, which are multiplied one after the other. For a single
-row, all that fit share a word of 32 bits in the same way.
+Levels are packed with contiguous columns or, for a single row, with contiguous terms. A byte holds two 4-bit levels:
+one of the first half of a k-step and one of the second; the halves are multiplied one after the other. For a single
+row, a 32-bit word holds as many levels as fit, one of each part of the k-step.
 """
 
 from __future__ import annotations
@@ -27,77 +27,82 @@ from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack
 from ingot.support.dataclass import dataclass
 
-LEAST, MOST = 16, 64  # terms of a product, terms of a turn
-EXACT = {f16: 11, bf16: 8, f32: 24}  # bits of an integer that a type holds
+MIN_TERMS = 16  # of a tensor core product
+MAX_STEP = 64
+EXACT_INTEGER_BITS = {f16: 11, bf16: 8, f32: 24}
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """Zeros or scales: a number, or where they lie by the loops of the contraction. ready: before the kernel begins."""
+    """Zeros or scales: a literal, or a buffer with strides along the contraction's columns and reduction.
+    is_constant: available before the kernel starts."""
 
     source: Buffer | Lit
     offset: int = 0
     columns: tuple[int, ...] = ()
     reduce: tuple[int, ...] = ()
-    ready: bool = True
+    is_constant: bool = True
 
 
 @dataclass(frozen=True)
 class Levels:
-    """turn: terms of the reduction in a turn, which have one zero and scale for each column if `even`. halves: parts of
-    a turn whose levels share bytes. bias: added to the levels where they were packed. width: columns. bits: of a level.
-    narrow: zeros are integers, and scales of the type that the levels stand for."""
+    """Packed levels.
+
+    step: terms of a k-step. has_one_scale: all terms of a k-step share one zero and scale per column. packed_halves:
+    parts of a k-step that share bytes. bias: what packing added to the levels. width: columns. dtype: of the values
+    that levels represent. bits: of a level. has_exact_parameters: zeros are integers, and scales have type `dtype`.
+    """
 
     buffer: Buffer
-    turn: int
-    even: bool
-    halves: int
+    step: int
+    has_one_scale: bool
+    packed_halves: int
     bias: int
     width: int
     zero: Parameter
     scale: Parameter
     dtype: DType
     bits: int
-    narrow: bool
+    has_exact_parameters: bool
 
     @property
     def parameters(self) -> tuple[Parameter, Parameter]:
         return self.zero, self.scale
 
-    def half(self, block: Block, packed: Expr, number: int) -> Expr:
-        """The levels of one part of a turn."""
-        if self.halves == 1:
+    def unpack(self, block: Block, packed: Expr, half: int) -> Expr:
+        """The levels of one part of a k-step."""
+        if self.packed_halves == 1:
             return packed
-        if number == 0:
+        if half == 0:
             return block.let(k.binary("and", packed, k.lit(15, u8)))
         return block.let(k.binary("lshr", packed, k.lit(4, u8)))
 
-    def meant(self, levels: Expr, zero: Expr, scale: Expr) -> Expr:
-        """What levels stand for, rounded once: in f32, or in their own type, where that holds what is multiplied."""
-        wide = self.own
-        moved = k.cast(zero, wide)
-        moved = moved if not self.bias else k.add(moved, k.lit(float(self.bias), wide))
-        return k.cast(k.mul(k.binary("sub", k.cast(levels, wide), moved), k.cast(scale, wide)), self.dtype)
+    def dequantize(self, levels: Expr, zero: Expr, scale: Expr) -> Expr:
+        """The values that levels represent, rounded once."""
+        dtype = self.scale_dtype
+        biased_zero = k.cast(zero, dtype)
+        biased_zero = biased_zero if not self.bias else k.add(biased_zero, k.lit(float(self.bias), dtype))
+        return k.cast(k.mul(k.binary("sub", k.cast(levels, dtype), biased_zero), k.cast(scale, dtype)), self.dtype)
 
     @property
-    def own(self) -> DType:
-        """The type in which levels, less their zero, are multiplied by their scale."""
-        exact = self.narrow and self.bits + 1 <= EXACT[self.dtype]
-        return self.dtype if exact else f32
+    def scale_dtype(self) -> DType:
+        """The dtype that holds level - zero exactly, in which it is multiplied by the scale."""
+        is_exact = self.has_exact_parameters and self.bits + 1 <= EXACT_INTEGER_BITS[self.dtype]
+        return self.dtype if is_exact else f32
 
 
 @dataclass(frozen=True)
 class PackedLevels:
-    """The operand; the packs that its kernel reads, and as parameters of it, of which pack each; the group's inputs
-    that it does not read."""
+    """Levels and what their kernel reads: packs; params, each a buffer and the index of its pack. unread: inputs of the
+    group that the packs replace."""
 
     levels: Levels
     packs: tuple[Pack, ...]
     params: tuple[tuple[Buffer, int], ...]
-    left: tuple[int, ...]
+    unread: tuple[int, ...]
 
-    def packed(self, first: int = 0) -> tuple[tuple[Buffer, Arg], ...]:
-        """The kernel's parameters, where it has so many packs before these."""
+    def arguments(self, first: int = 0) -> tuple[tuple[Buffer, Arg], ...]:
+        """The kernel's arguments, if `first` packs come before these."""
         return tuple((buffer, Arg("pack", first + i)) for buffer, i in self.params)
 
 
@@ -108,90 +113,105 @@ def levels_of(
     buffers: tuple[Buffer, ...],
     a: Layout,
     loops: Loops,
-    most: int,
+    max_step: int,
     *,
-    lines: bool = False,
-    mark: str = "",
+    is_k_contiguous: bool = False,
+    suffix: str = "",
     constant: tuple[bool, ...] = (),
 ) -> PackedLevels:
-    """The levels that `anchor` multiplies.
+    """The packed levels that `anchor` multiplies.
 
-    loops: with the strides of the levels in B's place. most: terms of a turn. lines: the terms of a column lie side by
-    side. mark: of the names of buffers. constant: of the group's inputs, which are.
+    loops: of the contraction, with the strides of the levels as B's. max_step: the largest k-step. is_k_contiguous:
+    pack the terms of a column contiguously. suffix: of buffer names. constant: which of the group's inputs are
+    constants.
     """
     w = anchor.inputs[1]
     q, zero, scale = w.inputs
     at, layout = operand_memory(body, q, ins)
     (block,) = static_shape((loops.reduce[-1].extent,))
-    turn = min(block & -block, most)
-    even = turn >= LEAST
+    step = min(block & -block, max_step)
+    has_one_scale = step >= MIN_TERMS
     bits, signed = q.dtype.bits, q.dtype.kind == "i"
-    halves = u32.bits // bits if lines else 2 if bits == 4 and turn >= 2 * LEAST else 1
-    most = halves if lines and not even else most  # what lines are padded to
-    bias = 1 << (bits - 1) if signed and (lines or bits == 4) else 0
-    stored = u32 if lines else i8 if q.dtype == i8 else u8
-    packs = [_packed(at, layout, loops, turn if even else most, halves, bias, stored, bits if lines else 0)]
-    params = [(Buffer(f"b{mark}", packs[0].dtype, align=ALIGNMENT_BYTES), 0)]
-    left = [at]
+    packed_halves = u32.bits // bits if is_k_contiguous else 2 if bits == 4 and step >= 2 * MIN_TERMS else 1
+    max_step = packed_halves if is_k_contiguous and not has_one_scale else max_step  # columns are padded to it
+    bias = 1 << (bits - 1) if signed and (is_k_contiguous or bits == 4) else 0
+    packed_dtype = u32 if is_k_contiguous else i8 if q.dtype == i8 else u8
+    pack_step, word_bits = step if has_one_scale else max_step, bits if is_k_contiguous else 0
+    packs = [_level_pack(at, layout, loops, pack_step, packed_halves, bias, packed_dtype, word_bits)]
+    params = [(Buffer(f"b{suffix}", packs[0].dtype, align=ALIGNMENT_BYTES), 0)]
+    unread = [at]
 
     def parameter(name: str, p: Node) -> Parameter:
         if p.constant is not None and p not in body.inputs:
             return Parameter(k.lit(float(p.constant.value.reshape(()).item()), f32))
-        index, own = operand_memory(body, p, ins)
+        index, stored = operand_memory(body, p, ins)
         buffer = buffers[index]
-        spread = own.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))
+        broadcast = stored.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))
         if p.dtype.bits < 8:  # in bytes: Triton has nothing narrower
-            wide = i8 if p.dtype.kind == "i" else u8
-            packs.append(_bytes(index, wide, prod(static_shape(p.shape))))
-            buffer = Buffer(f"{name}{mark}", wide, align=ALIGNMENT_BYTES)
+            byte_dtype = i8 if p.dtype.kind == "i" else u8
+            packs.append(_byte_pack(index, byte_dtype, prod(static_shape(p.shape))))
+            buffer = Buffer(f"{name}{suffix}", byte_dtype, align=ALIGNMENT_BYTES)
             params.append((buffer, len(packs) - 1))
-            left.append(index)
-        walked = loops_of(anchor, a, spread)
-        columns, reduce = (static_shape(tuple(x.b for x in axes)) for axes in (walked.cols, walked.reduce))
-        (offset,) = static_shape((spread.offset,))
+            unread.append(index)
+        parameter_loops = loops_of(anchor, a, broadcast)
+        columns, reduce = (
+            static_shape(tuple(x.b for x in axes)) for axes in (parameter_loops.cols, parameter_loops.reduce)
+        )
+        (offset,) = static_shape((broadcast.offset,))
         return Parameter(buffer, offset, columns, reduce, bool(constant) and constant[index])
 
     width = prod(static_shape(tuple(x.extent for x in loops.cols)))
-    found = parameter("zeros", zero), parameter("scales", scale)
-    # a scale of a wider type, or a zero that is no integer, is not held by the levels' own
-    narrow = scale.dtype == w.dtype and not zero.dtype.is_float
-    levels = Levels(params[0][0], turn if even else most, even, halves, bias, width, *found, w.dtype, bits, narrow)
-    return PackedLevels(levels, tuple(packs), tuple(params), tuple(left))
+    parameters = parameter("zeros", zero), parameter("scales", scale)
+    # a scale of a wider type, or a zero that is not an integer, is not exact in the dtype of the values
+    has_exact_parameters = scale.dtype == w.dtype and not zero.dtype.is_float
+    levels = Levels(
+        params[0][0],
+        step if has_one_scale else max_step,
+        has_one_scale,
+        packed_halves,
+        bias,
+        width,
+        *parameters,
+        w.dtype,
+        bits,
+        has_exact_parameters,
+    )
+    return PackedLevels(levels, tuple(packs), tuple(params), tuple(unread))
 
 
-def _packed(
-    index: int, layout: Layout, loops: Loops, turn: int, halves: int, bias: int, dtype: DType, lines: int
+def _level_pack(
+    index: int, layout: Layout, loops: Loops, step: int, packed_halves: int, bias: int, dtype: DType, word_bits: int
 ) -> Pack:
-    """lines: bits of a level where the terms of a column lie side by side, in whole turns; else 0."""
+    """word_bits: bits of a level if the terms of a column are packed contiguously into words; else 0."""
     axes: tuple[Axis, ...] = (*loops.reduce, *loops.cols)
     extents, strides = (static_shape(tuple(e)) for e in ([x.extent for x in axes], [x.b for x in axes]))
     (start,) = static_shape((layout.offset,))
     depth = prod(extents[: len(loops.reduce)])
     width = prod(extents[len(loops.reduce) :])
-    whole = -(-depth // turn) * turn if lines else depth
+    padded_depth = -(-depth // step) * step if word_bits else depth
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         flat = np.ascontiguousarray(array).reshape(-1)[start:]
         steps = tuple(s * flat.itemsize for s in strides)
         levels = as_strided(flat, extents, steps, writeable=False).reshape(depth, width)
         levels = (levels.astype(np.int16) + bias).astype(dtype.numpy)
-        if halves > 1:
-            levels = np.pad(levels, ((0, whole - depth), (0, 0)))
-            parts = levels.reshape(-1, halves, turn // halves, width)
+        if packed_halves > 1:
+            levels = np.pad(levels, ((0, padded_depth - depth), (0, 0)))
+            parts = levels.reshape(-1, packed_halves, step // packed_halves, width)
             levels = parts[:, 0].copy()
-            for number in range(1, halves):
-                levels |= parts[:, number] << (number * (lines or 4))
-        out[:] = (levels.reshape(-1, width).T if lines else levels).reshape(-1)
+            for half in range(1, packed_halves):
+                levels |= parts[:, half] << (half * (word_bits or 4))
+        out[:] = (levels.reshape(-1, width).T if word_bits else levels).reshape(-1)
 
-    key = f"levels{extents}{strides}{start} {turn}x{halves}+{bias}{f' lines {lines}' if lines else ''}"
-    return Pack(index, key, dtype, whole * width // halves, write)
+    key = f"levels{extents}{strides}{start} {step}x{packed_halves}+{bias}{f' lines {word_bits}' if word_bits else ''}"
+    return Pack(index, key, dtype, padded_depth * width // packed_halves, write)
 
 
-def _bytes(index: int, dtype: DType, size: int) -> Pack:
+def _byte_pack(index: int, dtype: DType, size: int) -> Pack:
     def write(array: np.ndarray, out: np.ndarray) -> None:
         out[:] = array.astype(dtype.numpy).reshape(-1)
 
     return Pack(index, "bytes", dtype, size, write)
 
 
-__all__ = ["MOST", "Levels", "PackedLevels", "Parameter", "levels_of"]
+__all__ = ["MAX_STEP", "Levels", "PackedLevels", "Parameter", "levels_of"]

@@ -4,8 +4,8 @@
         for k in steps:  acc = a[rows, k] @ b[k, columns] + acc
         result = epilogue(acc)
 
-Rows, columns and the reduction are flat positions over the op's axes; what they say of an operand's place is a column
-for A's rows, a row for B's columns, and one of each for the reduction, so that places of whole tiles are one addition.
+Rows, columns and the reduction are flat indices over the op's axes. The offset of an operand's element is the sum of a
+part by its row or column and a part by the reduction, so the offsets of a whole tile are one addition.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ingot.schedule.gpu.blocks import (
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.contraction.levels import MOST, Levels, levels_of
+from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
@@ -52,17 +52,17 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
-BAND = 8  # tiles of rows whose programs run together, so that they share columns of B in the second-level cache
-UNITS = (f16, bf16, f32, i8)  # types of operands that tiles are multiplied in
-F8 = (f8e4m3fn, f8e5m2)  # which newer GPUs multiply, one kind by the other, too
-IN_F16 = (*F8, f8e4m3fnuz, f8e5m2fnuz)  # all of whose numbers f16 has
+ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
+PRODUCT_DTYPES = (f16, bf16, f32, i8)
+F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
+DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
 
 
 def lower_contraction(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A product of two operands in memory and the pointwise ops behind it. A constant B is laid out with its columns
-    side by side, one of 8-bit integers with their terms so."""
+    """Lower a product of two operands in memory and its pointwise epilogue. A constant B is repacked with contiguous
+    columns, or with contiguous terms if it has 8 bits."""
     anchors = tuple(filter(is_contraction, body.nodes()))
     if is_depthwise(anchors[0]):
         return lower_depthwise(body, ins, outs, constant, anchors[0], machine)
@@ -72,18 +72,18 @@ def lower_contraction(
     return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
 
 
-def units_of(x: DType, y: DType, machine: Machine) -> tuple[DType, DType] | None:
-    """The types in which tiles of two operands are multiplied, exactly; None: they are no tensor cores' business."""
-    if machine.f8 and x in F8 and y in F8:
+def product_dtypes(x: DType, y: DType, machine: Machine) -> tuple[DType, DType] | None:
+    """The dtypes in which tensor cores multiply the two operands exactly; None if they cannot."""
+    if machine.f8 and x in F8_DTYPES and y in F8_DTYPES:
         return x, y
-    if x in IN_F16 and y in IN_F16:
+    if x in DTYPES_EXACT_IN_F16 and y in DTYPES_EXACT_IN_F16:
         return f16, f16
-    return (x, y) if x == y and x in UNITS else None
+    return (x, y) if x == y and x in PRODUCT_DTYPES else None
 
 
 @dataclass(frozen=True)
 class _Operand:
-    """Where an operand of a contraction lies, and where it begins there."""
+    """The buffer of an operand, and its offset there in elements."""
 
     buffer: Buffer
     offset: DimLike
@@ -91,20 +91,20 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Copy:
-    """B as it lies before a kernel copies it: its loops, where it begins and what it is of the group."""
+    """The B that a kernel copies: the loops with its strides, its buffer, and its argument of the group."""
 
-    lying: Loops
+    loops: Loops
     source: _Operand
     arg: Arg
 
 
 @dataclass(frozen=True)
-class _Terms:
-    """How B is read: `begin` a turn at a place of the reduction, and then each of its `halves` (where it begins, its
-    number)."""
+class _BReader:
+    """The loads of B: `begin_step(block, k)` starts a k-step and returns a function that reads each of its `halves`, by
+    the k at which it starts and its number."""
 
     halves: int
-    begin: Callable[[Block, Expr], Callable[[Block, Expr, int], Expr]]
+    begin_step: Callable[[Block, Expr], Callable[[Block, Expr, int], Expr]]
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,11 @@ class _Product:
     loops: Loops
     tiling: Tiling
     site: Site
-    units: tuple[DType, DType] | None
+    dtypes: tuple[DType, DType] | None
     packs: tuple[Pack, ...] = ()
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
-    boxes: Boxes | None = None  # where the tiling asks for them
+    boxes: Boxes | None = None  # None: the tiling copies by addresses
     copy: _Copy | None = None
 
     @staticmethod
@@ -136,54 +136,71 @@ class _Product:
         operands = group.operands
         x, y = anchor.inputs
         of_levels = isinstance(y.op, Dequantize)
-        stored = x, y.inputs[0] if of_levels else y
-        (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, n, ins) for n in stored)
+        operands_in_memory = x, y.inputs[0] if of_levels else y
+        (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, n, ins) for n in operands_in_memory)
         loops = rows_as_they_lie(loops_of(anchor, a_layout, b_layout))
         loops = loops if of_levels else terms_as_they_lie(loops)
-        sizes = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
-        m, n, depth, batch = sizes
+        extents = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
+        m, n, depth, batch = extents
         pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
-        units = units_of(x.dtype, y.dtype, machine)
-        unit = units[0] if units else x.dtype
-        if unit.bits == 8:  # whose tensor cores take columns with their terms side by side
+        dtypes = product_dtypes(x.dtype, y.dtype, machine)
+        dtype = dtypes[0] if dtypes else x.dtype
+        if dtype.bits == 8:  # tensor cores read 8-bit columns with contiguous terms
             axes = (*loops.batch, *loops.cols, *loops.reduce)
         if constant[b_at] and not of_levels:
-            pack = repack(axes, b_at, b_layout.offset, stored[1].dtype)
-        found = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MOST) if of_levels else None
+            pack = repack(axes, b_at, b_layout.offset, operands_in_memory[1].dtype)
+        packed_levels = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MAX_STEP) if of_levels else None
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
-        copied = pack is None and found is None and units is not None and needs_column_copy(loops, b.offset, y.dtype)
-        if machine.boxes and found is None and units == (x.dtype, y.dtype):
-            read = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
-            walked = loops if pack is None else packed_loops(loops, axes)
-            boxes = boxes_of(walked, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), read)
-        turn = found.levels.turn if found else 0
-        functions = sum(n.op.costly for n in body.nodes())
-        shape = ProductShape(
-            m, n, depth, batch, unit, fixed_step=turn, allows_boxes=boxes is not None, costly_ops=functions
+        needs_copy = (
+            pack is None
+            and packed_levels is None
+            and dtypes is not None
+            and needs_column_copy(loops, b.offset, y.dtype)
         )
-        site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or copied)
+        if machine.boxes and packed_levels is None and dtypes == (x.dtype, y.dtype):
+            b_source = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
+            box_loops = loops if pack is None else packed_loops(loops, axes)
+            boxes = boxes_of(box_loops, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), b_source)
+        fixed_step = packed_levels.levels.step if packed_levels else 0
+        costly_ops = sum(n.op.costly for n in body.nodes())
+        shape = ProductShape(
+            m, n, depth, batch, dtype, fixed_step=fixed_step, allows_boxes=boxes is not None, costly_ops=costly_ops
+        )
+        site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None
-        if found is not None:
-            for index in found.left:
+        if packed_levels is not None:
+            for index in packed_levels.unread:
                 group = group.without(index)
-            b = _Operand(found.levels.buffer, 0)
+            b = _Operand(packed_levels.levels.buffer, 0)
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
-            return _Product(group, anchor, a, b, loops, tiling, site, units, found.packs, found.packed(), found.levels)
-        if pack is None and not copied:
-            return _Product(group, anchor, a, b, loops, tiling, site, units, boxes=boxes)
+            return _Product(
+                group,
+                anchor,
+                a,
+                b,
+                loops,
+                tiling,
+                site,
+                dtypes,
+                packed_levels.packs,
+                packed_levels.arguments(),
+                packed_levels.levels,
+            )
+        if pack is None and not needs_copy:
+            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes)
         if not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
-        lying, loops = loops, packed_loops(loops, axes)
+        source_loops, loops = loops, packed_loops(loops, axes)
         if pack is None:
-            copy = _Copy(lying, b, Arg("in", b_at))
+            copy = _Copy(source_loops, b, Arg("in", b_at))
             b = _Operand(Buffer("b", y.dtype, align=ALIGNMENT_BYTES), 0)
-            return _Product(group, anchor, a, b, loops, tiling, site, units, copy=copy)
+            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, copy=copy)
         buffer = Buffer("b", pack.dtype, align=ALIGNMENT_BYTES)
         b = _Operand(buffer, 0)
         packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
-        return _Product(group, anchor, a, b, loops, tiling, site, units, (pack,), packed, boxes=boxes)
+        return _Product(group, anchor, a, b, loops, tiling, site, dtypes, (pack,), packed, boxes=boxes)
 
     @property
     def tile(self) -> Tile:
@@ -193,43 +210,45 @@ class _Product:
         loops, t = self.loops, self.tiling
         top, chunk = Block(), k.var("chunk")
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
-        down, across = ceildiv(m, t.rows), ceildiv(n, t.columns)
-        tiles, first = batches * down * across, t.waves * machine.processors
-        sums = SplitSums(self.group, (self.anchor,), self.tile, tiles, t.parts, first)
-        share = sums.work_item(top, chunk)
-        batch, row, column = self._program(top, share.tile, down, across)
+        row_tiles, column_tiles = ceildiv(m, t.rows), ceildiv(n, t.columns)
+        tiles, whole_tiles = batches * row_tiles * column_tiles, t.waves * machine.processors
+        sums = SplitSums(self.group, (self.anchor,), self.tile, tiles, t.parts, whole_tiles)
+        work = sums.work_item(top, chunk)
+        batch, row, column = self._tile_of_program(top, work.tile, row_tiles, column_tiles)
         row_shape, column_shape = (tuple(x.extent for x in axes) for axes in (loops.rows, loops.cols))
-        row_at, row_live = tile_index(top, k.mul(row, integer(t.rows)), t.rows, row_shape, 0, wraps=True)
-        column_at, column_live = tile_index(top, k.mul(column, integer(t.columns)), t.columns, column_shape, 1)
-        batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
+        row_index, row_mask = tile_index(top, k.mul(row, integer(t.rows)), t.rows, row_shape, 0, wraps=True)
+        column_index, column_mask = tile_index(top, k.mul(column, integer(t.columns)), t.columns, column_shape, 1)
+        batch_index = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
         boxes = self._boxes()
         if boxes:
-            acc = self._boxed_sums(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), share)
+            acc = self._sums_by_boxes(top, boxes, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)), work)
         else:
-            acc = self._sums(top, batch_at, row_at, column_at, column_live, share)
-        place = ResultTile(loops.result(loops.full((*batch_at, *row_at, *column_at))), row_live, column_live)
-        # what starts early takes the room that it finds, be it uneven: programs that are many wait for all of it
+            acc = self._sums(top, batch_index, row_index, column_index, column_mask, work)
+        result = ResultTile(loops.result(loops.full((*batch_index, *row_index, *column_index))), row_mask, column_mask)
+        # a kernel that starts early gets uneven shares of the multiprocessors, which pays only for a single wave
         if isinstance(sums.programs, int) and sums.programs <= machine.processors:
             top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), place, share)
-        before, temps = tuple[Step, ...](), sums.temps
+        extra = *self.packed, *((buffer, box.arg) for buffer, box in boxes), *sums.finish(top, (acc,), result, work)
+        copy_steps, temps = tuple[Step, ...](), sums.temps
         if self.copy is not None:
-            to, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
-            before = (columns_step(self.copy.lying, loops, source, offset, (self.copy.arg, to)),)
-            extra, temps = (*extra, (self.b.buffer, to)), (*temps, copy_bytes(loops, source.dtype))
+            copy, (source, offset) = Arg("temp", len(temps)), (self.copy.source.buffer, self.copy.source.offset)
+            copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
+            extra, temps = (*extra, (self.b.buffer, copy)), (*temps, copy_bytes(loops, source.dtype))
         step = self.group.step("product", chunk, sums.programs, top, *extra, warps=t.warps, stages=t.stages)
-        return Lowered((*before, step), temps, self.packs, self.site, sums.zeros)
+        return Lowered((*copy_steps, step), temps, self.packs, self.site, sums.zeros)
 
-    def _program(self, top: Block, chunk: Expr, down: DimLike, across: DimLike) -> tuple[Expr, Expr, Expr]:
-        """(batch, tile of rows, tile of columns) of a program: in bands of rows, down first."""
-        own = top.let(k.binary("rem", chunk, dim_expr(down * across)), "t")
-        batch = top.let(k.binary("div", chunk, dim_expr(down * across)), "batch")
-        band = top.let(k.binary("div", own, dim_expr(across * BAND)), "band")
-        inside = top.let(k.binary("rem", own, dim_expr(across * BAND)), "inside")
-        first = top.let(k.mul(band, integer(BAND)), "first")
-        height = top.let(k.binary("min", k.sub(dim_expr(down), first), integer(BAND)), "height")
-        row = top.let(k.add(first, k.binary("rem", inside, height)), "row")
-        return batch, row, top.let(k.binary("div", inside, height), "column")
+    def _tile_of_program(
+        self, top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike
+    ) -> tuple[Expr, Expr, Expr]:
+        """The (batch, row tile, column tile) of a program, in bands of row tiles; row tiles vary fastest."""
+        tile = top.let(k.binary("rem", chunk, dim_expr(row_tiles * column_tiles)), "t")
+        batch = top.let(k.binary("div", chunk, dim_expr(row_tiles * column_tiles)), "batch")
+        band = top.let(k.binary("div", tile, dim_expr(column_tiles * ROW_TILES_PER_BAND)), "band")
+        tile_in_band = top.let(k.binary("rem", tile, dim_expr(column_tiles * ROW_TILES_PER_BAND)), "inside")
+        first_row = top.let(k.mul(band, integer(ROW_TILES_PER_BAND)), "first")
+        height = top.let(k.binary("min", k.sub(dim_expr(row_tiles), first_row), integer(ROW_TILES_PER_BAND)), "height")
+        row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
+        return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
 
     def _sums(
         self,
@@ -237,10 +256,10 @@ class _Product:
         batch: Sequence[Expr],
         rows: Sequence[Expr],
         columns: Sequence[Expr],
-        live: Expr | None,
-        share: WorkItem,
+        column_mask: Expr | None,
+        work: WorkItem,
     ) -> Expr:
-        """The tile of the sums, or of those of a part of the reduction."""
+        """The tile of the product over the program's part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulates(self.anchor)
         a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
         b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
@@ -248,95 +267,97 @@ class _Product:
         b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
         axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
         axes = merge_axes(axes) if self.levels is None else axes
-        units = self.units if self.units and self.units[0].is_float == dtype.is_float else None
+        dtypes = self.dtypes if self.dtypes and self.dtypes[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
-        step = t.depth if units else 1
-        terms = self._terms(top, axes, columns, b_columns, live, step)
-        size = step // terms.halves
+        step = t.depth if dtypes else 1
+        b_reader = self._b_reader(top, axes, columns, b_columns, column_mask, step)
+        size = step // b_reader.halves
         acc = self._zeros(top)
-        begin, end = share.k_range(top, t.parts, depth, step)
+        begin, end = work.k_range(top, t.parts, depth, step)
 
-        def turn(block: Block, at: Expr) -> None:
-            read = terms.begin(block, at)
-            for half in range(terms.halves):
-                first = at if half == 0 else block.let(k.add(at, integer(half * size)), "h")
-                a_at, a_live = reduction_offsets(block, first, size, axes, 1, [x.a for x in axes])
-                x = read_at(block, self.a.buffer, ix.add(a_rows, a_at), a_live)
-                y = read(block, first, half)
-                old = k.load(acc, ZERO)
-                if units:
-                    x = k.spread(k.cast(x, units[0]), (t.rows, size))
-                    y = k.spread(k.cast(y, units[1]), (size, t.columns))
-                    block.store(acc, ZERO, k.tile_product(x, y, old))
+        def k_step(block: Block, k_index: Expr) -> None:
+            read = b_reader.begin_step(block, k_index)
+            for half in range(b_reader.halves):
+                start = k_index if half == 0 else block.let(k.add(k_index, integer(half * size)), "h")
+                a_offset, a_mask = reduction_offsets(block, start, size, axes, 1, [x.a for x in axes])
+                x = read_at(block, self.a.buffer, ix.add(a_rows, a_offset), a_mask)
+                y = read(block, start, half)
+                total = k.load(acc, ZERO)
+                if dtypes:
+                    x = k.spread(k.cast(x, dtypes[0]), (t.rows, size))
+                    y = k.spread(k.cast(y, dtypes[1]), (size, t.columns))
+                    block.store(acc, ZERO, k.tile_product(x, y, total))
                 else:
-                    block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), old)))
+                    block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), total)))
 
-        top.loop("k", begin, end, step, turn, multiple=step)
+        top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
     def _zeros(self, top: Block) -> Buffer:
-        """A register of the tile's sums."""
+        """The accumulator, initialized with zeros."""
         return register(top, "acc", constant_tile(accumulates(self.anchor), self.tile))
 
     def _boxes(self) -> list[tuple[Buffer, Box]]:
-        """The operands that are copied in boxes: both or none."""
+        """The buffers and boxes of A and B; empty if they are copied by addresses."""
         if self.boxes is None:
             return []
         (a, b), t = self.boxes, self.tiling
         return [(a.buffer("a_matrix", (t.rows, t.depth)), a), (b.buffer("b_matrix", (t.depth, t.columns)), b)]
 
-    def _boxed_sums(
-        self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, share: WorkItem
+    def _sums_by_boxes(
+        self, top: Block, boxes: Sequence[tuple[Buffer, Box]], row: Expr, column: Expr, work: WorkItem
     ) -> Expr:
-        """As `_sums`, of operands that are copied in boxes; what lies outside of them is zero."""
+        """As `_sums`, with operands copied in boxes, which read as zero out of bounds."""
         (a, a_box), (b, b_box) = boxes
         acc, step = self._zeros(top), self.tiling.depth
         depth = product(x.extent for x in self.loops.reduce)
-        begin, end = share.k_range(top, self.tiling.parts, depth, step)
+        begin, end = work.k_range(top, self.tiling.parts, depth, step)
 
-        def turn(block: Block, at: Expr) -> None:
-            x, y = block.let(a_box.read(a, row, at), "x"), block.let(b_box.read(b, at, column), "y")
+        def k_step(block: Block, k_index: Expr) -> None:
+            x, y = block.let(a_box.read(a, row, k_index), "x"), block.let(b_box.read(b, k_index, column), "y")
             block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
 
-        top.loop("k", begin, end, step, turn, multiple=step)
+        top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
-    def _terms(
-        self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, live: Expr | None, step: int
-    ) -> _Terms:
-        """How a turn of `step` reads B. base: where its columns begin."""
+    def _b_reader(
+        self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, column_mask: Expr | None, step: int
+    ) -> _BReader:
+        """The loads of B in k-steps of `step`. base: the offset of its columns."""
 
-        def plain(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
-            def read(block: Block, first: Expr, half: int) -> Expr:
-                b_at, b_live = reduction_offsets(block, first, step, axes, 0, [x.b for x in axes])
-                return read_at(block, self.b.buffer, ix.add(b_at, base), all_of(b_live, live))
+        def begin_floats(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
+            def read(block: Block, start: Expr, half: int) -> Expr:
+                b_offset, b_mask = reduction_offsets(block, start, step, axes, 0, [x.b for x in axes])
+                return read_at(block, self.b.buffer, ix.add(b_offset, base), all_of(b_mask, column_mask))
 
             return read
 
         levels = self.levels
         if levels is None:
-            return _Terms(1, plain)
+            return _BReader(1, begin_floats)
         parameters = [
             (p, top.let(ix.add(integer(p.offset), offset_of(columns, p.columns)), "p")) for p in levels.parameters
         ]
 
-        def meant(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
+        def begin_levels(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             known: list[Expr] = []
             for p, column in parameters:
                 if isinstance(p.source, Lit):
                     known.append(p.source)
                     continue
                 p_at, p_live = reduction_offsets(block, at, step, axes, 0, p.reduce)
-                known.append(read_at(block, p.source, ix.add(column, p_at), all_of(p_live, live)))
-            if levels.halves == 1:
-                inner = plain(block, at)
-                return lambda b, first, half: b.let(levels.meant(inner(b, first, half), *known), "w")
-            row = k.add(k.binary("div", at, integer(levels.halves)), k.positions(step // levels.halves, 0))
-            place = ix.add(block.let(ix.mul(row, integer(levels.width)), "o"), base)
-            pairs = block.let(read_at(block, self.b.buffer, place, live), "pairs")
-            return lambda b, first, half: b.let(levels.meant(levels.half(b, pairs, half), *known), "w")
+                known.append(read_at(block, p.source, ix.add(column, p_at), all_of(p_live, column_mask)))
+            if levels.packed_halves == 1:
+                inner = begin_floats(block, at)
+                return lambda b, first, half: b.let(levels.dequantize(inner(b, first, half), *known), "w")
+            row = k.add(
+                k.binary("div", at, integer(levels.packed_halves)), k.positions(step // levels.packed_halves, 0)
+            )
+            offset = ix.add(block.let(ix.mul(row, integer(levels.width)), "o"), base)
+            pairs = block.let(read_at(block, self.b.buffer, offset, column_mask), "pairs")
+            return lambda b, first, half: b.let(levels.dequantize(levels.unpack(b, pairs, half), *known), "w")
 
-        return _Terms(levels.halves, meant)
+        return _BReader(levels.packed_halves, begin_levels)
 
 
 __all__ = ["lower_contraction"]

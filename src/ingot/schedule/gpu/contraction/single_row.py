@@ -1,13 +1,13 @@
-"""Products of a single row: a decoder's step. Weights are all that costs, so each is loaded once, in wide loads, the
-next turn's before this one's are multiplied.
+"""Products of a single row, as in a decoder's step. Loading weights dominates, so each is loaded once by wide loads,
+and those of the next k-step are prefetched.
 
-    for a turn of terms:  acc[columns, terms] += a[terms] * b[columns, terms]
+    for each k-step:  acc[columns, terms] += a[terms] * b[columns, terms]
     result = epilogue(sum of acc along the terms)
 
-Terms of a column lie side by side, where B is a constant. `row_of_levels.py` has B's of few bits.
+A constant B is packed with contiguous terms. `row_of_levels.py` has B of 4 and 8 bits.
 
-What makes the row from sums over it, a norm, is computed by each program: reading a row again is little beside its
-columns. Products of one row whose results meet share the kernel, each with its own B.
+A norm in front of the product is computed by each program, as the row is short beside its columns. Products of the same
+row whose results are combined share the kernel.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support.dataclass import dataclass
 
-WORDS = 16  # of levels in a row of a tile
+WORDS_PER_TILE_ROW = 16
 
 
 def has_single_row(anchor: Node) -> bool:
@@ -71,14 +71,14 @@ def lower_single_row(
     anchors: tuple[Node, ...],
     machine: Machine,
 ) -> Lowered:
-    """Products of one row, in memory or made in front by sums over it, and the pointwise ops behind them."""
+    """Lower products of one row, which is in memory or computed by a norm, and their pointwise epilogue."""
     return _SingleRow.of(body, ins, outs, constant, anchors, machine).lower()
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """One B, and the loops over it as it lies. packs: constants that it is read from, as `params` of the kernel, of
-    which pack each. left: the group's inputs that these stand for."""
+    """One B, and the loops with its strides. packs: the constants that it is read from; params: the kernel's buffers,
+    with the index of the pack of each. unread: inputs of the group that the packs replace."""
 
     buffer: Buffer
     offset: DimLike
@@ -86,7 +86,7 @@ class _Weights:
     levels: Levels | None = None
     packs: tuple[Pack, ...] = ()
     params: tuple[tuple[Buffer, int], ...] = ()
-    left: tuple[int, ...] = ()
+    unread: tuple[int, ...] = ()
 
     @staticmethod
     def of(
@@ -96,35 +96,46 @@ class _Weights:
         constant: tuple[bool, ...],
         buffers: tuple[Buffer, ...],
         a: Layout,
-        mark: str,
+        suffix: str,
     ) -> _Weights:
-        """a: the row's layout. mark: of the names of buffers."""
+        """a: the row's layout. suffix: of buffer names."""
         y = anchor.inputs[1]
         of_levels = isinstance(y.op, Dequantize)
         at, layout = operand_memory(body, y.inputs[0] if of_levels else y, ins)
         loops = loops_of(anchor, a, layout)
         axes = *loops.batch, *loops.cols, *loops.reduce
         if of_levels:
-            most = WORDS * 32 // y.inputs[0].dtype.bits
-            found = levels_of(body, anchor, ins, buffers, a, loops, most, lines=True, mark=mark, constant=constant)
+            max_step = WORDS_PER_TILE_ROW * 32 // y.inputs[0].dtype.bits
+            packed_levels = levels_of(
+                body, anchor, ins, buffers, a, loops, max_step, is_k_contiguous=True, suffix=suffix, constant=constant
+            )
             packed = packed_loops(loops, axes)
-            return _Weights(found.levels.buffer, 0, packed, found.levels, found.packs, found.params, found.left)
+            return _Weights(
+                packed_levels.levels.buffer,
+                0,
+                packed,
+                packed_levels.levels,
+                packed_levels.packs,
+                packed_levels.params,
+                packed_levels.unread,
+            )
         pack = repack(axes, at, layout.offset, y.dtype) if constant[at] else None
         if pack is None:
             return _Weights(buffers[at], layout.offset, loops)
-        left = () if has_other_users(body, body.inputs[at], anchor) else (at,)
-        buffer = Buffer(f"b{mark}", pack.dtype, align=ALIGNMENT_BYTES)
-        return _Weights(buffer, 0, packed_loops(loops, axes), None, (pack,), ((buffer, 0),), left)
+        unread = () if has_other_users(body, body.inputs[at], anchor) else (at,)
+        buffer = Buffer(f"b{suffix}", pack.dtype, align=ALIGNMENT_BYTES)
+        return _Weights(buffer, 0, packed_loops(loops, axes), None, (pack,), ((buffer, 0),), unread)
 
     @property
-    def ahead(self) -> bool:
-        """It is a constant, which nobody writes."""
+    def is_constant(self) -> bool:
+        """Whether it can be read before earlier kernels end."""
         return bool(self.packs)
 
 
 @dataclass(frozen=True)
 class _SingleRow:
-    """a: the row in memory; None: `row` is computed. loops: with B's strides as it lies, packed or not."""
+    """a: the row's buffer and offset; None: `row` is computed. loops: with the strides of the first B, packed or
+    not."""
 
     group: Group
     anchors: tuple[Node, ...]
@@ -153,23 +164,23 @@ class _SingleRow:
         if base_of(x) in body.inputs:
             at, a_layout = operand_memory(body, x, ins)
             a = buffers[at], a_layout.offset
-        made = [_Weights.of(body, n, ins, constant, buffers, a_layout, str(i or "")) for i, n in enumerate(anchors)]
+        weights = [_Weights.of(body, n, ins, constant, buffers, a_layout, str(i or "")) for i, n in enumerate(anchors)]
         packs, packed = tuple[Pack, ...](), tuple[tuple[Buffer, Arg], ...]()
-        for b in made:
+        for b in weights:
             packed = *packed, *((buffer, Arg("pack", len(packs) + i)) for buffer, i in b.params)
             packs = *packs, *b.packs
-            for index in b.left:
+            for index in b.unread:
                 group = group.without(index)
-        loops = made[0].loops
+        loops = weights[0].loops
         n, depth, batch = (product(x.extent for x in axes) for axes in (loops.cols, loops.reduce, loops.batch))
-        lines = made[0].ahead or loops.reduce[-1].b == 1
-        levels = made[0].levels
-        block, halves = (levels.turn, 16 // levels.bits) if levels else (1, 1)
-        asked = ProductShape(1, n, depth, batch, x.dtype, lines, 0, block, halves, len(made))
-        site = product_site(body, anchors, loops, asked, machine, packed=made[0].ahead)
+        is_k_contiguous = weights[0].is_constant or loops.reduce[-1].b == 1
+        levels = weights[0].levels
+        block, packed_halves = (levels.step, 16 // levels.bits) if levels else (1, 1)
+        shape = ProductShape(1, n, depth, batch, x.dtype, is_k_contiguous, 0, block, packed_halves, len(weights))
+        site = product_site(body, anchors, loops, shape, machine, packed=weights[0].is_constant)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
-        return _SingleRow(group, anchors, a, row, tuple(made), loops, tiling, site, packs, packed)
+        return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed)
 
     def lower(self) -> Lowered:
         t, loops = self.tiling, self.loops
@@ -177,85 +188,85 @@ class _SingleRow:
         n, batches = (product(x.extent for x in axes) for axes in (loops.cols, loops.batch))
         across = ceildiv(n, t.columns)
         sums = SplitSums(self.group, self.anchors, (1, t.columns), batches * across, t.parts)
-        share = sums.work_item(top, chunk)
-        own = share.tile
-        batch = top.let(k.binary("div", own, dim_expr(across)), "batch")
-        first = top.let(k.mul(k.binary("rem", own, dim_expr(across)), integer(t.columns)), "first")
+        work = sums.work_item(top, chunk)
+        tile = work.tile
+        batch = top.let(k.binary("div", tile, dim_expr(across)), "batch")
+        first_column = top.let(k.mul(k.binary("rem", tile, dim_expr(across)), integer(t.columns)), "first")
         batch_at = ix.delinearize(batch, tuple(x.extent for x in loops.batch), top.multiples) if loops.batch else ()
-        found = self._sums(top, batch_at, first, share)
-        column_at, live = tile_index(top, first, t.columns, tuple(x.extent for x in loops.cols), 1)
+        totals = self._sums(top, batch_at, first_column, work)
+        column_at, in_bounds = tile_index(top, first_column, t.columns, tuple(x.extent for x in loops.cols), 1)
         row_at = tuple(ZERO for _ in loops.rows)
-        place = ResultTile(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, live)
+        result = ResultTile(loops.result(loops.full((*batch_at, *row_at, *column_at))), None, in_bounds)
         top.stmts.append(ReleaseConsumers())
-        extra = *self.packed, *sums.finish(top, found, place, share)
-        shape = {"warps": self.tiling.warps, "stages": self.tiling.stages}
-        step = self.group.step("product_of_row", chunk, sums.programs, top, *extra, **shape)
+        extra = *self.packed, *sums.finish(top, totals, result, work)
+        hints = {"warps": self.tiling.warps, "stages": self.tiling.stages}
+        step = self.group.step("product_of_row", chunk, sums.programs, top, *extra, **hints)
         return Lowered((step,), sums.temps, self.packs, self.site, sums.zeros)
 
-    def _sums(self, top: Block, batch: Sequence[Expr], first: Expr, share: WorkItem) -> list[Expr]:
-        """Each product's row of sums of the columns from `first` on, over a part of the reduction."""
+    def _sums(self, top: Block, batch: Sequence[Expr], first_column: Expr, work: WorkItem) -> list[Expr]:
+        """Each product's sums of the columns from `first_column` on, over the program's part of the reduction."""
         t, dtype, loops = self.tiling, accumulates(self.anchors[0]), self.loops
         depth = product(x.extent for x in loops.reduce)
-        begin, end = share.k_range(top, t.parts, depth, t.depth)
+        begin, end = work.k_range(top, t.parts, depth, t.depth)
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
         if of_levels:
             row = RowOfLevels(of_levels, t, self.anchors[0].inputs[0].dtype)
-            return row.sums(top, first, (begin, end), lambda: self._reading(top))
-        lines = _Lines.of(top, self, batch, first)
+            return row.sums(top, first_column, (begin, end), lambda: self._row_reader(top))
+        weight_tile = _WeightTile.of(top, self, batch, first_column)
         tile = t.columns, t.depth
         accs = [register(top, "acc", constant_tile(dtype, tile)) for _ in self.bs]
-        held: list[Buffer] = []
-        if depth != 0 and all(b.ahead for b in self.bs):  # else there is no first turn
+        prefetched: list[Buffer] = []
+        if depth != 0 and all(b.is_constant for b in self.bs):
             for b, weights in enumerate(self.bs):
-                held.append(top.alloc("held", weights.buffer.dtype, 1, lanes=tile[0] * tile[1], tile=tile))
-                top.store(held[b], ZERO, k.spread(lines.weights(top, b, begin), tile))
+                prefetched.append(top.alloc("held", weights.buffer.dtype, 1, lanes=tile[0] * tile[1], tile=tile))
+                top.store(prefetched[b], ZERO, k.spread(weight_tile.weights(top, b, begin), tile))
             top.stmts.append(AwaitProducers())
-        em = self._normed(top)
+        em = self._row_emitter(top)
 
-        def turn(block: Block, at: Expr) -> None:
-            stored = [block.let(k.load(h, ZERO), "y") for h in held]
-            behind = block.let(k.add(at, integer(t.depth)), "n")
-            if held and not (isinstance(behind, Lit) and isinstance(end, Lit) and behind.value >= end.value):
+        def step(block: Block, at: Expr) -> None:
+            weights = [block.let(k.load(h, ZERO), "y") for h in prefetched]
+            next_k = block.let(k.add(at, integer(t.depth)), "n")
+            if prefetched and not (isinstance(next_k, Lit) and isinstance(end, Lit) and next_k.value >= end.value):
 
-                def fetch(then: Block) -> None:
-                    for b, own in enumerate(held):
-                        then.store(own, ZERO, k.spread(lines.weights(then, b, behind), tile))
+                def fetch(block: Block) -> None:
+                    for b, buffer in enumerate(prefetched):
+                        block.store(buffer, ZERO, k.spread(weight_tile.weights(block, b, next_k), tile))
 
-                block.when(k.binary("lt", behind, end), fetch)
-            stored = stored or [lines.weights(block, b, at) for b in range(len(self.bs))]
-            x = k.cast(lines.row(block, em, at), dtype)
-            for y, acc in zip(stored, accs, strict=True):
+                block.when(k.binary("lt", next_k, end), fetch)
+            weights = weights or [weight_tile.weights(block, b, at) for b in range(len(self.bs))]
+            x = k.cast(weight_tile.row(block, em, at), dtype)
+            for y, acc in zip(weights, accs, strict=True):
                 block.store(acc, ZERO, k.fma(*k.alike(x, k.cast(y, dtype), k.load(acc, ZERO))))
 
-        top.loop("k", begin, end, t.depth, turn, multiple=t.depth)
-        return [self._joined(top, k.load(acc, ZERO)) for acc in accs]
+        top.loop("k", begin, end, t.depth, step, multiple=t.depth)
+        return [self._row_of_sums(top, k.load(acc, ZERO)) for acc in accs]
 
-    def _joined(self, top: Block, acc: Expr) -> Expr:
-        """A row of the columns' sums."""
+    def _row_of_sums(self, top: Block, acc: Expr) -> Expr:
+        """The sums of all columns as a row."""
         total = top.let(k.reduce_along("add", acc, 1), "sum")
         return k.transposed(total) if self.tiling.columns > 1 else total
 
-    def _reading(self, top: Block) -> Read:
-        """How the row's terms are read."""
-        em = self._normed(top)
+    def _row_reader(self, top: Block) -> Read:
+        """A function that reads terms of the row."""
+        em = self._row_emitter(top)
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.a) for x in self.loops.reduce))
 
-        def read(block: Block, places: Expr, live: Expr | None) -> Expr:
+        def read(block: Block, places: Expr, mask: Expr | None) -> Expr:
             if self.a is None:
-                return self.computed(block, em, places, live)
+                return self.computed(block, em, places, mask)
             buffer, offset = self.a
             index = ix.delinearize(places, tuple(x.extent for x in axes), {})
-            return read_at(block, buffer, ix.add(dim_expr(offset), offset_of(index, [x.a for x in axes])), live)
+            return read_at(block, buffer, ix.add(dim_expr(offset), offset_of(index, [x.a for x in axes])), mask)
 
         return read
 
-    def computed(self, block: Block, em: Emitter, places: Expr, live: Expr | None) -> Expr:
-        """The row's terms at these places, where it is not in memory; zero where they are not `live`."""
-        x = em.value(block, self.row, (*(ZERO,) * (self.row.type.rank - 1), places), live)
-        return x if live is None else k.select(live, x, k.lit(0.0, x.dtype))
+    def computed(self, block: Block, em: Emitter, index: Expr, mask: Expr | None) -> Expr:
+        """Terms of a computed row; zero where they are masked."""
+        x = em.value(block, self.row, (*(ZERO,) * (self.row.type.rank - 1), index), mask)
+        return x if mask is None else k.select(mask, x, k.lit(0.0, x.dtype))
 
-    def _normed(self, top: Block) -> Emitter:
-        """What computes the row, where it is not in memory: sums over it first."""
+    def _row_emitter(self, top: Block) -> Emitter:
+        """An emitter of the row's terms. If the row is computed, the reductions that it needs come first."""
         em = self.group.emitter()
         if self.a is not None:
             return em
@@ -268,46 +279,55 @@ class _SingleRow:
             for fold in folds:
                 fold.add(top, em.value(top, fold.operand, index, span.in_bounds), index, span.in_bounds)
             for fold in folds:
-                total = k.reduce("add", fold.result(top))  # of one element: a scalar, which meets any tile
+                total = k.reduce("add", fold.result(top))  # a scalar broadcasts to any tile
                 result = top.let(k.cast(total, fold.node.dtype), "fold")
                 em.bind(fold.node, Leaf(lambda b, index, mask, result=result: result, home=top))
         return em
 
 
 @dataclass(frozen=True)
-class _Lines:
-    """Where a program's tile lies. a: the row. bases: of the columns in each B, down the tile. live: the columns that
-    there are."""
+class _WeightTile:
+    """The offsets of a program's tile. a: of the row. bases: of the columns in each B, along the tile's rows.
+    in_bounds: the mask of its columns."""
 
-    own: _SingleRow
+    product: _SingleRow
     a: Expr
     bases: tuple[Expr, ...]
-    live: Expr | None
+    in_bounds: Expr | None
 
     @staticmethod
-    def of(top: Block, own: _SingleRow, batch: Sequence[Expr], first: Expr) -> _Lines:
-        loops = own.loops
-        index, live = tile_index(top, first, own.tiling.columns, tuple(x.extent for x in loops.cols), 0)
-        a = ZERO if own.a is None else ix.add(dim_expr(own.a[1]), offset_of(batch, [x.a for x in loops.batch]))
-        begins = [ix.add(dim_expr(b.offset), offset_of(batch, [x.b for x in loops.batch])) for b in own.bs]
-        ways = offset_of(index, [x.b for x in loops.cols])
-        bases = tuple(top.let(ix.add(begin, ways), "b") for begin in begins)
-        return _Lines(own, top.let(a, "a"), bases, live)
+    def of(top: Block, product_row: _SingleRow, batch: Sequence[Expr], first_column: Expr) -> _WeightTile:
+        loops = product_row.loops
+        index, live = tile_index(top, first_column, product_row.tiling.columns, tuple(x.extent for x in loops.cols), 0)
+        a = (
+            ZERO
+            if product_row.a is None
+            else ix.add(dim_expr(product_row.a[1]), offset_of(batch, [x.a for x in loops.batch]))
+        )
+        starts = [ix.add(dim_expr(b.offset), offset_of(batch, [x.b for x in loops.batch])) for b in product_row.bs]
+        column_offsets = offset_of(index, [x.b for x in loops.cols])
+        bases = tuple(top.let(ix.add(begin, column_offsets), "b") for begin in starts)
+        return _WeightTile(product_row, top.let(a, "a"), bases, live)
 
     def weights(self, block: Block, b: int, at: Expr) -> Expr:
-        """A turn's tile of B as it is stored."""
-        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
-        place, live = reduction_offsets(block, at, self.own.tiling.depth, axes, 1, [x.b for x in axes])
-        return read_at(block, self.own.bs[b].buffer, ix.add(place, self.bases[b]), all_of(live, self.live))
+        """The tile of B of a k-step, in its stored type."""
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.product.loops.reduce))
+        offset, in_bounds = reduction_offsets(block, at, self.product.tiling.depth, axes, 1, [x.b for x in axes])
+        return read_at(
+            block, self.product.bs[b].buffer, ix.add(offset, self.bases[b]), all_of(in_bounds, self.in_bounds)
+        )
 
     def row(self, block: Block, em: Emitter, at: Expr) -> Expr:
-        """The row's terms that meet a turn."""
-        size, axes = self.own.tiling.depth, merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.own.loops.reduce))
-        if self.own.a is not None:
-            place, live = reduction_offsets(block, at, size, axes, 1, [x.a for x in axes])
-            return read_at(block, self.own.a[0], ix.add(place, self.a), live)
+        """The row's terms of a k-step."""
+        size, axes = (
+            self.product.tiling.depth,
+            merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.product.loops.reduce)),
+        )
+        if self.product.a is not None:
+            offset, in_bounds = reduction_offsets(block, at, size, axes, 1, [x.a for x in axes])
+            return read_at(block, self.product.a[0], ix.add(offset, self.a), in_bounds)
         terms = Span.of(block, at, size, product(x.extent for x in axes), 1)
-        return self.own.computed(block, em, terms.position, terms.in_bounds)
+        return self.product.computed(block, em, terms.position, terms.in_bounds)
 
 
 __all__ = ["has_single_row", "lower_single_row"]
