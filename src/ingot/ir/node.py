@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ingot.ir.array import Array
-from ingot.ir.dims import Dim, DimLike, substitute, symbols_of
+from ingot.ir.dims import Dim, DimLike, negative, substitute, symbols_of
 from ingot.ir.types import Box, DType, Shape, TensorType, WeightAxes, dtype_of, static_shape
 from ingot.ir.walk import rebuilt, topological
 from ingot.support.dataclass import dataclass
@@ -77,6 +77,11 @@ class Op:
         """The type rule: result type(s) from input types, on symbolic shapes. Raises ShapeError (see `expect`)."""
         raise NotImplementedError(f"{type(self).__name__}.infer")
 
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        """(size, message): sizes that must not be negative for these inputs, as what an operand has beyond a window.
+        `infer` refuses what always is (`expect_constraints`), a call what its sizes make so."""
+        return iter(())
+
     def reference(self, *inputs: np.ndarray) -> Arrays:
         """The semantics, in plain numpy, on static shapes (symbols in attributes are already substituted)."""
         raise NotImplementedError(f"{type(self).__name__}.reference")
@@ -113,6 +118,11 @@ class Op:
         """Raise ShapeError `<op name>: message` unless `condition`; sizes: the two that would have to be equal."""
         if not condition:
             raise ShapeError(f"{self.name}: {message}").between(sizes)
+
+    def expect_constraints(self, *inputs: TensorType) -> None:
+        """Raise ShapeError where one of `constraints` holds for no sizes."""
+        for size, message in self.constraints(*inputs):
+            self.expect(not negative(size), message)
 
     @cached_property
     def _field_names(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import ClassVar
 
@@ -131,6 +131,12 @@ def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:
         all(0 <= d < rank for d in dims) and len(set(dims)) == len(dims),
         f"{what}: expected distinct axes in [0, {rank}), got {tuple(dims)}",
     )
+
+
+def within(parts: Shape, shape: Shape, what: str) -> Iterator[tuple[DimLike, str]]:
+    """The constraints that a part is no larger than the whole on any axis."""
+    for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
+        yield size - part, f"axis {axis}: expected a {what} of at most {size}, got {part}"
 
 
 def check_count(op: Op, inputs: Sequence[TensorType], count: int) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import negative
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Samples
 from ingot.ir.types import Shape, TensorType
 from ingot.ops.core import samples as s
@@ -14,6 +15,7 @@ from ingot.ops.core.base import (
     Category,
     CoreOp,
     check_scalar_index,
+    within,
 )
 from ingot.support.dataclass import dataclass
 
@@ -33,9 +35,11 @@ class DynamicSlice(CoreOp):
         self.expect(len(starts) == x.rank, f"expected one start per axis of {x}, got {len(starts)}")
         check_scalar_index(self, starts)
         self.expect(len(self.sizes) == x.rank, f"expected {x.rank} sizes, got {self.sizes}")
-        for axis, (window, size) in enumerate(zip(self.sizes, x.shape, strict=True)):
-            self.expect(not negative(size - window), f"axis {axis}: expected a size of at most {size}, got {window}")
+        self.expect_constraints(*inputs)
         return x.with_shape(self.sizes)
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return within(self.sizes, inputs[0].shape, "window")
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, *starts = inputs
@@ -65,9 +69,11 @@ class DynamicUpdateSlice(CoreOp):
             update.dtype == x.dtype and update.rank == x.rank,
             f"expected an update of dtype {x.dtype} and rank {x.rank}, got {update}",
         )
-        for axis, (window, size) in enumerate(zip(update.shape, x.shape, strict=True)):
-            self.expect(not negative(size - window), f"axis {axis}: expected an update of at most {size}, got {window}")
+        self.expect_constraints(*inputs)
         return x
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return within(inputs[1].shape, inputs[0].shape, "update")
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, update, *starts = inputs

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, negative
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Op, Samples
 from ingot.ir.types import Shape, TensorType, boolean, dtype_of
-from ingot.ops.core.base import Category, CoreOp, Perm, check_count, check_dims, finish, inverse, permute, widen
+from ingot.ops.core.base import Category, CoreOp, Perm, check_count, check_dims, finish, inverse, permute, widen, within
 from ingot.support.dataclass import dataclass
 
 
@@ -45,11 +45,10 @@ class Gather(CoreOp):
         check_dims(self, self.start_indices_batching_dims, indices.rank, "start_indices_batching_dims")
         _check_batching(self, x, indices, self.operand_batching_dims, self.start_indices_batching_dims)
         _check_vector(self, indices, self.index_vector_dim, len(self.start_index_map))
-        for axis, (window, size) in enumerate(zip(self.slice_sizes, x.shape, strict=True)):
-            self.expect(
-                not negative(size - window) and (axis not in gone or window == 1),
-                f"slice size of axis {axis}: expected at most {size} (1 where collapsed), got {window}",
-            )
+        for axis in gone:
+            got = self.slice_sizes[axis]
+            self.expect(got == 1, f"slice size of axis {axis}, which is collapsed: expected 1, got {got}")
+        self.expect_constraints(*inputs)
         batch = _without(indices.shape, (self.index_vector_dim,))
         offsets = _without(self.slice_sizes, gone)
         rank = len(batch) + len(offsets)
@@ -59,6 +58,9 @@ class Gather(CoreOp):
         check_dims(self, self.offset_dims, rank, "offset_dims")
         in_offset, in_batch = iter(offsets), iter(batch)
         return x.with_shape(tuple(next(in_offset if d in self.offset_dims else in_batch) for d in range(rank)))
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return within(self.slice_sizes, inputs[0].shape, "slice")
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
@@ -169,10 +171,14 @@ class Scatter(CoreOp):
         batch = _without(indices.shape, (self.index_vector_dim,))
         got = _without(updates.shape, self.update_window_dims)
         self.expect(got == batch, f"expected scatter dims {list(batch)} in the updates {updates}, got {list(got)}")
-        windows = [updates.shape[d] for d in self.update_window_dims]
-        for size, window in zip(_without(x.shape, gone), windows, strict=True):
-            self.expect(not negative(size - window), f"expected update windows within {x}, got {windows}")
+        self.expect_constraints(*inputs)
         return x
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        x, _, updates = inputs
+        gone = (*self.inserted_window_dims, *self.input_batching_dims)
+        windows = tuple(updates.shape[d] for d in self.update_window_dims)
+        return within(windows, _without(x.shape, gone), "window of updates")
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs
@@ -305,13 +311,17 @@ class Sort(CoreOp):
             all(t.shape == inputs[0].shape for t in inputs),
             f"expected operands of one shape, got {', '.join(map(str, inputs))}",
         )
+        self.expect_constraints(*inputs)
         if self.keep is not None:
-            size = inputs[0].shape[self.dimension]
-            fits = not negative(self.keep) and not negative(size - self.keep)
-            self.expect(fits, f"keep: expected at most {size}, the size of dimension {self.dimension}, got {self.keep}")
             kept = tuple(self.keep if d == self.dimension else n for d, n in enumerate(inputs[0].shape))
             inputs = tuple(x.with_shape(kept) for x in inputs)
         return inputs[0] if len(inputs) == 1 else inputs
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        if self.keep is not None:
+            size = inputs[0].shape[self.dimension]
+            message = f"keep: expected at most {size}, the size of dimension {self.dimension}, got {self.keep}"
+            yield from ((d, message) for d in (self.keep, size - self.keep))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         keys = [_order_key(x) for x in inputs[: self.num_keys]]

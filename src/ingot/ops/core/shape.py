@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import ClassVar
@@ -219,13 +219,14 @@ class Slice(View):
             len(self.start) == len(self.limit) == len(self.strides) == x.rank,
             f"expected {x.rank} starts, limits and strides, got {self.start}, {self.limit}, {self.strides}",
         )
-        for axis, (lo, hi, step, size) in enumerate(zip(self.start, self.limit, self.strides, x.shape, strict=True)):
-            ordered = step >= 1 and not any(map(negative, (lo, hi - lo, size - hi)))
-            self.expect(
-                ordered,
-                f"axis {axis}: expected 0 <= start <= limit <= {size} and a stride >= 1, got {lo}:{hi}:{step}",
-            )
+        self.expect(min(self.strides, default=1) >= 1, f"expected strides >= 1, got {self.strides}")
+        self.expect_constraints(*inputs)
         return x.with_shape(self._shape)
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        for axis, (lo, hi, size) in enumerate(zip(self.start, self.limit, inputs[0].shape, strict=True)):
+            message = f"axis {axis}: expected 0 <= start <= limit <= {size}, got {lo}:{hi}"
+            yield from ((d, message) for d in (lo, hi - lo, size - hi))
 
     @property
     def _shape(self) -> Shape:
@@ -286,9 +287,16 @@ class Windows(View):
             min(self.size, self.step, self.dilation) >= 1,
             f"expected a size, a step and a dilation >= 1, got {self.size}, {self.step}, {self.dilation}",
         )
-        left = x.shape[self.dim] - self.dilation * (self.size - 1) - 1
-        self.expect(not negative(left), f"expected a window of {self.size} to fit {x} along axis {self.dim}")
+        self.expect_constraints(*inputs)
+        left = self._beyond(x)
         return x.with_shape((*x.shape[: self.dim], left // self.step + 1, self.size, *x.shape[self.dim + 1 :]))
+
+    def _beyond(self, x: TensorType) -> DimLike:
+        """What one window leaves of the axis."""
+        return x.shape[self.dim] - self.dilation * (self.size - 1) - 1
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        yield self._beyond(inputs[0]), f"expected a window of {self.size} to fit {inputs[0]} along axis {self.dim}"
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs

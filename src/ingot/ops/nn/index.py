@@ -6,13 +6,13 @@ it, take zeros where there are no elements at all, and scatters drop the element
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, negative
+from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Const, Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, check_dims, finish, widen
@@ -150,9 +150,13 @@ class GatherElements(Op):
         x, indices = inputs
         _check_indices(self, indices)
         check_dims(self, (self.axis,), x.rank, "axis")
-        _check_covered(self, x, indices, self.axis)
+        self.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
+        self.expect_constraints(*inputs)
         _check_there(self, x, indices, (self.axis,))
         return x.with_shape(indices.shape)
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return _uncovered(inputs[0], inputs[1], self.axis)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices = inputs
@@ -187,10 +191,11 @@ class GatherElements(Op):
         yield cls(0), (x[:0], np.zeros((0, 2, 5), np.int64))
 
 
-def _check_covered(op: Op, x: TensorType, indices: TensorType, axis: int) -> None:
-    op.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
+def _uncovered(x: TensorType, indices: TensorType, axis: int) -> Iterator[tuple[DimLike, str]]:
+    """What x has beyond the indices on the axes that they do not choose on."""
     for d, (size, n) in enumerate(zip(x.shape, indices.shape, strict=True)):
-        op.expect(d == axis or not negative(size - n), f"axis {d}: expected at most {size} indices, got {n}")
+        if d != axis:
+            yield size - n, f"axis {d}: expected at most {size} indices, got {n}"
 
 
 @dataclass(frozen=True)
@@ -273,9 +278,13 @@ class ScatterElements(Op):
         _check_indices(self, indices)
         _check_updates(self, self.reduction, x, updates)
         check_dims(self, (self.axis,), x.rank, "axis")
-        _check_covered(self, x, indices, self.axis)
+        self.expect(x.rank == indices.rank, f"expected indices of rank {x.rank}, got {indices}")
+        self.expect_constraints(*inputs)
         self.expect(updates.shape == indices.shape, f"expected updates of shape {list(indices.shape)}, got {updates}")
         return x
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return _uncovered(inputs[0], inputs[1], self.axis)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, indices, updates = inputs

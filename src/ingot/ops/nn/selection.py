@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, negative
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op, Samples, const
 from ingot.ir.types import TensorType, i64
 from ingot.ops.core.base import check_count, check_dims, widen
@@ -35,11 +36,14 @@ class TopK(Op):
         check_count(self, inputs, 1)
         (x,) = inputs
         check_dims(self, (self.axis,), x.rank, "axis")
-        size = x.shape[self.axis]
-        fits = not negative(self.k) and not negative(size - self.k)
-        self.expect(fits, f"k: expected at most {size}, the size of axis {self.axis} of {x}, got {self.k}")
+        self.expect_constraints(*inputs)
         y = x.with_shape(tuple(self.k if d == self.axis else n for d, n in enumerate(x.shape)))
         return y, y.with_dtype(i64)
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        size = inputs[0].shape[self.axis]
+        message = f"k: expected at most {size}, the size of axis {self.axis} of {inputs[0]}, got {self.k}"
+        yield from ((d, message) for d in (self.k, size - self.k))
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (x,) = inputs
