@@ -63,7 +63,10 @@ def _lead(nbytes: int, end: End) -> int:
     return _pages(nbytes) - nbytes if end == "last" else 0
 
 
-class _Region(memory.Region):
+_original_region = memory.Region
+
+
+class _Region(_original_region):
     """A region between two guard pages; `end` is the one that touches its page."""
 
     end: End
@@ -71,13 +74,14 @@ class _Region(memory.Region):
     def __init__(self, nbytes: int, alignment: int = placement.ALIGNMENT) -> None:
         self.nbytes = nbytes
         size = -(-nbytes // alignment) * alignment
-        self._whole = memory_region(_pages(size) + 2 * _PAGE)
+        self._whole = _original_region(_pages(size) + 2 * _PAGE)
         self.address = self._whole.address + _PAGE + _lead(size, self.end)
         _set_access(self._whole.address, _PAGE, _NONE)
         _set_access(self._whole.address + self._whole.nbytes - _PAGE, _PAGE, _NONE)
 
     def __del__(self) -> None:
-        _set_access(self._whole.address, self._whole.nbytes, _READ_WRITE)
+        if hasattr(self, "_whole"):  # else there was not that much memory
+            _set_access(self._whole.address, self._whole.nbytes, _READ_WRITE)
 
     def array(self) -> np.ndarray:
         return np.asarray(_Bytes(self))
@@ -90,9 +94,6 @@ class _Bytes:
         self._region = region
         place = (region.address, False)
         self.__array_interface__ = {"data": place, "shape": (region.nbytes,), "typestr": "|u1", "version": 3}
-
-
-memory_region = memory.Region
 
 
 def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
@@ -247,6 +248,13 @@ def failures(cases: Mapping[str, Case], ends: Sequence[End] = ENDS, seconds: int
                 found[f"{left[0]} ({end})"] = f"signal {name}" if status > 0 else name
                 del left[0]
     return found
+
+
+def check_all(cases: Mapping[str, Case]) -> None:
+    """Fail with the first cases that do."""
+    found = failures(cases)
+    text = "\n".join(f"{name}: {how}" for name, how in [*found.items()][:9])
+    assert not found, f"{len(found)} of {2 * len(cases)}:\n{text}"
 
 
 def _in_child(cases: Mapping[str, Case], names: Sequence[str], end: End, seconds: int) -> tuple[dict[str, str], int]:

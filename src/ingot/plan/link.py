@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.ir.array import Array
-from ingot.ir.dims import DimLike, estimate, is_found, span_of, symbol
+from ingot.ir.dims import DimLike, estimate, is_found, span_of
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
@@ -19,6 +19,7 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, Recomputed, label
 from ingot.plan.beside import Beside, Join, Waiting, sizes_suffice
 from ingot.plan.control import launch_control
+from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.sizes import FoundSizes, expression
 from ingot.plan.storage import Arena, Storage, assign
@@ -154,6 +155,7 @@ class _Linker:
         self.launches: list[Launch] = []
         self.scratch = 0
         self.found = FoundSizes()
+        self.exact = ExactDims()
         self.by_identity: dict[int, tuple[Kernel, str]] = {}  # the kernel too: an id is that of a living object
         self.depth = 0
 
@@ -312,12 +314,13 @@ class _Linker:
                 self.buffers[resolve(arg)].touch(number)
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
             chunks, rounds = count(step.kernel.chunks) * some, count(step.kernel.rounds)
-            self.found.note(number, (chunks, rounds, *(symbol(v.name) for v in step.kernel.dims)))
+            kernel, dims = self.exact.of(step.kernel)
+            self.found.note(number, (chunks, rounds, *dims))
             self.steps.append(
                 rt.Step(
-                    self.symbol(step.kernel),
+                    self.symbol(kernel),
                     tuple((resolve(a), 0) for a in step.args),
-                    tuple((v.name,) for v in step.kernel.dims),
+                    tuple(map(expression, dims)),
                     expression(chunks),
                     what,
                     expression(rounds),

@@ -5,7 +5,7 @@ program + (8, 128) -> s0 = 8: arena 3.1 MB, output (8, 1000)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -18,6 +18,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError, InputError, SizesError
 
 _MAX_CHUNKS = 1 << 31
+_MAX_SIZE = 1 << 40  # `ingot.ir.dims.MOST`: only an array without elements has more
 _UNKNOWN = -(1 << 63)
 _BEYOND = (
     "the input holds more than there is room for: compile with a larger bound "
@@ -105,6 +106,8 @@ def _facts(program: Program, told: Sequence[Shape]) -> list[tuple[Expr, int, str
         if len(spec.shape) != len(shape):
             wanted = f"{len(spec.shape)} dims [{', '.join(map(show, spec.shape))}]"
             raise InputError(f"input {spec.name!r}", expected=wanted, got=f"shape {shape}")
+        if max(shape, default=0) > _MAX_SIZE:
+            raise InputError(f"input {spec.name!r}", expected=f"sizes of at most {_MAX_SIZE}", got=f"shape {shape}")
     rows = [(spec, spec.shape, "axis") for spec in arguments] + [(spec, spec.elements, "element") for spec in telling]
     facts: list[tuple[Expr, int, str, str, Shape]] = []
     for (spec, declared, kind), passed in zip(rows, told, strict=True):
@@ -116,7 +119,7 @@ def _facts(program: Program, told: Sequence[Shape]) -> list[tuple[Expr, int, str
     return facts
 
 
-def _used(size: Expr, origin: Mapping[str, str]) -> list[str]:
+def _used(size: Expr, origin: Iterable[str]) -> list[str]:
     """The symbols of a size, each once."""
     return [] if isinstance(size, int) else [name for name in origin if name in size]
 
@@ -213,6 +216,7 @@ class Binding:
             )
         ]
         self.counts = [(0, 0) if s.target is not None else self._count(s) for s in program.steps]
+        self.dims = [[self._dim(d) for d in s.dims] for s in program.steps]
 
     @property
     def chunks(self) -> list[int]:
@@ -225,6 +229,13 @@ class Binding:
             where = step.label or step.kernel
             raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=chunks, where=where)
         return chunks, max(rounds, 0)
+
+    def _dim(self, dim: Expr) -> int:
+        value = span(dim, self.spans)[1]
+        if not -(1 << 63) <= value < 1 << 63:
+            got = ", ".join(f"{name} = {self.values[name]}" for name in _used(dim, list(self.values)))
+            raise InputError(f"{show(dim)}", expected="a number of 64 bits", got=f"{value} ({got})")
+        return value
 
     @property
     def most(self) -> dict[str, int]:

@@ -199,15 +199,18 @@ def _part(e: Expr) -> _Part | None:
     return None if size is None else _Part(e, 1, size)
 
 
-def dim_of(e: Expr) -> DimLike | None:
-    """The dimension that `dim_expr` made this expression from; None for one that depends on loop variables."""
+def dim_of(e: Expr, known: Mapping[str, DimLike] | None = None) -> DimLike | None:
+    """The dimension that `dim_expr` made this expression from; None for one that depends on other variables than these:
+    symbols, unless told what is known."""
     match e:
         case Lit():
             return int(e.value)
+        case Var() if known is not None:
+            return known.get(e.name)
         case Var():
             return None if e.name.startswith(LOCAL) else symbol(e.name)
         case Binary() if e.fn in _ARITHMETIC:
-            a, b = dim_of(e.a), dim_of(e.b)
+            a, b = dim_of(e.a, known), dim_of(e.b, known)
             return None if a is None or b is None else _ARITHMETIC[e.fn](a, b)
     return None
 

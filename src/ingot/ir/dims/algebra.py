@@ -49,6 +49,11 @@ def is_found(name: str) -> bool:
     return name.startswith(FOUND)
 
 
+def is_told(name: str) -> bool:
+    """Whether an element of an input gives the symbol of that name: any number, no size."""
+    return "." in name and not is_found(name)
+
+
 @dataclass(frozen=True, slots=True)
 class Apply:
     """A non-polynomial operation on two dims: fn is one of floordiv, mod, max, min."""

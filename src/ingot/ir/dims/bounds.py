@@ -249,6 +249,15 @@ def solve_equal(a: int | Dim, b: int | Dim) -> tuple[str, int | Dim] | None:
 
 MOST = 1 << 40  # no size is larger
 
+
+def on_axis(at: int | Dim) -> int | Dim:
+    """A place relative to an axis, which may be any number, as near as it can be told from others: sizes and places may
+    then be added to it in 64 bits."""
+    if isinstance(at, int) or any("." in name for name in symbols_of(at)):
+        return dim_max(dim_min(at, MOST - 1), 1 - MOST)
+    return at
+
+
 FARTHEST = 1 << 62  # nor any number that sizes follow from farther from 0
 
 

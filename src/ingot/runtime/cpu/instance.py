@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime.bind import Binding, Layout, Shape
 from ingot.runtime.cpu.image import CodeImage
-from ingot.runtime.expr import evaluate, span
+from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Buffer, Program, table_places
 
 _ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
@@ -29,11 +29,11 @@ class Instance(Binding):
         super().__init__(program, told)
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []
-        for step in program.steps:
+        for step, dims in zip(program.steps, self.dims, strict=True):
             for identity, offset in step.args:
                 base, place = locate(identity)
                 args += (base, place + evaluate(offset, self.values))
-            args += (span(dim, self.spans)[1] for dim in step.dims)
+            args += dims
         count = len(program.steps)
         self._table = np.zeros(4 * count + len(args), np.int64)
         self._table[4 * count :] = args

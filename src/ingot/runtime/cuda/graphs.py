@@ -171,7 +171,7 @@ class _Maker:
 
     def _node(self, number: int) -> Node:
         step, kernel = self._steps[number], self._image.kernels[self._steps[number].kernel]
-        dims = [span(d, self._binding.spans)[1] for d in step.dims]
+        dims = self._binding.dims[number]
         bases = [self._resolve.buffer(*arg) for arg in step.args]
         found = step if self._sized[number] else None
         accesses = [self._resolve.access(*arg, i in kernel.code.writes) for i, arg in enumerate(step.args)]

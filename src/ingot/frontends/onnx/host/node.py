@@ -54,7 +54,10 @@ class HostNode:
 
     def run(self, *inputs: np.ndarray | None) -> tuple[np.ndarray, ...]:
         """The results. Raises InputError for values that the op does not take."""
-        found = HOST_OPS[key(self.proto)].run(self, *inputs)
+        try:
+            found = HOST_OPS[key(self.proto)].run(self, *inputs)
+        except ValueError as error:  # shapes that numpy cannot broadcast
+            raise self.fail("operands whose shapes fit together", [x.shape for x in inputs if x is not None]) from error
         return found if isinstance(found, tuple) else (found,)
 
 
