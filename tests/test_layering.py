@@ -44,6 +44,7 @@ LAZY = {
     ("api", "exporters"),
     ("api", "transform"),
     ("driver", "pipeline"),
+    ("driver", "plan"),
     ("integrations/jax", "driver"),
     ("transform/quantize/run", "transform"),  # what needs ONNX
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process

@@ -45,8 +45,8 @@ def test_dynamic_program_at_many_sizes(threads: int):
         x, z = vector(n), vector(n, 1)
         y, d = model(x, z=z)  # type: ignore[misc]
         assert np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x * 2)
-    assert isinstance(model._loaded, Loaded)
-    assert len(model._loaded._contexts[0].instances) == MAX_INSTANCES
+    assert isinstance(model._executable._loaded, Loaded)
+    assert len(model._executable._loaded._contexts[0].instances) == MAX_INSTANCES
 
 
 def test_strided_input_is_copied_and_special_values_pass():

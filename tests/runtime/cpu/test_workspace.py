@@ -155,8 +155,8 @@ def windows(seed: int, channels: int) -> Graph:
 
 
 def workspace_of(model: CompiledModel) -> Workspace:
-    assert isinstance(model._loaded, Loaded)
-    return model._loaded._contexts[0].pool.workspace
+    assert isinstance(model._executable._loaded, Loaded)
+    return model._executable._loaded._contexts[0].pool.workspace
 
 
 def test_what_a_model_needed_that_goes_during_a_run_of_another_goes_behind_it():
@@ -165,7 +165,7 @@ def test_what_a_model_needed_that_goes_during_a_run_of_another_goes_behind_it():
     small(X[:9], X[:9])
     space = workspace_of(small)
     before = space.arena.nbytes
-    mine = small._loaded.claim()
+    mine = small._executable._loaded.claim()
     del large
     gc.collect()
     assert space.arena.nbytes == before > 4 * len(X)

@@ -24,7 +24,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.model = CompiledModel(models.static(3000, steps=6), threads=2)
-        loaded = self.model._loaded
+        loaded = self.model._executable._loaded
         assert isinstance(loaded, Loaded)
         (context,) = loaded._contexts
         self.pool = ctypes.cast(context.pool.address, ctypes.POINTER(ctypes.c_int64))
