@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 import ingot
+from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError, NeedsValues, ShapeError, UnsupportedOpError
@@ -113,7 +114,8 @@ def test_a_branch_knows_its_condition() -> None:
     for shape in ((3, 1), (3, 5), (2, 2), (7, 1)):
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         same([compiled(x)], runtime(m, x=x))
-    assert len(compiled._executable._programs) == 2
+    programs = compiled._executable
+    assert isinstance(programs, ValueSpecialization) and len(programs._programs) == 2
     assert types(m, dynamic={"n": 1}) == ["f32[b,1]", "f32[b]"]
     assert types(m, example={"x": [4, 9]}) == ["f32[b,n]", "f32[b,n]"]
     with pytest.raises(NeedsValues, match="dynamic="):

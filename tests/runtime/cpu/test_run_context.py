@@ -9,13 +9,8 @@ from ingot.runtime.cpu import device, memory
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError, InputError
 from tests.runtime import models
+from tests.runtime.models import loaded
 from tests.runtime.side_by_side import run, wrong_calls
-
-
-def loaded(model: CompiledModel) -> device.Loaded:
-    assert isinstance(model._executable._loaded, device.Loaded)
-    return model._executable._loaded
-
 
 X = np.ones(1000, np.float32)
 WANT = (X + np.arange(1000, dtype=np.float32)) * 8
