@@ -84,7 +84,9 @@ class CompiledModel:
         self.threads = executable.threads
         self._names = {spec.name: index for index, spec in enumerate(self.inputs)}
         self._run = executable.run
-        self._call = None if convention is None else convention.bind(executable)
+        self._call: Callable[..., Any] | None = None if convention is None else convention.bind(executable)
+        if executable.refused is not None:  # whatever the arguments are
+            self._call = lambda *args, **kwargs: executable.run(args)
         self._others: OtherSizes | None = None  # where calls of other sizes go
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
