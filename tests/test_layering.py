@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,7 @@ LAZY = {
     ("api", "exporters"),
     ("api", "transform"),
     ("driver", "pipeline"),
+    ("driver", "plan"),
     ("integrations/jax", "driver"),
     ("transform/quantize/run", "transform"),  # what needs ONNX
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
@@ -129,6 +130,37 @@ def test_layers_see_only_what_stands_before_them_in_the_table():
     order = [*LAYERS]
     wrong = [(n, s) for n, (seen, _) in LAYERS.items() for s in seen or () if order.index(s) > order.index(n)]
     assert not wrong
+
+
+def _modules() -> dict[str, Path]:
+    """Every file of the package by the module that it is."""
+    paths = {p.relative_to(SOURCE.parent).with_suffix("").as_posix(): p for p in SOURCE.rglob("*.py")}
+    return {name.removesuffix("/__init__").replace("/", "."): path for name, path in paths.items()}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Imports for types and those inside functions count, too."""
+    modules = _modules()
+    left = {name: {m for m in _imported(path, modules) if m != name} for name, path in modules.items()}
+    while free := [name for name, needs in left.items() if not needs]:
+        for name in free:
+            del left[name]
+        for needs in left.values():
+            needs.difference_update(free)
+    # what remains is in a circle, or above one
+    while above := left.keys() - set[str]().union(*left.values()):
+        for name in above:
+            del left[name]
+    assert not left, "\n".join(f"{name} -> {', '.join(sorted(needs & left.keys()))}" for name, needs in left.items())
+
+
+def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module in modules:
+            inside = [f"{node.module}.{a.name}" for a in node.names]
+            yield from (name if name in modules else node.module for name in inside)
 
 
 def layers_map() -> str:

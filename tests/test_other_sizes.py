@@ -11,9 +11,9 @@ import onnx.parser
 import pytest
 
 import ingot
+from ingot.driver.recent import Recent
 from ingot.support.errors import InputError, LimitError, SizesError
 from ingot.support.log import Log
-from ingot.support.recent import Recent
 
 ONNX = """<ir_version: 8, opset_import: ["" : 18]>
 agraph (float[n,k] x) => (float[n] largest, float[n,k] shares, float[a,k] first, float[b,k] second) {

@@ -25,10 +25,8 @@ Written by `python tools/api_reference.py` from signatures and docstrings. What 
 SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Compile and run": (
         "",
-        (*(f"ingot.{name}" for name in ingot.__all__ if not name.startswith("__") and not name.endswith("Error")
+        tuple(f"ingot.{name}" for name in ingot.__all__ if not name.startswith("__") and not name.endswith("Error")
            and name != "train"),
-         "ingot.runtime.executor.CompiledProgram", "ingot.driver.specialize.SpecializedModel",
-         "ingot.driver.stages.HostedModel"),
     ),
     "Train": (
         "See [training.md](training.md).",

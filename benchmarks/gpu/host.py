@@ -26,6 +26,7 @@ import ingot
 from ingot.runtime import tensors
 from ingot.runtime.cuda import device
 from ingot.runtime.cuda.driver import Driver
+from ingot.runtime.executable import LoadedProgram
 from ingot.runtime.executor import CompiledModel
 
 GIVES = (  # functions whose first argument is a handle to be made
@@ -120,12 +121,14 @@ DRIVER = ("enter", "is_capturing", "record", "wait", "update", "launch", "synchr
 
 def parts(model: CompiledModel, call: Callable[[], object], wait: Callable[[], object], rounds: int = 400) -> None:
     """Print where a call's time goes."""
-    loaded = model._loaded
+    executable = model._executable
+    assert isinstance(executable, LoadedProgram)
+    loaded = executable._loaded
     (context,) = loaded._idle  # type: ignore[attr-defined]
     clock = Clock()
     for owner, names in (
-        (model._arguments, ("take",)), (loaded, ("claim",)), (context, ("bind", "run", "release")),
-        *((maker, ("new_tensor", "new_array")) for maker in model._makers), (loaded._driver, DRIVER),  # type: ignore[attr-defined]
+        (executable._arguments, ("take",)), (loaded, ("claim",)), (context, ("bind", "run", "release")),
+        *((maker, ("new_tensor", "new_array")) for maker in executable._makers), (loaded._driver, DRIVER),  # type: ignore[attr-defined]
     ):  # fmt: skip
         for name in names:
             clock.watch(owner, name, f"driver.{name}" if owner is loaded._driver else name)  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 
 from typing import TYPE_CHECKING
 
-from ingot.api import lazy
 from ingot.api.compile import compile
 from ingot.api.export import export
 from ingot.api.grad import grad, value_and_grad
@@ -20,6 +19,7 @@ from ingot.api.quantize import quantize
 from ingot.api.train import train
 from ingot.integrations.jax import jit
 from ingot.runtime.executor import CompiledModel
+from ingot.support import lazy
 from ingot.support.errors import (
     ArtifactError,
     CompileError,

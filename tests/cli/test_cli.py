@@ -74,6 +74,29 @@ def test_wrong_usage():
 # --- compile
 
 
+def test_values_that_decide_the_program_are_inputs_or_constants(tmp_path: Path):
+    text = '<ir_version: 9, opset_import: ["": 18]> m (float[n,4] x, int64[1] axes) => (float[] y) '
+    code = "{ y = ReduceSum <keepdims = 0> (x, axes) }"
+    path = models.save(onnx.parser.parse_model(text + code), tmp_path / "m.onnx")
+    np.save(tmp_path / "axes.npy", np.array([1]))
+    np.save(tmp_path / "x.npy", np.ones((3, 4), np.float32))
+    given = ["--input", f"axes={tmp_path / 'axes.npy'}"]
+    facts = told(call("run", path, *given, "--input", f"x={tmp_path / 'x.npy'}", "--json"))
+    assert facts["outputs"][0]["shape"] == [3] and facts["outputs"][0]["max"] == 4
+    assert told(call("run", path, *given, "--random", "--size", "n=5", "--json"))["outputs"][0]["shape"] == [5]
+    assert "--constant axes=VALUE" in refused(2, "compile", path)
+    assert told(call("compile", path, "--constant", "axes=[0]", "--json"))["outputs"] == ["y: f32[4]"]
+
+
+def test_strings_run_from_the_command_line(tmp_path: Path):
+    text = '<ir_version: 9, opset_import: ["": 18]> m (string[n] x) => (string[n] y) '
+    code = '{ y = StringNormalizer <case_change_action = "UPPER"> (x) }'
+    path = models.save(onnx.parser.parse_model(text + code), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.array(["a", "bc"]))
+    told(call("run", path, "--input", f"x={tmp_path / 'x.npy'}", "--output-dir", tmp_path / "out", "--json"))
+    assert np.load(tmp_path / "out" / "y.npy").tolist() == ["A", "BC"]
+
+
 def test_compile_writes_a_program_that_loads(model: Path):
     facts = told(call("compile", model, "--json"))
     written = Path(facts["output"])

@@ -36,7 +36,7 @@ def test_stored_narrow(name: str) -> None:
     exported = export_module(net, family.inputs(2, family.lengths[0]), family.axes)
     for precision, bound in BOUND.items():
         model = ingot.compile(exported, precision=precision, cache=False, threads=2)
-        assert model.compiled.program.meta["precision"] == precision
+        assert model.program.meta["precision"] == precision
         for batch, length in zip((1, 3), family.lengths, strict=True):
             given = family.inputs(batch, length)
             with torch.no_grad():

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ingot.runtime.cpu.device import Loaded
 from ingot.runtime.cpu.memory import aligned_bytes
+from ingot.runtime.executable import LoadedProgram
+from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer, Program, State, Step, Symbol, TensorSpec
 from ingot.support.native import Features
 from ingot.targets.cpu.assemble import assemble
@@ -22,6 +25,13 @@ def environment() -> dict[str, str]:
     """For a subprocess that imports ingot and these tests."""
     root = Path(__file__).parents[2]
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+
+
+def loaded(model: CompiledModel) -> Loaded:
+    """A model's program on this machine's CPU."""
+    executable = model._executable
+    assert isinstance(executable, LoadedProgram) and isinstance(executable._loaded, Loaded)
+    return executable._loaded
 
 
 def address(i: int) -> str:

@@ -13,7 +13,6 @@ from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, bf16
 from ingot.pipeline.build import build_program
 from ingot.runtime.cpu import memory
-from ingot.runtime.cpu.device import Loaded
 from ingot.runtime.cpu.run_context import MAX_INSTANCES
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
@@ -45,8 +44,7 @@ def test_dynamic_program_at_many_sizes(threads: int):
         x, z = vector(n), vector(n, 1)
         y, d = model(x, z=z)  # type: ignore[misc]
         assert np.array_equal(y, x + z + np.float32(1) + np.float32(1)) and np.array_equal(d, x * 2)
-    assert isinstance(model._loaded, Loaded)
-    assert len(model._loaded._contexts[0].instances) == MAX_INSTANCES
+    assert len(models.loaded(model)._contexts[0].instances) == MAX_INSTANCES
 
 
 def test_strided_input_is_copied_and_special_values_pass():

@@ -58,7 +58,7 @@ def test_a_call_that_gets_no_context_lets_others_run(monkeypatch: pytest.MonkeyP
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(model._loaded, "claim", fails)
+        broken.setattr(models.loaded(model), "claim", fails)
         with pytest.raises(MemoryError):
             model(ONES)
     caller = threading.Thread(target=model, args=(ONES,), daemon=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import CompileError
 from ingot.support.garbage import no_collection
 from ingot.support.limits import Limits, limited
@@ -37,7 +38,7 @@ def compile(
     outputs: Any = None,
     state: Mapping[str, str] | None = None,
     limits: Limits | None = None,
-) -> Any:
+) -> CompiledModel:
     """Compile a trained model to one native program.
 
     Args:
@@ -72,9 +73,9 @@ def compile(
             {"past_key": "present_key"}. They are zeros at first (`set_state`), of fixed size, and written in place
             where that can be (docs/runtime.md). Of a PyTorch module: by itself, the buffers that its forward writes.
 
-    Returns: a `CompiledModel` for ONNX (a `SpecializedModel` where values of inputs decide ranks or axes: it compiles
-    for each value when a call brings it; `weights` gives them ahead); for PyTorch a callable with the model's own
-    arguments and results. Compiled models have inputs, outputs, save, dump, explain.
+    Returns: a `CompiledModel`, called with the model's inputs; one of PyTorch, JAX or a `tf.function` with the
+    program's own arguments and results. Where values of inputs decide ranks, axes or branches it has a program for each
+    value, compiled when a call brings it; `weights` gives them ahead.
 
     Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read,
     UnsupportedOpError naming every op that Ingot does not have, LimitError for a model that grows beyond a limit,

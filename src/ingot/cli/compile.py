@@ -12,7 +12,7 @@ from ingot.cli.console import check_writable, escape, out, presented, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source
-from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.errors import InputError
 
@@ -64,7 +64,7 @@ def compile_(
     _print_facts(compiled)
 
 
-def _facts(compiled: CompiledProgram) -> dict[str, object]:
+def _facts(compiled: CompiledModel) -> dict[str, object]:
     program = compiled.program
     return {
         "inputs": [str(s) for s in program.inputs],
@@ -79,7 +79,7 @@ def _facts(compiled: CompiledProgram) -> dict[str, object]:
     }
 
 
-def _print_facts(compiled: CompiledProgram) -> None:
+def _print_facts(compiled: CompiledModel) -> None:
     program = compiled.program
     kept = [s.spec for s in program.state]
     for name, specs in (("in", program.inputs), ("out", program.outputs), ("state", kept)):

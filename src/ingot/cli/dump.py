@@ -15,7 +15,8 @@ from ingot.debug.drawing import time_text
 from ingot.debug.source import Source, open_source, read_graph
 from ingot.ir.show import show
 from ingot.runtime import artifact
-from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.executable import UnloadedProgram
+from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError
 
 
@@ -66,7 +67,7 @@ def dump(
         elif after is not None:
             text = show(built.after(after))
         elif plan:
-            text = _plan(CompiledProgram(built.program, built.threads), size)
+            text = _plan(CompiledModel(UnloadedProgram(built.program, built.threads)), size)
         else:
             _print_overview(built, as_json)
             return
@@ -80,13 +81,13 @@ def _dump_artifact(
     source: Source, after: str | None, kernel: str | None, plan: bool, size: Sequence[str] | None
 ) -> str:
     """What a saved program carries: its stages and its plan."""
-    compiled = CompiledProgram(artifact.load(source.path))  # which need not run here
+    compiled = CompiledModel(UnloadedProgram(artifact.load(source.path)))  # which need not run here
     if kernel is not None:
         raise InputError("--kernel", expected="the model itself", got=f"{source.path}, which holds machine code only")
     return _plan(compiled, size) if plan or after is None else compiled.dump(after)
 
 
-def _plan(compiled: CompiledProgram, size: Sequence[str] | None) -> str:
+def _plan(compiled: CompiledModel, size: Sequence[str] | None) -> str:
     """The plan; with its places in memory if sizes are given."""
     if not size:
         return compiled.plan()

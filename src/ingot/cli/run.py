@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -49,7 +51,12 @@ def run(
         if source.kind != "artifact":
             check_runs(settings.target)
         compiled = runnable(compile_source(source, cache=True, **vars(settings)))
-        feeds = read_feeds(compiled.program, feed or [])
+        feeds = read_feeds(compiled, feed or [])
+        if random and not compiled.is_one_program:  # what is given decides which program it is
+            source, feeds = replace(source, weights={**source.weights, **feeds}), {}
+            compiled = runnable(compile_source(source, cache=True, **vars(settings)))
+        names = {spec.name for spec in compiled.inputs}
+        feeds |= {name: value for name, value in source.weights.items() if name in names}
         if random:
             feeds = inputs_of(source, compiled.program, size, seed) | feeds
         elif missing := [str(s) for s in compiled.inputs if s.name not in feeds]:
@@ -57,10 +64,10 @@ def run(
         folder = None if output_dir is None else _folder(output_dir)
         progress.report("run")
         began = time.perf_counter()
-        result = compiled(**feeds)
+        results = compiled.run([feeds[spec.name] for spec in compiled.inputs])
         seconds = time.perf_counter() - began
-        results = [np.asarray(r) for r in (result if isinstance(result, tuple) else (result,))]
-        facts = [_output(s.name, r, folder) for s, r in zip(compiled.outputs, results, strict=True)]
+        named = zip((spec.name for spec in compiled.outputs), results, strict=True)
+        facts = [_output(name, r, folder) for name, r in (leaf for n, r in named for leaf in _leaves(n, r))]
     if as_json:
         print_json({"model": str(model), "seconds": seconds, "outputs": facts})
         return
@@ -72,6 +79,16 @@ def run(
     out.print(f"first call {time_text(seconds)}; for timings use [bold]ingot bench[/]")
 
 
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """A result as arrays: of a sequence its members."""
+    if isinstance(value, Mapping | list | tuple):
+        for key, member in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(f"{name}.{key}", member)
+    elif value is not None:
+        array = np.asarray(value)
+        yield name, array.astype(str) if array.dtype == object else array
+
+
 def _output(name: str, array: np.ndarray, folder: Path | None) -> dict[str, object]:
     """An output's summary; written into the folder if there is one."""
     file = None
@@ -80,7 +97,7 @@ def _output(name: str, array: np.ndarray, folder: Path | None) -> dict[str, obje
         data = io.BytesIO()
         np.save(data, array)
         atomic_write(file, [data.getbuffer()])
-    some = array.astype(np.float64) if array.size else None
+    some = array.astype(np.float64) if array.size and array.dtype.kind not in "SU" else None
     numbers = (None, None, None) if some is None else (float(some.min()), float(some.mean()), float(some.max()))
     facts = dict(zip(("min", "mean", "max"), numbers, strict=True))
     return {

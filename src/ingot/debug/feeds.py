@@ -17,6 +17,7 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node
 from ingot.ops.core.base import Category, category
 from ingot.runtime.dtypes import numpy_dtype
+from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate, linear_in, show
 from ingot.runtime.program import Program, TensorSpec
 from ingot.support.errors import InputError, check_once
@@ -248,9 +249,9 @@ def _random(random: np.random.Generator, spec: TensorSpec, shape: tuple[int, ...
     return random.standard_normal(shape).astype(dtype)
 
 
-def read_feeds(program: Program, texts: Sequence[str]) -> Feeds:
+def read_feeds(model: Program | CompiledModel, texts: Sequence[str]) -> Feeds:
     """["x=x.npy"] -> arrays by input name. Raises InputError for unknown names and files that hold no array."""
-    names = [spec.name for spec in program.inputs]
+    names = [spec.name for spec in model.inputs]
     given: list[tuple[str, str]] = []
     for text in texts:
         name, equals, path = text.partition("=")

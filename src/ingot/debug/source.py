@@ -15,15 +15,13 @@ from ingot.debug.feeds import read_array
 from ingot.driver import compile as compiler
 from ingot.driver.open import Request, frontend_for, open_model
 from ingot.driver.recognize import Kind, kind_of
-from ingot.driver.specialize import SpecializedModel
-from ingot.driver.stages import HostedModel
 from ingot.frontends.shared.weights import arrays_of
 from ingot.ir.node import Graph, Input
 from ingot.runtime import artifact
 from ingot.runtime.cpu.pool import thread_count
-from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, ImportModelError, InputError, check_once
+from ingot.support.errors import ImportModelError, InputError, check_once
 from ingot.support.formats import Format
 
 Bound = int | tuple[int, int | None]
@@ -209,8 +207,11 @@ def compile_source(
     fast_math: bool = False,
     target: str = "native",
     precision: str = "float32",
-) -> CompiledProgram:
-    """The compiled model; for an artifact the loaded one. Raises what `ingot.compile` and `ingot.load` raise."""
+) -> CompiledModel:
+    """The compiled model, called with flat inputs; for an artifact the loaded one.
+
+    Raises what `ingot.compile` and `ingot.load` raise.
+    """
     if source.kind == "artifact":
         program = artifact.load(source.path)
         if target.partition(":")[0] not in ("native", program.features.target) or precision != "float32" or fast_math:
@@ -220,23 +221,11 @@ def compile_source(
             )
         return CompiledModel(program, threads=threads)
     options = compiler.Options(target, thread_count(threads), cache, fast_math, precision)
-    compiled = compiler.compile_model(source.path, source.request, options)
-    if isinstance(compiled, SpecializedModel):
-        values = [f"--constant {name}=VALUE" for name in compiled.deciding]
-        raise InputError(
-            f"{source.path} is a program for each value or size that decides ranks, axes or branches: {compiled}",
-            fix=" ".join(values) or "fix the sizes with --dim",
-        )
-    if isinstance(compiled, HostedModel):
-        raise InputError(
-            f"{source.path} has strings, images or sequences, which no one program holds",
-            fix="--outputs NAME for those that are numbers, or ingot.compile in Python",
-        )
-    return compiled if isinstance(compiled, CompiledProgram) else compiled.compiled
+    return compiler.compile_model(source.path, source.request, options).flat()
 
 
-def runnable(compiled: CompiledProgram) -> CompiledModel:
-    """The same model, to be run. Raises ArtifactError where this machine is not the one that it was compiled for."""
-    if isinstance(compiled, CompiledModel):
-        return compiled
-    raise compiled.refused or ArtifactError("a program", expected="a device to run it", got="none")
+def runnable(compiled: CompiledModel) -> CompiledModel:
+    """The same model. Raises ArtifactError where this machine is not the one that it was compiled for."""
+    if compiled.refused is not None:
+        raise compiled.refused
+    return compiled

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ingot.driver.framework_model import FrameworkModel, TorchModel
 from ingot.driver.open import (
     FRONTENDS,
     Frontend,
@@ -29,12 +28,14 @@ from ingot.driver.open import (
     script_program,
 )
 from ingot.driver.recognize import files_of
-from ingot.driver.specialize import SpecializedModel
-from ingot.driver.stages import HostedModel
+from ingot.driver.script_states import script_model
+from ingot.driver.specialize import ValueSpecialization
+from ingot.driver.stages import StagedExecution
 from ingot.pipeline import tuning
 from ingot.runtime import artifact
 from ingot.runtime.device import refusal, refusal_of
-from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.runtime.executable import UnloadedProgram
+from ingot.runtime.executor import CompiledModel, Convention
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
 from ingot.support import flags, limits, progress, sources
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from ingot.pipeline.build import Measure, Trace
 
 
-def compile_model(model: Any, request: Request, options: Options) -> Any:
+def compile_model(model: Any, request: Request, options: Options) -> CompiledModel:
     """See `ingot.compile`."""
     kind, source = recognized(model)
     frontend = frontend_for(kind, request)
@@ -62,7 +63,7 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
     if kind in ("torch", "jax"):
         return finished(frontend.open(source, request), options)
 
-    def build(asked: Request) -> Any:
+    def build(asked: Request) -> CompiledModel:
         if frontend.by_content and isinstance(source, Path) and options.cache:
             return _compile_content(frontend, source, asked, options)
         return finished(frontend.open(source, asked), options)
@@ -70,8 +71,8 @@ def compile_model(model: Any, request: Request, options: Options) -> Any:
     return _with_sizes(source, request, build)
 
 
-def finished(opened: Opened, options: Options) -> Any:
-    model = opened.wrap(compiled(_program(opened.graph, options).with_state(opened.state), options))
+def finished(opened: Opened, options: Options) -> CompiledModel:
+    model = compiled(_program(opened.graph, options).with_state(opened.state), options, opened.convention)
     again = opened.for_sizes
     if again is not None and opened.graph.symbols():
 
@@ -79,14 +80,14 @@ def finished(opened: Opened, options: Options) -> Any:
             other = again(refused)
             return None if other is None else finished(other, options)
 
-        model.others = OtherSizes(limits.kept(build))
+        model._others = OtherSizes(limits.kept(build))
     return model
 
 
-def _with_sizes(source: Any, request: Request, build: Callable[[Request], Any]) -> Any:
+def _with_sizes(source: Any, request: Request, build: Callable[[Request], CompiledModel]) -> CompiledModel:
     """What `build` gives; where a call brings sizes beyond its bounds, one with these sizes is called."""
     model = build(request)
-    if not isinstance(model, CompiledModel | FrameworkModel) or not model.program.symbols:
+    if model.refused is not None or not model.program.symbols:
         return model
     shapes = {spec.name: spec.shape for spec in model.inputs}
     stamps = _stamps(source)
@@ -104,7 +105,7 @@ def _with_sizes(source: Any, request: Request, build: Callable[[Request], Any]) 
             dynamic = with_shapes(request.dynamic, shapes, refused.told)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
-    model.others = OtherSizes(limits.kept(again))
+    model._others = OtherSizes(limits.kept(again))
     return model
 
 
@@ -129,7 +130,7 @@ class Options:
                 raise InputError(name, expected="True or False", got=repr(value))
 
 
-def _compile_content(frontend: Frontend, path: Path, request: Request, options: Options) -> CompiledProgram:
+def _compile_content(frontend: Frontend, path: Path, request: Request, options: Options) -> CompiledModel:
     """A file whose content says what the program is: the cache is asked before the file is read."""
 
     def build() -> Program:
@@ -153,13 +154,13 @@ def _told(request: Request) -> list[bytes]:
     return [repr(told).encode(), *arrays]
 
 
-def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledProgram | SpecializedModel | HostedModel:
+def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledModel:
     """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets; where
     it takes turns with the host, one of several programs."""
     weights = {name: np.asarray(value) for name, value in (request.weights or {}).items()}
 
-    def build(values: Mapping[str, np.ndarray], example: _Example) -> CompiledProgram:
-        def found(asked: Request) -> CompiledProgram:
+    def build(values: Mapping[str, np.ndarray], example: _Example) -> CompiledModel:
+        def found(asked: Request) -> CompiledModel:
             if isinstance(source, Path):
                 return _compile_file(source, asked, example, options)
             progress.report("read")
@@ -172,25 +173,23 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledPr
     except NeedsValues as needs:
         if request.state:
             raise InputError("state", expected="one program", got="one for each value of inputs") from needs
-        return SpecializedModel(needs, limits.kept(build))
+        return CompiledModel(ValueSpecialization(needs, limits.kept(build), options.threads))
     except NeedsHost as needs:
         from ingot.frontends.onnx import stages_of
 
-        def part(model: onnx.ModelProto) -> CompiledProgram | SpecializedModel:
-            compiled = _compile_onnx(model, Request(dynamic=request.dynamic), options)
-            assert not isinstance(compiled, HostedModel)  # a part's nodes are all numeric
-            return compiled
+        def part(model: onnx.ModelProto) -> CompiledModel:
+            return _compile_onnx(model, Request(dynamic=request.dynamic), options)
 
         for word in ("outputs", "state"):
             if word in request.asked:
                 raise InputError(word, expected="one program", got="one that takes turns with the host") from needs
-        return HostedModel(stages_of(needs.model), limits.kept(part), weights)
+        return CompiledModel(StagedExecution(stages_of(needs.model), limits.kept(part), weights, options.threads))
 
 
 _Example = Mapping[str, tuple[int, ...]] | None  # shapes of inputs in a call
 
 
-def _compile_file(path: Path, request: Request, example: _Example, options: Options) -> CompiledProgram:
+def _compile_file(path: Path, request: Request, example: _Example, options: Options) -> CompiledModel:
     """An ONNX file: the cache is asked by the file's content before anything is parsed."""
 
     def graph() -> Graph:
@@ -227,19 +226,20 @@ def _key(options: Options, *parts: bytes) -> str:
     return cache_key(settings, tuning.digest(), *parts)
 
 
-def compiled(program: Program, options: Options) -> CompiledProgram:
+def compiled(program: Program, options: Options, convention: Convention | None = None) -> CompiledModel:
     """Ready to run; a program for another machine, only to be saved and looked at."""
-    return foreign(program, options.threads) or CompiledModel(program, threads=options.threads)
+    other = foreign(program, options.threads)
+    return CompiledModel(other or program, threads=options.threads, convention=convention)
 
 
-def foreign(program: Program, threads: int) -> CompiledProgram | None:
-    """A program for another machine, only to be saved and looked at; None for one that runs here."""
+def foreign(program: Program, threads: int) -> UnloadedProgram | None:
+    """A program for another machine; None for one that runs here."""
     refused = refusal(program)
     if refused is None:
         return None
     from ingot.pipeline.target import target_of
 
-    return CompiledProgram(program, threads, refused, target_of(program.features).export)
+    return UnloadedProgram(program, threads, refused, target_of(program.features).export)
 
 
 def _cached(key: str, build: Callable[[], Program]) -> Program:
@@ -296,13 +296,13 @@ def fingerprint() -> str:
     return sources.digest(Path(__file__).parents[1])
 
 
-def _compile_script(source: Any, request: Request, options: Options) -> Any:
+def _compile_script(source: Any, request: Request, options: Options) -> CompiledModel:
     """A TorchScript program: one compiled program, or, where its attributes decide what it is, one for each state."""
-    from ingot.frontends.torch.script import Evaluator, ScriptedModel
+    from ingot.frontends.torch.script import Evaluator
 
     program, inputs, dynamic = script_program(source, request)
 
-    def build(evaluator: Any, arguments: Sequence[Any]) -> TorchModel:
+    def build(evaluator: Any, arguments: Sequence[Any]) -> CompiledModel:
         asked = Request(tuple(arguments), dynamic)
         return finished(FRONTENDS["torch"].open(evaluator, asked), options)
 
@@ -311,6 +311,6 @@ def _compile_script(source: Any, request: Request, options: Options) -> Any:
         return build(plain, inputs)
     if plain.is_steady(inputs):
         return build(Evaluator(program, program.attributes, buffers=True), inputs)
-    model = ScriptedModel(program, limits.kept(build))
+    model = script_model(program, limits.kept(build), options.threads)
     model.for_inputs(*inputs)
     return model

@@ -10,15 +10,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ingot.driver.framework_model import FrameworkModel, TorchModel
 from ingot.driver.recognize import kind_of
-from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.executable import Executable
+from ingot.runtime.executor import Convention, trees
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, SizesError
@@ -53,18 +52,22 @@ class Request:
 
 @dataclass(frozen=True)
 class Opened:
-    """A model as a graph. wrap: what users call, of a compiled program with the graph's signature. flatten: the model's
-    own arguments to the graph's inputs; None where these are its arguments. state: names and first values of what it
-    keeps from call to call: the graph's last inputs and first outputs. for_sizes: from sizes that its program refuses
-    to the model once more, for these, and to None where it stays the same; None where `dynamic` can say the same.
+    """A model as a graph. convention: how it is called; None: with the graph's inputs. state: names and first values of
+    what it keeps from call to call: the graph's last inputs and first outputs. for_sizes: from sizes that its program
+    refuses to the model once more, for these, and to None where it stays the same; None where `dynamic` can say the
+    same.
     """
 
     graph: Graph
-    wrap: Callable[[CompiledProgram], Any] = lambda compiled: compiled
-    flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None = None
+    convention: Convention | None = None
     state: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     of_onnx: bool = False
     for_sizes: Callable[[SizesError], Opened | None] | None = None
+
+    @property
+    def flatten(self) -> Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None:
+        """The model's own arguments to the graph's inputs; None where these are its arguments."""
+        return None if self.convention is None else self.convention.flatten
 
     def stateless(self) -> Opened:
         """Raises InputError for a model that keeps a state."""
@@ -184,7 +187,7 @@ def _stablehlo(source: Any, request: Request) -> Opened:
 
     imported = import_stablehlo(source, dynamic=request.dynamic, weights=request.weights)
     if imported.plain:
-        return Opened(_chosen(imported.graph, request), flatten=imported.flatten)
+        return Opened(_chosen(imported.graph, request))
     for word in {"outputs", "state"}.intersection(request.asked):
         raise InputError(word, expected="none for a program of complex numbers", got="some")
     return _framework(imported.graph, imported)
@@ -193,10 +196,7 @@ def _stablehlo(source: Any, request: Request) -> Opened:
 def _framework(graph: Graph, imported: Any, state: Mapping[str, np.ndarray] | None = None) -> Opened:
     """Of what is called with the arguments of the program that it comes from."""
 
-    def wrap(compiled: CompiledProgram) -> Any:
-        return FrameworkModel(compiled, imported.flatten, imported.unflatten)
-
-    return Opened(graph, wrap, imported.flatten, state or {})
+    return Opened(graph, trees(imported.flatten, imported.unflatten), state or {})
 
 
 def _jax(source: Any, request: Request) -> Opened:
@@ -279,7 +279,14 @@ def _torch(source: Any, request: Request) -> Opened:
 
 
 def opened_torch(imported: ImportedModel) -> Opened:
-    return Opened(imported.graph, partial(torch_model, imported), imported.inputs.flatten, imported.state)
+    from ingot.frontends.torch import to_torch
+
+    def bind(executable: Executable) -> Callable[..., Any]:
+        # a program returns what its inputs are, and arrays where it has none
+        executable.returns_tensors = not executable.inputs
+        return imported.caller(executable.run)
+
+    return Opened(imported.graph, Convention(imported.inputs.flatten, bind, to_torch), imported.state)
 
 
 def _torchscript(source: Any, request: Request) -> Opened:
@@ -319,12 +326,6 @@ def imported_torch(model: Any, example_inputs: Any, dynamic: Any, gradients: boo
         return frontend.import_sized(model, dynamic)
     how = {"gradients": gradients, "of_inputs": gradients}
     return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic, **how))
-
-
-def torch_model(imported: ImportedModel, compiled: CompiledProgram) -> TorchModel:
-    # a program answers in its inputs' kind: where it has none, it is told
-    run: Any = compiled.run if compiled.inputs else partial(compiled.run, as_tensors=True)
-    return TorchModel(compiled, imported.caller(run), imported.inputs.flatten)
 
 
 _DECLARED = frozenset(("weights", "outputs", "state"))

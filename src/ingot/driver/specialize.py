@@ -6,76 +6,70 @@ has two programs. The programs are few, and the least recently used gives way.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ingot.runtime.executor import CompiledModel, CompiledProgram
-from ingot.runtime.state import Seeds, entropy
+from ingot.runtime.executable import Executable, UnrankedSpec
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import TensorSpec
+from ingot.runtime.state import Seeds
 from ingot.support.errors import InputError, NeedsValues
 from ingot.support.log import Log
+
+if TYPE_CHECKING:
+    from ingot.ir.node import Node
 
 MOST_PROGRAMS = 16
 _log = Log("ingot.driver.specialize")
 
 _Key = tuple[tuple[str, str, tuple[int, ...], bytes], ...]
-Build = Callable[[Mapping[str, np.ndarray], Mapping[str, tuple[int, ...]] | None], CompiledProgram]
+Build = Callable[[Mapping[str, np.ndarray], Mapping[str, tuple[int, ...]] | None], CompiledModel]
+Result = TypeVar("Result")
 
 
-class SpecializedModel:
-    """A model that is compiled when its deciding inputs' values are known: at the first call with them.
+class ValueSpecialization(Executable):
+    """A program for the values of deciding inputs, compiled at the first call with them. Calls from several threads
+    compile one at a time."""
 
-    Called as a `CompiledModel` is, which each of its programs is; `for_inputs` gives the one for some inputs. Safe to
-    call from several threads; they compile one at a time.
-    """
+    is_one_program = False
 
-    def __init__(self, needs: NeedsValues, build: Build) -> None:
-        """build: from the values of deciding inputs, and the shapes of the others where sizes decide, to a program,
-        which has the other inputs. Raises NeedsValues where these do not decide all."""
-        self.input_names = needs.signature
+    def __init__(self, needs: NeedsValues, build: Build, threads: int) -> None:
+        """build: from the values of deciding inputs, and the shapes of the others where sizes decide, to a model, which
+        has the other inputs. Raises NeedsValues where these do not decide all."""
+        self.inputs = tuple(_spec(name, node) for name, node in needs.signature.items())
+        self.outputs = tuple(UnrankedSpec(name, dtype) for name, dtype in needs.outputs.items())
+        self.threads = threads
         self.deciding = needs.inputs
         self._by_sizes = needs.sizes
         self._build = build
         # the latest used last
-        self._programs: list[tuple[_Key, CompiledProgram]] = []
+        self._programs: list[tuple[_Key, CompiledModel]] = []
         self._lock = threading.Lock()
         self._seeds = Seeds()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. Raises what `CompiledModel` raises, and what compiling raises."""
-        values = self._named(args, kwargs)
-        return self._run(values, lambda program, rest: program(**rest))
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return self._select(inputs, lambda model, rest: model.run(rest))
 
-    def for_inputs(self, *args: Any, **kwargs: Any) -> CompiledProgram:
-        """The program that runs these inputs: to save, to look at, or to compile ahead. It lacks the deciding ones."""
-
-        def found(program: CompiledProgram, rest: Mapping[str, Any]) -> CompiledProgram:
+    def calls(self, inputs: Sequence[Any]) -> Sequence[tuple[CompiledModel, Sequence[Any]]]:
+        def found(model: CompiledModel, rest: Sequence[Any]) -> tuple[CompiledModel, Sequence[Any]]:
             if self._by_sizes:
-                program(**rest)  # only a run tells whether sizes are on the right side of a test
-            return program
+                model.run(rest)  # only a run tells whether sizes are on the right side of a test
+            return model, rest
 
-        return self._run(self._named(args, kwargs), found)
+        return [self._select(inputs, found)]
 
-    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        names = self.input_names
-        values: dict[str, Any] = dict(zip(names, args, strict=False))
-        twice, unknown = [n for n in kwargs if n in values], [n for n in kwargs if n not in names]
-        values |= kwargs
-        if len(args) > len(names) or twice or unknown or len(values) < len(names):
-            raise InputError("inputs", expected=f"each of {list(names)} once", got=[*values, *twice, *unknown])
-        return values
-
-    def _run(self, values: Mapping[str, Any], run: Callable[[CompiledProgram, Mapping[str, Any]], Any]) -> Any:
-        """What `run` gives of the program for these values and the inputs that it has."""
+    def _select(self, inputs: Sequence[Any], run: Callable[[CompiledModel, Sequence[Any]], Result]) -> Result:
+        """What `run` gives of the model for these values and the inputs that it has."""
+        values = dict(zip((spec.name for spec in self.inputs), inputs, strict=True))
         deciding = {name: np.asarray(values[name]) for name in self.deciding}
         key = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in sorted(deciding.items()))
         rest = {name: v for name, v in values.items() if name not in deciding}
         for entry in [entry for entry in reversed(self._programs) if entry[0] == key]:
             try:
-                result = run(entry[1], rest)
+                result = run(entry[1], [rest[spec.name] for spec in entry[1].inputs])
             except InputError:
                 if not self._by_sizes:
                     raise
@@ -85,20 +79,20 @@ class SpecializedModel:
         example = {n: tuple(np.shape(v)) for n, v in rest.items()} if self._by_sizes else None
         with self._lock:
             try:
-                program = self._compiled(deciding, example)
+                model = self._compiled(deciding, example)
             except NeedsValues as more:
                 if set(more.inputs) <= deciding.keys() and (self._by_sizes or not more.sizes):
                     raise
                 self.deciding = tuple(dict.fromkeys((*self.deciding, *more.inputs)))
                 self._by_sizes |= more.sizes
-                program = None
-        if program is None:
-            return self._run(values, run)
-        result = run(program, rest)
-        self._keep((key, program))
+                model = None
+        if model is None:
+            return self._select(inputs, run)
+        result = run(model, [rest[spec.name] for spec in model.inputs])
+        self._keep((key, model))
         return result
 
-    def _keep(self, entry: tuple[_Key, CompiledProgram]) -> None:
+    def _keep(self, entry: tuple[_Key, CompiledModel]) -> None:
         with self._lock:
             self._programs = [*(e for e in self._programs if e is not entry), entry]
             if len(self._programs) > MOST_PROGRAMS:
@@ -107,31 +101,42 @@ class SpecializedModel:
 
     def _compiled(
         self, deciding: Mapping[str, np.ndarray], example: Mapping[str, tuple[int, ...]] | None
-    ) -> CompiledProgram:
+    ) -> CompiledModel:
         told = [f"{name} = {np.array2string(a, threshold=8)}" for name, a in deciding.items()]
         told += [f"{name}: {list(shape)}" for name, shape in (example or {}).items()]
         _log.info("compiling for %s", ", ".join(told))
-        program = self._build(deciding, example)
-        if isinstance(program, CompiledModel):
-            program.seed(self._seeds.take())
-        return program
+        model = self._build(deciding, example)
+        if model.refused is None:
+            model.seed(self._seeds.take())
+        return model
 
-    def seed(self, seed: int | None = None) -> None:
-        """As `CompiledModel.seed`; each program, in the order in which calls ask for them, has a seed made of it."""
+    def seed(self, seed: int) -> None:
+        """Each program, in the order in which calls ask for them, has a seed made of it."""
         with self._lock:
-            self._seeds = Seeds(entropy() if seed is None else seed)
-            for _, program in self._programs:
-                if isinstance(program, CompiledModel):
-                    program.seed(self._seeds.take())
+            self._seeds = Seeds(seed)
+            for _, model in self._programs:
+                if model.refused is None:
+                    model.seed(self._seeds.take())
 
-    def save(self, path: str | os.PathLike[str]) -> NoReturn:
-        """Refused: a file holds one program."""
-        what = [f"the values of {list(self.deciding)}"] * bool(self.deciding) + ["tests of sizes"] * self._by_sizes
-        raise InputError(
-            f"cannot save to {path}: {' and '.join(what)} decide what the program is",
-            fix="m.for_inputs(...).save(path), or compile with weights={...} or dynamic={...}",
+    def not_one(self) -> InputError:
+        given = [f"weights={{{n!r}: ...}} (--constant {n}=VALUE)" for n in self.deciding] or ["dynamic={...} (--dim)"]
+        return InputError(
+            f"{self._cause()} decide what the program is",
+            expected="one program",
+            got="one for each of them",
+            fix=f"m.for_inputs(...) gives it, or compile with {' and '.join(given)}",
         )
 
-    def __repr__(self) -> str:
+    def _cause(self) -> str:
         by = [f"the values of {', '.join(self.deciding)}"] * bool(self.deciding) + ["tests of sizes"] * self._by_sizes
-        return f"SpecializedModel({', '.join(self.input_names)}; by {' and '.join(by)})"
+        return " and ".join(by)
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
+        return f"{names[0]} -> {names[1]}; a program for each of {self._cause()}"
+
+
+def _spec(name: str, node: Node) -> TensorSpec:
+    from ingot.plan.sizes import expression  # not above: a model that is found in the cache does without the compiler
+
+    return TensorSpec(name, node.dtype.name, tuple(map(expression, node.shape)))

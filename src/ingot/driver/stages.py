@@ -5,17 +5,16 @@ See `frontends.onnx.host`. Programs are compiled when a call shows their inputs'
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ingot.driver.specialize import SpecializedModel
-from ingot.runtime.executor import CompiledModel, CompiledProgram
-from ingot.runtime.state import Seeds, entropy
+from ingot.driver.recent import Recent
+from ingot.runtime.executable import Executable, UnrankedSpec
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.state import Seeds
 from ingot.support.errors import InputError, ShapeError, UnsupportedOpError
 from ingot.support.log import Log
-from ingot.support.recent import Recent
 
 if TYPE_CHECKING:
     import onnx
@@ -26,89 +25,99 @@ MOST_PROGRAMS = 16
 _log = Log("ingot.driver.stages")
 
 
-class HostedModel:
-    """A model of several stages. Called as a `CompiledModel` is; strings are arrays of str, sequences lists, an
-    optional that holds nothing None. Safe to call from several threads; they compile one at a time.
-    """
+class StagedExecution(Executable):
+    """Several stages, on the host and as programs. Strings are arrays of str, sequences lists, an optional that holds
+    nothing None. Calls from several threads compile one at a time."""
+
+    is_one_program = False
 
     def __init__(
         self,
         stages: Stages,
-        build: Callable[[onnx.ModelProto], CompiledProgram | SpecializedModel],
+        build: Callable[[onnx.ModelProto], CompiledModel],
         weights: Mapping[str, Any],
+        threads: int,
     ) -> None:
         """build: compiles a numeric part. weights: inputs that always have the same value."""
         unknown = [name for name in weights if name not in stages.inputs]
         if unknown:
             raise InputError("weights names no input", expected=f"one of {list(stages.inputs)}", got=unknown)
-        self.input_names = tuple(name for name in stages.inputs if name not in weights)
-        self.output_names = stages.outputs
+        types = stages.types
+        self.inputs = tuple(UnrankedSpec(n, types[n]) for n in stages.inputs if n not in weights)
+        self.outputs = tuple(UnrankedSpec(n, types[n]) for n in stages.outputs)
+        self.threads = threads
         self._weights = dict(weights)
         self._stages = stages
         self._build = build
-        self._programs: Recent[Any, CompiledProgram | SpecializedModel] = Recent(MOST_PROGRAMS, "programs", _log)
+        self._programs: Recent[Any, CompiledModel] = Recent(MOST_PROGRAMS, "programs", _log)
         self._exact: set[tuple[str, ...]] = set()  # stages, by what they compute, that hold for one size each
         self._lock = threading.Lock()
         self._seeds = Seeds()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. Raises InputError for inputs that do not fit, and what compiling raises."""
-        names = self.input_names
-        given = dict(zip(names, args, strict=False))
-        unknown = [name for name in kwargs if name not in names or name in given]
-        given |= kwargs
-        if len(args) > len(names) or unknown or len(given) < len(names):
-            raise InputError("inputs", expected=f"each of {list(names)} once", got=[*given, *unknown])
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        return self._advance(inputs, self._compute)
+
+    def calls(self, inputs: Sequence[Any]) -> Sequence[tuple[CompiledModel, Sequence[Any]]]:
+        found: list[tuple[CompiledModel, Sequence[Any]]] = []
+
+        def compute(stage: NumericStage, values: Mapping[str, Any]) -> dict[str, Any]:
+            tensors = stage.tensors(values)
+            model = self._program(stage, values)
+            found.append((model, [tensors[spec.name] for spec in model.inputs]))
+            return self._compute(stage, values)
+
+        self._advance(inputs, compute)
+        return found
+
+    def _advance(self, inputs: Sequence[Any], compute: Callable[..., dict[str, Any]]) -> list[Any]:
+        given = dict(zip((spec.name for spec in self.inputs), inputs, strict=True))
         values = self._stages.bound(self._weights | given)
         for stage in self._stages.turns:
-            stage.advance(values, self._compute)
-        results = tuple(values[name] for name in self.output_names)
-        return results[0] if len(results) == 1 else results
+            stage.advance(values, compute)
+        return [values[spec.name] for spec in self.outputs]
 
     def _compute(self, stage: NumericStage, values: Mapping[str, Any]) -> dict[str, Any]:
         tensors = stage.tensors(values)
-        program = self._program(stage, values, tensors)
-        results = program.run([tensors[spec.name] for spec in program.inputs])
-        return stage.restored(dict(zip((spec.name for spec in program.outputs), results, strict=True)))
+        model = self._program(stage, values)
+        results = model.run([tensors[spec.name] for spec in model.inputs])
+        return stage.restored(dict(zip((spec.name for spec in model.outputs), results, strict=True)))
 
-    def _program(self, stage: NumericStage, values: Mapping[str, Any], tensors: Mapping[str, Any]) -> CompiledProgram:
+    def _program(self, stage: NumericStage, values: Mapping[str, Any]) -> CompiledModel:
         """The program for the values' forms: for any sizes, or for theirs where it must know them."""
         with self._lock:
             if stage.outputs not in self._exact:
                 try:
-                    return self._found(stage, stage.forms(values, exact=False), tensors)
+                    return self._found(stage, stage.forms(values, exact=False))
                 except (ShapeError, UnsupportedOpError) as e:
                     _log.info("compiling %s for each size: %s", stage, e)
-            found = self._found(stage, stage.forms(values, exact=True), tensors)
+            found = self._found(stage, stage.forms(values, exact=True))
             self._exact.add(stage.outputs)
             return found
 
-    def _found(self, stage: NumericStage, forms: Any, tensors: Mapping[str, Any]) -> CompiledProgram:
-        def made() -> CompiledProgram | SpecializedModel:
+    def _found(self, stage: NumericStage, forms: Any) -> CompiledModel:
+        def compiled() -> CompiledModel:
             _log.info("compiling %s for %s", stage, forms)
-            built = self._build(stage.part(forms))
-            if isinstance(built, CompiledModel | SpecializedModel):
-                built.seed(self._seeds.take())
-            return built
+            model = self._build(stage.part(forms))
+            if model.refused is None:
+                model.seed(self._seeds.take())
+            return model
 
-        found = self._programs.find((stage.outputs, forms), made)
-        return found if isinstance(found, CompiledProgram) else found.for_inputs(**tensors)
+        return self._programs.find((stage.outputs, forms), compiled)
 
-    def seed(self, seed: int | None = None) -> None:
-        """As `SpecializedModel.seed`."""
+    def seed(self, seed: int) -> None:
         with self._lock:
-            self._seeds = Seeds(entropy() if seed is None else seed)
-            for program in self._programs:
-                if isinstance(program, CompiledModel | SpecializedModel):
-                    program.seed(self._seeds.take())
+            self._seeds = Seeds(seed)
+            for model in self._programs:
+                if model.refused is None:
+                    model.seed(self._seeds.take())
 
-    def plan(self) -> str:
+    def plan(self, shapes: Sequence[Any]) -> str:
         """The stages in order: what runs on the host, and what programs compute."""
         return "\n".join(str(stage) for stage in self._stages.turns)
 
-    def save(self, path: str | os.PathLike[str]) -> NoReturn:
-        """Refused: a file holds one program."""
-        raise InputError(f"cannot save to {path}: the model is not one program", got=self.plan())
+    def not_one(self) -> InputError:
+        return InputError(f"the model is not one program; its stages are\n{self.plan(())}")
 
     def __repr__(self) -> str:
-        return f"HostedModel({', '.join(self.input_names)} -> {', '.join(self.output_names)})"
+        names = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
+        return f"{names[0]} -> {names[1]}; {len(self._stages.turns)} stages"

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ingot.ir.node import Node
-
-_inputs: Callable[[Node], Sequence[Node]] = attrgetter("inputs")
+from typing import Any, Protocol, Self, TypeVar
 
 
-def _with_inputs(node: Node, inputs: Sequence[Node]) -> Node:
+class _Node(Protocol):
+    @property
+    def inputs(self) -> Sequence[Self]: ...
+    def with_inputs(self, inputs: Sequence[Self]) -> Self: ...
+
+
+N = TypeVar("N", bound=_Node)
+_inputs: Callable[[Any], Any] = attrgetter("inputs")
+
+
+def _with_inputs(node: N, inputs: Sequence[N]) -> N:
     return node.with_inputs(inputs)
 
 
 def rebuilt(
-    roots: Iterable[Node],
-    images: dict[Node, Node] | None = None,
-    rule: Callable[[Node, Sequence[Node]], Node] = _with_inputs,
-) -> tuple[Node, ...]:
+    roots: Iterable[N],
+    images: dict[N, N] | None = None,
+    rule: Callable[[N, Sequence[N]], N] = _with_inputs,
+) -> tuple[N, ...]:
     """`roots` where nodes that have an image are replaced by it, and the others by `rule(node, images of its inputs)`.
 
     `images` takes in what is made.
@@ -33,11 +38,11 @@ def rebuilt(
     return tuple(images[r] for r in roots)
 
 
-def topological(roots: Iterable[Node], operands: Callable[[Node], Sequence[Node]] = _inputs) -> list[Node]:
+def topological(roots: Iterable[N], operands: Callable[[N], Sequence[N]] = _inputs) -> list[N]:
     """`roots` and all they need, each once, operands before users; the order is deterministic."""
-    order: list[Node] = []
-    done: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(r, False) for r in reversed(list(roots))]
+    order: list[N] = []
+    done: set[N] = set()
+    stack: list[tuple[N, bool]] = [(r, False) for r in reversed(list(roots))]
     while stack:
         node, expanded = stack.pop()
         if node in done:

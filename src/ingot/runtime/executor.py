@@ -1,103 +1,61 @@
-"""`CompiledModel`: a program in memory, callable from Python."""
+"""`CompiledModel`: what `ingot.compile` and `ingot.load` return, callable from Python."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from ingot.runtime import artifact, describe, device
-from ingot.runtime.arguments import Arguments
-from ingot.runtime.bind import Binding, Shape
-from ingot.runtime.cpu import memory
+from ingot.runtime import describe
+from ingot.runtime.bind import Shape
+from ingot.runtime.executable import Executable, LoadedProgram
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
-from ingot.runtime.state import RANDOM, Held, entropy, seed_state
-from ingot.runtime.tensors import Border, Tensor, TensorResults, address
+from ingot.runtime.state import entropy
+from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, InputError, SizesError
 
+Run = Callable[[Sequence[Any]], Sequence[Any]]
 Result = TypeVar("Result")
 
 _RUNS = 15  # of an explanation: a step's time is their median
 
 
-class CompiledProgram:
-    """A program for a machine that this one is not: to be saved and looked at. Calling it raises ArtifactError.
+@dataclass(frozen=True)
+class Convention:
+    """How a model is called: with the arguments of the program that it comes from, for this program's results.
 
-    inputs, outputs: the specs (name, dtype, symbolic shape).
+    flatten: (args, kwargs) to the flat inputs. bind: from what runs these to what is called. state: a value of the
+    state as the program's framework has it.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        threads: int = 0,
-        refused: ArtifactError | None = None,
-        export: Callable[[Program, Path, Path | None], None] | None = None,
-    ) -> None:
-        """threads: what it was compiled for. refused: why it cannot run here. export: how it is saved, if not as an
-        artifact."""
-        self.program = program
-        self.inputs: tuple[TensorSpec, ...] = program.inputs
-        self.outputs: tuple[TensorSpec, ...] = program.outputs
-        self.threads, self.refused, self._export = threads, refused, export
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        return self.run(args)
-
-    def run(self, inputs: Sequence[object], as_tensors: bool = False) -> list[np.ndarray | Tensor]:
-        raise self.refused or ArtifactError("a program", expected="a device to run it", got="none")
-
-    def plan(self, *shapes: Shape) -> str:
-        """A table of buffers and steps; with input shapes also their sizes and places.
-
-        Behind the shapes come the values of each input whose elements are sizes.
-        """
-        if not shapes and not self.program.symbols:
-            shapes = self._static_shapes()
-        count, state = len(self.inputs), (s.shape for s in self.program.state)
-        told = (*shapes[:count], *state, *shapes[count:])
-        return describe.plan(self.program, Binding(self.program, told) if shapes else None)
-
-    def _static_shapes(self) -> tuple[Shape, ...]:
-        """Of a program without symbols."""
-        return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs)
-
-    def dump(self, stage: str) -> str:
-        """The IR text of a compilation stage. Raises InputError that lists the stages there are."""
-        if stage == "plan":
-            return self.plan()
-        if stage not in self.program.stages:
-            raise InputError("dump", expected=f"one of {', '.join([*self.program.stages, 'plan'])}", got=repr(stage))
-        return self.program.stages[stage]
-
-    def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
-        """Write one file that `ingot.load` reads, with the first values of the state; for C the source and its header.
-
-        weights: a file of their own for them, where the target has such. Raises ArtifactError and InputError; the old
-        file, if any, is then untouched.
-        """
-        if self._export is not None:
-            self._export(self.program, Path(path), None if weights is None else Path(weights))
-        elif weights is not None:
-            raise InputError("weights", expected="none: an artifact holds its own", got=str(weights))
-        else:
-            artifact.save(self.program, Path(path))
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it runs")
-
-    def __repr__(self) -> str:
-        inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
-        name, steps = type(self).__name__, len(self.program.steps)
-        return f"{name}({inputs} -> {outputs}, {steps} steps, {self.program.features})"
+    flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
+    bind: Callable[[Executable], Callable[..., Any]]
+    state: Callable[[Any], Any] | None = None
 
 
-class CompiledModel(CompiledProgram):
-    """A compiled model. Call it with positional inputs in the model's order, or by name.
+def trees(
+    flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]], unflatten: Callable[[Sequence[Any]], Any]
+) -> Convention:
+    """The convention of a program of flat inputs and outputs that its caller has in structures."""
+
+    def bind(executable: Executable) -> Callable[..., Any]:
+        run = executable.run
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return unflatten(run(flatten(args, kwargs)))
+
+        return call
+
+    return Convention(flatten, bind)
+
+
+class CompiledModel:
+    """A compiled model. Call it with positional inputs in the model's order, or by name; one that comes from a program
+    of a framework (PyTorch, JAX) with this program's own arguments, for its own results.
 
     Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype; C-contiguous
     ones are read in place. A program for GPUs takes torch's CUDA tensors, too, and answers in such, on their stream;
@@ -106,122 +64,172 @@ class CompiledModel(CompiledProgram):
     the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
     their threads, each in an arena of its own, the others wait. A model with state (`state`) takes one call at a time.
 
-    inputs, outputs: the specs (name, dtype, symbolic shape). threads: the caller and its workers.
+    Most models are one program. Where values of inputs decide ranks, axes or branches, where a model keeps attributes
+    that do, and where the host computes some of it (strings, images), there is a program for each case that calls
+    bring: `for_inputs` gives that of a call, and what needs the one program (`save`, `dump`, `plan`) says so.
+
+    inputs, outputs: the specs (name, dtype, symbolic shape). threads: the caller and its workers. refused: why it
+    cannot run on this machine, where it was compiled for another one.
     """
 
-    def __init__(self, program: Program, *, threads: int | None = None) -> None:
-        """Map the code and, if no shape is dynamic, place all memory.
+    def __init__(
+        self, program: Program | Executable, *, threads: int | None = None, convention: Convention | None = None
+    ) -> None:
+        """program: as it is, or loaded. Raises ArtifactError when this machine lacks a feature that the code needs,
+        InputError for a bad thread count."""
+        executable = LoadedProgram(program, threads) if isinstance(program, Program) else program
+        self._executable, self._convention = executable, convention
+        self.inputs: tuple[TensorSpec, ...] = executable.inputs
+        self.outputs: tuple[TensorSpec, ...] = executable.outputs
+        self.threads = executable.threads
+        self._names = {spec.name: index for index, spec in enumerate(self.inputs)}
+        self._run = executable.run
+        self._call: Callable[..., Any] | None = None if convention is None else convention.bind(executable)
+        if executable.refused is not None:  # whatever the arguments are
+            self._call = lambda *args, **kwargs: executable.run(args)
+        self._others: OtherSizes | None = None  # where calls of other sizes go
 
-        Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
-        """
-        super().__init__(program)
-        self._loaded = device.load(program, threads)
-        self.threads = self._loaded.threads
-        self._names = {spec.name: index for index, spec in enumerate(program.inputs)}
-        self._arguments = Arguments(program)
-        self._makers = [Border(spec) for spec in program.outputs]
-        self._held = Held(program.state, self._loaded.store)
-        self._results = memory.Results(len(program.outputs))
-        self._tensor_results = TensorResults(len(program.outputs))
-        self._turn = threading.RLock()  # of whoever uses the state
-        self.others: OtherSizes | None = None  # where calls of other sizes go
-        if not program.symbols and not any(spec.elements for spec in program.inputs):
-            self._loaded.prepare((*self._static_shapes(), *self._held.shapes))
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Run the model. Raises InputError for a wrong number, name, dtype, shape or device."""
-        if kwargs or len(args) != len(self.inputs):
-            args = self._ordered(args, kwargs)
-        results = self.run(args)
-        return results[0] if len(results) == 1 else tuple(results)
-
-    def run(self, inputs: Sequence[object], as_tensors: bool = False) -> list[np.ndarray | Tensor]:
-        """The outputs as a list, of a value for each input in order. Raises as a call does.
-
-        as_tensors: answer in torch's tensors, although no input is one.
-        """
-        _values, pointers, told = self._arguments.take(inputs)  # the run reads the values' memory
-        held = self._held
-        if held.shapes:
-            self._turn.acquire()
-        context = None
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model. Raises InputError for a wrong number, name, dtype, shape or device, and what compiling raises
+        where a call brings a new case."""
         try:
-            context = self._loaded.claim()
-            instance = context.bind(told.shapes)
-            if held.shapes:
-                pointers += held.pointers
-            results: list[np.ndarray | Tensor] = []
-            for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
-                is_large = nbytes >= memory.LARGE and told.place is None
-                if told.tensors or as_tensors:
-                    room = self._tensor_results.take(nbytes) if is_large else None
-                    result = maker.new_tensor(shape, strides, room, told.place)
-                    pointers.append(result.data_ptr())
-                else:
-                    result = maker.new_array(shape, self._results.take(nbytes) if is_large else None)
-                    pointers.append(address(result))
-                results.append(result)
-            context.run(instance, pointers, told.resident)
-            if self.program.sizes:
-                shapes = zip(self._makers, results, instance.cut(), strict=True)
-                results = [maker.cut(result, shape) for maker, result, shape in shapes]
-            if held.shapes:
-                held.exchange()
-            return results
+            if self._call is not None:
+                return self._call(*args, **kwargs)
+            inputs = args if not kwargs and len(args) == len(self.inputs) else self._ordered(args, kwargs)
+            results = self._run(inputs)
+            return results[0] if len(results) == 1 else tuple(results)
         except SizesError as e:
-            refused = e
-        finally:
-            if context is not None:
-                context.release()
-            if held.shapes:
-                self._turn.release()
-        return self.elsewhere(self.others, refused, lambda other: other.run(inputs, as_tensors))
+            return self._elsewhere(e, lambda other: other(*args, **kwargs))
 
-    def elsewhere(self, others: OtherSizes | None, refused: SizesError, call: Callable[[Any], Result]) -> Result:
-        """What `call` gives of the program for the sizes that this one refused; it has this one's state meanwhile.
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs as a list, of a value for each input in order. Raises as a call does."""
+        try:
+            return self._run(inputs)
+        except SizesError as e:
+            return self._elsewhere(e, lambda other: other.run(inputs))
 
-        Raises `refused` where there is none.
+    def for_inputs(self, *args: Any, **kwargs: Any) -> CompiledModel:
+        """The model of the one program that a call with these arguments runs: to save, to look at, or to compile ahead.
+        It lacks the inputs whose values decide. Raises InputError where a call runs several."""
+        nested = self._executable.calls(self._flat(args, kwargs))
+        if nested is None:
+            return self
+        if len(nested) != 1:
+            raise self._executable.not_one()
+        ((model, inputs),) = nested
+        return model if model._executable.calls(inputs) is None else model.for_inputs(*inputs)
+
+    def flat(self) -> CompiledModel:
+        """The same model, called with its flat inputs, in order or by name, for its flat outputs."""
+        return self if self._convention is None else CompiledModel(self._executable)
+
+    # --- the program
+
+    @property
+    def is_one_program(self) -> bool:
+        """Whether every call runs the same program, but for sizes that it does not hold for."""
+        return self._executable.is_one_program
+
+    @property
+    def program(self) -> Program:
+        """The one program, as plain data. Raises InputError where there are several."""
+        return self._executable.program
+
+    @property
+    def refused(self) -> ArtifactError | None:
+        return self._executable.refused
+
+    def plan(self, *shapes: Shape) -> str:
+        """A table of buffers and steps; with input shapes also their sizes and places.
+
+        Behind the shapes come the values of each input whose elements are sizes. Where the host computes some of the
+        model, its stages.
         """
-        if others is None:
-            raise refused
-        if not self._held.shapes:
-            return others.call(refused, call)
+        return self._executable.plan(shapes)
 
-        def lent(other: Any) -> Result:
-            own = self.state()
-            other.set_state({name: own[name] for name in other.state()})
-            result = call(other)
-            self.set_state(other.state())
-            return result
+    def dump(self, stage: str) -> str:
+        """The IR text of a compilation stage. Raises InputError that lists the stages there are."""
+        if stage == "plan":
+            return self.plan()
+        stages = self.program.stages
+        if stage not in stages:
+            raise InputError("dump", expected=f"one of {', '.join([*stages, 'plan'])}", got=repr(stage))
+        return stages[stage]
 
-        with self._turn:
-            return others.call(refused, lent)
+    def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
+        """Write one file that `ingot.load` reads, with the first values of the state; for C the source and its header.
 
-    def state(self) -> dict[str, np.ndarray]:
+        weights: a file of their own for them, where the target has such. Raises ArtifactError and InputError; the old
+        file, if any, is then untouched.
+        """
+        self._executable.save(Path(path), None if weights is None else Path(weights))
+
+    # --- time and memory
+
+    def profile(self, *args: Any, **kwargs: Any) -> list[tuple[str, float]]:
+        """Run once to warm up and once with a clock: (label, seconds) of each step, in order.
+
+        Readings are of one run only if no other thread calls the model meanwhile. State is afterwards what it was.
+        """
+        parts = self._programs(self._flat(args, kwargs))
+        try:
+            return [row for model, inputs in parts for row in model._executable.profile(inputs)]
+        except SizesError as e:
+            return self._elsewhere(e, lambda other: other.profile(*args, **kwargs))
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """Run on these inputs and say where the time goes: a table of steps, the slowest first, and what they compute.
+
+        `ingot explain` measures the machine's limits too, and knows why a kernel is one of its own.
+        """
+        parts = self._programs(self._flat(args, kwargs))
+        try:
+            return "\n\n".join(describe.times(model.program, model._times(inputs)) for model, inputs in parts)
+        except SizesError as e:
+            return self._elsewhere(e, lambda other: other.explain(*args, **kwargs))
+
+    def _times(self, inputs: Sequence[Any]) -> list[float]:
+        """Median seconds of each step."""
+        runs = [[t for _, t in self._executable.profile(inputs)] for _ in range(_RUNS)]
+        return np.median(runs, axis=0).tolist()
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes that intermediate values need at the largest shapes seen; of all calls, where they overlapped. On a CPU
+        other models with as many threads, if these are several, use the same memory."""
+        return self._executable.arena_bytes
+
+    # --- state
+
+    def state(self) -> dict[str, Any]:
         """What the model keeps from call to call (caches, counters), by name; {} for most. Copies."""
-        with self._turn:
-            context = self._loaded.claim()
-            try:
-                return self._held.read()
-            finally:
-                context.release()
+        state = self._executable.state()
+        convert = None if self._convention is None else self._convention.state
+        return state if convert is None else {name: convert(value) for name, value in state.items()}
 
     def set_state(self, values: Mapping[str, object]) -> None:
         """Set some of the state, as `state` gives it. Raises InputError for a name, dtype or shape that is not its."""
-        with self._turn:
-            context = self._loaded.claim()
-            try:
-                self._held.write(values)
-            finally:
-                context.release()
+        self._executable.set_state(values)
 
     def seed(self, seed: int | None = None) -> None:
         """Draw random numbers as a model of this seed does from its first call on; None: of one that the system gives.
 
         A model starts with seed 0. One that draws none stays as it is.
         """
-        if any(s.spec.name == RANDOM for s in self.program.state):
-            self.set_state({RANDOM: seed_state(entropy() if seed is None else seed)})
+        self._executable.seed(entropy() if seed is None else seed)
+
+    # --- calls
+
+    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        return self._ordered(args, kwargs) if self._convention is None else self._convention.flatten(args, kwargs)
+
+    def _programs(self, inputs: Sequence[Any]) -> Iterator[tuple[CompiledModel, Sequence[Any]]]:
+        """The models of one program each that a call runs, with their inputs."""
+        nested = self._executable.calls(inputs)
+        if nested is None:
+            yield self, inputs
+        for model, given in nested or ():
+            yield from model._programs(given)
 
     def _ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         declared = ", ".join(map(str, self.inputs))
@@ -240,41 +248,29 @@ class CompiledModel(CompiledProgram):
             raise InputError("inputs", expected=declared, got=f"none for {', '.join(missing)}")
         return tuple(values[index] for index in range(len(self.inputs)))
 
-    def profile(self, *args: object, **kwargs: object) -> list[tuple[str, float]]:
-        """Run once to warm up and once with a clock: (label, seconds) of each step, in order.
+    def _elsewhere(self, refused: SizesError, call: Callable[[CompiledModel], Result]) -> Result:
+        """What `call` gives of the model for the sizes that this one refused; it has this one's state meanwhile.
 
-        Readings are of one run only if no other thread calls the model meanwhile. State is afterwards what it was.
+        Raises `refused` where there is none.
         """
-        kept = self.state()
-        self(*args, **kwargs)
-        readings = np.zeros(len(self.program.steps) + 1, np.int64)
-        self._loaded.set_profile(readings)
-        try:
-            self(*args, **kwargs)
-        finally:
-            self._loaded.set_profile(None)
-            self.set_state(kept)
-        seconds = np.diff(readings) / self._loaded.ticks_per_second
-        return [(step.label or step.kernel, float(t)) for step, t in zip(self.program.steps, seconds, strict=True)]
+        own = self._executable
+        if self._others is None:
+            raise refused
+        if not own.has_state or not isinstance(own, LoadedProgram):
+            return self._others.call(refused, call)
 
-    def explain(self, *args: object, **kwargs: object) -> str:
-        """Run on these inputs and say where the time goes: a table of steps, the slowest first, and what they compute.
+        def lent(other: CompiledModel) -> Result:
+            state = own.state()
+            other.set_state({name: state[name] for name in other._executable.state()})
+            result = call(other)
+            own.set_state(other._executable.state())
+            return result
 
-        `ingot explain` measures the machine's limits too, and knows why a kernel is one of its own.
-        """
-        return describe.times(self.program, self._times(args, kwargs))
+        with own.turn:
+            return self._others.call(refused, lent)
 
-    def _times(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[float]:
-        """Median seconds of each step."""
-        runs = [[t for _, t in self.profile(*args, **kwargs)] for _ in range(_RUNS)]
-        return np.median(runs, axis=0).tolist()
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes that intermediate values need at the largest shapes seen; of all calls, where they overlapped. On a CPU
-        other models with as many threads, if these are several, use the same memory."""
-        return self._loaded.arena_bytes
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it runs")
 
     def __repr__(self) -> str:
-        inputs, outputs = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
-        return f"CompiledModel({inputs} -> {outputs}, {len(self.program.steps)} steps, {self.threads} threads)"
+        return f"{type(self).__name__}({self._executable!r})"

@@ -70,11 +70,20 @@ class TrainingStep(CompiledModel):
         self._lr = self.training.lr
         self._placed: tuple[object, object] = (None, None)  # a rate and its stream, and the tensor that holds it
 
-    def __call__(self, *args: object, lr: object = None, **kwargs: object) -> tuple[object, dict[str, object]]:
+    def __call__(self, *args: Any, lr: object = None, **kwargs: Any) -> tuple[object, dict[str, object]]:
         """Make a step. Raises InputError for a batch that does not fit, with the parameters as they were."""
-        *inputs, _ = self._ordered(args, {**kwargs, self.training.rate: None})
-        loss, *measured = self.run([*inputs, self._beside(inputs, self.rate(lr))])
+        loss, *measured = self.run(self._flat(args, {**kwargs, "lr": lr}))
         return loss, dict(zip(self.training.metrics, measured, strict=True))
+
+    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        named = dict(kwargs)
+        lr = named.pop("lr", None)
+        inputs = self._batch(args, named)
+        return [*inputs, self._beside(inputs, self.rate(lr))]
+
+    def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The program's inputs without the learning rate."""
+        return self._ordered(args, {**kwargs, self.training.rate: None})[:-1]
 
     def rate(self, lr: object = None) -> np.ndarray:
         """A rate, by default that of calls that give none, in the program's type: float64 where parameters are."""
@@ -103,10 +112,10 @@ class TrainingStep(CompiledModel):
             self._placed = key, torch.full((), key[0], dtype=dtype, device=place)
         return self._placed[1]
 
-    def explain(self, *args: object, **kwargs: object) -> str:
+    def explain(self, *args: Any, **kwargs: Any) -> str:
         """Run on a batch and say where the time goes, in forward pass, backward pass and optimizer; what is kept from
         the first for the others, and how long."""
-        return describe.training(self.program, self._times(args, kwargs), self.program.meta[SECTIONS])
+        return describe.training(self.program, self._times(self._flat(args, kwargs)), self.program.meta[SECTIONS])
 
     def state_dict(self) -> Mapping[str, object]:
         """Copies of the model's parameters and buffers, by their names in the model."""

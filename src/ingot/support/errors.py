@@ -229,21 +229,23 @@ class UnsupportedOpError(IngotError):
 class NeedsValues(UnsupportedOpError):
     """A model has ops whose results' ranks, axes or modes depend on values of `inputs`, which are not known.
 
-    signature: all inputs, in order. sizes: whether they depend on which side of a test the inputs' sizes are, too.
+    signature: all inputs in order, as nodes of a graph. outputs: with their dtypes, "" where the model does not say.
+    sizes: whether they depend on which side of a test the inputs' sizes are, too.
     """
 
     def __init__(
         self,
         ops: Sequence[UnsupportedOp | str],
         inputs: Sequence[str],
-        signature: Sequence[str],
+        signature: Mapping[str, Any],
+        outputs: Mapping[str, str],
         *,
         sizes: bool = False,
         model: str | None = None,
     ) -> None:
-        self.inputs, self.signature, self.sizes = tuple(inputs), tuple(signature), sizes
+        self.inputs, self.signature, self.outputs, self.sizes = tuple(inputs), signature, outputs, sizes
         given = ", ".join(f"{name!r}: ..." for name in inputs)
-        needed = [f"the values of inputs: pass weights={{{given}}}"] if inputs else []
-        needed += ["open sizes: pass dynamic={name: size, ...}"] if sizes else []
+        needed = [f"the values of inputs: pass weights={{{given}}} (--constant NAME=VALUE)"] if inputs else []
+        needed += ["open sizes: pass dynamic={name: size, ...} (--dim NAME=SIZE)"] if sizes else []
         self.fix = "they depend on " + ", and on ".join(needed)
         super().__init__(ops, model=model)

@@ -8,37 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 from ingot import ops
 from ingot.autodiff import value_and_gradients
-from ingot.driver.compile import Options, built, compiled
-from ingot.driver.open import Request, open_model
-from ingot.runtime.executor import CompiledProgram
+from ingot.driver.compile import Options, built, foreign
+from ingot.driver.open import Opened, Request, open_model
+from ingot.runtime.executable import Executable
+from ingot.runtime.executor import CompiledModel, trees
+from ingot.runtime.program import Program
 from ingot.support.errors import InputError, check_once
 
 if TYPE_CHECKING:
     from ingot.ir.node import Graph, Node
-from ingot.driver.open import Opened
 
 
-class DifferentiatedModel:
+class DifferentiatedModel(CompiledModel):
     """Called as the model is: gives (loss, {input: gradient}), or the gradients alone where the value is not asked for,
     arrays of the inputs' types and shapes.
 
-    program: the compiled graph, over the model's flat inputs; it can be saved and loaded as any other.
+    wrt: the inputs that it is differentiated by. Its program, which can be saved and loaded as any other, gives the
+    loss and the gradients as flat results.
     """
 
-    def __init__(self, read: Opened, program: CompiledProgram, wrt: Sequence[str], value: bool) -> None:
-        self.program, self.wrt, self._value = program, tuple(wrt), value
-        self._flatten = read.flatten
+    def __init__(self, program: Program | Executable, read: Opened, wrt: Sequence[str], value: bool, threads: int):
+        def results(outputs: Sequence[Any]) -> Any:
+            gradients = dict(zip(wrt, outputs[value:], strict=True))
+            return (outputs[0], gradients) if value else gradients
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._flatten is not None:
-            args, kwargs = tuple(self._flatten(args, kwargs)), {}
-        found = self.program(*args, **kwargs)
-        every: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
-        gradients = dict(zip(self.wrt, every[self._value :], strict=True))
-        return (every[0], gradients) if self._value else gradients
-
-    def __repr__(self) -> str:
-        return f"DifferentiatedModel(by {', '.join(self.wrt)})"
+        super().__init__(program, threads=threads, convention=trees(read.flatten or self._ordered, results))
+        self.wrt = tuple(wrt)
 
 
 def differentiate(
@@ -55,8 +50,9 @@ def differentiate(
     if not value:
         outputs, names = differentiated.outputs[1:], differentiated.output_names[1:]
         differentiated = replace(differentiated, outputs=outputs, output_names=names)
-    program = compiled(built(lambda: differentiated, options), options)
-    return DifferentiatedModel(read, program, [labels[i] for i in chosen], value)
+    program = built(lambda: differentiated, options)
+    other = foreign(program, options.threads)
+    return DifferentiatedModel(other or program, read, [labels[i] for i in chosen], value, options.threads)
 
 
 def _scalar(loss: Node) -> Node:

@@ -24,7 +24,7 @@ Scope = Literal["layer", "global"]
 HEIGHTS = (1, 4, 16)  # of blocks that there are kernels for
 
 
-class PrunedModel:
+class PrunedModel(CompiledModel):
     """A compiled model, called as what `ingot.compile` returns for the model; `ingot.quantize` takes it, too.
 
     sparsity: of each product's weights, by its name, the part that are zeros. opened: the pruned model as a graph.
@@ -32,17 +32,8 @@ class PrunedModel:
 
     def __init__(self, read: Opened, sparsity: Mapping[str, float], threads: int) -> None:
         self.opened, self.sparsity = read, dict(sparsity)
-        self.compiled = read.wrap(
-            CompiledModel(build_native(read.graph, threads).with_state(read.state), threads=threads)
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compiled(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "compiled":  # not there yet
-            raise AttributeError(name)
-        return getattr(self.compiled, name)
+        program = build_native(read.graph, threads).with_state(read.state)
+        super().__init__(program, threads=threads, convention=read.convention)
 
     def __repr__(self) -> str:
         zeros = float(np.mean(list(self.sparsity.values())))

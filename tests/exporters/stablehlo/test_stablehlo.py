@@ -12,7 +12,7 @@ import ingot
 from ingot import ops
 from ingot.exporters.stablehlo import emit, write
 from ingot.frontends.stablehlo import import_stablehlo
-from ingot.frontends.stablehlo.parser import parse
+from ingot.frontends.stablehlo.pretty import parse
 from ingot.frontends.stablehlo.printer import show
 from ingot.ir import types as T
 from ingot.ir.dims import symbol

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import ingot
-from ingot.driver.specialize import SpecializedModel
+from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError, NeedsValues, ShapeError, UnsupportedOpError
@@ -110,11 +110,12 @@ def test_a_branch_knows_its_condition() -> None:
     ]  # fmt: skip
     m = model(nodes, [("x", F, ["b", "n"])], initializers=[("one", np.int64(1)), ("axes", np.array([1]))])
     compiled = ingot.compile(m, cache=False, threads=1)
-    assert isinstance(compiled, SpecializedModel)
+    assert not compiled.is_one_program
     for shape in ((3, 1), (3, 5), (2, 2), (7, 1)):
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         same([compiled(x)], runtime(m, x=x))
-    assert len(compiled._programs) == 2
+    programs = compiled._executable
+    assert isinstance(programs, ValueSpecialization) and len(programs._programs) == 2
     assert types(m, dynamic={"n": 1}) == ["f32[b,1]", "f32[b]"]
     assert types(m, example={"x": [4, 9]}) == ["f32[b,n]", "f32[b,n]"]
     with pytest.raises(NeedsValues, match="dynamic="):

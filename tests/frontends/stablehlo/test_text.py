@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot.frontends.stablehlo import literals
-from ingot.frontends.stablehlo.parser import parse
+from ingot.frontends.stablehlo.pretty import parse
 from ingot.frontends.stablehlo.printer import show
 from ingot.frontends.stablehlo.syntax import Dense, Number, Raw
 from ingot.frontends.stablehlo.types import Unsupported, tensor_type

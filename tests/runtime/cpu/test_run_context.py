@@ -9,13 +9,8 @@ from ingot.runtime.cpu import device, memory
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError, InputError
 from tests.runtime import models
+from tests.runtime.models import loaded
 from tests.runtime.side_by_side import run, wrong_calls
-
-
-def loaded(model: CompiledModel) -> device.Loaded:
-    assert isinstance(model._loaded, device.Loaded)
-    return model._loaded
-
 
 X = np.ones(1000, np.float32)
 WANT = (X + np.arange(1000, dtype=np.float32)) * 8
@@ -124,7 +119,7 @@ def test_contexts_in_the_child_of_a_fork():
 from ingot.runtime.cpu import device
 device.available_cores = lambda: 4
 model = CompiledModel(models.static(), threads=2)
-taken = [model._loaded.claim() for _ in range(2)]
+taken = [model._executable._loaded.claim() for _ in range(2)]
 child = os.fork()
 if child == 0:
     def call():
@@ -133,7 +128,7 @@ if child == 0:
     threads = [threading.Thread(target=call) for _ in range(4)]
     for t in threads: t.start()
     for t in threads: t.join()
-    os._exit(0 if len(model._loaded._contexts) == 2 else 3)
+    os._exit(0 if len(model._executable._loaded._contexts) == 2 else 3)
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 print("fine")

@@ -13,7 +13,6 @@ from ingot.ir.node import Graph, const
 from ingot.pipeline.build import build_program
 from ingot.runtime.bind import Images, Layout
 from ingot.runtime.cpu import memory
-from ingot.runtime.cpu.device import Loaded
 from ingot.runtime.cpu.workspace import Workspace
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import IngotError
@@ -155,8 +154,7 @@ def windows(seed: int, channels: int) -> Graph:
 
 
 def workspace_of(model: CompiledModel) -> Workspace:
-    assert isinstance(model._loaded, Loaded)
-    return model._loaded._contexts[0].pool.workspace
+    return models.loaded(model)._contexts[0].pool.workspace
 
 
 def test_what_a_model_needed_that_goes_during_a_run_of_another_goes_behind_it():
@@ -165,7 +163,7 @@ def test_what_a_model_needed_that_goes_during_a_run_of_another_goes_behind_it():
     small(X[:9], X[:9])
     space = workspace_of(small)
     before = space.arena.nbytes
-    mine = small._loaded.claim()
+    mine = models.loaded(small).claim()
     del large
     gc.collect()
     assert space.arena.nbytes == before > 4 * len(X)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.runtime.cpu.device import Loaded
 from ingot.runtime.executor import CompiledModel
 from tests.runtime import models
 
@@ -24,9 +23,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.model = CompiledModel(models.static(3000, steps=6), threads=2)
-        loaded = self.model._loaded
-        assert isinstance(loaded, Loaded)
-        (context,) = loaded._contexts
+        (context,) = models.loaded(self.model)._contexts
         self.pool = ctypes.cast(context.pool.address, ctypes.POINTER(ctypes.c_int64))
         (worker,) = context.pool._workers
         self.status = Path(f"/proc/self/task/{worker.native_id}/status")

@@ -15,7 +15,8 @@ import ingot
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
 from ingot.runtime.bind import Binding
-from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.executable import UnloadedProgram
+from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.runtime.training import SECTIONS
 from ingot.support.errors import ArtifactError, InputError
@@ -142,7 +143,7 @@ def test_a_program_for_another_machine_is_a_file(tmp_path: Path) -> None:
     x, y = batch(net, (5, 6))
     for target in (FOREIGN, f"null:{H100}"):
         program = ingot.train(net, "cross_entropy", ingot.optim.AdamW(), (x,), target=target, seed=3)
-        assert isinstance(program, CompiledProgram)
+        assert isinstance(program, CompiledModel) and program.refused
         assert len(program.program.meta[SECTIONS]) == len(program.program.steps)
         assert set(program.program.meta[SECTIONS]) == set("fbo")
         with pytest.raises(ArtifactError):
@@ -151,7 +152,7 @@ def test_a_program_for_another_machine_is_a_file(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError):
             ingot.load(tmp_path / "s.ingot")
     step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(), (x,), target="cpu", seed=3)
-    CompiledProgram(step.program).save(tmp_path / "s.ingot")  # as if it had been made elsewhere
+    CompiledModel(UnloadedProgram(step.program)).save(tmp_path / "s.ingot")  # as if it had been made elsewhere
     loaded: Any = ingot.load(tmp_path / "s.ingot")
     assert [float(loaded(x, y)[0]) for _ in range(2)] == [float(step(x, y)[0]) for _ in range(2)]
 
@@ -199,7 +200,7 @@ def test_kernels_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_gradients_for_another_machine() -> None:
     made = ingot.value_and_grad(nn.MSELoss(), (torch.zeros(5), torch.ones(5)), target=FOREIGN)
-    assert type(made.program) is CompiledProgram
+    assert made.refused
     with pytest.raises(ArtifactError):
         made(torch.zeros(5), torch.ones(5))
 

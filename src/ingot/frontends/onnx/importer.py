@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
 from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
-from ingot.frontends.onnx.tensors import ExternalData, map_file
+from ingot.frontends.onnx.tensors import ExternalData, map_file, type_text
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
 from ingot.frontends.onnx.wire import cut_weights
 from ingot.ir.node import Graph, Node
@@ -73,7 +73,7 @@ def import_onnx(
         if not walk.refused or walk.wishes.elements <= requests.told:
             break
         requests = requests.with_told(walk.wishes.elements)
-    _check_supported(walk, where)
+    _check_supported(walk, model.graph.output, where)
     results, names = _results(model.graph.output, outputs)
     check_names("outputs", names, where)
     limits = tuple((name, low, high) for name, (low, high) in sorted(walk.limits.items()))
@@ -82,10 +82,11 @@ def import_onnx(
     return graph
 
 
-def _check_supported(walk: Walk, where: str) -> None:
+def _check_supported(walk: Walk, outputs: Iterable[ValueInfoProto], where: str) -> None:
     wishes = walk.wishes
     if walk.refused and (wishes.values or wishes.sizes):
-        raise NeedsValues(walk.refused, sorted(wishes.values), list(wishes.inputs), sizes=wishes.sizes, model=where)
+        types = {o.name: type_text(o.type) for o in outputs}
+        raise NeedsValues(walk.refused, sorted(wishes.values), wishes.inputs, types, sizes=wishes.sizes, model=where)
     if walk.refused:
         raise UnsupportedOpError(walk.refused, model=where)
 

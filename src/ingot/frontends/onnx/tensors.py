@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.frontends.onnx.protos import SparseTensorProto, TensorProto
+from ingot.frontends.onnx.protos import SparseTensorProto, TensorProto, TypeProto
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.types import DType
@@ -75,6 +75,18 @@ def dtype_from_code(code: int) -> DType:
     if found is None:
         raise Unsupported(f"element type {type_name(code)}")
     return found
+
+
+def type_text(declared: TypeProto) -> str:
+    """What a value is declared as: "f32", "string", "seq(i64)", "optional(f32)"; "" where the model does not say."""
+    kind = declared.WhichOneof("value")
+    if kind == "sequence_type":
+        return f"seq({type_text(declared.sequence_type.elem_type)})"
+    if kind == "optional_type":
+        return f"optional({type_text(declared.optional_type.elem_type)})"
+    if kind == "tensor_type" and (code := declared.tensor_type.elem_type):
+        return DTYPES[code].name if code in DTYPES else type_name(code).lower()
+    return ""
 
 
 class ExternalData:

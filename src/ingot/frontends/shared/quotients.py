@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import product
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, floordiv
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ingot.frontends.shared.sizes import Sizes
 
 _DEEPEST = 24
 _MOST_ENDS = 4
@@ -121,25 +119,26 @@ def _of_number(v: object) -> Quotient:
 
 # --- bounds
 
+Elements = Callable[[Node], np.ndarray]  # as `Sizes.elements`
 _Ends = tuple[list[Quotient], list[Quotient]]  # what is not greater, and what is not less; all of them from zero on
 
 
-def most(sizes: Sizes, node: Node) -> DimLike | None:
+def most(elements: Elements, node: Node) -> DimLike | None:
     """What an element of one number cannot exceed, None where nothing says it: a number rather than an expression."""
-    ends = [floordiv(q.of, q.by) + 1 for q in _ends(sizes, node, 0)[1]]  # 1: for the roundings on the way
+    ends = [floordiv(q.of, q.by) + 1 for q in _ends(elements, node, 0)[1]]  # 1: for the roundings on the way
     return min((e for e in ends if isinstance(e, int)), default=ends[0] if ends else None)
 
 
-def _ends(sizes: Sizes, node: Node, depth: int) -> _Ends:
+def _ends(elements: Elements, node: Node, depth: int) -> _Ends:
     try:
-        (known,) = sizes.elements(node).reshape(-1)
+        (known,) = elements(node).reshape(-1)
         q = Quotient(known) if isinstance(known, Dim) else known if isinstance(known, Quotient) else _of_number(known)
         low = bounds(q.of)[0]
         return ([q], [q]) if low is not None and low >= 0 else ([], [])
     except Unsupported:
         if depth > _DEEPEST or any(i.type.size != 1 for i in node.inputs):
             return [], []
-    ends = [_ends(sizes, i, depth + 1) for i in node.inputs]
+    ends = [_ends(elements, i, depth + 1) for i in node.inputs]
     lows, highs = [low for low, _ in ends], [high for _, high in ends]
     zero = [Quotient(0)] if all(lows) else []
     op = node.op

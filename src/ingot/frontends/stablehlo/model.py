@@ -18,7 +18,7 @@ from ingot.frontends.shared.dynamic import Dynamic, requests
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.weights import Weights, arrays_of
 from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Leaf, import_module
-from ingot.frontends.stablehlo.parser import parse
+from ingot.frontends.stablehlo.pretty import parse
 from ingot.frontends.stablehlo.rows import ROWS
 from ingot.frontends.stablehlo.syntax import Module
 from ingot.frontends.stablehlo.types import tensor_type

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
-from ingot.frontends.stablehlo import pretty
 from ingot.frontends.stablehlo.lexer import fail, tokenize
 from ingot.frontends.stablehlo.syntax import (
     Attribute,
@@ -28,11 +27,6 @@ _DEEPEST = 100  # regions and attributes within each other
 _END = ""
 T = TypeVar("T")
 Named = tuple[str, str]
-
-
-def parse(text: str, where: str = "") -> Module:
-    """`text` as a module. Raises ImportModelError with the line and column of what is not as expected."""
-    return Parser(text, where).module()
 
 
 class Parser:
@@ -206,7 +200,7 @@ class Parser:
         if name[0] == '"':
             made = self.generic(string(name), count)
         elif name[0].isalpha():
-            made = pretty.operation(self, name, count)
+            made = self.pretty(name, count)
         else:
             self.at -= 1
             self.fail("an operation")
@@ -232,6 +226,10 @@ class Parser:
             attributes |= self.dictionary()
         self.expect(":")
         return name, operands, attributes, regions, self.signature()[1]
+
+    def pretty(self, name: str, count: int) -> Parts:
+        """An operation in a form of its own; see `pretty`."""
+        self.fail("an operation in the generic form", self.at - 1)
 
     def region(self, arguments: tuple[Named, ...] = ()) -> Block:
         """{ operations }, or { ^bb0(arguments): operations }"""

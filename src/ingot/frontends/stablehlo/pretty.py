@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
 
-from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Operation, Raw, Symbol
+from ingot.frontends.stablehlo.parser import Named, Parser, Parts
+from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Module, Number, Operation, Raw, Symbol
 from ingot.support.dataclass import dataclass
 
-if TYPE_CHECKING:
-    from ingot.frontends.stablehlo.parser import Named, Parser, Parts
+
+def parse(text: str, where: str = "") -> Module:
+    """`text` as a module. Raises ImportModelError with the line and column of what is not as expected."""
+    return _TextParser(text, where).module()
+
+
+class _TextParser(Parser):
+    def pretty(self, name: str, count: int) -> Parts:
+        return operation(self, name, count)
 
 
 @dataclass

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ingot.frontends.shared import rows
 from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.stablehlo import literals, parser
-from ingot.frontends.stablehlo.syntax import Attribute, Block, Dense, Ints, Number, Operation, Raw, Symbol
+from ingot.frontends.stablehlo.syntax import (
+    Attribute,
+    Block,
+    Dense,
+    Function,
+    Ints,
+    Module,
+    Number,
+    Operation,
+    Raw,
+    Symbol,
+)
 from ingot.frontends.stablehlo.types import Quant, Tensor
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Input, Node
 from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ingot.frontends.stablehlo.importer import Importer
 
 
 @dataclass(frozen=True)
@@ -124,11 +133,25 @@ class Scope:
         return self.captures[node]
 
 
+class Context(Protocol):
+    """What a row may ask of the import; see `importer.Importer`."""
+
+    module: Module
+    rows: Rows
+    sizes: Sizes
+
+    def random_key(self) -> Node: ...
+    def function(self, function: Function, arguments: Sequence[AnyValue], caller: str = "") -> tuple[AnyValue, ...]: ...
+    def block(
+        self, block: Block, arguments: Sequence[AnyValue], outer: Scope | None, captures: dict[Node, Node] | None = None
+    ) -> tuple[AnyValue, ...]: ...
+
+
 @dataclass(frozen=True)
 class Call:
     """One operation: its attributes by name, the types of its results, and the importer for its regions."""
 
-    importer: Importer
+    importer: Context
     op: Operation
     scope: Scope
     types: tuple[Tensor | None, ...]

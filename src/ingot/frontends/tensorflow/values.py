@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared import quotients, rows
 from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tensorflow.proto import Function, Message, NodeDef, function_of, shape_of, single_float
+from ingot.frontends.shared.sizes import Sizes
+from ingot.frontends.tensorflow.bundle import Bundle
+from ingot.frontends.tensorflow.proto import (
+    Function,
+    FunctionDef,
+    Message,
+    NodeDef,
+    function_of,
+    shape_of,
+    single_float,
+)
 from ingot.frontends.tensorflow.tensors import COMPLEX, dtype_of_code, to_array
 from ingot.ir.dims import Dim, DimLike
 from ingot.ir.node import Const, Node
 from ingot.ir.types import DType, i64
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import UnsupportedOp
 from ingot.support.limits import most_found
-
-if TYPE_CHECKING:
-    from ingot.frontends.tensorflow.walk import Frame, Walk
 
 
 @dataclass(frozen=True)
@@ -58,11 +68,48 @@ Value = Node | Complex | Variable | Strings | TensorList | Missing
 Result = Value | Sequence[Value] | None
 
 
+@dataclass(eq=False)
+class Frame:
+    """One graph or function body. prefix: of its nodes' places. effects: whether what it writes is followed."""
+
+    nodes: Mapping[str, NodeDef]
+    prefix: str = ""
+    attributes: Mapping[str, Message] = field(default_factory=dict[str, Message])
+    arguments: Mapping[str, Value] | None = None
+    effects: bool = False
+    depth: int = 0
+    values: dict[str, Sequence[Value] | Missing] = field(default_factory=dict[str, Sequence[Value] | Missing])
+
+
+class Context(Protocol):
+    """What a row may ask of the import; see `walk.Walk`."""
+
+    functions: Mapping[str, FunctionDef]
+    sizes: Sizes
+    bundle: Bundle | None
+    restoring: bool
+    refused: list[UnsupportedOp]
+    lost: bool
+    found: Found
+    below: dict[Node, DimLike]
+    appends: set[tuple[Node, TensorList]]
+    finding: bool
+
+    def row_of(self, node: NodeDef) -> Row | FunctionDef | None: ...
+    def call(self, c: Call, function: Function, arguments: Sequence[Value]) -> list[Value]: ...
+    def writes(self, name: str) -> bool: ...
+    def random_key(self) -> Node: ...
+    def require(self, size: DimLike, what: str) -> None: ...
+    def may_find(self, nodes: Sequence[Node]) -> bool: ...
+    def read(self, variable: Variable) -> Node: ...
+    def write(self, variable: Variable, value: Node) -> None: ...
+
+
 @dataclass(frozen=True)
 class Call:
     """One node: its attributes by name, and the walk that it is a part of."""
 
-    walk: Walk
+    walk: Context
     node: NodeDef
     frame: Frame
     loc: str
@@ -200,7 +247,7 @@ class Call:
 
     def _found(self, x: Node) -> DimLike:
         """The size that `x` says in the run."""
-        most = quotients.most(self.walk.sizes, x)
+        most = quotients.most(self.walk.sizes.elements, x)
         return self.walk.found.size(ops.cast(x, i64), most_found() if most is None else most, "size")
 
     def size(self, x: Value) -> DimLike:

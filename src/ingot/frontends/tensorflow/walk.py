@@ -19,10 +19,10 @@ from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
 from ingot.frontends.tensorflow.functional import OLD
-from ingot.frontends.tensorflow.proto import Function, FunctionDef, Message, NodeDef
+from ingot.frontends.tensorflow.proto import Function, FunctionDef, NodeDef
 from ingot.frontends.tensorflow.rows import ROWS
 from ingot.frontends.tensorflow.rows.algebra.complex import on_complex, on_parts
-from ingot.frontends.tensorflow.values import Call, Missing, Row, TensorList, Value, Variable
+from ingot.frontends.tensorflow.values import Call, Frame, Missing, Row, TensorList, Value, Variable
 from ingot.ir.dims import Dim, DimLike, bounds
 from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType
@@ -47,19 +47,6 @@ class Written(Exception):
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key
-
-
-@dataclass(eq=False)
-class Frame:
-    """One graph or function body. prefix: of its nodes' places. effects: whether what it writes is followed."""
-
-    nodes: Mapping[str, NodeDef]
-    prefix: str = ""
-    attributes: Mapping[str, Message] = field(default_factory=dict[str, Message])
-    arguments: Mapping[str, Value] | None = None
-    effects: bool = False
-    depth: int = 0
-    values: dict[str, Sequence[Value] | Missing] = field(default_factory=dict[str, Sequence[Value] | Missing])
 
 
 @dataclass

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared import rows
 from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
-from ingot.frontends.tflite.file import Operator, Quantization, Tensor
+from ingot.frontends.tflite.file import Model, Operator, Quantization, Tensor
 from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Node
 from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
-
-if TYPE_CHECKING:
-    from ingot.frontends.tflite.importer import Importer
+from ingot.support.errors import ImportModelError
 
 LEVELS = ("i8", "u8", "i16")
 
@@ -34,8 +36,38 @@ class Missing:
     """The result of what was refused."""
 
 
+@dataclass
+class Variable:
+    """label: among the graph's inputs; first: its value before the first call, carrier: before a call, node: where the
+    walk is."""
+
+    label: str
+    first: np.ndarray
+    carrier: Node
+    node: Node
+
+
 Value = Node | Complex | Resource | Missing
 Result = Value | Sequence[Value]
+
+
+class Context(Protocol):
+    """What a row may ask of the import; see `importer.Importer`."""
+
+    model: Model
+    inputs: frozenset[str]
+    variables: dict[str, Variable]
+    sizes: Sizes
+    found: Found
+
+    def run(self, index: int, arguments: Sequence[Value]) -> tuple[Value, ...]: ...
+    def random_key(self) -> Node: ...
+    def malformed(self, got: str) -> ImportModelError: ...
+    def write(self, index: int, tensor: int, node: Node) -> None: ...
+    def initialise(self, index: int) -> None: ...
+    def assign(self, name: str, node: Node) -> None: ...
+    def inside(self, index: int, values: Sequence[Node], names: Sequence[str]) -> list[Node]: ...
+    def touched(self, *subgraphs: int) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +75,7 @@ class Call:
     """One operator of a subgraph. values: of its operands, None for one that is left out; tensors: what the file says
     of these."""
 
-    importer: Importer
+    importer: Context
     op: Operator
     values: tuple[Value | None, ...]
     tensors: tuple[Tensor | None, ...]

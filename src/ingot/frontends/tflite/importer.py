@@ -14,7 +14,7 @@ from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
-from ingot.frontends.tflite.call import Call, Missing, Resource, Result, Rows, Value
+from ingot.frontends.tflite.call import Call, Missing, Resource, Result, Rows, Value, Variable
 from ingot.frontends.tflite.constants import constant
 from ingot.frontends.tflite.file import Model, Operator, Subgraph, Tensor
 from ingot.ir.interp import interpret
@@ -26,17 +26,6 @@ from ingot.support.limits import check_elements, in_time, spend_node
 # what a row raises that counts on what a well-formed file has: as many operands, axes that there are, sizes but 0
 _ILL_FITTING = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
 _DEEPEST = 32  # subgraphs that hold subgraphs
-
-
-@dataclass
-class Variable:
-    """label: among the graph's inputs; first: its value before the first call, carrier: before a call, node: where the
-    walk is."""
-
-    label: str
-    first: np.ndarray
-    carrier: Node
-    node: Node
 
 
 @dataclass

@@ -156,12 +156,6 @@ def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:
     )
 
 
-def within(parts: Shape, shape: Shape, what: str) -> Iterator[tuple[DimLike, str]]:
-    """The constraints that a part is no larger than the whole on any axis."""
-    for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
-        yield size - part, f"axis {axis}: expected a {what} of at most {size}, got {part}"
-
-
 def check_count(op: Op, inputs: Sequence[TensorType], count: int) -> None:
     op.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")
 

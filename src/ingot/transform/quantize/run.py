@@ -21,7 +21,8 @@ from ingot.ir.types import f32
 from ingot.pipeline.build import identity
 from ingot.pipeline.target import features_of
 from ingot.runtime.cpu.pool import thread_count
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executor import CompiledModel, Convention
+from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.blas import blas_threads
 from ingot.support.dataclass import dataclass
@@ -75,15 +76,16 @@ class Asked:
     seed: int = 0
 
 
-class QuantizedModel:
-    """A compiled model, called as what `ingot.compile` returns for the model; `report` tells how it was made."""
+class QuantizedModel(CompiledModel):
+    """A compiled model, called as what `ingot.compile` returns for the model. report: how it was made. graph: with each
+    product in its format."""
 
-    def __init__(self, compiled: Any, report: Report, graph: Graph, write_onnx: Callable[[Path], None]) -> None:
-        """graph: with each product in its format."""
-        self.compiled, self.report, self.graph, self._write_onnx = compiled, report, graph, write_onnx
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compiled(*args, **kwargs)
+    def __init__(
+        self, program: Program, convention: Convention | None, threads: int, report: Report, graph: Graph,
+        write_onnx: Callable[[Path], None],
+    ) -> None:  # fmt: skip
+        super().__init__(program, threads=threads, convention=convention)
+        self.report, self.graph, self._write_onnx = report, graph, write_onnx
 
     def save_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the ONNX model that this one was made of with its formats: QuantizeLinear and DequantizeLinear around
@@ -92,12 +94,6 @@ class QuantizedModel:
         Raises InputError for a model that came in another form, and where a product is none of the file's own.
         """
         self._write_onnx(Path(path))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.compiled, name)
-
-    def __repr__(self) -> str:
-        return f"QuantizedModel({self.compiled!r})"
 
 
 def quantize_model(
@@ -327,8 +323,8 @@ class _Work:
         built = self.best[1] if kept and self.best else self.bench.build(chosen.formats)
         report = self._report(chosen, search, options, built)
         program = with_receipt(built.program, report.receipt())
-        compiled = self.read.wrap(CompiledModel(program, threads=self.threads))
-        return QuantizedModel(compiled, report, graph, partial(self._write_onnx, chosen.formats))
+        write_onnx = partial(self._write_onnx, chosen.formats)
+        return QuantizedModel(program, self.read.convention, self.threads, report, graph, write_onnx)
 
     def _write_onnx(self, formats: Formats, path: Path) -> None:
         if not self.read.of_onnx:

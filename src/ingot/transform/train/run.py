@@ -21,7 +21,7 @@ from ingot.pipeline.target import named
 from ingot.plan.link import Launch
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.dtypes import numpy_dtype
-from ingot.runtime.executor import CompiledModel, CompiledProgram
+from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
@@ -43,14 +43,10 @@ class CompiledStep(TrainingStep):
         self._source = replace(source, parameters=(), buffers=())  # their first values are the program's
         self._graph, self._has_target = step.graph, step.has_target
 
-    def __call__(self, *args: Any, lr: object = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        return super().__call__(*self._flat(args, kwargs), lr=lr)
-
-    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The graph's inputs without the learning rate."""
+    def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         flatten = self._source.flatten
         if flatten is None:
-            return self._ordered(args, {**kwargs, self.training.rate: None})[:-1]
+            return super()._batch(args, kwargs)
         if not self._has_target:
             return flatten(args, kwargs)
         named = dict(kwargs)
@@ -69,7 +65,7 @@ class CompiledStep(TrainingStep):
     def first_nan(self, *args: Any, **kwargs: Any) -> str | None:
         """Where a step on this batch would first make a NaN, in the forward pass, a gradient or an update: the op, its
         type and its place in the model. None if nowhere. The interpreter finds it: slow, and exact."""
-        given = [_on_host(x) for x in (*self._flat(args, kwargs), self.rate())]
+        given = [_on_host(x) for x in (*self._batch(args, kwargs), self.rate())]
         state = self.state()
         given += [np.asarray(state[name]) for name in self._graph.state]
         broken: list[Node] = []
@@ -166,9 +162,7 @@ def _on_host(value: Any) -> np.ndarray:
     return np.asarray(value.cpu() if is_tensor(value) and value.is_cuda else value)
 
 
-def _compiled(
-    source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None
-) -> CompiledStep | CompiledProgram:
+def _compiled(source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None) -> CompiledModel:
     step, trace = step_of(source, recipe), Trace()
     loops = any(isinstance(n.op, While) for n in step.graph.nodes())
     sparing = (lambda: step_of(source, recipe, keep_products=False).graph) if loops else None
@@ -188,7 +182,8 @@ def _compiled(
     meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate, step.classes)
     sections = _sections(program, trace.launches, meta)
     program = replace(program, meta={**program.meta, META: meta.to_json(), SECTIONS: sections})
-    return foreign(program, options.threads) or CompiledStep(program, source, step, options.threads)
+    other = foreign(program, options.threads)
+    return CompiledStep(program, source, step, options.threads) if other is None else CompiledModel(other)
 
 
 def _seconds(program: Program, sizes: Mapping[str, int], threads: int) -> list[float] | None:

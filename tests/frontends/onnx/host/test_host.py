@@ -286,5 +286,5 @@ def test_optionals() -> None:
     there, held = m(np.ones(3, np.float32))
     assert there
     np.testing.assert_array_equal(held, np.ones(3))
-    with pytest.raises(InputError, match="expected each of"):
+    with pytest.raises(InputError, match="none for x"):
         m()

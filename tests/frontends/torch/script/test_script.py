@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 import ingot
 from ingot.driver.recognize import kind_of
+from ingot.driver.script_states import script_model
 from ingot.frontends.torch import export_module, import_exported
-from ingot.frontends.torch.script import Evaluator, ScriptedModel, extract, load
+from ingot.frontends.torch.script import Evaluator, extract, load
 from ingot.frontends.torch.script.graph import read, write
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOpError
 from tests.frontends.torch.agree import close, run
@@ -395,7 +396,7 @@ def test_frozen_modules(made: Callable[[Any], Any]):
 def test_a_loop_on_values_sets_tensors():
     module = _scripted(Settles())
     program = extract(module)
-    compiled = ScriptedModel(program, lambda evaluator, inputs: export_module(evaluator, tuple(inputs)).module())
+    compiled = script_model(program, lambda evaluator, inputs: export_module(evaluator, tuple(inputs)).module())
     for scale in (1.0, 30.0, 0.01):
         x = torch.randn(3) * scale
         torch.testing.assert_close(compiled(x), module(x))
@@ -407,7 +408,7 @@ def test_a_loop_on_values_sets_tensors():
 def test_a_state_that_changes_type_has_programs():
     module = _scripted(Stream())
     compiled = ingot.compile(module, (torch.randn(2, 4),))
-    assert isinstance(compiled, ScriptedModel)
+    assert not compiled.is_one_program
     start = compiled.state()
     inputs = [torch.randn(2, 4) for _ in range(4)]
     results = [compiled(x) for x in inputs]

@@ -21,6 +21,7 @@ from ingot.frontends.onnx.host import images, text  # noqa: F401 - fill the tabl
 from ingot.frontends.onnx.host.node import HOST_OPS, HostNode, Kind, key, strings, tensor
 from ingot.frontends.onnx.importer import read_model
 from ingot.frontends.onnx.protos import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from ingot.frontends.onnx.tensors import type_text
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 
@@ -189,6 +190,11 @@ class Stages:
     @property
     def outputs(self) -> tuple[str, ...]:
         return tuple(v.name for v in self.model.graph.output)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """What the caller's inputs and outputs are declared as."""
+        return {v.name: type_text(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
 
     def bound(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The caller's values and the constants that the host reads, by name."""

@@ -7,7 +7,7 @@ from ingot.frontends.shared.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.importer import Importer
 from ingot.frontends.stablehlo.model import text_apart
-from ingot.frontends.stablehlo.parser import parse
+from ingot.frontends.stablehlo.pretty import parse
 from ingot.frontends.stablehlo.rows import ROWS
 from ingot.frontends.tensorflow.values import Call, Result, Table, Value
 from ingot.ir.node import Node

@@ -5,6 +5,5 @@ from ingot.frontends.torch.script.evaluate import Evaluator
 from ingot.frontends.torch.script.examples import examples
 from ingot.frontends.torch.script.extract import extract
 from ingot.frontends.torch.script.graph import Program
-from ingot.frontends.torch.script.states import ScriptedModel
 
-__all__ = ["Evaluator", "Program", "ScriptedModel", "examples", "extract", "load"]
+__all__ = ["Evaluator", "Program", "examples", "extract", "load"]
