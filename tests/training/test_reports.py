@@ -40,7 +40,7 @@ class FrozenNorm(nn.Module):
         super().__init__()
         self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
         self.norm.requires_grad_(False).eval()
-        self.norm.running_mean += 0.5
+        self.norm.register_buffer("running_mean", torch.full((16,), 0.5))
 
     def train(self, mode: bool = True) -> FrozenNorm:
         super().train(mode)
