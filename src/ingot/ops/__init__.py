@@ -124,7 +124,7 @@ from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, 
 from ingot.ops.core.source import DimValue, Iota
 from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
-from ingot.ops.linalg import LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve
+from ingot.ops.linalg import LDL, LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve
 from ingot.ops.nn import (
     GRU,
     LSTM,

@@ -24,8 +24,8 @@ Export = Callable[[Program, Path, Path | None], None]
 
 
 class Executable:
-    """Base. inputs, outputs: the specs. threads: of a call. refused: why it cannot run here. returns_tensors: results are
-    torch's tensors even where no input is one.
+    """Base. inputs, outputs: the specs. threads: of a call. refused: why it cannot run here. returns_tensors: results
+    are torch's tensors even where no input is one.
 
     What asks for the one program raises InputError with the reason where there are several.
     """

@@ -4,6 +4,7 @@
 
 from ingot.ops.linalg.cholesky import Cholesky
 from ingot.ops.linalg.jacobi import SVD, Eigh, singular_values
+from ingot.ops.linalg.ldl import LDL, ldl_solve
 from ingot.ops.linalg.lu import LU
 from ingot.ops.linalg.reflectors import HouseholderQR, Reflect
 from ingot.ops.linalg.schur import Eig

@@ -39,6 +39,7 @@ class Cholesky(Op):
                 x[..., j + 1 :, j + 1 :] -= column[..., 1:, None] * column[..., None, 1:]
             return np.tril(x).astype(inputs[0].dtype)
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> Node:
         """By panels of columns; what is right of a panel becomes less by its product with itself."""
         x = m.as_batch(inputs[0])

@@ -54,6 +54,7 @@ class Eigh(Op):
         v = v * _signs(v)
         return np.where(finite[..., 0], w, np.nan).astype(x.dtype), np.where(finite, v, np.nan).astype(x.dtype)
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         x = m.as_batch(inputs[0])
         n = x.shape[1]
@@ -111,6 +112,7 @@ class SVD(Op):
         )
         return tuple(y.astype(inputs[0].dtype) for y in out)
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         *batch, rows, columns = inputs[0].shape
         if not at_most(columns, rows):

@@ -54,6 +54,7 @@ class LU(Op):
             out = x.astype(inputs[0].dtype)
         return out.reshape(inputs[0].shape), pivots.reshape(*batch, count), order.reshape(*batch, rows)
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         """By panels of columns: the rows beside a panel go where its rows went, those of u are solved for, and what is
         right of and below it becomes less by the product of the two."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, TypeVar
 
 from ingot.ir.dims import DimLike, ceildiv, dim_min, product
 from ingot.ir.node import Graph, Input, Node, Op
-from ingot.ir.types import TensorType, f32, f64, i64, u32, u64
-from ingot.ops.core.binary import And, BitcastConvert
+from ingot.ir.types import DType, TensorType, f32, i64, u32, u64
+from ingot.ops.core.binary import And, BitcastConvert, Convert
 from ingot.ops.core.control import While
 from ingot.ops.core.dynamic_slice import DynamicSlice, DynamicUpdateSlice
 from ingot.ops.core.indexing import Gather
@@ -23,9 +25,33 @@ PANEL, _ONE = 32, 64
 
 def check_matrices(op: Op, *inputs: TensorType, square: bool = False) -> None:
     for x in inputs:
-        op.expect(x.rank >= 2 and x.dtype in (f32, f64), f"expected matrices of f32 or f64, got {x}")
+        is_matrix = x.rank >= 2 and x.dtype.is_float and x.dtype.bits >= 16
+        op.expect(is_matrix, f"expected matrices of floats of 16 bits or more, got {x}")
         sizes = x.shape[-2:]
         op.expect(not square or sizes[0] == sizes[1], f"expected square matrices, got {x}", (sizes[0], sizes[1]))
+
+
+L = TypeVar("L", bound=Op)
+
+
+def in_f32(lower: Callable[Concatenate[L, ...], Node | tuple[Node, ...]]) -> Callable[..., Any]:
+    """The lowering of an op, whose matrices of 16 bits are computed in f32 and rounded once at its end."""
+
+    @wraps(lower)
+    def in_wide(op: L, *inputs: Node) -> Node | tuple[Node, ...]:
+        narrow = inputs[0].dtype
+        if narrow.bits >= 32:
+            return lower(op, *inputs)
+        out = lower(op, *(_converted(x, narrow, f32) for x in inputs))
+        return (
+            tuple(_converted(r, f32, narrow) for r in out) if isinstance(out, tuple) else _converted(out, f32, narrow)
+        )
+
+    return in_wide
+
+
+def _converted(x: Node, old: DType, new: DType) -> Node:
+    return Convert(new)(x) if x.dtype == old else x
 
 
 def as_batch(x: Node | Term) -> Term:

@@ -56,6 +56,7 @@ class HouseholderQR(Op):
             dtype = inputs[0].dtype
             return x.astype(dtype).reshape(inputs[0].shape), tau.astype(dtype).reshape(*batch, tau.shape[1])
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         """By panels of columns, whose reflections are applied to what is right of them."""
         given = m.as_batch(inputs[0])
@@ -120,6 +121,7 @@ class Reflect(Op):
             c = c - tau[..., j, None, None] * u * (u.swapaxes(-1, -2) @ c)
         return c.astype(inputs[2].dtype)
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> Node:
         v, c = m.as_batch(inputs[0]), m.as_batch(inputs[2])
         batch, rows, count = v.shape

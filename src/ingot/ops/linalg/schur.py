@@ -63,6 +63,7 @@ class Eig(Op):
         masks = (finite[..., 0], finite[..., 0], finite, finite)
         return tuple(np.where(k, y, np.nan).astype(inputs[0].dtype) for y, k in zip(parts, masks, strict=True))
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         shape = inputs[0].shape
         given = [m.as_batch(x) for x in inputs]

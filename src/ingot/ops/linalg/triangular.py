@@ -46,6 +46,7 @@ class TriangularSolve(Op):
                 x[..., i, :] = row if self.unit else row / a[..., i, i, None]
             return x.astype(inputs[1].dtype)
 
+    @m.in_f32
     def lower(self, *inputs: Node) -> Node:
         """By panels of rows, each less the product of a's panel and the rows above (below) it."""
         a, b = (m.as_batch(x) for x in inputs)
@@ -84,7 +85,7 @@ class TriangularSolve(Op):
     def samples(cls) -> Samples:
         rng = np.random.default_rng(0)
         for upper in (False, True):
-            for dtype, n, k in ((np.float32, 5, 3), (np.float64, 4, 1)):
+            for dtype, n, k in ((np.float32, 5, 3), (np.float64, 4, 1), (np.float16, 3, 2)):
                 a = rng.normal(size=(2, n, n)) + 3 * np.eye(n)
                 yield cls(upper, n == 4), (a.astype(dtype), rng.normal(size=(2, n, k)).astype(dtype))
         a, b = np.tril(np.ones((3, 3))), np.ones((3, 2))

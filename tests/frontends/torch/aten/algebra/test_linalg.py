@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ingot
-from tests.frontends.torch.agree import Function, agree, compile_whole
+from tests.frontends.torch.agree import Function, Spy, agree, compile_whole
 
 BATCH = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
 POSITIVE = BATCH @ BATCH.mT + torch.eye(5)
@@ -48,6 +48,11 @@ def _of_eigenvectors(w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, to
     return w, (v * w[..., None, :]) @ v.mH
 
 
+def _indefinite(a: torch.Tensor) -> torch.Tensor:
+    """Of blocks of 1x1 and of 2x2."""
+    return (a + a.mT) * torch.tensor([0, 0, 1, 0, 3])[:, None] + torch.diag_embed(a[..., 0].new_tensor([0, 0, 0, 9, 0]))
+
+
 OF_A_SYSTEM: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "solve": torch.linalg.solve,
     "solve_right": lambda a, b: torch.linalg.solve(a, b.mT, left=False),
@@ -60,6 +65,8 @@ OF_A_SYSTEM: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "reflected_right": lambda a, b: torch.ormqr(*torch.geqrf(a), b.mT.expand(2, 3, 3, 5), left=False, transpose=True),
     "cholesky": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a)),
     "cholesky_upper": lambda a, b: torch.cholesky_solve(b, torch.linalg.cholesky(a, upper=True), upper=True),
+    "ldl": lambda a, b: torch.linalg.ldl_solve(*torch.linalg.ldl_factor(_indefinite(a)), b),
+    "ldl_factor": lambda a, b: torch.linalg.ldl_factor_ex(_indefinite(a)),
     "lu": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
     "lu_adjoint": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, adjoint=True),
     "lu_right": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b.mT, left=False),
@@ -142,3 +149,19 @@ def test_under_torch_compile_with_any_size() -> None:
         a = torch.randn(2, n, n, generator=torch.Generator().manual_seed(n)) + n**0.5 * torch.eye(n)
         b = torch.randn(2, n, 3, generator=torch.Generator().manual_seed(n))
         torch.testing.assert_close(a @ solve(a, b), b, rtol=1e-3, atol=1e-4)
+
+
+def test_systems_in_16_bits() -> None:
+    """Which eager PyTorch has no kernels for: rounded once, they are those of float32."""
+    a, b = POSITIVE[0].half(), BATCH[0, ..., :3].half()
+
+    def of_all(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half = torch.linalg.solve_triangular(a, b, upper=False)
+        return half, torch.linalg.ldl_solve(*torch.linalg.ldl_factor(a), b)
+
+    with torch.no_grad():
+        got = compile_whole(of_all, backend=Spy().backend)(a, b)
+    want = of_all(a.float(), b.float())
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == torch.float16
+        torch.testing.assert_close(g.float(), w, rtol=1e-2, atol=1e-2)

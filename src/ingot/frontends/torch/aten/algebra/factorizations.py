@@ -98,6 +98,18 @@ def _with_pivots(pivot: bool) -> None:
         raise Unsupported("without pivots")
 
 
+@aten("linalg_ldl_factor_ex.default")
+def ldl_factor_ex(c: Context, x: Node, *, hermitian: bool = False, check_errors: bool = False) -> tuple[Node, ...]:
+    factors, pivots, info = ops.LDL()(x).results
+    return factors, cast(pivots, i32), info
+
+
+@aten("linalg_ldl_solve.default")
+def ldl_solve(c: Context, ld: Node, pivots: Node, b: Node, *, hermitian: bool = False) -> Node:
+    ld, b = _batched(ld, b)
+    return linalg.ldl_solve(ld, expand(pivots, ld.shape[:-1]), b)
+
+
 @aten("linalg_lu.default")
 def lu(c: Context, x: Node, *, pivot: bool = True) -> tuple[Node, ...]:
     _with_pivots(pivot)
