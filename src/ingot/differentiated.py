@@ -11,6 +11,7 @@ from ingot.autodiff import value_and_gradients
 from ingot.compiler import Options, built, compiled
 from ingot.opening import Request, open_model
 from ingot.runtime.executor import CompiledProgram
+from ingot.runtime.tensors import is_tensor
 from ingot.support.errors import InputError, check_once
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class DifferentiatedModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._flatten is not None:
             args, kwargs = tuple(self._flatten(args, kwargs)), {}
-        found = self.program(*args, **kwargs)
+        found = self.program(*map(_detached, args), **{name: _detached(value) for name, value in kwargs.items()})
         every: tuple[Any, ...] = found if isinstance(found, tuple) else (found,)
         gradients = dict(zip(self.wrt, every[self._value :], strict=True))
         return (every[0], gradients) if self._value else gradients
@@ -57,6 +58,11 @@ def differentiate(
         differentiated = replace(differentiated, outputs=outputs, output_names=names)
     program = compiled(built(lambda: differentiated, options), options)
     return DifferentiatedModel(read, program, [labels[i] for i in chosen], value)
+
+
+def _detached(value: Any) -> Any:
+    """A tensor that requires a gradient as one that does not: the gradient is among the results."""
+    return value.detach() if is_tensor(value) and value.requires_grad else value
 
 
 def _scalar(loss: Node) -> Node:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ingot.runtime.executor import CompiledModel, CompiledProgram
 from ingot.runtime.state import Seeds, entropy
+from ingot.runtime.tensors import host_array
 from ingot.support.errors import InputError, NeedsValues
 from ingot.support.log import Log
 
@@ -70,7 +71,7 @@ class SpecializedModel:
 
     def _run(self, values: Mapping[str, Any], run: Callable[[CompiledProgram, Mapping[str, Any]], Any]) -> Any:
         """What `run` gives of the program for these values and the inputs that it has."""
-        deciding = {name: np.asarray(values[name]) for name in self.deciding}
+        deciding = {name: host_array(values[name], name) for name in self.deciding}
         key = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in sorted(deciding.items()))
         rest = {name: v for name, v in values.items() if name not in deciding}
         for entry in [entry for entry in reversed(self._programs) if entry[0] == key]:
