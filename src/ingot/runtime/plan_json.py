@@ -90,13 +90,12 @@ def from_json(
         program.check()
         if missing := program.unwritten():
             raise VerifyError("program", expected="steps that write all outputs", got=f"none for {missing}")
-        if any(plans := plans or {}) and set(plans.values()) - {b"", digest(data)}:
+        own = {name: (plans or {}).get(name, b"") for name in program.code}
+        if any(own.values()) and set(own.values()) - {b"", digest(data)}:
             raise VerifyError("program", expected="the plan that its code was made for", got="another one")
-        code = {name: replace(code, plan=plans.get(name, b"")) for name, code in program.code.items()}
-        program = replace(program, code=code)
+        return replace(program, code={name: replace(code, plan=own[name]) for name, code in program.code.items()})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, VerifyError) as error:
         raise ArtifactError(f"the plan is malformed: {error!r}", fix="compile the model again") from error
-    return program
 
 
 def _expr_json(value: Expr) -> Json:
