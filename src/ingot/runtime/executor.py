@@ -150,7 +150,10 @@ class CompiledModel(CompiledProgram):
             for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
                 room = self._results.take(nbytes) if nbytes >= memory.LARGE and told.place is None else None
                 if told.tensors:
-                    result = maker.new_tensor(shape, strides, room, told.place)
+                    if room is None and told.place is None:  # a small one, without a call more
+                        result = maker.empty(shape, strides, maker.torch_dtype)
+                    else:
+                        result = maker.new_tensor(shape, strides, room, told.place)
                     pointers.append(result.data_ptr())
                 else:
                     result = maker.new_array(shape, room)

@@ -218,13 +218,13 @@ class Border:
         if device is not None:
             quick = self._empty_cuda
             if quick is not None and self._current_gpu() == 0:
-                return quick(shape, strides, self._torch_dtype)
+                return quick(shape, strides, self.torch_dtype)
             torch = cast(_Torch, sys.modules["torch"])
-            return torch.empty_strided(shape, strides, dtype=self._torch_dtype, device=device)
+            return torch.empty_strided(shape, strides, dtype=self.torch_dtype, device=device)
         if memory is None:
-            return self._empty(shape, strides, self._torch_dtype)
+            return self.empty(shape, strides, self.torch_dtype)
         torch = cast(_Torch, sys.modules["torch"])
-        return torch.from_numpy(memory).view(self._torch_dtype).reshape(shape)
+        return torch.from_numpy(memory).view(self.torch_dtype).reshape(shape)
 
     def cut(self, result: np.ndarray | Tensor, shape: tuple[int, ...]) -> np.ndarray | Tensor:
         """A result of that shape, whose elements are the first that lie in a larger one; memory of its own."""
@@ -234,11 +234,11 @@ class Border:
         return part.copy() if isinstance(part, np.ndarray) else part.clone()
 
     @cached_property
-    def _torch_dtype(self) -> object:
+    def torch_dtype(self) -> object:
         return getattr(sys.modules["torch"], self.torch_name.removeprefix("torch."))
 
     @cached_property
-    def _empty(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor]:
+    def empty(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor]:
         torch = cast(_Torch, sys.modules["torch"])
         return _quick_empty("cpu") or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
 
