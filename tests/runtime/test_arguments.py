@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,3 +133,136 @@ def test_arrays_of_others_on_the_gpu_are_taken_where_they_lie() -> None:
 
 class Here(Elsewhere):
     device = torch.device("cuda", 0)
+
+
+def freed(nbytes: int = 0, stride: int = 1) -> Any:
+    x = torch.ones(9, 64 * stride)[:, ::stride]
+    x.untyped_storage().resize_(nbytes)
+    return x
+
+
+class Dispatched(torch.Tensor):
+    @staticmethod
+    def __new__(cls, x: Any) -> Any:
+        return torch.Tensor._make_subclass(cls, x)
+
+    @classmethod
+    def __torch_dispatch__(cls, *args: object) -> None: ...
+
+
+class Named(torch.Tensor):
+    """A subclass whose elements are a plain tensor's."""
+
+
+def deleted() -> object:
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.ones((9, 64))
+    x.delete()
+    return x
+
+
+def fake() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(torch.ones(9, 64))
+
+
+def unaligned() -> np.ndarray:
+    x = np.zeros(9 * 64 * 4 + 1, np.uint8)[1:].view(np.float32).reshape(9, 64)
+    x[...] = 1
+    return x
+
+
+ONES = np.ones((9, 64), np.float32)
+REFUSED = {
+    "without memory": (freed, lambda: freed(stride=2), lambda: torch._to_functional_tensor(torch.ones(9, 64))),
+    "ends at byte 100 of": (lambda: freed(100, 2),),
+    "a nested one": (lambda: torch.nested.nested_tensor([torch.ones(3, 64)] * 3),),
+    "torch.jagged": (lambda: torch.nested.nested_tensor([torch.ones(3, 64)] * 3, layout=torch.jagged),),
+    "FakeTensor": (fake,),
+    "Dispatched": (lambda: Dispatched(torch.ones(9, 64)),),
+    "MaskedTensor": (lambda: torch.masked.masked_tensor(torch.ones(9, 64), torch.ones(9, 64) > 0),),
+    "ninitialized": (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer),
+    "got meta": (lambda: torch.ones(9, 64, device="meta"),),
+    "torch.sparse": (lambda: torch.ones(9, 64).to_sparse(), lambda: torch.ones(9, 64).to_sparse_csr()),
+    "masked elements": (lambda: np.ma.masked_array(ONES, ONES > 0),),
+    "deleted": (deleted,),
+    "memoryview": (lambda: memoryview(ONES.data),),
+    "dtype >f4": (lambda: ONES.astype(">f4"),),
+}
+TAKEN = (
+    lambda: torch.ones(9, 64).as_subclass(Named),
+    lambda: torch._neg_view(-torch.ones(9, 64)),
+    lambda: torch.complex(ONES_T, -ONES_T).conj().imag,
+    lambda: torch.frombuffer(bytearray(1) + ONES.tobytes(), dtype=torch.float32, offset=1).reshape(9, 64),
+    lambda: torch._efficientzerotensor((9, 64)) + 1,
+    lambda: ONES_T[0].expand(9, 64),
+    lambda: np.ma.masked_array(ONES),
+    lambda: ONES[::-1, ::-1],
+    lambda: np.broadcast_to(np.float32(1), (9, 64)),
+    lambda: np.frombuffer(ONES.tobytes(), np.float32).reshape(9, 64),
+    unaligned,
+)
+ONES_T = torch.ones(9, 64)
+
+
+def model_of_rows() -> CompiledModel:
+    x = Input("x", TensorType(f32, (symbol("n"), 64)))()
+    return CompiledModel(build_program(Graph((x,), (ops.Reduce("sum", (1,))(x),)), host_features(), 1), threads=1)
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+@pytest.mark.filterwarnings("ignore")
+def test_what_has_no_memory_is_refused_and_all_else_taken(calls: int) -> None:
+    model = model_of_rows()
+    for told, makers in REFUSED.items():
+        for make in makers:
+            value = make()
+            for _ in range(calls):
+                model(ONES_T)
+            with pytest.raises(InputError, match=told):
+                model(value)
+    for make in TAKEN:
+        value = make()
+        for _ in range(calls):
+            model(ONES_T)
+        assert np.array_equal(np.asarray(model(value)), np.full(9, 64, np.float32))
+
+
+def test_storage_that_was_made_shorter() -> None:
+    with pytest.raises(InputError, match="ends at byte 100 of 2304"):
+        model_of_rows()(freed(100))
+
+
+def test_zeros_that_torch_has_not_written() -> None:
+    assert not model_of_rows()(torch._efficientzerotensor((9, 64))).any()
+
+
+@pytest.mark.parametrize("calls", [0, 3])
+def test_derivatives_that_would_be_lost_are_refused(calls: int) -> None:
+    model, forward_ad = model_of_rows(), torch.autograd.forward_ad
+    for _ in range(calls):
+        model(ONES_T)
+    with forward_ad.dual_level():
+        assert torch.equal(model(ONES_T), torch.full((9,), 64.0))
+        with pytest.raises(InputError, match="dual tensor"):
+            model(forward_ad.make_dual(ONES_T, ONES_T))
+    for transform in (torch.func.vmap, torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))):
+        with pytest.raises(InputError, match=r"torch\.func"):
+            transform(lambda x: model(x).sum())(torch.ones(2, 9, 64)[:1] if transform is torch.func.vmap else ONES_T)
+
+
+@pytest.mark.parametrize("calls", [0, 4])
+def test_inputs_that_require_a_gradient_are_told_of_once(calls: int) -> None:
+    model, x = model_of_rows(), torch.ones(9, 64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad():
+            for _ in range(calls):
+                model(x)
+        for _ in range(3):
+            model(ONES_T)
+        with pytest.raises(UserWarning, match="requires a gradient"):
+            model(x)
+        for _ in range(4):
+            model(x)

@@ -38,6 +38,7 @@ from ingot.runtime.executable import UnloadedProgram
 from ingot.runtime.executor import CompiledModel, Convention
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
+from ingot.runtime.tensors import host_array
 from ingot.support import flags, limits, progress, sources
 from ingot.support.cache import DiskCache, cache_key, sharing
 from ingot.support.dataclass import dataclass
@@ -148,7 +149,7 @@ def _told(request: Request) -> list[bytes]:
     if isinstance(weights, str | os.PathLike):
         arrays = [_digest(Path(weights)) or b""]
     elif isinstance(weights, Mapping):
-        known = {str(name): np.asarray(value) for name, value in weights.items()}
+        known = {str(name): host_array(value, str(name)) for name, value in weights.items()}
         arrays = [repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(known.items())]
     told = request.dynamic, request.signature, request.inputs, request.outputs, request.state
     return [repr(told).encode(), *arrays]
@@ -157,7 +158,7 @@ def _told(request: Request) -> list[bytes]:
 def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledModel:
     """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets; where
     it takes turns with the host, one of several programs."""
-    weights = {name: np.asarray(value) for name, value in (request.weights or {}).items()}
+    weights = {name: host_array(value, str(name)) for name, value in (request.weights or {}).items()}
 
     def build(values: Mapping[str, np.ndarray], example: _Example) -> CompiledModel:
         def found(asked: Request) -> CompiledModel:

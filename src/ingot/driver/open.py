@@ -18,6 +18,7 @@ import numpy as np
 from ingot.driver.recognize import kind_of
 from ingot.runtime.executable import Executable
 from ingot.runtime.executor import Convention, trees
+from ingot.runtime.tensors import host_array
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, SizesError
@@ -177,7 +178,7 @@ def onnx_graph(source: Any, request: Request, example: Mapping[str, tuple[int, .
     model = hosted(source, request.outputs)
     if model is not None:
         raise NeedsHost(model)
-    weights = {k: np.asarray(v) for k, v in (request.weights or {}).items()}
+    weights = {k: host_array(v, k) for k, v in (request.weights or {}).items()}
     graph = import_onnx(source, dynamic=request.dynamic, weights=weights, example=example)
     return _chosen(graph, request)
 

@@ -16,6 +16,7 @@ from ingot.runtime.executable import Executable, UnrankedSpec
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import TensorSpec
 from ingot.runtime.state import Seeds
+from ingot.runtime.tensors import host_array
 from ingot.support.errors import InputError, NeedsValues
 from ingot.support.log import Log
 
@@ -64,7 +65,7 @@ class ValueSpecialization(Executable):
     def _select(self, inputs: Sequence[Any], run: Callable[[CompiledModel, Sequence[Any]], Result]) -> Result:
         """What `run` gives of the model for these values and the inputs that it has."""
         values = dict(zip((spec.name for spec in self.inputs), inputs, strict=True))
-        deciding = {name: np.asarray(values[name]) for name in self.deciding}
+        deciding = {name: host_array(values[name], name) for name in self.deciding}
         key = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in sorted(deciding.items()))
         rest = {name: v for name, v in values.items() if name not in deciding}
         for entry in [entry for entry in reversed(self._programs) if entry[0] == key]:

@@ -33,6 +33,7 @@ from ingot.pipeline.variants import Variants
 from ingot.plan import work
 from ingot.plan.link import Launch, arena_of, link
 from ingot.plan.recompute import Cost, within
+from ingot.runtime.plan_json import sealed
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.support import flags, progress
@@ -189,7 +190,7 @@ def build_program(
         stages = {"model": show(graph), "fused": show(fused)}
         program = _linked(fused, variants, _Watched(features), stages, meta, trace)
     program.check()
-    return program.with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
+    return sealed(program).with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
 
 
 def _timed(

@@ -5,14 +5,18 @@ tensors on the host or a GPU, arrays  ->  their addresses, and what they tell of
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ingot.runtime.bind import Shape
 from ingot.runtime.cuda.foreign import Foreign, is_foreign
 from ingot.runtime.program import Program
-from ingot.runtime.tensors import Border, Tensor, address, is_tensor, likeness
+from ingot.runtime.tensors import Border, Tensor, address, has_tangent, is_recording, is_tensor, likeness
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
@@ -39,13 +43,19 @@ class Arguments:
         self._state: tuple[Shape, ...] = tuple(s.shape for s in program.state)
         self._results = len(program.outputs)
         self._last: Told | None = None
-        self._like: tuple[Callable[..., bool], Told] | None = None
+        self._like: tuple[Callable[..., bool], Told, Any] | None = None
+        self._warned = False
 
     def take(self, inputs: Sequence[object]) -> tuple[Sequence[np.ndarray | Tensor | Foreign], list[int], Told]:
         """(what has to outlive the run, addresses, what is told). Raises InputError."""
         like = self._like
-        if like is not None and len(inputs) == len(self._borders) and like[0](*inputs):
-            return inputs, [value.data_ptr() for value in inputs], like[1]  # type: ignore[attr-defined,return-value]
+        if like is not None and like[2]._current_level < 0:  # of forward-mode differentiation
+            try:
+                pointers = [value.data_ptr() for value in inputs if not value.is_nested]  # type: ignore[attr-defined]
+            except (AttributeError, RuntimeError, ValueError):
+                pointers = []  # one that is no tensor, or has no memory
+            if len(pointers) == len(self._borders) and 0 not in pointers and like[0](*inputs):
+                return inputs, pointers, like[1]  # type: ignore[return-value]
         told = self._last
         if told is not None and not (told.tensors or told.resident or self._telling):
             pointers = self._of_arrays(inputs, told.shapes)
@@ -71,10 +81,17 @@ class Arguments:
         kind: type | None = None  # of the last tensor
         place: object = None
         resident: list[bool] = []
+        graded = False
         for border, value in zip(self._borders, inputs, strict=True):
             if type(value) is kind or is_tensor(value):
                 kind = type(value)
                 tensor = border.tensor(value)  # type: ignore[arg-type]
+                graded = graded or tensor.requires_grad
+                if has_tangent(tensor):
+                    raise InputError(
+                        f"input {border.spec.name!r}", expected="a tensor without a tangent", got="a dual tensor",
+                        fix="a compiled model has no derivatives: use torch.compile(net, backend='ingot')",
+                    )  # fmt: skip
                 arrays.append(tensor)
                 pointers.append(tensor.data_ptr())
                 resident.append(border.gpu and tensor.is_cuda)
@@ -90,6 +107,9 @@ class Arguments:
                 arrays.append(array)
                 pointers.append(address(array))
                 resident.append(False)
+        if graded and not self._warned and is_recording():
+            self._warned = True
+            warnings.warn(_NO_GRADIENT, stacklevel=5)  # at the model's call
         if place is not None and any(isinstance(array, Foreign) for array in arrays):
             fix = "torch.from_dlpack(x)"  # which keeps the memory for as long as the GPU reads it
             raise InputError(
@@ -105,7 +125,7 @@ class Arguments:
         if told is None or (told.shapes, told.tensors, told.place, told.resident) != (shapes, tensors, place, where):
             told = self._last = Told(shapes, tensors, place, where)
         elif tensors and not self._telling:
-            self._remember(inputs, arrays, told)
+            self._remember(inputs, arrays, told, graded and not self._warned)
         return arrays, pointers, told
 
     def _read(self, number: int, array: np.ndarray | Tensor | Foreign) -> np.ndarray | Tensor:
@@ -115,11 +135,24 @@ class Arguments:
             raise InputError(what, expected="sizes that the host can read", got="an array on a GPU")
         return array
 
-    def _remember(self, inputs: Sequence[object], arrays: Sequence[object], told: Told) -> None:
-        """Arguments that were taken as they are, twice in a row, may come again."""
+    def _remember(self, inputs: Sequence[object], arrays: Sequence[object], told: Told, warns: bool) -> None:
+        """Arguments that were taken as they are, twice in a row, may come again. warns: whether there is something to
+        say of them once torch records."""
         if all(given is taken and is_tensor(given) for given, taken in zip(inputs, arrays, strict=True)):
             same = likeness(inputs)
-            self._like = None if same is None else (same, told)
+            if same is not None and warns:
+                same = partial(_unrecorded, same)
+            self._like = None if same is None else (same, told, sys.modules["torch.autograd.forward_ad"])
+
+
+def _unrecorded(same: Callable[..., bool], *values: object) -> bool:
+    return not is_recording() and same(*values)
+
+
+_NO_GRADIENT = (
+    "an input requires a gradient, and the results of a compiled model have none: call it under torch.no_grad(), pass "
+    "x.detach(), or use torch.compile(net, backend='ingot') or ingot.value_and_grad, which differentiate"
+)
 
 
 __all__ = ["Arguments", "Told"]

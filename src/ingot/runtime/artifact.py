@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime import plan_json
-from ingot.runtime.plan_json import Json
+from ingot.runtime.plan_json import DIGEST_BYTES, Json
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
@@ -37,7 +37,7 @@ from ingot.support.files import Part, atomic_write, open_regular
 # Like PNG's: not text, and broken by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Bump it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 _PREFIX = struct.Struct("<8sIIQ16s24x")
 _PAGE = 4096
 _BLOCK = 1 << 16
@@ -64,7 +64,9 @@ def content(program: Program) -> list[Part]:
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
     parts["state"] = zlib.compress(b"".join(s.first.tobytes() for s in program.state), 1)
-    parts |= {f"code/{target}": code.blob for target, code in program.code.items()}
+    parts |= {
+        f"code/{target}": code.plan.ljust(DIGEST_BYTES, b"\0") + code.blob for target, code in program.code.items()
+    }
     header: dict[str, Json] = {
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
         "weights": [weights.nbytes, _weights_digest(weights)],
@@ -108,8 +110,10 @@ def read(view: memoryview, path: str) -> Program:
     except (ValueError, RecursionError) as error:
         raise _corrupted(path, "plan") from error
     first = _inflated(path, view, "state", sections["state"], cast("int", header["state"]))
-    blobs = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
-    return plan_json.from_json(plan, blobs=blobs, weights=weights, stages=stages, first=first)
+    code = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
+    blobs = {target: part[DIGEST_BYTES:] for target, part in code.items()}
+    plans = {target: part[:DIGEST_BYTES].rstrip(b"\0") for target, part in code.items()}
+    return plan_json.from_json(plan, blobs=blobs, plans=plans, weights=weights, stages=stages, first=first)
 
 
 def _map(path: Path) -> memoryview:

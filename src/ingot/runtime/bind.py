@@ -15,10 +15,11 @@ from ingot.runtime.dtypes import itemsize
 from ingot.runtime.expr import Expr, Span, evaluate, linear_in, show, span
 from ingot.runtime.program import Buffer, Program, Step, Symbol
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import IngotError, InputError, SizesError
+from ingot.support.errors import ArtifactError, IngotError, InputError, SizesError, VerifyError
 
 _MAX_CHUNKS = 1 << 31
 _MAX_SIZE = 1 << 40  # `ingot.ir.dims.MOST`: only an array without elements has more
+_MOST = 1 << 62  # bytes of an arena, or chunks of a step in all rounds
 _UNKNOWN = -(1 << 63)
 _BEYOND = (
     "the input holds more than there is room for: compile with a larger bound "
@@ -157,10 +158,14 @@ class Layout:
         plain: list[tuple[Buffer, int]] = []
         groups: dict[Images, list[Buffer]] = {}
         sizes = tuple(sorted(spans.items()))
+        total = 0
         for buffer in program.buffers:
             if buffer.kind != "arena" or buffer.alias is not None:
                 continue
             nbytes = max(0, span(buffer.nbytes, spans)[1])
+            total += nbytes
+            if total >= _MOST:
+                raise IngotError("out of memory", expected=f"less than {_MOST} bytes", fix="use smaller inputs")
             if buffer.halo is None:
                 plain.append((buffer, nbytes))
             else:
@@ -198,6 +203,11 @@ class Binding:
         self._program = program
         self.values = bind_symbols(program, told)
         self.spans = _spans(program, self.values)
+        self._found = {size.name for size in program.sizes}
+        try:
+            program.check_extents(self._known)
+        except VerifyError as error:
+            raise ArtifactError(f"the plan is malformed: {error}", fix="compile the model again") from error
         self.layout = Layout(program, self.spans)
         self.sizes = np.zeros(len(program.sizes), np.int64)
         self.output_shapes: list[Shape] = [
@@ -218,6 +228,13 @@ class Binding:
         self.counts = [(0, 0) if s.target is not None else self._count(s) for s in program.steps]
         self.dims = [[self._dim(d) for d in s.dims] for s in program.steps]
 
+    def _known(self, size: Expr) -> int | None:
+        """A size that is no one that the run finds; of these only the most is known."""
+        if isinstance(size, int):
+            return size
+        found = self._found
+        return None if found and not found.isdisjoint(size) else evaluate(size, self.values)
+
     @property
     def chunks(self) -> list[int]:
         """Of each step, of all rounds."""
@@ -228,6 +245,8 @@ class Binding:
         if not 0 <= chunks < _MAX_CHUNKS:
             where = step.label or step.kernel
             raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=chunks, where=where)
+        if chunks * rounds >= _MOST:
+            raise IngotError("step", expected=f"chunks * rounds < {_MOST}", got=rounds, where=step.label or step.kernel)
         return chunks, max(rounds, 0)
 
     def _dim(self, dim: Expr) -> int:

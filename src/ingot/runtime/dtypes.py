@@ -38,6 +38,7 @@ _MORE = {
     "u2": (1, "uint2", "no torch type"),
 }
 _DTYPES = _NUMPYS | _MORE
+NAMES = tuple(_DTYPES)
 
 
 def itemsize(name: str) -> int:

@@ -162,8 +162,11 @@ class LoadedProgram(Executable):
             for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
                 is_large = nbytes >= memory.LARGE and told.place is None
                 if told.tensors or self.returns_tensors:
-                    room = self._tensor_results.take(nbytes) if is_large else None
-                    result = maker.new_tensor(shape, strides, room, told.place)
+                    if is_large or told.place is not None:
+                        room = self._tensor_results.take(nbytes) if is_large else None
+                        result = maker.new_tensor(shape, strides, room, told.place)
+                    else:  # the same, without a call more
+                        result = maker.empty(shape, strides, maker.torch_dtype)
                     pointers.append(result.data_ptr())
                 else:
                     result = maker.new_array(shape, self._results.take(nbytes) if is_large else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from ingot.support.errors import VerifyError
@@ -71,24 +71,45 @@ def span(expr: Expr, spans: Mapping[str, Span]) -> Span:
     return stack[0]
 
 
+MOST_BITS = 1 << 17  # of a value: twice what 1,024 symbols make, multiplied
+_LONG = 256  # items of an expression that is not written out for people
+
+
 def check(expr: Expr, names: Collection[str], where: str) -> None:
-    """Raise VerifyError unless the expression is well formed and uses only the symbols `names`."""
+    """Raise VerifyError unless the expression is well formed, uses only the symbols `names`, and has values that take
+    no time to compute. names: a set or a mapping, where there are many."""
     if isinstance(expr, int):
         return
-    depth = 0
+    bits: list[int] = []
+    is_constant = True
     for item in expr:
         if isinstance(item, str) and item in OPERATORS:
-            depth -= 1
-            if depth < 1:
-                raise VerifyError(f"size expression {list(expr)}: {item!r} lacks an operand", where=where)
-        elif isinstance(item, int) or item in names:
-            depth += 1
+            if len(bits) < 2:
+                raise VerifyError(f"size expression {_head(expr)}: {item!r} lacks an operand", where=where)
+            b, a = bits.pop(), bits.pop()
+            bits.append(a + b if item == "*" else max(a, b) + (item in ("+", "-")))
+            if bits[-1] > MOST_BITS:
+                expected = f"values of at most {MOST_BITS} bits"
+                raise VerifyError(f"size expression {_head(expr)}", expected=expected, got="larger ones", where=where)
+        elif isinstance(item, int):
+            bits.append(item.bit_length())
+        elif item in names:
+            bits.append(63)
+            is_constant = False
         else:
-            raise VerifyError(
-                f"size expression {list(expr)}", expected=f"one of {sorted(names)}", got=repr(item), where=where
-            )
-    if depth != 1:
-        raise VerifyError(f"size expression {list(expr)}", expected="one value", got=f"{depth} values", where=where)
+            expected = f"one of {_head(sorted(names))}"
+            raise VerifyError(f"size expression {_head(expr)}", expected=expected, got=repr(item), where=where)
+    if len(bits) != 1:
+        raise VerifyError(
+            f"size expression {_head(expr)}", expected="one value", got=f"{len(bits)} values", where=where
+        )
+    if is_constant:
+        evaluate(expr, {})  # of which no division is by 0
+
+
+def _head(items: Sequence[object]) -> str:
+    shown = list(items[:_LONG])
+    return f"{shown}" if len(items) <= _LONG else f"{shown} and {len(items) - _LONG} more"
 
 
 def linear_in(expr: Expr) -> tuple[str, int, int] | None:
@@ -111,6 +132,8 @@ def show(expr: Expr) -> str:
     """Infix text for people: `(s0 * 2) + 1`. The expression must be well formed."""
     if isinstance(expr, int):
         return str(expr)
+    if len(expr) > _LONG:
+        return f"an expression of {len(expr)} terms"
     stack: list[str] = []
     for item in expr:
         if not isinstance(item, str) or item not in OPERATORS:

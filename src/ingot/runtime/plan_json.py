@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import TypeAlias, cast
 
@@ -11,10 +14,11 @@ from numpy.typing import NDArray
 
 from ingot.runtime import dtypes
 from ingot.runtime.expr import Expr
-from ingot.runtime.program import Buffer, BufferKind, Program, Size, State, Step, Symbol, TensorSpec
+from ingot.runtime.program import MOST_RANK, Buffer, BufferKind, Program, Size, State, Step, Symbol, TensorSpec
 from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import Code, Features
 
+DIGEST_BYTES = 16
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
@@ -55,24 +59,43 @@ def to_json(program: Program) -> Json:
     }
 
 
+def digest(data: Json) -> bytes:
+    """Tells plans apart, but for what they say of themselves to people."""
+    plan = {key: value for key, value in cast("dict[str, Json]", data).items() if key != "meta"}
+    text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def sealed(program: Program) -> Program:
+    """The program with code that no other plan may launch, once it is loaded from a file."""
+    plan = digest(to_json(program))
+    return replace(program, code={name: replace(code, plan=plan) for name, code in program.code.items()})
+
+
 def from_json(
     data: Json,
     *,
     blobs: Mapping[str, bytes],
+    plans: Mapping[str, bytes] | None = None,
     weights: NDArray[np.uint8],
     stages: Mapping[str, str],
     first: bytes = b"",
 ) -> Program:
-    """Rebuild and check a program. blobs: of its code, by target. first: its state's first values in a row.
+    """Rebuild and check a program. blobs, plans: of its code, by target. first: its state's first values in a row.
 
     Raises ArtifactError where the plan is malformed (it is untrusted).
     """
     try:
         program = _program(cast("dict[str, Json]", data), blobs, weights, stages, first)
         program.check()
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, VerifyError) as error:
+        if missing := program.unwritten():
+            raise VerifyError("program", expected="steps that write all outputs", got=f"none for {missing}")
+        own = {name: (plans or {}).get(name, b"") for name in program.code}
+        if any(own.values()) and set(own.values()) - {b"", digest(data)}:
+            raise VerifyError("program", expected="the plan that its code was made for", got="another one")
+        return replace(program, code={name: replace(code, plan=own[name]) for name, code in program.code.items()})
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, VerifyError) as error:
         raise ArtifactError(f"the plan is malformed: {error!r}", fix="compile the model again") from error
-    return program
 
 
 def _expr_json(value: Expr) -> Json:
@@ -163,6 +186,8 @@ def _size(value: Json) -> Size:
 def _state(value: Json, first: bytes) -> tuple[State, ...]:
     pairs = [_list(item, 2) for item in _list(value)]
     specs = [_spec(spec) for spec, _ in pairs]
+    if any(len(s.shape) > MOST_RANK for s in specs):
+        raise ValueError("state of too many dims")
     sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
     parts = np.split(np.frombuffer(first, np.uint8), np.cumsum(sizes)[:-1]) if specs else []
     return tuple(map(State, specs, parts, [_str(copied) for _, copied in pairs]))

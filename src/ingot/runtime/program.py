@@ -27,6 +27,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 from ingot.support.native import Code, Features
 
+_ALIGNMENT = 64  # of weights, in bytes
 BufferKind: TypeAlias = Literal["arena", "weight", "input", "output", "size", "table"]
 
 
@@ -108,7 +109,7 @@ class State:
         return replace(self, first=own if own.any() else zeros(own.size))
 
     def check(self) -> None:
-        nbytes = prod(self.shape) * dtypes.itemsize(self.spec.dtype)
+        nbytes = prod(map(abs, self.shape)) * dtypes.itemsize(self.spec.dtype)
         if len(self.shape) != len(self.spec.shape) or nbytes != self.first.nbytes:
             raise VerifyError(f"state {self.spec}", expected="a fixed size, and as many bytes", got=self.first.nbytes)
 
@@ -232,96 +233,161 @@ class Program:
         return replace(self, state=tuple(s.starting(first.get(s.spec.name)) for s in self.state))
 
     def check(self) -> None:
-        """Raise VerifyError unless ids, indices, lifetimes, expressions and symbols fit together."""
-        if not self.code:
-            raise VerifyError("program", expected="code for a device", got="none")
-        if wrong := [name for name, code in self.code.items() if code.features.target_name != name]:
-            raise VerifyError("program", expected="code under its target's name", got=wrong)
-        names = [symbol.name for symbol in self.symbols]
-        if len(set(names)) != len(names):
-            raise VerifyError("program: a symbol is declared twice", got=names)
-        told = [dim for spec in self.arguments for dim in (*spec.shape, *spec.elements)]
-        bound = {line[0] for dim in told if (line := expr.linear_in(dim))}
-        if missing := [name for name in names if name not in bound]:
-            raise VerifyError("program: no input dim tells the symbol", got=missing)
-        for state in self.state:
-            state.check()
-        for spec in self.arguments:
-            for dim in spec.shape:
-                expr.check(dim, names, spec.name)
-        fixed = tuple(names)
-        for size in self.sizes:
-            expr.check(size.most, names, size.name)
-            names.append(size.name)
-        if len(set(names)) != len(names):
-            raise VerifyError("program: a size is declared twice", got=names)
-        for spec in (*self.arguments, *self.results):
-            dtypes.itemsize(spec.dtype)
-            for dim in (*spec.shape, *spec.elements):
-                expr.check(dim, names, spec.name)
-            if spec.elements and (spec.dtype[0] not in "iu" or spec.static_size != len(spec.elements)):
-                raise VerifyError(f"input {spec}", expected="integers, and an element for each")
-        for condition in self.conditions:
-            expr.check(condition, names, "a condition")
-        by_id = {buffer.id: buffer for buffer in self.buffers}
-        if len(by_id) != len(self.buffers):
-            raise VerifyError("program: two buffers have the same id")
-        counts = {"input": len(self.arguments), "output": len(self.results), "size": len(self.sizes), "table": 1}
-        for buffer in self.buffers:
-            self._check_buffer(buffer, by_id, counts, names, fixed)
-        for number, step in enumerate(self.steps):
-            self._check_step(number, step, by_id, names, fixed)
+        """Raise VerifyError unless ids, indices, lifetimes, extents, expressions and symbols fit together: in time
+        linear in the plan, which may come from a file. `check_extents` checks what depends on a call's sizes.
+        """
+        _Check(self).run()
 
-    def _check_buffer(
-        self, buffer: Buffer, by_id: Mapping[int, Buffer], counts: Mapping[str, int], names: Sequence[str],
-        fixed: Sequence[str],
-    ) -> None:  # fmt: skip
-        """counts: how many there are of what a buffer's index may tell, by the buffer's kind."""
+    def unwritten(self) -> list[TensorSpec]:
+        """The results that no step writes, though they have elements: they would be what lies in memory."""
+        by_id = {buffer.id: buffer for buffer in self.buffers}
+        named = {identity for step in self.steps if step.target is None for identity, _ in step.args}
+        roots = (by_id[alias[0]] if (alias := by_id[i].alias) else by_id[i] for i in named)
+        written = {root.index for root in roots if root.kind == "output"}
+        written.update(i for i, state in enumerate(self.state) if not state.copied)  # where the old value lies
+        return [spec for i, spec in enumerate(self.results) if i not in written and 0 not in spec.shape]
+
+    def check_extents(self, size: Callable[[Expr], int | None]) -> None:
+        """Raise VerifyError unless each buffer lies in its memory, and what a step is given in its buffer. size: of an
+        expression; None where it is not known yet."""
+        itemsize, tensors = dtypes.itemsize, {"input": self.arguments, "output": self.results}
+        rooms = {
+            kind: [_product((itemsize(spec.dtype), *map(size, spec.shape))) for spec in specs]
+            for kind, specs in tensors.items()
+        }
+        rooms["size"] = [8 * n for n in range(len(self.sizes), 0, -1)]
+        held: dict[int, int | None] = {b.id: size(b.nbytes) for b in self.buffers}
+        for buffer in self.buffers:
+            nbytes, room, offset = held[buffer.id], None, 0
+            if buffer.alias is not None:
+                room, offset = held[buffer.alias[0]], size(buffer.alias[1])
+            elif buffer.kind in rooms:
+                room = rooms[buffer.kind][buffer.index]
+            if nbytes is not None and room is not None and offset is not None and not 0 <= offset <= room - nbytes:
+                got = f"{nbytes} behind byte {offset}"
+                raise VerifyError(f"buffer {buffer.id} ({buffer.kind})", expected=f"at most {room} bytes", got=got)
+        for number, step in enumerate(self.steps):
+            for identity, at in step.args:
+                offset, nbytes = size(at), held[identity]
+                # a jump reads a byte
+                if offset is not None and nbytes is not None and not 0 <= offset <= nbytes - (step.target is not None):
+                    expected = f"an offset into the {nbytes} bytes of buffer {identity}"
+                    raise VerifyError(f"step {number} ({step.label or step.kernel})", expected=expected, got=offset)
+
+
+def _product(factors: tuple[int | None, ...]) -> int | None:
+    known = [n for n in factors if n is not None]
+    return prod(known) if len(known) == len(factors) else None
+
+
+MOST_RANK = 64  # numpy's and torch's
+
+
+class _Check:
+    """The checks of a program. names: its symbols and sizes; fixed: its symbols."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.fixed = dict.fromkeys(symbol.name for symbol in program.symbols)
+        self.names = dict(self.fixed)
+        self.by_id = {buffer.id: buffer for buffer in program.buffers}
+        self.counts = {
+            "input": len(program.arguments), "output": len(program.results), "size": len(program.sizes), "table": 1,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        program = self.program
+        if not program.code:
+            raise VerifyError("program", expected="code for a device", got="none")
+        if wrong := [name for name, code in program.code.items() if code.features.target_name != name]:
+            raise VerifyError("program", expected="code under its target's name", got=wrong)
+        if program.scratch_bytes < 0:
+            raise VerifyError("program", expected="scratch of 0 bytes or more", got=program.scratch_bytes)
+        self._symbols()
+        for spec in (*program.arguments, *program.results):
+            self._spec(spec)
+        for condition in program.conditions:
+            expr.check(condition, self.names, "a condition")
+        if len(self.by_id) != len(program.buffers):
+            raise VerifyError("program: two buffers have the same id")
+        for buffer in program.buffers:
+            self._buffer(buffer)
+        for number, step in enumerate(program.steps):
+            self._step(number, step)
+        program.check_extents(lambda e: e if isinstance(e, int) else None)
+
+    def _symbols(self) -> None:
+        program = self.program
+        if len(self.names) != len(program.symbols):
+            raise VerifyError("program: a symbol is declared twice", got=[s.name for s in program.symbols])
+        for state in program.state:
+            state.check()
+        for spec in program.arguments:
+            for dim in (*spec.shape, *spec.elements):
+                expr.check(dim, self.names, spec.name)
+        told = [dim for spec in program.arguments for dim in (*spec.shape, *spec.elements)]
+        bound = {line[0] for dim in told if (line := expr.linear_in(dim))}
+        if missing := [name for name in self.names if name not in bound]:
+            raise VerifyError("program: no input dim tells the symbol", got=missing)
+        for size in program.sizes:
+            expr.check(size.most, self.names, size.name)
+            if size.name in self.names:
+                raise VerifyError("program: a size is declared twice", got=size.name)
+            self.names[size.name] = None
+
+    def _spec(self, spec: TensorSpec) -> None:
+        dtypes.itemsize(spec.dtype)
+        if len(spec.shape) > MOST_RANK:
+            raise VerifyError(spec.name, expected=f"at most {MOST_RANK} dims", got=len(spec.shape))
+        for dim in (*spec.shape, *spec.elements):
+            expr.check(dim, self.names, spec.name)
+        if any(isinstance(dim, int) and dim < 0 for dim in spec.shape):
+            raise VerifyError(f"{spec}", expected="dims of 0 or more")
+        if spec.elements and (spec.dtype[0] not in "iu" or spec.static_size != len(spec.elements)):
+            raise VerifyError(f"input {spec}", expected="integers, and an element for each")
+
+    def _buffer(self, buffer: Buffer) -> None:
         where = f"buffer {buffer.id}"
-        expr.check(buffer.nbytes, names, where)
+        expr.check(buffer.nbytes, self.names, where)
         if buffer.kind not in get_args(BufferKind):
             raise VerifyError(where, expected=f"kind in {get_args(BufferKind)}", got=buffer.kind)
+        if buffer.device not in self.program.code or not 0 <= buffer.fill < 256:
+            raise VerifyError(where, expected="memory of a device that has code, filled with a byte", got=buffer)
+        if isinstance(buffer.nbytes, int) and buffer.nbytes < 0:
+            raise VerifyError(where, expected="a size of 0 or more", got=buffer.nbytes)
         if buffer.alias is not None:
-            expr.check(buffer.alias[1], fixed, where)
-            root, seen = buffer, {buffer.id}
-            while root.alias is not None:
-                parent = by_id.get(root.alias[0])
-                if parent is None or parent.id in seen:
-                    raise VerifyError(where, expected="an alias of a buffer", got=root.alias[0])
-                seen.add(parent.id)
-                root = parent
+            expr.check(buffer.alias[1], self.fixed, where)
+            root = self.by_id.get(buffer.alias[0])
+            if root is None or root.alias is not None:
+                raise VerifyError(where, expected="an alias of a buffer that is none itself", got=buffer.alias[0])
             if root.kind != buffer.kind:
                 raise VerifyError(where, expected=f"the kind of the buffer it aliases, {root.kind}", got=buffer.kind)
             return
-        count = counts.get(buffer.kind)
+        count = self.counts.get(buffer.kind)
         if count is not None and not 0 <= buffer.index < count:
             raise VerifyError(where, expected=f"an {buffer.kind} index below {count}", got=buffer.index)
         if buffer.kind == "weight":
-            size = expr.evaluate(buffer.nbytes, {}) if isinstance(buffer.nbytes, int) else -1
-            if size < 0 or buffer.offset < 0 or buffer.offset + size > self.weights.nbytes:
-                raise VerifyError(
-                    where, expected=f"a constant range of the {self.weights.nbytes} bytes of weights", got=buffer.offset
-                )
+            size, held = buffer.nbytes if isinstance(buffer.nbytes, int) else -1, self.program.weights.nbytes
+            if size < 0 or buffer.offset < 0 or buffer.offset % _ALIGNMENT or buffer.offset + size > held:
+                expected = f"an aligned, constant range of the {held} bytes of weights"
+                raise VerifyError(where, expected=expected, got=buffer.offset)
 
-    def _check_step(
-        self, number: int, step: Step, by_id: Mapping[int, Buffer], names: Sequence[str], fixed: Sequence[str]
-    ) -> None:
-        where = f"step {number} ({step.label or step.kernel})"
+    def _step(self, number: int, step: Step) -> None:
+        where, program = f"step {number} ({step.label or step.kernel})", self.program
         if step.target is not None:
-            if not 0 <= step.target <= len(self.steps) or len(step.args) > 1:
+            if not 0 <= step.target <= len(program.steps) or len(step.args) > 1:
                 raise VerifyError(where, expected="a step to go on at, and at most one flag", got=step.target)
-        elif step.device not in self.code or step.kernel not in self.code[step.device].symbols:
+        elif step.device not in program.code or step.kernel not in program.code[step.device].symbols:
             raise VerifyError(where, expected=f"a kernel of the code for {step.device}", got=repr(step.kernel))
         for item in (step.chunks, step.rounds, *step.dims):
-            expr.check(item, names, where)
+            expr.check(item, self.names, where)
         for identity, offset in step.args:
-            expr.check(offset, fixed, where)
-            buffer = by_id.get(identity)
+            expr.check(offset, self.fixed, where)
+            buffer = self.by_id.get(identity)
             if buffer is None:
                 raise VerifyError(where, expected="a declared buffer", got=identity)
-            while buffer.alias is not None:
-                buffer = by_id[buffer.alias[0]]
-            if buffer.kind == "arena" and not buffer.first_step <= number <= buffer.last_step:
+            root = buffer if buffer.alias is None else self.by_id[buffer.alias[0]]
+            if root.kind == "arena" and not root.first_step <= number <= root.last_step:
                 raise VerifyError(
-                    where, expected=f"buffer {buffer.id} alive", got=f"steps {buffer.first_step}..{buffer.last_step}"
+                    where, expected=f"buffer {root.id} alive", got=f"steps {root.first_step}..{root.last_step}"
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from math import prod
 from typing import Protocol, TypeGuard, cast
@@ -42,6 +43,17 @@ class Tensor(Protocol):
     @property
     def nbytes(self) -> int: ...
     def data_ptr(self) -> int: ...
+    @property
+    def is_nested(self) -> bool: ...
+    @property
+    def requires_grad(self) -> bool: ...
+    @property
+    def itemsize(self) -> int: ...
+    def numel(self) -> int: ...
+    def storage_offset(self) -> int: ...
+    def stride(self) -> tuple[int, ...]: ...
+    def _is_zerotensor(self) -> bool: ...
+    def untyped_storage(self) -> _Storage: ...
     def is_contiguous(self) -> bool: ...
     def contiguous(self) -> Tensor: ...
     def is_neg(self) -> bool: ...
@@ -51,13 +63,19 @@ class Tensor(Protocol):
     def resolve_neg(self) -> Tensor: ...
     def clone(self) -> Tensor: ...
     def set_(self, source: Tensor, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor: ...
+    def detach(self) -> Tensor: ...
     def cpu(self) -> Tensor: ...
     def __getitem__(self, index: slice) -> Tensor: ...
+
+
+class _Storage(Protocol):
+    def nbytes(self) -> int: ...
 
 
 class _Torch(Protocol):
     _C: object
     uint8: object
+    Tensor: type
 
     def empty_strided(
         self, shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: object, device: object = None
@@ -100,55 +118,84 @@ class Border:
         # Programs called with torch tensors need no ml_dtypes.
         self.dtype = None if dtypes.needs_ml_dtypes(spec.dtype) else dtypes.numpy_dtype(spec.dtype)
         # What the first tensor that was right had, as torch has one object for each.
-        self._kind: tuple[object, object] = (None, None)
+        self._kind: tuple[object, object, type] = (None, None, type(None))
 
     def array(self, value: object) -> np.ndarray:
         """A C-contiguous array of the right dtype; a copy only for strided input. Raises InputError."""
         if not isinstance(value, np.ndarray):
             value = self._from_other(value)
+        elif type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+            value = self.unmasked(value)
         dtype = self.dtype or dtypes.numpy_dtype(self.spec.dtype)
         if value.dtype != dtype:
             raise self._wrong_dtype(value.dtype, f"convert it: x.astype({dtype.name!r})")
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
 
+    def unmasked(self, value: np.ma.MaskedArray) -> np.ndarray:
+        if np.ma.is_masked(value):
+            raise self._wrong("an array without masked elements", "a masked array", "use x.filled(0)")
+        return value.data
+
     def _from_other(self, value: object) -> np.ndarray:
         if isinstance(value, np.generic):
             return np.asarray(value)
-        if hasattr(value, "__dlpack__"):
-            try:
-                return np.from_dlpack(value)  # type: ignore[arg-type]
-            except (BufferError, TypeError, RuntimeError, ValueError) as error:
-                # numpy's DLPack knows none of ml_dtypes' types, such as bfloat16
-                if hasattr(value, "__array__") and value.__dlpack_device__()[0] == _CPU:  # type: ignore[attr-defined]
-                    return np.asarray(value)
-                got = f"{type(value).__name__}: {error}"
-                raise InputError(f"input {self.spec.name!r}", expected="a tensor in CPU memory", got=got) from error
-        raise InputError(
-            f"input {self.spec.name!r}",
-            expected=f"a numpy array, a torch tensor or a DLPack object for {self.spec}",
-            got=type(value).__name__,
-            fix="wrap it: np.asarray(x, dtype=...)",
-        )
+        if not hasattr(value, "__dlpack__"):
+            wants = f"a numpy array, a torch tensor or a DLPack object for {self.spec}"
+            raise self._wrong(wants, type(value).__name__, "wrap it: np.asarray(x, dtype=...)")
+        try:
+            return np.from_dlpack(value)  # type: ignore[arg-type]
+        except Exception as error:  # whatever another library raises for what it cannot hand over
+            refused = error
+        with suppress(Exception):  # numpy's DLPack knows none of ml_dtypes' types, such as bfloat16
+            if hasattr(value, "__array__") and value.__dlpack_device__()[0] == _CPU:  # type: ignore[attr-defined]
+                return np.asarray(value)
+        raise self._wrong("a tensor in CPU memory", f"{type(value).__name__}: {refused}") from refused
 
     def tensor(self, value: Tensor) -> Tensor:
-        """A dense tensor of the right dtype in the right place; a copy only for strided input. Raises InputError."""
-        dtype, layout = self._kind
-        if value.dtype is not dtype or value.layout is not layout or not (value.is_cpu or (self.gpu and value.is_cuda)):
-            self._check(value)
-            self._kind = value.dtype, value.layout
-        if value.is_neg():
-            value = value.resolve_neg()
-        return value if value.is_contiguous() else value.contiguous()
+        """A dense tensor of the right dtype in the right place, with memory; a copy only for strided input. Raises
+        InputError."""
+        dtype, layout, kind = self._kind
+        try:
+            is_same = value.dtype is dtype and value.layout is layout and type(value) is kind and not value.is_nested
+            if not is_same or not (value.is_cpu or (self.gpu and value.is_cuda)):
+                self._check(value)
+                self._kind = value.dtype, value.layout, type(value)
+            if not (value.data_ptr() and value.untyped_storage().nbytes() >= _end(value)):
+                value = self._without_memory(value)
+            if value.is_neg():
+                value = value.resolve_neg()
+            return value if value.is_contiguous() else value.contiguous()
+        except InputError:
+            raise
+        except Exception as error:  # what torch raises for tensors without shape or memory
+            raise self._wrong("a tensor with memory", f"{_kind_of(value)}: {error}") from error
+
+    def _without_memory(self, value: Tensor) -> Tensor:
+        """One of no elements, or of zeros that torch has not written yet. Raises InputError for others."""
+        if not value.numel():
+            return value
+        if value._is_zerotensor():
+            return value.clone()
+        got = f"{_kind_of(value)} without memory"
+        if value.data_ptr():
+            got = f"{_kind_of(value)} whose storage ends at byte {value.untyped_storage().nbytes()} of {_end(value)}"
+        raise self._wrong("a tensor with memory", got)
 
     def _check(self, value: Tensor) -> None:
         if str(value.dtype) != self.torch_name:
             raise self._wrong_dtype(value.dtype, f"convert it: x.to({self.torch_name})")
         if not (value.is_cpu or (self.gpu and value.is_cuda)):
             wants = "a CPU or CUDA tensor" if self.gpu else "a CPU tensor"
-            raise InputError(f"input {self.spec.name!r}", expected=wants, got=value.device, fix="use x.cpu()")
+            fix = "give it data: torch.empty_like(x, device='cpu')" if str(value.device) == "meta" else "use x.cpu()"
+            raise self._wrong(wants, value.device, fix)
         if str(value.layout) != "torch.strided":
-            fix = "use x.to_dense()"
-            raise InputError(f"input {self.spec.name!r}", expected="a dense tensor", got=value.layout, fix=fix)
+            raise self._wrong("a dense tensor", value.layout, "use x.to_dense()")
+        if value.is_nested:
+            raise self._wrong("a dense tensor", "a nested one", "use torch.nested.to_padded_tensor(x, 0.0)")
+        torch = cast(_Torch, sys.modules["torch"])
+        # such a subclass decides itself what its elements are: masked, distributed, quantized, without data
+        if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
+            raise self._wrong("a plain tensor", _kind_of(value), "convert it to a torch.Tensor")
 
     def foreign(self, value: object) -> Foreign:
         """A dense array of the right dtype on the GPU, by DLPack. Raises InputError."""
@@ -157,11 +204,12 @@ class Border:
             raise self._wrong_dtype(found.dtype, "convert it")
         return found
 
+    def _wrong(self, expected: str, got: object, fix: str = "") -> InputError:
+        return InputError(f"input {self.spec.name!r}", expected=expected, got=got, fix=fix)
+
     def _wrong_dtype(self, got: object, fix: str) -> InputError:
         shape = ", ".join(map(show, self.spec.shape))
-        return InputError(
-            f"input {self.spec.name!r}", expected=f"dtype {self.spec.dtype} [{shape}]", got=f"dtype {got}", fix=fix
-        )
+        return self._wrong(f"dtype {self.spec.dtype} [{shape}]", f"dtype {got}", fix)
 
     def new_array(self, shape: tuple[int, ...], memory: np.ndarray | None) -> np.ndarray:
         """An array without content, in `memory` if that is given (its bytes)."""
@@ -175,12 +223,12 @@ class Border:
         if device is not None:
             quick = self._empty_cuda
             if quick is not None and self._current_gpu() == 0:
-                return quick(shape, strides, self._torch_dtype)
+                return quick(shape, strides, self.torch_dtype)
             torch = cast(_Torch, sys.modules["torch"])
-            return torch.empty_strided(shape, strides, dtype=self._torch_dtype, device=device)
+            return torch.empty_strided(shape, strides, dtype=self.torch_dtype, device=device)
         if memory is None:
-            return self._empty(shape, strides, self._torch_dtype)
-        return self._empty((0,), (1,), self._torch_dtype).set_(memory.view(self._torch_dtype), 0, shape, strides)
+            return self.empty(shape, strides, self.torch_dtype)
+        return self.empty((0,), (1,), self.torch_dtype).set_(memory.view(self.torch_dtype), 0, shape, strides)
 
     def cut(self, result: np.ndarray | Tensor, shape: tuple[int, ...]) -> np.ndarray | Tensor:
         """A result of that shape, whose elements are the first that lie in a larger one; memory of its own."""
@@ -190,11 +238,11 @@ class Border:
         return part.copy() if isinstance(part, np.ndarray) else part.clone()
 
     @cached_property
-    def _torch_dtype(self) -> object:
+    def torch_dtype(self) -> object:
         return getattr(sys.modules["torch"], self.torch_name.removeprefix("torch."))
 
     @cached_property
-    def _empty(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor]:
+    def empty(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor]:
         torch = cast(_Torch, sys.modules["torch"])
         return _quick_empty("cpu") or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
 
@@ -275,7 +323,8 @@ def callers_stream() -> int:
 
 def likeness(tensors: Sequence[object]) -> Callable[..., bool] | None:
     """Whether as many values are tensors of the types, sizes, strides and places that these have: one question to what
-    guards torch's compiled code, a fifth of the time of asking each; None where this version has no such."""
+    guards torch's compiled code, a fifth of the time of asking each; None where this version has no such. It ends the
+    process for nested tensors."""
     torch = cast(_Torch, sys.modules["torch"])
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     made = getattr(guards, "TensorGuards", None)
@@ -284,4 +333,52 @@ def likeness(tensors: Sequence[object]) -> Callable[..., bool] | None:
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
     """Whether the value is a `torch.Tensor` (or a subclass)."""
-    return hasattr(value, "data_ptr") and "torch" in sys.modules
+    return hasattr(value, "data_ptr") and "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)
+
+
+def has_tangent(value: Tensor) -> bool:
+    """Whether forward-mode differentiation goes through a tensor."""
+    forward_ad = sys.modules["torch.autograd.forward_ad"]
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None
+
+
+def is_recording() -> bool:
+    """Whether torch records what is computed of tensors that require a gradient."""
+    return sys.modules["torch"].is_grad_enabled()
+
+
+def host_array(value: object, name: str) -> np.ndarray:
+    """The value of an input that decides what is compiled: an array of any type, of what numpy takes for one. Raises
+    InputError for what has no elements to read, as a call does."""
+    try:
+        if is_tensor(value):
+            named = (n for n in dtypes.NAMES if dtypes.torch_name(n) == str(value.dtype))
+            value = Border(TensorSpec(name, next(named, "f32"), ())).tensor(value).detach()
+        elif isinstance(value, np.ma.MaskedArray):
+            value = Border(TensorSpec(name, "f32", ())).unmasked(value)
+        return np.asarray(value)
+    except (RuntimeError, TypeError) as error:
+        got = f"{type(value).__name__}: {error}"
+        raise InputError(f"input {name!r}", expected="an array in CPU memory", got=got) from error
+
+
+def _end(value: Tensor) -> int:
+    """Where the elements of a tensor end, in bytes of its storage."""
+    count = value.numel()
+    if not value.is_contiguous():
+        count = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+    return (value.storage_offset() + count) * value.itemsize
+
+
+def _kind_of(value: object) -> str:
+    """What else a tensor is, which its type does not tell: functional, a value of torch.func."""
+    keys = str(cast(_Torch, sys.modules["torch"])._C._dispatch_keys(value))  # type: ignore[attr-defined]
+    found = [word for key, word in _WRAPPERS.items() if key in keys]
+    return " of ".join((type(value).__name__, *found))
+
+
+_WRAPPERS = {
+    "FuncTorchBatched": "torch.func.vmap",
+    "FuncTorchGradWrapper": "torch.func.grad",
+    "Functionalize": "functionalization",
+}

@@ -96,12 +96,15 @@ class Code:
     """What a target made of kernels, for machines that have `features`.
 
     For CPUs the blob is position-independent machine code and read-only data, and a symbol is the offset of a global
-    function. It needs no relocation; it must be mapped at a page-aligned address, readable and executable.
+    function. It needs no relocation; it must be mapped at a page-aligned address, readable and executable. plan: a
+    digest of the only plan that may launch its kernels, as these rely on sizes, chunks and tables; b"" where nobody
+    says.
     """
 
     features: Features
     blob: bytes
     symbols: Mapping[str, int]
+    plan: bytes = b""
 
 
 def parse_cpuinfo(text: str, arch: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ingot.driver.open import Opened, Request, open_model
 from ingot.runtime.executable import Executable
 from ingot.runtime.executor import CompiledModel, trees
 from ingot.runtime.program import Program
+from ingot.runtime.tensors import is_tensor
 from ingot.support.errors import InputError, check_once
 
 if TYPE_CHECKING:
@@ -28,11 +29,14 @@ class DifferentiatedModel(CompiledModel):
     """
 
     def __init__(self, program: Program | Executable, read: Opened, wrt: Sequence[str], value: bool, threads: int):
+        def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+            return [_detached(value) for value in (read.flatten or self._ordered)(args, kwargs)]
+
         def results(outputs: Sequence[Any]) -> Any:
             gradients = dict(zip(wrt, outputs[value:], strict=True))
             return (outputs[0], gradients) if value else gradients
 
-        super().__init__(program, threads=threads, convention=trees(read.flatten or self._ordered, results))
+        super().__init__(program, threads=threads, convention=trees(flatten, results))
         self.wrt = tuple(wrt)
 
 
@@ -53,6 +57,11 @@ def differentiate(
     program = built(lambda: differentiated, options)
     other = foreign(program, options.threads)
     return DifferentiatedModel(other or program, read, [labels[i] for i in chosen], value, options.threads)
+
+
+def _detached(value: Any) -> Any:
+    """A tensor that requires a gradient as one that does not: the gradient is among the results."""
+    return value.detach() if is_tensor(value) and value.requires_grad else value
 
 
 def _scalar(loss: Node) -> Node:

@@ -70,14 +70,26 @@ def dtype_of(dtype: torch.dtype) -> DType:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """The tensor's elements without a copy where it lives on the CPU in strided memory (bf16 and fp8 via ml_dtypes)."""
     dtype_of(tensor.dtype)
-    tensor = tensor.detach().resolve_neg()
     if tensor.layout is not torch.strided:
         raise ImportModelError("tensor layout", expected="strided", got=tensor.layout, fix="call .to_dense()")
-    tensor = tensor.cpu()
-    if tensor.dtype in _BITS:
-        bits, numpy_type = _BITS[tensor.dtype]
-        return tensor.view(bits).numpy().view(numpy_type)
-    return tensor.numpy()
+    try:
+        _check_memory(tensor)
+        tensor = tensor.detach().resolve_neg().cpu()
+        if tensor.dtype in _BITS:
+            bits, numpy_type = _BITS[tensor.dtype]
+            return tensor.view(bits).numpy().view(numpy_type)
+        return tensor.numpy()
+    except (RuntimeError, TypeError, ValueError) as e:  # of subclasses, and of tensors without shape or memory
+        raise ImportModelError("a tensor of the model", expected="elements to read", got=f"{e}") from e
+
+
+def _check_memory(tensor: torch.Tensor) -> None:
+    """Raise ImportModelError for a tensor whose storage was freed, or made shorter: torch reads it all the same."""
+    held = tensor.untyped_storage().nbytes()
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    end = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    if tensor.numel() and end > held and not tensor._is_zerotensor():
+        raise ImportModelError("a tensor of the model", expected=f"memory of {end} bytes", got=f"{held}")
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
