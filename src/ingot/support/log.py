@@ -25,7 +25,7 @@ class Log:
 
 
 # The newest release of each package that the tests have run with: docs/versions.md.
-TESTED = {"jax": "0.12", "keras": "3.15", "llvmlite": "0.50", "torch": "2.14", "triton": "3.9"}
+TESTED = {"jax": "0.12", "keras": "3.15", "llvmlite": "0.50", "torch": "2.15", "triton": "3.9"}
 
 
 @cache

@@ -15,7 +15,7 @@ from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.pjit import jit_p
 from jax._src.random import random_gamma_p
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
 
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
 from ingot.support.errors import ImportModelError
@@ -113,7 +113,7 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
     differentiated again, and a rule may call the function that it is the rule of (`jnp.linalg.slogdet`)."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
     for eqn in jaxpr.eqns:
-        given = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
+        given = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
         inner = eqn.params.get(_BODIES.get(eqn.primitive, ""))
         if inner is not None:
             ys = _without_own(inner.jaxpr, inner.consts, given)
@@ -123,14 +123,14 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
             ys = _bind(value, given, params)
             ys = ys if value.multiple_results else [ys]
         known.update(zip(eqn.outvars, ys, strict=True))
-    return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
+    return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
 
 def _plain(parameter: Any) -> Any:
     """A parameter of a loop or a branch whose bodies have no gradients of their own."""
     if type(parameter) is tuple:  # and not one with names, as of dimensions
         return tuple(map(_plain, parameter))
-    if not isinstance(parameter, core.ClosedJaxpr) or not _brings(parameter.jaxpr):
+    if not isinstance(parameter, ClosedJaxpr) or not _brings(parameter.jaxpr):
         return parameter
 
     def body(*xs: Any) -> list[Any]:
