@@ -11,6 +11,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check -qq
+# a build for CPUs that is fast to install, and no bound: docs/versions.md
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WORKERS ?= auto

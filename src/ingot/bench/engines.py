@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ import ml_dtypes  # noqa: F401  gives numpy the names of its types
 import numpy as np
 
 from ingot.debug.source import Source, compile_source, open_source, runnable
+from ingot.runtime import timing
 from ingot.support.errors import ImportModelError, IngotError, InputError
 
 Feeds = Mapping[str, np.ndarray]
@@ -228,18 +228,6 @@ def _symbols(source: Source, feeds: Feeds) -> dict[str, int]:
     return sizes
 
 
-def burst(engine: Engine, seconds: float) -> float:
-    """Median seconds of calls back to back for about `seconds` (at least 3), but for the first, on cold caches."""
-    engine.call()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < end:
-        began = time.perf_counter()
-        engine.call()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
-
-
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """In an .npz file; of types that numpy knows by name alone, such as bfloat16, the bits."""
     np.savez(path, **{f"{a.dtype.name}:{name}": _bits(a) for name, a in arrays.items()})  # type: ignore[arg-type]
@@ -278,7 +266,7 @@ def serve(name: str, model: Path, feeds: Path, threads: int, precision: str, tar
         write_arrays(feeds.with_name(f"{name}.npz"), outputs)
         answer(compile_s=ready - began, first_s=first - ready)
         for line in sys.stdin:
-            answer(seconds=burst(engine, float(json.loads(line)["seconds"])))
+            answer(seconds=timing.median(engine.call, float(json.loads(line)["seconds"])))
     except (IngotError, RuntimeError, ValueError, TypeError, OSError) as error:
         answer(failed=str(error) if isinstance(error, IngotError) else f"{type(error).__name__}: {error}"[:500])
         sys.exit(1)

@@ -17,6 +17,7 @@ from ingot.bench.engines import ENGINES, read_arrays, write_arrays
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.comparison.tolerance import agree, worst
 from ingot.debug.feeds import Feeds
+from ingot.runtime import timing
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
@@ -64,7 +65,7 @@ def bench(
     feeds: Feeds,
     threads: int,
     rounds: int = 10,
-    seconds: float = 0.15,
+    seconds: float = timing.SECONDS,
     precision: str = "float32",
     target: str = "native",
 ) -> list[Result]:

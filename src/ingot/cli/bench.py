@@ -16,6 +16,7 @@ from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
+from ingot.runtime import timing
 
 # the peers of each kind of model
 DEFAULT = {
@@ -34,7 +35,7 @@ def bench(
     target: Target = "native",
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
-    seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = 0.15,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.SECONDS,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:

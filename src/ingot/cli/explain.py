@@ -105,7 +105,8 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
         out.print(f"[dim]and {left} faster ones (--top 0)[/]")
     floor = f"{e.floor / e.seconds:.0%}" if e.seconds else "-"
     out.print(
-        f"{time_text(e.seconds)} in {len(e.rows)} groups, {e.steps} steps; the floor is {time_text(e.floor)} ({floor}) "
+        f"{time_text(e.call_seconds)} a call, {time_text(e.seconds)} of it in kernels: {len(e.rows)} groups, "
+        f"{e.steps} steps; their floor is {time_text(e.floor)} ({floor}) "
         f"at the measured {e.rates.gflops:.0f} GFLOP/s and {e.rates.gbytes:.0f} GB/s; arena {bytes_text(e.arena)}, "
         f"weights {bytes_text(e.weights)}; {bytes_text(e.bytes)} moved",
         highlight=False,

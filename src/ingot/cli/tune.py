@@ -95,7 +95,8 @@ def _print_report(r: Report) -> None:
         )
     out.print(table)
     out.print(
-        f"{time_text(r.untuned_seconds)} untuned, {time_text(r.seconds)} tuned: {r.gain:.3f}x; {escape(r.database)}",
+        f"a call: {time_text(r.untuned_seconds)} untuned, {time_text(r.seconds)} tuned: {r.gain:.3f}x; "
+        f"{escape(r.database)}",
         highlight=False,
     )
     if r.withdrawn:

@@ -13,6 +13,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from ingot.pipeline.build import likely
 from ingot.pipeline.target import target_of
 from ingot.plan.link import Launch
 from ingot.plan.work import group_bytes, group_flops
-from ingot.runtime import describe
+from ingot.runtime import describe, timing
 from ingot.runtime.bind import Binding
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
@@ -81,7 +82,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A model's run, explained. seconds: the sum of the rows. floor: the sum of their floors. state: by name what lasts
+    """A model's run, explained. call_seconds: of a whole call, of arrays in the host's memory (`runtime.timing`).
+    seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
     from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
     what a GPU's steps are launched as."""
 
@@ -89,6 +91,7 @@ class Explanation:
     sizes: dict[str, int]
     rates: Rates
     rows: tuple[Row, ...]
+    call_seconds: float
     seconds: float
     floor: float
     steps: int
@@ -107,7 +110,8 @@ class Explanation:
 
 
 def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rates | None = None) -> Explanation:
-    """Run the model on `feeds` `repeats` times with a clock on each step; measure the machine before and after."""
+    """Run the model on `feeds` `repeats` times with a clock on each step, then without; measure the machine before and
+    after."""
     progress.report("measure the machine")
     model = build.model()
     model(**feeds)
@@ -118,10 +122,20 @@ def explain(name: str, build: Build, feeds: Feeds, repeats: int = 15, rates: Rat
         progress.report("run", i, repeats)
         taken.append([seconds for _, seconds in model.profile(**feeds)])
     times = [statistics.median(column) for column in zip(*taken, strict=True)]
+    call_seconds = _called(model, feeds)
     after = rates or _measured(build, moved)
     # the better of two: a neighbour may have disturbed one
     limits = replace(before, gflops=max(before.gflops, after.gflops), gbytes=max(before.gbytes, after.gbytes))
-    return _explanation(name, build, model, feeds, times, limits)
+    return _explanation(name, build, feeds, times, call_seconds, limits)
+
+
+def _called(model: CompiledModel, feeds: Feeds) -> float:
+    """Seconds of a call. State is afterwards what it was."""
+    kept = model.state()
+    try:
+        return timing.median(partial(model, **feeds))
+    finally:
+        model.set_state(kept)
 
 
 def _measured(build: Build, moved: int) -> Rates:
@@ -145,7 +159,7 @@ def _multiplied(build: Build) -> DType:
 
 
 def _explanation(
-    name: str, build: Build, model: CompiledModel, feeds: Feeds, times: list[float], rates: Rates
+    name: str, build: Build, feeds: Feeds, times: list[float], call_seconds: float, rates: Rates
 ) -> Explanation:
     program = build.program
     shapes = [np.shape(feeds[spec.name]) for spec in program.inputs]
@@ -156,6 +170,7 @@ def _explanation(
         instance.most,
         rates,
         rows,
+        call_seconds,
         sum(times),
         sum(r.floor for r in rows),
         len(program.steps),

@@ -43,7 +43,8 @@ def html_report(e: Explanation) -> str:
 
 def _tiles(e: Explanation) -> str:
     tiles = (
-        (time_text(e.seconds), "in kernels, one call"),
+        (time_text(e.call_seconds), "a call"),
+        (time_text(e.seconds), "of it in kernels"),
         (f"{e.floor / e.seconds:.0%}" if e.seconds else "-", f"of the time is the floor, {time_text(e.floor)}"),
         (f"{len(e.rows)} groups", f"{e.steps} steps"),
         (bytes_text(e.arena), "arena"),

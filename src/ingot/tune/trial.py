@@ -7,10 +7,10 @@ programs' runs and the compiling of the kernels that changed; everything else of
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, likely, optimize
 from ingot.pipeline.target import Options, features_of, target_of
 from ingot.plan.link import Launch, fill, link
+from ingot.runtime import timing
 from ingot.runtime.bind import bind_symbols, told_by
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
@@ -41,6 +42,8 @@ from ingot.support.native import Code
 from ingot.tune.generations import Generations
 
 Choices = Mapping[str, Choice]
+
+_BURST_SECONDS = 0.02  # short: both programs see the same moments of the machine
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,7 @@ class Workbench:
         changed = any(choices.get(s.site.key, s.site.untuned) != s.site.untuned for s in self.spots)
         first = self._build({}).model
         models = first, self._build(choices).model if changed else first
-        once = max(_burst(m, self.feeds, 1) for m in models)
-        calls = max(1, int(0.02 / once))
-        rounds = max(3, int(seconds / (2 * calls * once)))
-        return np.array([[_burst(m, self.feeds, calls) for m in models] for _ in range(rounds)])
+        return timing.by_turns([partial(m, **self.feeds) for m in models], seconds, _BURST_SECONDS)
 
     def disagreeing(self, choices: Choices) -> dict[str, str]:
         """Sites whose results with `choices` are not those of the untuned kernels, and what differs.
@@ -266,12 +266,3 @@ def _of_site(launches: Sequence[Launch], key: str, seconds: NDArray[np.float64])
     together = Counter((x.first, x.last) for x in launches)
     mine = [(x.first, x.last) for x in launches if x.site is not None and x.site.key == key]
     return float(sum(seconds[first:last].sum() / together[first, last] for first, last in mine))
-
-
-def _burst(model: CompiledModel, feeds: Feeds, calls: int) -> float:
-    """Seconds of one of `calls` calls."""
-    model(**feeds)
-    began = time.perf_counter()
-    for _ in range(calls):
-        model(**feeds)
-    return (time.perf_counter() - began) / calls

@@ -37,6 +37,22 @@ def test_compiled_programs(program: Program, tmp_path: Path):
     _agree(ingot.compile(path)(*program.inputs), program.expected(*program.inputs))
 
 
+@pytest.mark.parametrize("largest", ["", ", largest = true", ", largest = false"])
+def test_top_k_as_older_jax_exports_it(largest: str):
+    text = f"""func.func public @main(%x: tensor<2x4xf32>) -> (tensor<2x3xf32>, tensor<2x3xi32>) {{
+      %0:2 = stablehlo.custom_call @mhlo.topk(%x) {{mhlo.attributes = {{k = 3 : i64{largest}}}, mhlo.version = 1 : i64}}
+        : (tensor<2x4xf32>) -> (tensor<2x3xf32>, tensor<2x3xi32>)
+      return %0#0, %0#1 : tensor<2x3xf32>, tensor<2x3xi32>
+    }}"""
+    if "false" in largest:
+        with pytest.raises(UnsupportedOpError, match="least values"):
+            import_stablehlo(text)
+        return
+    x = np.array([[1, 4, 2, 3], [0, 0, 5, -1]], np.float32)
+    values, places = interpret(import_stablehlo(text).graph, (x,))
+    assert values.tolist() == [[4, 3, 2], [5, 0, 0]] and places.tolist() == [[1, 3, 2], [2, 0, 1]]
+
+
 def _ops(text: str) -> set[type]:
     return {type(n.op) for n in import_stablehlo(text).graph.nodes()}
 

@@ -17,7 +17,7 @@ from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f8e8m0fnu, f16, f
 from ingot.support.cubins import KernelCode
 from ingot.support.errors import CompileError
 from ingot.targets.cuda.prelude import PRELUDE
-from ingot.targets.cuda.triton import print_kernel
+from ingot.targets.cuda.triton import Source, print_kernel
 from tests.conformance.checked import planned
 
 
@@ -187,12 +187,9 @@ def test_floats_that_integers_do_not_hold_are_cut_as_cpus_do() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_cubins(name: str, arch: str) -> None:
     """Ahead of time, without a GPU; this also holds the internals of Triton that are called."""
-    triton = pytest.importorskip("triton")
     from ingot.targets.cuda.assemble import capability
-    from ingot.targets.cuda.codegen import TRITON
     from ingot.targets.cuda.workers import submit
 
-    assert triton.__version__.startswith(TRITON), "the ABI of another version has to be looked at first"
     _, kernels = planned(CASES[name](), f"cuda:{arch}")
     for kernel in kernels.values():
         source = print_kernel(kernel)
@@ -238,3 +235,15 @@ def test_types_that_kernels_have_no_values_of_are_refused(dtype: DType) -> None:
     _, kernels = planned(Graph((x,), (ops.Convert(dtype)(x),)), "cuda:sm_90a")
     with pytest.raises(CompileError, match=rf"expected values of f16, .*, got {dtype.name}; compile for a CPU"):
         [print_kernel(kernel) for kernel in kernels.values()]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("taken", [4, 6])
+def test_a_version_with_other_parameters_is_refused(taken: int) -> None:
+    from ingot.targets.cuda.codegen import check_parameters
+
+    source = Source("t", "", (("x", "*fp32", 16, False), ("y", "*fp32", 16, True), ("n", "i64", 1, False)))
+    ptx = ".visible .entry t(\n{}\n)\n.reqntid 128"
+    check_parameters(source, ptx.format(",\n".join([".param .u64 p"] * 5)))
+    with pytest.raises(CompileError, match="expected 5 parameters"):
+        check_parameters(source, ptx.format(",\n".join([".param .u64 p"] * taken)))

@@ -23,6 +23,9 @@ from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
+from ingot.support.log import warn_if_untested
+
+warn_if_untested("jax", jax.__version__)
 
 Bound = int | tuple[int, int | None]
 # what JAX calls for linear algebra when it lowers for TPUs, for marks on values, and for running sums of open size

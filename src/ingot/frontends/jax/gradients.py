@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from jax._src.lax.control_flow.solves import linear_solve_p
 from jax._src.lib.mlir.dialects import hlo
 from jax._src.pjit import jit_p
 from jax._src.random import random_gamma_p
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
 
 from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
 from ingot.support.errors import ImportModelError
@@ -64,7 +64,7 @@ def _with_own(primitive: Any) -> Any:
             def function(*parts: Any) -> tuple[list[Any], list[Any]]:
                 left = iter(parts)
                 every = (x if i in silent else _joined(x, left) for i, x in enumerate(xs))
-                ys = primitive.bind(*every, **primitive.get_bind_params(params))
+                ys = _bind(primitive, every, params)
                 ys = list(ys) if primitive.multiple_results else [ys]
                 return _parts(ys), ys
 
@@ -101,29 +101,36 @@ def _without_slope(primitive: Any, params: Mapping[str, Any]) -> Sequence[int]:
     return range(2) if primitive is lax.regularized_incomplete_beta_p else ()
 
 
+def _bind(primitive: Any, operands: Iterable[Any], params: Mapping[str, Any]) -> Any:
+    """The primitive once more, by what an equation has as parameters."""
+    told = primitive.get_bind_params(params)
+    functions, params = told if isinstance(told, tuple) else ((), told)  # JAX before 0.10 keeps functions apart
+    return primitive.bind(*functions, *operands, **params)
+
+
 def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
     """What a program computes, its functions without the gradients that they bring along: nothing here is
     differentiated again, and a rule may call the function that it is the rule of (`jnp.linalg.slogdet`)."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
     for eqn in jaxpr.eqns:
-        given = [v.val if isinstance(v, core.Literal) else known[v] for v in eqn.invars]
+        given = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
         inner = eqn.params.get(_BODIES.get(eqn.primitive, ""))
         if inner is not None:
             ys = _without_own(inner.jaxpr, inner.consts, given)
         else:
             value = _VALUES.get(eqn.primitive, eqn.primitive)
             params = {name: _plain(p) for name, p in eqn.params.items()}
-            ys = value.bind(*given, **value.get_bind_params(params))
+            ys = _bind(value, given, params)
             ys = ys if value.multiple_results else [ys]
         known.update(zip(eqn.outvars, ys, strict=True))
-    return [v.val if isinstance(v, core.Literal) else known[v] for v in jaxpr.outvars]
+    return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
 
 def _plain(parameter: Any) -> Any:
     """A parameter of a loop or a branch whose bodies have no gradients of their own."""
     if type(parameter) is tuple:  # and not one with names, as of dimensions
         return tuple(map(_plain, parameter))
-    if not isinstance(parameter, core.ClosedJaxpr) or not _brings(parameter.jaxpr):
+    if not isinstance(parameter, ClosedJaxpr) or not _brings(parameter.jaxpr):
         return parameter
 
     def body(*xs: Any) -> list[Any]:

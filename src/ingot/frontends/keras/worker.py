@@ -15,6 +15,7 @@ from typing import Any
 from ingot.frontends.keras import config
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError, IngotError, UnsupportedOpError
+from ingot.support.log import warn_if_untested
 
 # bytes that a byte of a dataset may stand for
 _INFLATED = 1032
@@ -44,6 +45,7 @@ def load(source: Path, folder: Path) -> Any:
     config.check(described, str(source))
     import keras
 
+    warn_if_untested("keras", keras.__version__)
     if old:
         source = _modern(source, folder, described, keras)
     else:

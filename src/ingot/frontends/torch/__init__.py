@@ -8,11 +8,14 @@ imported.outputs.unflatten(tensors)               # the graph's outputs -> the m
 """
 
 from ingot.support.errors import ImportModelError
+from ingot.support.log import warn_if_untested
 
 try:
-    import torch  # noqa: F401
+    import torch
 except ImportError as e:
     raise ImportModelError("reading PyTorch models needs PyTorch", fix="pip install 'ingot-compiler[torch]'") from e
+else:
+    warn_if_untested("torch", torch.__version__)
 
 from ingot.frontends.torch.convert import to_torch
 from ingot.frontends.torch.export import export_module

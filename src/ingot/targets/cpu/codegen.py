@@ -11,10 +11,14 @@ from collections.abc import Mapping
 from functools import cache
 from threading import Lock
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from ingot.support.errors import CompileError
+from ingot.support.log import warn_if_untested
 from ingot.support.native import FEATURES, Features, host
+
+warn_if_untested("llvmlite", llvmlite.__version__)
 
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 # Parts of the x86-64 baseline, or of the mode we run in; naming them off would break code generation.

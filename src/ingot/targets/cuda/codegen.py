@@ -1,7 +1,7 @@
 """Triton text to a cubin, ahead of time: all that uses Triton, which needs neither a GPU nor PyTorch for it.
 
 The stages of Triton's own backend are called one after another, as its `compile` does, without its cache and driver.
-These are internals of the version that `TRITON` names; a test holds them.
+These are internals of Triton 3.6 to 3.9; a test holds them, and each kernel's parameters are checked.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any
 
 from ingot.support.cubins import KernelCode, MatrixCode
 from ingot.support.errors import CompileError
+from ingot.support.log import TESTED, warn_if_untested
 from ingot.targets.cuda.prelude import PRELUDE
 from ingot.targets.cuda.triton import Source
 
-TRITON = "3.6"
 _ELEMENTS = {"fp16": 6, "bf16": 9, "i8": 0, "fp8e4nv": 0, "fp8e5": 0}  # as CUtensorMapDataType has them
+_ENTRY = re.compile(r"\.entry [^(]*\(([^)]*)\)")
 _PAIRS = re.compile(r"\b(add|min|max)\.([su]16)x2\s+(\S+), (\S+), (\S+);")
 _HALVES = r"""{ .reg .b16 %a, %b, %c, %d;
 	mov.b32 {%a, %b}, \4;
@@ -36,6 +37,7 @@ EARLY = 90  # the capability from which on kernels may start before those have e
 
 def import_triton() -> tuple[Any, Any, Any]:
     """Its C++ part, its compiler, and its targets."""
+    warn_if_untested("triton", import_module("triton").__version__)
     library, compiler = import_module("triton._C.libtriton"), import_module("triton.compiler.compiler")
     return library, compiler, import_module("triton.backends.compiler")
 
@@ -50,7 +52,8 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     signature = {name: type_ for name, type_, *_ in source.parameters}
     attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align, _) in enumerate(source.parameters) if align >= 16}
     ast = compiler.ASTSource(fn, signature, {}, attrs)
-    exact, hints = {"enable_reflect_ftz": False}, dict(source.hints)  # denormal numbers are numbers
+    hints = dict(source.hints)
+    exact = {"enable_reflect_ftz": False, "enable_fp_fusion": True}  # denormal numbers are numbers
     sizes = {"num_warps": hints.get("warps", 4), "num_stages": hints.get("stages", 3)}
     options = backend.parse_options({**sizes, **exact, **ast.parse_options()})
     context = ir.context()
@@ -64,7 +67,9 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     backend.add_stages(made, options, ast.language)
     for kind, stage in made.items():
         module = stage(module, metadata)
-        module = in_halves(module) if kind == "ptx" else module
+        if kind == "ptx":
+            check_parameters(source, module)
+            module = in_halves(module)
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
     threads, together = 32 * metadata["num_warps"], "meet(" in source.text
@@ -72,6 +77,20 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
     matrices = _matrices(source, metadata["tensordesc_meta"] or [])
     count, writes = len(source.parameters), tuple(i for i, told in enumerate(source.parameters) if told[-1])
     return KernelCode(metadata["name"], module, threads, metadata["shared"], count, writes, awaits, matrices, together)
+
+
+def check_parameters(source: Source, ptx: str) -> None:
+    """Raise CompileError for a kernel that takes others than a launch gives (`runtime/cuda/launch.py`): its own, four
+    more behind each matrix, and two of Triton's at the end. Another version of Triton might."""
+    given = len(source.parameters) + 4 * len(source.matrices) + 2
+    entry = _ENTRY.search(ptx)
+    taken = entry[1].count(".param") if entry else None
+    if taken != given:
+        version = import_module("triton").__version__
+        raise CompileError(
+            f"kernel {source.name} by Triton {version}", expected=f"{given} parameters", got=f"{taken}",
+            fix=f"pip install 'triton>=3.6,<={TESTED['triton']}.*', the versions that Ingot is tested with",
+        )  # fmt: skip
 
 
 def in_halves(ptx: str) -> str:

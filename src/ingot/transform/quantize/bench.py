@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ingot.ops.nn.recurrent import Recurrent
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
 from ingot.plan.link import Launch
+from ingot.runtime import timing
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
@@ -23,8 +24,8 @@ from ingot.transform.quantize.formats import Formats, Recipe, formed
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group
 
-_SPENT, _BURST = 0.4, 0.002  # seconds of all calls of a comparison, and of the calls between two looks at the clock
-_LEAST, _MOST = 5, 60  # turns
+_SPENT, _BURST = 0.4, 0.002  # seconds of all calls of a comparison, and of one model's turn
+_LEAST, _MOST = 5, 60  # runs with a clock on each step
 _SLICE = 1e-3  # seconds: systems take a thread's core for no less
 
 
@@ -90,34 +91,20 @@ class Bench:
         return shared(built.launches, [best[step] for step in steps], self._owners)
 
     def latency(self, built: Built) -> float:
-        """Median seconds of a call of the float model; of another one as they would be beside it: those times the ratio
-        of the least times of both, by turns. What else runs on the machine makes calls slower, never faster, and would
-        make the one the better that was measured in a quiet moment."""
-        exact = self.exact.model
-        # one thread's own clock stands still while others have its core
-        clock = time.thread_time if self.threads == 1 else time.perf_counter
+        """Seconds of a call of the float model; of another one as they would be beside it: those times the ratio of the
+        least times of both, by turns. What else runs on the machine makes calls slower, never faster, and would make
+        the one the better that was measured in a quiet moment."""
+        exact = partial(self.exact.model, *self.call)
         if self._latency is None:
-            self._latency = statistics.median(seconds for (seconds,) in self._turns([exact], clock))
+            self._latency = timing.median(exact)
         if built is self.exact:
             return self._latency
-        other, own = (min(times) for times in zip(*self._turns([exact, built.model], clock), strict=True))
-        return self._latency * own / other
-
-    def _turns(self, models: Sequence[CompiledModel], clock: Callable[[], float]) -> list[list[float]]:
-        """Seconds of a call of each model, in turns."""
-        once = max(_burst(model, self.call, 1, clock) for model in models)
-        calls = max(1, int(_BURST / max(once, 1e-7)))
-        turns = min(max(int(_SPENT / max(once * calls * len(models), 1e-7)), _LEAST), _MOST)
-        return [[_burst(model, self.call, calls, clock) for model in models] for _ in range(turns)]
-
-
-def _burst(model: CompiledModel, call: Call, calls: int, clock: Callable[[], float]) -> float:
-    """Seconds of a call, one more before them."""
-    model.run(call)
-    began = clock()
-    for _ in range(calls):
-        model.run(call)
-    return (clock() - began) / calls
+        # one thread's own clock stands still while others have its core
+        clock = time.thread_time if self.threads == 1 else time.perf_counter
+        other, own = timing.by_turns(
+            [exact, partial(built.model, *self.call)], _SPENT, _BURST, np.min, clock
+        ).min(axis=0)  # fmt: skip
+        return self._latency * float(own / other)
 
 
 def undisturbed(steps: np.ndarray, spent: float) -> np.ndarray:

@@ -76,7 +76,7 @@ class Report:
         worst = max(self.deviations.values(), default=0.0)
         return [
             f"{self.metric}: {self.scores[0]:.6g} of {self.float_scores[0]:.6g} on {self.samples[0]} calls, {held}",
-            f"{_ms(self.seconds)} for {_ms(self.float_seconds)} ({gain:.2f}x), "
+            f"a call: {_ms(self.seconds)} for {_ms(self.float_seconds)} ({gain:.2f}x), "
             f"{self.nbytes / 1e6:.2f} MB for {self.float_nbytes / 1e6:.2f} MB, arena {self.arena / 1e6:.2f} MB",
             f"outputs deviate from float32 by {worst:.1e} at most; {self.machine}, {self.threads} threads, seed "
             f"{self.seed}, searched for {self.search_seconds:.1f} s",

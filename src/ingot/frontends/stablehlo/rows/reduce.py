@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ingot import ops
 from ingot.frontends.shared.complex import Complex
@@ -10,6 +11,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import regions
 from ingot.frontends.stablehlo.regions import Region
+from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.rows.elementwise import ordered
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, parts, unflatten
 from ingot.ir.dims import product
@@ -122,6 +124,15 @@ def _in_turn(body: Region, rows: Sequence[Node], starts: Sequence[Node]) -> tupl
     step = Graph(inputs, (ops.add(i, 1), *new, *inner))
     op = ops.While(Graph(inputs, (ops.compare("LT", i, count),)), step)
     return op(ops.scalar(0, i64), *starts, *rows).results[1 : 1 + len(starts)]
+
+
+@CUSTOM("target.mhlo.topk")
+def top_k_of_mhlo(c: Call, x: Node) -> tuple[Node, Node]:
+    """`chlo.top_k` as JAX before 0.10 exports it."""
+    options = c.attributes.get("mhlo.attributes")
+    if not isinstance(options, dict) or not replace(c, attributes={"largest": True, **options}).flag("largest"):
+        raise Unsupported("without its options, or of the least values")
+    return top_k(replace(c, attributes=options), x)
 
 
 @row("chlo.top_k")

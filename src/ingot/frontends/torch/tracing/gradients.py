@@ -45,7 +45,7 @@ def traced_for(gradients: bool) -> Iterator[None]:
             yield
 
 
-_apply = Function.apply.__func__  # type: ignore[attr-defined]
+_apply = Function.__dict__["apply"]  # a class method, which is C code from PyTorch 2.14 on
 
 
 class _Kept:
@@ -84,7 +84,7 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     """
     # the functions of torch.cond and its kin are how autograd traces them: their regions are differentiated
     if not torch.is_grad_enabled() or cls.__module__.startswith("torch._higher_order_ops."):
-        return _apply(cls, *args, **kwargs)
+        return _apply.__get__(None, cls)(*args, **kwargs)
     if cls is CheckpointFunction:
         # its backward pass is that of the function that it is given, computed again
         function, _, *operands = args
