@@ -105,6 +105,8 @@ class CompiledModel(CompiledProgram):
     Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
     the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
     their threads, each in an arena of its own, the others wait. A model with state (`state`) takes one call at a time.
+    Ctrl-C in the main thread ends a call on a CPU at the next border of chunks, mostly within a third of a second, and
+    the model can be called again; state that it writes in place may be written in part.
 
     inputs, outputs: the specs (name, dtype, symbolic shape). threads: the caller and its workers.
     """

@@ -49,7 +49,7 @@ class Instance(Binding):
         tensors = _TENSORS + len(program.arguments) + len(program.results)
         self._images = tensors + 2
         self._bases = np.zeros(self._images + len(self.layout.images), np.int64)
-        self._context = np.zeros(9, np.int64)
+        self._context = np.zeros(17, np.int64)
         self._context[1] = self._bases.ctypes.data
         self._context[2] = self._table.ctypes.data
         self._context[3] = count
@@ -58,11 +58,14 @@ class Instance(Binding):
         self.address: int = self._context.ctypes.data
         self.last_used = 0
 
-    def attach(self, *, pool: int, arena: int, images: Sequence[int], weights: int, scratch: int, stride: int) -> None:
-        """Set the addresses that outlive a run. images: of each geometry of the layout."""
+    def attach(
+        self, *, pool: int, arena: int, images: Sequence[int], weights: int, scratch: int, stride: int, ticks: int
+    ) -> None:
+        """Set what outlives a run: addresses, and the ticks of a slice. images: of each geometry of the layout."""
         self._context[0] = pool
         self._context[4] = scratch
         self._context[5] = stride
+        self._context[9] = ticks
         self._bases[_ARENA] = arena
         self._bases[_WEIGHTS] = weights
         self._bases[self._images :] = images
