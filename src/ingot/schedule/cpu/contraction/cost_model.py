@@ -327,6 +327,7 @@ def _powers(n: int) -> list[int]:
 # which prefetching hides about half.
 _CLAIM, _PER_BYTE = 0.5e-6, 0.5 / 60e9
 _MAX_CHUNK_SECONDS = 0.05
+_MANY_PANELS = 1 << 14  # of more, chunks of powers of two are tried
 _PER_LEVEL = 8.0  # arithmetic operations in whose time one level is widened
 
 
@@ -374,7 +375,8 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     start = _CLAIM + (first * _PER_BYTE if late else 0.0)
     found: dict[tuple[int, int, int], tuple[bool, float]] = {}
     prompt = ceil(work / _MAX_CHUNK_SECONDS)
-    for n in sorted({-(-panels // per) for per in range(1, panels + 1)}):
+    runs = range(1, panels + 1) if panels <= _MANY_PANELS else [1 << i for i in range(panels.bit_length())]
+    for n in sorted({-(-panels // per) for per in runs}):
         per = -(-panels // n)
         blocks = -(-panels // per)
         for goal in (1, threads, 2 * threads, 4 * threads, 8 * threads, 16 * threads, 32 * threads, prompt):
