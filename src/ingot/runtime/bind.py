@@ -18,6 +18,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError, InputError, SizesError
 
 _MAX_CHUNKS = 1 << 31
+_ADDRESS_SPACE = 1 << 47  # bytes
 _UNKNOWN = -(1 << 63)
 _BEYOND = (
     "the input holds more than there is room for: compile with a larger bound "
@@ -130,6 +131,14 @@ def _spans(program: Program, values: Mapping[str, int]) -> dict[str, Span]:
     return spans
 
 
+def _addressable(nbytes: int) -> int:
+    """`nbytes`. Raises IngotError where no machine has as many."""
+    if nbytes >= _ADDRESS_SPACE:
+        fix = "use smaller inputs or batches"
+        raise IngotError("out of memory", expected=f"less than {_ADDRESS_SPACE} bytes", got=nbytes, fix=fix)
+    return nbytes
+
+
 @dataclass(frozen=True)
 class Images:
     """What arena buffers of one geometry have in common, those of other programs, too: all bytes `fill` at first, of
@@ -157,7 +166,7 @@ class Layout:
         for buffer in program.buffers:
             if buffer.kind != "arena" or buffer.alias is not None:
                 continue
-            nbytes = max(0, span(buffer.nbytes, spans)[1])
+            nbytes = _addressable(max(0, span(buffer.nbytes, spans)[1]))
             if buffer.halo is None:
                 plain.append((buffer, nbytes))
             else:
@@ -208,7 +217,7 @@ class Binding:
         self.results = [
             (shape, tuple(prod(max(n, 1) for n in shape[axis:]) for axis in range(1, len(shape) + 1)), nbytes)
             for shape, nbytes in (
-                (shape, prod(shape) * itemsize(spec.dtype))
+                (shape, _addressable(prod(max(n, 1) for n in shape) * itemsize(spec.dtype)) * all(shape))
                 for spec, shape in zip(program.outputs, self.output_shapes, strict=True)
             )
         ]

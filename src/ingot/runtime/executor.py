@@ -18,7 +18,7 @@ from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, Held, entropy, seed_state
 from ingot.runtime.tensors import Border, Tensor, address
-from ingot.support.errors import ArtifactError, InputError, SizesError
+from ingot.support.errors import ArtifactError, IngotError, InputError, SizesError
 
 Result = TypeVar("Result")
 
@@ -167,6 +167,8 @@ class CompiledModel(CompiledProgram):
             return results
         except SizesError as e:
             refused = e
+        except MemoryError as e:
+            raise IngotError("out of memory", got=str(e) or "no room", fix="use smaller inputs or batches") from e
         finally:
             if context is not None:
                 context.release()

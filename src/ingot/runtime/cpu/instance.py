@@ -14,6 +14,7 @@ from ingot.runtime.bind import Binding, Layout, Shape
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.expr import evaluate, span
 from ingot.runtime.program import Buffer, Program, table_places
+from ingot.support.errors import IngotError
 
 _ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
 
@@ -36,7 +37,10 @@ class Instance(Binding):
             args += (span(dim, self.spans)[1] for dim in step.dims)
         count = len(program.steps)
         self._table = np.zeros(4 * count + len(args), np.int64)
-        self._table[4 * count :] = args
+        try:
+            self._table[4 * count :] = args
+        except OverflowError as e:
+            raise IngotError("a size", expected="one of 64 bits", got=max(args, key=abs)) from e
         place = table_places(program.steps)
         starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
         self.records = self._table[: 4 * count].reshape(-1, 4)
