@@ -196,6 +196,12 @@ def counting(chunks: int, rounds: int, steps: int) -> Program:
     )
 
 
+def circling(chunks: int, rounds: int) -> Program:
+    """`counting` that never ends: from the last step it goes back to the second."""
+    program = counting(chunks, rounds, 2)
+    return replace(program, steps=(*program.steps, Step("", (), (), 1, "again", target=1)))
+
+
 def nothing(steps: int, chunks: int) -> Program:
     """`steps` empty steps: what remains is overhead."""
     spec = TensorSpec("x", "f32", (8,))

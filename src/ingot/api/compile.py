@@ -92,3 +92,5 @@ def compile(
             return compile_model(model, request, Options(target, thread_count(threads), cache, fast_math, precision))
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
+    except MemoryError as error:
+        raise CompileError("out of memory", got=str(error) or "no room", fix="use a larger machine") from error

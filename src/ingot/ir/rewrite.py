@@ -19,6 +19,7 @@ from ingot.ir.show import show_node
 from ingot.support import flags
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
+from ingot.support.limits import in_time
 
 # What a rule gives: a node of the same types, or one single-result node for each result.
 Result = Node | tuple[Node, ...]
@@ -156,6 +157,7 @@ class _Rewriter:
     def settle(self, root: Node, becomes: Result) -> None:
         """Put `root`, which becomes `becomes`, and all that this needs into `done`."""
         done = self.done
+        in_time(root.loc or root.op.name)
         stack = [root, *_parts(becomes)]
         waiting: dict[Node, Result] = {root: becomes}
         while stack:

@@ -19,7 +19,8 @@ from ingot.support.errors import ArtifactError, IngotError, InputError, SizesErr
 
 _MAX_CHUNKS = 1 << 31
 _MAX_SIZE = 1 << 40  # `ingot.ir.dims.MOST`: only an array without elements has more
-_MOST = 1 << 62  # bytes of an arena, or chunks of a step in all rounds
+_MAX_CHUNKS_OF_ALL_ROUNDS = 1 << 62
+_ADDRESS_SPACE = 1 << 47  # bytes
 _UNKNOWN = -(1 << 63)
 _BEYOND = (
     "the input holds more than there is room for: compile with a larger bound "
@@ -134,6 +135,14 @@ def _spans(program: Program, values: Mapping[str, int]) -> dict[str, Span]:
     return spans
 
 
+def _addressable(nbytes: int) -> int:
+    """`nbytes`. Raises IngotError where no machine has as many."""
+    if nbytes >= _ADDRESS_SPACE:
+        fix = "use smaller inputs or batches"
+        raise IngotError("out of memory", expected=f"less than {_ADDRESS_SPACE} bytes", got=nbytes, fix=fix)
+    return nbytes
+
+
 @dataclass(frozen=True)
 class Images:
     """What arena buffers of one geometry have in common, those of other programs, too: all bytes `fill` at first, of
@@ -162,10 +171,8 @@ class Layout:
         for buffer in program.buffers:
             if buffer.kind != "arena" or buffer.alias is not None:
                 continue
-            nbytes = max(0, span(buffer.nbytes, spans)[1])
-            total += nbytes
-            if total >= _MOST:
-                raise IngotError("out of memory", expected=f"less than {_MOST} bytes", fix="use smaller inputs")
+            nbytes = _addressable(max(0, span(buffer.nbytes, spans)[1]))
+            total = _addressable(total + nbytes)
             if buffer.halo is None:
                 plain.append((buffer, nbytes))
             else:
@@ -221,7 +228,7 @@ class Binding:
         self.results = [
             (shape, tuple(prod(max(n, 1) for n in shape[axis:]) for axis in range(1, len(shape) + 1)), nbytes)
             for shape, nbytes in (
-                (shape, prod(shape) * itemsize(spec.dtype))
+                (shape, _addressable(prod(max(n, 1) for n in shape) * itemsize(spec.dtype)) * all(shape))
                 for spec, shape in zip(program.outputs, self.output_shapes, strict=True)
             )
         ]
@@ -245,8 +252,13 @@ class Binding:
         if not 0 <= chunks < _MAX_CHUNKS:
             where = step.label or step.kernel
             raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=chunks, where=where)
-        if chunks * rounds >= _MOST:
-            raise IngotError("step", expected=f"chunks * rounds < {_MOST}", got=rounds, where=step.label or step.kernel)
+        if chunks * rounds >= _MAX_CHUNKS_OF_ALL_ROUNDS:
+            raise IngotError(
+                "step",
+                expected=f"chunks * rounds < {_MAX_CHUNKS_OF_ALL_ROUNDS}",
+                got=rounds,
+                where=step.label or step.kernel,
+            )
         return chunks, max(rounds, 0)
 
     def _dim(self, dim: Expr) -> int:

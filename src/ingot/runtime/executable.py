@@ -18,7 +18,7 @@ from ingot.runtime.expr import Expr
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, Held, seed_state
 from ingot.runtime.tensors import Border, Tensor, TensorResults, address
-from ingot.support.errors import ArtifactError, InputError
+from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
 
@@ -179,6 +179,8 @@ class LoadedProgram(Executable):
             if held.shapes:
                 held.exchange()
             return results
+        except MemoryError as e:
+            raise IngotError("out of memory", got=str(e) or "no room", fix="use smaller inputs or batches") from e
         finally:
             if context is not None:
                 context.release()

@@ -63,6 +63,8 @@ class CompiledModel:
     Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
     the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
     their threads, each in an arena of its own, the others wait. A model with state (`state`) takes one call at a time.
+    Ctrl-C in the main thread ends a call on a CPU at the next border of chunks, mostly within a third of a second, and
+    the model can be called again; state that it writes in place may be written in part.
 
     Most models are one program. Where values of inputs decide ranks, axes or branches, where a model keeps attributes
     that do, and where the host computes some of it (strings, images), there is a program for each case that calls

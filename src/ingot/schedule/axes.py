@@ -25,9 +25,11 @@ class Inside:
 
     def share(self, extent: int) -> float:
         """Of all turns of a loop of `extent`, for likely sizes."""
-        high, turns = estimate(self.high), range(0, extent * self.dilation, self.dilation)
-        starts = range(0, self.positions * self.step, self.step)
-        return sum(self.low <= p + i < high for p in starts for i in turns) / (len(starts) * len(turns))
+        high, read = estimate(self.high), 0
+        for place in range(0, extent * self.dilation, self.dilation):
+            first, last = (-((place - end) // self.step) for end in (self.low, high))
+            read += max(0, min(self.positions, last) - max(0, first))
+        return read / (self.positions * extent)
 
     def along(self, rows: Axis) -> bool:
         """Whether `rows` is the axis of its positions."""

@@ -121,10 +121,8 @@ def _inside(op: ops.Convolution, axis: int, a: Layout, outputs: DimLike, taps: D
     high = a.shape[at] - behind
     if not isinstance(high, int) or (dilation == 1 and axis == len(op.spatial) - 1):
         return None
-    useful = sum(before <= p * step + i * dilation < high for p in range(outputs) for i in range(taps))
-    if useful >= WORTH * outputs * taps:
-        return None
-    return Inside(outputs, a.strides[at] * step, step, dilation, before, high)
+    inside = Inside(outputs, a.strides[at] * step, step, dilation, before, high)
+    return inside if outputs and taps and inside.share(taps) < WORTH else None
 
 
 def _sized(

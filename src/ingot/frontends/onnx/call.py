@@ -40,6 +40,7 @@ Attribute = (
     | TypeProto
 )
 
+_POSITIVE = frozenset({"block_size", "blocksize", "dilations", "group", "kernel_shape", "offset_group", "strides"})
 _OF_WINDOWS = ("dilations", "kernel_shape", "output_padding", "pads", "strides")
 _FAR = 1 << 31
 
@@ -314,7 +315,10 @@ class Call:
         return None
 
     def _sane(self, name: str, value: Attribute) -> Attribute:
-        """`value`, unless it puts windows farther apart than positions can be counted."""
+        """`value`, unless windows have no size or lie farther apart than positions can be counted."""
+        numbers = value if isinstance(value, tuple) else (value,)
+        if name in _POSITIVE and any(isinstance(v, int) and v < 1 for v in numbers):
+            raise ImportModelError(f"the attribute {name!r}", expected="1 or more", got=value, where=self.loc)
         far = isinstance(value, tuple) and any(isinstance(v, int) and abs(v) >= _FAR for v in value)
         if far and name in _OF_WINDOWS:
             expected = f"numbers below {_FAR}"
@@ -335,7 +339,11 @@ class Call:
         return float(self._typed(name, default, (int, float)))
 
     def flag(self, name: str, default: int = 0) -> bool:
-        return bool(self.int(name, default))
+        """Raises ImportModelError for anything but 0 and 1, which ONNX gives no meaning."""
+        value = self.int(name, default)
+        if value not in (0, 1):
+            raise ImportModelError(f"the attribute {name!r}", expected="0 or 1", got=value, where=self.loc)
+        return bool(value)
 
     def str(self, name: str, default: str | None = None) -> str:
         return self._typed(name, default, str)
@@ -343,6 +351,13 @@ class Call:
     def int_list(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         found = self._typed(name, tuple(default) if default is not None else None, tuple)
         return tuple(int(v) for v in found)
+
+    def int_list_of(self, name: str, count: int, default: int) -> tuple[int, ...]:
+        """`count` integers, by default all `default`. Raises ImportModelError for another number of them."""
+        found = self.int_list(name, (default,) * count)
+        if len(found) != count:
+            raise ImportModelError(f"the attribute {name!r}", expected=f"{count} numbers", got=found, where=self.loc)
+        return found
 
     def float_list(self, name: str) -> tuple[float, ...] | None:
         found = self._attribute(name)

@@ -27,6 +27,7 @@ from ingot.frontends.onnx.symbolic import (
 )
 from ingot.frontends.onnx.symbolic import fold as reduce_elements
 from ingot.frontends.onnx.tensors import dtype_from_code
+from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import Dim, floordiv, product
 from ingot.ir.types import dtype_of
@@ -78,6 +79,8 @@ def _small(v: Value) -> bool:
 
 
 def _constant(c: Call) -> Value:
+    if len(c.proto.attribute) != 1:
+        raise Unsupported(f"a constant of {len(c.proto.attribute)} attributes")
     (a,) = c.proto.attribute
     if a.ref_attr_name:
         a = c.outer[a.ref_attr_name]

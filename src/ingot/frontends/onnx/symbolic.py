@@ -362,7 +362,7 @@ def cast(value: Sym, dtype: DType) -> Sym:
 
 def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
     """Range with plain numbers. Raises Unknown otherwise."""
-    if not (_plain(start) and _plain(limit) and _plain(delta)) or delta == 0:
+    if not (_plain(start) and _plain(limit) and _plain(delta)) or delta == 0 or not math.isfinite(limit - start):
         raise Unknown
     count = max(0, math.ceil((limit - start) / delta))
     if count > LIMIT:

@@ -134,6 +134,17 @@ def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> Di
     return max(count, 0) if isinstance(count, int) else count
 
 
+def positions_read(size: int, window: int, count: int, stride: int, padding: tuple[int, int], dilation: int) -> range:
+    """Of a window's positions those that read more than padding at some of its `count` places; one if none does.
+
+    What is left out at either end is no more than the padding there.
+    """
+    low, high = padding
+    first = min(window - 1, max(0, low - (count - 1) * stride) // dilation)
+    last = min(window - 1, max((size - 1 + low) // dilation, window - 1 - max(0, high) // dilation))
+    return range(first, max(first, last) + 1)
+
+
 def dilated(size: DimLike, dilation: int) -> DimLike:
     """The size after dilation - 1 holes between neighbours; 0 stays 0, and a symbolic size is taken to be another."""
     if dilation == 1 or size == 0:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, dim_min, product
+from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of, i64
 from ingot.ops.core.base import (
@@ -26,6 +26,7 @@ from ingot.ops.core.base import (
     inverse,
     is_whole,
     permute,
+    positions_read,
     widen,
 )
 from ingot.ops.core.shape import pad_array
@@ -234,8 +235,26 @@ class ReduceWindow(CoreOp):
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
         return dilatable(inputs[0].shape, self.base_dilation)
 
+    def narrowed(self, x: TensorType) -> ReduceWindow:
+        """The same fold without positions that read padding wherever the window is, and the padding of these."""
+        window, padding = list(self.window), list(self.padding)
+        for axis, (size, count) in enumerate(zip(x.shape, self.infer(x).shape, strict=True)):
+            (low, high), step = padding[axis], self.dilation[axis]
+            if isinstance(size, Dim) or isinstance(count, Dim) or isinstance(low, Dim) or isinstance(high, Dim):
+                continue
+            if count and size:
+                full = (size - 1) * self.base_dilation[axis] + 1
+                read = positions_read(full, window[axis], count, self.strides[axis], (low, high), step)
+                padding[axis] = low - read.start * step, high - (window[axis] - read.stop) * step
+                window[axis] = len(read)
+        return replace(self, window=tuple(window), padding=tuple(padding))
+
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
+        narrowed = self.narrowed(TensorType(dtype_of(x), x.shape))
+        return self._reference(x) if narrowed == self else narrowed.reference(x)
+
+    def _reference(self, x: np.ndarray) -> np.ndarray:
         dtype = dtype_of(x)
         shape = self.infer(TensorType(dtype, x.shape)).shape
         wide = widen(x)

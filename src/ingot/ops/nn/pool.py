@@ -7,6 +7,7 @@ one window of an input that is shorter by less than a stride, in either mode (ON
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product as combinations
 from math import prod
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of, i64
-from ingot.ops.core.base import Pairs, check_count, finish, identity_of, widen
+from ingot.ops.core.base import Pairs, check_count, finish, identity_of, positions_read, widen
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, IsNan
 from ingot.ops.core.reduce import ReduceWindow
@@ -119,7 +120,11 @@ class Pool(Op):
         """For each position of the window: the elements there, and whether they are inside x."""
         axes = self.axes(x.shape)
         counts = [int(axis.count) for axis in axes]
-        for tap in np.ndindex(*self.kernel):
+        read = (
+            positions_read(int(a.size), a.kernel, n, a.stride, (int(a.low), int(a.reach)), a.dilation)
+            for a, n in zip(axes, counts, strict=True)
+        )
+        for tap in combinations(*read):
             inside = np.ones(counts, bool)
             view = x
             for i, (axis, k) in enumerate(zip(axes, tap, strict=True)):

@@ -43,6 +43,17 @@ def _rules(fast_math: bool) -> RuleSet:
     return SHAPES + VIEW_CHAINS + GELU + rule_set(IDENTITIES) + (rule_set(FAST_MATH) if fast_math else RuleSet())
 
 
+# --- windows
+
+
+def _reduce_window(n: Node) -> Node | None:
+    """Positions that read padding wherever the window is go: a window of 2^62 on 5 elements has 9."""
+    op = n.op
+    assert isinstance(op, ops.ReduceWindow)
+    narrowed = op.narrowed(n.inputs[0].type)
+    return None if narrowed == op else narrowed(*n.inputs)
+
+
 # --- reshape, transpose, broadcast
 
 
@@ -367,6 +378,7 @@ SHAPES = rules(
     Rule("convert", ops.Convert, _convert),
     Rule("bitcast", ops.BitcastConvert, _bitcast),
     Rule("reduce", ops.Reduce, _reduce),
+    Rule("reduce-window", ops.ReduceWindow, _reduce_window),
     Rule("lift-broadcast", Elementwise, _lift_broadcast, lambda operands: set(operands) == {ops.BroadcastInDim}),
     Rule("divide-by-power-of-two", ops.Div, _divide),
     Rule("case", ops.Case, _case),

@@ -39,10 +39,8 @@ class Instance(Binding):
         self._table = np.zeros(4 * count + len(args), np.int64)
         try:
             self._table[4 * count :] = args
-        except OverflowError as error:
-            raise IngotError(
-                "a step", expected="sizes of 64 bits", got="larger ones", fix="use smaller inputs"
-            ) from error
+        except OverflowError as e:
+            raise IngotError("a size", expected="one of 64 bits", got=max(args, key=abs)) from e
         place = table_places(program.steps)
         starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
         self.records = self._table[: 4 * count].reshape(-1, 4)
@@ -55,7 +53,7 @@ class Instance(Binding):
         tensors = _TENSORS + len(program.arguments) + len(program.results)
         self._images = tensors + 2
         self._bases = np.zeros(self._images + len(self.layout.images), np.int64)
-        self._context = np.zeros(9, np.int64)
+        self._context = np.zeros(17, np.int64)
         self._context[1] = self._bases.ctypes.data
         self._context[2] = self._table.ctypes.data
         self._context[3] = count
@@ -64,11 +62,14 @@ class Instance(Binding):
         self.address: int = self._context.ctypes.data
         self.last_used = 0
 
-    def attach(self, *, pool: int, arena: int, images: Sequence[int], weights: int, scratch: int, stride: int) -> None:
-        """Set the addresses that outlive a run. images: of each geometry of the layout."""
+    def attach(
+        self, *, pool: int, arena: int, images: Sequence[int], weights: int, scratch: int, stride: int, ticks: int
+    ) -> None:
+        """Set what outlives a run: addresses, and the ticks of a slice. images: of each geometry of the layout."""
         self._context[0] = pool
         self._context[4] = scratch
         self._context[5] = stride
+        self._context[9] = ticks
         self._bases[_ARENA] = arena
         self._bases[_WEIGHTS] = weights
         self._bases[self._images :] = images

@@ -14,10 +14,13 @@ from ingot.runtime.bind import Shape
 from ingot.runtime.cpu import memory
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.instance import Instance
-from ingot.runtime.cpu.pool import Pool
+from ingot.runtime.cpu.pool import Pool, ticks_per_second
 from ingot.runtime.program import Program
 
-_run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# A run comes back to Python as often, as only there a signal's handler is called and raises KeyboardInterrupt.
+SLICE_SECONDS = 0.25
 # Bound shapes kept at a time; each holds only its tables, memory is shared.
 MAX_INSTANCES = 16
 
@@ -38,7 +41,7 @@ class RunContext:
         self._scratch = memory.Region(self._stride * pool.threads)
         self._uses = 0
         self._version = -1  # of the workspace's addresses
-        self._run = _run(image.address("ingot_run"))
+        self._run, self._end = _run(image.address("ingot_run")), _end(image.address("ingot_end"))
 
     def bind(self, shapes: tuple[tuple[int, ...], ...]) -> Instance:
         """The program bound to these shapes. A miss binds it and drops the least recently activated of too many.
@@ -55,7 +58,10 @@ class RunContext:
         return instance
 
     def run(self, instance: Instance, pointers: Sequence[int], _resident: object = None) -> None:
-        """Run what `bind` returned on arguments and results at these addresses."""
+        """Run what `bind` returned on arguments and results at these addresses.
+
+        What signals' handlers raise meanwhile ends the run: no thread is in it any more when it is raised here.
+        """
         if instance is not self.current or self._version != self.pool.workspace.version:
             self.activate(instance)
         bases = instance.bases
@@ -65,7 +71,12 @@ class RunContext:
             slot += 1
         if self._program.sizes:
             instance.begin()
-        self._run(instance.address)
+        try:
+            while self._run(instance.address):
+                pass
+        except BaseException:
+            self._end(instance.address)
+            raise
 
     def release(self) -> None:
         """Let others have the threads, and this context."""
@@ -88,6 +99,7 @@ class RunContext:
             weights=self._weights,
             scratch=self._scratch.address,
             stride=self._stride,
+            ticks=int(SLICE_SECONDS * ticks_per_second(self._image)),
         )
         self.nbytes = max(self.nbytes, layout.nbytes)
         self._version = workspace.version

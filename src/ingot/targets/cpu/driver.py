@@ -21,6 +21,8 @@ A round's chunks are dealt out as one range per thread, so that a thread finds i
   wake-up is lost (Dekker's pattern; both sides sequentially consistent).
 - **make room**: a thread that has run for `turn` ticks offers its core to whoever waits for it (`sched_yield`) while it
   holds nothing. Otherwise the kernel would take the core in the middle of a chunk, and all would wait for that chunk.
+- **report**: a run returns to Python every `slice` ticks, at a border of chunks and while the caller holds nothing, so
+  that Python sees to signals; workers go on meanwhile. Python calls it again until it is over, or ends it.
 - **settle**: every thread notes its core now and then. A worker that finds another thread of its pool there moves to a
   core where none is: two threads on one core would wait for each other in turns of milliseconds.
 
@@ -28,6 +30,9 @@ Memory of the caller (`runtime/cpu/pool.py` and `instance.py` lay it out; all fi
 
     ctx:   0 pool (0: run alone)  8 bases  16 steps  24 step count  32 scratch  40 scratch bytes per thread
            48 profile: step count + 1 clock readings, or 0  56 ticks that a run alone takes  64 one that wakes workers
+           72 slice ticks  80 how a run goes on: 0 there is none, 1 alone, 2 by chunks, 4 by advancing
+           88 step and  96 chunk at which one alone goes on  104 stop: run no more chunks
+           112 borders until the clock is read  120 when that was  128 when the slice began
     step:  0 kernel  8 args  16 chunk count of a round (< 2**31)  24 rounds
            a jump:  8 where its flag is: index into bases, byte offset  16 step to go on at  24 -1: if the flag, a byte,
            is 0; -2: always
@@ -44,6 +49,7 @@ from string import Template
 
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.entry import ENTRY
+from ingot.targets.cpu.steps import STEP_FIELDS, STEPS
 from ingot.targets.cpu.system import CALLS, SYSTEM
 
 
@@ -51,113 +57,11 @@ def driver_ir(arch: str) -> str:
     """The driver's LLVM IR text for "x86_64" or "aarch64" on Linux."""
     if arch not in CALLS:
         raise CompileError("CPU driver", expected=f"one of {sorted(CALLS)}", got=arch)
-    return SYSTEM.substitute(CALLS[arch]) + _DRIVER.substitute(CALLS[arch], step_fields=_STEP_FIELDS) + ENTRY
-
-
-# What a step's record says: its chunks and rounds; a jump goes back to %step at once.
-_STEP_FIELDS = """\
-  %here = mul i64 %i, 32
-  %at = getelementptr i8, ptr %steps, i64 %here
-  %chunks.at = getelementptr i8, ptr %at, i64 16
-  %chunks = load i64, ptr %chunks.at
-  %rounds.at = getelementptr i8, ptr %at, i64 24
-  %rounds = load i64, ptr %rounds.at
-  %is.jump = icmp slt i64 %rounds, 0
-  br i1 %is.jump, label %jump, label %ready
-jump:
-  %to = call i64 @jump(ptr %ctx, ptr %at, i64 %i.next)
-  br label %step
-ready:"""
+    calls = CALLS[arch]
+    return SYSTEM.substitute(calls) + STEPS + _DRIVER.substitute(calls, step_fields=STEP_FIELDS) + ENTRY
 
 
 _DRIVER = Template("""
-define internal void @kernel(ptr %ctx, ptr %step, i64 %chunk, i64 %thread) nounwind alwaysinline {
-  %code = load ptr, ptr %step
-  %args.at = getelementptr i8, ptr %step, i64 8
-  %args = load ptr, ptr %args.at
-  %bases.at = getelementptr i8, ptr %ctx, i64 8
-  %bases = load ptr, ptr %bases.at
-  %scratch.at = getelementptr i8, ptr %ctx, i64 32
-  %scratch.all = load ptr, ptr %scratch.at
-  %stride.at = getelementptr i8, ptr %ctx, i64 40
-  %stride = load i64, ptr %stride.at
-  %mine = mul i64 %stride, %thread
-  %scratch = getelementptr i8, ptr %scratch.all, i64 %mine
-  call void %code(ptr %bases, ptr %args, i64 %chunk, ptr %scratch)
-  ret void
-}
-
-define internal void @record(ptr %ctx, i64 %step) nounwind alwaysinline {
-  %profile.at = getelementptr i8, ptr %ctx, i64 48
-  %profile = load ptr, ptr %profile.at
-  %off = icmp eq ptr %profile, null
-  br i1 %off, label %done, label %write
-write:
-  %now = call i64 @ingot_clock()
-  %cell = getelementptr i64, ptr %profile, i64 %step
-  store i64 %now, ptr %cell
-  br label %done
-done:
-  ret void
-}
-
-; Where to go on after the jump at `step`, which `next` follows.
-define internal i64 @jump(ptr %ctx, ptr %step, i64 %next) nounwind alwaysinline {
-  %target.at = getelementptr i8, ptr %step, i64 16
-  %target = load i64, ptr %target.at
-  %kind.at = getelementptr i8, ptr %step, i64 24
-  %kind = load i64, ptr %kind.at
-  %always = icmp eq i64 %kind, -2
-  br i1 %always, label %go, label %test
-go:
-  ret i64 %target
-test:
-  %args.at = getelementptr i8, ptr %step, i64 8
-  %args = load ptr, ptr %args.at
-  %which = load i64, ptr %args
-  %offset.at = getelementptr i8, ptr %args, i64 8
-  %offset = load i64, ptr %offset.at
-  %bases.at = getelementptr i8, ptr %ctx, i64 8
-  %bases = load ptr, ptr %bases.at
-  %base.at = getelementptr ptr, ptr %bases, i64 %which
-  %base = load ptr, ptr %base.at
-  %flag.at = getelementptr i8, ptr %base, i64 %offset
-  %flag = load i8, ptr %flag.at
-  %set = icmp ne i8 %flag, 0
-  %to = select i1 %set, i64 %next, i64 %target
-  ret i64 %to
-}
-
-define internal void @alone(ptr %ctx) nounwind {
-  %steps.at = getelementptr i8, ptr %ctx, i64 16
-  %steps = load ptr, ptr %steps.at
-  %count.at = getelementptr i8, ptr %ctx, i64 24
-  %count = load i64, ptr %count.at
-  br label %step
-step:
-  %i = phi i64 [ 0, %0 ], [ %i.next, %next ], [ %to, %jump ]
-  call void @record(ptr %ctx, i64 %i)
-  %i.next = add i64 %i, 1
-  %end = icmp eq i64 %i, %count
-  br i1 %end, label %over, label %first
-first:
-$step_fields
-  %all.chunks = mul i64 %chunks, %rounds
-  br label %chunk
-chunk:
-  %c = phi i64 [ 0, %ready ], [ %c.next, %body ]
-  %all = icmp eq i64 %c, %all.chunks
-  br i1 %all, label %next, label %body
-body:
-  call void @kernel(ptr %ctx, ptr %at, i64 %c, i64 0)
-  %c.next = add i64 %c, 1
-  br label %chunk
-next:
-  br label %step
-over:
-  ret void
-}
-
 ; Deal `chunks` out to the first threads as evenly as whole chunks allow.
 define internal void @deal(ptr %pool, i64 %chunks) nounwind alwaysinline {
   %threads.at = getelementptr i8, ptr %pool, i64 544
@@ -190,7 +94,8 @@ dealt:
 }
 
 ; Called by the only thread in the run that holds work: publish the next round of several chunks, or end the run.
-; Returns what the thread then has to pay: 1 as the publisher, 0 if that is paid.
+; Returns what the thread then has to pay: 1 as the publisher, 0 if that is paid; -1 where the caller's slice is over
+; and it has to advance further.
 define internal i64 @advance(ptr %pool, i64 %thread) nounwind {
   %ctx.at = getelementptr i8, ptr %pool, i64 8
   %ctx = load ptr, ptr %ctx.at
@@ -201,14 +106,20 @@ define internal i64 @advance(ptr %pool, i64 %thread) nounwind {
   %steps = load ptr, ptr %steps.at
   %count.at = getelementptr i8, ptr %ctx, i64 24
   %count = load i64, ptr %count.at
+  %own = icmp eq i64 %thread, 0
   br label %resume
 resume:
   %index = load i64, ptr %index.at
   %again = load i64, ptr %round.at
   br label %step
 step:
-  %i = phi i64 [ %index, %resume ], [ %i.next, %next ], [ %i, %body ], [ %to, %jump ]
-  %round = phi i64 [ %again, %resume ], [ 0, %next ], [ %round.next, %body ], [ 0, %jump ]
+  %i = phi i64 [ %index, %resume ], [ %i.next, %next ], [ %i, %body ], [ %i, %check ],
+                [ %to, %jump ]
+  %round = phi i64 [ %again, %resume ], [ 0, %next ], [ %round.next, %body ], [ %round.next, %check ],
+                    [ 0, %jump ]
+  %stopped = call i1 @stopped(ptr %ctx)
+  br i1 %stopped, label %over, label %begin
+begin:
   %fresh = icmp eq i64 %round, 0
   br i1 %fresh, label %enter, label %look
 enter:
@@ -229,7 +140,14 @@ few:
   br i1 %one, label %body, label %next
 body:
   call void @kernel(ptr %ctx, ptr %at, i64 %round, i64 %thread)
-  br label %step
+  br i1 %own, label %check, label %step
+check:
+  %late = call i1 @late(ptr %ctx)
+  br i1 %late, label %leave, label %step
+leave:
+  store i64 %i, ptr %index.at
+  store i64 %round.next, ptr %round.at
+  ret i64 -1
 next:
   br label %step
 publish: ; `done` counts this thread too, so that the round cannot end before all of it is published
@@ -318,9 +236,11 @@ nothing:
   ret i64 -1
 }
 
-; Claim and run chunks; the caller (thread 0) leaves when the run is over, a worker when the pool stops. `debt`: what
-; this thread has to pay already.
-define internal void @take.part(ptr %pool, i64 %thread, i64 %debt) nounwind {
+; Claim and run chunks. A worker leaves when the pool stops; the caller (thread 0) when the run is over, with 0, or when
+; `slice` ticks have passed since `entered`, with 2, or with 4 where it has to advance next. `debt`: what this thread
+; has to pay already.
+define internal i64 @take.part(ptr %pool, i64 %thread, i64 %debt, i64 %entered, i64 %slice) nounwind {
+  %date = alloca [2 x i64], align 8
   %done.at = getelementptr i8, ptr %pool, i64 128
   %asleep.at = getelementptr i8, ptr %pool, i64 256
   %caller.at = getelementptr i8, ptr %pool, i64 264
@@ -342,10 +262,10 @@ define internal void @take.part(ptr %pool, i64 %thread, i64 %debt) nounwind {
   %caller = icmp eq i64 %thread, 0
   br label %look
 look: ; owed: to pay; since: when waiting began, or 0; seen: the publication that was searched without success
-  %owed = phi i64 [ %debt, %0 ], [ %owed, %claim ], [ %more, %work ], [ 0, %pay ], [ %new, %last ], [ 0, %pause ],
+  %owed = phi i64 [ %debt, %0 ], [ %owed, %claim ], [ %more, %worked ], [ 0, %pay ], [ %new, %last ], [ 0, %pause ],
                   [ 0, %rest ]
-  %since = phi i64 [ 0, %0 ], [ 0, %claim ], [ 0, %work ], [ 0, %pay ], [ 0, %last ], [ %from, %pause ], [ 0, %rest ]
-  %seen = phi i64 [ -1, %0 ], [ %seen, %claim ], [ %seen, %work ], [ %seen, %pay ], [ %seen, %last ],
+  %since = phi i64 [ 0, %0 ], [ 0, %claim ], [ 0, %worked ], [ 0, %pay ], [ 0, %last ], [ %from, %pause ], [ 0, %rest ]
+  %seen = phi i64 [ -1, %0 ], [ %seen, %claim ], [ %seen, %worked ], [ %seen, %pay ], [ %seen, %last ],
                   [ %next, %pause ], [ %seen, %rest ]
   %now = call i64 @ingot_clock()
   %v = load atomic i64, ptr %range.at acquire, align 8
@@ -362,6 +282,11 @@ ready:
 leave:
   br i1 %debtor, label %pay, label %make.room
 make.room:
+  %spent.here = sub i64 %now, %entered
+  %late = icmp ugt i64 %spent.here, %slice
+  %reports = and i1 %caller, %late
+  br i1 %reports, label %report, label %yield
+yield:
   %r0 = call i64 (i64, ...) %syscall(i64 $YIELD)
   br label %rest
 claim:
@@ -375,7 +300,12 @@ work:
   %step = load ptr, ptr %current.at
   %first = load i64, ptr %first.at
   %which = add i64 %first, %chunk
+  %ended = call i1 @stopped(ptr %ctx)
+  br i1 %ended, label %worked, label %run
+run:
   call void @kernel(ptr %ctx, ptr %step, i64 %which, i64 %thread)
+  br label %worked
+worked:
   %more = add i64 %owed, 1
   br label %look
 empty:
@@ -386,7 +316,8 @@ pay:
   br i1 %was.last, label %last, label %look
 last:
   %new = call i64 @advance(ptr %pool, i64 %thread)
-  br label %look
+  %held = icmp slt i64 %new, 0
+  br i1 %held, label %hold, label %look
 idle:
   %next = load atomic i64, ptr %pool acquire, align 8
   %over = icmp slt i64 %next, 0
@@ -418,11 +349,26 @@ sleep:
   store atomic i64 0, ptr %note.at monotonic, align 8
   %tag = and i64 %next, 4294967295
   br i1 %caller, label %sleep.caller, label %sleep.worker
-sleep.caller:
+sleep.caller: ; for a quarter of a second, or until a signal comes: Python has to see to it
+  %r5 = call i64 (i64, ...) %syscall(i64 $GETTIME, i64 1, ptr %date)
+  %nanoseconds.at = getelementptr i64, ptr %date, i64 1
+  %seconds = load i64, ptr %date
+  %nanoseconds = load i64, ptr %nanoseconds.at
+  %later = add i64 %nanoseconds, 250000000
+  %carry = udiv i64 %later, 1000000000
+  %below = urem i64 %later, 1000000000
+  %seconds.later = add i64 %seconds, %carry
+  store i64 %seconds.later, ptr %date
+  store i64 %below, ptr %nanoseconds.at
   store atomic i64 1, ptr %caller.at seq_cst, align 8
-  %r1 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 137, i64 %tag, i64 0, i64 0, i64 2)
+  %r1 = call i64 (i64, ...) %syscall(i64 $FUTEX, ptr %pool, i64 137, i64 %tag, ptr %date, i64 0, i64 2)
   store atomic i64 0, ptr %caller.at seq_cst, align 8
-  br label %rest
+  %woken = icmp eq i64 %r1, 0
+  br i1 %woken, label %rest, label %moved
+moved: ; where the tag moved before it slept, there is work
+  %next.now = load atomic i64, ptr %pool acquire, align 8
+  %other = icmp ne i64 %next.now, %next
+  br i1 %other, label %rest, label %report
 sleep.worker:
   %a = atomicrmw add ptr %asleep.at, i64 1 seq_cst, align 8
   %stop2 = load atomic i64, ptr %stop.at seq_cst, align 8
@@ -440,7 +386,11 @@ rest:
   %back = call i64 @ingot_clock()
   store i64 %back, ptr %room.at
   br label %look
+report:
+  ret i64 2
+hold:
+  ret i64 4
 return:
-  ret void
+  ret i64 0
 }
 """)

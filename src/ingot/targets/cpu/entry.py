@@ -29,22 +29,34 @@ define internal void @learn(ptr %time.at, ptr %other.at, i64 %taken) nounwind {
   ret void
 }
 
-define void @ingot_run(ptr %ctx) nounwind {
+; Run the steps until they are over, and return 0; or else, after a slice: the run goes on when it is called again.
+define i64 @ingot_run(ptr %ctx) nounwind {
   %pool = load ptr, ptr %ctx
-  %single = icmp eq ptr %pool, null
-  br i1 %single, label %serial, label %several
-serial:
-  call void @alone(ptr %ctx)
-  ret void
-several:
+  %slice.at = getelementptr i8, ptr %ctx, i64 72
+  %slice = load i64, ptr %slice.at
+  %kind.at = getelementptr i8, ptr %ctx, i64 80
+  %kind = load i64, ptr %kind.at
   %alone.at = getelementptr i8, ptr %ctx, i64 56
   %woken.at = getelementptr i8, ptr %ctx, i64 64
+  %entered.at = getelementptr i8, ptr %ctx, i64 128
+  %now = call i64 @ingot_clock()
+  store i64 %now, ptr %entered.at
+  %single = icmp eq ptr %pool, null
+  br i1 %single, label %by.itself, label %with.pool
+by.itself:
+  %more.alone = call i64 @alone(ptr %ctx)
+  store i64 %more.alone, ptr %kind.at
+  ret i64 %more.alone
+with.pool:
+  switch i64 %kind, label %several [ i64 1, label %by.itself
+                                     i64 2, label %continue
+                                     i64 4, label %begin ]
+several:
   %workers.at = getelementptr i8, ptr %pool, i64 256
   %spin.at = getelementptr i8, ptr %pool, i64 520
   %spin = load i64, ptr %spin.at
   %ended.at = getelementptr i8, ptr %pool, i64 576
   %row.at = getelementptr i8, ptr %pool, i64 584
-  %now = call i64 @ingot_clock()
   %ended = load i64, ptr %ended.at
   %gap = sub i64 %now, %ended
   %soon = icmp ult i64 %gap, %spin
@@ -68,12 +80,13 @@ weigh:
   %without = and i1 %small, %better
   br i1 %without, label %spare, label %parallel
 spare:
-  call void @alone(ptr %ctx)
+  %more.spare = call i64 @alone(ptr %ctx)
   %end = call i64 @ingot_clock()
   store i64 %end, ptr %ended.at
   %taken = sub i64 %end, %now
   call void @learn(ptr %alone.at, ptr %woken.at, i64 %taken)
-  ret void
+  store i64 %more.spare, ptr %kind.at
+  ret i64 %more.spare
 parallel:
   %ctx.at = getelementptr i8, ptr %pool, i64 8
   store ptr %ctx, ptr %ctx.at
@@ -93,14 +106,54 @@ arrive: ; the caller was elsewhere for a while: it need not make room at once
   %noted = call i64 @note(ptr %pool, i64 0)
   br label %begin
 begin:
+  %fresh = phi i1 [ %asleep, %parallel ], [ %asleep, %arrive ], [ 0, %with.pool ]
   %debt = call i64 @advance(ptr %pool, i64 0)
-  call void @take.part(ptr %pool, i64 0, i64 %debt)
+  %holds = icmp slt i64 %debt, 0
+  br i1 %holds, label %pause, label %continue
+continue:
+  %learns = phi i1 [ %fresh, %begin ], [ 0, %with.pool ]
+  %owed = phi i64 [ %debt, %begin ], [ 0, %with.pool ]
+  %more = call i64 @take.part(ptr %pool, i64 0, i64 %owed, i64 %now, i64 %slice)
+  br label %pause
+pause:
+  %kind.next = phi i64 [ 4, %begin ], [ %more, %continue ]
+  %first = phi i1 [ %fresh, %begin ], [ %learns, %continue ]
+  store i64 %kind.next, ptr %kind.at
   %over = call i64 @ingot_clock()
-  store i64 %over, ptr %ended.at
-  br i1 %asleep, label %note, label %return
-note:
+  %over.at = getelementptr i8, ptr %pool, i64 576
+  store i64 %over, ptr %over.at
+  br i1 %first, label %note, label %return
+note: ; of a run of several slices the first: it is long
   %all = sub i64 %over, %now
   call void @learn(ptr %woken.at, ptr %alone.at, i64 %all)
+  br label %return
+return:
+  ret i64 %kind.next
+}
+
+; End a run that is not over: chunks that have begun are finished, others are not run.
+define void @ingot_end(ptr %ctx) nounwind {
+  %kind.at = getelementptr i8, ptr %ctx, i64 80
+  %kind = load i64, ptr %kind.at
+  switch i64 %kind, label %several [ i64 0, label %return
+                                     i64 1, label %alone ]
+alone:
+  %step.at = getelementptr i8, ptr %ctx, i64 88
+  %chunk.at = getelementptr i8, ptr %ctx, i64 96
+  store i64 0, ptr %step.at
+  store i64 0, ptr %chunk.at
+  store i64 0, ptr %kind.at
+  br label %return
+several:
+  %stop.at = getelementptr i8, ptr %ctx, i64 104
+  store atomic i64 1, ptr %stop.at seq_cst, align 8
+  br label %wait
+wait:
+  %more = call i64 @ingot_run(ptr %ctx)
+  %going = icmp ne i64 %more, 0
+  br i1 %going, label %wait, label %ended
+ended:
+  store atomic i64 0, ptr %stop.at seq_cst, align 8
   br label %return
 return:
   ret void
@@ -110,7 +163,7 @@ define void @ingot_worker(ptr %pool) nounwind {
   %joined.at = getelementptr i8, ptr %pool, i64 528
   %before = atomicrmw add ptr %joined.at, i64 1 seq_cst, align 8
   %thread = add i64 %before, 1
-  call void @take.part(ptr %pool, i64 %thread, i64 0)
+  %home = call i64 @take.part(ptr %pool, i64 %thread, i64 0, i64 0, i64 0)
   ret void
 }
 

@@ -14,6 +14,7 @@ CALLS = {
     "x86_64": {
         "FUTEX": "202",
         "YIELD": "24",
+        "GETTIME": "228",
         "GETCPU": "309",
         "SETAFFINITY": "203",
         "GETAFFINITY": "204",
@@ -24,6 +25,7 @@ CALLS = {
     "aarch64": {
         "FUTEX": "98",
         "YIELD": "124",
+        "GETTIME": "113",
         "GETCPU": "168",
         "SETAFFINITY": "122",
         "GETAFFINITY": "123",

@@ -53,11 +53,12 @@ class HostNode:
         return InputError(self.where, expected=expected, got=got)
 
     def run(self, *inputs: np.ndarray | None) -> tuple[np.ndarray, ...]:
-        """The results. Raises InputError for values that the op does not take."""
+        """The results. Raises InputError for values that the op does not take, or results that memory does not."""
         try:
             found = HOST_OPS[key(self.proto)].run(self, *inputs)
-        except ValueError as error:  # shapes that numpy cannot broadcast
-            raise self.fail("operands whose shapes fit together", [x.shape for x in inputs if x is not None]) from error
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
+            # ops take attributes and values to be as ONNX defines them
+            raise self.fail("attributes and inputs as ONNX defines them", f"{type(e).__name__}: {e}") from e
         return found if isinstance(found, tuple) else (found,)
 
 

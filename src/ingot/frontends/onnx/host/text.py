@@ -215,7 +215,8 @@ def tf_idf(n: HostNode, x: np.ndarray) -> np.ndarray:
     pool = _grams(n)
     places = n.attr("ngram_indexes")
     width = max(places, default=-1) + 1
-    lengths = range(n.attr("min_gram_length"), n.attr("max_gram_length") + 1)
+    longest = min(n.attr("max_gram_length"), x.shape[-1] if x.ndim else 0)
+    lengths = range(max(1, n.attr("min_gram_length")), longest + 1)
     if x.ndim not in (1, 2):
         raise n.fail("a row or rows of tokens", f"rank {x.ndim}")
     rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(max(1, int(np.prod(x.shape[:-1]))), 0)
@@ -240,6 +241,8 @@ def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
     """n-gram -> its number, from a pool in which those of one length follow each other."""
     tokens = n.attr("pool_strings") or n.attr("pool_int64s") or ()
     starts = [*n.attr("ngram_counts"), len(tokens)]
+    if starts != sorted(starts) or starts[0] < 0:
+        raise n.fail(f"ngram_counts that rise from 0 to {len(tokens)}", starts[:-1])
     found: dict[tuple[Any, ...], int] = {}
     number = 0
     for length, (first, last) in enumerate(pairwise(starts), 1):

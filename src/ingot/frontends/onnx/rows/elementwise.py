@@ -256,7 +256,7 @@ def shrink(c: Call) -> Result:
     wide = x if x.dtype.is_float else ops.cast(x, T.f64)
     down, up = ops.cast(ops.sub(wide, bias), x.dtype), ops.cast(ops.add(wide, bias), x.dtype)
     above, below = ops.compare("GT", wide, lambd), ops.compare("LT", wide, -lambd)
-    return ops.where(above, down, ops.where(below, up, zero))
+    return ops.where(below, up, ops.where(above, down, zero))
 
 
 @onnx_op("Swish")

@@ -6,7 +6,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.common import cut, iota
+from ingot.frontends.onnx.rows.common import iota
 from ingot.ir import types as T
 from ingot.ir.dims import dim_min, product
 from ingot.ir.node import Const, Node, const
@@ -60,13 +60,13 @@ def tensor_scatter(c: Call) -> Result:
 def compress(c: Call) -> Result:
     axis = c.axis("axis", None, c.rank()) if c.has_attr("axis") else None
     x = c.x() if axis is not None else ops.reshape(c.x(), (c.type().size,))
-    mask, size = c.x(1), x.shape[axis or 0]  # what is beyond the axis chooses nothing
-    if isinstance(mask.op, Const):
-        places = np.flatnonzero(c.array(1)[:size] if isinstance(size, int) else c.array(1))
-        c.importer.require(size - (int(places.max(initial=-1)) + 1), "a mask that chooses beyond the axis")
-        keep = const(places.astype(np.int64))
+    condition, room = c.x(1), x.shape[axis or 0]
+    if condition.shape[0] != room:  # what is beyond the axis selects nothing
+        condition = ops.slice_axis(condition, 0, 0, dim_min(condition.shape[0], room))
+    if isinstance(c.x(1).op, Const) and isinstance(condition.shape[0], int):
+        keep = const(np.flatnonzero(c.array(1)[: condition.shape[0]]).astype(np.int64))
     else:
-        keep = c.importer.found.true_places(cut(mask, 0, 0, dim_min(mask.shape[0], size), 1), "compress")
+        keep = c.importer.found.true_places(condition, "compress")
     return ops.Take(axis or 0)(x, keep)
 
 

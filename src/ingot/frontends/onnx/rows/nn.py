@@ -36,7 +36,7 @@ def padding_of(
     auto = c.str("auto_pad", "NOTSET")
     n = len(kernel)
     if auto in ("NOTSET", ""):
-        pads = c.int_list("pads", (0,) * 2 * n)
+        pads = c.int_list_of("pads", 2 * n, 0)
         if len(pads) != 2 * n:
             raise Unsupported(f"pads: expected {2 * n} amounts, got {len(pads)}")
         return tuple(zip(pads[:n], pads[n:], strict=True))
@@ -66,13 +66,6 @@ def static_padding(padding: Padding) -> Pairs:
     return tuple((int(lo), int(hi)) for lo, hi in padding)
 
 
-def _per_axis(c: Call, name: str, n: int) -> tuple[int, ...]:
-    found = c.int_list(name, (1,) * n)
-    if len(found) != n:
-        raise Unsupported(f"{name}: expected {n} numbers, got {len(found)}")
-    return found
-
-
 def _pad_first(x: Node, padding: Padding, fill: float) -> tuple[Node, Pairs]:
     """Padding that is dynamic or negative as an op of its own, other padding as it is."""
     if all(isinstance(p, int) and p >= 0 for pair in padding for p in pair):
@@ -95,7 +88,7 @@ def convolution(c: Call, x: Node, w: Node) -> Node:
     """Conv's attributes applied to `x` and `w`, without bias."""
     kernel = ints_of(w.shape[2:], "the kernel")
     n = len(kernel)
-    strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
+    strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
     around = padding_of(c, x.shape[2:], kernel, strides, dilation)
     _require_room(c, x.shape[2:], kernel, around, dilation)
     x, padding = _pad_first(x, around, 0)
@@ -114,7 +107,7 @@ def conv_transpose(c: Call) -> Result:
     x, w, b = c.x(0), c.x(1), c.opt(2)
     kernel = ints_of(w.shape[2:], "the kernel")
     n = len(kernel)
-    strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
+    strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
     extra = list(c.int_list("output_padding", (0,) * n))
     auto = c.str("auto_pad", "NOTSET")
     wanted = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
@@ -143,7 +136,7 @@ def conv_transpose(c: Call) -> Result:
 def _pool(c: Call) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int, ...]]:
     kernel = c.int_list("kernel_shape")
     n = len(kernel)
-    strides, dilation = _per_axis(c, "strides", n), _per_axis(c, "dilations", n)
+    strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
     padding = padding_of(c, c.shape()[2:], kernel, strides, dilation, crops=True)
     _require_room(c, c.shape()[2:], kernel, padding, dilation)
     return kernel, strides, padding, dilation
@@ -231,7 +224,7 @@ def max_unpool(c: Call) -> Result:
     x, index = c.x(0), c.x(1)
     kernel = c.int_list("kernel_shape")
     n = len(kernel)
-    strides, pads = _per_axis(c, "strides", n), c.int_list("pads", (0,) * 2 * n)
+    strides, pads = c.int_list_of("strides", n, 1), c.int_list_of("pads", 2 * n, 0)
     plain: list[DimLike] = list(x.shape[:2])
     for i in range(n):
         plain.append((x.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[i + n])
@@ -286,9 +279,11 @@ def col2im(c: Call) -> Result:
     x = c.x()
     image, block = c.ints(1), c.ints(2)
     n = len(image)
-    dilation, strides = _per_axis(c, "dilations", n), _per_axis(c, "strides", n)
-    pads = c.int_list("pads", (0,) * 2 * n)
+    dilation, strides = c.int_list_of("dilations", n, 1), c.int_list_of("strides", n, 1)
+    pads = c.int_list_of("pads", 2 * n, 0)
     grown = [s + pads[i] + pads[i + n] for i, s in enumerate(image)]
+    if len(block) != n or min(block, default=0) < 1:
+        raise Unsupported(f"block_shape: expected {n} sizes of 1 or more, got {block}")
     counts = [(g - d * (k - 1) - 1) // s + 1 for g, d, k, s in zip(grown, dilation, block, strides, strict=True)]
     check_table(*block, *counts)
     at = np.zeros((*block, *counts), np.int64)

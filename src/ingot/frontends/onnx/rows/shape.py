@@ -40,7 +40,10 @@ _LARGEST_FACTOR = 4096
 def reshape(c: Call) -> Result:
     x = c.x()
     shape = list(c.dims(1))
-    if not c.flag("allowzero"):
+    if c.flag("allowzero"):
+        if 0 in shape and -1 in shape:
+            raise Unsupported(f"reshape of {x.type} to {shape}: a -1 beside a 0 that is a size")
+    else:
         # 0 keeps the input's size
         if any(isinstance(d, int) and d == 0 and i >= c.rank() for i, d in enumerate(shape)):
             raise Unsupported(f"reshape of {x.type} to {shape}: a 0 beyond the input's rank")
@@ -294,7 +297,10 @@ def _constant_range(c: Call) -> Node:
     start, limit, delta = (c.array(i).reshape(()) for i in range(3))
     if delta == 0:
         raise Unsupported("a range with step 0")
-    count = max(0.0, np.ceil((np.float64(limit) - np.float64(start)) / np.float64(delta)))
+    count = np.ceil((np.float64(limit) - np.float64(start)) / np.float64(delta))
+    if not count < np.inf:
+        raise Unsupported(f"a range from {start} to {limit} in steps of {delta} has no end")
+    count = max(0.0, count)
     check_table(count)
     return const((np.arange(int(count)) * delta + start).astype(start.dtype))
 
@@ -353,7 +359,9 @@ def center_crop_pad(c: Call) -> Result:
 @onnx_op("ReverseSequence")
 def reverse_sequence(c: Call) -> Result:
     x, lengths = c.x(0), ops.cast(c.x(1), T.i64)
-    batch, time = c.axis("batch_axis", 1, c.rank()), c.axis("time_axis", 0, c.rank())
+    batch, time = c.int("batch_axis", 1), c.int("time_axis", 0)
+    if {batch, time} != {0, 1}:
+        raise Unsupported(f"batch_axis {batch} and time_axis {time}: expected 0 and 1, or 1 and 0")
     shape = tuple(d if i in (batch, time) else 1 for i, d in enumerate(x.shape))
     t = iota(shape, time)
     n = ops.reshape(lengths, tuple(d if i == batch else 1 for i, d in enumerate(x.shape)))

@@ -83,6 +83,8 @@ def stft(c: Call) -> Result:
     else:
         raise Unsupported("a transform without window and frame length")
     x = x if len(x.shape) == 3 else ops.expand_dims(x, 2)
+    if step < 1 or length < 1:
+        raise Unsupported(f"frames of {length} samples, {step} apart: expected 1 or more of both")
     frames = (x.shape[1] - length) // step + 1
     at = ops.add(ops.mul(iota((frames, length), 0), step), iota((frames, length), 1))
     framed = ops.Take(1)(x, at)
@@ -102,6 +104,8 @@ def mel_weight_matrix(c: Call) -> Result:
     bins, length, rate = (int(c.array(i).reshape(())) for i in range(3))
     low, high = (float(c.array(i).reshape(())) for i in (3, 4))
     spectrum = length // 2 + 1
+    if min(bins, length, rate) < 1 or not 0 <= low <= high <= rate / 2:
+        raise Unsupported(f"{bins} bands of {low} to {high} Hz of {length} samples at {rate} Hz: there are none such")
     check_table(spectrum, bins)
 
     def mel(f: float) -> float:

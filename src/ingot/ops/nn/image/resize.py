@@ -90,6 +90,7 @@ class Resize(Op):
         self.expect_constraints(*inputs)
         shape = list(x.shape)
         for i, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True)):
+            self.expect(not negative(size), f"sizes: expected 0 or more, got {size}")
             settled = known(x.shape[axis], size) or self.scales is not None or self.exclude_outside
             self.expect(
                 not self.antialias or settled or x.shape[axis] == size,
@@ -281,9 +282,9 @@ class Resize(Op):
         factor = divides(self.sizes[i], size)
         if not isinstance(factor, int) or factor < 1 or size == 0:
             return None
-        if isinstance(size, int):
-            index = self._nearest(self._position(i, size, f32), size)
-            return factor if np.array_equal(np.asarray(index), np.repeat(np.arange(size), factor)) else None
+        index = self._nearest(self._position(i, size, f32), size) if isinstance(size, int) else None
+        if isinstance(size, int) and isinstance(index, np.ndarray):
+            return factor if np.array_equal(index, np.repeat(np.arange(size), factor)) else None
         scaled = self.scales is None or self.scales[i] == factor
         rounds = self.nearest_mode.startswith("round")
         plain = self.coordinates in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric") and rounds

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd, lcm
+from math import ceil, gcd, lcm
 
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.types import bf16
@@ -326,6 +326,8 @@ def _powers(n: int) -> list[int]:
 # Seconds: of claiming a chunk and setting up its loops; and per byte that a core streams from the shared cache, of
 # which prefetching hides about half.
 _CLAIM, _PER_BYTE = 0.5e-6, 0.5 / 60e9
+_MAX_CHUNK_SECONDS = 0.05
+_MANY_PANELS = 1 << 14  # of more, chunks of powers of two are tried
 _PER_LEVEL = 8.0  # arithmetic operations in whose time one level is widened
 
 
@@ -351,7 +353,7 @@ class _Grid:
 
 def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) -> list[tuple[int, int, int]]:
     """Ways to cut the output into chunks, (panels, tiles, entries) of each, best first: many enough to keep all threads
-    busy to the end, few enough to stream little twice.
+    busy to the end, few enough to stream little twice, none longer than a call should take to notice an interrupt.
 
     R row blocks stream B R times, C column blocks stream A C times. With n chunks on t threads the last ones to finish
     leave others idle for at most one chunk; none does where t divides n and all are equal.
@@ -371,11 +373,13 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     first = estimate(c.k) * vectors * machine.lanes(c.acc) * c.b.nbytes
     late = c.packed and row_tiles > 1 and b_bytes > machine.l2 / 2
     start = _CLAIM + (first * _PER_BYTE if late else 0.0)
-    found: dict[tuple[int, int, int], float] = {}
-    for n in sorted({-(-panels // per) for per in range(1, panels + 1)}):
+    found: dict[tuple[int, int, int], tuple[bool, float]] = {}
+    prompt = ceil(work / _MAX_CHUNK_SECONDS)
+    runs = range(1, panels + 1) if panels <= _MANY_PANELS else [1 << i for i in range(panels.bit_length())]
+    for n in sorted({-(-panels // per) for per in runs}):
         per = -(-panels // n)
         blocks = -(-panels // per)
-        for goal in (1, threads, 2 * threads, 4 * threads, 8 * threads, 16 * threads, 32 * threads):
+        for goal in (1, threads, 2 * threads, 4 * threads, 8 * threads, 16 * threads, 32 * threads, prompt):
             batch_run = min(entries, max(1, entries * blocks // goal))
             lots = -(-entries // batch_run)
             tiles = _tile_run(-(-row_tiles // min(row_tiles, -(-goal // (blocks * lots)))), across)
@@ -396,7 +400,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             # a neighbour may take a core at any time: smaller chunks let the other threads take over
             total += widening * (1 if row_tiles == 1 else row_blocks)
             cost = (total + traffic + count * start) / threads + max(idle, 0.2 * chunk * (threads > 1))
-            found.setdefault((per, tiles, batch_run), cost)
+            found.setdefault((per, tiles, batch_run), (chunk > 2 * _MAX_CHUNK_SECONDS, cost))
     return sorted(found, key=lambda x: found[x])
 
 

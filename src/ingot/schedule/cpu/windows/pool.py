@@ -22,7 +22,7 @@ from ingot.ir.dims import DimLike, bounds, ceildiv, estimate
 from ingot.ir.kernel import Expr, Kernel, Let, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import identity_of
+from ingot.ops.core.base import dilated, identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
@@ -211,7 +211,7 @@ class _Pool:
             e, inside = ix.add(origin, ix.mul(i, integer(op.dilation[d]))), live
             if masked:
                 e, inside = self._masked(b, d, e, inside)
-            checks = [] if masked else self._checks(d, i, e)
+            checks = self._checks(d, i.value, e) if isinstance(i, Lit) and not masked else []
 
             def there(c: Block) -> None:
                 own = e
@@ -230,16 +230,33 @@ class _Pool:
             for i in range(window):
                 one(block, integer(i))
         else:
-            block.loop("k", 0, window, 1, one)
+            block.loop("k", *self._reach(block, d, origin), 1, one)
 
-    def _checks(self, d: int, i: Expr, e: Expr) -> list[Expr]:
+    def _reach(self, block: Block, d: int, origin: Expr) -> tuple[Expr, Expr]:
+        """From where to where positions of a window that begins at `origin` are inside, in some lane at least."""
+        op, (low, high) = self.op, self.op.padding[d]
+        begin, end = ZERO, integer(op.window[d])
+        lanes = [origin if origin.lanes == 1 else k.Extract(origin.dtype, 1, origin, i) for i in (0, origin.lanes - 1)]
+
+        def positions(room: Expr) -> Expr:
+            up = ix.add(k.binary("max", room, ZERO), integer(op.dilation[d] - 1))
+            return up if op.dilation[d] == 1 else k.binary("div", up, integer(op.dilation[d]))
+
+        if not _at_most(low, 0):
+            begin = block.let(positions(ix.sub(ZERO, lanes[1])), "k")
+        if not _at_most(high, 0):
+            size = dim_expr(dilated(self.x.shape[d], op.base_dilation[d]))
+            end = block.let(k.binary("min", positions(ix.sub(size, lanes[0])), end), "k")
+        return begin, end
+
+    def _checks(self, d: int, i: float, e: Expr) -> list[Expr]:
         """What tells whether a scalar place, of position `i` of the window, is inside."""
         (low, high), last = self.op.padding[d], (self.op.window[d] - 1) * self.op.dilation[d]
-        offset = int(i.value) * self.op.dilation[d] if isinstance(i, Lit) else None
+        offset = int(i) * self.op.dilation[d]
         checks: list[Expr] = []
-        if not _at_most(low, offset or 0):
+        if not _at_most(low, offset):
             checks.append(k.binary("ge", e, ZERO))
-        if not _at_most(high, 0 if offset is None else last - offset):
+        if not _at_most(high, last - offset):
             checks.append(k.binary("lt", e, dim_expr(self.x.shape[d])))
         return checks
 

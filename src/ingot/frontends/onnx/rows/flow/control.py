@@ -395,8 +395,8 @@ def scan(c: Call) -> Result:
     split = len(c) - n
     carried = tuple(v for v in c.inputs[:split] if v is not None)
     stacked = len(body.output) - split
-    axes = c.int_list("scan_input_axes", (0,) * n)
-    backs = c.int_list("scan_input_directions", (0,) * n)
+    axes = c.int_list_of("scan_input_axes", n, 0)
+    backs = c.int_list_of("scan_input_directions", n, 0)
     scanned: list[tuple[Node, int, bool]] = []
     for k in range(n):
         x = c.x(split + k)
@@ -412,7 +412,7 @@ def scan(c: Call) -> Result:
             None,
             carried,
             tuple(scanned),
-            c.int_list("scan_output_axes", (0,) * stacked),
-            tuple(bool(d) for d in c.int_list("scan_output_directions", (0,) * stacked)),
+            c.int_list_of("scan_output_axes", stacked, 0),
+            tuple(bool(d) for d in c.int_list_of("scan_output_directions", stacked, 0)),
         )
     )

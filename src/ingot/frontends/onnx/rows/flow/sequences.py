@@ -75,6 +75,8 @@ def split_to_sequence(c: Call) -> Result:
     (size,) = ints_of(x.shape[axis : axis + 1], "the split axis")
     if c.has(1):
         (each,) = c.ints(1)
+        if each < 1:
+            raise Unsupported(f"a split into parts of {each}: expected 1 or more")
         sizes = [min(each, size - k) for k in range(0, size, each)]
         return Sequence_(tuple(map(Value, ops.split(x, sizes, axis))))
     if size > UNROLL_NODES:

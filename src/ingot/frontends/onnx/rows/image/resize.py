@@ -43,6 +43,9 @@ def _resize(
     roi = _regions(c, len(axes)) if coordinates == "tf_crop_and_resize" else None
     if sizes is None:
         assert scales is not None
+        wrong = [s for s in scales if isinstance(s, float) and not 0 < s < math.inf]
+        if wrong:
+            raise Unsupported(f"scales of {wrong}: expected positive numbers")
         if roi is not None:
             scales = [_cropped(s, region) for s, region in zip(scales, roi, strict=True)]
         sizes = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=True)]

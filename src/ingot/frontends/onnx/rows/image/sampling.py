@@ -35,8 +35,8 @@ def deform_conv(c: Call) -> Result:
     x, w, offset = c.x(0), c.x(1), c.x(2)
     n, channels, height, width = x.shape
     filters, _, kh, kw = ints_of(w.shape, "the kernel")
-    strides, dilation = c.int_list("strides", (1, 1)), c.int_list("dilations", (1, 1))
-    pads, groups, moved = c.int_list("pads", (0,) * 4), c.int("group", 1), c.int("offset_group", 1)
+    strides, dilation = c.int_list_of("strides", 2, 1), c.int_list_of("dilations", 2, 1)
+    pads, groups, moved = c.int_list_of("pads", 4, 0), c.int("group", 1), c.int("offset_group", 1)
     oh, ow = offset.shape[2:]
     taps = kh * kw
     shape = (n, moved, taps, oh, ow)
