@@ -183,7 +183,7 @@ def _of_leaf(got: Any, expected: Any, values: bool, exact: bool, what: str) -> s
     return None
 
 
-class _Slow(Exception):
+class _Slow(BaseException):
     pass
 
 
