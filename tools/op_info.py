@@ -42,7 +42,7 @@ def entries() -> list[Any]:
     # what sets a seed before each call, which dynamo does not trace; each call here has its own
     for module in [m for name, m in list(sys.modules.items()) if name.startswith("torch.testing._internal")]:
         if hasattr(module, "wrapper_set_seed"):
-            module.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+            setattr(module, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))  # noqa: B010
     return list(common_methods_invocations.op_db)
 
 
@@ -183,7 +183,7 @@ def _of_leaf(got: Any, expected: Any, values: bool, exact: bool, what: str) -> s
     return None
 
 
-class _Slow(Exception):
+class _Slow(BaseException):
     pass
 
 

@@ -24,6 +24,8 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch.fx.experimental.symbolic_shapes import optimization_hint
+from torch.fx.node import map_arg
+from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -80,7 +82,7 @@ def _expression(size: int | torch.SymInt) -> sympy.Expr:
     if not isinstance(size, torch.SymInt):
         return sympy.Integer(size)
     e = size.node.expr
-    extremes = {m: n for m in e.atoms(torch.utils._sympy.functions.Max, sympy.Max) for n in _beside_one(m)}
+    extremes = {m: n for m in e.atoms(Max, sympy.Max) for n in _beside_one(m)}
     return sympy.expand(e.xreplace(extremes) if extremes else e)
 
 
@@ -143,7 +145,7 @@ class _Outside:
             assert source is not None, node
             self.view(source)
             if call not in self.made:
-                args, kwargs = fx.node.map_arg((call.args[1:], dict(call.kwargs)), lambda n: self.size(n.meta["val"]))
+                args, kwargs = map_arg((call.args[1:], dict(call.kwargs)), lambda n: self.size(n.meta["val"]))
                 self.made[call] = self.call(call.target, self.made[source], *args, **kwargs)
             if call is not node:
                 self.made[node] = self.call(operator.getitem, self.made[call], node.args[1])
@@ -229,7 +231,7 @@ def report_strides(results: Results) -> None:
 def _result(r: Any, outside: _Outside) -> Any:
     if not isinstance(r, fx.Node) or r in outside.made:
         return outside.made[r] if isinstance(r, fx.Node) else r
-    value = r.meta.get("val")
+    value: Any = r.meta.get("val")
     return outside.size(value) if outside.has_size(value) else outside.view(r)
 
 
@@ -276,7 +278,7 @@ def inverse(order: Order) -> Order:
 
 
 def _order(r: fx.Node, exactly: bool) -> Order | None:
-    value = r.meta.get("val")
+    value: Any = r.meta.get("val")
     order = dense_order(value) if exactly else order_of(value)
     return None if order is None or order == tuple(range(len(order))) else order
 
