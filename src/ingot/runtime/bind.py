@@ -19,7 +19,7 @@ from ingot.support.errors import ArtifactError, IngotError, InputError, SizesErr
 
 _MAX_CHUNKS = 1 << 31
 _MAX_SIZE = 1 << 40  # `ingot.ir.dims.MOST`: only an array without elements has more
-_MAX_CHUNKS_OF_ALL_ROUNDS = 1 << 62
+_MAX_TOTAL_CHUNKS = 1 << 62
 _ADDRESS_SPACE = 1 << 47  # bytes
 _UNKNOWN = -(1 << 63)
 _BEYOND = (
@@ -249,13 +249,13 @@ class Binding:
 
     def _count(self, step: Step) -> tuple[int, int]:
         chunks, rounds = (span(n, self.spans)[1] for n in (step.chunks, step.rounds))
+        where = step.label or step.kernel
         if not 0 <= chunks < _MAX_CHUNKS:
-            where = step.label or step.kernel
             raise IngotError("step", expected=f"0 <= chunks < {_MAX_CHUNKS}", got=chunks, where=where)
-        if chunks * rounds >= _MAX_CHUNKS_OF_ALL_ROUNDS:
+        if chunks * rounds >= _MAX_TOTAL_CHUNKS:
             raise IngotError(
                 "step",
-                expected=f"chunks * rounds < {_MAX_CHUNKS_OF_ALL_ROUNDS}",
+                expected=f"chunks * rounds < {_MAX_TOTAL_CHUNKS}",
                 got=rounds,
                 where=step.label or step.kernel,
             )
