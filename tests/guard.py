@@ -206,7 +206,7 @@ def _new_array(border: tensors.Border, shape: tuple[int, ...], _memory: object) 
 
 
 def _new_tensor(border: tensors.Border, shape: tuple[int, ...], _strides: object, _memory: object, _device: Any = None):
-    return _tensor(shape, border._torch_dtype)
+    return _tensor(shape, border.torch_dtype)
 
 
 @contextmanager

@@ -86,6 +86,7 @@ class Stepper:
         self.instance.attach(
             pool=0, arena=self.arena.ctypes.data, images=[self.arena.ctypes.data + offset for offset, *_ in filled],
             weights=self.weights.ctypes.data, scratch=self.scratch.ctypes.data, stride=program.scratch_bytes,
+            ticks=1 << 62,  # one slice
         )  # fmt: skip
         self.bases = np.frombuffer(self.instance.bases, np.int64)
         tensors = [a.ctypes.data for a in (*self.inputs, *self.outputs)]

@@ -52,9 +52,9 @@ class _Section:
     digest: str
 
 
-def save(program: Program, path: Path) -> None:
+def save(program: Program, path: Path, *, durable: bool = True) -> None:
     """Write the program to `path`, atomically. Raises ArtifactError (full disk, no permission)."""
-    atomic_write(path, content(program))
+    atomic_write(path, content(program), durable=durable)
 
 
 def content(program: Program) -> list[Part]:

@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from ingot.quantization.calibrate import Probe
-from ingot.quantization.formats import FORMATS, Recipe, formed, offered
-from ingot.quantization.rounding import roundings
-from ingot.quantization.sites import find_groups, prepared
-from tests.quantization.nets import normal, vector
 
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32
+from ingot.transform.quantize.calibrate import Probe
+from ingot.transform.quantize.formats import FORMATS, Recipe, formed, offered
+from ingot.transform.quantize.rounding import roundings
+from ingot.transform.quantize.sites import find_groups, prepared
+from tests.transform.quantize.nets import normal, vector
 
 W = normal(1, 12, 7)
 ONES, PADS = (1, 1), ((1, 1), (1, 1))

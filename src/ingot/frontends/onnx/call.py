@@ -21,7 +21,7 @@ from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike, substitute, symbol
+from ingot.ir.dims import Dim, DimLike, Interval, substitute, symbol
 from ingot.ir.node import Const, Node, const
 from ingot.ir.types import Shape, TensorType
 from ingot.support.dataclass import dataclass
@@ -152,6 +152,7 @@ class Importer(Protocol):
     """What control-flow rows need of the importer."""
 
     external: ExternalData
+    limits: dict[str, Interval]  # what is required of symbols so far
 
     def run(
         self, graph: GraphProto, call: Call, inputs: Mapping[str, AnyValue], capture: Callable[[Value], Value]

@@ -129,7 +129,7 @@ class Pool(Op):
             view = x
             for i, (axis, k) in enumerate(zip(axes, tap, strict=True)):
                 at = np.arange(counts[i]) * axis.stride - axis.low + k * axis.dilation
-                valid = (at >= 0) & (at < axis.size)
+                valid = (at >= 0) & (at < int(axis.size))
                 inside &= valid.reshape([-1 if j == i else 1 for j in range(len(axes))])
                 view = np.take(view, np.clip(at, 0, max(int(axis.size) - 1, 0)), i + 2)
             yield view, np.broadcast_to(inside, view.shape)
