@@ -32,7 +32,7 @@ from ingot.runtime import bind, dtypes, placement, tensors
 from ingot.runtime.cpu import device, memory
 from ingot.runtime.cpu.instance import Instance
 from ingot.runtime.cpu.run_context import RunContext
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executable import LoadedProgram
 from ingot.runtime.expr import span
 from ingot.runtime.program import Buffer, Program
 
@@ -112,12 +112,14 @@ def copied(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided:
         return value
-    return _tensor(value.shape, value.dtype).copy_(value)
+    return _tensor(value.shape, value.contiguous().stride(), value.dtype).copy_(value)
 
 
-def _tensor(shape: Sequence[int], dtype: Any) -> Any:
+def _tensor(shape: Sequence[int], strides: Sequence[int], dtype: Any) -> Any:
     torch = sys.modules["torch"]
-    return torch.from_numpy(empty((prod(shape) * dtype.itemsize,), np.dtype(np.uint8))).view(dtype).reshape(shape)
+    size = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if prod(shape) else 0
+    flat = torch.from_numpy(empty((size * dtype.itemsize,), np.dtype(np.uint8))).view(dtype)
+    return flat.as_strided(tuple(shape), tuple(strides))
 
 
 def _place(requests: Sequence[placement.Request]) -> tuple[list[int], int]:
@@ -189,7 +191,7 @@ def _run_context(context: RunContext, instance: Instance, pointers: Sequence[int
 
 
 _original_run = RunContext.run
-_original_model_run = CompiledModel.run
+_original_program_run = LoadedProgram.run
 _original_loaded = device.Loaded.__init__
 
 
@@ -197,16 +199,18 @@ def _load(loaded: device.Loaded, program: Program, threads: int) -> None:
     _original_loaded(loaded, _with_guarded_weights(program), threads)
 
 
-def _run_model(model: CompiledModel, inputs: Sequence[object]) -> Any:
-    return _original_model_run(model, [copied(value) for value in inputs])
+def _run_program(program: LoadedProgram, inputs: Sequence[object]) -> Any:
+    return _original_program_run(program, [copied(value) for value in inputs])
 
 
 def _new_array(border: tensors.Border, shape: tuple[int, ...], _memory: object) -> np.ndarray:
     return empty(shape, border.dtype or dtypes.numpy_dtype(border.spec.dtype))
 
 
-def _new_tensor(border: tensors.Border, shape: tuple[int, ...], _strides: object, _memory: object, _device: Any = None):
-    return _tensor(shape, border.torch_dtype)
+def _new_tensor(
+    border: tensors.Border, shape: tuple[int, ...], strides: tuple[int, ...], _memory: object, _device: Any = None
+):
+    return _tensor(shape, strides, border.torch_dtype)
 
 
 @contextmanager
@@ -222,7 +226,8 @@ def guarded(end: End) -> Iterator[None]:
         mock.patch.object(RunContext, "activate", _activate),
         mock.patch.object(RunContext, "run", _run_context),
         mock.patch.object(device.Loaded, "__init__", _load),
-        mock.patch.object(CompiledModel, "run", _run_model),
+        mock.patch.object(tensors.Border, "empty", staticmethod(_tensor)),
+        mock.patch.object(LoadedProgram, "run", _run_program),
     ):
         yield
 
