@@ -45,6 +45,6 @@ __all__ = [
     "__version__", "compile", "export", "grad", "jit", "load", "prune", "quantize", "train", "value_and_grad",
 ]  # fmt: skip
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__ = lazy.attach(__name__, __all__, ("ops", "optim"))
