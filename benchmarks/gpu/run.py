@@ -58,7 +58,7 @@ def stages() -> list[Stage]:
         Stage("irregular", ("-m", "benchmarks.gpu.irregular", "--seconds", "75"), 90),
         Stage("conditional", ("-m", "benchmarks.gpu.conditional"), 30),
         *(
-            Stage(f"training {kind}", ("-m", "benchmarks.gpu.training", "--precisions", kind), 270)
+            Stage(f"training {kind}", ("-m", "benchmarks.gpu.ingot_train", "--precisions", kind), 270)
             for kind in ("float32", "bfloat16")
         ),
         Stage("tune", ("-m", "benchmarks.gpu.tune", "--minutes", "4"), 270),

@@ -1,296 +1,233 @@
-"""On a machine with an NVIDIA GPU: steps of training, right and how fast.
+"""Training as people run it, on a machine with an NVIDIA GPU: autocast to bfloat16, fused AdamW, `torch.compile`.
 
-    python -m benchmarks.gpu.training [--networks mlp,cnn] [--precisions float32,bfloat16] [--minutes 4]
+    python -m benchmarks.gpu.training --only vit-s,resnet50 --engine eager,cudagraphs,ingot --file training.jsonl
+    python -m benchmarks.gpu.training --file training.jsonl --table
 
-Networks are those of `benchmarks.training`, resnet18 with 32 images. First all of them at once, each in a process of
-its own, which fills the caches of compiled kernels: five steps of AdamW by `ingot.train` and by `torch.compile` with
-Ingot behind it beside eager's losses (float32 without TF32, or autocast to bfloat16), a file and a checkpoint that go
-on with the same bits, arrays of the host, a step inside of a captured graph. Then one after another: a step of each
-beside eager (fused AdamW) and Inductor (with CUDA graphs, too) in interleaved windows, and which kernels Ingot's takes
-longest for.
-
-A line is a JSON object, written as soon as it is known. A process that takes longer than its share is killed with all
-that it started.
+Each pair of a network and an engine runs in a process of its own under a time limit and appends one JSON line to the
+file: seconds to the first step, the median milliseconds of a step over bursts, peak memory, losses, and the kernels
+that take the longest. A later run goes on with the same file. Images are channels last.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import faulthandler
 import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import ingot
-from benchmarks import training
-from ingot.integrations.torch_compile import ingot_backend
-from ingot.runtime.training import SECTIONS
-
-TARGET = "cuda:sm_90a"
-NETWORKS = ("mlp", "cnn", "bert-mini", "gpt-mini", "resnet18", "lstm")
-STEPS = 5
-WINDOW = 0.05  # seconds
-KERNELS = 12  # told of a step
-CHECK, TIME = 130.0, 45.0  # seconds that a process may take
-
-Step = Callable[[], Any]
+BURSTS = 9
+BURST_SECONDS = 0.3
+LOSS_STEPS = 20
+LONGEST_KERNELS = 14
+ENGINES: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "inductor": {"backend": "inductor"},
+    "cudagraphs": {"backend": "inductor", "mode": "reduce-overhead"},
+    "ingot": {"backend": "ingot"},
+}
+Network = tuple[nn.Module, torch.Tensor, torch.Tensor]
 
 
-def tell(**facts: object) -> None:
-    print(json.dumps(facts), flush=True)
+def _timm(name: str, batch: int) -> Network:
+    import timm
+
+    net = timm.create_model(name, num_classes=1000)
+    return net, torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
 
 
-def made(name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """The network, a batch and its targets, the same each time, on the host."""
-    torch.manual_seed(0)
-    if name == "resnet18":
-        import torchvision
+class _Logits(nn.Module):
+    """A `transformers` model that returns its logits alone."""
 
-        net, x = torchvision.models.resnet18(), torch.randn(32, 3, 224, 224)
-    else:
-        net, x = training.NETWORKS[name]()
-    shape = copy.deepcopy(net)(x[:2]).shape
-    return net.train(), x, torch.randint(0, shape[1], (len(x), *shape[2:]))
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids).logits
 
 
-def of_ingot(net: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str) -> tuple[Any, Step]:
-    step = ingot.train(net, "cross_entropy", ingot.optim.AdamW(), (x,), target=TARGET, precision=precision)
-    there = x.cuda(), y.cuda()
-    return step, lambda: step(*there)[0]
+def _language(model: str, config: str, batch: int, length: int, **sizes: Any) -> Network:
+    import transformers
+
+    settings = getattr(transformers, config)(**sizes, use_cache=False)
+    net = _Logits(getattr(transformers, model)(settings))
+    ids = torch.randint(0, settings.vocab_size, (batch, length))
+    return net, ids, torch.randint(0, settings.vocab_size, (batch, length))
 
 
-def of_torch(net: nn.Module, x: torch.Tensor, y: torch.Tensor, precision: str, **compiled: Any) -> Step:
-    """compiled: what torch.compile is told, eager without."""
-    net, x, y = net.cuda(), x.cuda(), y.cuda()
-    narrow = precision != "float32"
-    if narrow and x.dim() == 4:  # what cuDNN's convolutions of 16 bits are fastest with
-        layout: Any = {"memory_format": torch.channels_last}
-        net, x = net.to(**layout), x.contiguous(**layout)
-    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+def _gpt2() -> Network:
+    return _language(
+        "GPT2LMHeadModel", "GPT2Config", 8, 256, n_layer=6, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
 
-    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16) if narrow else nullcontext():
-            return F.cross_entropy(net(x).float(), y)
 
-    forward = torch.compile(loss_of, **compiled) if compiled else loss_of
+def _bert() -> Network:
+    sizes = {"num_hidden_layers": 6, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return _language("BertForMaskedLM", "BertConfig", 16, 128, **sizes)
+
+
+def _llama() -> Network:
+    sizes = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 2048, "vocab_size": 32000}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4}
+    return _language("LlamaForCausalLM", "LlamaConfig", 8, 512, **sizes, **heads)
+
+
+NETWORKS: dict[str, Callable[[], Network]] = {
+    "gpt2": _gpt2,
+    "resnet50": lambda: _timm("resnet50", 32),
+    "bert": _bert,
+    "vit-s": lambda: _timm("vit_small_patch16_224", 32),
+    "efficientnet-b0": lambda: _timm("efficientnet_b0", 32),
+    "resnet18": lambda: _timm("resnet18", 128),
+    "llama": _llama,
+}
+
+
+def measure(name: str, engine: str, seed: int) -> dict[str, Any]:
+    """One network under one engine: the figures of its line."""
+    torch.manual_seed(seed)
+    net, x, y = NETWORKS[name]()
+    net, x, y = net.cuda().train(), x.cuda(), y.cuda()
+    if x.dim() == 4:
+        net, x = net.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    forward = torch.compile(net, **ENGINES[engine]) if ENGINES[engine] else net
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss = forward(x, y)
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = forward(x)
+        loss = F.cross_entropy(logits.float().flatten(0, -2), y.flatten())
         loss.backward()
         optimizer.step()
         return loss.detach()
 
-    return step
-
-
-def makers(name: str, precision: str) -> dict[str, Callable[[], Step]]:
-    net, x, y = made(name)
-    told: dict[str, dict[str, Any]] = {
-        "backend": {"backend": ingot_backend}, "eager": {}, "inductor": {"backend": "inductor"},
-        "reduce-overhead": {"backend": "inductor", "mode": "reduce-overhead"},
-    }  # fmt: skip
-    own = {"ingot": lambda: of_ingot(copy.deepcopy(net), x, y, precision)[1]}
-    return own | {k: partial(of_torch, copy.deepcopy(net), x, y, precision, **v) for k, v in told.items()}
-
-
-def tried(name: str, precision: str, what: str, act: Callable[[], dict[str, object]]) -> None:
-    """A line of what was found, or of why not."""
-    begin = time.perf_counter()
-    try:
-        found = act()
-    except Exception as error:
-        found = {"error": f"{type(error).__name__}: {error}"[:600]}
-    tell(network=name, precision=precision, what=what, **found, seconds=round(time.perf_counter() - begin, 1))
-
-
-def check(name: str, precision: str) -> None:
-    """Losses beside eager's, files, Inductor for its cache; a capture, whose failure may end the rest, comes last."""
-    by = makers(name, precision)
-    step = by["eager"]()
-    want = [float(step()) for _ in range(STEPS)]
-    tell(network=name, precision=precision, what="losses of eager", losses=want)
-
-    def losses(engine: str) -> dict[str, object]:
-        step = by[engine]()
-        got = [float(step()) for _ in range(STEPS)]
-        apart = max(abs(a - b) / max(abs(b), 1.0) for a, b in zip(got, want, strict=True))
-        return {"apart": apart if np.isfinite(got).all() else "not finite", "losses": got}
-
-    for engine in ("ingot", "backend"):
-        tried(name, precision, f"losses of {engine}", partial(losses, engine))
-    tried(name, precision, "the same bits", lambda: same_bits(name, precision))
-    for engine in ("inductor", "reduce-overhead"):
-        tried(name, precision, f"losses of {engine}", partial(losses, engine))
-    tried(name, precision, "captured", lambda: captured(name, precision))
-
-
-def same_bits(name: str, precision: str) -> dict[str, object]:
-    """A checkpoint and a file go on as the step did; arrays of the host give what tensors on the GPU do."""
-    net, x, y = made(name)
-    step, call = of_ingot(net, x, y, precision)
-    first = [float(call()) for _ in range(2)]
-    with tempfile.TemporaryDirectory() as folder:
-        step.save_checkpoint(Path(folder) / "c.safetensors")
-        step.save(Path(folder) / "s.ingot")
-        there = x.cuda(), y.cuda()
-        want = [float(step(*there)[0]) for _ in range(2)]
-        end = step.state()
-        loaded: Any = ingot.load(Path(folder) / "s.ingot")
-        from_file = [float(loaded(x.numpy(), y.numpy())[0]) for _ in range(2)]
-        file_state = loaded.state()
-        loaded.load_checkpoint(Path(folder) / "c.safetensors")
-        resumed = [float(loaded(*there)[0]) for _ in range(2)]
-        rest = loaded.state()
-    step.trained()
-
-    def alike(state: Any) -> bool:
-        return all(a.tobytes() == end[k].tobytes() for k, a in state.items())
-
-    return {
-        "checkpoint": resumed == want and alike(rest), "file_and_host": from_file == want and alike(file_state),
-        "losses": [*first, *want], "state_mb": round(sum(a.nbytes for a in end.values()) / 1e6, 1),
-        "arena_mb": round(step.arena_bytes / 1e6, 1),
-    }  # fmt: skip
-
-
-def captured(name: str, precision: str) -> dict[str, object]:
-    """Replays of a captured step go on as calls do."""
-    net, x, y = made(name)
-    step, call = of_ingot(net, x, y, precision)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        losses = [float(call()) for _ in range(2)]
-        kept = step.state()
-        want = [float(call()) for _ in range(3)]
-        step.set_state(kept)
-        graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        loss = call()
-    got: list[float] = []
-    for _ in range(3):
-        graph.replay()
-        torch.cuda.synchronize()
-        got.append(float(loss))
-    return {"alike": got == want, "losses": [*losses, *got]}
-
-
-def timed(name: str, precision: str) -> None:
-    """A line of each engine's milliseconds, and Ingot's kernels."""
-    steps: dict[str, Step] = {}
-    for engine, make in makers(name, precision).items():
-        try:
-            step = make()
-            for _ in range(3):
-                step()
-            torch.cuda.synchronize()
-            steps[engine] = step
-        except Exception as error:
-            tell(network=name, precision=precision, what=f"time of {engine}", error=str(error)[:400])
-    counts: dict[str, int] = {}
-    for engine, step in steps.items():
-        counts[engine] = max(1, round(WINDOW / window(step, 3)))
-    times: dict[str, list[float]] = {engine: [] for engine in steps}
-    for _ in range(15):
-        for engine, step in steps.items():
-            times[engine].append(1e3 * window(step, counts[engine]))
-    ms = {engine: statistics.median(taken) for engine, taken in times.items()}
-    ratios = {e: statistics.median(b / a for a, b in zip(times["ingot"], times[e], strict=True)) for e in ms}
-    tell(network=name, precision=precision, what="time", ms=ms, over_ingot={e: round(r, 3) for e, r in ratios.items()})
-    tried(name, precision, "kernels", lambda: kernels(name, precision))
-
-
-def window(step: Step, count: int) -> float:
-    """Seconds of a step."""
     torch.cuda.synchronize()
-    begin = time.perf_counter()
+    start = time.perf_counter()
+    losses = [float(step())]
+    first = time.perf_counter() - start
+    losses += [float(step()) for _ in range(LOSS_STEPS - 1)]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    count = max(3, round(BURST_SECONDS / (time.perf_counter() - start)))
+    times = [_burst(step, count) for _ in range(BURSTS)]
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "network": name, "engine": engine, "ms": round(1e3 * statistics.median(times), 3), "first_s": round(first, 1),
+        "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": round((total - free) / 1e6),
+        "skips": _cudagraph_skips() if engine == "cudagraphs" else 0, "losses": losses, **_kernels(step),
+    }  # fmt: skip
+
+
+def _burst(step: Callable[[], Any], count: int) -> float:
+    """Seconds of a step, over `count` of them."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
     for _ in range(count):
         step()
     torch.cuda.synchronize()
-    return (time.perf_counter() - begin) / count
+    return (time.perf_counter() - start) / count
 
 
-def kernels(name: str, precision: str) -> dict[str, object]:
-    """Microseconds of the sections and of the longest kernels, one behind the other."""
-    net, x, y = made(name)
-    step, _ = of_ingot(net, x, y, precision)
-    there = x.cuda(), y.cuda()
-    runs = [step.profile(*there) for _ in range(7)]
-    took = np.median([[t for _, t in run] for run in runs], axis=0) * 1e6
-    sections: dict[str, float] = {}
-    for letter, t in zip(step.program.meta[SECTIONS], took, strict=True):
-        sections[letter] = sections.get(letter, 0.0) + float(t)
-    order = np.argsort(-took)[:KERNELS]
-    longest = [[round(float(took[i]), 1), int(i), step.program.steps[i].kernel, runs[0][i][0][:110]] for i in order]
-    return {"us": round(float(took.sum()), 1), "sections": sections, "count": len(took), "longest": longest}
+def _cudagraph_skips() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["inductor"]["cudagraph_skips"]
 
 
-class Process:
-    """A part of the run, in a group of its own."""
+def _kernels(step: Callable[[], Any]) -> dict[str, Any]:
+    """The busy milliseconds of a step, its kernels, and those that take the longest with their counts."""
+    from torch.profiler import ProfilerActivity, profile
 
-    def __init__(self, part: str, name: str, precision: str, seconds: float) -> None:
-        own = ["--part", part, "--networks", name, "--precisions", precision, "--seconds", str(seconds)]
-        self.told = {"network": name, "precision": precision, "what": part}
-        self.end = time.monotonic() + seconds
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu.training", *own], start_new_session=True
-        )
+    steps = 3
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    total: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    for event in trace.events() or ():
+        if str(event.device_type).endswith("CUDA"):
+            total[event.name] += event.device_time / 1e3 / steps
+            calls[event.name] += 1
+    order = sorted(total, key=lambda n: -total[n])[:LONGEST_KERNELS]
+    longest = [[round(total[n], 3), round(calls[n] / steps, 1), n[:100]] for n in order]
+    return {"busy_ms": round(sum(total.values()), 3), "kernels": sum(calls.values()) // steps, "longest": longest}
 
-    def wait(self) -> None:
-        try:
-            ended = f"exit {self._process.wait(max(0.0, self.end - time.monotonic()))}"
-        except subprocess.TimeoutExpired:
-            ended = "killed behind its limit"
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        if ended != "exit 0":
-            tell(**self.told, error=ended)
+
+def run(name: str, engine: str, file: Path, seconds: float) -> None:
+    """One measurement in a process of its own, which is killed with its children after `seconds`."""
+    command = [sys.executable, "-m", "benchmarks.gpu.training", "--measure", "--only", name, "--engine", engine]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, err = process.communicate(timeout=seconds)
+        line = out.strip().splitlines()[-1] if process.returncode == 0 else ""
+        error = err.strip().splitlines()[-1:] if not line else []
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        line, error = "", [f"killed after {seconds:.0f} s"]
+    line = line or json.dumps({"network": name, "engine": engine, "error": (error or ["no output"])[0][:300]})
+    with file.open("a") as lines:
+        lines.write(line + "\n")
+    print(line[:400], flush=True)
+
+
+def table(file: Path) -> str:
+    """The newest line of each pair as a table in Markdown: ms a step, first step, memory, and Ingot over the best
+    other."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        newest[row["network"], row["engine"]] = row
+    rows = ["| network | " + " | ".join(ENGINES) + " | Ingot over the best | memory, MB (best / Ingot) |"]
+    rows.append("|---" * (len(ENGINES) + 3) + "|")
+    for name in dict.fromkeys(n for n, _ in newest):
+        by = {e: newest.get((name, e), {}) for e in ENGINES}
+        cells = [f"{by[e]['ms']} ({by[e]['first_s']} s)" if "ms" in by[e] else by[e].get("error", "") for e in ENGINES]
+        others = [e for e in ENGINES if e != "ingot" and "ms" in by[e]]
+        ratio, memory = "", ""
+        if others and "ms" in by["ingot"]:
+            ratio = f"{min(by[e]['ms'] for e in others) / by['ingot']['ms']:.2f}"
+            memory = f"{min(by[e]['device_mb'] for e in others)} / {by['ingot']['device_mb']}"
+        rows.append(f"| {name} | " + " | ".join(cells) + f" | {ratio} | {memory} |")
+    return "\n".join(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", default=",".join(NETWORKS))
-    parser.add_argument("--precisions", default="float32,bfloat16")
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--part", choices=["check", "time"], help="of one network, in this process")
-    parser.add_argument("--seconds", type=float, default=TIME, help="of a part, until it tells where it hangs")
-    asked = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    names, precisions = asked.networks.split(","), asked.precisions.split(",")
-    if asked.part:
-        faulthandler.dump_traceback_later(max(1.0, asked.seconds - 3), exit=True)
-        torch._dynamo.config.recompile_limit = 64  # type: ignore[attr-defined]  # each engine compiles the same lines
-        {"check": check, "time": timed}[asked.part](names[0], precisions[0])
-        return
-    end = time.monotonic() + 60 * asked.minutes
-    for precision in precisions:
-        left = end - time.monotonic()
-        running = [Process("check", name, precision, min(CHECK, left)) for name in names if left > 0]
-        for process in running:
-            process.wait()
-        for name in names:
-            if (left := end - time.monotonic()) > 5:
-                Process("time", name, precision, min(TIME, left)).wait()
-            else:
-                tell(network=name, precision=precision, what="time", error="no time is left")
+    parser.add_argument("--only", default=",".join(NETWORKS), help="networks, by comma")
+    parser.add_argument("--engine", default=",".join(ENGINES), help="engines, by comma")
+    parser.add_argument("--file", type=Path, default=Path("training.jsonl"))
+    parser.add_argument("--seconds", type=float, default=120.0, help="of one network and engine")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table", action="store_true", help="print the table of the file")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.only, options.engine, options.seed)))
+    elif options.table:
+        print(table(options.file))
+    else:
+        for name in options.only.split(","):
+            for engine in options.engine.split(","):
+                run(name, engine, options.file, options.seconds)
 
 
 if __name__ == "__main__":
