@@ -16,7 +16,6 @@ from math import inf
 
 import numpy as np
 
-from ingot.ir.constraints import constrained
 from ingot.ir.dims import Dim, likely_sizes, substitute, symbols_of
 from ingot.ir.kernel import Kernel
 from ingot.ir.kernel.show import show_kernel
@@ -161,7 +160,7 @@ def build_program(
 
     Where the graph draws random numbers, their seed is the program's state.
     """
-    graph = constrained(seeded(graph, RANDOM))
+    graph = seeded(graph, RANDOM)
     target = target_of(features)
     options = Options(threads, fast_math, precision)
     variants = Variants(target, features, threads, tuning.measured(features, threads))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
-from ingot.ir.node import Graph, Node, const
+from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, i64
 from ingot.passes.model.bound_sizes import bound_sizes
 from ingot.pipeline.build import build_program
@@ -96,6 +98,53 @@ def test_fewer_elements_than_wanted_are_refused() -> None:
     np.testing.assert_array_equal(model(x), x[:, ::-1])
     with pytest.raises(InputError, match=r"expected n >= 5, got 4"):
         model(x[:, :4].copy())
+
+
+P, Q = symbol("p"), symbol("q")
+
+
+def limits(*outputs: Node, bounds: tuple[tuple[str, int | None, int | None], ...] = ()) -> list[str]:
+    """Bounds and conditions of the graph of these outputs, as text."""
+    inputs = dict.fromkeys(n for o in outputs for n in Graph((), (o,)).nodes() if isinstance(n.op, Input))
+    g = bound_sizes(Graph(tuple(inputs), outputs, bounds=bounds))
+    return sorted(f"{name} >= {low}" for name, low, _ in g.bounds) + sorted(map(str, g.conditions))
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (ops.GatherElements(1)(arg("x", P, 5), arg("at", Q, 5, dtype=i64)), ["p-1*q"]),
+        (ops.ScatterElements(0)(arg("x", 5, P), arg("at", 3, Q, dtype=i64), arg("u", 3, Q)), ["p-1*q"]),
+        (ops.Slice((0,), (Q,), (1,))(arg("x", P + Q)), []),
+        (ops.Slice((0,), (P,), (2,))(arg("x", P)), []),
+        (ops.TopK(Q, 1)(arg("x", Q, P)).results[0], ["p-1*q"]),
+        (ops.Windows(0, 3)(arg("x", P)), ["p >= 3"]),
+        (ops.DynamicUpdateSlice()(arg("x", P), arg("u", Q), arg("at", dtype=i64)), ["p-1*q"]),
+    ],
+    ids=lambda value: value.op.name if isinstance(value, Node) else None,
+)
+def test_constraints_that_bounds_do_not_settle(node: Node, expected: list[str]) -> None:
+    assert limits(node) == expected
+    assert limits(node, bounds=(("p", 9, None), ("q", 0, 9))) == ["p >= 9", "q >= 0"]
+
+
+def test_a_constraint_that_no_sizes_meet_is_refused() -> None:
+    with pytest.raises(ShapeError, match="axis 0: expected at most p indices, got p"):
+        ops.GatherElements(1)(arg("x", P, 5), arg("at", P + 1, 5, dtype=i64))
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (lambda v: ops.Slice((0,), (3,), (1,))(v), ["p >= 3"]),  # kernels do not check views
+        (lambda v: ops.Take(0)(v, const(np.zeros(3, np.int64))), []),  # the run does where it gets there
+    ],
+)
+def test_views_in_bodies_bound_sizes(node: Callable[[Node], Node], expected: list[str]) -> None:
+    v = arg("v", symbol("p", may_be_empty=True))
+    branches = (Graph((v,), (node(v),)), Graph((v,), (node(ops.Neg()(v)),)))
+    case = ops.Case(branches)(arg("i", dtype=i64), arg("x", symbol("p", may_be_empty=True)))
+    assert limits(*case.results) == expected
 
 
 EMPTY = symbol("n", may_be_empty=True)

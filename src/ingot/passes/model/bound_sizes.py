@@ -1,15 +1,21 @@
-"""Bounds of sizes from ops that need so many rows or elements.
+"""Bounds and conditions of a program from what its ops need of sizes.
 
     take(table[512, 768], iota[n])           ->   the same, and n <= 512
-    take(table[512, 768], iota[n] + past)    ->   the same, and 512 - n - past is not negative
+    take(table[512, 768], iota[n] + past)    ->   the same, and 512 - n - past >= 0
     top_k(x[n], 5)                           ->   the same, and n >= 5
+    gather_elements(x[p,5], at[q,5])         ->   the same, and p - q >= 0
 
-A longer or shorter input is then refused by name. Without the bound, the table's last row would stand for all positions
-beyond it, and what is no element of x be among the largest.
+An op needs that some sizes, its margins, are not negative: its constraints (`Op.constraints`), the sizes of its
+results, and the rows of a table beyond the largest position. A margin that the bounds of symbols do not settle narrows
+the bounds of its symbol, or becomes a condition of the graph. A call with other sizes is refused; without that, kernels
+would read beyond their operands.
 
-Branches and loops may not run. There the run looks whether it gets to such an op:
+The body of a branch or loop may not run. There the run itself checks the constraints of an op when it gets to it:
 
     take(x[n?], i)                           ->   the same, and a size of min(0, n? - 1), which must not be negative
+
+Kernels do not check views, and sizes of results are buffers: even in a body, what these need is a condition of the
+call.
 """
 
 from __future__ import annotations
@@ -22,49 +28,51 @@ from ingot import ops
 from ingot.ir.dims import FOUND, Dim, DimLike, bounds, dim_min, narrowed, span_of, substitute, symbol, symbols_of
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
-from ingot.ops.core.base import unsettled
+from ingot.ops.core.base import Category, category, unsettled
 from ingot.support.errors import ShapeError
 
-_VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each has every value of its operand
+_VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each holds every value of its operand
 
 
 def bound_sizes(graph: Graph, outer: frozenset[str] = frozenset()) -> Graph:
-    """A bound, or a condition, for what each op needs (see module). Raises ShapeError where no size gives that.
+    """Return the graph with bounds and conditions for the margins of its ops (see module).
 
-    outer: the symbols of the graphs around a body."""
+    outer: the symbols of the graphs around a body. Raises ShapeError where a margin is negative for all sizes.
+    """
     graph = _with_empty(graph)
     limits = {name: (low, high) for name, low, high in graph.bounds}
     conditions = dict.fromkeys(graph.conditions)
-    for n in graph.nodes():
-        for room in _rooms(n):
-            if not outer.isdisjoint(symbols_of(room)):
-                continue
-            least, most = bounds(room, limits)
-            if least is not None and least >= 0:
-                continue
-            if most is not None and most < 0:
-                expected, where = f"{room} >= 0", n.loc or None
-                raise ShapeError(f"{n.op.name}: no size fits", expected=expected, got=f"{most} at most", where=where)
-            bounded = narrowed(room, limits)
-            if bounded is not None:
-                limits = bounded
-            else:
-                conditions[room] = None
-    found = tuple((name, low, high) for name, (low, high) in sorted(limits.items()))
-    if found == graph.bounds and len(conditions) == len(graph.conditions):
+    for n, margin in _margins(graph):
+        if not outer.isdisjoint(symbols_of(margin)):
+            continue
+        low, high = bounds(margin, limits)
+        if low is not None and low >= 0:
+            continue
+        if high is not None and high < 0:
+            expected, where = f"{margin} >= 0", n.loc or None
+            raise ShapeError(f"{n.op.name}: no size fits", expected=expected, got=f"{high} at most", where=where)
+        narrowed_limits = narrowed(margin, limits)
+        if narrowed_limits is not None:
+            limits = narrowed_limits
+        elif not any(isinstance(rest := margin - c, int) and rest >= 0 for c in conditions):
+            conditions[margin] = None
+    new_bounds = tuple((name, low, high) for name, (low, high) in sorted(limits.items()))
+    if new_bounds == graph.bounds and len(conditions) == len(graph.conditions):
         return graph
-    return replace(graph, bounds=found, conditions=tuple(conditions))
+    return replace(graph, bounds=new_bounds, conditions=tuple(conditions))
 
 
 def check_in_run(body: Graph, outer: frozenset[str]) -> Graph:
-    """A size that the run finds to be negative where it gets to an op of `body` that lacks what it needs. outer: the
-    symbols of the graphs around it."""
-    rooms = [room for n in body.nodes() for room in unsettled(n) if not outer.isdisjoint(symbols_of(room))]
-    least = reduce(dim_min, rooms, 0)
-    if isinstance(least, int):
+    """Return `body` with a size that is negative where one of its ops lacks what it needs: the run then ends there.
+
+    outer: the symbols of the graphs around the body.
+    """
+    margins = [margin for n in body.nodes() for margin in unsettled(n) if not outer.isdisjoint(symbols_of(margin))]
+    smallest = reduce(dim_min, margins, 0)
+    if isinstance(smallest, int):
         return body
     size = f"{FOUND}elements_to_read{len(outer)}", 0
-    return replace(body, outputs=(*body.outputs, ops.scalar(least, i64)), sizes=(*body.sizes, size))
+    return replace(body, outputs=(*body.outputs, ops.scalar(smallest, i64)), sizes=(*body.sizes, size))
 
 
 def _with_empty(graph: Graph) -> Graph:
@@ -75,39 +83,60 @@ def _with_empty(graph: Graph) -> Graph:
     return replace(graph.substitute(empty), bounds=graph.bounds)
 
 
-def _rooms(n: Node) -> Iterator[Dim]:
-    """How many rows or elements are left beyond those that `n` surely needs."""
-    if not n.op.computes:
-        return
-    yield from (d for t in n.types for d in t.shape if isinstance(d, Dim))
-    yield from (d for d in (size for size, _ in n.op.constraints(*(x.type for x in n.inputs))) if isinstance(d, Dim))
+def _margins(graph: Graph) -> Iterator[tuple[Node, Dim]]:
+    """The symbolic margins of the ops of `graph`, and of its bodies those that the run does not check."""
+    symbols = frozenset(graph.symbols())
+    for n in graph.nodes():
+        sizes = (*_result_sizes(n), *_constraints(n), *_table_rows(n))
+        yield from ((n, d) for d in sizes if isinstance(d, Dim))
+        for body in n.op.bodies:
+            yield from ((m, d) for m, d in _unchecked_margins(body) if symbols_of(d) <= symbols)
+
+
+def _unchecked_margins(body: Graph) -> Iterator[tuple[Node, Dim]]:
+    for n in body.nodes():
+        sizes = (*_result_sizes(n), *(_constraints(n) if category(n.op) is Category.VIEW else ()))
+        yield from ((n, d) for d in sizes if isinstance(d, Dim))
+        for inner in n.op.bodies:
+            yield from _unchecked_margins(inner)
+
+
+def _result_sizes(n: Node) -> Iterator[DimLike]:
+    return (d for t in n.types for d in t.shape) if n.op.computes else iter(())
+
+
+def _constraints(n: Node) -> Iterator[DimLike]:
+    return (size for size, _ in n.op.constraints(*(x.type for x in n.inputs))) if n.op.computes else iter(())
+
+
+def _table_rows(n: Node) -> Iterator[DimLike]:
+    """The rows of a table of fixed size beyond the last one that `n` surely reads."""
     if isinstance(n.op, ops.Take):
         table, positions = n.inputs
         rows, last = table.shape[n.op.axis], _largest(positions)
-        room = rows - 1 - last if isinstance(rows, int) and last is not None else None
-        if isinstance(room, Dim):
-            yield room
+        if isinstance(rows, int) and last is not None:
+            yield rows - 1 - last
 
 
 def _largest(n: Node) -> DimLike | None:
-    """The largest of the values, where it is one for sure: what only may occur must not bound anything."""
-    beyond: DimLike = 0
+    """The largest element of `n`, None where that is not certain: an element that may not occur bounds nothing."""
+    shift: DimLike = 0
     while n.dtype.is_integer:
         if isinstance(n.op, ops.Iota):
-            return n.shape[n.op.dimension] - 1 + beyond
+            return n.shape[n.op.dimension] - 1 + shift
         if isinstance(n.op, _VIEWS):
             n = n.inputs[0]
             continue
-        found = _shifted(n) if isinstance(n.op, ops.Add) else None
-        if found is None:
-            last = _value(n)
-            return None if last is None else last + beyond
-        n, beyond = found[0], beyond + found[1]
+        shifted = _shifted(n) if isinstance(n.op, ops.Add) else None
+        if shifted is None:
+            value = _value(n)
+            return None if value is None else value + shift
+        n, shift = shifted[0], shift + shifted[1]
     return None
 
 
 def _shifted(n: Node) -> tuple[Node, DimLike] | None:
-    """x + c as (x, c)."""
+    """(x, c) of an addition x + c."""
     a, b = n.inputs
     for x, shift in ((a, _value(b)), (b, _value(a))):
         if shift is not None:
@@ -116,7 +145,7 @@ def _shifted(n: Node) -> tuple[Node, DimLike] | None:
 
 
 def _value(n: Node) -> DimLike | None:
-    """The value that all elements have."""
+    """The value of all elements of `n`, None where they differ or are not known."""
     while isinstance(n.op, _VIEWS) and n.dtype.is_integer:
         n = n.inputs[0]
     if isinstance(n.op, ops.DimValue):
