@@ -205,7 +205,8 @@ def _may_be_empty(d: int | Dim, name: str) -> bool:
 
 
 def narrowed(size: int | Dim, of: Mapping[str, Interval]) -> dict[str, Interval] | None:
-    """The bounds `of` with one symbol's narrowed until `size` >= 0; None where no bound of one symbol gives that."""
+    """The bounds `of` with one symbol's narrowed to where `size` >= 0; None where no bound of one symbol says just
+    that."""
     limits = dict(of)
     names = sorted(symbols_of(size))
     if not names:
@@ -217,18 +218,24 @@ def narrowed(size: int | Dim, of: Mapping[str, Interval]) -> dict[str, Interval]
         lowest = bounds(size, {**limits, name: (least, most)})[0]
         return lowest is not None and lowest >= 0
 
+    def fails(least: int | None, most: int | None) -> bool:
+        highest = bounds(size, {**limits, name: (least, most)})[1]
+        return highest is not None and highest < 0
+
     if holds(low, high):
         return limits
     if len(names) != 1:
         return None
     bottom, top = -MOST if low is None else low, MOST if high is None else high
     if holds(top, high):
-        limits[name] = (_first(lambda v: holds(v, high), bottom, top), high)
-    elif holds(low, bottom):
-        limits[name] = (low, _first(lambda v: not holds(low, v), bottom, top) - 1)
-    else:
-        return None
-    return limits
+        least = _first(lambda v: holds(v, high), bottom, top)
+        limits[name] = (least, high)
+        return limits if fails(low, least - 1) else None
+    if holds(low, bottom):
+        excess = _first(lambda v: not holds(low, v), bottom, top)
+        limits[name] = (low, excess - 1)
+        return limits if fails(excess, high) else None
+    return None
 
 
 def solve_equal(a: int | Dim, b: int | Dim) -> tuple[str, int | Dim] | None:

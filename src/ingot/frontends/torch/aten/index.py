@@ -347,11 +347,17 @@ def _masked_put(c: Context, x: Node, indices: Indices, mask: Node, values: Node,
         new = expand(reshape(values, ()), x.shape)
     else:
         whole = expand(values, (*x.shape[:axis], _count(values, axis, len(rest)), *rest))
-        flat = reshape(mask, (mask.type.size,))
-        rank = ops.maximum(ops.sub(ops.CumReduce("sum", 0)(cast(flat, i64)), 1), 0)
-        new = reshape(ops.Take(axis)(whole, rank), x.shape)
+        new = reshape(_at_true(whole, axis, mask), x.shape)
     mask = reshape(mask, (*mask.shape, *((1,) * len(rest))))
     return select(mask, add(x, new) if accumulate else new, x)
+
+
+def _at_true(values: Node, axis: int, mask: Node) -> Node:
+    """For each element of `mask` a slice of `values` along `axis`: the k-th at its k-th true element, any at the
+    others. A slice of zeros in front is there to read even if `values` has none."""
+    zeros = filled((*values.shape[:axis], 1, *values.shape[axis + 1 :]), 0, values.dtype)
+    count = ops.CumReduce("sum", 0)(cast(reshape(mask, (mask.type.size,)), i64))
+    return ops.Take(axis)(ops.concat([zeros, values], axis), count)
 
 
 def _count(values: Node, axis: int, behind: int) -> DimLike:
@@ -363,12 +369,7 @@ def _count(values: Node, axis: int, behind: int) -> DimLike:
 def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
     """Where the mask is true the k-th time, the k-th element of `source`."""
     x, mask = expand(x, c.shape), expand(mask, c.shape)
-    size = x.type.size
-    rank = ops.CumReduce("sum", 0)(cast(reshape(mask, (size,)), i64))
-    at = ops.Sub()(rank, filled((size,), 1, i64))
-    # of what the mask leaves out any element does
-    at = ops.Max()(at, filled((size,), 0, i64))
-    taken = ops.Take(0)(reshape(source, (source.type.size,)), at)
+    taken = _at_true(reshape(source, (source.type.size,)), 0, mask)
     return ops.Select()(mask, reshape(taken, x.shape), x)
 
 
