@@ -10,6 +10,7 @@ Importing this package imports the runtime only: a saved artifact needs neither 
 
 from typing import TYPE_CHECKING
 
+from ingot.api import lazy
 from ingot.api.compile import compile
 from ingot.api.export import export
 from ingot.api.grad import grad, value_and_grad
@@ -19,7 +20,6 @@ from ingot.api.quantize import quantize
 from ingot.api.train import train
 from ingot.integrations.jax import jit
 from ingot.runtime.executor import CompiledModel
-from ingot.support import lazy
 from ingot.support.errors import (
     ArtifactError,
     CompileError,

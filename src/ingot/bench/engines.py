@@ -22,7 +22,7 @@ import ml_dtypes  # noqa: F401  gives numpy the names of its types
 import numpy as np
 
 from ingot.debug.source import Source, compile_source, open_source, runnable
-from ingot.runtime import timing
+from ingot.support import timing
 from ingot.support.errors import ImportModelError, IngotError, InputError
 
 Feeds = Mapping[str, np.ndarray]

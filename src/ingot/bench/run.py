@@ -17,8 +17,7 @@ from ingot.bench.engines import ENGINES, read_arrays, write_arrays
 from ingot.bench.round_robin import Worker, WorkerFailed, round_robin
 from ingot.debug.comparison.tolerance import agree, worst
 from ingot.debug.feeds import Feeds
-from ingot.runtime import timing
-from ingot.support import progress
+from ingot.support import progress, timing
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 

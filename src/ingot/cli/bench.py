@@ -16,7 +16,7 @@ from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
-from ingot.runtime import timing
+from ingot.support import timing
 
 # the peers of each kind of model
 DEFAULT = {

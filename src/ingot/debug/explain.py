@@ -82,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A model's run, explained. call_seconds: of a whole call, of arrays in the host's memory (`runtime.timing`).
+    """A model's run, explained. call_seconds: of a whole call, of arrays in the host's memory (`support.timing`).
     seconds: of its kernels, the sum of the rows. floor: the sum of their floors. state: by name what lasts
     from call to call, and why its new value has memory of its own; "" where it is written over the old one. graphs:
     what a GPU's steps are launched as."""

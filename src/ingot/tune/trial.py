@@ -30,13 +30,12 @@ from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, likely, optimize
 from ingot.pipeline.target import Options, features_of, target_of
 from ingot.plan.link import Launch, fill, link
-from ingot.runtime import timing
 from ingot.runtime.bind import bind_symbols, told_by
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Choice, Measured, Site, decide
 from ingot.schedule.lowered import Lowered, Pack
-from ingot.support import progress
+from ingot.support import progress, timing
 from ingot.support.dataclass import dataclass
 from ingot.support.native import Code
 from ingot.tune.generations import Generations

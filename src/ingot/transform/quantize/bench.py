@@ -16,9 +16,9 @@ from ingot.ops.nn.recurrent import Recurrent
 from ingot.pipeline.build import Trace, build_program
 from ingot.pipeline.target import features_of
 from ingot.plan.link import Launch
-from ingot.runtime import timing
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
+from ingot.support import timing
 from ingot.support.dataclass import dataclass
 from ingot.transform.quantize.formats import Formats, Recipe, formed
 from ingot.transform.quantize.samples import Call

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ingot.runtime import timing
+from ingot.support import timing
 
 
 class Clock:
