@@ -27,6 +27,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ingot.integrations.torch_compile import ingot_backend
+
 BURSTS = 9
 BURST_SECONDS = 0.3
 LOSS_STEPS = 20
@@ -35,7 +37,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "eager": {},
     "inductor": {"backend": "inductor"},
     "cudagraphs": {"backend": "inductor", "mode": "reduce-overhead"},
-    "ingot": {"backend": "ingot"},
+    "ingot": {"backend": ingot_backend},
 }
 Network = tuple[nn.Module, torch.Tensor, torch.Tensor]
 

@@ -23,7 +23,6 @@ import sympy
 import torch
 from torch import fx
 from torch._guards import TracingContext
-from torch.fx.experimental.symbolic_shapes import optimization_hint
 from torch.fx.node import map_arg
 from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
@@ -50,11 +49,11 @@ _OVERLAPPING = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_s
 
 def dense_order(value: torch.Tensor) -> Order | None:
     """The order of a tensor whose elements fill its memory, None for others. Sizes may be open."""
-    rows, steps = tuple(range(value.dim())), [optimization_hint(s, 1 << 12) for s in value.stride()]
+    rows, steps = tuple(range(value.dim())), [_likely_size(s, 1 << 12) for s in value.stride()]
     if _fills(value, rows):
         return rows
     # of two axes with one stride the inner one has one element
-    order = sorted(rows, key=lambda axis: (-steps[axis], optimization_hint(value.shape[axis], 2) == 1))
+    order = sorted(rows, key=lambda axis: (-steps[axis], _likely_size(value.shape[axis], 2) == 1))
     return tuple(order) if _fills(value, order) else None
 
 
@@ -314,9 +313,20 @@ def _is_strided(node: object) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
+def _likely_size(size: int | torch.SymInt, default: int) -> int:
+    """The size that was traced, without a guard; `default` where there is none."""
+    if not isinstance(size, torch.SymInt):
+        return size
+    env, expr = size.node.shape_env, size.node.expr
+    if hasattr(env, "optimization_hint"):
+        return env.optimization_hint(expr, fallback=default)
+    hint = env.size_hint(expr, allow_none=True)  # PyTorch before 2.12
+    return default if hint is None else int(hint)
+
+
 def _size_in_bytes(node: fx.Node) -> int:
     value: torch.Tensor = node.meta["val"]
-    return value.element_size() * math.prod(optimization_hint(n, 1 << 12) for n in value.shape)
+    return value.element_size() * math.prod(_likely_size(n, 1 << 12) for n in value.shape)
 
 
 def _has_overlap(node: fx.Node | None) -> bool:
