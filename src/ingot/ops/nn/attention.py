@@ -133,13 +133,13 @@ class Attention(Op):
 
     def scores(self, query: Node, key: Node) -> Term:
         """Capped, without masks: [B, Hk, G, Sq, Sk], without G where no keys are shared."""
-        q, k = t.floating(query), t.floating(key)
+        q, k = t.operand(query), t.operand(key)
         batch, heads, rows, depth = q.shape
         keys = k.shape[1]
         # [B,Hk,G,Sq,D]: the queries that share a key head side by side
         grouped = q if heads == keys else q.reshape((batch, keys, heads // keys, rows, depth))
         n = grouped.rank
-        s = t.contract(grouped, k, [(n - 1, 3)], [(0, 0), (1, 1)]) * self.scale
+        s = t.contract(grouped, k, [(n - 1, 3)], [(0, 0), (1, 1)], t.sums_dtype(q.dtype)) * self.scale
         return t.tanh(s / self.softcap) * self.softcap if self.softcap else s
 
     def exponentials(

@@ -256,6 +256,17 @@ def floating(x: Node) -> Term:
     return t.cast(f32) if t.dtype.is_float and t.dtype.bits < 32 else t
 
 
+def operand(x: Node) -> Term:
+    """`x` as an operand of a product: 16-bit floats as they are, as their products are exact in f32; else
+    `floating`."""
+    return Term(x) if x.dtype.is_float and x.dtype.bits == 16 else floating(x)
+
+
+def sums_dtype(dtype: DType) -> DType:
+    """The dtype of sums of products of operands of `dtype`."""
+    return f32 if dtype.is_float and dtype.bits < 32 else dtype
+
+
 def exact(x: np.ndarray) -> np.ndarray:
     """`x` as references compute: floats in f64, so that the reference is the more exact side of a comparison."""
     return x.astype(np.float64) if dtype_of(x).is_float else x

@@ -29,7 +29,8 @@ class AttentionGradients(Op):
     that gives 0, as it has no keys or is guarded, has gradients of 0.
 
     Rows of scores are computed again, by blocks of queries whose rows are whole, so that nothing of them is stored
-    between the passes (Dao et al. 2022, FlashAttention, algorithm 4, whose log-sum-exp whole rows need not).
+    between the passes (Dao et al. 2022, FlashAttention, algorithm 4, whose log-sum-exp whole rows need not). Of 16-bit
+    operands, weights and their gradients are rounded to 16 bits before they are multiplied, as there.
     """
 
     name: ClassVar[str] = "attention_gradients"
@@ -82,7 +83,7 @@ class AttentionGradients(Op):
         return tuple(finish(y, dtype_of(x)) for x, y in zip(inputs, (found[0], of_k, of_v), strict=False))
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
-        q, k, v, g = (t.floating(x) for x in inputs[:4])
+        q, k, v, g = (t.operand(x) for x in inputs[:4])
         masks = [Term(x).reshape((*(1,) * (4 - x.type.rank), *x.shape)) for x in inputs[4:]]
         samples, rows = self._block(q.shape, k.shape[2])
         batch, count = q.shape[0], q.shape[2]
@@ -141,7 +142,7 @@ class AttentionGradients(Op):
                 b, c = own(of_k) + b, own(of_v) + c
             return [of_q, m.put(of_k, b, 0, start), m.put(of_v, c, 0, start)]
 
-        zeros = [t.full(x.shape, 0.0, x.dtype) for x in (wide_q, k, v)]
+        zeros = [t.full(x.shape, 0.0, t.sums_dtype(x.dtype)) for x in (wide_q, k, v)]
         fixed = (wide_q, k, v, wide_g, *wide_masks)
         of_q, of_k, of_v = m.repeat(ceildiv(batch, samples) * blocks, zeros, turn, fixed)
         return [of_q.slice(2, 0, count), of_k, of_v]
@@ -160,7 +161,8 @@ class AttentionGradients(Op):
         if self.guarded:
             p = t.term(t.where(total.map(IsNan()).restore(s.shape, last), 0.0, p))
         q, g = (x.reshape((*s.shape[:-1], x.shape[3])) for x in (q, g))
-        inner = p * t.contract(g, v, [(n - 1, 3)], lead)
+        sums = t.sums_dtype(q.dtype)
+        inner = p * t.contract(g, v, [(n - 1, 3)], lead, sums)
         if over:
             assert first is not None
             exists = (t.iota(s.shape, n - 2) + first) < t.term(t.as_term(t.size(rows)))
@@ -171,8 +173,9 @@ class AttentionGradients(Op):
         ds = ds * self.scale
         shared = [(0, 0), (1, 1)]
         summed = [(d, d) for d in range(2, n - 1)]
-        of_q = t.contract(ds, k, [(n - 1, 2)], lead)
-        return [of_q, t.contract(ds, q, summed, shared), t.contract(p, g, summed, shared)]
+        ds, p = ds.cast(q.dtype), p.cast(q.dtype)
+        of_q = t.contract(ds, k, [(n - 1, 2)], lead, sums)
+        return [of_q, t.contract(ds, q, summed, shared, sums), t.contract(p, g, summed, shared, sums)]
 
     @classmethod
     def samples(cls) -> Samples:
