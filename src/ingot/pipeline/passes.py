@@ -12,6 +12,7 @@ from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
+from ingot.passes.core.narrow_products import narrow_products
 from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.precision import lower_precision
 from ingot.passes.core.quantized import lower_quantized
@@ -82,6 +83,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices
         ("split_transposed", split_transposed),
         # before layout, which weights are folded after
+        *((("narrow_products", narrow_products),) if choices.alike else ()),
         ("precision", partial(lower_precision, precision=options.precision, alike=choices.alike)),
         ("reshaped_reductions", partial(reduce_unreshaped, at_once=choices.at_once)),
         ("layout", assign_layouts),

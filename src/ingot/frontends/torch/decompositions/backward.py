@@ -44,17 +44,18 @@ def attention_gradients(
     scale: float | None, kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value and of the scores with their mask, from the probabilities computed again (Dao
-    et al., FlashAttention, algorithm 4). kept: what dropout multiplied the probabilities by."""
+    et al., FlashAttention, algorithm 4). kept: what dropout multiplied the probabilities by. Of 16-bit operands, the
+    probabilities and the scaled gradients of scores are rounded to 16 bits before they are multiplied, as there."""
     weights = attention_weights(query, key, mask, is_causal, scale)
-    g, q, k, v = (t.to(weights.dtype) for t in (grad, query, key, value))
+    g, v = grad.to(weights.dtype), value.to(weights.dtype)
     of_weights = g @ v.transpose(-1, -2)
-    of_value = (weights if kept is None else weights * kept).transpose(-1, -2) @ g
+    dropped = (weights if kept is None else weights * kept).to(grad.dtype)
+    of_value = dropped.transpose(-1, -2) @ grad
     if kept is not None:
         of_weights = of_weights * kept
     of_scores = weights * (of_weights - (g * out).sum(-1, keepdim=True))
-    scaled = of_scores * _scale(query, scale)
-    of_query, of_key = scaled @ k, scaled.transpose(-1, -2) @ q
-    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), of_scores
+    scaled = (of_scores * _scale(query, scale)).to(query.dtype)
+    return scaled @ key, scaled.transpose(-1, -2) @ query, of_value, of_scores
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:

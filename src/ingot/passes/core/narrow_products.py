@@ -1,0 +1,43 @@
+"""Products of widened 16-bit floats as products of the 16-bit floats, for tensor cores.
+
+dot_general(convert<f32>(a), transpose(convert<f32>(b)))  ->  dot_general<f32>(a, transpose(b))
+
+The result is the same but for the order of its sums: products of two 16-bit floats are exact in f32.
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.ir.node import Graph, Node
+from ingot.ir.rewrite import Rule, rewrite, rules
+from ingot.ir.types import bf16, f16, f32
+
+
+def narrow_products(graph: Graph) -> Graph:
+    """Return the graph with products of 16-bit operands wherever both are widened values of one type."""
+    return rewrite(graph, NARROW_PRODUCTS)
+
+
+def _narrow_product(n: Node) -> Node | None:
+    if n.dtype != f32:
+        return None
+    a, b = map(_unwidened, n.inputs)
+    if a is None or b is None or a.dtype != b.dtype:
+        return None
+    return n.op.with_sums(f32)(a, b, loc=n.loc)
+
+
+def _unwidened(n: Node) -> Node | None:
+    """The 16-bit value that `n` is in f32, None if it is no such."""
+    if isinstance(n.op, ops.Convert):
+        (x,) = n.inputs
+        return x if n.dtype == f32 and x.dtype in (f16, bf16) else None
+    if not n.op.rearranges or len(n.inputs) != 1:
+        return None
+    x = _unwidened(n.inputs[0])
+    return None if x is None else n.op(x, loc=n.loc)
+
+
+NARROW_PRODUCTS = rules(
+    Rule("narrow-dot", ops.DotGeneral, _narrow_product), Rule("narrow-convolution", ops.Convolution, _narrow_product)
+)

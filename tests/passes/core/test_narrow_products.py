@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, bf16, f16, f32
+from ingot.passes.core.narrow_products import narrow_products
+
+
+def test_widened_operands_are_multiplied_as_they_are() -> None:
+    """Behind views, too; the numbers are the same."""
+    a, b = Input("a", TensorType(bf16, (3, 5)))(), Input("b", TensorType(bf16, (4, 5)))()
+    wide_b = ops.Transpose((1, 0))(ops.Convert(f32)(b))
+    graph = Graph((a, b), (ops.DotGeneral(((), ()), ((1,), (0,)))(ops.Convert(f32)(a), wide_b),))
+    narrow = narrow_products(graph)
+    (product,) = narrow.outputs
+    assert [x.dtype for x in product.inputs] == [bf16, bf16] and product.dtype == f32
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=s).astype(ml_dtypes.bfloat16) for s in ((3, 5), (4, 5))]
+    np.testing.assert_allclose(interpret(narrow, arrays)[0], interpret(graph, arrays)[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("left", "right"), [(bf16, f16), (bf16, f32)])
+def test_operands_of_two_types_stay(left, right) -> None:
+    a, b = Input("a", TensorType(left, (3, 5)))(), Input("b", TensorType(right, (5, 4)))()
+    wide = (x if x.dtype == f32 else ops.Convert(f32)(x) for x in (a, b))
+    graph = Graph((a, b), (ops.DotGeneral(((), ()), ((1,), (0,)))(*wide),))
+    assert narrow_products(graph).outputs == graph.outputs
