@@ -169,8 +169,8 @@ def safetensors() -> list[Files]:
 
 
 def mutated(data: bytes, mutate: Callable[[bytes], bytes]) -> bytes:
-    """Changed bytes; or, of an archive half of the time, of one of its members, so that it is still an archive, and of a
-    safetensors file of its header, behind its length."""
+    """Changed bytes; or, half of the time, of an archive one of its members, so that it is still an archive, and of a
+    safetensors file its header, behind its length."""
     whole = mutate(data)
     if data[8:9] == b"{" and len(whole) % 2 == 0:
         end = 8 + int.from_bytes(data[:8], "little")

@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import os
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -91,8 +92,8 @@ def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object of JSON. Raises ValueError where it has a key twice: readers differ on which of them counts."""
     out = dict(pairs)
     if len(out) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for i, key in enumerate(keys) if key in keys[:i])!r} twice")
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{twice!r} twice")
     return out
 
 

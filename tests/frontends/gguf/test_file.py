@@ -115,7 +115,10 @@ REFUSED = {
     "a long array": (b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.F64, HUGE))], [], bytes(80)), "at most"),
     "many strings": (b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.STRING, 1 << 40))], [], bytes(80)), "at most"),
     "more strings than any model": (
-        b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.STRING, 3 << 20) + bytes(24 << 20))], [], b""), "in all",
+        b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.STRING, 3 << 20) + bytes(24 << 20))], [], b""), "at most 2097152",
+    ),
+    "more arrays than any model": (
+        b.file([b.key("k", b.ARRAY, b.array(b.ARRAY, [b.array(b.U8, [])] * (1 << 17)))], [], b""), "at most 65536",
     ),
     "deep arrays": (_nested(40), "at most 4 arrays within each other"),
     "a boolean of 2": (b.file([b.key("k", b.BOOL, b"\2")], [], b""), "booleans of 0 and 1, got 2"),

@@ -37,8 +37,8 @@ _LARGEST_ALIGNMENT = 1 << 20
 _RANK = 4  # the most dimensions of a tensor
 _DEPTH = 4  # the most arrays within arrays
 _NAME_BYTES = (1 << 16) - 1  # of a key or of a tensor's name
-_VALUES = 1 << 21  # strings and arrays of all metadata: a vocabulary has some 500,000 with its merges
-_TENSORS = 1 << 18
+_STRINGS = 1 << 21  # of all metadata: a vocabulary has some 500,000 with its merges
+_ITEMS = 1 << 16  # the most keys, arrays within arrays, and tensors: what takes microseconds each
 _SCALARS: Mapping[int, np.dtype] = MappingProxyType(
     {code: np.dtype(text) for code, text in enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))}
     | {code: np.dtype(text) for code, text in ((10, "<u8"), (11, "<i8"), (12, "<f8"))}
@@ -100,7 +100,7 @@ class _Parser:
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
         self.data, self.where, self.at = data, where, 0
-        self.size, self.values_left = len(data), _VALUES
+        self.size, self.strings_left, self.arrays_left = len(data), _STRINGS, _ITEMS
 
     def malformed(self, what: str, *, expected: object = None, got: object = None) -> ImportModelError:
         fix = "check that the file is complete"
@@ -160,8 +160,8 @@ class _Parser:
         if version not in VERSIONS:
             fix = "convert the model again, with a current llama.cpp"
             raise self.refused("the version", expected=known, got=version, fix=fix)
-        tensors = self.count("the number of tensors", 24, _TENSORS)
-        return version, tensors, self.count("the number of metadata keys", 13, _VALUES)
+        tensors = self.count("the number of tensors", 24, _ITEMS)
+        return version, tensors, self.count("the number of metadata keys", 13, _ITEMS)
 
     def metadata(self, count: int) -> dict[str, Value]:
         out: dict[str, Value] = {}
@@ -186,16 +186,10 @@ class _Parser:
         if kind in _SCALARS:
             return self.numbers(kind, self.count(what, _SCALARS[kind].itemsize), what)
         if kind == _STRING:
-            return self.strings(self.count(what, 8), what)
-        count = self.count(what, 12)
-        self.spend(count, what)
+            return self.strings(self.count(what, 8, self.strings_left), what)
+        count = self.count(what, 12, self.arrays_left)
+        self.arrays_left -= count
         return tuple(self.value(kind, key, depth + 1) for _ in range(count))
-
-    def spend(self, count: int, what: str) -> None:
-        self.values_left -= count
-        if self.values_left < 0:
-            fix = "check where the file comes from"
-            raise self.refused(what, expected=f"at most {_VALUES} strings and arrays in all", got="more", fix=fix)
 
     def numbers(self, kind: int, count: int, what: str) -> np.ndarray:
         dtype = _SCALARS[kind]
@@ -208,7 +202,7 @@ class _Parser:
         return raw.view(np.bool_)
 
     def strings(self, count: int, what: str) -> tuple[str, ...]:
-        self.spend(count, what)
+        self.strings_left -= count
         data, at, size, length_of = self.data, self.at, self.size, _U64.unpack_from
         out: list[str] = []
         for _ in range(count):  # a vocabulary: no calls but these
