@@ -115,7 +115,8 @@ REFUSED = {
     "a long array": (b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.F64, HUGE))], [], bytes(80)), "at most"),
     "many strings": (b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.STRING, 1 << 40))], [], bytes(80)), "at most"),
     "more strings than any model": (
-        b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.STRING, 3 << 20) + bytes(24 << 20))], [], b""), "at most 2097152",
+        b.file([b.key("k", b.ARRAY, struct.pack("<IQ", b.STRING, 3 << 20) + bytes(24 << 20))], [], b""),
+        "at most 2097152",
     ),
     "more arrays than any model": (
         b.file([b.key("k", b.ARRAY, b.array(b.ARRAY, [b.array(b.U8, [])] * (1 << 17)))], [], b""), "at most 65536",

@@ -35,6 +35,7 @@ def weights(tmp_path: Path, name: str, shape: Sequence[int] = (ROWS, COLUMNS)) -
 def test_matrix_and_rows(name: str, tmp_path: Path) -> None:
     w = weights(tmp_path, name)
     assert w.shape("w") == (ROWS, COLUMNS) and list(w.names) == ["w"] and "w" in w
+    assert w.matrix("w") is w.matrix("w") and w.vector("w") is w.vector("w")  # programs share what they read
     expected = w.file.tensors["w"].dequantized()
     x = Input("x", TensorType(f32, (2, COLUMNS)))()
     ids = Input("ids", TensorType(i64, (1, 3)))()

@@ -44,6 +44,7 @@ def agree(w: FolderWeights, name: str, expected: np.ndarray) -> None:
     """Shape, matrix and rows."""
     ids = Input("ids", TensorType(i64, (2,)))()
     assert name in w and name in w.names and w.shape(name) == expected.shape
+    assert w.matrix(name) is w.matrix(name) and w.rows(name, ids) is w.rows(name, ids)
     at = np.array([len(expected) - 1, 0])
     whole, rows = interpret(Graph((ids,), (ops.reshape(w.matrix(name), expected.shape), w.rows(name, ids))), [at])
     np.testing.assert_array_equal(whole, expected)

@@ -48,7 +48,7 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _KNOWN = ", ".join(f.name for f in FORMATS.values())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tensor:
     """shape: in numpy's order, rows first. data: uint8[blocks, bytes of a block], a view of the map that cannot be
     written. A row is whole blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 
 import numpy as np
 
@@ -18,6 +19,8 @@ class GGUFWeights:
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
+        # constants are equal where their arrays are the same objects: programs share the weights that they read
+        self._levels, self._plain, self._floats = cache(_levels), cache(_plain), cache(_floats)
 
     @property
     def names(self) -> Collection[str]:
@@ -31,21 +34,20 @@ class GGUFWeights:
         return self._tensor(name).shape
 
     def matrix(self, name: str) -> Node:
-        """f32[..., rows, columns]: levels dequantized, or floats of the file."""
+        """f32[..., rows, columns]: levels dequantized, or numbers of the file."""
         tensor = self._tensor(name)
-        return _plain(tensor) if tensor.format.levels is None else _levels(tensor).matrix(name)
+        return ops.cast(self._plain(tensor), f32) if tensor.format.levels is None else self._levels(tensor).matrix()
 
     def vector(self, name: str) -> Node:
         """f32 of the tensor's shape, as numbers."""
-        tensor = self._tensor(name)
-        return deferred(TensorType(f32, tensor.shape), tensor.dequantized, name)
+        return self._floats(self._tensor(name))
 
     def rows(self, name: str, ids: Node) -> Node:
-        """f32[*ids.shape, columns]: what is gathered are levels, or floats of the file."""
+        """f32[*ids.shape, columns]: what is gathered are levels, or numbers of the file."""
         tensor = self._tensor(name)
-        if tensor.format.levels is not None:
-            return _levels(tensor).rows(ids, name)
-        return ops.cast(ops.Take(0)(_stored(tensor), ids, loc=name), f32)
+        if tensor.format.levels is None:
+            return ops.cast(ops.Take(0)(self._plain(tensor), ids, loc=name), f32)
+        return self._levels(tensor).rows(ids)
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self.file.tensors:
@@ -53,14 +55,14 @@ class GGUFWeights:
         return self.file.tensors[name]
 
 
-def _stored(tensor: Tensor) -> Node:
+def _plain(tensor: Tensor) -> Node:
     """A tensor of plain numbers, in their own type."""
     view = tensor.format.unpack(tensor.data).reshape(tensor.shape)
     return deferred(TensorType(dtype_of(view), tensor.shape), lambda: view, tensor.name)
 
 
-def _plain(tensor: Tensor) -> Node:
-    return ops.cast(_stored(tensor), f32)
+def _floats(tensor: Tensor) -> Node:
+    return deferred(TensorType(f32, tensor.shape), tensor.dequantized, tensor.name)
 
 
 def _levels(tensor: Tensor) -> Levels:
@@ -77,4 +79,4 @@ def _levels(tensor: Tensor) -> Levels:
 
     has_minimum = not isinstance(format.decode_scales(tensor.data[:1])[0], int)
     zero = (lambda: parameter(0)) if has_minimum else format.zero
-    return Levels(tensor.shape, format.group, format.levels, levels, zero, lambda: parameter(1))
+    return Levels(tensor.name, tensor.shape, format.group, format.levels, levels, zero, lambda: parameter(1))

@@ -9,6 +9,7 @@ Sources: AutoGPTQ's qlinear_cuda.py, AutoAWQ's gemm.py, and transformers' finegr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,16 +32,21 @@ _METHODS = ("gptq", "awq", *_FLOAT8)
 class Dense:
     """A weight whose scales follow no blocks: dequantized to f32 before it is packed. values: -> f32 of `shape`."""
 
+    name: str
     shape: tuple[int, ...]
     values: Callable[[], np.ndarray]
 
-    def matrix(self, loc: str = "") -> Node:
-        """f32 of `shape`."""
-        return deferred(TensorType(f32, self.shape), self.values, loc)
+    @cached_property
+    def _constant(self) -> Node:
+        return deferred(TensorType(f32, self.shape), self.values, self.name)
 
-    def rows(self, ids: Node, loc: str = "") -> Node:
+    def matrix(self) -> Node:
+        """f32 of `shape`."""
+        return self._constant
+
+    def rows(self, ids: Node) -> Node:
         """f32[*ids.shape, columns]."""
-        return ops.Take(0)(self.matrix(loc), ids, loc=loc)
+        return ops.Take(0)(self._constant, ids, loc=self.name)
 
 
 @dataclass(frozen=True)
@@ -143,13 +149,13 @@ class _Layer:
         inputs = self.weight.size * (32 // self.bits) // outputs
         group = inputs // groups
         if self.index is not None and not np.array_equal(self.index, np.arange(inputs) // group):
-            return Dense((outputs, inputs), self._in_any_order)
+            return Dense(self.name, (outputs, inputs), self._in_any_order)
         zeros = self._zeros()
         first = int(zeros.flat[0])
         one = bool((zeros == first).all()) and first < 1 << self.bits
         dtype = u8 if self.bits == 8 else u4
         return Levels(
-            (outputs, inputs), group, dtype,
+            self.name, (outputs, inputs), group, dtype,
             lambda: self._integers().reshape(outputs, groups, group).view(dtype.numpy),
             first if one else lambda: self._zeros().T.astype(np.float32)[..., None],
             lambda: self.scales.T.astype(np.float32)[..., None],
@@ -211,7 +217,7 @@ def _float8(tensors: Arrays, config: Mapping[str, Any], where: str) -> _Found:
             expected = "one, one a row, or one for each tile of weight_block_size"
             got = f"{scale.dtype}{list(scale.shape)} for {list(weight.shape)}"
             raise ImportModelError(f"scales of {name!r}", expected=expected, got=got, where=where)
-        out[name] = _of_tiles(weight, scale, *sizes), (name, scales[0])
+        out[name] = _of_tiles(name, weight, scale, *sizes), (name, scales[0])
     return out
 
 
@@ -228,7 +234,7 @@ def _tile_of(weight: np.ndarray, scale: np.ndarray, tile: list[int] | None) -> t
     return (tile[0], tile[1]) if tile and scale.shape == tiles else None
 
 
-def _of_tiles(weight: np.ndarray, scale: np.ndarray, high: int, wide: int) -> Packed:
+def _of_tiles(name: str, weight: np.ndarray, scale: np.ndarray, high: int, wide: int) -> Packed:
     rows, columns = weight.shape
     tiles = scale.reshape(-(-rows // high), -(-columns // wide))
 
@@ -240,10 +246,10 @@ def _of_tiles(weight: np.ndarray, scale: np.ndarray, high: int, wide: int) -> Pa
 
     def open() -> Levels | Dense:
         if columns % wide:
-            return Dense(weight.shape, values)
+            return Dense(name, weight.shape, values)
         shape = (rows, columns // wide, wide)
         return Levels(
-            weight.shape, wide, dtype_of(weight), lambda: weight.reshape(shape), 0, lambda: scales()[..., None]
+            name, weight.shape, wide, dtype_of(weight), lambda: weight.reshape(shape), 0, lambda: scales()[..., None]
         )
 
     return Packed(weight.shape, open)

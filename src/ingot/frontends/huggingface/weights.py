@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -23,6 +24,9 @@ class FolderWeights:
         self.folder = folder
         packed, parts = packed_of(folder)
         self._packed: Mapping[str, Packed] = MappingProxyType(packed)
+        # constants are equal where their arrays are the same objects: programs share the weights that they read
+        self._opened, self._stored = cache(lambda name: packed[name].open()), cache(self._stored_of)
+        self._floats = cache(self._floats_of)
         self._arrays = {name: array for name, array in folder.tensors.items() if name not in parts}
 
     @property
@@ -38,22 +42,23 @@ class FolderWeights:
 
     def matrix(self, name: str) -> Node:
         """f32[..., rows, columns]: levels dequantized, or floats of the file, in the file's order of axes."""
-        return self._packed[name].open().matrix(name) if name in self._packed else ops.cast(self._stored(name), f32)
+        return self._opened(name).matrix() if name in self._packed else ops.cast(self._stored(name), f32)
 
     def vector(self, name: str) -> Node:
         """f32 of the tensor's shape, as numbers."""
-        if name in self._packed:
-            return self.matrix(name)
-        array = self._array(name)
-        return deferred(TensorType(f32, array.shape), lambda: array.astype(np.float32), name)
+        return self.matrix(name) if name in self._packed else self._floats(name)
 
     def rows(self, name: str, ids: Node) -> Node:
         """f32[*ids.shape, columns]: what is gathered are levels, or floats of the file."""
         if name in self._packed:
-            return self._packed[name].open().rows(ids, name)
+            return self._opened(name).rows(ids)
         return ops.cast(ops.Take(0)(self._stored(name), ids, loc=name), f32)
 
-    def _stored(self, name: str) -> Node:
+    def _floats_of(self, name: str) -> Node:
+        array = self._array(name)
+        return deferred(TensorType(f32, array.shape), lambda: array.astype(np.float32), name)
+
+    def _stored_of(self, name: str) -> Node:
         array = self._array(name)
         return deferred(TensorType(dtype_of(array), array.shape), lambda: array, name)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from functools import cached_property
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class Levels:
     """shape: of the weight, [..., columns]. levels: -> dtype[*shape[:-1], blocks, block]. zero: a level that all share,
     or -> f32[*shape[:-1], blocks, 1], as `scale`."""
 
+    name: str
     shape: tuple[int, ...]
     block: int
     dtype: DType
@@ -30,51 +32,64 @@ class Levels:
     zero: int | Callable[[], np.ndarray]
     scale: Callable[[], np.ndarray]
 
-    @property
-    def blocks(self) -> int:
-        return self.shape[-1] // self.block
-
-    def matrix(self, loc: str = "") -> Node:
+    def matrix(self) -> Node:
         """f32 of `shape`."""
-        shape = (*self.shape[:-1], self.blocks, self.block)
-        q = deferred(TensorType(self.dtype, shape), self.levels, loc)
-        zero = ops.scalar(self.zero, self.dtype) if isinstance(self.zero, int) else self._parameters(self.zero, loc)
-        return ops.reshape(ops.Dequantize()(q, zero, self._parameters(self.scale, loc), loc=loc), self.shape)
+        zero = self._zero if isinstance(self._zero, Node) else ops.scalar(self._zero, self.dtype)
+        return ops.reshape(ops.Dequantize()(self._levels, zero, self._scale, loc=self.name), self.shape)
 
-    def rows(self, ids: Node, loc: str = "") -> Node:
+    def rows(self, ids: Node) -> Node:
         """f32[*ids.shape, *shape[1:]]. Levels of 4 bits are kept in pairs."""
-        q = self._gathered(ids, loc)
-        if isinstance(self.zero, int):
-            zero = ops.scalar(self.zero, q.dtype)
+        q = self._gathered(ids)
+        if isinstance(self._zero, Node):
+            zero = ops.Take(0)(self._zero, ids, loc=self.name)
         else:
-            zero = ops.Take(0)(self._parameters(self.zero, loc), ids, loc=loc)
-        scale = ops.Take(0)(self._parameters(self.scale, loc), ids, loc=loc)
-        return ops.reshape(ops.Dequantize()(q, zero, scale, loc=loc), (*ids.shape, *self.shape[1:]))
+            zero = ops.scalar(self._zero, q.dtype)
+        scale = ops.Take(0)(self._scale, ids, loc=self.name)
+        return ops.reshape(ops.Dequantize()(q, zero, scale, loc=self.name), (*ids.shape, *self.shape[1:]))
 
-    def _parameters(self, make: Callable[[], np.ndarray], loc: str) -> Node:
-        return deferred(TensorType(f32, (*self.shape[:-1], self.blocks, 1)), make, loc)
+    # constants are equal where their arrays are the same objects: what reads this weight twice shares them
 
-    def _gathered(self, ids: Node, loc: str) -> Node:
+    @cached_property
+    def _levels(self) -> Node:
+        return self._deferred(self.dtype, self.block, self.levels)
+
+    @cached_property
+    def _scale(self) -> Node:
+        return self._deferred(f32, 1, self.scale)
+
+    @cached_property
+    def _zero(self) -> int | Node:
+        return self.zero if isinstance(self.zero, int) else self._deferred(f32, 1, self.zero)
+
+    @cached_property
+    def _pairs(self) -> Node:
+        """uint8, two levels in each."""
+        return self._deferred(u8, self.block // 2, lambda: _paired(self.levels()))
+
+    @cached_property
+    def _bytes(self) -> Node:
+        """Levels of 4 bits, of which no two make a block's byte."""
+        return self._deferred(i8, self.block, lambda: self.levels().astype(np.int8))
+
+    def _deferred(self, dtype: DType, width: int, make: Callable[[], np.ndarray]) -> Node:
+        shape = (*self.shape[:-1], self.shape[-1] // self.block, width)
+        return deferred(TensorType(dtype, shape), make, self.name)
+
+    def _gathered(self, ids: Node) -> Node:
         """Levels of 8 bits of the rows `ids`."""
-        shape = (*self.shape[:-1], self.blocks, self.block)
+        take = ops.Take(0)
         if self.dtype.bits == 8:
-            return ops.Take(0)(deferred(TensorType(self.dtype, shape), self.levels, loc), ids, loc=loc)
-        bias = 8 if self.dtype.kind == "i" else 0
-        if self.block % 2:
-            wide = deferred(TensorType(i8, shape), lambda: self.levels().astype(np.int8), loc)
-            return ops.Take(0)(wide, ids, loc=loc)
-        half = (*shape[:-1], self.block // 2)
-        pairs = deferred(TensorType(u8, half), lambda: _paired(self.levels(), bias), loc)
-        rows = ops.expand_dims(ops.Take(0)(pairs, ids, loc=loc), -1)
-        shifts = const(np.array([0, 4], np.uint8))
-        nibbles = ops.and_(ops.apply(ops.ShiftRightLogical(), rows, shifts), ops.scalar(15, u8))
-        levels = ops.reshape(nibbles, (*ids.shape, *shape[1:]))
-        return ops.sub(ops.cast(levels, i8), ops.scalar(bias, i8)) if bias else levels
+            return take(self._levels, ids, loc=self.name)
+        if self.block % 2 or self.dtype.kind == "i":
+            return take(self._bytes, ids, loc=self.name)
+        pairs = ops.expand_dims(take(self._pairs, ids, loc=self.name), -1)
+        nibbles = ops.and_(ops.apply(ops.ShiftRightLogical(), pairs, const(np.array([0, 4], np.uint8))), 15)
+        return ops.reshape(nibbles, (*pairs.shape[:-2], self.block))
 
 
-def _paired(levels: np.ndarray, bias: int) -> np.ndarray:
-    """Two levels a byte, the first in its lower bits; biased, so that none is negative."""
-    plain = (levels.astype(np.int8) + np.int8(bias)).view(np.uint8)
+def _paired(levels: np.ndarray) -> np.ndarray:
+    """Two unsigned levels a byte, the first in its lower bits."""
+    plain = levels.astype(np.uint8)
     return plain[..., ::2] | plain[..., 1::2] << 4
 
 
