@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +127,8 @@ REFUSED = {
     "an alignment of 0": (b.file([b.key("general.alignment", b.U32, bytes(4))], [], b""), "a power of two"),
     "an alignment of 48": (b.file([b.key("general.alignment", b.U32, b.scalar(b.U32, 48))], [], b""), "a power of two"),
     "a text as alignment": (b.file([b.key("general.alignment", b.STRING, b.text("32"))], [], b""), "a power of two"),
-    "a part of a model": (b.file([b.key("split.count", b.U16, b.scalar(b.U16, 3))], [], b""), "one of 3 parts"),
+    "a part of a model": (b.file([b.key("split.count", b.U16, b.scalar(b.U16, 3))], [], b""), "got part 0 of 3"),
+    "parts of an array": (b.file([b.key("split.count", b.ARRAY, b.array(b.U8, [_U8] * 2))], [], b""), "an integer"),
     "five dimensions": (_tensor((1, 1, 1, 1, 32)), "at most 4 dimensions, got 5"),
     "a rank beyond all": (_head(tensors=1, rest=b.text("w") + struct.pack("<I", 1 << 31) + bytes(40)), "4 dimensions"),
     "a size of 0": (_tensor((0, 32)), "positive sizes"),
@@ -156,6 +158,44 @@ def test_refused(case: str, tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert "model.gguf" in str(error.value)
+
+
+def _part(number: int, count: int, name: str, total: int) -> bytes:
+    keys = [b.key("split.no", b.U16, b.scalar(b.U16, number)), b.key("split.count", b.U16, b.scalar(b.U16, count))]
+    keys.append(b.key("split.tensors.count", b.I32, b.scalar(b.I32, total)))
+    return b.of_tensors({name: ("Q4_0", (1, 32), ONE)}, keys)
+
+
+PARTS = {
+    "another's part": ([(0, 2, "a", 2), (0, 2, "b", 2)], "expected part 1 of 2, got part 0 of 2"),
+    "part of a model of more": ([(0, 2, "a", 2), (1, 3, "b", 2)], "expected part 1 of 2, got part 1 of 3"),
+    "a missing part": ([(0, 2, "a", 2)], "No such file"),
+    "a tensor in two": ([(0, 2, "a", 2), (1, 2, "a", 2)], "'a' in two"),
+    "a missing tensor": ([(0, 2, "a", 3), (1, 2, "b", 3)], "expected 3 tensors, got 2"),
+    "the second first": ([(1, 2, "a", 2), (0, 2, "b", 2)], "got part 1 of 2"),
+    "very many": ([(0, 65535, "a", 2)], "got part 0 of 65535"),
+}
+
+
+def _parts(folder: Path, parts: Sequence[tuple[int, int, str, int]]) -> GGUFFile:
+    count = len(parts) if len(parts) > 1 else parts[0][1]
+    for i, part in enumerate(parts):
+        (folder / f"m-{i + 1:05d}-of-{count:05d}.gguf").write_bytes(_part(*part))
+    return GGUFFile(folder / f"m-00001-of-{count:05d}.gguf")
+
+
+def test_parts_of_a_model(tmp_path: Path) -> None:
+    file = _parts(tmp_path, [(0, 3, "a", 3), (1, 3, "b", 3), (2, 3, "c", 3)])
+    assert list(file.tensors) == ["a", "b", "c"]
+    with pytest.raises(ImportModelError, match="got part 1 of 3"):
+        GGUFFile(tmp_path / "m-00002-of-00003.gguf")
+
+
+@pytest.mark.parametrize("case", PARTS)
+def test_parts_that_are_refused(case: str, tmp_path: Path) -> None:
+    parts, match = PARTS[case]
+    with pytest.raises(ImportModelError, match=match):
+        _parts(tmp_path, parts)
 
 
 def test_each_cut_of_a_file_is_refused(tmp_path: Path) -> None:

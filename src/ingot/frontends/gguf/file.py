@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Mapping
 from itertools import pairwise
@@ -44,6 +45,8 @@ _SCALARS: Mapping[int, np.dtype] = MappingProxyType(
     | {code: np.dtype(text) for code, text in ((10, "<u8"), (11, "<i8"), (12, "<f8"))}
 )
 _STRING, _ARRAY = 8, 9
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_PARTS = 1024  # the most of a model
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _KNOWN = ", ".join(f.name for f in FORMATS.values())
 
@@ -64,8 +67,9 @@ class Tensor:
 
 
 class GGUFFile:
-    """metadata: numbers, texts, read-only arrays of numbers, and tuples of texts or arrays. Bytes of a text that are
-    not UTF-8 become lone surrogates (`errors="surrogateescape"`).
+    """path: of the model, or of the first of its parts, NAME-00001-of-00003.gguf. metadata: numbers, texts, read-only
+    arrays of numbers, and tuples of texts or arrays. Bytes of a text that are not UTF-8 become lone surrogates
+    (`errors="surrogateescape"`).
 
     Raises ImportModelError for a file that cannot be read, and for what is malformed or not supported in it.
     """
@@ -76,13 +80,49 @@ class GGUFFile:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        parser = _Parser(_mapped(self.path), str(path))
-        self.version, tensors, keys = parser.header()
-        self.metadata = MappingProxyType(parser.metadata(keys))
-        self.tensors = MappingProxyType(parser.tensors(tensors, self.metadata))
+        self.version, self.metadata, tensors = _read(self.path)
+        count = self._number("split.count", 1)
+        for number, part in enumerate(self._other_parts(count), 1):
+            _, metadata, others = _read(part)
+            place = metadata.get("split.no"), metadata.get("split.count")
+            if not all(type(n) is int for n in place) or place != (number, count):
+                expected, got = f"part {number} of {count}", f"part {place[0]} of {place[1]}"
+                raise ImportModelError("GGUF file", expected=expected, got=got, where=str(part))
+            if twice := sorted(tensors.keys() & others.keys()):
+                got = f"{twice[0]!r} in two"
+                raise ImportModelError("parts of a model", expected="each tensor once", got=got, where=str(part))
+            tensors |= others
+        total = self._number("split.tensors.count", len(tensors))
+        if total != len(tensors):
+            raise ImportModelError("GGUF file", expected=f"{total} tensors", got=len(tensors), where=str(path))
+        self.tensors = MappingProxyType(tensors)
+
+    def _number(self, key: str, default: int) -> int:
+        value = self.metadata.get(key, default)
+        if type(value) is not int:
+            raise ImportModelError(f"GGUF file: {key}", expected="an integer", got=repr(value), where=str(self.path))
+        return value
+
+    def _other_parts(self, count: int) -> list[Path]:
+        """Of the first part of a model the files of the others, by their names."""
+        if count in (0, 1):
+            return []
+        found, number = _PART.fullmatch(self.path.name), self._number("split.no", 0)
+        if found is None or (int(found[2]), int(found[3])) != (1, count) or number or count > _PARTS:
+            expected = "a whole model, or the first part under its own name, NAME-00001-of-00003.gguf"
+            got = f"part {number} of {count}"
+            raise ImportModelError("GGUF file", expected=expected, got=got, where=str(self.path))
+        return [self.path.with_name(f"{found[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(2, count + 1)]
 
     def __repr__(self) -> str:
         return f"GGUFFile({str(self.path)!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
+
+
+def _read(path: Path) -> tuple[int, Mapping[str, Value], dict[str, Tensor]]:
+    parser = _Parser(_mapped(path), str(path))
+    version, tensors, keys = parser.header()
+    metadata = parser.metadata(keys)
+    return version, MappingProxyType(metadata), parser.tensors(tensors, metadata)
 
 
 def _mapped(path: Path) -> mmap.mmap:
@@ -217,10 +257,6 @@ class _Parser:
         return tuple(out)
 
     def tensors(self, count: int, metadata: Mapping[str, Value]) -> dict[str, Tensor]:
-        parts = metadata.get("split.count", 1)
-        if parts not in (0, 1):
-            fix = "merge them: llama-gguf-split --merge FIRST-PART WHOLE"
-            raise self.refused("the model", expected="one file", got=f"one of {parts} parts", fix=fix)
         entries = [self.tensor() for _ in range(count)]
         if refused := sorted({name for *_, code, _ in entries if (name := _unread(code))}):
             got = ", ".join(refused)
