@@ -15,9 +15,12 @@ from ingot import ops
 from ingot.frontends.huggingface import Folder, FolderWeights
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
-from ingot.ir.types import TensorType, i64
+from ingot.ir.types import TensorType, f32, i64
+from ingot.pipeline.build import build_program
+from ingot.runtime.executor import CompiledModel
 from ingot.support import safetensors
 from ingot.support.errors import ImportModelError
+from ingot.targets.cpu.workers import host_features
 
 RNG = np.random.default_rng(0)
 
@@ -220,3 +223,30 @@ def test_quantized_layers_that_are_refused(case: str, tmp_path: Path) -> None:
     arrays, config, match = BAD[case]
     with pytest.raises(ImportModelError, match=match):
         weights(tmp_path, arrays, config)
+
+
+COMPILED = {
+    "gptq": {"quant_method": "gptq", "bits": 4},
+    "awq": {"quant_method": "awq", "bits": 4},
+    "fp8": {"quant_method": "fp8", "weight_block_size": [4, 32]},
+}
+
+
+@pytest.mark.parametrize("method", COMPILED)
+def test_compiled(method: str, tmp_path: Path) -> None:
+    """As the weights in floats give it."""
+    if method == "fp8":
+        scales = RNG.uniform(0.5, 2, (2, 2)).astype(np.float32)
+        arrays = {"l.weight": RNG.normal(size=(OUT, IN)).astype(ml_dtypes.float8_e4m3fn), "l.weight_scale_inv": scales}
+    else:
+        q, zeros, scales = _random(4)
+        stored = np.ascontiguousarray(packed(q.T, 4).T) if method == "gptq" else packed(q, 4)
+        arrays = {"l.qweight": stored, "l.qzeros": packed(zeros, 4), "l.scales": scales}
+    w = weights(tmp_path, arrays, COMPILED[method])
+    (whole,) = interpret(Graph((), (w.matrix("l.weight"),)), [])
+    x, ids = Input("x", TensorType(f32, (1, IN)))(), Input("ids", TensorType(i64, (2,)))()
+    graph = Graph((x, ids), (ops.linear(x, w.matrix("l.weight")), w.rows("l.weight", ids)))
+    given = RNG.normal(size=(1, IN)).astype(np.float32)
+    y, rows = CompiledModel(build_program(graph, host_features(), 1), threads=1)(given, np.array([5, 1]))
+    np.testing.assert_allclose(y, given @ whole.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(rows, whole[[5, 1]])
