@@ -43,7 +43,7 @@ def test_damaged_models_are_refused_or_compiled(first: int) -> None:
         assert what in ("accepted", "refused"), f"seed {seed}: {where}"
 
 
-@pytest.mark.parametrize("kind", ["stablehlo", "tensorflow", "tflite"])
+@pytest.mark.parametrize("kind", ["stablehlo", "tensorflow", "tflite", "gguf", "safetensors"])
 def test_damaged_files_of_other_formats_are_refused_or_read(kind: str) -> None:
     pytest.importorskip("ai_edge_litert") if kind == "tflite" else None
     for seed in (*range(25), *FOUND.get(kind, ())):

@@ -50,7 +50,7 @@ LAZY = {
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
 # frontends: imported where they are used
-EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras", "shared"}
+EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras", "gguf", "huggingface", "shared"}
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {

@@ -1,8 +1,8 @@
 """Damaged files and random models, by seed: what is refused, with a clear error, in bounded time and memory.
 
     python tools/fuzz.py onnx 0:200000            # mutated ONNX files: read, then compiled up to kernel IR
-    python tools/fuzz.py tflite 0:20000           # and so stablehlo, bytecode, tensorflow, torchscript, keras: files
-                                                  # of these formats: read
+    python tools/fuzz.py tflite 0:20000           # and so stablehlo, bytecode, tensorflow, torchscript, keras, gguf,
+                                                  # safetensors: files of these formats: read
     python tools/fuzz.py ingot 0:200000           # mutated programs: raw bytes, and plans under right digests: loaded
     python tools/fuzz.py graphs 0:20000           # random graphs: compiled, run, compared with the interpreter
     python tools/fuzz.py models 0:10000 --folder F   # SEED.onnx and SEED.npz of a folder (tools/nnsmith_models.py):
@@ -346,7 +346,7 @@ def run_format(kind: str, seed: int) -> None:
         READERS[kind][1](Path(folder) / first)
 
 
-_FORMATS = ("stablehlo", "bytecode", "tensorflow", "tflite", "torchscript", "keras")
+_FORMATS = ("stablehlo", "bytecode", "tensorflow", "tflite", "torchscript", "keras", "gguf", "safetensors")
 CASES: dict[str, Case] = {
     "onnx": run_onnx, "ingot": run_ingot, "graphs": run_graph,
     **{kind: partial(run_format, kind) for kind in _FORMATS},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -113,9 +114,68 @@ def keras() -> list[Files]:
         return [{path.name: path.read_bytes()} for path in paths]
 
 
+def gguf() -> list[Files]:
+    """A file with all types of metadata, and one for each format of blocks."""
+    from ingot.frontends.gguf import FORMATS
+    from tests.frontends.gguf import builder as b
+    from tests.frontends.gguf.test_file import SCALARS
+
+    keys = [b.key(f"k{kind}", kind, b.scalar(kind, value)) for kind, value in SCALARS]
+    keys += [b.key(f"a{kind}", b.ARRAY, b.array(kind, [b.scalar(kind, value)] * 3)) for kind, value in SCALARS]
+    keys.append(b.key("tokens", b.ARRAY, b.array(b.STRING, [b.text(t) for t in ("<s>", "a", "")])))
+    keys.append(b.key("nested", b.ARRAY, b.array(b.ARRAY, [b.array(b.U8, []), b.array(b.STRING, [b.text("x")])])))
+    keys.append(b.key("general.alignment", b.U32, b.scalar(b.U32, 32)))
+    out = [{"model.gguf": b.of_tensors({"w": ("Q4_0", (2, 32), b.random_blocks("Q4_0", 2))}, keys)}]
+    for format in FORMATS.values():
+        name, columns = format.name, max(format.elements, 4)
+        raw = b.random_blocks(name, 2 * columns // format.elements)
+        tensors = {"w": (name, (2, columns), raw), "b": ("F32", (2,), b.random_blocks("F32", 2))}
+        out.append({"model.gguf": b.of_tensors(tensors, keys[:2])})
+    return out
+
+
+def safetensors() -> list[Files]:
+    """Folders of Hugging Face: floats, shards and quantized layers; each of their files is the one that is mutated."""
+    import numpy as np
+
+    from ingot.ir.types import f8e4m3fn
+    from ingot.support import safetensors as format
+
+    packed = {
+        "l.qweight": np.arange(64, dtype=np.int32).reshape(8, 8), "l.qzeros": np.ones((2, 1), np.int32),
+        "l.scales": np.ones((2, 8), np.float16), "l.g_idx": np.arange(64, dtype=np.int32) // 32,
+    }  # fmt: skip
+    floats = {"l.weight": np.ones((4, 8), f8e4m3fn.numpy), "l.weight_scale": np.ones((4, 1), np.float32)}
+    plain = {"w": np.ones((4, 3), np.float16), "b": np.ones(3, np.float32)}
+    cases: list[tuple[object, dict[str, dict[str, np.ndarray]]]] = [
+        (None, {"model.safetensors": plain}),
+        (None, {"1.safetensors": {"w": plain["w"]}, "2.safetensors": {"b": plain["b"]}}),
+        ({"quant_method": "gptq", "bits": 4}, {"model.safetensors": packed}),
+        ({"quant_method": "fp8", "weight_block_size": [4, 8]}, {"model.safetensors": floats}),
+    ]
+    out: list[Files] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for quantization, files in cases:
+            config = {"model_type": "llama"} | ({"quantization_config": quantization} if quantization else {})
+            content = {"config.json": json.dumps(config).encode()}
+            if len(files) > 1:
+                index = {"weight_map": {name: file for file, arrays in files.items() for name in arrays}}
+                content["model.safetensors.index.json"] = json.dumps(index).encode()
+            for file, arrays in files.items():
+                format.write(Path(folder, file), arrays)
+                content[file] = Path(folder, file).read_bytes()
+            out += [{first: content[first], **content} for first in content]
+    return out
+
+
 def mutated(data: bytes, mutate: Callable[[bytes], bytes]) -> bytes:
-    """Changed bytes; or, of an archive half of the time, of one of its members, so that it is still an archive."""
+    """Changed bytes; or, half of the time, of an archive one of its members, so that it is still an archive, and of a
+    safetensors file its header, behind its length."""
     whole = mutate(data)
+    if data[8:9] == b"{" and len(whole) % 2 == 0:
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = mutate(data[8:end])
+        return len(header).to_bytes(8, "little") + header + data[end:]
     if not data.startswith(b"PK") or len(whole) % 2:
         return whole
     buffer = io.BytesIO()
@@ -208,6 +268,32 @@ def _import_tflite(path: Path) -> object:
     return import_tflite(path)
 
 
+def _import_gguf(path: Path) -> object:
+    """With all that is decoded of each tensor."""
+    from ingot.frontends.gguf import GGUFFile, GGUFWeights
+
+    file = GGUFFile(path)
+    weights = GGUFWeights(file)
+    for name, tensor in file.tensors.items():
+        tensor.dequantized()
+        weights.matrix(name)
+    return file
+
+
+def _import_safetensors(path: Path) -> object:
+    """The folder around it, each weight as a value."""
+    from ingot.frontends.huggingface import Folder, FolderWeights
+    from ingot.ir.interp import interpret
+    from ingot.ir.node import Graph
+    from ingot.ir.types import dtype_of
+
+    weights = FolderWeights(folder := Folder(path.parent))
+    for name in weights.names:
+        if name not in folder.tensors or dtype_of(folder.tensors[name]).is_float:
+            interpret(Graph((), (weights.matrix(name),)), [])
+    return weights
+
+
 READERS: dict[str, tuple[Callable[[], list[Files]], Callable[[Path], object]]] = {
     "stablehlo": (stablehlo, _import_stablehlo),
     "bytecode": (bytecode, _import_bytecode),
@@ -215,6 +301,8 @@ READERS: dict[str, tuple[Callable[[], list[Files]], Callable[[Path], object]]] =
     "tflite": (tflite, _import_tflite),
     "torchscript": (torchscript, _import_torchscript),
     "keras": (keras, _import_keras),
+    "gguf": (gguf, _import_gguf),
+    "safetensors": (safetensors, _import_safetensors),
 }
 
 

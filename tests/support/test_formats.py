@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.driver.recognize import kind_of
+from ingot.driver.recognize import kind_of, language_model
 from ingot.support.formats import UNKNOWN, foreign
 
 HEADS = {
@@ -80,6 +80,19 @@ def test_folders(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(b"x")
     found = foreign(tmp_path)
     assert found is not None and found.fix == "name the file in it: net.onnx"
+
+
+def test_language_models(tmp_path: Path) -> None:
+    (tmp_path / "m.bin").write_bytes(b"GGUF\x03\0\0\0")
+    assert language_model(tmp_path / "m.bin") == "gguf"
+    (tmp_path / "m.gguf").write_bytes(b"ggjt")
+    assert language_model(tmp_path / "m.gguf") is None
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"x")
+    assert language_model(tmp_path) is None
+    (tmp_path / "config.json").write_bytes(b"{}")
+    assert language_model(tmp_path) == "huggingface"
+    found = foreign(tmp_path)
+    assert found is not None and found.name == "a folder of Hugging Face"
 
 
 def test_models_and_texts_of_models_are_not_foreign(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ _ONNX = re.compile(rb"[\x08\x12\x1a\x22\x28\x32\x3a\x42\x72]|[\xa2\xca\xd2]\x01"
 _SAVED_MODEL = "saved_model.pb"
 _HDF5 = b"\x89HDF\r\n"
 _WEIGHTS_OF_KERAS = "model.weights.h5"
+_GGUF = b"GGUF"
 _ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
 
 
@@ -51,6 +52,16 @@ def kind_of(path: Path) -> Kind | Format:
         return "keras"
     scripted = any(name.count("/") == 1 and name.endswith(f"/{SCRIPT}") for name in names)
     return "torchscript" if scripted else "torch"
+
+
+def language_model(path: Path) -> Literal["gguf", "huggingface"] | None:
+    """Which reader takes the weights of a language model: a GGUF file, or a folder with config.json and safetensors.
+    Raises OSError."""
+    if path.is_dir():
+        whole = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+        return "huggingface" if whole else None
+    with open_regular(path) as file:
+        return "gguf" if file.read(len(_GGUF)) == _GGUF else None
 
 
 def files_of(path: Path) -> list[Path]:

@@ -73,10 +73,10 @@ _OF_ARCHIVES: tuple[tuple[str, Format], ...] = (
     ("MANIFEST.MF", Format("a Java archive", _TO_ONNX)),
 )
 
-# of a folder: a file in it, and what it says
+# of a folder: the pattern of a file in it, and what it says
 _OF_FOLDERS: tuple[tuple[str, Format], ...] = (
     ("Manifest.json", Format("a package of Core ML", _TO_ONNX)),
-    ("model.safetensors", Format("a folder of Hugging Face", _HUB)),
+    ("*.safetensors", Format("a folder of Hugging Face", _HUB)),
     ("pytorch_model.bin", Format("a folder of Hugging Face", _HUB)),
     ("genai_config.json", Format("a folder of ONNX Runtime GenAI", "name the .onnx file in it")),
 )
@@ -100,7 +100,7 @@ def foreign(path: Path) -> Format | None:
 
 def _of_folder(path: Path) -> Format:
     for name, found in _OF_FOLDERS:
-        if (path / name).exists():
+        if any(path.glob(name)):
             return found
     inside = sorted(p.name for p in path.glob("*.onnx"))
     return Format("a folder", f"name the file in it: {inside[0]}" if inside else "name the model's file")

@@ -1,25 +1,38 @@
-"""Arrays by name in one file, as Hugging Face's safetensors has it: a JSON header behind its length, then the bytes."""
+"""Arrays by name in one file, as Hugging Face's safetensors has it: a JSON header behind its length, then the bytes.
+
+Nobody vouches for a file: the header's length is bounded, each name is there once, and each array has the bytes of its
+type and shape, which no other has.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import mmap
 import os
+from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
 from ingot.support.errors import ImportModelError
-from ingot.support.files import atomic_write
+from ingot.support.files import atomic_write, open_regular
 
 # its names -> numpy's, and those of the package ml_dtypes
 _NUMPYS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-_MORE = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_MORE = {
+    "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
 _NAMES = {text: name for name, text in (_NUMPYS | _MORE).items()}
-_LONGEST_HEADER = 100 << 20
+_RANK = 32  # the most dimensions
+_LONGEST_HEADER = 16 << 20  # bytes: of some 100,000 arrays. Parsed, JSON takes up to 30 times its size
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -41,38 +54,75 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """The arrays, views of the mapped file. Raises ImportModelError for a file that is damaged or of another kind."""
     where = str(path)
-    try:
-        data = np.memmap(path, np.uint8, "r")
-    except (OSError, ValueError) as e:
-        raise ImportModelError(f"cannot read weights: {e}", where=where) from e
+    data = _mapped(path)
     length = int.from_bytes(data[:8].tobytes(), "little")
-    if data.size < 8 or not 2 <= length <= min(_LONGEST_HEADER, data.size - 8):
+    if data.size < 8 or not 2 <= length <= data.size - 8:
         raise ImportModelError("not a safetensors file", where=where)
+    if length > _LONGEST_HEADER:
+        expected = f"a header of at most {_LONGEST_HEADER} bytes"
+        raise ImportModelError("safetensors file", expected=expected, got=length, where=where)
     rest = data[8 + length :]
     try:
-        header = json.loads(data[8 : 8 + length].tobytes())
-        entries = {name: _entry(entry, rest) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        header = json.loads(data[8 : 8 + length].tobytes(), object_pairs_hook=unique)
+        if not isinstance(header, dict):
+            raise ValueError("a header that is no object")
+        header.pop("__metadata__", None)
+        places = {name: _place(name, entry, rest.size) for name, entry in header.items()}
+    except (ValueError, RecursionError) as e:
         raise ImportModelError(f"not a readable safetensors file: {e}", where=where) from e
-    return entries
+    taken = sorted((start, end, name) for name, (start, end, _, _) in places.items() if start < end)
+    for (_, end, first), (start, _, second) in pairwise(taken):
+        if start < end:
+            got = f"{first!r} and {second!r} in one place"
+            raise ImportModelError("not a readable safetensors file", expected="a place each", got=got, where=where)
+    return {name: rest[start:end].view(dtype).reshape(shape) for name, (start, end, dtype, shape) in places.items()}
 
 
-def _entry(entry: Mapping[str, object], rest: np.ndarray) -> np.ndarray:
-    dtype = _dtype(str(entry["dtype"]))
-    shape, offsets = entry["shape"], entry["data_offsets"]
-    if not isinstance(shape, list) or not isinstance(offsets, list):
-        raise ValueError("an entry without shape and data_offsets")
-    if not all(isinstance(d, int) and d >= 0 for d in (*shape, *offsets)):
-        raise ValueError("an entry with sizes that are none")
+def _mapped(path: str | os.PathLike[str]) -> np.ndarray:
+    try:
+        with open_regular(Path(path)) as file:
+            if not os.fstat(file.fileno()).st_size:
+                return np.zeros(0, np.uint8)
+            return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    except (OSError, ValueError) as e:
+        raise ImportModelError(f"cannot read weights: {e}", where=str(path)) from e
+
+
+def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON. Raises ValueError where it has a key twice: readers differ on which of them counts."""
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"{twice!r} twice")
+    return out
+
+
+def _place(name: str, entry: object, size: int) -> tuple[int, int, np.dtype, tuple[int, ...]]:
+    """From, up to, and type and shape of an array in `size` bytes."""
+    if not isinstance(entry, dict) or not isinstance(kind := entry.get("dtype"), str):
+        raise ValueError(f"{name!r} without a dtype")
+    dtype = _dtype(name, kind)
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _RANK:
+        raise ValueError(f"{name!r} without a shape and data_offsets of whole numbers")
     start, end = offsets
-    if not 0 <= start <= end <= rest.size:
-        raise ValueError("data_offsets outside of the file")
-    return rest[start:end].view(dtype).reshape(shape)
+    if not start <= end <= size:
+        raise ValueError(f"{name!r} at bytes {start} to {end} of {size}")
+    if math.prod(shape) * dtype.itemsize != end - start:
+        raise ValueError(f"{name!r} with {end - start} bytes for {kind}{shape}")
+    return start, end, dtype, tuple(shape)
 
 
-def _dtype(name: str) -> np.dtype:
-    if name in _NUMPYS:
-        return np.dtype(_NUMPYS[name])
+def _are_sizes(value: object) -> TypeGuard[list[int]]:
+    """Whole numbers below 2^63."""
+    return isinstance(value, list) and all(type(d) is int and 0 <= d < 1 << 63 for d in value)
+
+
+def _dtype(name: str, kind: str) -> np.dtype:
+    if kind in _NUMPYS:
+        return np.dtype(_NUMPYS[kind])
+    if kind not in _MORE:
+        raise ValueError(f"{name!r} of type {kind}, expected one of {', '.join((*_NUMPYS, *_MORE))}")
     import ml_dtypes  # here, so that files of numpy's own types are read with numpy alone
 
-    return np.dtype(getattr(ml_dtypes, _MORE[name]))
+    return np.dtype(getattr(ml_dtypes, _MORE[kind]))

@@ -1,0 +1,63 @@
+"""Block formats, bit for bit as the package `gguf` dequantizes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ingot.frontends.gguf import FORMATS, BlockFormat
+from ingot.frontends.gguf.blocks import UNREAD
+from tests.frontends.gguf.builder import random_blocks
+
+IN_BLOCKS = [f for f in FORMATS.values() if f.levels is not None]
+
+
+def _ids(format: BlockFormat) -> str:
+    return format.name
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=_ids)
+def test_bit_equal_to_the_reference(format: BlockFormat) -> None:
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType(format.code)
+    assert kind.name == format.name
+    assert gguf.GGML_QUANT_SIZES[kind] == (format.elements, format.nbytes)
+    if format.name in ("F64", "I8", "I16", "I32", "I64"):  # which it leaves to numpy
+        return
+    blocks = random_blocks(format.name, 300)
+    expected = gguf.quants.dequantize(blocks, kind).reshape(len(blocks), -1)
+    got = format.dequantize(blocks)
+    assert got.dtype == np.float32 and got.shape == (300, format.elements)
+    np.testing.assert_array_equal(got.view(np.uint32), np.ascontiguousarray(expected).view(np.uint32))
+
+
+@pytest.mark.parametrize("format", IN_BLOCKS, ids=_ids)
+def test_levels_zeros_and_scales_give_the_weights(format: BlockFormat) -> None:
+    """Exactly where the zero is a level, else as exactly as a zero in float32 is."""
+    blocks = random_blocks(format.name, 300, seed=1)
+    levels, (zero, scale) = format.decode_levels(blocks), format.decode_scales(blocks)
+    assert format.levels is not None and levels.dtype == format.levels.numpy
+    grouped = levels.astype(np.float32).reshape(300, -1, format.group)
+    given = np.float32(zero) if isinstance(zero, int) else zero[..., None]
+    got = (grouped - given) * scale[..., None]
+    expected = format.dequantize(blocks).reshape(got.shape)
+    if isinstance(zero, int):
+        np.testing.assert_array_equal(got, expected)
+    largest = np.abs(expected).max(-1, keepdims=True)
+    assert np.all(np.abs(got - expected) <= 1e-6 * largest + 1e-28)
+
+
+def test_many_blocks_are_decoded_in_chunks() -> None:
+    """The same at each place, whatever is decoded with it."""
+    (format,) = (f for f in IN_BLOCKS if f.name == "Q4_K")
+    few = random_blocks("Q4_K", 50)
+    many = np.tile(few, (400, 1))
+    np.testing.assert_array_equal(format.dequantize(many), np.tile(format.dequantize(few), (400, 1)))
+    np.testing.assert_array_equal(format.decode_levels(many), np.tile(format.decode_levels(few), (400, 1)))
+
+
+def test_formats_of_other_kinds_are_named() -> None:
+    gguf = pytest.importorskip("gguf")
+    assert {k.value: k.name for k in gguf.GGMLQuantizationType} == {c: f.name for c, f in FORMATS.items()} | dict(
+        UNREAD
+    )

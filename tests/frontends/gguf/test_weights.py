@@ -1,0 +1,83 @@
+"""Tensors of a GGUF file as nodes: products and rows, as the dequantized weights give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ingot import ops
+from ingot.frontends.gguf import FORMATS, GGUFFile, GGUFWeights
+from ingot.ir.interp import interpret
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, f32, i64
+from ingot.pipeline.build import build_program
+from ingot.runtime.executor import CompiledModel
+from ingot.support.errors import ImportModelError
+from ingot.targets.cpu.workers import host_features
+from tests.frontends.gguf import builder as b
+
+NAMES = [f.name for f in FORMATS.values()]
+ROWS, COLUMNS = 6, 512
+
+
+def weights(tmp_path: Path, name: str, shape: Sequence[int] = (ROWS, COLUMNS)) -> GGUFWeights:
+    format = FORMATS[b.CODES[name]]
+    raw = b.random_blocks(name, int(np.prod(shape)) // format.elements)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b.of_tensors({"w": (name, shape, raw)}))
+    return GGUFWeights(GGUFFile(path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_matrix_and_rows(name: str, tmp_path: Path) -> None:
+    w = weights(tmp_path, name)
+    assert w.shape("w") == (ROWS, COLUMNS) and list(w.names) == ["w"] and "w" in w
+    assert w.matrix("w") is w.matrix("w") and w.vector("w") is w.vector("w")  # programs share what they read
+    expected = w.file.tensors["w"].dequantized()
+    x = Input("x", TensorType(f32, (2, COLUMNS)))()
+    ids = Input("ids", TensorType(i64, (1, 3)))()
+    graph = Graph((x, ids), (ops.linear(x, w.matrix("w")), w.rows("w", ids), w.vector("w")))
+    at = np.array([[5, 0, 2]])
+    given = np.random.default_rng(0).normal(size=(2, COLUMNS)).astype(np.float32)
+    y, rows, whole = interpret(graph, [given, at])
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(rows, expected[at], rtol=1e-6, atol=1e-6 * largest)
+    np.testing.assert_allclose(y, given @ expected.T, rtol=1e-4, atol=1e-3 * largest)
+    np.testing.assert_array_equal(whole, expected)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "F16"])
+def test_compiled(name: str, tmp_path: Path) -> None:
+    w = weights(tmp_path, name)
+    expected = w.file.tensors["w"].dequantized()
+    x = Input("x", TensorType(f32, (1, COLUMNS)))()
+    ids = Input("ids", TensorType(i64, (2,)))()
+    model = CompiledModel(
+        build_program(Graph((x, ids), (ops.linear(x, w.matrix("w")), w.rows("w", ids))), host_features(), 1)
+    )
+    given = np.random.default_rng(0).normal(size=(1, COLUMNS)).astype(np.float32)
+    y, rows = model(given, np.array([3, 1]))
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(rows, expected[[3, 1]], rtol=1e-6, atol=1e-6 * largest)
+    np.testing.assert_allclose(y, given @ expected.T, rtol=1e-4, atol=1e-3 * largest)
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q5_K", "BF16"])
+def test_experts_of_a_layer_in_one_tensor(name: str, tmp_path: Path) -> None:
+    w = weights(tmp_path, name, (3, 4, 256))
+    (experts,) = interpret(Graph((), (w.matrix("w"),)), [])
+    expected = w.file.tensors["w"].dequantized()
+    assert expected.shape == (3, 4, 256)
+    np.testing.assert_allclose(experts, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+
+
+def test_an_unknown_name(tmp_path: Path) -> None:
+    w = weights(tmp_path, "F32")
+    for ask in (w.shape, w.matrix, w.vector):
+        with pytest.raises(
+            ImportModelError, match=r"no tensor 'w2': expected a tensor of the file, got \['w'\] at .*model.gguf"
+        ):
+            ask("w2")
