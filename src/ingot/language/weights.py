@@ -7,6 +7,7 @@ stored: a matrix is a constant, or `Dequantize` of deferred levels.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from difflib import SequenceMatcher
 from typing import Protocol
 
 import numpy as np
@@ -79,4 +80,5 @@ class ArrayWeights:
 
 def missing(name: str, names: Collection[str]) -> ImportModelError:
     """The error of a tensor that the file does not have."""
-    return ImportModelError.unknown("tensor", name, names)
+    near = sorted(names, key=lambda other: -SequenceMatcher(None, name, other).ratio())[:3]
+    return ImportModelError(f"tensor {name!r}", expected=f"one of the file's, such as {', '.join(near)}", got="none")
