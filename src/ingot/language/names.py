@@ -81,7 +81,7 @@ GPT2 = _names({
     "up": "transformer.h.{}.mlp.c_fc.weight",
     "down": "transformer.h.{}.mlp.c_proj.weight",
 })  # fmt: skip
-GGUF = _names({
+_GGUF = {
     "embedding": "token_embd.weight",
     "positions": "position_embd.weight",
     "norm": "output_norm.weight",
@@ -111,11 +111,12 @@ GGUF = _names({
     "shared_up": "blk.{}.ffn_up_shexp.weight",
     "shared_down": "blk.{}.ffn_down_shexp.weight",
     "shared_router": "blk.{}.ffn_gate_inp_shexp.weight",
-})  # fmt: skip
-# Phi-3 has gate and up in one tensor, under the name of up
-GGUF_PHI3 = tuple(
-    (role, name) for role, name in (*GGUF, ("gate_up", "blk.{}.ffn_up.weight")) if role not in ("gate", "up")
-)
+}
+GGUF = _names(_GGUF)
+# gate and up are one tensor, under the name of up
+GGUF_PHI3 = _names(_GGUF, gate="", up="", gate_up="blk.{}.ffn_up.weight")
+# its norm after attention has the name that others have before the feed-forward network
+GGUF_OLMO2 = _names(_GGUF, attention_norm="", feed_forward_norm="")
 
 # what files carry along and no model reads: masks and frequencies that are computed
 IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
