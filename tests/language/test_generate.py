@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ingot.runtime.executor import CompiledModel
 from tests.language.models import MODELS, compiled, decoder, model
 
 MOST = 8
+GREEDY = {"temperature": 0.0}
 
 
 class Session:
@@ -24,9 +25,9 @@ class Session:
         self.program, self.prompt, self.written = program, prompt, 0
         program.set_state({name: np.zeros_like(value) for name, value in program.state().items()})
 
-    def read(self, end: int, count: int, stops: Sequence[int] = (), **how: float) -> np.ndarray:
+    def read(self, end: int, count: int, how: Mapping[str, float] = GREEDY, stops: Sequence[int] = ()) -> np.ndarray:
         """Up to `end` of the sequences so far, then `count` tokens more."""
-        settings = {name: value for name, (_, value) in SETTINGS.items()} | {"temperature": 0.0} | how
+        settings = {name: value for name, (_, value) in SETTINGS.items()} | dict(how)
         values = [np.array(settings[name], dtype.numpy) for name, (dtype, _) in SETTINGS.items()]
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))])
         ids, is_prompt = self.prompt[:, self.written : end], np.array(self.written + 1 < end)
@@ -72,14 +73,14 @@ HOW = {"temperature": 0.9, "top_k": 30, "seed": 5, "repetition_penalty": 1.3, "f
 @pytest.mark.parametrize("how", [HOW, {"temperature": 1.0, "seed": 6}], ids=["penalties", "plain"])
 def test_calls_of_any_length_draw_the_same(tiny: tuple[Any, CompiledModel], how: dict[str, float]) -> None:
     whole, cut = Session(tiny[1], prompt(6)), list[list[int]]()
-    whole.read(6, 8, **how)
-    whole.read(14, 4, **how)
+    whole.read(6, 8, how)
+    whole.read(14, 4, how)
     for chunks in ([(6, 1)], [(2, 0), (6, 3)]):
         s = Session(tiny[1], prompt(6))
         for end, count in chunks:
-            s.read(end, count, **how)
+            s.read(end, count, how)
         while s.prompt.shape[1] < 18:
-            s.read(s.prompt.shape[1], min(2, 18 - s.prompt.shape[1]), **how)
+            s.read(s.prompt.shape[1], min(2, 18 - s.prompt.shape[1]), how)
         cut.append(s.prompt.tolist())
     assert cut == [whole.prompt.tolist()] * 2
 
@@ -89,7 +90,7 @@ def test_stops_end_the_loop_where_all_sequences_came_to_one(tiny: tuple[Any, Com
     ends = [int(free[0, 2]), int(free[1, 4])]
     turns = max(next(i for i, token in enumerate(row) if token in ends) for row in free) + 1
     assert turns < 8
-    assert Session(tiny[1], prompt(9)).read(9, 8, ends).tolist() == free[:, :turns].tolist()
+    assert Session(tiny[1], prompt(9)).read(9, 8, stops=ends).tolist() == free[:, :turns].tolist()
 
 
 def test_bias_forbids(tiny: tuple[Any, CompiledModel]) -> None:
@@ -97,4 +98,4 @@ def test_bias_forbids(tiny: tuple[Any, CompiledModel]) -> None:
     bias = np.full((2, 61), -np.inf, np.float32)
     bias[:, 11] = 0
     s.program.set_state({"bias": bias})
-    assert s.read(5, 4, temperature=1.0).tolist() == [[11] * 4] * 2
+    assert s.read(5, 4, {"temperature": 1.0}).tolist() == [[11] * 4] * 2

@@ -89,9 +89,10 @@ class _Loop:
 
     def of(self, values: Sequence[Node]) -> _Loop:
         """The same of other nodes, in the order of `values`."""
-        own, rest = values[:7], values[7:]
+        turns, count, position, token, tokens, is_done, stops, *rest = values
         n = len(self.sampler.settings)
-        return _Loop(*own, Sampler(tuple(rest[:n]), rest[n], rest[n + 1]), tuple(rest[n + 2 :]))
+        sampler = Sampler(tuple(rest[:n]), rest[n], rest[n + 1])
+        return _Loop(turns, count, position, token, tokens, is_done, stops, sampler, tuple(rest[n + 2 :]))
 
     def inputs(self) -> _Loop:
         return self.of([Input(f"value {i}", n.type)() for i, n in enumerate(self.values)])

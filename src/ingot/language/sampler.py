@@ -115,6 +115,7 @@ def _drawn(operands: tuple[Node, ...], best: Node, count: int) -> Graph:
     """Of the `count` largest; 0: of all, unsorted, of which min-p alone takes some away."""
     inputs = _inputs((*operands, best))
     top_k, top_p, min_p, scaled, key, _ = inputs
+    ids = None
     if count:
         scaled, ids = ops.TopK(count, 1)(scaled).results
     weights = ops.Softmax(1)(scaled)
@@ -132,8 +133,6 @@ def _drawn(operands: tuple[Node, ...], best: Node, count: int) -> Graph:
         kept = ops.or_(ops.and_(kept, ops.and_(enough, within)), ops.compare("EQ", rank, 0))
     noise = ops.Neg()(ops.Log()(sampling.exponential(key, scaled.shape)))
     place = ops.arg_reduce("max", ops.where(kept, ops.add(scaled, noise), -_INF), 1)
-    return Graph(inputs, (_chosen(ids, place) if count else place,))
-
-
-def _chosen(ids: Node, place: Node) -> Node:
-    return ops.squeeze(ops.GatherElements(1)(ids, ops.expand_dims(place, 1)), 1)
+    if ids is None:
+        return Graph(inputs, (place,))
+    return Graph(inputs, (ops.squeeze(ops.GatherElements(1)(ids, ops.expand_dims(place, 1)), 1),))
