@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ingot.ir.node import Graph
+from ingot.language.architecture import Architecture
 from ingot.language.config import from_config
 from ingot.language.layers import Decoder
 from ingot.language.weights import ArrayWeights
@@ -88,12 +90,16 @@ def model(module: str, name: str, given: dict[str, Any]) -> Any:
     return net
 
 
-def decoder(net: Any, folder: Path, context: int) -> Decoder:
-    """Of the model's files, whose names are others than those in memory."""
+def files(net: Any, folder: Path) -> tuple[Architecture, dict[str, np.ndarray]]:
+    """What the model's files hold, whose names are others than those in memory."""
     load = pytest.importorskip("safetensors.numpy").load_file
     net.save_pretrained(folder)
-    architecture = from_config(json.loads((folder / "config.json").read_text()))
-    return Decoder(architecture, ArrayWeights(load(folder / "model.safetensors")), context)
+    return from_config(json.loads((folder / "config.json").read_text())), load(folder / "model.safetensors")
+
+
+def decoder(net: Any, folder: Path, context: int) -> Decoder:
+    architecture, weights = files(net, folder)
+    return Decoder(architecture, ArrayWeights(weights), context)
 
 
 def compiled(graph: Graph) -> CompiledModel:
