@@ -65,6 +65,9 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "granite": ("granite", "GraniteForCausalLM", {
         "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2, "logits_scaling": 2.0,
     }),
+    "lfm 2": ("lfm2", "Lfm2ForCausalLM", {
+        "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False,
+    }),
     "cohere": ("cohere", "CohereForCausalLM", {"logit_scale": 0.25}),
     "mixtral": ("mixtral", "MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "qwen 2 mixture": ("qwen2_moe", "Qwen2MoeForCausalLM", {

@@ -26,6 +26,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     }),
     "qwen2moe": ("qwen 2 mixture", {"expert_count": 4, "expert_used_count": 2}),
     "qwen3": ("qwen 3", {"attention.key_length": 16}),
+    "lfm2": ("lfm 2", {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2], "rope.freq_base": 1e6}),
     "olmo2": ("olmo 2", {}),
     "command-r": ("cohere", {"logit_scale": 0.25, "rope.freq_base": 500000.0}),
 }  # fmt: skip

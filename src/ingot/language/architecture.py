@@ -43,11 +43,13 @@ class Experts:
 @dataclass(frozen=True)
 class Layer:
     """window: the last tokens that a token sees, itself among them; 0: all. rope: None where positions are learned or
-    not told. experts: None where all tokens go through one network."""
+    not told. experts: None where all tokens go through one network. convolution: instead of attention there is a gated
+    causal convolution over so many tokens (LFM2's); 0: attention."""
 
     window: int = 0
     rope: Rope | None = None
     experts: Experts | None = None
+    convolution: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ingot import ops
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Input, Node
@@ -20,45 +22,56 @@ class Position:
 
 @dataclass(frozen=True)
 class CacheForm:
-    """Two tensors [batch, heads, context, width] of each layer, keys and values, of f32, f16 or bf16.
+    """The tensors of all layers in order, by name.
 
-    Positions from the end of what was written on hold anything: no token reads them.
+    Of attention keys and values, [batch, heads, context, width] of f32, f16 or bf16: positions from the end of what was
+    written on hold anything, for no token reads them. Of a convolution over n tokens the n - 1 that came last:
+    f32[batch, n - 1, width].
     """
 
-    layers: int
     batch: int
-    heads: int
     context: int
-    width: int
-    dtype: DType = f32
+    layers: tuple[tuple[tuple[str, TensorType], ...], ...]
 
     @staticmethod
     def of(architecture: Architecture, batch: int, context: int, dtype: DType = f32) -> CacheForm:
         a = architecture
-        return CacheForm(len(a.layers), batch, a.key_heads, context, a.head_width, dtype)
-
-    @property
-    def type(self) -> TensorType:
-        return TensorType(self.dtype, (self.batch, self.heads, self.context, self.width))
+        kept = TensorType(dtype, (batch, a.key_heads, context, a.head_width))
+        layers: list[tuple[tuple[str, TensorType], ...]] = []
+        for i, layer in enumerate(a.layers):
+            if layer.convolution:
+                layers.append(((f"recent.{i}", TensorType(f32, (batch, layer.convolution - 1, a.width))),))
+            else:
+                layers.append(((f"keys.{i}", kept), (f"values.{i}", kept)))
+        return CacheForm(batch, context, tuple(layers))
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(f"{what}.{i}" for i in range(self.layers) for what in ("keys", "values"))
-
-    @property
-    def nbytes(self) -> int:
-        return 2 * self.layers * self.batch * self.heads * self.context * self.width * self.dtype.nbytes
+        return tuple(name for layer in self.layers for name, _ in layer)
 
     def inputs(self) -> tuple[Node, ...]:
-        return tuple(Input(name, self.type)() for name in self.names)
+        return tuple(Input(name, type)() for layer in self.layers for name, type in layer)
 
-    def written(self, cache: Node, chunk: Node, at: Position) -> Node:
-        """The cache with `chunk`, f32[batch, heads, tokens, width], from `at` on."""
-        zero = ops.scalar(0, at.value.dtype)
-        return ops.DynamicUpdateSlice()(cache, ops.cast(chunk, self.dtype), zero, zero, at.value, zero)
+    def by_layer(self, caches: Sequence[Node]) -> list[tuple[Node, ...]]:
+        """Those of each layer, of all of them in order."""
+        rest = iter(caches)
+        return [tuple(next(rest) for _ in layer) for layer in self.layers]
 
-    def read(self, cache: Node, at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:
-        """(what `tokens` tokens from `at` on may see, f32; the position of the first of it)."""
-        first = dim_max(at.size - (window - 1), 0) if window else 0
-        size = (self.batch, self.heads, at.size + tokens, self.width)
-        return ops.cast(ops.Slice((0, 0, first, 0), size, (1, 1, 1, 1))(cache), f32), first
+
+def written(cache: Node, chunk: Node, at: Position) -> Node:
+    """A cache with `chunk`, f32[batch, heads, tokens, width], from `at` on."""
+    zero = ops.scalar(0, at.value.dtype)
+    return ops.DynamicUpdateSlice()(cache, ops.cast(chunk, cache.dtype), zero, zero, at.value, zero)
+
+
+def read(cache: Node, at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:
+    """(what `tokens` tokens from `at` on may see, f32; the position of the first of it)."""
+    first = dim_max(at.size - (window - 1), 0) if window else 0
+    batch, heads, _, width = cache.shape
+    seen = ops.Slice((0, 0, first, 0), (batch, heads, at.size + tokens, width), (1, 1, 1, 1))(cache)
+    return ops.cast(seen, f32), first
+
+
+def recent(cache: Node, at: Position) -> Node:
+    """What came before a chunk: zeros at the start of a sequence, whatever an earlier one left."""
+    return ops.where(ops.compare("EQ", at.value, 0), 0.0, cache)

@@ -36,6 +36,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {"names": names.OLMO2, "pre_norm": False, "post_norm": True, "head_norm": "all"},
     "olmoe": {"head_norm": "all"},
     "granite": {"norm": Norm(eps=1e-6)},
+    "lfm2": {"names": names.LFM2, "head_norm": "head", "tied": True},
     "cohere": {"norm": Norm("layer"), "parallel": True, "tied": True},
     "mixtral": {"names": names.MIXTRAL},
     "qwen2_moe": {"norm": Norm(eps=1e-6)},
@@ -47,7 +48,8 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh", "relu": "relu",
 }  # fmt: skip
 _WINDOWED = {"mistral", "ministral", "mixtral", "phi3", "starcoder2"}  # all layers, if the file gives a window
-_THETA = {"gemma3_text": 1_000_000.0, "mixtral": 1_000_000.0}
+_PERIODS = {"gemma2": 2, "gemma3_text": 6, "olmo3": 4}  # of so many layers one sees all
+_THETA = {"lfm2": 1_000_000.0, "gemma3_text": 1_000_000.0, "mixtral": 1_000_000.0}
 # switches that change what is computed and that a record does not have: the value that leaves them off
 _OFF: dict[str, Any] = {
     "use_qk_norm": False, "qk_layernorm": False, "alibi": False, "use_bidirectional_attention": False,
@@ -77,7 +79,9 @@ def from_config(values: Mapping[str, Any]) -> Architecture:
         raise c.error("hidden_size", f"a multiple of the {heads} heads", width)
     head_width = c.count("head_dim", default=width // heads)
     context = c.count("max_position_embeddings", "n_positions")
-    eps = c.number("rms_norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", default=_eps(given))
+    eps = c.number(
+        "rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", default=_eps(given)
+    )
     record = Architecture(
         family=family,
         width=width,
@@ -129,37 +133,49 @@ def _attention_scale(c: Settings, family: str, head_width: int) -> float:
 
 def _layers(c: Settings, family: str, head_width: int, context: int) -> tuple[Layer, ...]:
     count = c.count("num_hidden_layers", "n_layer")
-    sliding = _sliding(c, family, count)
-    window = c.count("sliding_window") if any(sliding) else 0
+    kinds = _kinds(c, family, count)
+    window = c.count("sliding_window") if "sliding_attention" in kinds else 0
+    convolution = c.count("conv_L_cache", default=3, least=2) if "conv" in kinds else 0
     whole, local = (None, None) if FAMILIES[family].get("positions") else _ropes(c, family, head_width, context)
     experts = _experts(c)
     routed = [experts if experts and _is_routed(c, i) else None for i in range(count)]
-    return tuple(Layer(window if s else 0, local if s else whole, e) for s, e in zip(sliding, routed, strict=True))
+    layers = {
+        "full_attention": Layer(0, whole),
+        "sliding_attention": Layer(window, local),
+        "conv": Layer(convolution=convolution),
+    }
+    return tuple(replace(layers[kind], experts=e) for kind, e in zip(kinds, routed, strict=True))
 
 
-def _sliding(c: Settings, family: str, count: int) -> list[bool]:
-    """Which layers see a window."""
-    kinds = c.get("layer_types")
-    if kinds is not None:
-        if not isinstance(kinds, list | tuple) or len(kinds) != count:
-            raise c.error("layer_types", f"a list of {count}", kinds)
-        for kind in kinds:
-            if kind not in ("full_attention", "sliding_attention"):
-                raise c.error("layer_types", "full_attention or sliding_attention", kind)
-        return [kind == "sliding_attention" for kind in kinds]
-    if c.get("sliding_window") is None:
-        return [False] * count
-    if family == "gemma2":
-        return [i % 2 == 0 for i in range(count)]
-    if family == "gemma3_text":
-        period = c.count("sliding_window_pattern", default=6)
-        return [(i + 1) % period != 0 for i in range(count)]
-    if family == "olmo3":
-        return [(i + 1) % 4 != 0 for i in range(count)]
+def _kinds(c: Settings, family: str, count: int) -> list[str]:
+    """What each layer is, in the words of `layer_types`."""
+    given = c.get("layer_types")
+    if given is None:
+        return [_kind(c, family, i) for i in range(count)]
+    if not isinstance(given, list | tuple) or len(given) != count:
+        raise c.error("layer_types", f"a list of {count}", given)
+    known = ["full_attention", "conv" if family == "lfm2" else "sliding_attention"]
+    for kind in given:
+        if kind not in known:
+            raise c.error("layer_types", " or ".join(known), kind)
+    return list(given)
+
+
+def _kind(c: Settings, family: str, i: int) -> str:
+    if family == "lfm2":
+        whole = c.get("full_attn_idxs") is None or i in c.numbers("full_attn_idxs")
+        return "full_attention" if whole else "conv"
+    is_sliding = c.get("sliding_window") is not None and _is_sliding(c, family, i)
+    return "sliding_attention" if is_sliding else "full_attention"
+
+
+def _is_sliding(c: Settings, family: str, i: int) -> bool:
+    """Whether a layer of a model that has a window sees only that."""
     if family.startswith("qwen"):
-        first = c.count("max_window_layers", default=28, least=0)
-        return [c.flag("use_sliding_window") and i >= first for i in range(count)]
-    return [family in _WINDOWED] * count
+        return c.flag("use_sliding_window") and i >= c.count("max_window_layers", default=28, least=0)
+    if family in _PERIODS:
+        return (i + 1) % c.count("sliding_window_pattern", default=_PERIODS[family]) != 0
+    return family in _WINDOWED
 
 
 def _experts(c: Settings) -> Experts | None:

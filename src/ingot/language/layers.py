@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ingot import ops
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import i64
-from ingot.language.architecture import Architecture, Experts, Layer, Norm
-from ingot.language.cache import CacheForm, Position
+from ingot.language.architecture import Architecture, Experts, Norm
+from ingot.language.cache import CacheForm, Position, read, recent, written
 from ingot.language.rope import Rope
 from ingot.language.tensors import Tensors
 from ingot.language.weights import Weights
@@ -51,13 +52,14 @@ class Decoder:
             x = ops.add(x, _rows(t.matrix("positions"), at, tokens))
         turns = {rope: self._turns(rope, at, tokens) for rope in {layer.rope: None for layer in a.layers} if rope}
         after: list[Node] = []
-        for i, layer in enumerate(a.layers):
+        for i, (layer, own) in enumerate(zip(a.layers, form.by_layer(caches), strict=True)):
             h = self._norm(x, "attention_norm", i) if a.pre_norm else x
-            q, k, v = self._heads(h, i, turns.get(layer.rope) if layer.rope else None)
-            keys, values = (form.written(c, n, at) for c, n in zip(caches[2 * i : 2 * i + 2], (k, v), strict=True))
-            after += (keys, values)
-            y = self._attended(q, keys, values, layer, at, form)
-            y = self._branch(t.linear(y, "attention_output", i), "attention_post_norm", i)
+            if layer.convolution:
+                y, kept = self._convolved(h, i, own, at)
+            else:
+                y, kept = self._attended(h, i, own, at, turns.get(layer.rope) if layer.rope else None)
+            after += kept
+            y = self._branch(y, "attention_post_norm", i)
             if not a.parallel:
                 x = ops.add(x, y)
             # a parallel half reads what attention reads, unless it has a norm of its own
@@ -103,21 +105,25 @@ class Decoder:
             q, k = _turned(q, rope, turns), _turned(k, rope, turns)
         return q, k, v
 
-    def _attended(self, q: Node, keys: Node, values: Node, layer: Layer, at: Position, form: CacheForm) -> Node:
-        """[batch, tokens, heads * head width]: the values that each token takes."""
+    def _attended(
+        self, x: Node, i: int, caches: Sequence[Node], at: Position, turns: Turns | None
+    ) -> tuple[Node, tuple[Node, ...]]:
         a = self.architecture
-        tokens = q.shape[2]
-        window = layer.window if layer.window < self.context else 0
-        seen, first = form.read(keys, at, tokens, window)
-        taken, _ = form.read(values, at, tokens, window)
-        operands = [q, seen, taken]
+        q, k, v = self._heads(x, i, turns)
+        keys, values = (written(cache, new, at) for cache, new in zip(caches, (k, v), strict=True))
+        tokens, window = q.shape[2], a.layers[i].window
+        if window >= self.context:
+            window = 0
+        seen, first = read(keys, at, tokens, window)
+        operands = [q, seen, read(values, at, tokens, window)[0]]
         if window and tokens != 1:
-            # the window's first key: of a single token it is the first that is read
+            # the first key that a token sees; a single token sees all that is read
             rows = ops.add(ops.arange(tokens), ops.scalar(at.size - first - window + 1, i64))
             operands.append(ops.compare("GE", ops.arange(seen.shape[2]), ops.expand_dims(rows, 1)))
         causal = "none" if tokens == 1 else "lower_right"
         y = ops.Attention(causal, a.attention_scale, a.attention_cap)(*operands)
-        return ops.reshape(ops.swap_axes(y, 1, 2), (q.shape[0], tokens, a.heads * a.head_width))
+        y = ops.reshape(ops.swap_axes(y, 1, 2), (q.shape[0], tokens, a.heads * a.head_width))
+        return self._tensors.linear(y, "attention_output", i), (keys, values)
 
     def _turns(self, rope: Rope, at: Position, tokens: DimLike) -> Turns:
         role = "rope_factors"
@@ -128,6 +134,22 @@ class Decoder:
             self._tensors.ignore(other)
         cos, sin = (_rows(const(table), at, tokens) for table in rope.tables(self.context, factors))
         return cos, sin
+
+    # --- convolution
+
+    def _convolved(self, x: Node, i: int, caches: Sequence[Node], at: Position) -> tuple[Node, tuple[Node, ...]]:
+        """Of each channel its last tokens, gated before and after."""
+        t, width, size = self._tensors, x.shape[-1], self.architecture.layers[i].convolution
+        before, after, x = ops.split(t.linear(x, "convolution_input", i), (width,) * 3, -1)
+        line = ops.concat([recent(caches[0], at), ops.mul(before, x)], 1)
+        taps = ops.reshape(t.vector("convolution", i), (width, size))
+        tokens = x.shape[1]
+        parts = [ops.mul(ops.slice_axis(line, 1, j, tokens + j), ops.index_axis(taps, 1, j)) for j in range(size)]
+        y = functools.reduce(ops.add, parts)
+        if (bias := t.bias("convolution", i)) is not None:
+            y = ops.add(y, bias)
+        kept = ops.slice_axis(line, 1, tokens, tokens + size - 1)
+        return t.linear(ops.mul(after, y), "convolution_output", i), (kept,)
 
     # --- what stands between
 

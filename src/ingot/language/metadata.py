@@ -31,6 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {"names": names.GGUF_OLMO2, "pre_norm": False, "post_norm": True, "head_norm": "all"},
     "olmoe": {"head_norm": "all"},
     "granite": {},
+    "lfm2": {"names": names.GGUF_LFM2, "head_norm": "head"},
     "command-r": {"norm": Norm("layer"), "parallel": True},
 }
 # their queries and keys are stored so that pairs stand side by side
@@ -50,7 +51,7 @@ def from_metadata(values: Mapping[str, Any]) -> Architecture:
         raise ImportModelError("general.architecture", expected=expected, got=repr(family), where="GGUF metadata")
     m = Settings(values, "GGUF metadata", f"{family}.")
     width, heads = m.count("embedding_length"), m.count("attention.head_count")
-    key_heads = m.count("attention.head_count_kv", default=heads)
+    key_heads = _key_heads(m, family, heads)
     if heads % key_heads:
         raise m.error("attention.head_count_kv", f"a divisor of the {heads} heads", key_heads)
     if m.get("attention.key_length") is None and width % heads:
@@ -86,6 +87,17 @@ def from_metadata(values: Mapping[str, Any]) -> Architecture:
     )
 
 
+def _key_heads(m: Settings, family: str, heads: int) -> int:
+    """A hybrid model has a number for each layer: none where there is no attention."""
+    each = m.numbers("attention.head_count_kv") if family == "lfm2" else ()
+    if not each:
+        return m.count("attention.head_count_kv", default=heads)
+    key_heads = max(each)
+    if len(each) != m.count("block_count") or any(n not in (0, key_heads) for n in each) or not 0 < key_heads <= heads:
+        raise m.error("attention.head_count_kv", "0 or one number for each layer", each)
+    return int(key_heads)
+
+
 def _logit_scale(m: Settings, family: str) -> float:
     """Granite's is a divisor."""
     return 1 / m.positive("logit_scale", default=1.0) if family == "granite" else m.number("logit_scale", default=1.0)
@@ -99,7 +111,12 @@ def _layers(m: Settings, family: str, head_width: int, context: int) -> tuple[La
     rope = None if FAMILIES[family].get("positions") else _rope(m, family, head_width, context)
     local = Rope(rope.width, _LOCAL_BASE) if rope and family == "gemma3" else rope
     experts = _experts(m, family)
-    return tuple(Layer(window if s else 0, local if s else rope, experts) for s in sliding)
+    layers = [Layer(window if s else 0, local if s else rope, experts) for s in sliding]
+    if family == "lfm2":
+        convolution = Layer(convolution=m.count("shortconv.l_cache", least=2))
+        each = m.numbers("attention.head_count_kv")
+        layers = [layer if n else convolution for layer, n in zip(layers, each, strict=True)]
+    return tuple(layers)
 
 
 def _experts(m: Settings, family: str) -> Experts | None:

@@ -69,6 +69,21 @@ MIXTRAL = _names(
     expert_up=_LAYER + "block_sparse_moe.experts.{}.w3.weight",
     expert_down=_LAYER + "block_sparse_moe.experts.{}.w2.weight",
 )
+LFM2 = _names(
+    _LLAMA,
+    norm="model.embedding_norm.weight",
+    attention_norm=_LAYER + "operator_norm.weight",
+    query_norm=_LAYER + "self_attn.q_layernorm.weight",
+    key_norm=_LAYER + "self_attn.k_layernorm.weight",
+    attention_output=_LAYER + "self_attn.out_proj.weight",
+    feed_forward_norm=_LAYER + "ffn_norm.weight",
+    gate=_LAYER + "feed_forward.w1.weight",
+    up=_LAYER + "feed_forward.w3.weight",
+    down=_LAYER + "feed_forward.w2.weight",
+    convolution=_LAYER + "conv.conv.weight",
+    convolution_input=_LAYER + "conv.in_proj.weight",
+    convolution_output=_LAYER + "conv.out_proj.weight",
+)
 GPT2 = _names({
     "embedding": "transformer.wte.weight",
     "positions": "transformer.wpe.weight",
@@ -117,6 +132,14 @@ GGUF = _names(_GGUF)
 GGUF_PHI3 = _names(_GGUF, gate="", up="", gate_up="blk.{}.ffn_up.weight")
 # its norm after attention has the name that others have before the feed-forward network
 GGUF_OLMO2 = _names(_GGUF, attention_norm="", feed_forward_norm="")
+
+GGUF_LFM2 = _names(
+    _GGUF,
+    norm="token_embd_norm.weight",
+    convolution="blk.{}.shortconv.conv.weight",
+    convolution_input="blk.{}.shortconv.in_proj.weight",
+    convolution_output="blk.{}.shortconv.out_proj.weight",
+)
 
 # what files carry along and no model reads: masks and frequencies that are computed
 IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
