@@ -23,6 +23,8 @@ class Tensors:
         self._table = dict(architecture.names)
         self._transposed = architecture.transposed
         self._read: set[str] = set()
+        # a matrix of levels is another constant each time that it is read: programs would hold it as often
+        self._matrices: dict[str, Node] = {}
 
     def name(self, role: str, *place: int) -> str:
         """The name in the file, "" where the scheme has none."""
@@ -36,7 +38,10 @@ class Tensors:
 
     def matrix(self, role: str, *place: int) -> Node:
         """[outputs, inputs], those of experts [experts, outputs, inputs]."""
-        node = self._weights.matrix(self._found(role, *place))
+        name = self._found(role, *place)
+        if name not in self._matrices:
+            self._matrices[name] = self._weights.matrix(name)
+        node = self._matrices[name]
         # what layers multiply with may be stored the other way, embeddings are not
         return ops.swap_axes(node, -2, -1) if self._transposed and place else node
 
