@@ -13,7 +13,7 @@ import pytest
 from ingot.ir.node import Graph
 from ingot.language.architecture import Architecture
 from ingot.language.config import from_config
-from ingot.language.layers import Decoder
+from ingot.language.layers import Network
 from ingot.language.weights import ArrayWeights
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
@@ -100,9 +100,9 @@ def files(net: Any, folder: Path) -> tuple[Architecture, dict[str, np.ndarray]]:
     return from_config(json.loads((folder / "config.json").read_text())), load(folder / "model.safetensors")
 
 
-def decoder(net: Any, folder: Path, context: int) -> Decoder:
+def network(net: Any, folder: Path, context: int) -> Network:
     architecture, weights = files(net, folder)
-    return Decoder(architecture, ArrayWeights(weights), context)
+    return Network(architecture, ArrayWeights(weights), context)
 
 
 def compiled(graph: Graph) -> CompiledModel:

@@ -12,7 +12,7 @@ from ingot.language.cache import CacheForm
 from ingot.language.generate import STOPS, generate
 from ingot.language.sampler import SETTINGS
 from ingot.runtime.executor import CompiledModel
-from tests.language.models import MODELS, compiled, decoder, model
+from tests.language.models import MODELS, compiled, model, network
 
 MOST = 8
 GREEDY = {"temperature": 0.0}
@@ -40,7 +40,7 @@ class Session:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, CompiledModel]:
     net = model(*MODELS["gemma 3"])
-    language = decoder(net, tmp_path_factory.mktemp("model"), 40)
+    language = network(net, tmp_path_factory.mktemp("model"), 40)
     return net, compiled(generate(language, CacheForm.of(language.architecture, 2, 40), MOST))
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from ingot.ir.types import DType, bf16, f16, f32
 from ingot.language.cache import CacheForm
-from ingot.language.layers import Decoder
+from ingot.language.layers import Network
 from ingot.language.programs import chunk
 from ingot.language.weights import ArrayWeights
 from ingot.support.errors import ImportModelError, InputError, ShapeError
-from tests.language.models import FAST, MODELS, compiled, decoder, files, model
+from tests.language.models import FAST, MODELS, compiled, files, model, network
 
 CASES = [pytest.param(name, marks=[pytest.mark.slow] if i >= FAST else []) for i, name in enumerate(MODELS)]
 
@@ -23,12 +23,12 @@ CASES = [pytest.param(name, marks=[pytest.mark.slow] if i >= FAST else []) for i
 @pytest.mark.parametrize("name", CASES)
 def test_logits(name: str, tmp_path: Path) -> None:
     net = model(*MODELS[name])
-    language = decoder(net, tmp_path, 32)
+    language = network(net, tmp_path, 32)
     for batch in (1, 3):
         agrees(language, net, batch)
 
 
-def agrees(language: Decoder, net: Any, batch: int = 1, tolerance: float = 1e-4, dtype: DType = f32) -> None:
+def agrees(language: Network, net: Any, batch: int = 1, tolerance: float = 1e-4, dtype: DType = f32) -> None:
     """A prompt in two chunks, then steps; the tolerance is of the largest logit."""
     ids = np.random.default_rng(0).integers(3, 61, (batch, 24))
     expected = logits(net, ids)
@@ -47,12 +47,12 @@ def logits(net: Any, ids: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(f16, 2e-3), (bf16, 2e-2)], ids=str)
 def test_narrow_caches(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     net = model(*MODELS["llama 3"])
-    agrees(decoder(net, tmp_path, 32), net, 1, tolerance, dtype)
+    agrees(network(net, tmp_path, 32), net, 1, tolerance, dtype)
 
 
 def test_logits_of_every_token(tmp_path: Path) -> None:
     net = model(*MODELS["llama 3"])
-    language, ids = decoder(net, tmp_path, 32), np.random.default_rng(3).integers(3, 61, (2, 9))
+    language, ids = network(net, tmp_path, 32), np.random.default_rng(3).integers(3, 61, (2, 9))
     program = compiled(chunk(language, CacheForm.of(language.architecture, 2, 32), every=True))
     np.testing.assert_allclose(np.asarray(program(ids, np.array([0]))), logits(net, ids), atol=1e-4)
 
@@ -60,13 +60,13 @@ def test_logits_of_every_token(tmp_path: Path) -> None:
 def test_factors_of_a_longer_context_than_the_original(tmp_path: Path) -> None:
     """Phi-3's are chosen by the context, once: `transformers` takes them by the length of a call."""
     net = model(*MODELS["phi 3, long"])
-    language, ids = decoder(net, tmp_path, 40), np.random.default_rng(3).integers(3, 61, (1, 36))
+    language, ids = network(net, tmp_path, 40), np.random.default_rng(3).integers(3, 61, (1, 36))
     program = compiled(chunk(language, CacheForm.of(language.architecture, 1, 40)))
     np.testing.assert_allclose(np.asarray(program(ids, np.array([0]))), logits(net, ids)[:, -1], atol=1e-4)
 
 
 def test_a_chunk_lies_within_the_context(tmp_path: Path) -> None:
-    language = decoder(model(*MODELS["llama 3"]), tmp_path, 32)
+    language = network(model(*MODELS["llama 3"]), tmp_path, 32)
     program = compiled(chunk(language, CacheForm.of(language.architecture, 1, 32)))
     for ids, at in (
         (np.zeros((1, 33), np.int64), 0),
@@ -93,11 +93,11 @@ def test_tensors_of_another_model_are_refused(changes: dict[str, Any], match: st
     net = model(*MODELS["llama"])
     architecture, weights = files(net, tmp_path)
     weights = {name: array for name, array in (weights | changes).items() if array is not None}
-    language = Decoder(architecture, ArrayWeights(weights), 32)
+    language = Network(architecture, ArrayWeights(weights), 32)
     with pytest.raises((ImportModelError, ShapeError), match=match):
         chunk(language, CacheForm.of(architecture, 1, 32))
 
 
 def test_learned_positions_bound_the_context(tmp_path: Path) -> None:
     with pytest.raises(ImportModelError, match="context: expected 1 to 64 tokens, got 65"):
-        decoder(model(*MODELS["gpt 2"]), tmp_path, 65)
+        network(model(*MODELS["gpt 2"]), tmp_path, 65)

@@ -54,7 +54,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A decoder.
+    """A decoder, or an encoder that is built alike.
 
     x = embed(ids) * embedding_scale
     for each layer:
@@ -62,13 +62,13 @@ class Architecture:
         x = x + residual_scale * post_norm(feed_forward(pre_norm(x)))
     logits = cap(output(norm(x)) * logit_scale)
 
-    family: as the file calls it. context: the tokens that it was trained for. pre_norm, post_norm: where normalization
-    stands. parallel: both halves of a layer read the same x. head_norm: queries and keys are normalized, "head" each
+    family: as the file calls it. context: the tokens that it was trained for. causal: tokens see those before, else
+    all. pre_norm, post_norm: where normalization stands. residual_norm: it stands behind each sum, with the post norms'
+    parameters. parallel: both halves of a layer read one x. head_norm: queries and keys are normalized, "head" each
     head, "all" all heads at once, "none". gated: activation(gate(x)) * up(x) instead of activation(up(x)).
     attention_scale: of the scores. attention_cap, logit_cap: c of c tanh(x / c); 0: none. clip: the largest absolute
-    value of queries, keys and values; 0: any. positions: they are learned and added to the embeddings.
-    transposed: matrices of layers are stored [inputs, outputs]. tied: the output is the
-    embedding.
+    value of queries, keys and values; 0: any. positions: they are learned and added to the embeddings. transposed:
+    matrices of layers are stored [inputs, outputs]. tied: the output is the embedding.
     """
 
     family: str
@@ -82,6 +82,8 @@ class Architecture:
     norm: Norm = field(default=Norm())
     pre_norm: bool = True
     post_norm: bool = False
+    residual_norm: bool = False
+    causal: bool = True
     parallel: bool = False
     head_norm: str = "none"
     activation: str = "silu"

@@ -36,6 +36,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo3": {"names": names.OLMO2, "pre_norm": False, "post_norm": True, "head_norm": "all"},
     "olmoe": {"head_norm": "all"},
     "granite": {"norm": Norm(eps=1e-6)},
+    "bert": {
+        "names": names.BERT, "norm": Norm("layer", 1e-12), "gated": False, "positions": True, "activation": "gelu",
+        "pre_norm": False, "residual_norm": True, "causal": False,
+    },
     "lfm2": {"names": names.LFM2, "head_norm": "head", "tied": True},
     "cohere": {"norm": Norm("layer"), "parallel": True, "tied": True},
     "mixtral": {"names": names.MIXTRAL},
@@ -54,6 +58,7 @@ _THETA = {"lfm2": 1_000_000.0, "gemma3_text": 1_000_000.0, "mixtral": 1_000_000.
 _OFF: dict[str, Any] = {
     "use_qk_norm": False, "qk_layernorm": False, "alibi": False, "use_bidirectional_attention": False,
     "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False, "add_cross_attention": False,
+    "is_decoder": False, "position_embedding_type": "absolute",
     "no_rope_layers": [], "mlp_bias": None, "attention_bias": None,
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, boolean, i64
 from ingot.language.cache import CacheForm, Position
-from ingot.language.layers import Decoder
+from ingot.language.layers import Network
 from ingot.language.programs import START, TOKENS, chunk_inputs, last, limits
 from ingot.language.sampler import Sampler
 from ingot.support.dataclass import dataclass
@@ -25,7 +25,7 @@ STOPS = 8  # tokens that end a sequence, as a program's input has room for
 END = symbol("$end")  # of a step: the position behind its token
 
 
-def generate(decoder: Decoder, form: CacheForm, most: int = 16) -> Graph:
+def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
     """(ids: i64[batch, tokens], at: i64[1], is_prompt: bool[], count: i64[], stops: i64[STOPS], SETTINGS...) ->
     (tokens: i64[batch, most], turns: i64[], logits: f32[batch, vocabulary]).
 
@@ -38,11 +38,11 @@ def generate(decoder: Decoder, form: CacheForm, most: int = 16) -> Graph:
     ids, at = chunk_inputs(form, TOKENS)
     is_prompt, count = Input("is_prompt", TensorType(boolean))(), Input("count", TensorType(i64))()
     stops = Input("stops", TensorType(i64, (STOPS,)))()
-    given, caches = Sampler.inputs(form.batch, decoder.vocabulary), form.inputs()
+    given, caches = Sampler.inputs(form.batch, network.vocabulary), form.inputs()
     start = ops.reshape(at, ())
 
-    x, after = decoder.hidden(ids, Position(START, start), form, caches)
-    logits = decoder.logits(last(x))
+    x, after = network.hidden(ids, Position(START, start), form, caches)
+    logits = network.logits(last(x))
     sampler = given.counted(ids, ops.scalar(False, boolean), is_prompt)
     limit = ops.minimum(count, most)
     position = ops.add(start, ops.scalar(TOKENS, i64))
@@ -54,7 +54,7 @@ def generate(decoder: Decoder, form: CacheForm, most: int = 16) -> Graph:
     first = _Loop(
         ops.scalar(1, i64), limit, position, token, tokens, _stopped(token, stops), stops, sampler, tuple(after)
     )
-    done = ops.While(_goes_on(first), _step(decoder, form, first))(*first.values).results
+    done = ops.While(_goes_on(first), _step(network, form, first))(*first.values).results
     final = first.of(done)
     turns = ops.minimum(final.turns, limit)
     state = (*form.names, "bias", "counts")
@@ -104,11 +104,11 @@ def _goes_on(values: _Loop) -> Graph:
     return Graph(v.values, (ops.and_(ops.compare("LT", v.turns, v.count), waiting),))
 
 
-def _step(decoder: Decoder, form: CacheForm, values: _Loop) -> Graph:
+def _step(network: Network, form: CacheForm, values: _Loop) -> Graph:
     v = values.inputs()
-    x, caches = decoder.hidden(ops.expand_dims(v.token, 1), Position(END - 1, v.position), form, v.caches)
+    x, caches = network.hidden(ops.expand_dims(v.token, 1), Position(END - 1, v.position), form, v.caches)
     position = ops.add(v.position, 1)
-    token = v.sampler.tokens(decoder.logits(last(x)), position)
+    token = v.sampler.tokens(network.logits(last(x)), position)
     yes = ops.scalar(True, boolean)
     after = _Loop(
         ops.add(v.turns, 1),

@@ -1,4 +1,4 @@
-"""The layers of a decoder as nodes: what a record says, in the order of `Architecture`."""
+"""The layers of a network as nodes: what a record says, in the order of `Architecture`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ACTIVATIONS = {
 Turns = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, width / 2]
 
 
-class Decoder:
-    """A language model, from ids to logits.
+class Network:
+    """A language model, from ids to logits or to what they mean.
 
     context: the most tokens of a sequence. Raises ImportModelError for one beyond the positions that the file has.
     """
@@ -44,32 +44,57 @@ class Decoder:
 
     def hidden(self, ids: Node, at: Position, form: CacheForm, caches: Sequence[Node]) -> tuple[Node, list[Node]]:
         """(f32[batch, tokens, width] before the last norm, the caches with these tokens) of ids, i64[batch, tokens],
-        from position `at` on. Raises ImportModelError for a file that lacks a tensor, or has others."""
+        from position `at` on. Raises ImportModelError for a file that lacks a tensor, and for an encoder."""
+        if not self.architecture.causal:
+            what = f"a model of family {self.architecture.family!r} has no next token"
+            raise ImportModelError(what, fix="take its embeddings")
+        return self._through(ids, at, form.by_layer(caches))
+
+    def encoded(self, ids: Node, lengths: Node) -> Node:
+        """f32[batch, tokens, width] behind the last norm, of whole sequences of i64[batch] tokens; what is behind them
+        is anything."""
+        a, t = self.architecture, self._tensors
+        mask = None
+        if not a.causal:  # else no token sees what is behind it
+            mask = ops.compare("LT", ops.arange(ids.shape[1]), ops.reshape(lengths, (*lengths.shape, 1, 1, 1)))
+        x, _ = self._through(ids, Position(0, ops.scalar(0, i64)), [()] * len(a.layers), mask)
+        x = x if a.residual_norm else self._norm(x, "norm")
+        t.ignore("output")
+        t.check_all_read()
+        return x
+
+    def _through(
+        self, ids: Node, at: Position, caches: Sequence[Sequence[Node]], mask: Node | None = None
+    ) -> tuple[Node, list[Node]]:
         a, t = self.architecture, self._tensors
         tokens = ids.shape[1]
         x = _scaled(t.rows("embedding", ids), a.embedding_scale)
         if a.positions:
             x = ops.add(x, _rows(t.matrix("positions"), at, tokens))
+        if t.has("segments"):
+            x = ops.add(x, ops.index_axis(t.matrix("segments"), 0, 0))
+        if t.has("embedding_norm"):
+            x = self._norm(x, "embedding_norm")
         turns = {rope: self._turns(rope, at, tokens) for rope in {layer.rope: None for layer in a.layers} if rope}
         after: list[Node] = []
-        for i, (layer, own) in enumerate(zip(a.layers, form.by_layer(caches), strict=True)):
+        for i, (layer, own) in enumerate(zip(a.layers, caches, strict=True)):
             h = self._norm(x, "attention_norm", i) if a.pre_norm else x
             if layer.convolution:
                 y, kept = self._convolved(h, i, own, at)
             else:
-                y, kept = self._attended(h, i, own, at, turns.get(layer.rope) if layer.rope else None)
+                y, kept = self._attended(h, i, own, at, turns.get(layer.rope) if layer.rope else None, mask)
             after += kept
             y = self._branch(y, "attention_post_norm", i)
             if not a.parallel:
-                x = ops.add(x, y)
+                x = self._sum(x, y, "attention_post_norm", i)
             # a parallel half reads what attention reads, unless it has a norm of its own
             if a.pre_norm and (not a.parallel or t.has("feed_forward_norm", i)):
                 h = self._norm(x, "feed_forward_norm", i)
             elif not a.parallel:
                 h = x
-            z = self._mixture(h, i, layer.experts) if layer.experts else self._network(h, i)
+            z = self._mixture(h, i, layer.experts) if layer.experts else self._feed_forward(h, i)
             z = self._branch(z, "feed_forward_post_norm", i)
-            x = ops.add(x, ops.add(y, z) if a.parallel else z)
+            x = self._sum(x, ops.add(y, z) if a.parallel else z, "feed_forward_post_norm", i)
         return x, after
 
     def logits(self, x: Node) -> Node:
@@ -106,24 +131,24 @@ class Decoder:
         return q, k, v
 
     def _attended(
-        self, x: Node, i: int, caches: Sequence[Node], at: Position, turns: Turns | None
+        self, x: Node, i: int, caches: Sequence[Node], at: Position, turns: Turns | None, mask: Node | None
     ) -> tuple[Node, tuple[Node, ...]]:
         a = self.architecture
         q, k, v = self._heads(x, i, turns)
-        keys, values = (written(cache, new, at) for cache, new in zip(caches, (k, v), strict=True))
         tokens, window = q.shape[2], a.layers[i].window
         if window >= self.context:
             window = 0
-        seen, first = read(keys, at, tokens, window)
-        operands = [q, seen, read(values, at, tokens, window)[0]]
-        if window and tokens != 1:
+        kept = tuple(written(cache, new, at) for cache, new in zip(caches, (k, v), strict=bool(caches)))
+        (seen, first), (taken, _) = (read(cache, at, tokens, window) for cache in kept) if kept else ((k, 0), (v, 0))
+        operands = [q, seen, taken, *([] if mask is None else [mask])]
+        if window and (tokens != 1 or not kept):
             # the first key that a token sees; a single token sees all that is read
             rows = ops.add(ops.arange(tokens), ops.scalar(at.size - first - window + 1, i64))
             operands.append(ops.compare("GE", ops.arange(seen.shape[2]), ops.expand_dims(rows, 1)))
-        causal = "none" if tokens == 1 else "lower_right"
+        causal = "lower_right" if a.causal and tokens != 1 else "none"
         y = ops.Attention(causal, a.attention_scale, a.attention_cap)(*operands)
         y = ops.reshape(ops.swap_axes(y, 1, 2), (q.shape[0], tokens, a.heads * a.head_width))
-        return self._tensors.linear(y, "attention_output", i), (keys, values)
+        return self._tensors.linear(y, "attention_output", i), kept
 
     def _turns(self, rope: Rope, at: Position, tokens: DimLike) -> Turns:
         role = "rope_factors"
@@ -141,7 +166,8 @@ class Decoder:
         """Of each channel its last tokens, gated before and after."""
         t, width, size = self._tensors, x.shape[-1], self.architecture.layers[i].convolution
         before, after, x = ops.split(t.linear(x, "convolution_input", i), (width,) * 3, -1)
-        line = ops.concat([recent(caches[0], at), ops.mul(before, x)], 1)
+        past = recent(caches[0], at) if caches else ops.full((x.shape[0], size - 1, width), 0.0)
+        line = ops.concat([past, ops.mul(before, x)], 1)
         taps = ops.reshape(t.vector("convolution", i), (width, size))
         tokens = x.shape[1]
         parts = [ops.mul(ops.slice_axis(line, 1, j, tokens + j), ops.index_axis(taps, 1, j)) for j in range(size)]
@@ -167,7 +193,10 @@ class Decoder:
         a = self.architecture
         return _scaled(self._norm(y, post_norm, i) if a.post_norm else y, a.residual_scale)
 
-    def _network(self, x: Node, i: int, kind: str = "") -> Node:
+    def _sum(self, x: Node, y: Node, norm: str, i: int) -> Node:
+        return self._norm(ops.add(x, y), norm, i) if self.architecture.residual_norm else ops.add(x, y)
+
+    def _feed_forward(self, x: Node, i: int, kind: str = "") -> Node:
         """kind: the prefix of its tensors' roles."""
         t, a = self._tensors, self.architecture
         activation = ACTIVATIONS[a.activation]
@@ -196,18 +225,18 @@ class Decoder:
             ops.cast(ops.compare("LE", expert, ops.expand_dims(ops.arange(experts.count), 1)), i64), 1
         )
         routed = ops.Take(0)(flat, ops.div(order, experts.chosen))
-        y = self._expert_networks(routed, ends, i, experts)
+        y = self._expert_products(routed, ends, i, experts)
         back = ops.Sort(0)(order, ops.arange(rows)).results[1]
         y = ops.reshape(ops.Take(0)(y, back), (*weights.shape, x.shape[-1]))
         y = ops.reduce_sum(ops.mul(y, ops.expand_dims(weights, 2)), 1)
         if t.has("shared_down", i):
-            shared = self._network(flat, i, "shared_")
+            shared = self._feed_forward(flat, i, "shared_")
             if t.has("shared_router", i):
                 shared = ops.mul(shared, ops.Logistic()(t.linear(flat, "shared_router", i)))
             y = ops.add(y, shared)
         return ops.reshape(y, x.shape)
 
-    def _expert_networks(self, x: Node, ends: Node, i: int, experts: Experts) -> Node:
+    def _expert_products(self, x: Node, ends: Node, i: int, experts: Experts) -> Node:
         def product_with(x: Node, w: Node) -> Node:
             return ops.GroupedMatMul()(x, ops.swap_axes(w, 1, 2), ends)
 

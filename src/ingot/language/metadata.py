@@ -31,6 +31,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo2": {"names": names.GGUF_OLMO2, "pre_norm": False, "post_norm": True, "head_norm": "all"},
     "olmoe": {"head_norm": "all"},
     "granite": {},
+    "bert": {
+        "names": names.GGUF_BERT,
+        "norm": Norm("layer", 1e-12),
+        "gated": False,
+        "positions": True,
+        "activation": "gelu",
+        "pre_norm": False,
+        "residual_norm": True,
+        "causal": False,
+    },
     "lfm2": {"names": names.GGUF_LFM2, "head_norm": "head"},
     "command-r": {"norm": Norm("layer"), "parallel": True},
 }

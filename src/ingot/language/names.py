@@ -96,6 +96,21 @@ GPT2 = _names({
     "up": "transformer.h.{}.mlp.c_fc.weight",
     "down": "transformer.h.{}.mlp.c_proj.weight",
 })  # fmt: skip
+_BERT_LAYER = "encoder.layer.{}."
+BERT = _names({
+    "embedding": "embeddings.word_embeddings.weight",
+    "positions": "embeddings.position_embeddings.weight",
+    "segments": "embeddings.token_type_embeddings.weight",
+    "embedding_norm": "embeddings.LayerNorm.weight",
+    "query": _BERT_LAYER + "attention.self.query.weight",
+    "key": _BERT_LAYER + "attention.self.key.weight",
+    "value": _BERT_LAYER + "attention.self.value.weight",
+    "attention_output": _BERT_LAYER + "attention.output.dense.weight",
+    "attention_post_norm": _BERT_LAYER + "attention.output.LayerNorm.weight",
+    "up": _BERT_LAYER + "intermediate.dense.weight",
+    "down": _BERT_LAYER + "output.dense.weight",
+    "feed_forward_post_norm": _BERT_LAYER + "output.LayerNorm.weight",
+})  # fmt: skip
 _GGUF = {
     "embedding": "token_embd.weight",
     "positions": "position_embd.weight",
@@ -140,6 +155,16 @@ GGUF_LFM2 = _names(
     convolution_input="blk.{}.shortconv.in_proj.weight",
     convolution_output="blk.{}.shortconv.out_proj.weight",
 )
+GGUF_BERT = _names(
+    _GGUF,
+    segments="token_types.weight",
+    embedding_norm="token_embd_norm.weight",
+    attention_post_norm="blk.{}.attn_output_norm.weight",
+    feed_forward_post_norm="blk.{}.layer_output_norm.weight",
+)
 
-# what files carry along and no model reads: masks and frequencies that are computed
-IGNORED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+# what files carry along and no model here reads: masks and frequencies that are computed, heads of classifiers
+IGNORED = (
+    ".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", "embeddings.position_ids", "pooler.dense.weight",
+    "pooler.dense.bias",
+)  # fmt: skip

@@ -21,8 +21,8 @@ class Weights(Protocol):
     """Tensors by name. Raises ImportModelError for a name that is not among `names`.
 
     A matrix is [rows, columns] = [outputs, inputs], whatever the file's order; the experts of a layer in one tensor are
-    [experts, rows, columns]. `rows` of a name are of the same constants in each call: a program reads a table in several
-    places and holds it once.
+    [experts, rows, columns]. `rows` of a name are of the same constants in each call: a program that reads a table in
+    several places holds it once.
     """
 
     @property
