@@ -105,5 +105,5 @@ def network(net: Any, folder: Path, context: int) -> Network:
     return Network(architecture, ArrayWeights(weights), context)
 
 
-def compiled(graph: Graph) -> CompiledModel:
-    return CompiledModel(build_program(graph, features_of("native"), 1), threads=1)
+def compiled(graph: Graph, threads: int = 1) -> CompiledModel:
+    return CompiledModel(build_program(graph, features_of("native"), threads), threads=threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,14 @@ def test_calls_of_any_length_draw_the_same(tiny: tuple[Any, CompiledModel], how:
             s.read(s.prompt.shape[1], min(2, 18 - s.prompt.shape[1]), how)
         cut.append(s.prompt.tolist())
     assert cut == [whole.prompt.tolist()] * 2
+
+
+@pytest.mark.slow
+def test_threads_draw_the_same(tiny: tuple[Any, CompiledModel], tmp_path: Path) -> None:
+    language = network(tiny[0], tmp_path, 40)
+    other = compiled(generate(language, CacheForm.of(language.architecture, 2, 40), MOST), threads=2)
+    first, second = (Session(program, prompt(9)).read(9, 8, HOW) for program in (tiny[1], other))
+    assert np.array_equal(first, second)
 
 
 def test_stops_end_the_loop_where_all_sequences_came_to_one(tiny: tuple[Any, CompiledModel]) -> None:

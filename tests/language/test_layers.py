@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ingot.ir.types import DType, bf16, f16, f32
+from ingot.ir.types import DType, bf16, f16, f32, f64, i8
 from ingot.language.cache import CacheForm
 from ingot.language.layers import Network
 from ingot.language.programs import chunk
@@ -44,10 +44,16 @@ def logits(net: Any, ids: np.ndarray) -> np.ndarray:
         return net(torch.from_numpy(ids)).logits.numpy()
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(f16, 2e-3), (bf16, 2e-2)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(f16, 2e-3), (bf16, 2e-2), (i8, 2e-2)], ids=str)
 def test_narrow_caches(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     net = model(*MODELS["llama 3"])
     agrees(network(net, tmp_path, 32), net, 1, tolerance, dtype)
+
+
+def test_other_caches_are_refused(tmp_path: Path) -> None:
+    language = network(model(*MODELS["llama 3"]), tmp_path, 32)
+    with pytest.raises(InputError, match="caches: expected one of f32, f16, bf16, i8, got f64"):
+        CacheForm.of(language.architecture, 1, 32, f64)
 
 
 def test_logits_of_every_token(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ingot import ops
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Input, Node
-from ingot.ir.types import DType, TensorType, f32
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8
 from ingot.language.architecture import Architecture
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+DTYPES = (f32, f16, bf16, i8)
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,9 @@ class Position:
 class CacheForm:
     """The tensors of all layers in order, by name.
 
-    Of attention keys and values, [batch, heads, context, width] of f32, f16 or bf16: positions from the end of what was
-    written on hold anything, for no token reads them. Of a convolution over n tokens the n - 1 that came last:
-    f32[batch, n - 1, width].
+    Of attention keys and values, [batch, heads, context, width] of f32, f16 or bf16; of i8 each followed by a scale for
+    each position of each head. Positions from the end of what was written on hold anything, for no token reads them.
+    Of a convolution over n tokens the n - 1 that came last: f32[batch, n - 1, width].
     """
 
     batch: int
@@ -35,14 +39,19 @@ class CacheForm:
 
     @staticmethod
     def of(architecture: Architecture, batch: int, context: int, dtype: DType = f32) -> CacheForm:
+        if dtype not in DTYPES:
+            raise InputError("caches", expected=f"one of {', '.join(map(str, DTYPES))}", got=dtype)
         a = architecture
-        kept = TensorType(dtype, (batch, a.key_heads, context, a.head_width))
+        shape = (batch, a.key_heads, context)
+        kept = [("", TensorType(dtype, (*shape, a.head_width)))]
+        if dtype == i8:
+            kept.append(("_scales", TensorType(f32, (*shape, 1))))
         layers: list[tuple[tuple[str, TensorType], ...]] = []
         for i, layer in enumerate(a.layers):
             if layer.convolution:
                 layers.append(((f"recent.{i}", TensorType(f32, (batch, layer.convolution - 1, a.width))),))
             else:
-                layers.append(((f"keys.{i}", kept), (f"values.{i}", kept)))
+                layers.append(tuple((f"{what}{part}.{i}", t) for what in ("keys", "values") for part, t in kept))
         return CacheForm(batch, context, tuple(layers))
 
     @property
@@ -58,18 +67,31 @@ class CacheForm:
         return [tuple(next(rest) for _ in layer) for layer in self.layers]
 
 
-def written(cache: Node, chunk: Node, at: Position) -> Node:
-    """A cache with `chunk`, f32[batch, heads, tokens, width], from `at` on."""
+def written(cache: Sequence[Node], chunk: Node, at: Position) -> tuple[Node, ...]:
+    """The tensors of keys or of values with `chunk`, f32[batch, heads, tokens, width], from `at` on."""
     zero = ops.scalar(0, at.value.dtype)
-    return ops.DynamicUpdateSlice()(cache, ops.cast(chunk, cache.dtype), zero, zero, at.value, zero)
+    first, *scales = cache
+    parts = _levels(chunk) if scales else (ops.cast(chunk, first.dtype),)
+    update = ops.DynamicUpdateSlice()
+    return tuple(update(whole, part, zero, zero, at.value, zero) for whole, part in zip(cache, parts, strict=True))
 
 
-def read(cache: Node, at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:
+def _levels(x: Node) -> tuple[Node, Node]:
+    """(i8, their scale): each row's largest is 127."""
+    scale = ops.div(ops.reduce_max(ops.Abs()(x), -1, keepdims=True), 127.0)
+    divisor = ops.where(ops.compare("EQ", scale, 0.0), 1.0, scale)
+    return ops.quantized(x, ops.broadcast_to(divisor, x.shape), ops.scalar(0, i8)), scale
+
+
+def read(cache: Sequence[Node], at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:
     """(what `tokens` tokens from `at` on may see, f32; the position of the first of it)."""
     first = dim_max(at.size - (window - 1), 0) if window else 0
-    batch, heads, _, width = cache.shape
-    seen = ops.Slice((0, 0, first, 0), (batch, heads, at.size + tokens, width), (1, 1, 1, 1))(cache)
-    return ops.cast(seen, f32), first
+    seen: list[Node] = []
+    for part in cache:
+        batch, heads, _, width = part.shape
+        slice = ops.Slice((0, 0, first, 0), (batch, heads, at.size + tokens, width), (1, 1, 1, 1))
+        seen.append(ops.cast(slice(part), f32))
+    return functools.reduce(ops.mul, seen), first
 
 
 def recent(cache: Node, at: Position) -> Node:

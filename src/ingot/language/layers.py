@@ -138,8 +138,13 @@ class Network:
         tokens, window = q.shape[2], a.layers[i].window
         if window >= self.context:
             window = 0
-        kept = tuple(written(cache, new, at) for cache, new in zip(caches, (k, v), strict=bool(caches)))
-        (seen, first), (taken, _) = (read(cache, at, tokens, window) for cache in kept) if kept else ((k, 0), (v, 0))
+        first, kept = 0, ()
+        seen, taken = k, v
+        if caches:
+            half = len(caches) // 2
+            keys, values = written(caches[:half], k, at), written(caches[half:], v, at)
+            (seen, first), (taken, _) = (read(cache, at, tokens, window) for cache in (keys, values))
+            kept = (*keys, *values)
         operands = [q, seen, taken, *([] if mask is None else [mask])]
         if window and (tokens != 1 or not kept):
             # the first key that a token sees; a single token sees all that is read
