@@ -104,6 +104,15 @@ def test_tensors_of_another_model_are_refused(changes: dict[str, Any], match: st
         chunk(language, CacheForm.of(architecture, 1, 32))
 
 
+@pytest.mark.parametrize("name", ["llama 3", "gpt 2"])
+def test_files_of_a_model_without_its_head(name: str, tmp_path: Path) -> None:
+    net = model(*MODELS[name])
+    architecture, weights = files(net, tmp_path)
+    bare = {n.removeprefix("model.").removeprefix("transformer."): array for n, array in weights.items()}
+    assert bare.keys() != weights.keys()
+    agrees(Network(architecture, ArrayWeights(bare), 32), net)
+
+
 def test_learned_positions_bound_the_context(tmp_path: Path) -> None:
     with pytest.raises(ImportModelError, match="context: expected 1 to 64 tokens, got 65"):
         network(model(*MODELS["gpt 2"]), tmp_path, 65)

@@ -20,7 +20,7 @@ class Tensors:
     def __init__(self, architecture: Architecture, weights: Weights) -> None:
         self._family = architecture.family
         self._weights = weights
-        self._table = dict(architecture.names)
+        self._table = _within(dict(architecture.names), weights)
         self._transposed = architecture.transposed
         self._read: set[str] = set()
         # a matrix of levels is another constant each time that it is read: programs would hold it as often
@@ -89,3 +89,14 @@ class Tensors:
             raise ImportModelError(what, expected=f"tensor {name!r}" if name else None, got="none", where=where)
         self._read.add(name)
         return name
+
+
+def _within(table: dict[str, str], weights: Weights) -> dict[str, str]:
+    """The names as the file has them: those of a model without its head lack the first word, those of an encoder that
+    has one begin with "bert"."""
+    embedding = table["embedding"]
+    first = embedding.partition(".")[0] + "."
+    for old, new in (("", ""), (first, ""), ("", "bert.")):
+        if new + embedding.removeprefix(old) in weights:
+            return {role: new + name.removeprefix(old) for role, name in table.items()}
+    return table
