@@ -193,5 +193,5 @@ from ingot.ops.nn import (
     straight_through,
 )
 from ingot.ops.quantized import dynamically_quantized, quantized
-from ingot.ops.random import RandomBits, RandomKey, draws, fold_in, seeded, threefry, words
+from ingot.ops.random import RandomBits, RandomKey, counted_key, draws, fold_in, seeded, threefry, words
 from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth

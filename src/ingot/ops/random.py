@@ -59,6 +59,11 @@ def words(x: Word) -> tuple[Word, Word]:
     return x.astype(np.uint32), (x >> 32).astype(np.uint32)
 
 
+def counted_key(seed: Node, count: Node) -> Node:
+    """The key u32[2] of a draw that is told by its seed and a count, each i64[]."""
+    return _key(threefry(words(Term(seed)), words(Term(count))), (2,))
+
+
 def fold_in(key: Node, number: int) -> Node:
     """A key of its own for each number below 2^32."""
     return b.index_axis(_folded(key, [number]), 0, 0)
@@ -166,7 +171,7 @@ def seeded(graph: Graph, name: str) -> Graph:
     calls = b.index_axis(state, 0, 1)
     seeds = dict.fromkeys(key.seed for key in _keys(graph))
     firsts = {seed: b.index_axis(state, 0, 0) if seed is None else b.scalar(seed, i64) for seed in seeds}
-    keys = {seed: _key(threefry(words(Term(x)), words(Term(calls))), (2,)) for seed, x in firsts.items()}
+    keys = {seed: counted_key(x, calls) for seed, x in firsts.items()}
     inner = _drawing(graph, keys)
     after = b.add(state, b.stack([b.scalar(0, i64), b.scalar(1, i64)]))
     held = len(graph.state)

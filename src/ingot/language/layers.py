@@ -1,0 +1,296 @@
+"""The layers of a network as nodes: what a record says, in the order of `Architecture`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from ingot import ops
+from ingot.ir.dims import DimLike, product
+from ingot.ir.node import Node, const
+from ingot.ir.types import i64
+from ingot.language.architecture import Architecture, Experts, Norm
+from ingot.language.cache import CacheForm, Position, read, recent, written
+from ingot.language.rope import Rope
+from ingot.language.tensors import Tensors
+from ingot.language.weights import Weights
+from ingot.support.errors import ImportModelError
+
+ACTIVATIONS = {
+    "silu": ops.Silu(),
+    "gelu": ops.Gelu(),
+    "gelu_tanh": ops.Gelu(approximate="tanh"),
+    "relu": ops.Relu(),
+}
+
+Turns = tuple[Node, Node]  # cos and sin of a chunk's positions, f32[tokens, width / 2]
+
+
+class Network:
+    """A language model, from ids to logits or to what they mean.
+
+    context: the most tokens of a sequence. Raises ImportModelError for one beyond the positions that the file has.
+    """
+
+    def __init__(self, architecture: Architecture, weights: Weights, context: int) -> None:
+        self.architecture, self.context = architecture, context
+        self._tensors = Tensors(architecture, weights)
+        self.vocabulary = self._tensors.shape("embedding")[0]
+        most = self._tensors.shape("positions")[0] if architecture.positions else context
+        if not 1 <= context <= most:
+            raise ImportModelError(
+                "context", expected=f"1 to {most} tokens" if architecture.positions else "1 or more tokens", got=context
+            )
+
+    def hidden(self, ids: Node, at: Position, form: CacheForm, caches: Sequence[Node]) -> tuple[Node, list[Node]]:
+        """(f32[batch, tokens, width] before the last norm, the caches with these tokens) of ids, i64[batch, tokens],
+        from position `at` on. Raises ImportModelError for a file that lacks a tensor, and for an encoder."""
+        if not self.architecture.causal:
+            what = f"a model of family {self.architecture.family!r} has no next token"
+            raise ImportModelError(what, fix="take its embeddings")
+        return self._through(ids, at, form.by_layer(caches))
+
+    def encoded(self, ids: Node, lengths: Node) -> Node:
+        """f32[batch, tokens, width] behind the last norm, of whole sequences of i64[batch] tokens; what is behind them
+        is anything."""
+        a, t = self.architecture, self._tensors
+        mask = None
+        if not a.causal:  # else no token sees what is behind it
+            mask = ops.compare("LT", ops.arange(ids.shape[1]), ops.reshape(lengths, (*lengths.shape, 1, 1, 1)))
+        x, _ = self._through(ids, Position(0, ops.scalar(0, i64)), [()] * len(a.layers), mask)
+        x = x if a.residual_norm else self._norm(x, "norm")
+        t.ignore("output")
+        t.check_all_read()
+        return x
+
+    def _through(
+        self, ids: Node, at: Position, caches: Sequence[Sequence[Node]], mask: Node | None = None
+    ) -> tuple[Node, list[Node]]:
+        a, t = self.architecture, self._tensors
+        tokens = ids.shape[1]
+        x = _scaled(t.rows("embedding", ids), a.embedding_scale)
+        if a.positions:
+            x = ops.add(x, _rows(t.matrix("positions"), at, tokens))
+        if t.has("segments"):
+            x = ops.add(x, ops.index_axis(t.matrix("segments"), 0, 0))
+        if t.has("embedding_norm"):
+            x = self._norm(x, "embedding_norm")
+        turns = {rope: self._turns(rope, at, tokens) for rope in {layer.rope: None for layer in a.layers} if rope}
+        after: list[Node] = []
+        for i, (layer, own) in enumerate(zip(a.layers, caches, strict=True)):
+            h = self._norm(x, "attention_norm", i) if a.pre_norm else x
+            if layer.convolution:
+                y, kept = self._convolved(h, i, own, at)
+            else:
+                y, kept = self._attended(h, i, own, at, turns.get(layer.rope) if layer.rope else None, mask)
+            after += kept
+            y = self._branch(y, "attention_post_norm", i)
+            if not a.parallel:
+                x = self._sum(x, y, "attention_post_norm", i)
+            # a parallel half reads what attention reads, unless it has a norm of its own
+            if a.pre_norm and (not a.parallel or t.has("feed_forward_norm", i)):
+                h = self._norm(x, "feed_forward_norm", i)
+            elif not a.parallel:
+                h = x
+            z = self._mixture(h, i, layer.experts) if layer.experts else self._feed_forward(h, i)
+            z = self._branch(z, "feed_forward_post_norm", i)
+            x = self._sum(x, ops.add(y, z) if a.parallel else z, "feed_forward_post_norm", i)
+        return x, after
+
+    def logits(self, x: Node) -> Node:
+        """f32[..., width] as `hidden` gives it -> f32[..., vocabulary]."""
+        a, t = self.architecture, self._tensors
+        tied = a.tied or not t.has("output")
+        if tied:
+            t.ignore("output")  # a copy
+        y = t.linear(self._norm(x, "norm"), "embedding" if tied else "output")
+        t.check_all_read()
+        return _capped(_scaled(y, a.logit_scale), a.logit_cap)
+
+    # --- attention
+
+    def _heads(self, x: Node, i: int, turns: Turns | None) -> tuple[Node, Node, Node]:
+        """Queries, keys and values: [batch, heads, tokens, head width]."""
+        a, t = self.architecture, self._tensors
+        q_width, k_width = a.heads * a.head_width, a.key_heads * a.head_width
+        if t.has("query_key_value", i):
+            q, k, v = ops.split(t.linear(x, "query_key_value", i), (q_width, k_width, k_width), -1)
+        else:
+            q, k, v = (t.linear(x, role, i) for role in ("query", "key", "value"))
+        if a.clip:
+            q, k, v = (ops.clip(y, -a.clip, a.clip) for y in (q, k, v))
+        if a.head_norm == "all":
+            q, k = self._norm(q, "query_norm", i), self._norm(k, "key_norm", i)
+        q, k, v = (ops.reshape(y, (*y.shape[:-1], -1, a.head_width)) for y in (q, k, v))
+        if a.head_norm == "head":
+            q, k = self._norm(q, "query_norm", i), self._norm(k, "key_norm", i)
+        q, k, v = (ops.swap_axes(y, 1, 2) for y in (q, k, v))
+        rope = a.layers[i].rope
+        if rope and turns:
+            q, k = _turned(q, rope, turns), _turned(k, rope, turns)
+        return q, k, v
+
+    def _attended(
+        self, x: Node, i: int, caches: Sequence[Node], at: Position, turns: Turns | None, mask: Node | None
+    ) -> tuple[Node, tuple[Node, ...]]:
+        a = self.architecture
+        q, k, v = self._heads(x, i, turns)
+        tokens, window = q.shape[2], a.layers[i].window
+        if window >= self.context:
+            window = 0
+        first, kept = 0, ()
+        seen, taken = k, v
+        if caches:
+            half = len(caches) // 2
+            keys, values = written(caches[:half], k, at), written(caches[half:], v, at)
+            (seen, first), (taken, _) = (read(cache, at, tokens, window) for cache in (keys, values))
+            kept = (*keys, *values)
+        operands = [q, seen, taken, *([] if mask is None else [mask])]
+        if window and (tokens != 1 or not kept):
+            # the first key that a token sees; a single token sees all that is read
+            rows = ops.add(ops.arange(tokens), ops.scalar(at.size - first - window + 1, i64))
+            operands.append(ops.compare("GE", ops.arange(seen.shape[2]), ops.expand_dims(rows, 1)))
+        causal = "lower_right" if a.causal and tokens != 1 else "none"
+        y = ops.Attention(causal, a.attention_scale, a.attention_cap)(*operands)
+        y = ops.reshape(ops.swap_axes(y, 1, 2), (q.shape[0], tokens, a.heads * a.head_width))
+        return self._tensors.linear(y, "attention_output", i), kept
+
+    def _turns(self, rope: Rope, at: Position, tokens: DimLike) -> Turns:
+        role = "rope_factors"
+        if rope.scaling == "longrope":
+            role += "_long" if self.context > rope.original else "_short"
+        factors = self._tensors.array(role) if self._tensors.has(role) else None
+        for other in ("rope_factors_long", "rope_factors_short"):
+            self._tensors.ignore(other)
+        cos, sin = (_rows(const(table), at, tokens) for table in rope.tables(self.context, factors))
+        return cos, sin
+
+    # --- convolution
+
+    def _convolved(self, x: Node, i: int, caches: Sequence[Node], at: Position) -> tuple[Node, tuple[Node, ...]]:
+        """Of each channel its last tokens, gated before and after."""
+        t, width, size = self._tensors, x.shape[-1], self.architecture.layers[i].convolution
+        before, after, x = ops.split(t.linear(x, "convolution_input", i), (width,) * 3, -1)
+        past = recent(caches[0], at) if caches else ops.full((x.shape[0], size - 1, width), 0.0)
+        line = ops.concat([past, ops.mul(before, x)], 1)
+        taps = ops.reshape(t.vector("convolution", i), (width, size))
+        tokens = x.shape[1]
+        parts = [ops.mul(ops.slice_axis(line, 1, j, tokens + j), ops.index_axis(taps, 1, j)) for j in range(size)]
+        y = functools.reduce(ops.add, parts)
+        if (bias := t.bias("convolution", i)) is not None:
+            y = ops.add(y, bias)
+        kept = ops.slice_axis(line, 1, tokens, tokens + size - 1)
+        return t.linear(ops.mul(after, y), "convolution_output", i), (kept,)
+
+    # --- what stands between
+
+    def _norm(self, x: Node, role: str, *place: int) -> Node:
+        norm = self.architecture.norm
+        if norm.plain:
+            return _normalized(x, norm)
+        scale, bias = self._tensors.vector(role, *place), self._tensors.bias(role, *place)
+        if norm.offset:
+            scale = ops.add(scale, norm.offset)
+        return _normalized(x, norm, scale) if bias is None else _normalized(x, norm, scale, bias)
+
+    def _branch(self, y: Node, post_norm: str, i: int) -> Node:
+        """What is added to the residual stream."""
+        a = self.architecture
+        return _scaled(self._norm(y, post_norm, i) if a.post_norm else y, a.residual_scale)
+
+    def _sum(self, x: Node, y: Node, norm: str, i: int) -> Node:
+        return self._norm(ops.add(x, y), norm, i) if self.architecture.residual_norm else ops.add(x, y)
+
+    def _feed_forward(self, x: Node, i: int, kind: str = "") -> Node:
+        """kind: the prefix of its tensors' roles."""
+        t, a = self._tensors, self.architecture
+        activation = ACTIVATIONS[a.activation]
+        if not a.gated:
+            return t.linear(activation(t.linear(x, f"{kind}up", i)), f"{kind}down", i)
+        if t.has(f"{kind}gate_up", i):
+            gate, up = _halves(t.linear(x, f"{kind}gate_up", i))
+        else:
+            gate, up = t.linear(x, f"{kind}gate", i), t.linear(x, f"{kind}up", i)
+        return t.linear(ops.mul(activation(gate), up), f"{kind}down", i)
+
+    # --- mixtures of experts
+
+    def _mixture(self, x: Node, i: int, experts: Experts) -> Node:
+        """Rows are sorted by their experts, multiplied with the matrices of these, and put back."""
+        t = self._tensors
+        flat = ops.reshape(x, (product(x.shape[:-1]), x.shape[-1]))
+        weights, chosen = ops.TopK(experts.chosen, 1)(ops.Softmax(1)(t.linear(flat, "router", i))).results
+        if experts.normalized:
+            weights = ops.div(weights, ops.reduce_sum(weights, 1, keepdims=True))
+        weights = _scaled(weights, experts.scale)
+        expert = ops.flatten(chosen)
+        rows = expert.shape[0]
+        order = ops.Sort(0)(expert, ops.arange(rows)).results[1]
+        ends = ops.reduce_sum(
+            ops.cast(ops.compare("LE", expert, ops.expand_dims(ops.arange(experts.count), 1)), i64), 1
+        )
+        routed = ops.Take(0)(flat, ops.div(order, experts.chosen))
+        y = self._expert_products(routed, ends, i, experts)
+        back = ops.Sort(0)(order, ops.arange(rows)).results[1]
+        y = ops.reshape(ops.Take(0)(y, back), (*weights.shape, x.shape[-1]))
+        y = ops.reduce_sum(ops.mul(y, ops.expand_dims(weights, 2)), 1)
+        if t.has("shared_down", i):
+            shared = self._feed_forward(flat, i, "shared_")
+            if t.has("shared_router", i):
+                shared = ops.mul(shared, ops.Logistic()(t.linear(flat, "shared_router", i)))
+            y = ops.add(y, shared)
+        return ops.reshape(y, x.shape)
+
+    def _expert_products(self, x: Node, ends: Node, i: int, experts: Experts) -> Node:
+        def product_with(x: Node, w: Node) -> Node:
+            return ops.GroupedMatMul()(x, ops.swap_axes(w, 1, 2), ends)
+
+        if self._tensors.has("experts_gate_up", i):
+            gate, up = _halves(product_with(x, self._tensors.matrix("experts_gate_up", i)))
+        else:
+            gate, up = (product_with(x, self._expert_matrices(role, i, experts)) for role in ("gate", "up"))
+        inner = ops.mul(ACTIVATIONS[self.architecture.activation](gate), up)
+        return product_with(inner, self._expert_matrices("down", i, experts))
+
+    def _expert_matrices(self, role: str, i: int, experts: Experts) -> Node:
+        """[experts, outputs, inputs], stored as one tensor or as one each."""
+        if self._tensors.has(f"experts_{role}", i):
+            return self._tensors.matrix(f"experts_{role}", i)
+        return ops.stack([self._tensors.matrix(f"expert_{role}", i, e) for e in range(experts.count)])
+
+
+def _rows(table: Node, at: Position, tokens: DimLike) -> Node:
+    """Of [context, width] the rows of a chunk's positions."""
+    return ops.Slice((at.size, 0), (at.size + tokens, table.shape[1]), (1, 1))(table)
+
+
+def _normalized(x: Node, norm: Norm, *parameters: Node) -> Node:
+    kind = ops.RMSNorm if norm.kind == "rms" else ops.LayerNorm
+    return kind((x.type.rank - 1,), norm.eps)(x, *parameters)
+
+
+def _scaled(x: Node, scale: float) -> Node:
+    return x if scale == 1 else ops.mul(x, scale)
+
+
+def _capped(x: Node, cap: float) -> Node:
+    return ops.mul(ops.Tanh()(ops.div(x, cap)), cap) if cap else x
+
+
+def _halves(x: Node) -> tuple[Node, Node]:
+    first, second = ops.split(x, (x.shape[-1] // 2,) * 2, -1)
+    return first, second
+
+
+def _turned(x: Node, rope: Rope, turns: Turns) -> Node:
+    """[..., tokens, head width] with its pairs turned."""
+    cos, sin = turns
+    width = x.shape[-1]
+    whole, x = x, ops.slice_axis(x, -1, 0, rope.width)
+    pairs = (*x.shape[:-1], rope.width // 2, 2) if rope.interleaved else (*x.shape[:-1], 2, rope.width // 2)
+    axis = -1 if rope.interleaved else -2
+    split = ops.reshape(x, pairs)
+    a, b = ops.index_axis(split, axis, 0), ops.index_axis(split, axis, 1)
+    turned = ops.stack([ops.sub(ops.mul(a, cos), ops.mul(b, sin)), ops.add(ops.mul(b, cos), ops.mul(a, sin))], axis)
+    done = ops.reshape(turned, x.shape)
+    return done if rope.width == width else ops.concat([done, ops.slice_axis(whole, -1, rope.width)], -1)

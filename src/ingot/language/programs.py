@@ -1,0 +1,76 @@
+"""The programs that read: a chunk of a sequence, whose state are the caches, and whole sequences for what they mean.
+
+`at` is where a chunk begins: the tokens before it are in the caches.
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.ir.dims import Dim, DimLike, symbol
+from ingot.ir.node import Graph, Input, Node
+from ingot.ir.types import TensorType, f32, i64
+from ingot.language.cache import CacheForm, Position
+from ingot.language.layers import Network
+from ingot.support.errors import InputError
+
+START = symbol("at.0")
+TOKENS = symbol("tokens")
+
+
+def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every: bool = False) -> Graph:
+    """(ids: i64[batch, tokens], at: i64[1]) -> logits: f32[batch, vocabulary] of the last token; every: of each,
+    f32[batch, tokens, vocabulary]."""
+    ids, at = chunk_inputs(form, tokens)
+    caches = form.inputs()
+    x, after = network.hidden(ids, Position(START, ops.reshape(at, ())), form, caches)
+    logits = network.logits(x if every else last(x))
+    return Graph(
+        (ids, at, *caches),
+        (*after, logits),
+        (*(f"next {name}" for name in form.names), "logits"),
+        **limits(form, tokens),
+        state=form.names,
+    )
+
+
+def chunk_inputs(form: CacheForm, tokens: DimLike) -> tuple[Node, Node]:
+    ids = Input("ids", TensorType(i64, (form.batch, tokens)))()
+    return ids, Input("at", TensorType(i64, (1,)), (START,))()
+
+
+def limits(form: CacheForm, tokens: DimLike) -> dict[str, tuple]:
+    """What holds of a chunk's sizes: it lies within the context."""
+    if not isinstance(tokens, Dim):
+        return {"bounds": (("at.0", 0, form.context - tokens),)}
+    bounds = (("at.0", 0, form.context - 1), ("tokens", 1, form.context))
+    return {"bounds": bounds, "conditions": (form.context - START - TOKENS,)}
+
+
+def last(x: Node) -> Node:
+    return ops.index_axis(x, 1, x.shape[1] - 1)
+
+
+POOLINGS = ("mean", "first", "last")
+
+
+def embed(network: Network, batch: int, pooling: str, *, is_normalized: bool = True) -> Graph:
+    """(ids: i64[batch, tokens], lengths: i64[batch]) -> f32[batch, width]: of a sequence's tokens, of which there are
+    `lengths`, one or more, the mean, the first or the last; divided by its norm if `is_normalized`.
+    """
+    if pooling not in POOLINGS:
+        raise InputError("pooling", expected=f"one of {', '.join(POOLINGS)}", got=repr(pooling))
+    ids = Input("ids", TensorType(i64, (batch, TOKENS)))()
+    lengths = Input("lengths", TensorType(i64, (batch,)))()
+    x = network.encoded(ids, lengths)
+    if pooling == "first":
+        y = ops.index_axis(x, 1, 0)
+    elif pooling == "last":
+        at = ops.expand_dims(ops.sub(lengths, 1), (1, 2))
+        y = ops.squeeze(ops.GatherElements(1)(x, ops.broadcast_to(at, (batch, 1, x.shape[2]))), 1)
+    else:
+        is_there = ops.compare("LT", ops.arange(TOKENS), ops.expand_dims(lengths, 1))
+        total = ops.reduce_sum(ops.where(ops.expand_dims(is_there, 2), x, 0.0), 1)
+        y = ops.div(total, ops.cast(ops.expand_dims(lengths, 1), f32))
+    if is_normalized:
+        y = ops.LpNorm(1)(y)
+    return Graph((ids, lengths), (y,), ("embeddings",), bounds=(("tokens", 1, network.context),))

@@ -1,0 +1,83 @@
+"""Values of a file's description by key, checked: files are anybody's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ingot.support.errors import ImportModelError
+
+MOST = 1 << 31  # of a size or a count
+
+
+class Settings:
+    """where: what the description is, for messages. prefix: of every key."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = "") -> None:
+        self._values, self.where, self._prefix = values, where, prefix
+
+    def get(self, key: str) -> Any:
+        """None where the key is not there, or holds None."""
+        return self._values.get(self._prefix + key)
+
+    def count(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        """An integer under the first key that is there."""
+        key, value = self._first(keys, default)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
+            raise self.error(key, f"an integer from {least} to {MOST}", value)
+        return int(value)
+
+    def number(self, *keys: str, default: float | None = None) -> float:
+        key, value = self._first(keys, default)
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+            raise self.error(key, "a finite number", value)
+        return float(value)
+
+    def positive(self, *keys: str, default: float | None = None) -> float:
+        value = self.number(*keys, default=default)
+        if value <= 0:
+            raise self.error(keys[0], "a number above 0", value)
+        return value
+
+    def text(self, *keys: str, default: str | None = None) -> str:
+        key, value = self._first(keys, default)
+        if not isinstance(value, str):
+            raise self.error(key, "a text", value)
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool | np.bool_):
+            raise self.error(key, "true or false", value)
+        return default if value is None else bool(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list; () where there is none."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise self.error(key, "a list of numbers", value)
+        items = Settings(dict(zip(map(str, range(len(value))), value, strict=True)), self.where, "")
+        return tuple(items.number(str(i)) for i in range(len(value)))
+
+    def inner(self, key: str) -> Settings | None:
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, "an object", value)
+        return Settings(value, f"{self.where}'s {key}")
+
+    def error(self, key: str, expected: str, got: Any) -> ImportModelError:
+        shown = "none" if got is None else repr(got)[:80]
+        return ImportModelError(self._prefix + key, expected=expected, got=shown, where=self.where)
+
+    def _first(self, keys: tuple[str, ...], default: Any) -> tuple[str, Any]:
+        for key in keys:
+            if (value := self.get(key)) is not None:
+                return key, value
+        return keys[0], default
