@@ -15,7 +15,7 @@ from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
-from ingot.schedule.gpu.launching import side_by_side
+from ingot.schedule.gpu.launching import merge_launches
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
 from ingot.schedule.gpu.recurrent import keeps_weights
@@ -64,7 +64,7 @@ class CudaTarget:
     forms = ("triton",)
     export = None
     lower = staticmethod(lower)
-    beside = staticmethod(side_by_side)
+    beside = staticmethod(merge_launches)
 
     def features(self, asked: str) -> Features:
         """ "sm_90a", or several separated by commas; schedules target the first."""

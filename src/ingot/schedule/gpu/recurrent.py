@@ -28,7 +28,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group, Span, all_of, power_of_two, read_at, store_tile
 from ingot.schedule.gpu.contraction.product import lower_contraction
-from ingot.schedule.gpu.launching import awaiting
+from ingot.schedule.gpu.launching import await_producers
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -122,7 +122,7 @@ class _Scan:
 
     def _embed(self, low: Lowered, ins: Sequence[Arg], out: Arg) -> None:
         """Run another group's steps on these operands and this result."""
-        low = awaiting(low, self.machine)
+        low = await_producers(low, self.machine)
         own = low.within(ins, [out], len(self.temps), len(self.packs))
         self.launches += own.steps
         self.temps += own.temps
