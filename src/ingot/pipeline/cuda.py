@@ -18,8 +18,8 @@ from ingot.schedule.choice import Measured
 from ingot.schedule.gpu.launching import merge_launches
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
-from ingot.schedule.gpu.recurrent import keeps_weights
-from ingot.schedule.gpu.rows import LONGEST
+from ingot.schedule.gpu.recurrent import has_persistent_kernel
+from ingot.schedule.gpu.rows import MAX_ROW_ELEMENTS
 from ingot.support.errors import InputError
 from ingot.support.native import Features
 from ingot.targets.cuda import workers
@@ -40,7 +40,7 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     if isinstance(node.op, KernelGradient):
         return node.op.depthwise
     if isinstance(node.op, Recurrent):
-        return keeps_weights(node, machine)
+        return has_persistent_kernel(node, machine)
     if not isinstance(node.op, Attention):
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
@@ -50,8 +50,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
 # rows of a matrix or images of a pool are not recomputed per program, as many programs would share them, except for a
 # single row; tiles can be stored in any order
 POLICY = FusionPolicy(
-    computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize, single_row=LONGEST,
-    computed_updates=True, joined_rows=True,
+    computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize,
+    single_row=MAX_ROW_ELEMENTS, computed_updates=True, joined_rows=True,
 )  # fmt: skip
 KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, Dequantize, KernelGradient, LSTM, GRU, RNN})
 
