@@ -43,7 +43,7 @@ def test_what_is_written_is_read(tmp_path: Path):
     assert list(tuning.read(path).values()) == entries
     later = entry("a", choice=TILE, seconds=1.2e-4)
     tuning.add(path, [later])
-    assert tuning.read(path)[later.place] == later and len(tuning.read(path)) == 3
+    assert tuning.read(path)[later.identity] == later and len(tuning.read(path)) == 3
     assert [json.loads(line)["key"] for line in path.read_text().splitlines()[1:]] == ["a", "b", "a"]
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_something_else_is_neither_read_nor_overwritten(tmp_path:
 def test_what_cannot_be_read_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert tuning.read(tmp_path / "nothing") == {} and tuning.read(tmp_path) == {}
     path = text(tmp_path / "db", HEADER, GOOD)
-    monkeypatch.setattr(tuning, "_MOST_BYTES", 10)
+    monkeypatch.setattr(tuning, "_MAX_FILE_BYTES", 10)
     assert tuning.read(path) == {}
     with pytest.raises(ArtifactError):
         tuning.add(tmp_path / "db" / "below a file", [entry()])

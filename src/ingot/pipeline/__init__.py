@@ -1,1 +1,2 @@
-"""What joins passes, schedules and targets: `target` is the seam, `build` the way, `cpu` a list of passes."""
+"""The compile pipeline: `target` is the interface of targets, `build` drives a compilation, `passes` lists the
+passes."""

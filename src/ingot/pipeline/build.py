@@ -41,13 +41,14 @@ from ingot.support.errors import CompileError, KernelError, ShapeError
 from ingot.support.limits import in_time, limited
 from ingot.support.native import Code, Features
 
-# seconds of each of a program's steps, of inputs of these sizes; None where it cannot run
+# Return the seconds of each step of a program for inputs of these sizes; None if it cannot run
 Measure = Callable[[Program, Mapping[str, int]], Sequence[float] | None]
 
 
 @dataclass
 class Trace:
-    """What happened to a graph: (stage, seconds, graph after it); its kernels, and what each step belongs to."""
+    """The record of a compilation. stages: (name, seconds, graph after it). launches: the node that each step belongs
+    to."""
 
     stages: list[tuple[str, float, Graph]] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
@@ -60,40 +61,40 @@ def optimize(
     trace: Trace | None = None,
     outer: frozenset[str] = frozenset(),
 ) -> Graph:
-    """Run `passes` in order; outer: the symbols of the graphs around a body.
+    """Run `passes` in order; outer: the symbols of the graphs that enclose this one.
 
-    INGOT_DEBUG=1 tells each pass and its time, 2 also the graph where it changed; INGOT_VERIFY=1 verifies it.
+    INGOT_DEBUG=1 prints each pass and its time, 2 also each changed graph; INGOT_VERIFY=1 verifies each graph.
     """
-    level, checked = flags.debug_level(), flags.verify()
+    level, is_verifying = flags.debug_level(), flags.verify()
     for name, run in passes:
         progress.report(name)
         in_time(name)
-        before, begin = graph, time.perf_counter()
+        previous, start = graph, time.perf_counter()
         try:
             graph = run(graph)
-        except ShapeError as e:  # the model is right: the frontend's types fit together
+        except ShapeError as e:  # the model is right: the frontend checked its types
             raise CompileError(f"the pass {name} made a graph whose sizes do not fit: {e}") from e
-        seconds = time.perf_counter() - begin
-        if checked:
+        seconds = time.perf_counter() - start
+        if is_verifying:
             verify(graph, name, outer)
         if trace is not None:
             trace.stages.append((name, seconds, graph))
         if level >= 1:
             print(f"{name}: {seconds * 1e3:.2f} ms, {len(graph.nodes())} nodes", file=sys.stderr)
-        if level >= 2 and graph.outputs != before.outputs:
+        if level >= 2 and graph.outputs != previous.outputs:
             print(show(graph), file=sys.stderr)
     return graph
 
 
-class _Watched:
-    """An assembler whose kernels are kept. INGOT_DEBUG=4 prints them, 5 what the target makes of each; INGOT_VERIFY=1
-    verifies them."""
+class _RecordingAssembler:
+    """An assembler that records its kernels. INGOT_DEBUG=4 prints them, 5 also the target's code for each;
+    INGOT_VERIFY=1 verifies them."""
 
-    def __init__(self, features: Features, other: _Watched | None = None) -> None:
-        """other: an assembler that has begun some of the kernels already."""
+    def __init__(self, features: Features, previous: _RecordingAssembler | None = None) -> None:
+        """previous: an assembler of an earlier attempt, whose compiled kernels are reused."""
         self.target, self.features = target_of(features), features
-        self._inner = self.target.assembler(features)
-        self._begun: PartAssembler = self._inner if other is None else other._begun
+        self._assembler = self.target.assembler(features)
+        self._starter: PartAssembler = self._assembler if previous is None else previous._starter
         self.kernels: dict[str, Kernel] = {}
 
     def add(self, kernel: Kernel) -> None:
@@ -105,26 +106,27 @@ class _Watched:
             print(show_kernel(kernel), file=sys.stderr)
         if level >= 5:
             print(self.target.source(kernel, self.features, self.target.forms[-1]), file=sys.stderr)
-        self._inner.include(self._begun.begin(kernel))
+        self._assembler.include(self._starter.begin(kernel))
 
     def finish(self) -> Code:
-        return self._inner.finish()
+        return self._assembler.finish()
 
 
-BATCH, LENGTH = 1, 128  # likely sizes of symbolic dimensions: what latency is asked for
-WAVE = 256  # times as many samples, where strided convolutions leave nothing of a length
+LIKELY_BATCH, LIKELY_LENGTH = 1, 128  # sizes of symbolic dimensions to optimize for
+WAVEFORM_FACTOR = 256  # samples per unit of length, where strided convolutions shrink a length to nothing
 
 
 def likely(graph: Graph) -> dict[str, int]:
-    """Sizes to optimize symbolic dimensions for: one that only leads inputs is a batch, others are lengths."""
+    """Return sizes to optimize for. A symbol that is only ever the first dimension of inputs is a batch, others are
+    lengths."""
     sizes: dict[str, int] = {}
     for n in graph.inputs:
         for axis, d in enumerate(n.shape):
             for s in symbols_of(d):
-                sizes[s] = max(sizes.get(s, 0), LENGTH if axis else BATCH)
+                sizes[s] = max(sizes.get(s, 0), LIKELY_LENGTH if axis else LIKELY_BATCH)
     dims = {d for n in graph.nodes() for t in n.types for d in t.shape if isinstance(d, Dim)}
-    waves = {s for d in dims if _vanishes(d, sizes) for s in symbols_of(d) if sizes.get(s) == LENGTH}
-    sizes |= dict.fromkeys(waves, WAVE * LENGTH)
+    waveforms = {s for d in dims if _is_empty(d, sizes) for s in symbols_of(d) if sizes.get(s) == LIKELY_LENGTH}
+    sizes |= dict.fromkeys(waveforms, WAVEFORM_FACTOR * LIKELY_LENGTH)
     for name, low, high in graph.bounds:
         if name in sizes:
             size = sizes[name] if low is None else max(sizes[name], low)
@@ -132,8 +134,8 @@ def likely(graph: Graph) -> dict[str, int]:
     return sizes
 
 
-def _vanishes(d: Dim, sizes: Mapping[str, int]) -> bool:
-    """Whether nothing is left of a dimension at these sizes."""
+def _is_empty(d: Dim, sizes: Mapping[str, int]) -> bool:
+    """Whether a dimension is smaller than 1 at these sizes."""
     if not symbols_of(d) <= sizes.keys():
         return False
     try:
@@ -154,11 +156,13 @@ def build_program(
     measure: Measure | None = None,
     trace: Trace | None = None,
 ) -> Program:
-    """Compile a MODEL graph for the machine that `features` tells. precision: see `ingot.passes.precision`; memory: a
-    limit, see `ingot.plan.recompute`; sparing: makes the same graph with loops that keep less, for where it is out of
-    reach; measure: what runs a program within the limit, for a choice by measured times.
+    """Compile a MODEL graph for the machine that `features` describes.
 
-    Where the graph draws random numbers, their seed is the program's state.
+    precision: see `ingot.passes.precision`. memory: a limit, see `ingot.plan.recompute`. sparing: build the same graph
+    with loops that save fewer values, tried if the limit cannot be met. measure: run a program within the
+    limit, to choose by measured times.
+
+    If the graph draws random numbers, their seed is part of the program's state.
     """
     graph = seeded(graph, RANDOM)
     target = target_of(features)
@@ -173,46 +177,47 @@ def build_program(
         meta = {"precision": precision}
         if memory is not None:
             sizes = likely(graph)
-            linked = partial(arena_of, lower=variants.lower, join=variants.join)  # what is predicted is linked
-            fewer = sparing and (lambda: optimize(sparing(), target.passes(features, options), trace))
+            arena_bytes = partial(arena_of, lower=variants.lower, join=variants.join)  # sizes of the linked program
+            sparing_passes = sparing and (lambda: optimize(sparing(), target.passes(features, options), trace))
 
-            def estimated(group: Group) -> float:
+            def estimate_seconds(group: Group) -> float:
                 return work.seconds(group.body, sizes)
 
-            def timed(graph: Graph) -> Cost | None:
-                seconds = None if measure is None else _timed(graph, variants, features, measure, sizes)
-                return None if seconds is None else lambda group: seconds.get(group.body) or estimated(group)
+            def measure_cost(graph: Graph) -> Cost | None:
+                seconds = None if measure is None else _measure_groups(graph, variants, features, measure, sizes)
+                return None if seconds is None else lambda group: seconds.get(group.body) or estimate_seconds(group)
 
-            fused, found = within(fused, memory, estimated, linked, fewer, timed)
-            meta["memory"] = str(found)
-            progress.report(f"memory: {found}")
+            fused, recomputation = within(fused, memory, estimate_seconds, arena_bytes, sparing_passes, measure_cost)
+            meta["memory"] = str(recomputation)
+            progress.report(f"memory: {recomputation}")
         stages = {"model": show(graph), "fused": show(fused)}
-        program = _linked(fused, variants, _Watched(features), stages, meta, trace)
+        program = _link(fused, variants, _RecordingAssembler(features), stages, meta, trace)
     program.check()
     return sealed(program).with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
 
 
-def _timed(
+def _measure_groups(
     fused: Graph, variants: Variants, features: Features, measure: Measure, sizes: Mapping[str, int]
 ) -> dict[Graph, float] | None:
-    """What groups take in a program of the graph, by their bodies: the least of those that compute the same."""
+    """Return the measured seconds of each group by its body, the fastest of groups with equal bodies; None if nothing
+    ran."""
     trace = Trace()
-    seconds = measure(_linked(fused, variants, _Watched(features), {}, {}, trace), sizes)
+    seconds = measure(_link(fused, variants, _RecordingAssembler(features), {}, {}, trace), sizes)
     if seconds is None:
         return None
-    least: dict[Graph, float] = {}
+    fastest: dict[Graph, float] = {}
     for launch in trace.launches:
         if isinstance(launch.node.op, Group):
             body = launch.node.op.body
-            least[body] = min(least.get(body, inf), sum(seconds[launch.first : launch.last]))
-    return least
+            fastest[body] = min(fastest.get(body, inf), sum(seconds[launch.first : launch.last]))
+    return fastest
 
 
-def _linked(
-    fused: Graph, variants: Variants, assembler: _Watched, stages: Mapping[str, str], meta: dict[str, str],
+def _link(
+    fused: Graph, variants: Variants, assembler: _RecordingAssembler, stages: Mapping[str, str], meta: dict[str, str],
     trace: Trace | None,
 ) -> Program:  # fmt: skip
-    """The program, with other choices in the place of those whose kernels give no code."""
+    """Link the program. A choice whose kernel does not compile is replaced by another, and linking starts anew."""
     launches: list[Launch] = []
     try:
         program = link(
@@ -221,8 +226,8 @@ def _linked(
         )  # fmt: skip
     except KernelError as error:
         variants.refuse(error, assembler.kernels)
-        meta = {**meta, "variants": "\n".join(variants.told)}
-        return _linked(fused, variants, _Watched(assembler.features, assembler), stages, meta, trace)
+        meta = {**meta, "variants": "\n".join(variants.substitutions)}
+        return _link(fused, variants, _RecordingAssembler(assembler.features, assembler), stages, meta, trace)
     if trace is not None:
         trace.kernels += assembler.kernels.values()
         trace.launches += launches
@@ -235,7 +240,8 @@ def build_native(graph: Graph, threads: int, *, fast_math: bool = False, precisi
 
 
 def identity(graph: Graph) -> list[bytes]:
-    """What tells a graph from others: its text, in which large constants are numbered, and their contents."""
+    """Return bytes that identify a graph: its text, where large constants are numbered, and digests of these
+    constants."""
     parts = [show(graph).encode()]
     for n in graph.nodes():
         if isinstance(n.op, Const) and n.op.array.nbytes > 64:

@@ -1,7 +1,7 @@
 """Portable C: the CPU's passes and schedules, printed as C99.
 
-c            for a machine of one lane
-c:vector16   for vectors of 16 bytes (or vector32), by the extensions of GCC and Clang
+c            scalar code
+c:vector16   vectors of 16 bytes (or vector32), with the extensions of GCC and Clang
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class CTarget:
 
     @staticmethod
     def export(program: Program, path: Path, weights: Path | None = None) -> None:
-        """Write PATH and its header, and the weights if a file is named for them."""
+        """Write the source to `path`, the header beside it, and the weights to their own file if one is given."""
         if path.suffix != ".c":
             raise InputError("a file for C", expected="a name that ends in .c", got=path.name)
         name, header = identifier(path.stem), path.with_suffix(".h")
@@ -91,56 +91,57 @@ def _printer(features: Features) -> Callable[[Kernel], str]:
 
 
 def _plan(program: Program) -> Plan:
-    """Where everything lies. Raises CompileError for a program that is not of fixed sizes."""
+    """Return the offsets of all buffers and the calls. Raises CompileError for a program with symbolic sizes."""
     if program.symbols or program.sizes:
         names = ", ".join(s.name for s in (*program.symbols, *program.sizes))
         raise CompileError(
-            "C for a model of open sizes", expected="fixed sizes", got=names, fix="fix them: --dim NAME=SIZE"
+            "C for a model with symbolic sizes", expected="fixed sizes", got=names, fix="fix them: --dim NAME=SIZE"
         )
     inputs, outputs = map(_tensors, (program.inputs, program.outputs))
-    bound = Binding(program, [*(t.shape for t in inputs), *(s.shape for s in program.state)])
-    read, first = _placed(program, b"")
-    written, state = _placed(program, first, copied=True)
+    binding = Binding(program, [*(t.shape for t in inputs), *(s.shape for s in program.state)])
+    read_offsets, initial = _state_offsets(program, b"")
+    written_offsets, state = _state_offsets(program, initial, copied=True)
     by_id = {b.id: b for b in program.buffers}
 
-    def place(buffer: Buffer) -> tuple[str, int]:
+    def location(buffer: Buffer) -> tuple[str, int]:
         if buffer.alias is not None:
-            base, at = place(by_id[buffer.alias[0]])
+            base, at = location(by_id[buffer.alias[0]])
             return base, at + evaluate(buffer.alias[1], {})
         match buffer.kind:
             case "arena":
-                return "arena", bound.layout.offsets[buffer.id]
+                return "arena", binding.layout.offsets[buffer.id]
             case "weight":
                 return "weights", buffer.offset
         at = buffer.index - (len(inputs) if buffer.kind == "input" else 0)
         if buffer.kind == "input" and at >= 0:
-            return "state", read[at]
+            return "state", read_offsets[at]
         if buffer.kind == "output":
             at -= len(program.state)
-            return ("state", written[buffer.index]) if at < 0 else (f"output{at}", 0)
+            return ("state", written_offsets[buffer.index]) if at < 0 else (f"output{at}", 0)
         return f"{buffer.kind}{buffer.index}", 0
 
     calls: list[Call] = []
-    for step, (chunks, rounds) in zip(program.steps, bound.counts, strict=True):
-        args = tuple((base, at + evaluate(offset, {})) for i, offset in step.args for base, at in (place(by_id[i]),))
+    for step, (chunks, rounds) in zip(program.steps, binding.counts, strict=True):
+        args = tuple((base, at + evaluate(offset, {})) for i, offset in step.args for base, at in (location(by_id[i]),))
         dims = tuple(evaluate(d, {}) for d in step.dims)
         calls.append(Call(step.kernel, args, dims, chunks * rounds, step.target))
-    layout = bound.layout
+    layout = binding.layout
     return Plan(
         inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.filled,
-        program.weights.tobytes(), state, list(zip(_tensors(tuple(s.spec for s in program.state)), read, strict=True)),
-        [(read[i], written[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],
+        program.weights.tobytes(), state,
+        list(zip(_tensors(tuple(s.spec for s in program.state)), read_offsets, strict=True)),
+        [(read_offsets[i], written_offsets[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],
     )  # fmt: skip
 
 
-def _placed(program: Program, before: bytes, copied: bool = False) -> tuple[list[int], bytes]:
-    """Offsets of the state's tensors behind what is there before, and the first bytes with them; copied: of those alone
-    that are not written in place."""
-    places: list[int] = []
+def _state_offsets(program: Program, data: bytes, copied: bool = False) -> tuple[list[int], bytes]:
+    """Append the initial values of the state's tensors to `data`; return their offsets and the extended bytes. copied:
+    omit the values of tensors that are updated in place."""
+    offsets: list[int] = []
     for s in program.state:
-        places.append(len(before))
-        before += b"" if copied and not s.copied else s.first.tobytes() + bytes(-s.first.nbytes % 64)
-    return places, before
+        offsets.append(len(data))
+        data += b"" if copied and not s.copied else s.first.tobytes() + bytes(-s.first.nbytes % 64)
+    return offsets, data
 
 
 def _tensors(specs: tuple[TensorSpec, ...]) -> list[Tensor]:

@@ -1,9 +1,9 @@
-"""Named CPUs: what code for them may use, and what their cores do. `cpu:NAME` takes any of these names.
+"""Named CPUs: their instruction sets, caches and throughput. `cpu:NAME` takes any of these names.
 
-    cpu:x86-64-v3   ->   a level of the architecture, on a core of which nothing else is known
-    cpu:znver4      ->   all that a Zen 4 has, scheduled for it
+    cpu:x86-64-v3   ->   a level of the architecture, scheduled for no particular core
+    cpu:znver4      ->   all extensions of a Zen 4, scheduled for it
 
-Features are those that `support.native.FEATURES` lists, as only these can be checked where an artifact is loaded.
+Features are limited to `support.native.FEATURES`, as only these can be checked when an artifact is loaded.
 Sources: the x86-64 psABI's levels; Intel's optimization manual; AMD's software optimization guides for families 17h,
 19h and 1Ah; Arm's software optimization guides; cache sizes as the vendors print them.
 """
@@ -19,10 +19,10 @@ KB, MB = 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class Core:
-    """arch, features: as in `Features`. l1, l2: bytes of a core's own caches; l3: of the one that cores share.
+    """arch, features: as in `Features`. l1, l2: bytes of a core's private caches. l3: bytes of the shared cache.
 
-    fma, loads: vectors of the widest kind that a core multiplies and adds, and reads from its first cache, in a cycle.
-    latency: cycles of a multiply-add. level: it names features alone, so that code is scheduled for no core.
+    fma, loads: multiply-adds of the widest vectors, and loads from the L1 cache, per cycle. latency: cycles of a
+    multiply-add. level: the name stands for features only, so code is scheduled for no particular core.
     """
 
     arch: str

@@ -1,4 +1,4 @@
-"""CPUs: what passes are to know of them, the schedules, LLVM."""
+"""The CPU target: options of the passes, schedules, LLVM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, KernelGradient, Rec
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
-from ingot.pipeline.target import PLAIN, NamedPass, Options
+from ingot.pipeline.target import DEFAULT_OPTIONS, NamedPass, Options
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.contraction.compressed.sparse_plan import sparse_height
 from ingot.schedule.cpu.lower import lower
@@ -30,14 +30,14 @@ from ingot.targets.cpu.workers import host_features, submit
 from ingot.targets.objects import Object
 
 POLICY = FusionPolicy()
-_NODES = 4  # of a MODEL graph, constants among them, for each kernel: about that
-# ops with kernels of their own, and one that products are to see
-KEPT: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize, KernelGradient})
+_NODES_PER_KERNEL = 4  # roughly; nodes of a MODEL graph, constants included
+# ops that have kernels, and Dequantize, which products fuse
+KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize, KernelGradient})
 
 
 def _has_kernel(node: Node, machine: Machine) -> bool:
-    """Whether the kernel of a kept op takes these operands: heads of attention have a static size, levels
-    of a recurrence are known."""
+    """Whether a kept op's kernel supports these operands: attention needs a static head size, a quantized recurrence
+    needs constant weights."""
     if isinstance(node.op, KernelGradient):
         return node.op.depthwise or (machine.winograd and has_winograd_gradient(node))
     if isinstance(node.op, Recurrent) and node.op.has_scales:
@@ -47,11 +47,13 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
-def cpu_passes(options: Options = PLAIN, machine: Machine = AVX2) -> tuple[NamedPass, ...]:
+def cpu_passes(options: Options = DEFAULT_OPTIONS, machine: Machine = AVX2) -> tuple[NamedPass, ...]:
     """The passes for CPUs, in order."""
     height = partial(sparse_height, machine=machine)
-    serves = partial(_has_kernel, machine=machine)
-    return common_passes(options, Choices(POLICY, KEPT, serves, u8 if machine.int8_dot else None, height=height))
+    has_kernel = partial(_has_kernel, machine=machine)
+    return common_passes(
+        options, Choices(POLICY, KEPT_OPS, has_kernel, u8 if machine.int8_dot else None, height=height)
+    )
 
 
 class CpuTarget:
@@ -74,19 +76,20 @@ class CpuTarget:
         return Features(core.arch, tuple(sorted(core.features)), "" if core.level else asked)
 
     def prepare(self, nodes: int) -> None:
-        workers.start(nodes // _NODES)
+        workers.start(nodes // _NODES_PER_KERNEL)
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
-        """By the features; caches as they were found or as the named core has them, and its arithmetic."""
-        plain = machine_of(features.arch, features.features, threads, winograd=flags.winograd(), measured=measured)
+        """Describe the machine: vectors by `features`, caches as detected or as the named core has them, the core's
+        throughput."""
+        default = machine_of(features.arch, features.features, threads, winograd=flags.winograd(), measured=measured)
         core = CORES.get(features.cpu)
-        caches = features.caches or (core and (core.l1, core.l2, core.l3)) or (plain.l1, plain.l2, plain.l3)
-        sized = replace(plain, **dict(zip(("l1", "l2", "l3"), caches, strict=True)))
-        if core is None or machine_of(core.arch, core.features).vector_bits != plain.vector_bits:
-            return sized  # what is known of the core is about wider vectors
+        caches = features.caches or (core and (core.l1, core.l2, core.l3)) or (default.l1, default.l2, default.l3)
+        machine = replace(default, **dict(zip(("l1", "l2", "l3"), caches, strict=True)))
+        if core is None or machine_of(core.arch, core.features).vector_bits != default.vector_bits:
+            return machine  # the core's figures are for wider vectors
         return replace(
-            sized, fma_per_cycle=core.fma, loads_per_cycle=core.loads, fma_latency=core.latency,
-            gflops=plain.gflops * core.fma / plain.fma_per_cycle,
+            machine, fma_per_cycle=core.fma, loads_per_cycle=core.loads, fma_latency=core.latency,
+            gflops=default.gflops * core.fma / default.fma_per_cycle,
         )  # fmt: skip
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
@@ -101,7 +104,7 @@ class CpuTarget:
 
 
 class KernelAssembler:
-    """Kernels to machine code, which is made while the next ones are being lowered."""
+    """Compiles kernels to machine code while the next ones are being lowered."""
 
     def __init__(self, features: Features) -> None:
         self._assembly = Assembly(features)

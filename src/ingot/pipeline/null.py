@@ -1,9 +1,9 @@
-"""Another target's passes and schedules, and no code: what compiling does and costs without it, on any machine.
+"""The null target: another target's passes and schedules without code generation, on any machine.
 
-    null                  as for this machine's CPU
-    null:cuda:sm_90a      as for that GPU
+    null                  passes and schedules of this machine's CPU
+    null:cuda:sm_90a      passes and schedules of that GPU
 
-Its programs have a plan, and kernel IR for code: they can be saved, looked at (`ingot dump`), and run by the kernel
+Its programs have a plan, and kernel IR as code: they can be saved, printed (`ingot dump`), and run by the kernel
 interpreter (`tests/conformance`); no device runs them.
 """
 
@@ -29,37 +29,37 @@ from ingot.targets.text import TextAssembler
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine of the target that is stood in for."""
+    """A machine of the underlying target."""
 
     target: Target[Any]
     machine: Any
 
 
 class NullTarget:
-    """See `ingot.pipeline.target.Target`. Features are those of the other target, under the name "null:OTHER"."""
+    """See `ingot.pipeline.target.Target`. Features are those of the underlying target, under the name "null:OTHER"."""
 
     name = "null"
-    policy = FusionPolicy()  # its passes bring the other target's
+    policy = FusionPolicy()  # unused: the passes bring the underlying target's
     forms = ("ir",)
     export = None
 
     def features(self, asked: str) -> Features:
-        target, rest = named(asked or "native")
+        target, features = named(asked or "native")
         if target.name == self.name:
             raise InputError("target", expected="null:NAME of another target", got=f"null:{asked}")
-        return replace(target.features(rest), target=f"{self.name}:{target.name}")
+        return replace(target.features(features), target=f"{self.name}:{target.name}")
 
     def prepare(self, nodes: int) -> None:
         pass
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> Machine:
-        own = _own(features)
-        target = target_of(own)
-        return Machine(target, target.machine(own, threads, measured))
+        inner = _inner_features(features)
+        target = target_of(inner)
+        return Machine(target, target.machine(inner, threads, measured))
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
-        own = _own(features)
-        return target_of(own).passes(own, options)
+        inner = _inner_features(features)
+        return target_of(inner).passes(inner, options)
 
     def lower(
         self, group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...],
@@ -68,8 +68,8 @@ class NullTarget:
         return machine.target.lower(group, ins, outs, constant, machine.machine)
 
     def beside(self, lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
-        join = machine.target.beside
-        return None if join is None else join(lows, machine.machine)
+        merge = machine.target.beside
+        return None if merge is None else merge(lows, machine.machine)
 
     def assembler(self, features: Features) -> TextAssembler:
         return TextAssembler(features, show_kernel)
@@ -78,8 +78,8 @@ class NullTarget:
         return show_kernel(kernel)
 
 
-def _own(features: Features) -> Features:
-    """Of the target that is stood in for."""
+def _inner_features(features: Features) -> Features:
+    """The features of the underlying target."""
     return replace(features, target=features.target.partition(":")[2])
 
 

@@ -1,4 +1,4 @@
-"""The passes that targets share, in order and why they stand there: from a MODEL graph to fused groups."""
+"""The passes that targets share, in order, from a MODEL graph to fused groups."""
 
 from __future__ import annotations
 
@@ -36,29 +36,31 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Choices:
-    """What targets differ in. policy: the numbers of fusion. kept: MODEL ops with kernels of their own, or that later
-    passes are to see. has_kernel: whether a kept op's kernel takes these operands. int8_dot: what bytes are
-    multiplied with i8 where sums of such products are one instruction. f8_dot: whether floats of 8 bits are multiplied
-    as they are. at_once: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in products.
-    alike: products are of two values of one type, so that both sides are stored in a reduced precision. first: passes
-    of the target's own in front of the others. height: see `keep_blocks`."""
+    """The parameters of a target's passes.
+
+    policy: parameters of fusion. kept_ops: MODEL ops that are not lowered, as they have kernels or later passes match
+    them. has_kernel: whether a kept op's kernel supports these operands. int8_dot: the type that the dot-product
+    instruction multiplies with i8, None without such an instruction. f8_dot: whether products take 8-bit floats
+    directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
+    products. same_operand_types: products need operands of one type, so a reduced precision applies to both.
+    target_passes: run before the shared ones. height: see `keep_blocks`."""
 
     policy: FusionPolicy
-    kept: frozenset[type[Op]]
+    kept_ops: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: DType | None = None
     f8_dot: bool = False
-    at_once: int = 0
+    max_slice_elements: int = 0
     levels: tuple[DType, ...] = (f32,)
-    alike: bool = False
-    first: tuple[NamedPass, ...] = ()
+    same_operand_types: bool = False
+    target_passes: tuple[NamedPass, ...] = ()
     height: Height = always_dense
 
 
 def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
-    """outer: the symbols of the graphs around a body."""
-    tidy = partial(simplify, fast_math=options.fast_math)
-    bounded = partial(bound_sizes, outer=outer)
+    """Return the passes in order. outer: the symbols of the graphs that enclose a body."""
+    simplified = partial(simplify, fast_math=options.fast_math)
+    bound = partial(bound_sizes, outer=outer)
     quantized = partial(lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot)
 
     def bodies(graph: Graph) -> Graph:
@@ -66,31 +68,31 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         return in_bodies(graph, lambda body: optimize(body, common_passes(options, choices, known), outer=known))
 
     return (
-        *choices.first,
+        *choices.target_passes,
         # on MODEL ops, while they still have their names
-        ("bound_sizes", bounded),
+        ("bound_sizes", bound),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
-        ("order_linear", order_linear),  # behind norms, which are then a constant that is added
+        ("order_linear", order_linear),  # after norms, which add a constant by now
         ("fuse_attention", fuse_attention),
         ("merge_matmuls", merge_matmuls),
-        ("lower", lambda g: lower_model_ops(g, choices.kept, choices.has_kernel)),
-        ("bound_lowered", bounded),  # by what lowered ops read
+        ("lower", lambda g: lower_model_ops(g, choices.kept_ops, choices.has_kernel)),
+        ("bound_lowered", bound),  # by the reads of lowered ops
         ("check_in_run", partial(check_in_run, outer=outer)),
         ("quantized", quantized),
         ("fold", fold_constants),
-        ("simplify", tidy),
-        ("crop", crop_unread),  # behind simplification, which turns lookups of constant positions into slices
+        ("simplify", simplified),
+        ("crop", crop_unread),  # after simplification, which turns lookups of constant positions into slices
         ("split_transposed", split_transposed),
-        # before layout, which weights are folded after
-        *((("narrow_products", narrow_products),) if choices.alike else ()),
-        ("precision", partial(lower_precision, precision=options.precision, alike=choices.alike)),
-        ("reshaped_reductions", partial(reduce_unreshaped, at_once=choices.at_once)),
+        # before layout, after which weights are folded
+        *((("narrow_products", narrow_products),) if choices.same_operand_types else ()),
+        ("precision", partial(lower_precision, precision=options.precision, alike=choices.same_operand_types)),
+        ("reshaped_reductions", partial(reduce_unreshaped, at_once=choices.max_slice_elements)),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights
-        ("simplify_layout", tidy),
-        ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their last order
+        ("simplify_layout", simplified),
+        ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),

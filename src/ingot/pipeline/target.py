@@ -1,4 +1,4 @@
-"""Targets: what makes programs. A target compiles; the device of the same name runs what it made (`runtime.device`).
+"""The interface of targets. A target compiles programs; the device of the same name runs them (`runtime.device`).
 
     "cpu:x86-64-v4"  ->  Features("x86_64", ("avx", ..., "avx512vl"), ...)  ->  passes, schedules, assembler
 
@@ -40,33 +40,33 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Options:
-    """What a caller chooses besides the machine. threads: of a call. precision: what weights are stored in."""
+    """Compile options other than the machine. threads: of a call. precision: the type that weights are stored in."""
 
     threads: int = 1
     fast_math: bool = False
     precision: str = "float32"
 
 
-PLAIN = Options()
+DEFAULT_OPTIONS = Options()
 
 
 class PartAssembler(Assembler, Protocol):
-    """An assembler whose kernels can be shared with others for the same features."""
+    """An assembler whose compiled kernels can be reused by other assemblers for the same features."""
 
     def begin(self, kernel: Kernel) -> Any:
-        """Begin with a kernel: what `include` takes."""
+        """Begin to compile a kernel; return a handle for `include`."""
         ...
 
     def include(self, part: Any) -> None:
-        """Add what `begin` gave, here or in another assembler."""
+        """Add a kernel by its handle, from this or another assembler."""
         ...
 
 
 class Target(Protocol[M]):
-    """The compile side of a kind of machine; M: what its schedules know of one such machine.
+    """The compiler for one kind of machine. M: the machine description that its schedules use.
 
-    name: what stands before the colon, and of the device that runs the code. forms: the texts that `source` makes of a
-    kernel, from the first to the one nearest to the machine. policy: the numbers that fusion weighs.
+    name: the text before the colon, and the name of the device that runs the code. policy: parameters of fusion.
+    forms: the texts of a kernel that `source` can print, the lowest level last.
     """
 
     name: str
@@ -74,48 +74,49 @@ class Target(Protocol[M]):
     forms: tuple[str, ...]
 
     def features(self, asked: str) -> Features:
-        """The machine that the text behind the colon names; "" is this machine, or the plainest.
+        """Return the machine that the text after the colon names; "" is this machine, or the target's default.
 
-        Raises InputError that lists the names there are.
+        Raises InputError that lists the valid names.
         """
         ...
 
     def prepare(self, nodes: int) -> None:
-        """What can begin before there is a program of so many nodes, 0 before the model is read: workers that start."""
+        """Start what compiling a graph of so many nodes needs, such as workers; 0 before the model is read."""
         ...
 
     def machine(self, features: Features, threads: int, measured: Mapping[str, Measured]) -> M:
-        """What schedules know of it. measured: what tuning found, by the key of what it decides."""
+        """Return the description that schedules use. measured: tuned choices, by the key of their site."""
         ...
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
-        """From a MODEL graph to fused groups, in order."""
+        """Return the passes from a MODEL graph to fused groups, in order."""
         ...
 
     def lower(
         self, group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: M
     ) -> Lowered:
-        """Kernels for a group whose operands lie at `ins` and whose results go to `outs`; `constant` tells which
-        operands are constants, which may be repacked at compile time. Raises CompileError."""
+        """Lower a group to kernels. ins, outs: the layouts of operands and results. constant: which operands are
+        constants, which may be repacked at compile time. Raises CompileError."""
         ...
 
     @property
     def beside(self) -> Callable[[Sequence[Lowered], M], Lowered | None] | None:
-        """Makes one launch of groups whose order does not matter, on operands of one; None where that is no gain. None
-        itself, where a launch costs nothing."""
+        """A function that merges independent groups into one launch, or returns None if that is no gain. None for
+        targets whose launches cost nothing."""
         ...
 
     def assembler(self, features: Features) -> PartAssembler:
-        """What makes code of kernels."""
+        """Return a new assembler, which compiles kernels to code."""
         ...
 
     @property
     def export(self) -> Callable[[Program, Path, Path | None], None] | None:
-        """Writes a program to a path, and its weights to another if one is given; None where it is an artifact."""
+        """Write a program to a path, and its weights to another if one is given; None if programs are saved as
+        artifacts."""
         ...
 
     def source(self, kernel: Kernel, features: Features, form: str) -> str:
-        """A kernel as text in one of `forms`."""
+        """Print a kernel in one of `forms`."""
         ...
 
 
@@ -125,14 +126,14 @@ def _target(name: str) -> Target[Any]:
 
 
 def target_of(features: Features) -> Target[Any]:
-    """The target whose features these are. Raises InputError."""
+    """Return the target that these features belong to. Raises InputError."""
     if features.target_name not in NAMES:
         raise InputError("target", expected=f"one of {', '.join(NAMES)}", got=repr(features.target))
     return _target(features.target_name)
 
 
 def named(text: str) -> tuple[Target[Any], str]:
-    """ "cpu:znver4" -> the target, and the features asked of it; "native": this machine's CPU. Raises InputError."""
+    """ "cpu:znver4" -> the target and the text after the colon; "native" is this machine's CPU. Raises InputError."""
     name, _, asked = ("cpu" if text == "native" else text).partition(":")
     if name not in NAMES:
         raise InputError("target", expected=f"native, or NAME[:FEATURES] of {', '.join(NAMES)}", got=repr(text))
@@ -140,9 +141,9 @@ def named(text: str) -> tuple[Target[Any], str]:
 
 
 def features_of(text: str) -> Features:
-    """ "cpu:znver4" -> the features of that machine; "native": this machine's CPU with all that it has.
+    """ "cpu:znver4" -> the features of that machine; "native": all features of this machine's CPU.
 
-    Raises InputError that lists the names there are.
+    Raises InputError that lists the valid names.
     """
-    target, asked = named(text)
-    return target.features(asked)
+    target, features = named(text)
+    return target.features(features)

@@ -1,8 +1,8 @@
-"""What tuning found: a database of measured choices, which compiling asks before it trusts its models.
+"""The tuning database: measured choices, which take precedence over the choices of the cost models.
 
-A file of lines, each one JSON object, the first a header. An entry says: on this kind of core with so many threads, for
-this key, `choice` was faster than `over`, the model's own choice. Files are untrusted: a line that is no entry is left
-out, and a schedule builds kernels only from choices that it could have made itself. See docs/tuning.md.
+A file has one JSON object per line, the first a header. An entry says that on this kind of core with this number of
+threads, at this key, `choice` was faster than `over`, the cost model's choice. Files are untrusted: an invalid line is
+ignored, and a schedule accepts only choices that it could have made itself. See docs/tuning.md.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ingot.support.native import Features
 
 SHIPPED = Path(__file__).parent / "shipped.jsonl"
 _HEADER = {"ingot": "tuned", "format": 1}
-_MOST_BYTES = 64 << 20
-_MOST_TEXT = 4096  # characters of a name or key
+_MAX_FILE_BYTES = 64 << 20
+_MAX_TEXT_CHARS = 4096  # of a machine's name or a key
 _log = Log("ingot.pipeline.tuning")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """machine: as `machine_name`. key: of the site. seconds, over_seconds: of one launch with `choice` and with `over`,
-    measured side by side. generation: of the kernels that were measured."""
+    """machine: see `machine_name`. key: of the site. seconds, over_seconds: of one launch with `choice` and with
+    `over`, measured in alternation. generation: the version of the measured kernels."""
 
     machine: str
     key: str
@@ -53,88 +53,88 @@ class Entry:
         return json.dumps(record).encode() + b"\n"
 
     @property
-    def place(self) -> tuple[str, str, int]:
+    def identity(self) -> tuple[str, str, int]:
         return self.machine, self.key, self.generation
 
 
 def machine_name(isa: Features, threads: int) -> str:
-    """A kind of core with its vector extension, and how many run a model: x86_64 znver5 avx512, 2 threads. Of a GPU the
-    architecture that schedules are made for, as programs are made ahead for all of its kind: cuda sm_90a."""
+    """Return a name such as "x86_64 znver5 avx512, 2 threads" for a kind of core. A GPU is named by the architecture
+    that schedules target, as one program runs on all GPUs of it: "cuda sm_90a"."""
     target = isa.target.removeprefix("null:").partition(":")[0]
     if target != "cpu":
         return f"{target} {isa.arch}"
-    known = ("avx512f", "avx2", "neon")
-    vectors = next((name.removesuffix("f") for name in known if name in isa), "baseline")
+    extensions = ("avx512f", "avx2", "neon")
+    vectors = next((name.removesuffix("f") for name in extensions if name in isa), "baseline")
     return f"{isa.arch} {isa.cpu or 'generic'} {vectors}, {threads} thread{'s' * (threads > 1)}"
 
 
 def measured(isa: Features, threads: int) -> dict[str, Measured]:
-    """Choices for this kind of machine by key: the user's, and the shipped ones where the user has none."""
-    own = flags.tuning()
-    if own is None:
+    """Return the choices for this kind of machine by key: the user's, else the shipped ones."""
+    user_path = flags.tuning()
+    if user_path is None:
         return {}
     machine = machine_name(isa, threads)
-    return choices(SHIPPED, machine) | choices(own, machine)
+    return choices(SHIPPED, machine) | choices(user_path, machine)
 
 
 def choices(path: Path, machine: str) -> dict[str, Measured]:
-    """What a file says of a machine and of today's kernels, by key."""
-    mine = (e for e in read(path).values() if e.machine == machine and e.generation == GENERATION)
-    return {e.key: Measured(e.choice, e.over) for e in mine}
+    """Return a file's choices for a machine and the current generation of kernels, by key."""
+    entries = (e for e in read(path).values() if e.machine == machine and e.generation == GENERATION)
+    return {e.key: Measured(e.choice, e.over) for e in entries}
 
 
 def digest() -> bytes:
-    """Tells apart states of the databases: programs that were compiled with others are not the same programs."""
-    own = flags.tuning()
-    total = hashlib.blake2b(digest_size=16)
-    for path in () if own is None else (SHIPPED, own):
-        total.update(hashlib.blake2b(_bytes(path)).digest())
-    return total.digest()
+    """Return a digest of the databases, part of the key of a compiled program."""
+    user_path = flags.tuning()
+    hasher = hashlib.blake2b(digest_size=16)
+    for path in () if user_path is None else (SHIPPED, user_path):
+        hasher.update(hashlib.blake2b(_read_bytes(path)).digest())
+    return hasher.digest()
 
 
 def read(path: Path) -> dict[tuple[str, str, int], Entry]:
-    """The entries of a file by place; of none or of one that is not a database, no entries and a log record."""
-    lines = _bytes(path).splitlines()
+    """Return the entries of a file by identity. A file that is not a database has none and is logged."""
+    lines = _read_bytes(path).splitlines()
     if not lines:
         return {}
-    if _object(lines[0]) != _HEADER:
-        _log.warning("tuned: %s is no database of this version; it is left out", path)
+    if _parse_object(lines[0]) != _HEADER:
+        _log.warning("tuned: %s is not a database of this version; it is ignored", path)
         return {}
-    found: dict[tuple[str, str, int], Entry] = {}
+    entries: dict[tuple[str, str, int], Entry] = {}
     for number, line in enumerate(lines[1:], 2):
-        entry = _entry(_object(line))
+        entry = _parse_entry(_parse_object(line))
         if entry is None:
-            _log.warning("tuned: %s, line %d: not an entry; it is left out", path, number)
+            _log.warning("tuned: %s, line %d: not an entry; it is ignored", path, number)
         else:
-            found[entry.place] = entry
-    return found
+            entries[entry.identity] = entry
+    return entries
 
 
 def add(path: Path, entries: Iterable[Entry]) -> None:
-    """Put entries into a file, each in the place of an older one with the same key.
+    """Add entries to a file, replacing older entries of the same identity.
 
-    Whoever is killed or adds at the same time, each entry is there whole or not at all. Raises ArtifactError, also for
-    a file that is something else.
+    The update is atomic: a killed or concurrent process leaves no partial entry. Raises ArtifactError, also for a file
+    that is not a database.
     """
     with locked(path):
-        data = _bytes(path)
+        data = _read_bytes(path)
         head = data.partition(b"\n")[0]
-        if data and _object(head) != _HEADER:
+        if data and _parse_object(head) != _HEADER:
             raise ArtifactError(
                 f"{path} is not a database of measured choices of this version",
                 expected=json.dumps(_HEADER),
                 got=repr(head[:80]),
                 fix="name another file, or delete this one",
             )
-        merged = read(path) | {e.place: e for e in entries}
+        merged = read(path) | {e.identity: e for e in entries}
         lines = (e.line() for e in merged.values())
         atomic_write(path, [json.dumps(_HEADER).encode() + b"\n", *lines])
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            _log.warning("tuned: %s is larger than %d bytes; it is left out", path, _MOST_BYTES)
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            _log.warning("tuned: %s is larger than %d bytes; it is ignored", path, _MAX_FILE_BYTES)
             return b""
         return path.read_bytes()
     except FileNotFoundError:
@@ -144,7 +144,7 @@ def _bytes(path: Path) -> bytes:
         return b""
 
 
-def _object(line: bytes) -> Mapping[str, object] | None:
+def _parse_object(line: bytes) -> Mapping[str, object] | None:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -152,22 +152,22 @@ def _object(line: bytes) -> Mapping[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def _entry(record: Mapping[str, object] | None) -> Entry | None:
+def _parse_entry(record: Mapping[str, object] | None) -> Entry | None:
     if record is None:
         return None
     machine, key, generation = record.get("machine"), record.get("key"), record.get("generation")
     choice, over = read_choice(record.get("choice")), read_choice(record.get("over"))
-    seconds, over_seconds = _seconds(record.get("us")), _seconds(record.get("over_us"))
+    seconds, over_seconds = _parse_seconds(record.get("us")), _parse_seconds(record.get("over_us"))
     if not (isinstance(machine, str) and isinstance(key, str) and type(generation) is int):
         return None
     if choice is None or over is None or seconds is None or over_seconds is None:
         return None
-    if len(machine) > _MOST_TEXT or len(key) > _MOST_TEXT:
+    if len(machine) > _MAX_TEXT_CHARS or len(key) > _MAX_TEXT_CHARS:
         return None
     return Entry(machine, key, choice, over, seconds, over_seconds, generation)
 
 
-def _seconds(us: object) -> float | None:
+def _parse_seconds(us: object) -> float | None:
     if isinstance(us, bool) or not isinstance(us, int | float) or not 0 <= us < 1e12:
         return None
     return us / 1e6

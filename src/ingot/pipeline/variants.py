@@ -1,4 +1,5 @@
-"""Where the compiler of kernels refuses one, hangs or dies, its schedule's next choice is taken, and told.
+"""Lowering with fallbacks: if the compiler refuses a kernel, hangs or dies, try the schedule's next choice and report
+it.
 
 tiles rows 128 columns 256 ...: killed after 120 s   ->   tiles rows 128 columns 128 ...
 """
@@ -18,13 +19,13 @@ from ingot.schedule.lowered import Lowered
 from ingot.support.errors import KernelError
 from ingot.support.native import Features
 
-TRIES = 4  # choices of one kernel
+MAX_TRIES = 4  # choices tried for one kernel
 Key = tuple[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]]
 _log = logging.getLogger("ingot.pipeline")
 
 
 class Variants:
-    """Lowers groups for a target, once each. told: what was refused and what was taken in its place."""
+    """Lowers groups for a target, once each. substitutions: messages about refused choices and their replacements."""
 
     def __init__(self, target: Target[Any], features: Features, threads: int, measured: Mapping[str, Measured]) -> None:
         self._target, self._features, self._threads = target, features, threads
@@ -32,7 +33,7 @@ class Variants:
         self._machine = target.machine(features, threads, measured)
         self._lowered: dict[Key, Lowered] = {}
         self._tried: dict[str, list[Choice]] = {}
-        self.told: list[str] = []
+        self.substitutions: list[str] = []
 
     def lower(
         self, group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...]
@@ -44,34 +45,34 @@ class Variants:
 
     @property
     def join(self) -> Callable[[Sequence[Lowered]], Lowered | None] | None:
-        """Kernels that run beside each other as one, where the target has such."""
-        beside, machine = self._target.beside, self._machine
-        return None if beside is None else lambda lows: beside(lows, machine)
+        """The target's function that merges independent kernels into one launch; None if it has none."""
+        merge, machine = self._target.beside, self._machine
+        return None if merge is None else lambda lows: merge(lows, machine)
 
     def refuse(self, error: KernelError, kernels: Mapping[str, Kernel]) -> None:
-        """Lower what gave a kernel otherwise from here on. kernels: by name. Raises the error where there is no other
-        choice."""
+        """Exclude the choice behind a kernel that did not compile. kernels: by name. Raises `error` if no choice is
+        left to try."""
         site = self._site_of(kernels.get(error.kernel))
         if site is None:
             raise error
-        now = decide(site, self._measured)
-        tried = [*self._tried.get(site.key, []), now]
-        other = next((c for c in (site.untuned, *site.others()) if c not in tried and site.admits(c)), None)
-        if other is None or len(tried) >= TRIES:
+        choice = decide(site, self._measured)
+        tried = [*self._tried.get(site.key, []), choice]
+        alternative = next((c for c in (site.untuned, *site.others()) if c not in tried and site.admits(c)), None)
+        if alternative is None or len(tried) >= MAX_TRIES:
             raise error
         self._tried[site.key] = tried
-        self._measured[site.key] = Measured(other, site.untuned)
+        self._measured[site.key] = Measured(alternative, site.untuned)
         self._machine = self._target.machine(self._features, self._threads, self._measured)
         self._lowered = {k: low for k, low in self._lowered.items() if low.site is None or low.site.key != site.key}
-        self.told.append(f"{now}: {error}; {other} instead")
-        _log.warning("%s", self.told[-1])
+        self.substitutions.append(f"{choice}: {error}; {alternative} instead")
+        _log.warning("%s", self.substitutions[-1])
 
     def _site_of(self, kernel: Kernel | None) -> Site | None:
-        """What was decided for a kernel; naming one keeps its body."""
+        """The site that chose this kernel; kernels are matched by their bodies, as linking renames them."""
         if kernel is None:
             return None
-        found = (low.site for low in self._lowered.values() for s in low.steps if s.kernel.body is kernel.body)
-        return next(found, None)
+        sites = (low.site for low in self._lowered.values() for s in low.steps if s.kernel.body is kernel.body)
+        return next(sites, None)
 
 
 __all__ = ["Variants"]

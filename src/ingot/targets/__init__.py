@@ -1,1 +1,1 @@
-"""Printers of kernel IR."""
+"""Code generation: printers of kernel IR, assemblers, and the worker processes that run compilers."""

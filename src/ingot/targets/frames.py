@@ -1,4 +1,4 @@
-"""Messages between processes: frames of parts, each of them bytes. No pickle, nothing that is executed."""
+"""Messages between processes: a header and a payload of bytes, prefixed by their lengths. No pickle, no evaluation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import IO
 _LENGTHS = struct.Struct("<QQ")
 
 
-def send(sink: IO[bytes], first: bytes, second: bytes) -> None:
-    """Write a message of two parts. Raises OSError where nobody reads any more."""
-    sink.write(_LENGTHS.pack(len(first), len(second)))
-    sink.write(first)
-    sink.write(second)
+def send(sink: IO[bytes], header: bytes, payload: bytes) -> None:
+    """Write a message. Raises OSError if the reader has closed the pipe."""
+    sink.write(_LENGTHS.pack(len(header), len(payload)))
+    sink.write(header)
+    sink.write(payload)
     sink.flush()
 
 
 def receive(source: IO[bytes]) -> tuple[bytes, bytes] | None:
-    """The next message; None where the other side has ended, also in the middle of one."""
-    head = source.read(_LENGTHS.size)
-    if len(head) < _LENGTHS.size:
+    """Return the next message; None if the writer has ended, even in the middle of one."""
+    lengths = source.read(_LENGTHS.size)
+    if len(lengths) < _LENGTHS.size:
         return None
-    sizes = _LENGTHS.unpack(head)
-    first, second = (source.read(size) for size in sizes)
-    return (first, second) if (len(first), len(second)) == sizes else None
+    sizes = _LENGTHS.unpack(lengths)
+    header, payload = (source.read(size) for size in sizes)
+    return (header, payload) if (len(header), len(payload)) == sizes else None

@@ -1,10 +1,10 @@
-"""Processes that run a compiler, so that code is made on all cores, and what the compiler takes, leaks or breaks is not
-this process's.
+"""A pool of compiler processes: they use all cores, and a crash or memory leak of the compiler stays outside this
+process.
 
-    submit(job) -> its future     one queue of jobs     a thread here for each process there, at most `count` of them
+    submit(job) -> its future     one queue of jobs     one thread here for each process, at most `count` of them
 
-A process takes further jobs in while it works on the first: it never waits for a Python that is busy lowering the next
-kernel. Processes come with the work and go when there has been none for a while. `serve` is their side.
+A process reads further jobs while it works on the first, so it never waits for a Python that is busy lowering the next
+kernel. Processes start on demand and exit when idle for a while. They run `serve`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.targets.frames import receive, send
 
-# The package without its own __init__, which imports the runtime and numpy: 60 ms instead of 140, and 16 MB less.
+# Skip the package's own __init__, which imports the runtime and numpy: 60 ms instead of 140, and 16 MB less.
 _BOOT = """
 import sys, types
 from importlib import import_module
@@ -37,35 +37,35 @@ import_module(sys.argv[2]).main()
 
 @dataclass(frozen=True)
 class Compiler:
-    """What the processes run, and how they are used.
+    """The program of the processes, and the limits of the pool.
 
-    module: whose `main` is the process. unavailable: the error where no process starts, for a reason. environment: of
-    the process, besides this one's. ahead: jobs that a process has at once. waiting: jobs that may wait before another
-    process starts for them. tries: how many processes a job may take with it. seconds: that a job may take before its
-    process is killed. idle: seconds without work until processes go.
+    module: its `main` is the process. unavailable: return the error for a reason why no process starts. environment:
+    variables added to the process's environment. max_pending: jobs sent to a process at a time. max_queued: jobs that
+    may wait in the queue before another process starts. max_tries: crashes after which a job fails. timeout_seconds: of
+    a job, after which its process is killed. idle_seconds: without work, after which a process exits.
     """
 
     module: str
     unavailable: Callable[[str], CompileError]
     environment: Mapping[str, str] = field(default_factory=dict)
-    ahead: int = 1
-    waiting: int = 0
-    tries: int = 1
-    seconds: float | None = None
-    idle: float = 5.0
+    max_pending: int = 1
+    max_queued: int = 0
+    max_tries: int = 1
+    timeout_seconds: float | None = None
+    idle_seconds: float = 5.0
 
 
 class Job:
-    """A text on its way to becoming code. lost: the error where its processes died, by the last one's exit code."""
+    """A text to compile. crash_error: return the error for the exit code of the last process that crashed on it."""
 
-    def __init__(self, header: bytes, text: bytes, lost: Callable[[int], CompileError]) -> None:
-        self.header, self.text, self.lost = header, text, lost
-        self.deaths = 0
+    def __init__(self, header: bytes, text: bytes, crash_error: Callable[[int], CompileError]) -> None:
+        self.header, self.text, self.crash_error = header, text, crash_error
+        self.crashes = 0
         self.future: Future[bytes] = Future()
 
 
 class _Child:
-    """A process and the jobs that are there, which it answers in order."""
+    """A process and the jobs sent to it, which it answers in order."""
 
     def __init__(self, compiler: Compiler) -> None:
         path = os.pathsep.join(filter(None, sys.path))
@@ -74,12 +74,12 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, **compiler.environment},
-            process_group=0,  # an interrupt from the keyboard is not for it
+            process_group=0,  # keep keyboard interrupts away from it
         )
         self.jobs: deque[Job] = deque()
 
-    def greeting(self) -> str | None:
-        """What the process says when it is ready; None if it could not start."""
+    def receive_greeting(self) -> str | None:
+        """Wait until the process is ready; return its greeting, None if it could not start."""
         assert self.process.stdout is not None
         message = receive(self.process.stdout)
         return None if message is None else message[0].decode()
@@ -87,11 +87,11 @@ class _Child:
     def begin(self, job: Job) -> None:
         assert self.process.stdin is not None
         self.jobs.append(job)
-        with suppress(OSError):  # if it has died, `finish` finds no answer
+        with suppress(OSError):  # if it has died, `finish` receives no answer
             send(self.process.stdin, job.header, job.text)
 
     def finish(self, seconds: float | None) -> bool:
-        """Wait for the answer to the oldest job, and at most so long; whether there was one."""
+        """Wait up to `seconds` for the answer to the oldest job; return whether there was one."""
         assert self.process.stdout is not None
         watchdog = None if seconds is None else threading.Timer(seconds, self.process.kill)
         if watchdog is not None:
@@ -112,52 +112,52 @@ class _Child:
         return True
 
     def end(self) -> int:
-        """Stop the process; how it ended, as `Popen.returncode` says it."""
+        """Stop the process; return its exit code as `Popen.returncode` does."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        with suppress(OSError):  # what was not sent is not missed
+        with suppress(OSError):  # unsent data is not needed
             self.process.stdin.close()
         self.process.stdout.close()
         return self.process.wait()
 
 
 class Pool:
-    """At most `count` processes."""
+    """A queue of jobs and at most `count` processes."""
 
     def __init__(self, compiler: Compiler, count: int) -> None:
-        self._compiler, self._count = compiler, count
+        self._compiler, self._max_children = compiler, count
         self._greeting: Future[str] = Future()
         self._jobs: deque[Job] = deque()
-        self._change = threading.Condition()
+        self._changed = threading.Condition()
         self._children: set[_Child] = set()
-        self._threads = self._idle = 0
+        self._threads = self._idle_threads = 0
         atexit.register(self.kill)
 
     def start(self, count: int | None = None) -> None:
-        """Have so many processes ready for the work to come; None: all."""
-        most = self._count if count is None else min(count, self._count)
-        with self._change:
+        """Start processes until there are `count`; None: as many as allowed."""
+        target = self._max_children if count is None else min(count, self._max_children)
+        with self._changed:
             if self._greeting.done() and self._greeting.exception():
                 self._greeting = Future()
-            while self._threads < most and self._grow():
+            while self._threads < target and self._grow():
                 pass
 
     def greeting(self) -> str:
-        """What the first process said when it was ready."""
+        """Return the first process's greeting, starting one if necessary."""
         if not self._greeting.done() or self._greeting.exception():
             self.start(1)
         return self._greeting.result()
 
     def submit(self, job: Job) -> None:
-        with self._change:
+        with self._changed:
             self._jobs.append(job)
-            if self._idle:
-                self._change.notify()
-            spare = self._idle + self._compiler.waiting if self._threads else 0
-            if len(self._jobs) > spare and self._threads < self._count:
+            if self._idle_threads:
+                self._changed.notify()
+            capacity = self._idle_threads + self._compiler.max_queued if self._threads else 0
+            if len(self._jobs) > capacity and self._threads < self._max_children:
                 self._grow()
 
     def kill(self) -> None:
-        """Leave nothing behind when the interpreter ends."""
+        """Kill all processes, at the latest when the interpreter exits."""
         for child in tuple(self._children):
             child.process.kill()
             child.process.wait()
@@ -173,63 +173,64 @@ class Pool:
         return True
 
     def _serve(self) -> None:
-        child = self._child()
-        while child is not None and ((job := self._take(wait=not child.jobs)) or child.jobs):
+        child = self._start_child()
+        while child is not None and ((job := self._next_job(wait=not child.jobs)) or child.jobs):
             if job is not None:
                 child.begin(job)
-                if len(child.jobs) < self._compiler.ahead:
+                if len(child.jobs) < self._compiler.max_pending:
                     continue
-            if not child.finish(self._compiler.seconds):
-                self._again(child)
-                child = self._child()
+            if not child.finish(self._compiler.timeout_seconds):
+                self._requeue(child)
+                child = self._start_child()
         if child is not None:
             self._children.discard(child)
             child.end()
 
-    def _child(self) -> _Child | None:
-        """A new process that has said hello. Where none starts, the thread ends, and the last one tells who waits."""
+    def _start_child(self) -> _Child | None:
+        """Start a process and wait for its greeting; None if none starts: the thread ends, and the last one fails all
+        jobs."""
         try:
             child = _Child(self._compiler)
         except OSError as error:
             return self._give_up(str(error))
         self._children.add(child)
-        said = child.greeting()
-        if said is None:
+        greeting = child.receive_greeting()
+        if greeting is None:
             self._children.discard(child)
             return self._give_up(f"exit code {child.end()}; its message is on stderr")
-        with self._change:
+        with self._changed:
             if not self._greeting.done():
-                self._greeting.set_result(said)
+                self._greeting.set_result(greeting)
         return child
 
     def _give_up(self, reason: str) -> None:
-        with self._change:
+        with self._changed:
             self._threads -= 1
             if self._threads:
                 return
-            waiting = [self._greeting, *(job.future for job in self._jobs)]
+            futures = [self._greeting, *(job.future for job in self._jobs)]
             self._jobs.clear()
-            for future in waiting:
+            for future in futures:
                 if not future.done():
                     future.set_exception(self._compiler.unavailable(reason))
 
-    def _take(self, wait: bool) -> Job | None:
-        """The next job. None: there is none now or, after waiting, none at all, and the thread ends."""
-        with self._change:
+    def _next_job(self, wait: bool) -> Job | None:
+        """Return the next job, or None. With `wait`, None means that the idle time has passed and the thread ends."""
+        with self._changed:
             if wait and not self._jobs:
-                self._idle += 1
-                self._change.wait_for(lambda: self._jobs, self._compiler.idle)
-                self._idle -= 1
+                self._idle_threads += 1
+                self._changed.wait_for(lambda: self._jobs, self._compiler.idle_seconds)
+                self._idle_threads -= 1
                 self._threads -= not self._jobs
             return self._jobs.popleft() if self._jobs else None
 
-    def _again(self, child: _Child) -> None:
-        """Put a dead process's jobs back. The first is what it died of, and may have had its last try."""
+    def _requeue(self, child: _Child) -> None:
+        """Requeue a dead process's jobs. It died of the first, which fails if that was its last try."""
         self._children.discard(child)
-        code = child.end()
-        first = child.jobs[0]
-        first.deaths += 1
-        if first.deaths >= self._compiler.tries:
-            child.jobs.popleft().future.set_exception(first.lost(code))
-        with self._change:
+        exit_code = child.end()
+        job = child.jobs[0]
+        job.crashes += 1
+        if job.crashes >= self._compiler.max_tries:
+            child.jobs.popleft().future.set_exception(job.crash_error(exit_code))
+        with self._changed:
             self._jobs.extendleft(reversed(child.jobs))

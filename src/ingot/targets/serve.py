@@ -1,4 +1,4 @@
-"""The processes of a `Pool`: requests in on stdin, code out on stdout, until stdin ends."""
+"""The main loop of a `Pool`'s process: requests from stdin, results to stdout, until stdin ends."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ingot.targets.frames import receive, send
 
 
 def serve(greeting: Callable[[], bytes], answer: Callable[[bytes, bytes], bytes]) -> None:
-    """Answer requests from stdin on stdout until stdin ends, then end the process. What `answer` refuses with a
-    CompileError, whoever asked is told."""
+    """Answer requests from stdin on stdout until stdin ends, then exit the process. A CompileError of `answer` is sent
+    as the request's error."""
     sink = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed by mistake is no answer
-    with suppress(BrokenPipeError):  # whoever asked has gone
+    os.dup2(2, 1)  # stray prints must not corrupt the answers
+    with suppress(BrokenPipeError):  # the parent has exited
         requests: SimpleQueue[tuple[bytes, bytes] | None] = SimpleQueue()
         threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True).start()
         send(sink, greeting(), b"")
@@ -33,7 +33,7 @@ def serve(greeting: Callable[[], bytes], answer: Callable[[bytes, bytes], bytes]
 
 
 def _read(source: IO[bytes], requests: SimpleQueue[tuple[bytes, bytes] | None]) -> None:
-    """Takes requests in while the compiler is at work, so that whoever sends them need not wait."""
+    """Read requests while the compiler works, so that the sender need not wait."""
     while (request := receive(source)) is not None:
         requests.put(request)
     requests.put(None)

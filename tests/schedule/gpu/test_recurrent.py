@@ -15,7 +15,7 @@ from ingot.ir.types import TensorType, dtype_of, f32
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from ingot.schedule.gpu.blocks import HINT_32_BIT_INDICES
 from ingot.schedule.gpu.machine import H100
-from ingot.schedule.gpu.recurrent import Split, keeps_weights
+from ingot.schedule.gpu.recurrent import Split, has_persistent_kernel
 from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_planned
 
@@ -144,10 +144,10 @@ def test_who_keeps_weights() -> None:
         (RNN(8, levels=True), 1, False),
     ):  # fmt: skip
         node = _node(op, batch=batch)
-        assert keeps_weights(node, H100) == kept, op
+        assert has_persistent_kernel(node, H100) == kept, op
         split = Split.of(node, H100)
         assert split is None or split.parts * split.blocks < H100.processors
-    assert not keeps_weights(_node(LSTM(4), steps=0), H100)
+    assert not has_persistent_kernel(_node(LSTM(4), steps=0), H100)
 
 
 def test_layers_beyond_registers_are_loops() -> None:

@@ -62,4 +62,4 @@ def test_lines_are_cut_where_there_are_few() -> None:
     assert scan(CumReduce("sum", 1), (64, 16384)).parts == 8
     assert scan(CumReduce("sum", 1), (4096, 1024)).parts == 1
     assert scan(CumReduce("sum", 0), (512,)).parts == 1
-    assert scan(CumReduce("sum", 0), (4096, 1024)).along == 0
+    assert scan(CumReduce("sum", 0), (4096, 1024)).axis == 0

@@ -92,12 +92,12 @@ def test_state_in_the_callers_memory_and_in_the_programs_own(tmp_path: Path) -> 
     assert library.net_run_in(memory, None, *pointers) == 1
 
 
-def test_open_sizes_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_symbolic_sizes_are_refused_with_what_to_do(tmp_path: Path) -> None:
     from ingot.ir.dims import symbol
 
     x = Input("x", TensorType(f32, (symbol("n"),)))()
     program = build_program(Graph((x,), (ops.Exp()(x),)), TARGET.features(""), 1)
-    with pytest.raises(CompileError, match=r"open sizes.*n.*--dim"):
+    with pytest.raises(CompileError, match=r"symbolic sizes.*n.*--dim"):
         TARGET.export(program, tmp_path / "net.c")
 
 

@@ -15,7 +15,7 @@ from ingot.support.cache import DiskCache, sharing
 from ingot.support.native import Features
 from ingot.targets.cpu import assemble, objects
 from ingot.targets.cpu.objects import compiled
-from ingot.targets.objects import keep
+from ingot.targets.objects import store
 from tests.passes.check import arg, graph
 
 TEXT = "define void @kernel() {\n  ret void\n}\n"
@@ -78,7 +78,7 @@ def test_texts_and_machines_have_objects_of_their_own(tmp_path: Path, begun: lis
     with sharing(DiskCache(tmp_path)):
         made = [compiled(text, f) for text in (TEXT, TEXT + "\n") for f in (arm, small)]
         assert len(begun) == 4
-        keep(made)
+        store(made)
         again = [compiled(text, f) for text in (TEXT, TEXT + "\n") for f in (arm, small)]
         assert len(begun) == 4 and [o.code.result() for o in again] == [o.code.result() for o in made]
 
@@ -87,14 +87,14 @@ def test_a_damaged_object_is_made_again(tmp_path: Path, begun: list[str]):
     disk = DiskCache(tmp_path)
     small = Features("x86_64", (), "")
     with sharing(disk):
-        keep([made := compiled(TEXT, small)])
+        store([made := compiled(TEXT, small)])
         assert made.key is not None
         path = disk.path(made.key)
         for damage in (b"", path.read_bytes()[:-1], bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]):
             path.write_bytes(damage)
             again = compiled(TEXT, small)
             assert again.key == made.key and not path.exists()
-            keep([again])
+            store([again])
             assert path.read_bytes().endswith(made.code.result() + made.key.encode())
     assert len(begun) == 4
 
@@ -102,7 +102,7 @@ def test_a_damaged_object_is_made_again(tmp_path: Path, begun: list[str]):
 def test_another_compiler_makes_its_own(tmp_path: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch):
     small = Features("x86_64", (), "")
     with sharing(DiskCache(tmp_path)):
-        keep([compiled(TEXT, small)])
-        monkeypatch.setattr(objects, "compiler", lambda *_: b"newer")
+        store([compiled(TEXT, small)])
+        monkeypatch.setattr(objects, "compiler_identity", lambda *_: b"newer")
         compiled(TEXT, small)
     assert len(begun) == 2

@@ -35,7 +35,7 @@ def pool() -> Iterator[Pool]:
 
 
 def begin(pool: Pool, text: str) -> Future[bytes]:
-    asked = workers.module(text, HOST)
+    asked = workers.compile_job(text, HOST)
     pool.submit(asked)
     return asked.future
 
@@ -118,7 +118,7 @@ def test_a_job_that_takes_too_long_costs_its_process(monkeypatch: pytest.MonkeyP
     slow += "def emit(text, *rest): time.sleep(60 * ('endless' in text)); return real(text, *rest)\nc.emit = emit\n"
     before = "import_module(sys.argv[2])"
     monkeypatch.setattr(processes, "_BOOT", processes._BOOT.replace(before, slow + before))
-    pool = Pool(replace(LLVM, seconds=2.0, tries=1), 1)
+    pool = Pool(replace(LLVM, timeout_seconds=2.0, max_tries=1), 1)
     results = [begin(pool, text) for text in ("; endless\n" + module(1), module(2))]
     with pytest.raises(CompileError, match="exit code -9"):
         results[0].result()
@@ -127,7 +127,7 @@ def test_a_job_that_takes_too_long_costs_its_process(monkeypatch: pytest.MonkeyP
 
 
 def test_idle_processes_go_and_come_back():
-    pool = Pool(replace(LLVM, idle=0.05), 2)
+    pool = Pool(replace(LLVM, idle_seconds=0.05), 2)
     assert begin(pool, module(1)).result()
     until(lambda: not pool._children and not pool._threads)
     assert begin(pool, module(2)).result() == emit(module(2), HOST)
@@ -164,7 +164,7 @@ print(submit() > 0)
 
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
 def test_no_process_is_left(end: str):
-    pool = "workers._chosen()._children"
+    pool = "workers._workers()._children"
     out = run(f"print(*(c.process.pid for c in {pool}), flush=True)\n{end}", -9 if end else 0)
     pids = [int(pid) for pid in out.split()[1:]]
     assert pids

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-from ingot.targets.cuda.codegen import in_halves
+from ingot.targets.cuda.codegen import split_packed_halves
 
 
 def test_two_integers_at_once_are_made_one_by_one() -> None:
     ptx = (
         "\tmov.b32 \t%r41, 10;\n\tadd.s16x2 \t%r42, %r40, %r41;\n\tmin.u16x2 %r1, %r2, %r3;\n\tadd.s16 %rs1, %rs2, 3;\n"
     )
-    made = in_halves(ptx)
+    made = split_packed_halves(ptx)
     assert "16x2" not in made
     assert made.startswith("\tmov.b32 \t%r41, 10;\n") and made.endswith("\tadd.s16 %rs1, %rs2, 3;\n")
     assert re.findall(r"mov\.b32 (?:\{%[a-d], %[a-d]\}, )?%r\d+", made) == [

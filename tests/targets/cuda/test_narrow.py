@@ -25,7 +25,7 @@ from ingot.ir.types import (
     u8,
 )
 from ingot.schedule.gpu.contraction.tiling import F8_RUN_TERMS
-from ingot.targets.cuda.narrow import NARROW, in_bytes
+from ingot.targets.cuda.narrow import NARROW, lower_narrow_floats
 from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
@@ -39,7 +39,7 @@ def converted(values: np.ndarray, dtype: DType) -> np.ndarray:
     x, y = k.Buffer("x", source, align=1), k.Buffer("y", dtype, writable=True, align=1)
     at = k.positions(values.size, 1)
     body = (k.Store(y, at, k.cast(k.gather(x, at), dtype)),)
-    kernel = in_bytes(k.Kernel("convert", (x, y), (), k.var("chunk"), k.integer(1), body))
+    kernel = lower_narrow_floats(k.Kernel("convert", (x, y), (), k.var("chunk"), k.integer(1), body))
     verify_kernel(kernel, "narrow")
     stored = {name: np.uint8 if d in NARROW else d.numpy for name, d in (("x", source), ("y", dtype))}
     out = np.zeros(values.size, stored["y"])
@@ -63,7 +63,7 @@ def test_bits_are_taken_as_they_are(dtype: DType) -> None:
     at = k.positions(256, 1)
     value = k.bitcast(k.bitcast(k.bitcast(k.gather(x, at), dtype), u8), dtype)
     body = (k.Store(y, at, value),)
-    kernel = in_bytes(k.Kernel("bits", (x, y), (), k.var("chunk"), k.integer(1), body))
+    kernel = lower_narrow_floats(k.Kernel("bits", (x, y), (), k.var("chunk"), k.integer(1), body))
     verify_kernel(kernel, "narrow")
     codes, out = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
     run_kernel(kernel, {"x": codes, "y": out}, {})
@@ -140,7 +140,7 @@ def test_products_in_bytes_mean_the_same(kinds: tuple[DType, DType]) -> None:
     """What is printed, with values of 8 bits as their types and as bytes, in one kernel."""
     graph, given = product_of(40, 96, kinds, out=kinds[0])
     (kernel,) = planned(graph, H100)[1].values()
-    printed = in_bytes(kernel)
+    printed = lower_narrow_floats(kernel)
     verify_kernel(printed, "narrow")
     w = np.ascontiguousarray(next(n.op.value for n in graph.nodes() if isinstance(n.op, Const)).T)
     results = []

@@ -1,13 +1,13 @@
 """Attention without scores in memory (Dao et al., "FlashAttention-2", 2023): a program takes a block of queries of one
-head and walks the keys.
+head and iterates over the keys.
 
     for keys in blocks:
         s = mask(q @ k^T * scale);  m' = max(m, s);  p = exp(s - m')
         l = l * exp(m - m') + sum(p);  acc = acc * exp(m - m') + p @ v;  m = m'
     out = acc / l
 
-Where weights are rounded to 16 bits, the scale goes into the exponent: p = 2^(fma(s, unit, -m' * unit)).
-Where few queries see many keys, parts of the keys are each a program's own, and the last to end joins their sums.
+If weights are rounded to 16 bits, the scale moves into the exponent: p = 2^(fma(s, unit, -m' * unit)). If there are few
+queries and many keys, the keys are split into parts, one per program, and the last program to finish combines the sums.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
-LEAST = 16  # sides of tiles that are multiplied
-FEW = 32  # queries of a tile, down to which tiles are cut for more programs
-MOST_PARTS = 16
-DEEP = 160 << 10  # bytes of shared memory that three turns of longer heads take
-DEPTH = 64  # of a head, up to which a multiprocessor takes several programs of three turns' keys and values
+MIN_TILE_SIDE = 16  # of tiles of products
+MIN_SPLIT_QUERIES = 32  # of a tile, down to which tiles shrink to get more programs
+MAX_PARTS = 16
+LONG_HEAD_SHARED_BYTES = 160 << 10  # that three stages of longer heads take
+SHORT_HEAD_SIZE = 64  # up to which several programs of three stages fit on a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -61,27 +61,27 @@ class _Operand:
     layout: Layout
 
     def read(self, block: Block, index: Index, mask: Expr | None) -> Expr:
-        """A tile, read where `mask` is on and zero elsewhere."""
+        """Read a tile where `mask` is true; zero elsewhere."""
         return read_at(block, self.buffer, ix.linear(index, self.layout.strides, self.layout.offset), mask)
 
 
 def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """An Attention and what is behind it. Raises CompileError for a symbolic head size."""
+    """Lower an Attention with its epilogue. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
     return _Flash.of(anchor, body, ins, outs, machine).lower()
 
 
 class _Sums(NamedTuple):
-    """Over keys: the highest score, and of the powers relative to it the sum, and that of values by them."""
+    """Over keys: the maximum score, the sum of exponentials relative to it, and the sum of values weighted by them."""
 
-    best: Expr
+    maximum: Expr
     total: Expr
     acc: Expr
 
 
 @dataclass
 class _Flash:
-    """depth, width: of a head's queries and keys, and of its values."""
+    """depth, width: the head size of queries and keys, and of values."""
 
     op: Attention
     anchor: Node
@@ -101,38 +101,38 @@ class _Flash:
         assert isinstance(op, Attention)
         inputs: list[_Operand] = []
         for x in anchor.inputs:
-            at, layout = operand_memory(body, x, ins)
-            inputs.append(_Operand(group.operands.ins[at], layout))
+            index, layout = operand_memory(body, x, ins)
+            inputs.append(_Operand(group.operands.ins[index], layout))
         if len(inputs) == 4:
             scores = (*q.shape[:3], anchor.inputs[1].shape[2])
             mask = inputs[3].layout
-            own = tuple(range(4 - len(mask.shape), 4))
-            inputs[3] = _Operand(inputs[3].buffer, mask.broadcast(scores, own))
+            trailing_dims = tuple(range(4 - len(mask.shape), 4))
+            inputs[3] = _Operand(inputs[3].buffer, mask.broadcast(scores, trailing_dims))
         return _Flash(op, anchor, group, inputs, depth, width, machine)
 
     @cached_property
-    def sharing(self) -> int:
-        """Heads whose queries form one tile, as they see the same keys: where all of these are few."""
-        heads, rows, shared = (
+    def heads_per_tile(self) -> int:
+        """Query heads in one tile, as they share a key head and have few queries together; else 1."""
+        heads, rows, key_heads = (
             self.anchor.inputs[0].shape[1],
             self.anchor.inputs[0].shape[2],
             self.anchor.inputs[1].shape[1],
         )
-        if not isinstance(heads, int) or not isinstance(shared, int) or not isinstance(rows, int):
+        if not isinstance(heads, int) or not isinstance(key_heads, int) or not isinstance(rows, int):
             return 1
-        return heads // shared if heads // shared * rows <= LEAST else 1
+        return heads // key_heads if heads // key_heads * rows <= MIN_TILE_SIDE else 1
 
     @property
-    def _shape(self) -> tuple[DimLike, DimLike, DimLike]:
-        """Of the queries: batch, heads or groups of them, and queries of one."""
+    def _query_shape(self) -> tuple[DimLike, DimLike, DimLike]:
+        """The queries' batch, heads (or groups of heads), and queries per head or group."""
         batch, heads, rows, _ = self.anchor.inputs[0].shape
-        if self.sharing == 1:
+        if self.heads_per_tile == 1:
             return batch, heads, rows
-        return batch, floordiv(heads, self.sharing), rows * self.sharing
+        return batch, floordiv(heads, self.heads_per_tile), rows * self.heads_per_tile
 
     @cached_property
     def site(self) -> Site:
-        return flash_site(self.group.body, self.anchor, self._model(), self._admits)
+        return flash_site(self.group.body, self.anchor, self._default_choice(), self._admits)
 
     @cached_property
     def choice(self) -> Flash:
@@ -140,86 +140,101 @@ class _Flash:
 
     @property
     def tile(self) -> Tile:
-        """Queries and keys of a turn."""
+        """Queries and keys of an iteration."""
         return self.choice.queries, self.choice.keys
 
-    def _model(self) -> Flash:
-        """As many queries as leave a program for most multiprocessors."""
-        batch, heads, rows = map(estimate, self._shape)
-        long = self.anchor.inputs[0].dtype != f32 and DEPTH < self.depth <= 2 * DEPTH
-        height = 128 if long else 64
-        height = max(LEAST, min(height, power_of_two(rows)))
-        width = max(LEAST, min(64, power_of_two(self._keys)))
-        narrow = all(x.dtype.bits <= 16 for x in self.anchor.inputs[:3]) and self.depth <= DEPTH
-        if narrow and rows > FEW and self._keys > FEW:
-            # as few keys that there are not as may be where programs are many, else few turns
-            many = batch * heads * -(-rows // height) > self.machine.processors
-            width = min((128, 64, FEW) if many else (128, 64), key=lambda n: -(-self._keys // n) * n)
-        least = FEW if self._keys > width else LEAST
-        while height > least and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
+    def _default_choice(self) -> Flash:
+        """Return the largest tile of queries that leaves a program for most multiprocessors."""
+        batch, heads, rows = map(estimate, self._query_shape)
+        is_long_head = self.anchor.inputs[0].dtype != f32 and SHORT_HEAD_SIZE < self.depth <= 2 * SHORT_HEAD_SIZE
+        height = 128 if is_long_head else 64
+        height = max(MIN_TILE_SIDE, min(height, power_of_two(rows)))
+        width = max(MIN_TILE_SIDE, min(64, power_of_two(self._estimated_keys)))
+        is_narrow = all(x.dtype.bits <= 16 for x in self.anchor.inputs[:3]) and self.depth <= SHORT_HEAD_SIZE
+        if is_narrow and rows > MIN_SPLIT_QUERIES and self._estimated_keys > MIN_SPLIT_QUERIES:
+            # with many programs minimize padded keys, else iterations
+            has_many_programs = batch * heads * -(-rows // height) > self.machine.processors
+            width = min(
+                (128, 64, MIN_SPLIT_QUERIES) if has_many_programs else (128, 64),
+                key=lambda n: -(-self._estimated_keys // n) * n,
+            )
+        min_height = MIN_SPLIT_QUERIES if self._estimated_keys > width else MIN_TILE_SIDE
+        while height > min_height and batch * heads * -(-rows // height) < 2 * self.machine.processors // 3:
             height //= 2
         programs = batch * heads * -(-rows // height)
-        parts = max(1, min(self.machine.processors // max(1, programs), self._most_parts(width)))
-        warps = 8 if height == 128 or (height == LEAST and narrow) else 4
-        return Flash(height, width, warps, 3 if self.depth <= DEPTH or self.machine.shared >= DEEP else 2, parts)
+        parts = max(1, min(self.machine.processors // max(1, programs), self._max_parts(width)))
+        warps = 8 if height == 128 or (height == MIN_TILE_SIDE and is_narrow) else 4
+        return Flash(
+            height,
+            width,
+            warps,
+            3 if self.depth <= SHORT_HEAD_SIZE or self.machine.shared >= LONG_HEAD_SHARED_BYTES else 2,
+            parts,
+        )
 
     @property
-    def _keys(self) -> int:
+    def _estimated_keys(self) -> int:
         return estimate(self.anchor.inputs[1].shape[2])
 
-    def _most_parts(self, width: int) -> int:
-        """Of the keys, in turns of `width`; sizes that only a call knows are not cut."""
-        fixed = isinstance(self.anchor.inputs[1].shape[2], int) and is_static(self._shape)
-        return min(-(-self._keys // width), MOST_PARTS) if fixed else 1
+    def _max_parts(self, width: int) -> int:
+        """The maximum number of parts of the keys, for tiles of `width`; keys of symbolic size are not split."""
+        is_static_shape = isinstance(self.anchor.inputs[1].shape[2], int) and is_static(self._query_shape)
+        return min(-(-self._estimated_keys // width), MAX_PARTS) if is_static_shape else 1
 
     def _admits(self, c: Flash) -> bool:
-        powers = all(n > 0 and n & n - 1 == 0 for n in (c.queries, c.keys, c.warps))
-        sides = LEAST <= c.queries <= 128 and LEAST <= c.keys <= 128
-        copied = c.queries * self.depth + c.stages * c.keys * (self.depth + self.width)
-        sides = sides and copied * self.anchor.inputs[0].dtype.nbytes <= self.machine.shared
-        return powers and sides and c.warps <= 8 and 1 <= c.stages <= 4 and 1 <= c.parts <= self._most_parts(c.keys)
+        are_powers_of_two = all(n > 0 and n & n - 1 == 0 for n in (c.queries, c.keys, c.warps))
+        fits = MIN_TILE_SIDE <= c.queries <= 128 and MIN_TILE_SIDE <= c.keys <= 128
+        copied_elements = c.queries * self.depth + c.stages * c.keys * (self.depth + self.width)
+        fits = fits and copied_elements * self.anchor.inputs[0].dtype.nbytes <= self.machine.shared
+        return (
+            are_powers_of_two
+            and fits
+            and c.warps <= 8
+            and 1 <= c.stages <= 4
+            and 1 <= c.parts <= self._max_parts(c.keys)
+        )
 
     def lower(self) -> Lowered:
         top, chunk = Block(), k.var("chunk")
-        heads, common = self.anchor.inputs[0].shape[1], self.anchor.inputs[1].shape[1]
-        batch, groups, rows = self._shape
+        heads, key_heads = self.anchor.inputs[0].shape[1], self.anchor.inputs[1].shape[1]
+        batch, groups, rows = self._query_shape
         height, _ = self.tile
         blocks = ceildiv(rows, height)
-        whole = batch * groups * blocks
+        tiles = batch * groups * blocks
         parts = self.choice.parts
-        number = ZERO if parts == 1 else top.let(k.binary("div", chunk, dim_expr(whole)), "number")
-        own = chunk if parts == 1 else top.let(k.binary("rem", chunk, dim_expr(whole)), "own")
-        part, entry = k.binary("rem", own, dim_expr(blocks)), k.binary("div", own, dim_expr(blocks))
+        part = ZERO if parts == 1 else top.let(k.binary("div", chunk, dim_expr(tiles)), "number")
+        tile = chunk if parts == 1 else top.let(k.binary("rem", chunk, dim_expr(tiles)), "own")
+        query_block, entry = k.binary("rem", tile, dim_expr(blocks)), k.binary("div", tile, dim_expr(blocks))
         entry = top.let(entry, "entry")
         b, h = (top.let(e, "i") for e in ix.delinearize(entry, (batch, groups), {}))
-        first = top.let(k.mul(part, integer(height)), "first")
+        first = top.let(k.mul(query_block, integer(height)), "first")
         span = Span.of(top, first, height, rows, 0, wraps=True)
-        shared = h
-        if self.sharing > 1:  # a group is what shares a head of keys
+        key_head = h
+        if self.heads_per_tile > 1:  # a group of heads shares a key head
             count = dim_expr(self.anchor.inputs[0].shape[2])
-            inner = top.let(k.binary("div", span.position, count), "inner")
-            h = top.let(k.add(k.mul(h, integer(self.sharing)), inner), "h")
-            span = Span(top.let(k.sub(span.position, k.mul(inner, count)), "row"), span.in_bounds)
-        elif common != heads:
-            assert isinstance(heads, int) and isinstance(common, int)
-            shared = top.let(k.binary("div", h, integer(heads // common)), "shared")
-        sums = self._sums(top, b, h, shared, first, span, number, parts)
+            group_head = top.let(k.binary("div", span.position, count), "inner")
+            h = top.let(k.add(k.mul(h, integer(self.heads_per_tile)), group_head), "h")
+            span = Span(top.let(k.sub(span.position, k.mul(group_head, count)), "row"), span.in_bounds)
+        elif key_heads != heads:
+            assert isinstance(heads, int) and isinstance(key_heads, int)
+            key_head = top.let(k.binary("div", h, integer(heads // key_heads)), "shared")
+        sums = self._sums(top, b, h, key_head, first, span, part, parts)
         place = b, h, span
         extra, temps, zeros = tuple[tuple[Buffer, Arg], ...](), tuple[DimLike, ...](), 0
         if parts == 1:
             self._finish(top, sums, place)
         else:
             buffers = [Buffer(n, f32, writable=True, align=ALIGNMENT_BYTES) for n in ("bests", "totals", "accs")]
-            arrived = Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES)
-            self._join(top, sums, place, buffers, (number, parts), (arrived, own, whole))
-            extra = *((x, Arg("temp", i)) for i, x in enumerate(buffers)), (arrived, Arg("zeros", 0))
-            temps = tuple(whole * parts * lanes * f32.nbytes for lanes in (x.lanes for x in sums))
-            zeros = whole * i64.nbytes
+            counter = Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES)
+            self._combine_parts(top, sums, place, buffers, (part, parts), (counter, tile, tiles))
+            extra = *((x, Arg("temp", i)) for i, x in enumerate(buffers)), (counter, Arg("zeros", 0))
+            temps = tuple(tiles * parts * lanes * f32.nbytes for lanes in (x.lanes for x in sums))
+            zeros = tiles * i64.nbytes
         warps, stages = self.choice.warps, self.choice.stages
-        step = self.group.step("attention", chunk, whole * parts, top, *extra, warps=warps, stages=stages)
+        step = self.group.step("attention", chunk, tiles * parts, top, *extra, warps=warps, stages=stages)
         return Lowered((step,), temps, site=self.site, zeros=zeros)
 
-    def _join(
+    def _combine_parts(
         self,
         top: Block,
         sums: _Sums,
@@ -228,44 +243,44 @@ class _Flash:
         part: tuple[Expr, int],
         counter: tuple[Buffer, Expr, DimLike],
     ) -> None:
-        """Keep the sums of a part of the keys; whoever ends last weighs those of all. part: its number, of how many.
-        counter: where arrivals are counted, at which place of how many."""
-        (number, parts), (arrived, own, whole) = part, counter
-        local = [_lanes(x.tile or (1, 1)) for x in sums]
+        """Store the sums of a part of the keys; the last program to finish combines all parts. part: (number, count).
+        counter: (buffer, the tile's index, tile count) of the arrival counters."""
+        (number, parts), (arrived, tile, tiles) = part, counter
+        lanes = [_tile_offsets(x.tile or (1, 1)) for x in sums]
 
         def at(own_number: Expr, i: int) -> Expr:
-            block = k.add(k.mul(own_number, dim_expr(whole)), own)
-            return k.add(k.mul(block, integer(sums[i].lanes)), local[i])
+            block = k.add(k.mul(own_number, dim_expr(tiles)), tile)
+            return k.add(k.mul(block, integer(sums[i].lanes)), lanes[i])
 
         for i, (buffer, value) in enumerate(zip(buffers, sums, strict=True)):
             top.store(buffer, at(number, i), value)
 
         def last(block: Block) -> None:
-            found = [
+            all_sums = [
                 _Sums(*(read_at(block, x, at(integer(p), i), None) for i, x in enumerate(buffers)))
                 for p in range(parts)
             ]
-            best = found[0].best
-            for other in found[1:]:
-                best = block.let(k.binary("max", best, other.best), "best")
-            level = block.let(_finite(best), "level")
+            best = all_sums[0].maximum
+            for other in all_sums[1:]:
+                best = block.let(k.binary("max", best, other.maximum), "best")
+            level = block.let(_finite_maximum(best), "level")
             total: Expr | None = None
             acc: Expr | None = None
-            for each in found:
-                weight = block.let(self._weight(each.best, level), "weight")
-                own_total, own_acc = k.mul(each.total, weight), k.mul(each.acc, weight)
-                total = block.let(own_total if total is None else k.add(total, own_total), "total")
-                acc = block.let(own_acc if acc is None else k.add(acc, own_acc), "acc")
+            for part_sums in all_sums:
+                weight = block.let(self._weight(part_sums.maximum, level), "weight")
+                weighted_total, weighted_acc = k.mul(part_sums.total, weight), k.mul(part_sums.acc, weight)
+                total = block.let(weighted_total if total is None else k.add(total, weighted_total), "total")
+                acc = block.let(weighted_acc if acc is None else k.add(acc, weighted_acc), "acc")
             assert total is not None and acc is not None
             self._finish(block, _Sums(best, total, acc), place)
 
-        if_last(top, parts, arrived, own, last)
+        if_last(top, parts, arrived, tile, last)
 
     def _finish(self, block: Block, sums: _Sums, place: tuple[Expr, Expr, Span]) -> None:
-        """What is behind the sums over all keys."""
+        """Divide by the total and store the results of the epilogue."""
         empty = k.binary("eq", sums.total, k.lit(0.0, f32))
         total = k.select(empty, k.lit(1.0, f32), sums.total)
-        if self._narrow:  # one division of a row
+        if self._has_16_bit_weights:  # one division per row
             value = k.mul(sums.acc, block.let(k.binary("div", k.lit(1.0, f32), total), "share"))
         else:
             value = k.binary("div", sums.acc, total)
@@ -280,115 +295,118 @@ class _Flash:
             write(block, em, root, buffer, layout, index, columns.in_bounds, span.in_bounds)
 
     def _columns(self, block: Block, size: int, axis: int) -> Span:
-        """Positions along a head, in a tile's side."""
-        return Span.of(block, ZERO, max(LEAST, power_of_two(size)), size, axis)
+        """Positions along a head, along an axis of a tile."""
+        return Span.of(block, ZERO, max(MIN_TILE_SIDE, power_of_two(size)), size, axis)
 
     def _sums(
-        self, top: Block, b: Expr, h: Expr, shared: Expr, first: Expr, span: Span, number: Expr, parts: int
+        self, top: Block, b: Expr, h: Expr, key_head: Expr, first: Expr, span: Span, part: Expr, parts: int
     ) -> _Sums:
-        """The sums of some queries over part `number` of the keys."""
-        (height, width), out = self.tile, max(LEAST, power_of_two(self.width))
-        across, down = self._columns(top, self.depth, 1), self._columns(top, self.depth, 0)
-        q = self.inputs[0].read(top, (b, h, span.position, across.position), across.in_bounds)
-        q = k.spread(q, (height, across.position.lanes))
+        """Return the sums of a tile of queries over the keys of one part."""
+        (height, width), out_width = self.tile, max(MIN_TILE_SIDE, power_of_two(self.width))
+        depth_columns, depth_rows = self._columns(top, self.depth, 1), self._columns(top, self.depth, 0)
+        q = self.inputs[0].read(top, (b, h, span.position, depth_columns.position), depth_columns.in_bounds)
+        q = k.spread(q, (height, depth_columns.position.lanes))
         best = register(top, "best", constant_tile(f32, (height, 1), -inf))
         total = register(top, "total", constant_tile(f32, (height, 1)))
-        acc = register(top, "acc", constant_tile(f32, (height, out)))
+        acc = register(top, "acc", constant_tile(f32, (height, out_width)))
 
-        def turn(block: Block, at: Expr) -> None:
+        def loop_body(block: Block, at: Expr) -> None:
             keys = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 1)
             kt = self.inputs[1].read(
-                block, (b, shared, keys.position, down.position), all_of(down.in_bounds, keys.in_bounds)
+                block, (b, key_head, keys.position, depth_rows.position), all_of(depth_rows.in_bounds, keys.in_bounds)
             )
-            kt = k.spread(kt, (down.position.lanes, width))
+            kt = k.spread(kt, (depth_rows.position.lanes, width))
             s = block.let(k.tile_product(q, kt, k.spread(k.lit(0.0, f32), (height, width))), "s")
-            s = s if self._late else self._capped(k.mul(s, k.lit(self.op.scale, f32)))
-            s = self._masked(block, s, b, h, span, keys)
+            s = s if self._scales_in_exponent else self._softcap(k.mul(s, k.lit(self.op.scale, f32)))
+            s = self._mask(block, s, b, h, span, keys)
             s = block.let(s, "s")
             old = block.let(k.load(best, ZERO), "o")
             new = block.let(k.binary("max", old, k.reduce_along("max", s, 1)), "m")
-            level = block.let(_finite(new), "level")
+            level = block.let(_finite_maximum(new), "level")
             p = block.let(self._weight(s, level), "p")
-            kept = block.let(self._weight(old, level), "kept")
+            rescale = block.let(self._weight(old, level), "kept")
             block.store(best, ZERO, new)
-            block.store(total, ZERO, k.fma(k.load(total, ZERO), kept, k.reduce_along("add", p, 1)))
-            below = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
-            values = self._columns(block, self.width, 1)
+            block.store(total, ZERO, k.fma(k.load(total, ZERO), rescale, k.reduce_along("add", p, 1)))
+            key_rows = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
+            value_columns = self._columns(block, self.width, 1)
             v = self.inputs[2].read(
-                block, (b, shared, below.position, values.position), all_of(below.in_bounds, values.in_bounds)
+                block,
+                (b, key_head, key_rows.position, value_columns.position),
+                all_of(key_rows.in_bounds, value_columns.in_bounds),
             )
-            v = k.spread(v, (width, out))
-            scaled = k.mul(k.load(acc, ZERO), kept)
+            v = k.spread(v, (width, out_width))
+            scaled = k.mul(k.load(acc, ZERO), rescale)
             block.store(acc, ZERO, k.tile_product(k.cast(p, v.dtype), v, scaled))
 
-        begin, end = ZERO, self._seen(top, first)
+        begin, end = ZERO, self._key_end(top, first)
         if parts > 1:
             keys = estimate(self.anchor.inputs[1].shape[2])
             length = -(-keys // (width * parts)) * width
-            begin = top.let(k.mul(number, integer(length)), "begin")
+            begin = top.let(k.mul(part, integer(length)), "begin")
             end = top.let(k.binary("min", k.add(begin, integer(length)), end), "end")
-        top.loop("j", begin, end, width, turn, multiple=width)
+        top.loop("j", begin, end, width, loop_body, multiple=width)
         return _Sums(*(top.let(k.load(x, ZERO), "sums") for x in (best, total, acc)))
 
     @property
-    def _narrow(self) -> bool:
-        """Weights are rounded to 16 bits, as the values that they meet."""
+    def _has_16_bit_weights(self) -> bool:
+        """Whether weights are rounded to 16 bits, the type of the values."""
         return self.anchor.inputs[2].dtype.bits == 16
 
     @property
-    def _late(self) -> bool:
-        """Scores are scaled where weights are made of them: nothing is added to them, and the highest stays it."""
-        added = len(self.inputs) == 4 and self.inputs[3].buffer.dtype != boolean
-        return self._narrow and not added and not self.op.softcap and self.op.scale > 0
+    def _scales_in_exponent(self) -> bool:
+        """Whether the exponential applies the scale: nothing is added to scores, and a positive scale keeps their
+        maximum."""
+        has_additive_mask = len(self.inputs) == 4 and self.inputs[3].buffer.dtype != boolean
+        return self._has_16_bit_weights and not has_additive_mask and not self.op.softcap and self.op.scale > 0
 
     def _weight(self, score: Expr, level: Expr) -> Expr:
-        """The exponential of a score relative to the highest. `level` is multiplied by itself, so that what that rounds
-        is the same in all weights."""
-        if not self._narrow:
+        """Return the exponential of a score relative to `level`. `level` is multiplied separately, so that its rounding
+        error is the same in all weights."""
+        if not self._has_16_bit_weights:
             return k.call("exp_decay", k.binary("sub", score, level))
-        unit = k.lit((self.op.scale if self._late else 1.0) / log(2), f32)
-        score, factor, below = k.alike(score, unit, k.mul(level, k.lit(-unit.value, f32)))
-        return k.call("exp2_narrow", k.fma(score, factor, below))
+        unit = k.lit((self.op.scale if self._scales_in_exponent else 1.0) / log(2), f32)
+        score, factor, offset = k.alike(score, unit, k.mul(level, k.lit(-unit.value, f32)))
+        return k.call("exp2_narrow", k.fma(score, factor, offset))
 
     @property
     def _offset(self) -> DimLike:
         q, key = self.anchor.inputs[:2]
         return self.op.offset(q.shape[2], key.shape[2])
 
-    def _seen(self, top: Block, first: Expr) -> Expr:
-        """Behind the last key that some query of the block from `first` on sees."""
+    def _key_end(self, top: Block, first: Expr) -> Expr:
+        """Return the end of the keys that are visible to the block of queries starting at `first`."""
         keys = dim_expr(self.anchor.inputs[1].shape[2])
         if self.op.causal == "none":
             return keys
-        seen = k.add(k.add(first, integer(self.tile[0])), dim_expr(self._offset))
-        return top.let(k.binary("max", k.binary("min", seen, keys), ZERO), "end")
+        end = k.add(k.add(first, integer(self.tile[0])), dim_expr(self._offset))
+        return top.let(k.binary("max", k.binary("min", end, keys), ZERO), "end")
 
-    def _capped(self, s: Expr) -> Expr:
+    def _softcap(self, s: Expr) -> Expr:
         if not self.op.softcap:
             return s
         return k.mul(ops.Tanh().scalar(k.mul(s, k.lit(1 / self.op.softcap, f32))), k.lit(self.op.softcap, f32))
 
-    def _masked(self, block: Block, s: Expr, b: Expr, h: Expr, rows: Span, keys: Span) -> Expr:
-        """Scores of the keys that each query sees, others at minus infinity."""
-        inside = keys.in_bounds
+    def _mask(self, block: Block, s: Expr, b: Expr, h: Expr, rows: Span, keys: Span) -> Expr:
+        """Set the scores of keys that a query does not see to minus infinity."""
+        is_visible = keys.in_bounds
         if len(self.inputs) == 4:
             mask = self.inputs[3].read(block, (b, h, rows.position, keys.position), keys.in_bounds)
             if mask.dtype == boolean:
-                inside = both(inside, mask)
+                is_visible = both(is_visible, mask)
             else:
                 s = k.add(s, k.cast(mask, f32))
         if self.op.causal != "none":
-            inside = both(inside, k.binary("le", keys.position, k.add(rows.position, dim_expr(self._offset))))
-        return s if inside is None else k.select(inside, s, k.lit(-inf, f32))
+            is_visible = both(is_visible, k.binary("le", keys.position, k.add(rows.position, dim_expr(self._offset))))
+        return s if is_visible is None else k.select(is_visible, s, k.lit(-inf, f32))
 
 
-def _finite(best: Expr) -> Expr:
-    """What is taken off the scores: nothing where no key is seen."""
+def _finite_maximum(best: Expr) -> Expr:
+    """The level to subtract from scores: the maximum, or 0 if no key is visible."""
     return k.select(k.binary("eq", best, k.lit(-inf, f32)), k.lit(0.0, f32), best)
 
 
-def _lanes(tile: Tile) -> Expr:
-    """The places of a tile's elements, row by row."""
+def _tile_offsets(tile: Tile) -> Expr:
+    """The row-major offsets of a tile's elements."""
     rows = k.mul(k.positions(tile[0], 0), integer(tile[1]))
     return rows if tile[1] == 1 else k.add(rows, k.positions(tile[1], 1))
 

@@ -1,12 +1,12 @@
-"""The order of lines of small numbers, as places are: by one digit after the other, from the lowest on.
+"""Radix sort of rows of small integers, such as indices: one digit after the other, from the lowest.
 
-    for parts of lines:   counts[digit, part] = how many elements have this digit
-    for parts of lines:   begin[digit] = how many have a smaller one, or the same in a part further left
-        for a tile of elements:   place of x[i] = begin[digit] + how many of the tile's before it have the same digit
-                                  begin += how many of the tile have each
+    for parts of rows:   counts[digit, part] = number of elements with this digit
+    for parts of rows:   start[digit] = number of elements with a smaller digit, or with the same in an earlier part
+        for a tile of elements:   rank of x[i] = start[digit] + number of earlier elements of the tile with this digit
+                                  start += number of the tile's elements with each digit
 
-Elements of one digit keep their order, so that behind the last digit all stand in order (a radix sort). Nothing is
-compared, and a part's programs count for themselves, so that there are no atomic operations.
+Each pass is stable, so the rows are sorted after the last digit. Each program counts its own part, so there are no
+atomic operations.
 """
 
 from __future__ import annotations
@@ -21,149 +21,153 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.gpu.blocks import Group, constant_tile, power_of_two, register
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import LONGEST, Lines, Runs
+from ingot.schedule.gpu.merging import MAX_ROW_ELEMENTS, KeyRows, Runs
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
 
-BITS = 4  # of a digit, at most
-ELEMENTS = 512  # of a tile
-PARTS = 512  # of a line, at most: each program reads the counts of all
+DIGIT_BITS = 4  # at most
+TILE_ELEMENTS = 512  # of a tile
+MAX_PARTS = 512  # of a row: each program reads the counts of all parts
 WARPS = 8
 
 
-def digits(bits: int) -> int:
-    """How many digits keys of so many bits have."""
-    return max(1, -(-bits // BITS))
+def digit_count(bits: int) -> int:
+    """Return the number of digits of keys with `bits` bits."""
+    return max(1, -(-bits // DIGIT_BITS))
 
 
-def ordered_by_digits(
-    lines: Lines, bits: int, group: Group, machine: Machine, temps: list[DimLike]
+def order_rows_by_digits(
+    rows: KeyRows, bits: int, group: Group, machine: Machine, temps: list[DimLike]
 ) -> tuple[list[Step], Runs]:
-    """Kernels that order all lines by one key of so many bits, none of which is a sign, and the run of each line that
-    they leave, with its keys."""
-    count, steps = digits(bits), list[Step]()
+    """Return kernels that sort all rows by one non-negative key of `bits` bits, and the sorted runs, one per row, with
+    their keys."""
+    count, steps = digit_count(bits), list[Step]()
     source: Runs | None = None
     for i in range(count):
-        low, high = bits * i // count, bits * (i + 1) // count
+        low_bit, high_bit = bits * i // count, bits * (i + 1) // count
         counts = Buffer("counts", i32, writable=True), Arg("temp", len(temps))
-        work = _Digit(lines, source, low, 1 << (high - low), group, machine, counts)
-        temps.append(lines.count * work.size * work.parts * i32.nbytes)
-        source = Runs(lines, LONGEST).stored(temps, keyed=True)
-        steps += [work.counted(), work.placed(source)]
+        digit_pass = _DigitPass(rows, source, low_bit, 1 << (high_bit - low_bit), group, machine, counts)
+        temps.append(rows.count * digit_pass.radix * digit_pass.parts * i32.nbytes)
+        source = Runs(rows, MAX_ROW_ELEMENTS).with_buffers(temps, with_keys=True)
+        steps += [digit_pass.count_step(), digit_pass.place_step(source)]
     assert source is not None
     return steps, source
 
 
 @dataclass(frozen=True)
-class _Digit:
-    """The kernels of one digit. source: the elements in the order of the digits below it; None: as they are. low: its
-    lowest bit. size: how many values it has. counts: of elements, [line, value, part]."""
+class _DigitPass:
+    """The kernels of one pass. source: the elements sorted by the lower digits; None: unsorted. low_bit: of the digit.
+    radix: the number of its values. counts: of elements, [row, value, part]."""
 
-    lines: Lines
+    rows: KeyRows
     source: Runs | None
-    low: int
-    size: int
+    low_bit: int
+    radix: int
     group: Group
     machine: Machine
     counts: tuple[Buffer, Arg]
 
     @property
     def parts(self) -> int:
-        """Of a line, each a program's."""
-        tiles = -(-max(1, estimate(self.lines.length)) // ELEMENTS)
-        room = self.machine.programs // max(1, estimate(self.lines.count))
-        return min(PARTS, power_of_two(tiles), power_of_two(max(1, room)))
+        """Parts of a row, one per program."""
+        tiles = -(-max(1, estimate(self.rows.length)) // TILE_ELEMENTS)
+        max_parts = self.machine.programs // max(1, estimate(self.rows.count))
+        return min(MAX_PARTS, power_of_two(tiles), power_of_two(max(1, max_parts)))
 
     @property
     def tile(self) -> Tile:
-        return (self.size, ELEMENTS)
+        return (self.radix, TILE_ELEMENTS)
 
-    def counted(self) -> Step:
-        """How many elements of each part have each digit."""
+    def count_step(self) -> Step:
+        """The kernel that counts the elements of each part with each digit."""
         top, chunk = Block(), k.var("chunk")
-        line, part = self._whose(top, chunk)
+        row, part = self._row_and_part(top, chunk)
         total = register(top, "acc", constant_tile(i32, self.tile))
 
-        def turn(block: Block, _: Expr, hot: Expr) -> None:
-            block.store(total, ZERO, k.add(k.load(total, ZERO), k.cast(hot, i32)))
+        def loop_body(block: Block, _: Expr, one_hot: Expr) -> None:
+            block.store(total, ZERO, k.add(k.load(total, ZERO), k.cast(one_hot, i32)))
 
-        self._tiles(top, line, part, turn)
-        found = k.reduce_along("add", k.load(total, ZERO), 1)
-        top.store(self.counts[0], self._count_at(line, part, (self.size, 1)), found)
+        self._for_each_tile(top, row, part, loop_body)
+        counts = k.reduce_along("add", k.load(total, ZERO), 1)
+        top.store(self.counts[0], self._count_offset(row, part, (self.radix, 1)), counts)
         return self._step("count_digits", chunk, top)
 
-    def placed(self, after: Runs) -> Step:
-        """The elements in the order of this digit."""
+    def place_step(self, target: Runs) -> Step:
+        """The kernel that stores the elements sorted by this digit."""
         top, chunk = Block(), k.var("chunk")
-        line, part = self._whose(top, chunk)
-        parts, values = k.positions(self.parts, 1), k.positions(self.size, 1)
-        at = self._count_at(line, parts, (self.size, self.parts))
-        theirs = top.let(k.gather(self.counts[0], at), "counts")
-        left = self._where(k.binary("lt", parts, part), theirs)
-        # each total beside all others: Triton scans no column
-        totals = k.transposed(top.let(k.reduce_along("add", theirs, 1), "totals"))
-        smaller = self._where(
-            k.binary("lt", values, k.positions(self.size, 0)), k.spread(totals, (self.size, self.size))
+        row, part = self._row_and_part(top, chunk)
+        parts, values = k.positions(self.parts, 1), k.positions(self.radix, 1)
+        offsets = self._count_offset(row, parts, (self.radix, self.parts))
+        counts = top.let(k.gather(self.counts[0], offsets), "counts")
+        earlier_parts = self._masked_counts(k.binary("lt", parts, part), counts)
+        # compare each digit with all others: Triton does not scan columns
+        totals = k.transposed(top.let(k.reduce_along("add", counts, 1), "totals"))
+        smaller_digits = self._masked_counts(
+            k.binary("lt", values, k.positions(self.radix, 0)), k.spread(totals, (self.radix, self.radix))
         )
-        begin = register(top, "begin", k.add(k.reduce_along("add", smaller, 1), k.reduce_along("add", left, 1)))
+        begin = register(
+            top, "begin", k.add(k.reduce_along("add", smaller_digits, 1), k.reduce_along("add", earlier_parts, 1))
+        )
 
-        def turn(block: Block, place: Expr, hot: Expr) -> None:
-            ones = block.let(k.cast(hot, i32), "ones")
-            before = block.let(k.load(begin, ZERO), "before")
-            behind = k.add(k.spread(before, self.tile), k.scan_along("add", ones, 1))
-            to = k.sub(k.reduce_along("add", self._where(hot, behind), 0), k.lit(1, i32))
-            block.store(begin, ZERO, k.add(before, k.reduce_along("add", ones, 1)))
-            order, key, live = self._elements(block, line, place)
-            after.store(block, line, ZERO, block.let(k.cast(to, place.dtype), "place"), (order, key), live)
+        def loop_body(block: Block, position: Expr, one_hot: Expr) -> None:
+            ones = block.let(k.cast(one_hot, i32), "ones")
+            starts = block.let(k.load(begin, ZERO), "before")
+            ranks = k.add(k.spread(starts, self.tile), k.scan_along("add", ones, 1))
+            rank = k.sub(k.reduce_along("add", self._masked_counts(one_hot, ranks), 0), k.lit(1, i32))
+            block.store(begin, ZERO, k.add(starts, k.reduce_along("add", ones, 1)))
+            order, key, live = self._elements(block, row, position)
+            target.store(block, row, ZERO, block.let(k.cast(rank, position.dtype), "place"), (order, key), live)
 
-        self._tiles(top, line, part, turn)
-        return self._step("place_digits", chunk, top, *after.buffers)
+        self._for_each_tile(top, row, part, loop_body)
+        return self._step("place_digits", chunk, top, *target.buffers)
 
-    def _where(self, wanted: Expr, counts: Expr) -> Expr:
-        """Those of the counts that are wanted, and nothing of others."""
+    def _masked_counts(self, mask: Expr, counts: Expr) -> Expr:
+        """Return the counts where `mask` is true, else 0."""
         assert counts.tile is not None
-        return k.select(k.spread(wanted, counts.tile), counts, constant_tile(i32, counts.tile))
+        return k.select(k.spread(mask, counts.tile), counts, constant_tile(i32, counts.tile))
 
-    def _whose(self, top: Block, chunk: Var) -> tuple[Expr, Expr]:
-        """A program's line, and its part there."""
-        line = top.let(k.binary("div", chunk, integer(self.parts)), "line")
-        return line, top.let(k.binary("rem", chunk, integer(self.parts)), "part")
+    def _row_and_part(self, top: Block, chunk: Var) -> tuple[Expr, Expr]:
+        """Return a program's row and part."""
+        row = top.let(k.binary("div", chunk, integer(self.parts)), "line")
+        return row, top.let(k.binary("rem", chunk, integer(self.parts)), "part")
 
-    def _count_at(self, line: Expr, part: Expr, tile: Tile) -> Expr:
-        """Where the counts of all digits lie in these parts."""
-        first = k.add(k.mul(line, integer(self.size)), k.positions(self.size, 0))
+    def _count_offset(self, row: Expr, part: Expr, tile: Tile) -> Expr:
+        """Return the offsets of the counts of all digits in these parts."""
+        first = k.add(k.mul(row, integer(self.radix)), k.positions(self.radix, 0))
         return k.spread(k.add(k.mul(first, integer(self.parts)), part), tile)
 
-    def _elements(self, block: Block, line: Expr, place: Expr) -> tuple[Expr, Expr, Expr]:
-        """Where the elements at these places of the line come from, their keys, and which of them there are."""
-        live = block.let(k.binary("lt", place, dim_expr(self.lines.length)), "live")
+    def _elements(self, block: Block, row: Expr, position: Expr) -> tuple[Expr, Expr, Expr]:
+        """Return the original positions of the elements at `position`, their keys, and the mask of those in bounds."""
+        live = block.let(k.binary("lt", position, dim_expr(self.rows.length)), "live")
         if self.source is None:
-            return k.cast(place, i32), self.lines.read(block, line, place, live)[0], live
-        at = block.let(ix.add(ix.mul(line, dim_expr(self.source.stride)), place), "at")
-        order, key = (block.let(k.gather(buffer, at, live)) for buffer, _ in self.source.buffers)
+            return k.cast(position, i32), self.rows.read(block, row, position, live)[0], live
+        offset = block.let(ix.add(ix.mul(row, dim_expr(self.source.stride)), position), "at")
+        order, key = (block.let(k.gather(buffer, offset, live)) for buffer, _ in self.source.buffers)
         return order, key, live
 
-    def _tiles(self, top: Block, line: Expr, part: Expr, visit: Callable[[Block, Expr, Expr], None]) -> None:
-        """Visit the part's tiles in their order: the places of elements, and of which of them each digit is."""
-        length = self.lines.length
-        piece = ceildiv(ceildiv(length, self.parts), ELEMENTS) * ELEMENTS
+    def _for_each_tile(self, top: Block, row: Expr, part: Expr, visit: Callable[[Block, Expr, Expr], None]) -> None:
+        """Visit the part's tiles in order, with the positions of elements and the one-hot encoding of their digits."""
+        length = self.rows.length
+        part_length = ceildiv(ceildiv(length, self.parts), TILE_ELEMENTS) * TILE_ELEMENTS
 
-        def turn(block: Block, first: Expr) -> None:
-            place = block.let(k.add(first, k.positions(ELEMENTS, 1)), "at")
-            _, key, live = self._elements(block, line, place)
-            shifted = k.binary("lshr", key, k.lit(self.low, key.dtype))
-            digit = k.cast(k.binary("and", shifted, k.lit(self.size - 1, key.dtype)), i32)
-            same = k.binary("eq", k.cast(k.positions(self.size, 0), i32), block.let(digit, "digit"))
-            visit(block, place, block.let(k.binary("and", same, k.spread(live, self.tile)), "hot"))
+        def loop_body(block: Block, first: Expr) -> None:
+            position = block.let(k.add(first, k.positions(TILE_ELEMENTS, 1)), "at")
+            _, key, live = self._elements(block, row, position)
+            shifted = k.binary("lshr", key, k.lit(self.low_bit, key.dtype))
+            digit = k.cast(k.binary("and", shifted, k.lit(self.radix - 1, key.dtype)), i32)
+            one_hot = k.binary("eq", k.cast(k.positions(self.radix, 0), i32), block.let(digit, "digit"))
+            visit(block, position, block.let(k.binary("and", one_hot, k.spread(live, self.tile)), "hot"))
 
-        begin = top.let(k.mul(part, dim_expr(piece)), "begin")
-        end = top.let(k.binary("min", k.add(begin, dim_expr(piece)), dim_expr(length)), "end")
-        top.loop("i", begin, end, ELEMENTS, turn, multiple=ELEMENTS)
+        begin = top.let(k.mul(part, dim_expr(part_length)), "begin")
+        end = top.let(k.binary("min", k.add(begin, dim_expr(part_length)), dim_expr(length)), "end")
+        top.loop("i", begin, end, TILE_ELEMENTS, loop_body, multiple=TILE_ELEMENTS)
 
     def _step(self, name: str, chunk: Var, top: Block, *extra: tuple[Buffer, Arg]) -> Step:
-        read = () if self.source is None else self.source.buffers
-        return self.group.step(name, chunk, self.lines.count * self.parts, top, *read, self.counts, *extra, warps=WARPS)
+        source_buffers = () if self.source is None else self.source.buffers
+        return self.group.step(
+            name, chunk, self.rows.count * self.parts, top, *source_buffers, self.counts, *extra, warps=WARPS
+        )
 
 
-__all__ = ["digits", "ordered_by_digits"]
+__all__ = ["digit_count", "order_rows_by_digits"]

@@ -1,4 +1,4 @@
-"""How kernels are launched: when they await others and let others start, and small ones side by side in one launch.
+"""Launches: when kernels await their producers and release their consumers, and small kernels merged into one launch.
 
 x (2 programs), y (3 programs)   ->   if chunk < 2:  x(chunk)
                                       else:          y(chunk - 2)
@@ -16,29 +16,31 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import LOCAL, integer
 from ingot.schedule.lowered import Lowered, Step
 
-FEW = 8  # multiprocessors for each program of a kernel behind which the next may start at once
-MOST = 4  # kernels of one launch: each combination is compiled anew
-ORDER = AwaitProducers | ReleaseConsumers
+MIN_PROCESSORS_PER_PROGRAM = 8  # of a kernel after whose start the next may start
+MAX_MERGED_KERNELS = 4  # of one launch: each combination is a kernel of its own
+ORDERING_STATEMENTS = AwaitProducers | ReleaseConsumers
 
 
-def awaiting(low: Lowered, machine: Machine) -> Lowered:
-    """Kernels that await what they read from, before all else where they do not say."""
-    return replace(low, steps=tuple(replace(step, kernel=_awaits(step.kernel, machine)) for step in low.steps))
+def await_producers(low: Lowered, machine: Machine) -> Lowered:
+    """Let each kernel await its producers, at its start unless it does so elsewhere."""
+    return replace(low, steps=tuple(replace(step, kernel=_with_await(step.kernel, machine)) for step in low.steps))
 
 
-def _awaits(kernel: Kernel, machine: Machine) -> Kernel:
-    """Behind a kernel of few programs the next one's find even room while it runs."""
-    if any(isinstance(s, ORDER) for s in kernel.body):
-        begin = () if any(isinstance(s, AwaitProducers) for s in kernel.body) else (AwaitProducers(),)
-        return replace(kernel, body=(*begin, *kernel.body))
-    few = isinstance(kernel.chunks, Lit) and kernel.chunks.value <= machine.processors // FEW
-    return replace(kernel, body=(AwaitProducers(), *((ReleaseConsumers(),) if few else ()), *kernel.body))
+def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
+    """A kernel of few programs also releases its consumers at its start, as there is room for them while it runs."""
+    if any(isinstance(s, ORDERING_STATEMENTS) for s in kernel.body):
+        prologue = () if any(isinstance(s, AwaitProducers) for s in kernel.body) else (AwaitProducers(),)
+        return replace(kernel, body=(*prologue, *kernel.body))
+    has_few_programs = (
+        isinstance(kernel.chunks, Lit) and kernel.chunks.value <= machine.processors // MIN_PROCESSORS_PER_PROGRAM
+    )
+    return replace(kernel, body=(AwaitProducers(), *((ReleaseConsumers(),) if has_few_programs else ()), *kernel.body))
 
 
-def side_by_side(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
-    """The kernels of groups none of which needs another's results, all on operands of one, in one launch; None where
-    that is no gain, as each fills the GPU, or cannot be."""
-    if len(lows) > MOST or not all(_is_small(low, machine) for low in lows):
+def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
+    """Merge the kernels of independent groups into one launch, on the operands of all; None if a kernel fills the GPU
+    alone or cannot be merged."""
+    if len(lows) > MAX_MERGED_KERNELS or not all(_is_small(low, machine) for low in lows):
         return None
     kernels = [low.steps[0].kernel for low in lows]
     first = kernels[0]
@@ -47,49 +49,54 @@ def side_by_side(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     body: Body = ()
     params: list[Buffer] = []
     for number, kernel in reversed([*enumerate(kernels)]):
-        own = _Own(number, kernel.chunk)
-        alone = own.body(tuple(s for s in kernel.body if not isinstance(s, ORDER)))
-        params = [*map(own.buffer, kernel.params), *params]
+        renaming = _Renaming(number, kernel.chunk)
+        branch = renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
+        params = [*map(renaming.buffer, kernel.params), *params]
         if body:
-            here = k.binary("lt", own.chunk, kernel.chunks)
-            alone = (
-                If(here, alone, (Let(_Own(number + 1, kernel.chunk).chunk, k.sub(own.chunk, kernel.chunks)), *body)),
+            is_own_chunk = k.binary("lt", renaming.chunk, kernel.chunks)
+            branch = (
+                If(
+                    is_own_chunk,
+                    branch,
+                    (Let(_Renaming(number + 1, kernel.chunk).chunk, k.sub(renaming.chunk, kernel.chunks)), *body),
+                ),
             )
-        body = alone
+        body = branch
     kernel = replace(
         first,
         name="_and_".join(dict.fromkeys(kernel.name for kernel in kernels)),
         params=tuple(params),
         dims=tuple(dict.fromkeys(v for kernel in kernels for v in kernel.dims)),
-        chunks=integer(sum(map(_programs, kernels))),
+        chunks=integer(sum(map(_program_count, kernels))),
         body=body,
     )
     args = tuple(a for low in lows for a in low.steps[0].args)
-    return awaiting(Lowered((Step(kernel, args),)), machine)
+    return await_producers(Lowered((Step(kernel, args),)), machine)
 
 
-def _programs(kernel: Kernel) -> int:
-    """How many there are; -1: that is not known."""
+def _program_count(kernel: Kernel) -> int:
+    """The number of programs; -1 if it is symbolic."""
     return int(kernel.chunks.value) if isinstance(kernel.chunks, Lit) else -1
 
 
 def _is_small(low: Lowered, machine: Machine) -> bool:
-    """Whether a group is one kernel that leaves room beside it, without memory of its own."""
+    """Whether a group is a single kernel that does not fill the GPU and needs no temporary memory."""
     if len(low.steps) != 1 or low.temps or low.packs or low.zeros != 0:
         return False
-    return 0 < _programs(low.steps[0].kernel) <= machine.processors
+    return 0 < _program_count(low.steps[0].kernel) <= machine.processors
 
 
-class _Own(Rewriting):
-    """A kernel with names of its own, as number `number` of several. chunk: of the first those of the launch."""
+class _Renaming(Rewriting):
+    """Renames variables and buffers of the kernel `number` of a launch. chunk: its chunk; the first kernel has the
+    launch's."""
 
     def __init__(self, number: int, chunk: Var) -> None:
         super().__init__()
-        self.number, self.outer = number, chunk
+        self.number, self.launch_chunk = number, chunk
         self.chunk = chunk if number == 0 else replace(chunk, name=f"{LOCAL}{chunk.name}_{number}")
 
     def variable(self, v: Var) -> Var:
-        if v.name == self.outer.name:
+        if v.name == self.launch_chunk.name:
             return self.chunk
         return replace(v, name=f"{v.name}_{self.number}") if v.name.startswith(LOCAL) else v
 
@@ -97,4 +104,4 @@ class _Own(Rewriting):
         return replace(b, name=f"{b.name}_{self.number}")
 
 
-__all__ = ["awaiting", "side_by_side"]
+__all__ = ["await_producers", "merge_launches"]

@@ -1,4 +1,4 @@
-"""One fused group -> kernels of tiles: the table of strategies by the group's kind."""
+"""Lower a fused group to kernels of tiles: the table of strategies by the group's kind."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.schedule.gpu.attention import lower_attention
 from ingot.schedule.gpu.blocks import drop_narrow_hints
 from ingot.schedule.gpu.contraction.depthwise_gradient import lower_depthwise_gradient
 from ingot.schedule.gpu.contraction.product import lower_contraction
-from ingot.schedule.gpu.launching import awaiting
+from ingot.schedule.gpu.launching import await_producers
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.gpu.recurrent import lower_recurrent
@@ -43,7 +43,8 @@ RECURRENT = ("lstm", "gru", "rnn")
 def lower(
     group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """Kernels for `group`, whose operands lie at `ins` and whose results go to `outs`. Raises CompileError."""
+    """Lower `group`. ins, outs: layouts of operands and results. constant: which operands are constants. Raises
+    CompileError."""
     if all(any(d == 0 for d in n.shape) for n in group.body.outputs):
         return Lowered(())
     if group.kind in RECURRENT:
@@ -55,7 +56,7 @@ def lower(
     else:
         kinds = ", ".join([*STRATEGIES, *RECURRENT, "contraction"])
         raise CompileError(f"no kernel strategy for a {group.kind} group", expected=kinds)
-    return drop_narrow_hints(awaiting(low, machine))
+    return drop_narrow_hints(await_producers(low, machine))
 
 
 __all__ = ["lower"]

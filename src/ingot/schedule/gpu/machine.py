@@ -1,4 +1,4 @@
-"""What schedules know of the GPU that they write for: plain numbers."""
+"""The machine description that GPU schedules use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared: bytes of shared memory that one
-    program may have. registers: 32-bit registers that a program's tiles may fill before they spill. boxes: whether it
-    copies tiles of matrices by itself. f8: whether it multiplies tiles of 8-bit floats. measured: choices, by the key
-    of what they decide."""
+    """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared: bytes of shared memory per
+    program, at most. registers: 32-bit registers that a program's tiles may occupy without spills. boxes: whether there
+    is a bulk copy engine for tiles of matrices. f8: whether tensor cores multiply 8-bit floats. measured: tuned
+    choices, by the key of their site."""
 
     capability: int = 90
     processors: int = 132
@@ -26,7 +26,7 @@ class Machine:
 
     @property
     def programs(self) -> int:
-        """How many programs keep the GPU busy: several on each multiprocessor hide each other's waits."""
+        """Programs that keep the GPU busy: several per multiprocessor hide each other's latencies."""
         return 4 * self.processors
 
 

@@ -1,10 +1,10 @@
-"""The order of lines of keys: runs that are ordered by counting, then merged, eight at a time, by searching.
+"""Merge sort of rows of keys: short runs are sorted by counting, then merged, eight at a time, by binary search.
 
-    a run of 256:      place of x[i] = how many of the run stand before it
-    eight runs:        place of x[i] = how many of each of the runs stand before it, by binary search
+    a run of 256:      rank of x[i] = number of elements of the run that precede it
+    eight runs:        rank of x[i] = sum over the runs of the elements that precede it, by binary search
 
-Each element finds its own place in the next run, so nothing is exchanged, and equal keys keep their order: those of a
-run further left stand before. Of runs longer than what is kept of the line, the rest is dropped.
+Each element computes its own rank in the merged run, so no elements are exchanged, and the sort is stable: equal keys
+of runs further left come first. If only the first elements of a row are kept, runs drop the others.
 """
 
 from __future__ import annotations
@@ -25,45 +25,48 @@ from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
-COUNTED = 256  # elements of a run that is ordered by counting
-ROWS, COLUMNS = 64, 64  # of these that are placed, and that they are compared with, at a time
-FAN, WIDTH = 8, 128  # runs that are merged, and elements of one of them that a program places
-LONGEST = 1 << 31  # a line, as places are i32
+RUN_ELEMENTS = 256  # of a run that is sorted by counting
+COUNT_TILE_ROWS, COUNT_TILE_COLUMNS = 64, 64  # elements that are ranked, and elements they are compared with
+MERGE_RUNS, MERGE_ELEMENTS = 8, 128  # runs per merge, and elements of one run that a program ranks
+MAX_ROW_ELEMENTS = 1 << 31  # as positions are i32
 
-Read = Callable[[Block, Expr, Expr, Expr | None], Sequence[Expr]]
+ReadKeys = Callable[[Block, Expr, Expr, Expr | None], Sequence[Expr]]
 
 
 @dataclass(frozen=True)
-class Lines:
-    """What is ordered: `count` lines of `length` elements. read: an element's keys, as `order_key` makes them, by its
-    line and place. dtypes: of these. keep: how many elements of each line are wanted, the first ones; None: all."""
+class KeyRows:
+    """Rows of keys to sort: `count` rows of `length` elements. read: return an element's keys, made by `order_key`, for
+    its row and position. dtypes: of the keys. keep: the number of first elements of each sorted row to keep; None:
+    all."""
 
     count: DimLike
     length: DimLike
-    read: Read
+    read: ReadKeys
     dtypes: tuple[DType, ...]
     keep: DimLike | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.length, int) and self.length >= LONGEST:
+        if isinstance(self.length, int) and self.length >= MAX_ROW_ELEMENTS:
             got = str(self.length)
-            raise CompileError("a sort, or updates of a scatter", expected=f"fewer than {LONGEST} in a line", got=got)
+            raise CompileError(
+                "a sort, or updates of a scatter", expected=f"fewer than {MAX_ROW_ELEMENTS} per row", got=got
+            )
 
 
 def key_type(dtype: DType) -> DType:
-    """What holds the order of a type's values."""
+    """Return the integer type that preserves the order of a type's values."""
     return i64 if dtype.bits == 64 or dtype == u32 else i32
 
 
 def order_key(x: Expr, descending: bool) -> Expr:
-    """Integers in the order of x: NaN is greater than any number, and -0 is 0."""
+    """Map x to integers in the same order: NaN is greater than any number, and -0 equals 0."""
     dtype = key_type(x.dtype)
     if x.dtype.is_float:
         x = k.cast(x, accumulator(x.dtype))
-        most = k.lit(dtype.range[1], dtype)
+        max_key = k.lit(dtype.range[1], dtype)
         bits = k.select(k.binary("eq", x, k.lit(0.0, x.dtype)), k.lit(0, dtype), k.bitcast(x, dtype))
-        key = k.select(k.binary("lt", bits, k.lit(0, dtype)), k.binary("xor", bits, most), bits)
-        key = k.select(k.binary("ne", x, x), most, key)
+        key = k.select(k.binary("lt", bits, k.lit(0, dtype)), k.binary("xor", bits, max_key), bits)
+        key = k.select(k.binary("ne", x, x), max_key, key)
     elif x.dtype == u64:
         key = k.binary("xor", k.bitcast(x, i64), k.lit(i64.range[0], i64))
     else:
@@ -71,31 +74,31 @@ def order_key(x: Expr, descending: bool) -> Expr:
     return k.unary("not", key) if descending else key
 
 
-def _stands_before(theirs: Sequence[Expr], own: Sequence[Expr], if_equal: Expr) -> Expr:
-    """Whether `theirs` stand before `own`."""
-    earlier = if_equal
-    for a, b in reversed([*zip(theirs, own, strict=True)]):
-        earlier = k.binary("or", k.binary("lt", a, b), k.binary("and", k.binary("eq", a, b), earlier))
-    return earlier
+def _precedes(a_keys: Sequence[Expr], b_keys: Sequence[Expr], if_equal: Expr) -> Expr:
+    """Whether `a_keys` precede `b_keys`. if_equal: the result for equal keys."""
+    precedes = if_equal
+    for a, b in reversed([*zip(a_keys, b_keys, strict=True)]):
+        precedes = k.binary("or", k.binary("lt", a, b), k.binary("and", k.binary("eq", a, b), precedes))
+    return precedes
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Lines as runs of `size` elements, each in order, of which `kept` are stored. buffers: where in its line each
-    element comes from, and its keys where somebody needs them."""
+    """Rows as sorted runs of `size` elements, of which `stored_length` are stored. buffers: each element's position in
+    its row, and its keys if needed."""
 
-    lines: Lines
+    rows: KeyRows
     size: int
     buffers: tuple[tuple[Buffer, Arg], ...] = ()
 
-    def stored(self, temps: list[DimLike], keyed: bool) -> Runs:
-        """With memory of their own, which joins `temps`."""
-        made: list[tuple[Buffer, Arg]] = []
-        for dtype in (i32, *(self.lines.dtypes if keyed else ())):
-            name = f"key{len(temps)}" if made else f"order{len(temps)}"
-            made.append((Buffer(name, dtype, writable=True), Arg("temp", len(temps))))
-            temps.append(self.lines.count * self.stride * dtype.nbytes)
-        return replace(self, buffers=tuple(made))
+    def with_buffers(self, temps: list[DimLike], with_keys: bool) -> Runs:
+        """Allocate buffers for the runs in `temps`."""
+        buffers: list[tuple[Buffer, Arg]] = []
+        for dtype in (i32, *(self.rows.dtypes if with_keys else ())):
+            name = f"key{len(temps)}" if buffers else f"order{len(temps)}"
+            buffers.append((Buffer(name, dtype, writable=True), Arg("temp", len(temps))))
+            temps.append(self.rows.count * self.stride * dtype.nbytes)
+        return replace(self, buffers=tuple(buffers))
 
     @property
     def order(self) -> tuple[Buffer, Arg]:
@@ -107,148 +110,150 @@ class Runs:
 
     @property
     def count(self) -> DimLike:
-        """Of a line."""
-        return 1 if self.is_whole else ceildiv(self.lines.length, self.size)
+        """Runs per row."""
+        return 1 if self.is_full_row else ceildiv(self.rows.length, self.size)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether a run is a line, however long that is."""
-        most = bounds(self.lines.length)[1]
-        return self.size >= (LONGEST if most is None else most)
+    def is_full_row(self) -> bool:
+        """Whether a run is a full row, for any size of a symbolic dimension."""
+        max_length = bounds(self.rows.length)[1]
+        return self.size >= (MAX_ROW_ELEMENTS if max_length is None else max_length)
 
     @property
-    def kept(self) -> DimLike:
-        """Elements of a run that are stored, at most."""
-        wanted = self.lines.length if self.lines.keep is None else self.lines.keep
-        return dim_min(wanted, self.lines.length if self.is_whole else self.size)
+    def stored_length(self) -> DimLike:
+        """The maximum number of stored elements per run."""
+        row_length = self.rows.length if self.rows.keep is None else self.rows.keep
+        return dim_min(row_length, self.rows.length if self.is_full_row else self.size)
 
     @property
     def stride(self) -> DimLike:
-        """Elements from line to line."""
-        return self.kept if self.is_whole else dim_min(self.count * self.kept, self.lines.length)
+        """Stored elements per row."""
+        return self.stored_length if self.is_full_row else dim_min(self.count * self.stored_length, self.rows.length)
 
-    def base(self, line: Expr, run: Expr) -> Expr:
-        """Where a run lies."""
-        return ix.add(ix.mul(line, dim_expr(self.stride)), ix.mul(run, dim_expr(self.kept)))
+    def base(self, row: Expr, run: Expr) -> Expr:
+        """Return the offset of a run."""
+        return ix.add(ix.mul(row, dim_expr(self.stride)), ix.mul(run, dim_expr(self.stored_length)))
 
-    def there(self, run: Expr) -> Expr:
-        """How many elements of a run there are in memory: none of one that there is not."""
-        left = ix.sub(dim_expr(self.lines.length), ix.mul(run, integer(self.size)))
-        return k.binary("max", k.binary("min", left, dim_expr(self.kept)), ZERO)
+    def run_length(self, run: Expr) -> Expr:
+        """Return the stored elements of a run, 0 if it does not exist."""
+        remaining = ix.sub(dim_expr(self.rows.length), ix.mul(run, integer(self.size)))
+        return k.binary("max", k.binary("min", remaining, dim_expr(self.stored_length)), ZERO)
 
-    def store(self, block: Block, line: Expr, run: Expr, place: Expr, values: Sequence[Expr], live: Expr) -> None:
-        """Elements and their keys at their places, where these are kept."""
-        live = block.let(k.binary("and", live, k.binary("lt", place, dim_expr(self.kept))), "live")
-        at = block.let(k.add(place, self.base(line, run)), "to")
+    def store(self, block: Block, row: Expr, run: Expr, rank: Expr, values: Sequence[Expr], live: Expr) -> None:
+        """Store elements and their keys at their ranks, unless those are dropped."""
+        live = block.let(k.binary("and", live, k.binary("lt", rank, dim_expr(self.stored_length))), "live")
+        offset = block.let(k.add(rank, self.base(row, run)), "to")
         for (buffer, _), value in zip(self.buffers, values, strict=False):
-            store_tile(block, buffer, at, value, live)
+            store_tile(block, buffer, offset, value, live)
 
 
-def ordered(lines: Lines, group: Group, temps: list[DimLike], *, keyed: bool = False) -> tuple[list[Step], Runs]:
-    """Kernels that order all lines, and the one run of each that they leave; keyed: with its keys."""
-    size = min(COUNTED, power_of_two(lines.length)) if isinstance(lines.length, int) else COUNTED
+def order_rows(
+    rows: KeyRows, group: Group, temps: list[DimLike], *, with_keys: bool = False
+) -> tuple[list[Step], Runs]:
+    """Return kernels that sort all rows, and the resulting runs, one per row. with_keys: store the keys, too."""
+    size = min(RUN_ELEMENTS, power_of_two(rows.length)) if isinstance(rows.length, int) else RUN_ELEMENTS
 
     def runs(size: int) -> Runs:
-        made = Runs(lines, size)
-        return made.stored(temps, keyed or not made.is_whole)
+        result = Runs(rows, size)
+        return result.with_buffers(temps, with_keys or not result.is_full_row)
 
-    now = runs(size)
-    steps = [_count(now, group)]
-    while not now.is_whole:
-        size *= FAN
-        before, now = now, runs(size)
-        steps.append(_merge(before, now, group))
-    return steps, now
+    current = runs(size)
+    steps = [_count_step(current, group)]
+    while not current.is_full_row:
+        size *= MERGE_RUNS
+        previous, current = current, runs(size)
+        steps.append(_merge_step(previous, current, group))
+    return steps, current
 
 
-def merges(length: DimLike) -> int:
-    """How often runs of a line are merged, about, until they are one."""
-    runs, times = -(-estimate(length) // COUNTED), 0
+def merge_count(length: DimLike) -> int:
+    """Estimate the number of merge passes."""
+    runs, count = -(-estimate(length) // RUN_ELEMENTS), 0
     while runs > 1:
-        runs, times = -(-runs // FAN), times + 1
-    return times
+        runs, count = -(-runs // MERGE_RUNS), count + 1
+    return count
 
 
-def _count(runs: Runs, group: Group) -> Step:
-    """Runs of elements in order."""
-    lines, top, chunk = runs.lines, Block(), k.var("chunk")
-    rows, columns = min(ROWS, runs.size), min(COLUMNS, runs.size)
-    pieces = runs.size // rows
-    line, run, piece = _place(top, chunk, runs, pieces, rows)
+def _count_step(runs: Runs, group: Group) -> Step:
+    """The kernel that sorts runs by counting."""
+    rows, top, chunk = runs.rows, Block(), k.var("chunk")
+    tile_rows, tile_columns = min(COUNT_TILE_ROWS, runs.size), min(COUNT_TILE_COLUMNS, runs.size)
+    pieces = runs.size // tile_rows
+    row, run, piece = _locate(top, chunk, runs, pieces, tile_rows)
     begin = top.let(k.mul(run, integer(runs.size)), "begin")
-    own = Span.of(top, k.add(begin, piece), rows, lines.length, 0, wraps=True)
-    mine = lines.read(top, line, own.position, None)
-    tile = (rows, columns)
+    own = Span.of(top, k.add(begin, piece), tile_rows, rows.length, 0, wraps=True)
+    own_keys = rows.read(top, row, own.position, None)
+    tile = (tile_rows, tile_columns)
     acc = register(top, "acc", constant_tile(i32, tile))
 
     def compare(block: Block, first: Expr) -> None:
-        span = Span.of(block, k.add(begin, first), columns, lines.length, 1)
-        theirs = lines.read(block, line, span.position, span.in_bounds)
-        earlier = _stands_before(theirs, mine, k.binary("lt", span.position, own.position))
+        span = Span.of(block, k.add(begin, first), tile_columns, rows.length, 1)
+        other_keys = rows.read(block, row, span.position, span.in_bounds)
+        precedes = _precedes(other_keys, own_keys, k.binary("lt", span.position, own.position))
         if span.in_bounds is not None:
-            earlier = k.binary("and", earlier, span.in_bounds)
-        block.store(acc, ZERO, k.add(k.load(acc, ZERO), k.cast(k.spread(earlier, tile), i32)))
+            precedes = k.binary("and", precedes, span.in_bounds)
+        block.store(acc, ZERO, k.add(k.load(acc, ZERO), k.cast(k.spread(precedes, tile), i32)))
 
-    top.loop("j", 0, runs.size, columns, compare)
-    live = k.lit(True, boolean, rows, (rows, 1)) if own.in_bounds is None else own.in_bounds
-    place = top.let(k.cast(k.reduce_along("add", k.load(acc, ZERO), 1), begin.dtype), "place")
-    runs.store(top, line, run, place, (k.cast(own.position, i32), *mine), live)
-    return group.step("sort_runs", chunk, lines.count * runs.count * pieces, top, *runs.buffers)
-
-
-def halved(top: Block, most: DimLike, search: Callable[[Block, Expr], None]) -> None:
-    """A binary search for a count of up to `most`: its bits, from the highest on."""
-    turns = (most if isinstance(most, int) else LONGEST - 1).bit_length()
-
-    def turn(block: Block, number: Expr) -> None:
-        step = k.binary("shl", k.lit(1, i32), k.cast(ix.sub(integer(turns - 1), number), i32))
-        search(block, block.let(step, "step"))
-
-    top.loop("turn", 0, turns, 1, turn)
+    top.loop("j", 0, runs.size, tile_columns, compare)
+    live = k.lit(True, boolean, tile_rows, (tile_rows, 1)) if own.in_bounds is None else own.in_bounds
+    rank = top.let(k.cast(k.reduce_along("add", k.load(acc, ZERO), 1), begin.dtype), "place")
+    runs.store(top, row, run, rank, (k.cast(own.position, i32), *own_keys), live)
+    return group.step("sort_runs", chunk, rows.count * runs.count * pieces, top, *runs.buffers)
 
 
-def _place(top: Block, chunk: Expr, runs: Runs, pieces: DimLike, width: int) -> tuple[Expr, Expr, Expr]:
-    """A program's line, its run there, and where in that its piece begins."""
+def binary_search(top: Block, max_count: DimLike, probe: Callable[[Block, Expr], None]) -> None:
+    """Emit a binary search for a count of up to `max_count`, bit by bit from the highest."""
+    bits = (max_count if isinstance(max_count, int) else MAX_ROW_ELEMENTS - 1).bit_length()
+
+    def loop_body(block: Block, iteration: Expr) -> None:
+        step = k.binary("shl", k.lit(1, i32), k.cast(ix.sub(integer(bits - 1), iteration), i32))
+        probe(block, block.let(step, "step"))
+
+    top.loop("turn", 0, bits, 1, loop_body)
+
+
+def _locate(top: Block, chunk: Expr, runs: Runs, pieces: DimLike, width: int) -> tuple[Expr, Expr, Expr]:
+    """Return a program's row, its run, and the start of its piece in the run."""
     number = top.let(k.binary("div", chunk, dim_expr(pieces)), "number")
-    line = top.let(k.binary("div", number, dim_expr(runs.count)), "line")
+    row = top.let(k.binary("div", number, dim_expr(runs.count)), "line")
     run = top.let(k.binary("rem", number, dim_expr(runs.count)), "run")
-    return line, run, top.let(k.mul(k.binary("rem", chunk, dim_expr(pieces)), integer(width)), "piece")
+    return row, run, top.let(k.mul(k.binary("rem", chunk, dim_expr(pieces)), integer(width)), "piece")
 
 
-def _merge(before: Runs, after: Runs, group: Group) -> Step:
-    """Runs of FAN runs each. A program places some elements of one run."""
-    lines, top, chunk = before.lines, Block(), k.var("chunk")
-    width = min(WIDTH, power_of_two(max(1, estimate(before.kept))))
-    pieces = ceildiv(before.kept, width)
-    line, run, piece = _place(top, chunk, before, pieces, width)
-    own = top.let(k.add(piece, k.positions(width, 1)), "own")
-    live = top.let(k.binary("lt", own, before.there(run)), "live")
-    at = top.let(k.add(own, before.base(line, run)), "at")
-    order, *mine = (top.let(k.gather(buffer, at, live)) for buffer, _ in before.buffers)
+def _merge_step(source: Runs, target: Runs, group: Group) -> Step:
+    """The kernel that merges MERGE_RUNS runs each. A program ranks some elements of one run."""
+    rows, top, chunk = source.rows, Block(), k.var("chunk")
+    width = min(MERGE_ELEMENTS, power_of_two(max(1, estimate(source.stored_length))))
+    pieces = ceildiv(source.stored_length, width)
+    row, run, piece = _locate(top, chunk, source, pieces, width)
+    position = top.let(k.add(piece, k.positions(width, 1)), "own")
+    live = top.let(k.binary("lt", position, source.run_length(run)), "live")
+    offset = top.let(k.add(position, source.base(row, run)), "at")
+    order, *own_keys = (top.let(k.gather(buffer, offset, live)) for buffer, _ in source.buffers)
 
-    joined = top.let(k.binary("div", run, integer(FAN)), "joined")
-    other = top.let(k.add(k.mul(joined, integer(FAN)), k.positions(FAN, 0)), "other")
-    there = top.let(k.cast(before.there(other), i32), "there")
-    base = top.let(ix.sub(before.base(line, other), integer(1)), "base")
-    tile = (FAN, width)
-    left = top.let(k.spread(k.binary("lt", other, run), tile), "left")
-    found = register(top, "found", constant_tile(i32, tile))
+    merged_run = top.let(k.binary("div", run, integer(MERGE_RUNS)), "joined")
+    runs = top.let(k.add(k.mul(merged_run, integer(MERGE_RUNS)), k.positions(MERGE_RUNS, 0)), "other")
+    lengths = top.let(k.cast(source.run_length(runs), i32), "there")
+    base = top.let(ix.sub(source.base(row, runs), integer(1)), "base")
+    tile = (MERGE_RUNS, width)
+    is_left = top.let(k.spread(k.binary("lt", runs, run), tile), "left")
+    counts_before = register(top, "found", constant_tile(i32, tile))
 
-    def search(block: Block, step: Expr) -> None:
-        so_far = block.let(k.load(found, ZERO), "so_far")
-        beyond = block.let(k.add(so_far, step), "beyond")
-        inside = block.let(k.binary("and", k.binary("le", beyond, there), live), "inside")
-        flat = block.let(k.add(base, k.cast(beyond, i64)), "flat")
-        theirs = [block.let(k.gather(buffer, flat, inside)) for buffer in before.keys]
-        earlier = k.binary("and", inside, _stands_before(theirs, mine, left))
-        block.store(found, ZERO, k.select(earlier, beyond, so_far))
+    def probe(block: Block, step: Expr) -> None:
+        count = block.let(k.load(counts_before, ZERO), "so_far")
+        candidate = block.let(k.add(count, step), "beyond")
+        in_bounds = block.let(k.binary("and", k.binary("le", candidate, lengths), live), "inside")
+        flat = block.let(k.add(base, k.cast(candidate, i64)), "flat")
+        keys = [block.let(k.gather(buffer, flat, in_bounds)) for buffer in source.keys]
+        precedes = k.binary("and", in_bounds, _precedes(keys, own_keys, is_left))
+        block.store(counts_before, ZERO, k.select(precedes, candidate, count))
 
-    halved(top, before.kept, search)
-    counts = k.select(k.binary("eq", other, run), k.cast(own, i32), k.load(found, ZERO))
-    place = top.let(k.cast(k.reduce_along("add", counts, 0), i64), "place")
-    after.store(top, line, joined, place, (order, *mine), live)
-    chunks = lines.count * before.count * pieces
-    return group.step("merge", chunk, chunks, top, *before.buffers, *after.buffers)
+    binary_search(top, source.stored_length, probe)
+    counts = k.select(k.binary("eq", runs, run), k.cast(position, i32), k.load(counts_before, ZERO))
+    rank = top.let(k.cast(k.reduce_along("add", counts, 0), i64), "place")
+    target.store(top, row, merged_run, rank, (order, *own_keys), live)
+    chunks = rows.count * source.count * pieces
+    return group.step("merge", chunk, chunks, top, *source.buffers, *target.buffers)
 
 
-__all__ = ["LONGEST", "Lines", "Runs", "halved", "key_type", "merges", "order_key", "ordered"]
+__all__ = ["MAX_ROW_ELEMENTS", "KeyRows", "Runs", "binary_search", "key_type", "merge_count", "order_key", "order_rows"]

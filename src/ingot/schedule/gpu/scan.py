@@ -1,10 +1,10 @@
-"""Cumulative folds: a program scans a part of a few lines, tile by tile, with what stands before it carried along.
+"""Scans (cumulative reductions): a program scans a part of a few rows, tile by tile, with a carry.
 
-    partial:   for a part of lines at:   partial[at, part] = fold(x[at, i] of the part)
-    scan:      for a part of lines at:   carry = fold(partial[at, earlier parts])
-                   for a tile of i:   out[at, i] = carry + scan(x[at, i]);   carry += fold(x[at, i])
+    partial:   for a part of rows at:   partial[at, part] = reduce(x[at, i] of the part)
+    scan:      for a part of rows at:   carry = reduce(partial[at, earlier parts])
+                   for a tile of i:   out[at, i] = carry + scan(x[at, i]);   carry += reduce(x[at, i])
 
-Lines are whole where there are enough of them to keep the GPU busy; then the first kernel is left out.
+If there are enough rows to keep the GPU busy, they are not split, and the first kernel is omitted.
 """
 
 from __future__ import annotations
@@ -30,50 +30,52 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 
-ELEMENTS = 2048  # of a tile
-LENGTH = 1024  # of a line in it, at most
-SIDE_BY_SIDE = 32  # lines whose elements are neighbours in memory
-PARTS = 1024  # of a line, at most
+TILE_ELEMENTS = 2048  # of a tile
+MAX_TILE_LENGTH = 1024  # elements of a row in a tile
+MAX_INTERLEAVED_ROWS = 32  # rows of a tile whose elements are adjacent in memory
+MAX_PARTS = 1024  # of a row
 
 
 def lower_scan(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A CumReduce, what it reads where that is computed, and its epilogue."""
+    """Lower a CumReduce with its prologue and epilogue."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, CumReduce))
     scan = _Scan.of(anchor, Group.of(body, ins, outs), machine)
     if scan.parts == 1:
-        return Lowered((scan.scanned(None),))
+        return Lowered((scan.scan_step(None),))
     partial = Buffer("partial", scan.dtype, writable=True), Arg("temp", 0)
-    return Lowered((scan.folded(partial), scan.scanned(partial)), (scan.lines * scan.parts * scan.dtype.nbytes,))
+    return Lowered(
+        (scan.partials_step(partial), scan.scan_step(partial)), (scan.rows * scan.parts * scan.dtype.nbytes,)
+    )
 
 
 @dataclass(frozen=True)
 class _Scan:
-    """along: the axis of the tile that lines run along. size: lines of a program. length: of their elements in a
-    tile. parts: of a line, each a program's."""
+    """axis: of a tile, along which rows are scanned. tile_rows: rows per program. tile_length: elements of a row in a
+    tile. parts: per row, one for each program."""
 
     anchor: Node
     group: Group
-    along: int
-    size: int
-    length: int
+    axis: int
+    tile_rows: int
+    tile_length: int
     parts: int
 
     @staticmethod
     def of(anchor: Node, group: Group, machine: Machine) -> _Scan:
         assert isinstance(anchor.op, CumReduce)
         shape, dim = anchor.shape, anchor.op.dim
-        inner = all(n == 1 for n in shape[dim + 1 :])
-        whole = max(1, estimate(shape[dim]))
-        lines = max(1, estimate(product(n for d, n in enumerate(shape) if d != dim)))
-        if inner:
-            length = min(LENGTH, power_of_two(whole))
-            size = min(ELEMENTS // length, power_of_two(max(1, lines // machine.programs)))
+        is_innermost = all(n == 1 for n in shape[dim + 1 :])
+        row_length = max(1, estimate(shape[dim]))
+        rows = max(1, estimate(product(n for d, n in enumerate(shape) if d != dim)))
+        if is_innermost:
+            tile_length = min(MAX_TILE_LENGTH, power_of_two(row_length))
+            tile_rows = min(TILE_ELEMENTS // tile_length, power_of_two(max(1, rows // machine.programs)))
         else:
-            size = min(SIDE_BY_SIDE, power_of_two(lines))
-            length = min(ELEMENTS // size, power_of_two(whole))
-        room = machine.programs * size // max(lines, size)  # programs for each few lines
-        parts = min(PARTS, power_of_two(max(1, room)), power_of_two(-(-whole // length)))
-        return _Scan(anchor, group, int(inner), size, length, parts)
+            tile_rows = min(MAX_INTERLEAVED_ROWS, power_of_two(rows))
+            tile_length = min(TILE_ELEMENTS // tile_rows, power_of_two(row_length))
+        max_parts = machine.programs * tile_rows // max(rows, tile_rows)  # programs per `tile_rows` rows
+        parts = min(MAX_PARTS, power_of_two(max(1, max_parts)), power_of_two(-(-row_length // tile_length)))
+        return _Scan(anchor, group, int(is_innermost), tile_rows, tile_length, parts)
 
     @property
     def op(self) -> CumReduce:
@@ -81,12 +83,12 @@ class _Scan:
         return self.anchor.op
 
     @property
-    def others(self) -> tuple[int, ...]:
+    def row_dims(self) -> tuple[int, ...]:
         return tuple(d for d in range(self.anchor.type.rank) if d != self.op.dim)
 
     @property
-    def lines(self) -> DimLike:
-        return product(self.anchor.shape[d] for d in self.others)
+    def rows(self) -> DimLike:
+        return product(self.anchor.shape[d] for d in self.row_dims)
 
     @property
     def dtype(self) -> DType:
@@ -96,111 +98,113 @@ class _Scan:
     def fn(self) -> str:
         return combining(self.op.kind, self.dtype)
 
-    def filled(self, tile: Tile) -> Lit:
-        """A tile of what folding changes nothing by."""
+    def identity_tile(self, tile: Tile) -> Lit:
+        """A tile of the reduction's identity."""
         return constant_tile(self.dtype, tile, identity_of(self.op.kind, self.dtype))
 
     def tile(self, length: int) -> Tile:
-        """Of the program's lines with `length` elements each."""
-        return (self.size, length) if self.along else (length, self.size)
+        """The shape of a tile with `length` elements of each row."""
+        return (self.tile_rows, length) if self.axis else (length, self.tile_rows)
 
-    def folded(self, partial: tuple[Buffer, Arg]) -> Step:
-        """What each part folds to."""
-        work = _Part.of(self)
-        acc = work.carried(self.tile(self.length))
+    def partials_step(self, partial: tuple[Buffer, Arg]) -> Step:
+        """The kernel that reduces each part."""
+        kernel = _PartKernel.of(self)
+        acc = kernel.carry(self.tile(self.tile_length))
 
         def visit(block: Block, index: Index, value: Expr, live: Expr | None) -> None:
             block.store(acc, ZERO, k.binary(self.fn, k.load(acc, ZERO), value))
 
-        work.tiles(visit)
-        total = k.reduce_along(self.fn, k.load(acc, ZERO), self.along)
-        place = k.add(k.mul(work.span.position, integer(self.parts)), work.part)
-        work.top.store(partial[0], place, total, work.span.in_bounds)
-        return work.step("partial", partial)
+        kernel.for_each_tile(visit)
+        total = k.reduce_along(self.fn, k.load(acc, ZERO), self.axis)
+        offset = k.add(k.mul(kernel.span.position, integer(self.parts)), kernel.part)
+        kernel.top.store(partial[0], offset, total, kernel.span.in_bounds)
+        return kernel.step("partial", partial)
 
-    def scanned(self, partial: tuple[Buffer, Arg] | None) -> Step:
-        """The results, each part's from what the parts before it fold to."""
-        work = _Part.of(self)
-        carry = work.carried(self.tile(1))
+    def scan_step(self, partial: tuple[Buffer, Arg] | None) -> Step:
+        """The kernel that scans each part, starting from the reduction of earlier parts."""
+        kernel = _PartKernel.of(self)
+        carry = kernel.carry(self.tile(1))
         if partial is not None:
-            parts = k.positions(self.parts, self.along)
-            place = k.add(k.mul(work.span.position, integer(self.parts)), parts)
-            earlier = k.spread(k.binary("lt", parts, work.part), self.tile(self.parts))
-            found = k.select(earlier, k.gather(partial[0], place, earlier), self.filled(self.tile(self.parts)))
-            work.top.store(carry, ZERO, k.reduce_along(self.fn, found, self.along))
+            parts = k.positions(self.parts, self.axis)
+            offsets = k.add(k.mul(kernel.span.position, integer(self.parts)), parts)
+            is_earlier = k.spread(k.binary("lt", parts, kernel.part), self.tile(self.parts))
+            earlier_partials = k.select(
+                is_earlier, k.gather(partial[0], offsets, is_earlier), self.identity_tile(self.tile(self.parts))
+            )
+            kernel.top.store(carry, ZERO, k.reduce_along(self.fn, earlier_partials, self.axis))
 
         def visit(block: Block, index: Index, value: Expr, live: Expr | None) -> None:
-            before = block.let(k.load(carry, ZERO), "before")
-            scanned = k.scan_along(self.fn, value, self.along)
-            result = k.binary(self.fn, k.spread(before, self.tile(self.length)), scanned)
+            previous = block.let(k.load(carry, ZERO), "before")
+            scanned = k.scan_along(self.fn, value, self.axis)
+            result = k.binary(self.fn, k.spread(previous, self.tile(self.tile_length)), scanned)
             result = block.let(k.cast(result, self.anchor.dtype), "r")
-            block.store(carry, ZERO, k.binary(self.fn, before, k.reduce_along(self.fn, value, self.along)))
-            work.em.bind(self.anchor, Leaf(lambda b, at, mask: result, home=block, pinned=True))
+            block.store(carry, ZERO, k.binary(self.fn, previous, k.reduce_along(self.fn, value, self.axis)))
+            kernel.em.bind(self.anchor, Leaf(lambda b, output_index, mask: result, home=block, pinned=True))
             for root, buffer, layout in self.group.results:
-                at = result_index(block, root, self.anchor, index)
-                write(block, work.em, root, buffer, layout, at, live, work.span.in_bounds)
+                output_index = result_index(block, root, self.anchor, index)
+                write(block, kernel.em, root, buffer, layout, output_index, live, kernel.span.in_bounds)
 
-        work.tiles(visit)
-        return work.step("scan", *([] if partial is None else [partial]))
+        kernel.for_each_tile(visit)
+        return kernel.step("scan", *([] if partial is None else [partial]))
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A kernel whose programs each have a part of a few lines."""
+class _PartKernel:
+    """A kernel in which each program handles a part of a few rows."""
 
     scan: _Scan
     top: Block
     chunk: Var
-    span: Span  # of the lines
-    place: dict[int, Expr]  # where these are, for each dimension that is not scanned
+    span: Span  # of the rows
+    row_index: dict[int, Expr]  # of the rows, by dimension that is not scanned
     part: Expr
     em: Emitter
 
     @staticmethod
-    def of(scan: _Scan) -> _Part:
+    def of(scan: _Scan) -> _PartKernel:
         top, chunk = Block(), k.var("chunk")
         part = top.let(k.binary("rem", chunk, integer(scan.parts)), "part")
-        first = k.mul(k.binary("div", chunk, integer(scan.parts)), integer(scan.size))
-        span = Span.of(top, top.let(first, "first"), scan.size, scan.lines, 1 - scan.along, wraps=True)
-        shape = tuple(scan.anchor.shape[d] for d in scan.others)
-        place = dict(zip(scan.others, span.index(top, shape), strict=True))
-        return _Part(scan, top, chunk, span, place, part, scan.group.emitter())
+        first = k.mul(k.binary("div", chunk, integer(scan.parts)), integer(scan.tile_rows))
+        span = Span.of(top, top.let(first, "first"), scan.tile_rows, scan.rows, 1 - scan.axis, wraps=True)
+        shape = tuple(scan.anchor.shape[d] for d in scan.row_dims)
+        row_index = dict(zip(scan.row_dims, span.index(top, shape), strict=True))
+        return _PartKernel(scan, top, chunk, span, row_index, part, scan.group.emitter())
 
-    def carried(self, tile: Tile) -> Buffer:
-        """A tile that turns carry, of nothing yet."""
-        return register(self.top, "acc", self.scan.filled(tile))
+    def carry(self, tile: Tile) -> Buffer:
+        """Allocate a loop-carried register tile, initialized to the identity."""
+        return register(self.top, "acc", self.scan.identity_tile(tile))
 
-    def tiles(self, visit: Callable[[Block, Index, Expr, Expr | None], None]) -> None:
-        """Visit the part's tiles in their order: the index of the results, what is folded there, and which of it there
-        is. An exclusive fold is that of the elements one place further on."""
+    def for_each_tile(self, visit: Callable[[Block, Index, Expr, Expr | None], None]) -> None:
+        """Visit the part's tiles in order, with the index of results, the elements and the mask of those in bounds. An
+        exclusive scan reads the elements one position earlier."""
         scan, op, x = self.scan, self.scan.op, self.scan.anchor.inputs[0]
-        whole = x.shape[op.dim]
-        piece = ceildiv(ceildiv(whole, scan.parts), scan.length) * scan.length
-        tile = scan.tile(scan.length)
+        row_length = x.shape[op.dim]
+        part_length = ceildiv(ceildiv(row_length, scan.parts), scan.tile_length) * scan.tile_length
+        tile = scan.tile(scan.tile_length)
 
         def index(i: Expr) -> Index:
-            at = ix.sub(dim_expr(whole - 1), i) if op.reverse else i
-            return tuple(self.place.get(d, at) for d in range(x.type.rank))
+            position = ix.sub(dim_expr(row_length - 1), i) if op.reverse else i
+            return tuple(self.row_index.get(d, position) for d in range(x.type.rank))
 
-        def turn(block: Block, first: Expr) -> None:
-            span = Span.of(block, first, scan.length, whole, scan.along)
-            read, live = span.position, span.in_bounds
+        def loop_body(block: Block, first: Expr) -> None:
+            span = Span.of(block, first, scan.tile_length, row_length, scan.axis)
+            position, live = span.position, span.in_bounds
             if op.exclusive:
-                read = block.let(ix.sub(read, integer(1)), "read")
-                live = block.let(ix.both(live, k.binary("ge", read, ZERO)), "live")
-            value = k.spread(k.cast(self.em.value(block, x, index(read), live), scan.dtype), tile)
+                position = block.let(ix.sub(position, integer(1)), "read")
+                live = block.let(ix.both(live, k.binary("ge", position, ZERO)), "live")
+            value = k.spread(k.cast(self.em.value(block, x, index(position), live), scan.dtype), tile)
             if live is not None:
-                value = k.select(live, value, scan.filled(tile))
+                value = k.select(live, value, scan.identity_tile(tile))
             visit(block, index(span.position), block.let(value, "x"), span.in_bounds)
 
         if scan.parts == 1:
-            return self.top.loop("i", 0, whole, scan.length, turn)
-        begin = self.top.let(k.mul(self.part, dim_expr(piece)), "begin")
-        end = self.top.let(k.binary("min", k.add(begin, dim_expr(piece)), dim_expr(whole)), "end")
-        return self.top.loop("i", begin, end, scan.length, turn, multiple=scan.length)
+            return self.top.loop("i", 0, row_length, scan.tile_length, loop_body)
+        begin = self.top.let(k.mul(self.part, dim_expr(part_length)), "begin")
+        end = self.top.let(k.binary("min", k.add(begin, dim_expr(part_length)), dim_expr(row_length)), "end")
+        return self.top.loop("i", begin, end, scan.tile_length, loop_body, multiple=scan.tile_length)
 
     def step(self, name: str, *extra: tuple[Buffer, Arg]) -> Step:
-        chunks = ceildiv(self.scan.lines, self.scan.size) * self.scan.parts
+        chunks = ceildiv(self.scan.rows, self.scan.tile_rows) * self.scan.parts
         return self.scan.group.step(name, self.chunk, chunks, self.top, *extra)
 
 

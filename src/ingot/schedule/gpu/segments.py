@@ -1,9 +1,9 @@
-"""Scatters of whole windows: updates are ordered by where they go, and each element takes those that are its own.
+"""Scatters with one target per window: updates are sorted by target, and each element combines its own segment.
 
-    order = places of the updates, by target;   begins[t] = how many have targets before t
-    for a row of results at:   out[at] = x[at] + updates[order[begins[at]:begins[at + 1]]]
+    order = updates sorted by target;   starts[t] = number of updates with targets before t
+    for contiguous results at:   out[at] = x[at] + updates[order[starts[at]:starts[at + 1]]]
 
-Updates of one target keep their order, and are folded several at a time, so that the bits are always the same.
+The sort is stable and the updates of a target are folded in a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.gpu.blocks import Elements, Group, Span, constant_tile, power_of_two, read_at, register
-from ingot.schedule.gpu.digits import digits, ordered_by_digits
+from ingot.schedule.gpu.digits import digit_count, order_rows_by_digits
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import LONGEST, Lines, Runs, halved, merges, ordered
+from ingot.schedule.gpu.merging import MAX_ROW_ELEMENTS, KeyRows, Runs, binary_search, merge_count, order_rows
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 
-FEW = 32  # updates that each element asks one by one
-DEEP, LEAST = 128, 8  # updates that are folded at a time
-ELEMENTS = 4096  # of a tile of updates
-SHARED = 4  # elements of one target from which on they are told where its updates begin
-DIGITS = 2  # that are ordered by while eight runs are merged
-TARGETS = 256  # of a program that finds where they begin
-FOLDS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}  # how kinds of scatters are called as reductions
+MAX_SERIAL_UPDATES = 32  # that each element tests one by one
+MAX_FOLD_UPDATES, MIN_FOLD_UPDATES = 128, 8  # per iteration
+TILE_ELEMENTS = 4096  # of updates
+MIN_ELEMENTS_FOR_STARTS = 4  # of a target, from which on a kernel computes the starts of segments once
+DIGITS_PER_MERGE = 2  # passes of the radix sort in the time of one merge pass
+TARGETS_PER_PROGRAM = 256  # of the kernel that computes starts
+REDUCTION_KINDS = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}  # kinds of scatters as kinds of reductions
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A scatter's updates: windows, for each of the coordinates of `batch`."""
+    """The windows of a scatter: one for each index of the dimensions `batch` of the updates."""
 
     anchor: Node
 
@@ -52,229 +52,232 @@ class Windows:
 
     @cached_property
     def window(self) -> dict[int, int]:
-        """Dimensions of the operand that windows extend along, and theirs of the updates."""
-        gone = (*self.op.inserted_window_dims, *self.op.input_batching_dims)
-        kept = (d for d in range(self.anchor.type.rank) if d not in gone)
-        return dict(zip(kept, self.op.update_window_dims, strict=True))
+        """The dimensions of the operand along which windows extend -> those of the updates."""
+        dropped = (*self.op.inserted_window_dims, *self.op.input_batching_dims)
+        window_dims = (d for d in range(self.anchor.type.rank) if d not in dropped)
+        return dict(zip(window_dims, self.op.update_window_dims, strict=True))
 
     @property
     def batch(self) -> list[int]:
-        """Dimensions of the updates of which each has a window."""
+        """The dimensions of the updates that enumerate windows."""
         return [d for d in range(self.anchor.inputs[2].type.rank) if d not in self.op.update_window_dims]
 
     @cached_property
-    def own(self) -> dict[int, int]:
-        """Those whose coordinates are the element's along these dimensions of the operand."""
+    def batching_dims(self) -> dict[int, int]:
+        """The batching dimensions of `batch` -> those of the operand with the same coordinate."""
         batch, op = self.batch, self.op
         dims = zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True)
         return {batch[b - (b > op.index_vector_dim)]: d for d, b in dims}
 
     @property
-    def serial(self) -> list[int]:
-        """The others, in which updates follow one another."""
-        return [u for u in self.batch if u not in self.own]
+    def serial_dims(self) -> list[int]:
+        """The other dimensions of `batch`, which enumerate the updates that an element may get."""
+        return [u for u in self.batch if u not in self.batching_dims]
 
     @property
     def serial_shape(self) -> Shape:
-        return tuple(self.anchor.inputs[2].shape[u] for u in self.serial)
+        return tuple(self.anchor.inputs[2].shape[u] for u in self.serial_dims)
 
     @property
-    def are_whole(self) -> bool:
-        """Whether a window is where its indices say and nowhere else."""
+    def have_one_target(self) -> bool:
+        """Whether a window has extent 1 along the indexed dimensions, so that its index is its only target."""
         updates = self.anchor.inputs[2]
         return all(d not in self.window or updates.shape[self.window[d]] == 1 for d in self.targets)
 
     @property
-    def are_apart(self) -> bool:
-        """Whether no two updates meet, and nothing is left of what was there."""
+    def are_disjoint(self) -> bool:
+        """Whether no two updates have a common element, and updates replace the operand."""
         return self.op.kind == "set" and (self.op.unique or self.op.has_one_window(self.anchor.inputs[2].shape))
 
     @property
     def targets(self) -> tuple[int, ...]:
-        """Dimensions of the operand that the components of indices are places along."""
+        """The dimensions of the operand that the components of indices refer to."""
         return self.op.scatter_dims_to_operand_dims
 
-    def start(self, em: Emitter, block: Block, place: dict[int, Expr], component: int, mask: Expr | None) -> Expr:
-        """A component of the indices for the update at `place`, coordinates of `batch`."""
+    def start(self, em: Emitter, block: Block, coordinates: dict[int, Expr], component: int, mask: Expr | None) -> Expr:
+        """Return a component of the index of the window at `coordinates`, by dimension of `batch`."""
         indices = self.anchor.inputs[1]
-        where = [place[u] for u in self.batch]
+        index = [coordinates[u] for u in self.batch]
         if self.op.index_vector_dim < indices.type.rank:
-            where.insert(self.op.index_vector_dim, integer(component))
-        return block.let(k.cast(em.value(block, indices, tuple(where), mask), i64), "s")
+            index.insert(self.op.index_vector_dim, integer(component))
+        return block.let(k.cast(em.value(block, indices, tuple(index), mask), i64), "s")
 
 
-def by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
-    """The scatter by the order of its updates' targets."""
+def lower_by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
+    """Lower a scatter by sorting its updates by target."""
     temps: list[DimLike] = []
-    steps, runs = _ordered(windows, group, machine, temps)
-    begins: tuple[Buffer, Arg] | None = None
-    if estimate(product(windows.anchor.shape[d] for d in windows.window)) >= SHARED:
-        begins = Buffer("begins", i32, writable=True), Arg("temp", len(temps))
-        step, nbytes = _begins(windows, group, runs, begins)
+    steps, runs = _order_updates(windows, group, machine, temps)
+    starts: tuple[Buffer, Arg] | None = None
+    if estimate(product(windows.anchor.shape[d] for d in windows.window)) >= MIN_ELEMENTS_FOR_STARTS:
+        starts = Buffer("begins", i32, writable=True), Arg("temp", len(temps))
+        step, nbytes = _starts_step(windows, group, runs, starts)
         steps, temps = [*steps, step], [*temps, nbytes]
-    work = _Segments(windows, group, runs, machine, begins)
+    work = _Segments(windows, group, runs, machine, starts)
     return Lowered((*steps, work.step()), tuple(temps))
 
 
-def _ordered(windows: Windows, group: Group, machine: Machine, temps: list[DimLike]) -> tuple[list[Step], Runs]:
-    """The updates by their targets: digit by digit where there are few targets for that many updates."""
-    lines = _targets(windows, group)
-    most = product(windows.anchor.shape[d] for d in windows.targets)  # of a key: what lands outside
-    if isinstance(most, int) and digits(most.bit_length()) < DIGITS * merges(lines.length):
-        return ordered_by_digits(lines, most.bit_length(), group, machine, temps)
-    return ordered(lines, group, temps, keyed=True)
+def _order_updates(windows: Windows, group: Group, machine: Machine, temps: list[DimLike]) -> tuple[list[Step], Runs]:
+    """Sort the updates by target: by a radix sort if there are few targets for that many updates."""
+    rows = _target_keys(windows, group)
+    max_key = product(windows.anchor.shape[d] for d in windows.targets)  # the key of updates out of bounds
+    if isinstance(max_key, int) and digit_count(max_key.bit_length()) < DIGITS_PER_MERGE * merge_count(rows.length):
+        return order_rows_by_digits(rows, max_key.bit_length(), group, machine, temps)
+    return order_rows(rows, group, temps, with_keys=True)
 
 
-def _begins(windows: Windows, group: Group, runs: Runs, begins: tuple[Buffer, Arg]) -> tuple[Step, DimLike]:
-    """Where each target's updates begin in their line, and behind the last one where they end; its bytes."""
+def _starts_step(windows: Windows, group: Group, runs: Runs, starts: tuple[Buffer, Arg]) -> tuple[Step, DimLike]:
+    """Return the kernel that computes the start of each target's segment in its row, and the end of the last; and its
+    bytes."""
     top, chunk = Block(), k.var("chunk")
-    each = product(windows.anchor.shape[d] for d in windows.targets) + 1
-    total = runs.lines.count * each
-    span = Span.of(top, k.mul(chunk, integer(TARGETS)), TARGETS, total, 1)
-    line, target = span.index(top, (runs.lines.count, each))
-    found = _search(top, runs, line, target, span.in_bounds, (1, TARGETS))
-    top.store(begins[0], span.position, found, span.in_bounds)
-    step = group.step("segments", chunk, ceildiv(total, TARGETS), top, *runs.buffers, begins)
+    targets = product(windows.anchor.shape[d] for d in windows.targets) + 1
+    total = runs.rows.count * targets
+    span = Span.of(top, k.mul(chunk, integer(TARGETS_PER_PROGRAM)), TARGETS_PER_PROGRAM, total, 1)
+    row, target = span.index(top, (runs.rows.count, targets))
+    counts = _count_before(top, runs, row, target, span.in_bounds, (1, TARGETS_PER_PROGRAM))
+    top.store(starts[0], span.position, counts, span.in_bounds)
+    step = group.step("segments", chunk, ceildiv(total, TARGETS_PER_PROGRAM), top, *runs.buffers, starts)
     return step, total * i32.nbytes
 
 
-def _search(top: Block, runs: Runs, line: Expr, target: Expr, live: Expr | None, tile: Tile) -> Expr:
-    """How many of a line's updates have targets before these."""
+def _count_before(top: Block, runs: Runs, row: Expr, target: Expr, live: Expr | None, tile: Tile) -> Expr:
+    """Return the number of a row's updates with smaller targets."""
     (keys,) = runs.keys
-    found = register(top, "found", constant_tile(i32, tile))
-    base = top.let(ix.sub(ix.mul(line, dim_expr(runs.stride)), integer(1)), "base")
-    length, wanted = k.cast(dim_expr(runs.lines.length), i32), top.let(k.cast(target, keys.dtype), "wanted")
+    counts = register(top, "found", constant_tile(i32, tile))
+    base = top.let(ix.sub(ix.mul(row, dim_expr(runs.stride)), integer(1)), "base")
+    length, key = k.cast(dim_expr(runs.rows.length), i32), top.let(k.cast(target, keys.dtype), "wanted")
 
-    def search(block: Block, step: Expr) -> None:
-        so_far = block.let(k.load(found, ZERO), "so_far")
-        beyond = block.let(k.add(so_far, step), "beyond")
-        inside = block.let(k.spread(ix.both(live, k.binary("le", beyond, length)), tile), "inside")
-        flat = k.spread(k.add(base, k.cast(beyond, i64)), tile)
-        before = k.binary("lt", block.let(k.gather(keys, flat, inside)), wanted)
-        block.store(found, ZERO, k.select(k.binary("and", inside, before), beyond, so_far))
+    def probe(block: Block, step: Expr) -> None:
+        count = block.let(k.load(counts, ZERO), "so_far")
+        candidate = block.let(k.add(count, step), "beyond")
+        in_bounds = block.let(k.spread(ix.both(live, k.binary("le", candidate, length)), tile), "inside")
+        flat = k.spread(k.add(base, k.cast(candidate, i64)), tile)
+        precedes = k.binary("lt", block.let(k.gather(keys, flat, in_bounds)), key)
+        block.store(counts, ZERO, k.select(k.binary("and", in_bounds, precedes), candidate, count))
 
-    halved(top, runs.lines.length, search)
-    return top.let(k.load(found, ZERO), "place")
+    binary_search(top, runs.rows.length, probe)
+    return top.let(k.load(counts, ZERO), "place")
 
 
-def _targets(windows: Windows, group: Group) -> Lines:
-    """Where updates go as one number each: the operand's place along all indexed dimensions; behind the last one, what
-    lands outside."""
+def _target_keys(windows: Windows, group: Group) -> KeyRows:
+    """Return the targets of updates as keys: the linear index along all indexed dimensions, or their size for updates
+    out of bounds."""
     x = windows.anchor.inputs[0]
     sizes = tuple(x.shape[d] for d in windows.targets)
     count = product(sizes)
-    dtype = i32 if isinstance(count, int) and count < LONGEST else i64
-    own = {u: x.shape[d] for u, d in windows.own.items()}
+    dtype = i32 if isinstance(count, int) and count < MAX_ROW_ELEMENTS else i64
+    row_sizes = {u: x.shape[d] for u, d in windows.batching_dims.items()}
     emitters: dict[Block, Emitter] = {}
 
-    def read(block: Block, line: Expr, place: Expr, mask: Expr | None) -> list[Expr]:
+    def read(block: Block, row: Expr, position: Expr, mask: Expr | None) -> list[Expr]:
         em = emitters.setdefault(block.root, group.emitter())
-        at = dict(zip(own, ix.delinearize(line, tuple(own.values()), {}), strict=True))
-        at |= zip(windows.serial, ix.delinearize(place, windows.serial_shape, {}), strict=True)
+        coordinates = dict(zip(row_sizes, ix.delinearize(row, tuple(row_sizes.values()), {}), strict=True))
+        coordinates |= zip(windows.serial_dims, ix.delinearize(position, windows.serial_shape, {}), strict=True)
         target: Expr = ZERO
-        inside: Expr | None = None
+        in_bounds: Expr | None = None
         for component, size in enumerate(sizes):
-            start = windows.start(em, block, at, component, mask)
-            fits = k.binary("and", k.binary("ge", start, ZERO), k.binary("lt", start, dim_expr(size)))
-            inside = ix.both(inside, fits)
+            start = windows.start(em, block, coordinates, component, mask)
+            component_in_bounds = k.binary("and", k.binary("ge", start, ZERO), k.binary("lt", start, dim_expr(size)))
+            in_bounds = ix.both(in_bounds, component_in_bounds)
             target = ix.add(ix.mul(target, dim_expr(size)), start)
-        if inside is not None:
-            target = k.select(inside, target, dim_expr(count))
+        if in_bounds is not None:
+            target = k.select(in_bounds, target, dim_expr(count))
         return [block.let(k.cast(target, dtype), "target")]
 
-    return Lines(product(own.values()), product(windows.serial_shape), read, (dtype,))
+    return KeyRows(product(row_sizes.values()), product(windows.serial_shape), read, (dtype,))
 
 
 @dataclass(frozen=True)
 class _Segments:
-    """The kernel that folds, for each element, the updates of its target. runs: of these. begins: where those of each
-    target begin; None: each element searches them."""
+    """The kernel that combines, for each element, the updates of its target. runs: the sorted updates. starts: of each
+    target's segment; None: each element searches for them."""
 
     windows: Windows
     group: Group
     runs: Runs
     machine: Machine
-    begins: tuple[Buffer, Arg] | None
+    starts: tuple[Buffer, Arg] | None
 
     @property
     def dtype(self) -> DType:
         return accumulator(self.windows.anchor.dtype)
 
     @property
-    def depth(self) -> int:
-        """Updates that are folded at a time: several times as many as an element has, as some have more."""
+    def fold_updates(self) -> int:
+        """Updates per iteration: a multiple of the average per element, as some elements have more."""
         x = self.windows.anchor.inputs[0]
         targets = max(1, estimate(product(x.shape[d] for d in self.windows.targets)))
-        return max(LEAST, min(DEEP, power_of_two(4 * estimate(self.runs.lines.length) // targets)))
+        return max(
+            MIN_FOLD_UPDATES, min(MAX_FOLD_UPDATES, power_of_two(4 * estimate(self.runs.rows.length) // targets))
+        )
 
     def step(self) -> Step:
         anchor, op = self.windows.anchor, self.windows.op
-        work = Elements.of(self.group, anchor, self.machine, max_size=min(256, ELEMENTS // self.depth))
-        line, target = self._whose(work.index)
-        line, target = work.top.let(line, "line"), work.top.let(target, "target")
-        first = work.em.value(work.top, anchor.inputs[0], work.index, work.span.in_bounds)
-        first = k.spread(k.cast(first, self.dtype), work.tile)
-        begin, end = (self._begin(work, line, t) for t in (target, ix.add(target, integer(1))))
-        combine = self._last if op.kind == "set" else self._folded
-        result = combine(work, line, begin, end, first)
+        work = Elements.of(self.group, anchor, self.machine, max_size=min(256, TILE_ELEMENTS // self.fold_updates))
+        row, target = self._row_and_target(work.index)
+        row, target = work.top.let(row, "line"), work.top.let(target, "target")
+        initial = work.em.value(work.top, anchor.inputs[0], work.index, work.span.in_bounds)
+        initial = k.spread(k.cast(initial, self.dtype), work.tile)
+        begin, end = (self._segment_start(work, row, t) for t in (target, ix.add(target, integer(1))))
+        combine = self._select_last if op.kind == "set" else self._fold
+        result = combine(work, row, begin, end, initial)
         bind_result(work.em, work.top, anchor, work.top.let(k.cast(result, anchor.dtype), "r"))
-        return work.step("scatter", *self.runs.buffers, *([] if self.begins is None else [self.begins]))
+        return work.step("scatter", *self.runs.buffers, *([] if self.starts is None else [self.starts]))
 
-    def _whose(self, index: Index) -> tuple[Expr, Expr]:
-        """The line of updates that an element at `index` has, and its target."""
-        x, own = self.windows.anchor.inputs[0], self.windows.own.values()
-        line: Expr = ZERO
-        for d in own:
-            line = ix.add(ix.mul(line, dim_expr(x.shape[d])), index[d])
+    def _row_and_target(self, index: Index) -> tuple[Expr, Expr]:
+        """Return the row of updates and the target of an element at `index`."""
+        x, row_dims = self.windows.anchor.inputs[0], self.windows.batching_dims.values()
+        row: Expr = ZERO
+        for d in row_dims:
+            row = ix.add(ix.mul(row, dim_expr(x.shape[d])), index[d])
         target: Expr = ZERO
         for d in self.windows.targets:
             target = ix.add(ix.mul(target, dim_expr(x.shape[d])), index[d])
-        return line, target
+        return row, target
 
-    def _begin(self, work: Elements, line: Expr, target: Expr) -> Expr:
-        """Where the updates of these targets begin."""
-        if self.begins is None:
-            found = _search(work.top, self.runs, line, target, work.span.in_bounds, work.tile)
+    def _segment_start(self, work: Elements, row: Expr, target: Expr) -> Expr:
+        """Return the starts of the segments of these targets."""
+        if self.starts is None:
+            start = _count_before(work.top, self.runs, row, target, work.span.in_bounds, work.tile)
         else:
-            each = product(self.windows.anchor.shape[d] for d in self.windows.targets) + 1
-            flat = k.spread(ix.add(ix.mul(line, dim_expr(each)), target), work.tile)
-            found = read_at(work.top, self.begins[0], flat, work.span.in_bounds)
-        return work.top.let(k.cast(found, i64), "begin")
+            targets = product(self.windows.anchor.shape[d] for d in self.windows.targets) + 1
+            flat = k.spread(ix.add(ix.mul(row, dim_expr(targets)), target), work.tile)
+            start = read_at(work.top, self.starts[0], flat, work.span.in_bounds)
+        return work.top.let(k.cast(start, i64), "begin")
 
-    def _update(self, block: Block, work: Elements, line: Expr, number: Expr, live: Expr) -> Expr:
-        """The elements' own in the update that is the `number`th of its line."""
+    def _update(self, block: Block, work: Elements, row: Expr, number: Expr, live: Expr) -> Expr:
+        """Return the elements' values in the update `number` of its sorted row."""
         windows, updates = self.windows, self.windows.anchor.inputs[2]
-        flat = k.add(ix.mul(line, dim_expr(self.runs.stride)), number)
+        flat = k.add(ix.mul(row, dim_expr(self.runs.stride)), number)
         flat, mask = k.alike(flat, live)
-        place = block.let(k.cast(k.gather(self.runs.order[0], flat, mask), i64), "from")
-        at = dict(zip(windows.serial, ix.delinearize(place, windows.serial_shape, {}), strict=True))
-        at |= {u: work.index[d] for u, d in windows.own.items()}
-        at |= {u: ZERO if d in windows.targets else work.index[d] for d, u in windows.window.items()}
-        index = tuple(block.let(at[u], "u") for u in range(updates.type.rank))
+        source = block.let(k.cast(k.gather(self.runs.order[0], flat, mask), i64), "from")
+        coordinates = dict(zip(windows.serial_dims, ix.delinearize(source, windows.serial_shape, {}), strict=True))
+        coordinates |= {u: work.index[d] for u, d in windows.batching_dims.items()}
+        coordinates |= {u: ZERO if d in windows.targets else work.index[d] for d, u in windows.window.items()}
+        index = tuple(block.let(coordinates[u], "u") for u in range(updates.type.rank))
         return k.cast(work.em.value(block, updates, index, live), self.dtype)
 
-    def _last(self, work: Elements, line: Expr, begin: Expr, end: Expr, first: Expr) -> Expr:
-        """The last of several wins."""
-        has = work.top.let(k.binary("lt", begin, end), "has")
-        value = self._update(work.top, work, line, ix.sub(end, integer(1)), has)
-        return k.select(has, k.spread(value, work.tile), first)
+    def _select_last(self, work: Elements, row: Expr, begin: Expr, end: Expr, initial: Expr) -> Expr:
+        """Return the last update of the segment, else the initial value."""
+        has_update = work.top.let(k.binary("lt", begin, end), "has")
+        value = self._update(work.top, work, row, ix.sub(end, integer(1)), has_update)
+        return k.select(has_update, k.spread(value, work.tile), initial)
 
-    def _folded(self, work: Elements, line: Expr, begin: Expr, end: Expr, first: Expr) -> Expr:
-        kind = FOLDS[self.windows.op.kind]
-        fn, nothing = combining(kind, self.dtype), identity_of(kind, self.dtype)
-        tile = (self.depth, work.tile[1])
-        acc = register(work.top, "acc", first)
-        most = work.top.let(k.reduce("max", k.sub(end, begin)), "most")
+    def _fold(self, work: Elements, row: Expr, begin: Expr, end: Expr, initial: Expr) -> Expr:
+        kind = REDUCTION_KINDS[self.windows.op.kind]
+        fn, identity = combining(kind, self.dtype), identity_of(kind, self.dtype)
+        tile = (self.fold_updates, work.tile[1])
+        acc = register(work.top, "acc", initial)
+        max_updates = work.top.let(k.reduce("max", k.sub(end, begin)), "most")
 
-        def turn(block: Block, done: Expr) -> None:
-            number = block.let(k.add(begin, k.add(done, k.positions(self.depth, 0))), "number")
+        def loop_body(block: Block, folded: Expr) -> None:
+            number = block.let(k.add(begin, k.add(folded, k.positions(self.fold_updates, 0))), "number")
             live = block.let(k.binary("lt", number, end), "live")
-            value = k.spread(self._update(block, work, line, number, live), tile)
-            value = k.select(live, value, constant_tile(self.dtype, tile, nothing))
+            value = k.spread(self._update(block, work, row, number, live), tile)
+            value = k.select(live, value, constant_tile(self.dtype, tile, identity))
             block.store(acc, ZERO, k.binary(fn, k.load(acc, ZERO), k.reduce_along(fn, value, 0)))
 
-        work.top.loop("done", ZERO, most, self.depth, turn)
+        work.top.loop("done", ZERO, max_updates, self.fold_updates, loop_body)
         return k.load(acc, ZERO)
 
 
-__all__ = ["FEW", "FOLDS", "Windows", "by_segments"]
+__all__ = ["MAX_SERIAL_UPDATES", "REDUCTION_KINDS", "Windows", "lower_by_segments"]

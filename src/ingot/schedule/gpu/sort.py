@@ -1,6 +1,6 @@
-"""Sorts: a line's order by `merging`, and its operands in it.
+"""Sorts: compute the order of each row by `merging`, then gather the operands in this order.
 
-order = places of the keys in order;   out[at] = x[order[at]]
+order = positions of the keys in order;   out[at] = x[order[at]]
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.gpu.blocks import Elements, Group, read_at
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.merging import Lines, Runs, key_type, order_key, ordered
+from ingot.schedule.gpu.merging import KeyRows, Runs, key_type, order_key, order_rows
 from ingot.schedule.index import linear
 from ingot.schedule.lowered import Lowered, Step
 
 
 def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A Sort of any number of operands: kernels for their order, and one that reads them in it."""
+    """Lower a Sort: kernels that compute the order, and one that gathers the operands."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Sort))
     op, x = anchor.op, anchor.inputs[0]
     assert isinstance(op, Sort)
@@ -35,32 +35,32 @@ def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     others = tuple(d for d in range(x.type.rank) if d != op.dimension)
     emitters: dict[Block, Emitter] = {}
 
-    def read(block: Block, line: Expr, place: Expr, mask: Expr | None) -> Sequence[Expr]:
+    def read(block: Block, row: Expr, position: Expr, mask: Expr | None) -> Sequence[Expr]:
         em = emitters.setdefault(block.root, group.emitter())
         shape = tuple(x.shape[d] for d in others)
-        at = dict(zip(others, ix.delinearize(line, shape, {}), strict=True))
-        index = tuple(at.get(d, place) for d in range(x.type.rank))
+        coordinates = dict(zip(others, ix.delinearize(row, shape, {}), strict=True))
+        index = tuple(coordinates.get(d, position) for d in range(x.type.rank))
         return [block.let(order_key(em.value(block, n, index, mask), op.descending), "key") for n in keys]
 
     types = tuple(key_type(n.dtype) for n in keys)
-    lines = Lines(product(x.shape[d] for d in others), x.shape[op.dimension], read, types, op.keep)
-    steps, runs = ordered(lines, group, temps)
-    return Lowered((*steps, _reordered(anchor, group, runs, machine)), tuple(temps))
+    rows = KeyRows(product(x.shape[d] for d in others), x.shape[op.dimension], read, types, op.keep)
+    steps, runs = order_rows(rows, group, temps)
+    return Lowered((*steps, _gather_in_order(anchor, group, runs, machine)), tuple(temps))
 
 
-def _reordered(anchor: Node, group: Group, runs: Runs, machine: Machine) -> Step:
+def _gather_in_order(anchor: Node, group: Group, runs: Runs, machine: Machine) -> Step:
     op = anchor.op
     assert isinstance(op, Sort)
     work = Elements.of(group, anchor, machine)
-    lines = (n for d, n in enumerate(anchor.inputs[0].shape) if d != op.dimension)
-    strides = Layout.contiguous((*lines, runs.stride)).strides
+    row_shape = (n for d, n in enumerate(anchor.inputs[0].shape) if d != op.dimension)
+    strides = Layout.contiguous((*row_shape, runs.stride)).strides
 
     def read(operand: Node, block: Block, index: Index, mask: Expr | None) -> Expr:
         others = tuple(e for d, e in enumerate(index) if d != op.dimension)
         flat = linear((*others, index[op.dimension]), strides)
-        place = block.let(k.cast(read_at(block, runs.order[0], flat, mask), i64), "from")
-        at = tuple(place if d == op.dimension else e for d, e in enumerate(index))
-        return work.em.value(block, operand, at, mask)
+        source = block.let(k.cast(read_at(block, runs.order[0], flat, mask), i64), "from")
+        operand_index = tuple(source if d == op.dimension else e for d, e in enumerate(index))
+        return work.em.value(block, operand, operand_index, mask)
 
     for result, operand in zip(anchor.results, anchor.inputs, strict=True):
         work.em.bind(result, Leaf(partial(read, operand)))

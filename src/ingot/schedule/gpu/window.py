@@ -1,4 +1,4 @@
-"""Pools: each element of the result folds its window, tap by tap.
+"""Pools: each element of the result reduces its window, tap by tap.
 
 for a row of results at:  for tap in window:  acc = fold(acc, x[at * stride + tap * dilation - padding])
 """
@@ -23,36 +23,38 @@ from ingot.schedule.lowered import Lowered
 
 
 def lower_window(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A ReduceWindow, what it reads where that is computed, and its epilogue."""
+    """Lower a ReduceWindow with its prologue and epilogue."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, ReduceWindow))
     op, (x,) = anchor.op, anchor.inputs
     assert isinstance(op, ReduceWindow)
     work = Elements.of(Group.of(body, ins, outs), anchor, machine)
     dtype, tile = accumulator(x.dtype), work.tile
-    fn, nothing = combining(op.kind, dtype), identity_of(op.kind, dtype)
-    acc = register(work.top, "acc", constant_tile(dtype, tile, nothing))
+    fn, identity = combining(op.kind, dtype), identity_of(op.kind, dtype)
+    acc = register(work.top, "acc", constant_tile(dtype, tile, identity))
 
     def tap(block: Block, taps: Index) -> None:
-        at: list[Expr] = []
-        inside = work.span.in_bounds
+        index: list[Expr] = []
+        in_bounds = work.span.in_bounds
         for d, (e, t) in enumerate(zip(work.index, taps, strict=True)):
-            place = ix.add(ix.mul(e, integer(op.strides[d])), ix.mul(t, integer(op.dilation[d])))
-            place = ix.sub(place, integer(op.padding[d][0]))
+            coordinate = ix.add(ix.mul(e, integer(op.strides[d])), ix.mul(t, integer(op.dilation[d])))
+            coordinate = ix.sub(coordinate, integer(op.padding[d][0]))
             if op.base_dilation[d] != 1:
-                place = block.let(place, "p")
-                inside = both(inside, k.binary("eq", k.binary("rem", place, integer(op.base_dilation[d])), ZERO))
-                inside = both(inside, k.binary("ge", place, ZERO))
-                place = k.binary("div", place, integer(op.base_dilation[d]))
-            place = block.let(place, "x")
+                coordinate = block.let(coordinate, "p")
+                in_bounds = both(
+                    in_bounds, k.binary("eq", k.binary("rem", coordinate, integer(op.base_dilation[d])), ZERO)
+                )
+                in_bounds = both(in_bounds, k.binary("ge", coordinate, ZERO))
+                coordinate = k.binary("div", coordinate, integer(op.base_dilation[d]))
+            coordinate = block.let(coordinate, "x")
             if op.padding[d][0] > 0:
-                inside = both(inside, k.binary("ge", place, ZERO))
+                in_bounds = both(in_bounds, k.binary("ge", coordinate, ZERO))
             if op.padding[d] != (0, 0) or op.base_dilation[d] != 1:
-                inside = both(inside, k.binary("lt", place, dim_expr(x.shape[d])))
-            at.append(place)
-        inside = None if inside is None else block.let(inside, "in")
-        value = k.cast(work.em.value(block, x, tuple(at), inside), dtype)
-        if inside is not None:
-            value = k.select(inside, value, k.lit(nothing, dtype))
+                in_bounds = both(in_bounds, k.binary("lt", coordinate, dim_expr(x.shape[d])))
+            index.append(coordinate)
+        in_bounds = None if in_bounds is None else block.let(in_bounds, "in")
+        value = k.cast(work.em.value(block, x, tuple(index), in_bounds), dtype)
+        if in_bounds is not None:
+            value = k.select(in_bounds, value, k.lit(identity, dtype))
         block.store(acc, ZERO, k.binary(fn, k.spread(value, tile), k.load(acc, ZERO)))
 
     work.nest(work.top, op.window, tap)

@@ -1,1 +1,1 @@
-"""Portable C: kernels and whole programs as C99 text."""
+"""Code generation for portable C: kernels and programs as C99 text."""

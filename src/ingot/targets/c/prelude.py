@@ -1,4 +1,4 @@
-"""What printed kernels call: C99 functions that need no library. Each is exact or as exact as the field's hardware."""
+"""The C99 functions that printed kernels call, without a library. Each is exact or as accurate as common hardware."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Kernel IR of one lane -> C99.
+"""Scalar kernel IR -> C99.
 
     Store(y, i, Binary(add, Load(x, i), 1))   ->   const float t0 = x[i];  const float t1 = t0 + 1.0f;  y[i] = t1;
 
-Every value is a constant of its own, once per statement: values are shared, and order lies in statements. Floats of 16
-bits are computed as `float` and rounded behind each operation. Integers wrap, so they are computed unsigned.
+Every value is a C constant, once per statement: expressions share values, and only statements are ordered. 16-bit
+floats are computed as `float` and rounded after each operation. Integers wrap, so they are computed unsigned.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from ingot.ir.kernel.math.expand import expand
 from ingot.ir.types import DType, boolean, f32, f64, truncated_in, u64
 from ingot.support.errors import CompileError
 
-NARROW = ("f16", "bf16")
+NARROW_FLOATS = ("f16", "bf16")
 _INFIX = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "lshr": ">>"}
 
 
 def memory_type(dtype: DType) -> str:
-    """Of an element in memory, as the prelude names it. Raises CompileError for types that C has none for."""
-    if dtype.name in NARROW or dtype == boolean:
-        return "ig_u16" if dtype.name in NARROW else "ig_u8"
+    """Return the prelude's type of an element in memory. Raises CompileError for types that C does not have."""
+    if dtype.name in NARROW_FLOATS or dtype == boolean:
+        return "ig_u16" if dtype.name in NARROW_FLOATS else "ig_u8"
     if dtype.bits not in (8, 16, 32, 64) or (dtype.is_float and dtype.bits < 32):
         raise CompileError(f"C has no type for {dtype}", expected="f16 to f64, bf16, bool or i8 to u64")
     return f"ig_{dtype.name}"
 
 
 def value_type(dtype: DType) -> str:
-    """Of a value while it is computed."""
+    """Return the C type of a value during computation."""
     if dtype.is_float:
         return "double" if dtype == f64 else "float"
     memory_type(dtype)
@@ -60,25 +60,25 @@ def literal(value: float | int | bool, dtype: DType) -> str:
 
 
 def print_kernel(kernel: Kernel) -> str:
-    """A C function `static void NAME(params as void *..., dims..., chunk, scratch)`."""
+    """Print a C function `static void NAME(params as void *..., dims..., chunk, scratch)`."""
     return Function(expand(kernel)).text()
 
 
 def name_of(text: str) -> str:
-    """A name that cannot be a C keyword or a function of the prelude."""
+    """Return a name that is neither a C keyword nor a function of the prelude."""
     return "v_" + "".join(c if c.isalnum() and c.isascii() else "_" for c in text)
 
 
-def rounded(text: str, dtype: DType) -> str:
-    """A value that was computed as `float`, as one of its own type."""
-    return f"ig_{dtype.name}_to(ig_{dtype.name}_from({text}))" if dtype.name in NARROW else text
+def round_to(text: str, dtype: DType) -> str:
+    """Round a value that was computed as `float` to its type."""
+    return f"ig_{dtype.name}_to(ig_{dtype.name}_from({text}))" if dtype.name in NARROW_FLOATS else text
 
 
-def product_added(s: k.Store) -> tuple[Expr, Expr] | None:
-    """The factors of a product that is added to the accumulator it is stored to, None for other values.
+def accumulated_product(s: k.Store) -> tuple[Expr, Expr] | None:
+    """Return the factors of a store of accumulator + product to the same accumulator, None for other stores.
 
-    A sum of many is not promised to be rounded once a term, and an exact multiply-add costs twenty operations where
-    the machine has none.
+    Such a product needs no exact multiply-add, which costs twenty operations without the instruction: long sums make no
+    promise about the rounding of each term.
     """
     match s.value:
         case k.Fma(dtype=dtype, a=a, b=b, c=k.Load(buffer=s.buffer, index=s.index, mask=None)) if (
@@ -89,17 +89,17 @@ def product_added(s: k.Store) -> tuple[Expr, Expr] | None:
 
 
 class Function:
-    """Prints one kernel; values have one lane. `vectors.VectorFunction` prints those of several."""
+    """Prints a scalar kernel. `vectors.VectorFunction` prints kernels with vectors."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.lines: list[str] = []
         self.depth = 1
-        self.temps = 0
+        self.n_temps = 0
         self.tables: list[str] = []
-        self.held: dict[tuple[str, str], str] = {}  # names of tables by their text
+        self.table_names: dict[tuple[str, str], str] = {}  # by (type, text)
         self.names: dict[Buffer, str] = {}
-        self.known: dict[int, tuple[Expr, str]] = {}
+        self.names_of_values: dict[int, tuple[Expr, str]] = {}
 
     def text(self) -> str:
         kernel = self.kernel
@@ -113,8 +113,8 @@ class Function:
         params += [f"int64_t {name_of(v.name)}" for v in kernel.dims]
         chunk = name_of(kernel.chunk.name)
         params += [f"int64_t {chunk}", "void *scratch"]
-        used = [*self.names.values(), *(name_of(v.name) for v in kernel.dims), chunk, "scratch"]
-        self.line(" ".join(f"(void){name};" for name in used))
+        parameters = [*self.names.values(), *(name_of(v.name) for v in kernel.dims), chunk, "scratch"]
+        self.line(" ".join(f"(void){name};" for name in parameters))
         self.body(kernel.body)
         head = f"static void {kernel.name}({', '.join(params)}) {{"
         return "\n".join([*self.tables, head, *self.lines, "}", ""])
@@ -123,8 +123,8 @@ class Function:
         self.lines.append("  " * self.depth + text)
 
     def temp(self, kind: str, text: str) -> str:
-        name = f"t{self.temps}"
-        self.temps += 1
+        name = f"t{self.n_temps}"
+        self.n_temps += 1
         self.line(f"const {kind} {name} = {text};")
         return name
 
@@ -132,9 +132,9 @@ class Function:
 
     def body(self, body: k.Body) -> None:
         for s in body:
-            self.known = {}
+            self.names_of_values = {}
             self.statement(s)
-        self.known = {}
+        self.names_of_values = {}
 
     def block(self, body: k.Body) -> None:
         self.depth += 1
@@ -160,20 +160,20 @@ class Function:
                 self.line(f"const {value_type(s.var.dtype)} {name} = {value};")
                 self.line(f"(void){name};")
             case k.Store():
-                place = f"{self.names[s.buffer]}[{self.value(s.index)}]"
-                added = product_added(s)
-                if added is None:
+                element = f"{self.names[s.buffer]}[{self.value(s.index)}]"
+                factors = accumulated_product(s)
+                if factors is None:
                     value = self.value(s.value)
                 else:
-                    a, b = map(self.value, added)
-                    value = f"IG_ADD{s.value.dtype.bits}({a}, {b}, {place})"
+                    a, b = map(self.value, factors)
+                    value = f"IG_ADD{s.value.dtype.bits}({a}, {b}, {element})"
                 guard = "" if s.mask is None else f"if ({self.value(s.mask)} != 0) "
-                self.line(f"{guard}{place} = {self.stored(value, s.buffer)};")
+                self.line(f"{guard}{element} = {self.convert_stored(value, s.buffer)};")
             case k.Alloc():
                 self.alloc(s.buffer)
             case k.Increment():
-                at = f"{self.names[s.buffer]}[{self.value(s.index)}]"
-                self.line(f"const int64_t {name_of(s.var.name)} = {at}; {at} = {at} + 1;")
+                counter = f"{self.names[s.buffer]}[{self.value(s.index)}]"
+                self.line(f"const int64_t {name_of(s.var.name)} = {counter}; {counter} = {counter} + 1;")
             case k.Comment():
                 self.line(f"/* {s.text.replace('*/', '* /')} */")
             case k.Prefetch():
@@ -192,15 +192,15 @@ class Function:
                 kind = memory_type(b.dtype)
                 self.line(f"{kind} *{name} = ({kind} *)(void *)((unsigned char *)scratch + {b.offset});")
 
-    def stored(self, value: str, b: Buffer) -> str:
-        if b.space != "register" and b.dtype.name in NARROW:
+    def convert_stored(self, value: str, b: Buffer) -> str:
+        if b.space != "register" and b.dtype.name in NARROW_FLOATS:
             return f"ig_{b.dtype.name}_from({value})"
         return f"({memory_type(b.dtype)})({value})" if b.dtype == boolean and b.space != "register" else value
 
     # Values
 
     def value(self, e: Expr) -> str:
-        """The name of a value, printed first if this statement has not had it yet."""
+        """Return the name of a value, printing it first if this statement has not used it yet."""
         if e.lanes != 1:
             raise CompileError("C: a value of several lanes", expected="kernel IR of one lane", got=type(e).__name__)
         if isinstance(e, k.Lit):
@@ -208,11 +208,11 @@ class Function:
             return f"({text})" if text.startswith("-") else text
         if isinstance(e, k.Var):
             return name_of(e.name)
-        found = self.known.get(id(e))
-        if found is None:
+        named = self.names_of_values.get(id(e))
+        if named is None:
             text = self.compute(e)
-            found = self.known[id(e)] = e, self.temp(value_type(e.dtype), rounded(text, e.dtype))
-        return found[1]
+            named = self.names_of_values[id(e)] = e, self.temp(value_type(e.dtype), round_to(text, e.dtype))
+        return named[1]
 
     def compute(self, e: Expr) -> str:
         match e:
@@ -230,7 +230,7 @@ class Function:
             case k.Cast():
                 return self.cast(self.value(e.a), e.a.dtype, e.dtype)
             case k.Bitcast():
-                return self.bits_as(self.value(e.a), e.a.dtype, e.dtype)
+                return self.bitcast(self.value(e.a), e.a.dtype, e.dtype)
             case k.Splat() | k.Reduce():
                 return self.value(e.a)
             case k.Extract() if e.a.lanes == 1:
@@ -240,47 +240,47 @@ class Function:
             case k.Either():
                 return self.value(e.b)
             case k.Lookup():
-                return self.looked_up(e, self.value(e.index))
+                return self.lookup(e, self.value(e.index))
         raise CompileError(f"C: value {type(e).__name__}", expected="kernel IR of one lane")
 
-    def multiply_add(self, e: k.Fma, of: Callable[[Expr], str]) -> str:
-        a, b, c = of(e.a), of(e.b), of(e.c)
+    def multiply_add(self, e: k.Fma, operand: Callable[[Expr], str]) -> str:
+        a, b, c = operand(e.a), operand(e.b), operand(e.c)
         if e.dtype.is_float:
             return f"ig_fma{64 if e.dtype == f64 else 32}({a}, {b}, {c})"
-        a, b, c = (self.unsigned(x, e.dtype) for x in (a, b, c))
-        return self.wrapped(f"{a} * {b} + {c}", e.dtype)
+        a, b, c = (self.as_unsigned(x, e.dtype) for x in (a, b, c))
+        return self.wrap(f"{a} * {b} + {c}", e.dtype)
 
-    def looked_up(self, e: k.Lookup, index: str) -> str:
+    def lookup(self, e: k.Lookup, index: str) -> str:
         entries = [literal(v, e.dtype) for v in e.table]
         if any("(" in x for x in entries):
             raise CompileError("C: a table", expected="finite numbers", got="others")
         kind, body = "double" if e.dtype == f64 else "float", ", ".join(entries)
-        table = self.held.get((kind, body))
+        table = self.table_names.get((kind, body))
         if table is None:
-            table = self.held[kind, body] = f"{self.kernel.name}_table{len(self.tables)}"
+            table = self.table_names[kind, body] = f"{self.kernel.name}_table{len(self.tables)}"
             self.tables.append(f"static const {kind} {table}[{len(entries)}] = {{{body}}};")
         return f"{table}[(uint64_t){index} & {len(entries) - 1}U]"
 
     def load(self, e: k.Load | k.Gather) -> str:
-        return self.loaded(e, self.value(e.index), "" if e.mask is None else self.value(e.mask))
+        return self.load_text(e, self.value(e.index), "" if e.mask is None else self.value(e.mask))
 
-    def loaded(self, e: k.Load | k.Gather, index: str, mask: str) -> str:
+    def load_text(self, e: k.Load | k.Gather, index: str, mask: str) -> str:
         b = e.buffer
         text = f"{self.names[b]}[{index}]"
         if b.space != "register":
-            if b.dtype.name in NARROW:
+            if b.dtype.name in NARROW_FLOATS:
                 text = f"ig_{b.dtype.name}_to({text})"
             elif b.dtype == boolean:
                 text = f"{text} != 0"
         return f"{mask} != 0 ? {text} : 0" if mask else text
 
     @staticmethod
-    def unsigned(text: str, dtype: DType) -> str:
-        """As an unsigned integer that C does not promote to a signed one."""
+    def as_unsigned(text: str, dtype: DType) -> str:
+        """Cast to an unsigned integer that C does not promote to a signed one."""
         return f"({'uint64_t' if dtype.bits == 64 else 'uint32_t'}){text}"
 
     @staticmethod
-    def wrapped(text: str, dtype: DType) -> str:
+    def wrap(text: str, dtype: DType) -> str:
         return f"({value_type(dtype)})({text})" if dtype != boolean else f"(({text}) & 1U) != 0"
 
     def unary(self, fn: str, a: str, dtype: DType) -> str:
@@ -289,14 +289,14 @@ class Function:
             return f"-{a}" if fn == "neg" else f"ig_{fn}{width}({a})"
         match fn:
             case "neg":
-                return self.wrapped(f"0U - {self.unsigned(a, dtype)}", dtype)
+                return self.wrap(f"0U - {self.as_unsigned(a, dtype)}", dtype)
             case "abs":
-                return self.wrapped(f"{a} < 0 ? 0U - {self.unsigned(a, dtype)} : {self.unsigned(a, dtype)}", dtype)
+                return self.wrap(f"{a} < 0 ? 0U - {self.as_unsigned(a, dtype)} : {self.as_unsigned(a, dtype)}", dtype)
             case "not":
-                return f"{a} == 0" if dtype == boolean else self.wrapped(f"~{self.unsigned(a, dtype)}", dtype)
+                return f"{a} == 0" if dtype == boolean else self.wrap(f"~{self.as_unsigned(a, dtype)}", dtype)
         pattern = f"(uint64_t)(uint{dtype.bits}_t){a}"
-        more = f", {dtype.bits}" if fn == "clz" else ""
-        return f"({value_type(dtype)})ig_{fn}({pattern}{more})"
+        width_argument = f", {dtype.bits}" if fn == "clz" else ""
+        return f"({value_type(dtype)})ig_{fn}({pattern}{width_argument})"
 
     def binary(self, fn: str, a: str, b: str, dtype: DType) -> str:
         if fn in _INFIX:
@@ -314,15 +314,15 @@ class Function:
                 return f"{a} {'<' if fn == 'min' else '>'} {b} ? {a} : {b}"
             case "div" | "rem":
                 if dtype.kind == "u":
-                    return self.wrapped(f"{a} {'/' if fn == 'div' else '%'} {b}", dtype)
+                    return self.wrap(f"{a} {'/' if fn == 'div' else '%'} {b}", dtype)
                 return f"({value_type(dtype)})ig_{'div' if fn == 'div' else 'mod'}({a}, {b})"
             case "ashr":
-                return self.wrapped(f"{a} >> {b}", dtype)
+                return self.wrap(f"{a} >> {b}", dtype)
             case "lshr":
-                return self.wrapped(f"(uint{dtype.bits}_t){a} >> {b}", dtype)
+                return self.wrap(f"(uint{dtype.bits}_t){a} >> {b}", dtype)
             case "shl":
-                return self.wrapped(f"{self.unsigned(a, dtype)} << {b}", dtype)
-        return self.wrapped(f"{self.unsigned(a, dtype)} {_WRAPPING[fn]} {self.unsigned(b, dtype)}", dtype)
+                return self.wrap(f"{self.as_unsigned(a, dtype)} << {b}", dtype)
+        return self.wrap(f"{self.as_unsigned(a, dtype)} {_WRAPPING[fn]} {self.as_unsigned(b, dtype)}", dtype)
 
     def cast(self, a: str, source: DType, dtype: DType) -> str:
         if dtype == boolean:
@@ -333,24 +333,24 @@ class Function:
             return f"({value_type(dtype)})ig_to_{truncated_in(dtype).name}((double){a})"
         return f"({value_type(dtype)}){a}"
 
-    def bits_as(self, a: str, source: DType, dtype: DType) -> str:
+    def bitcast(self, a: str, source: DType, dtype: DType) -> str:
         if source.is_float:
-            pattern = f"ig_{source.name}_from({a})" if source.name in NARROW else f"ig_bits{source.bits}({a})"
+            pattern = f"ig_{source.name}_from({a})" if source.name in NARROW_FLOATS else f"ig_bits{source.bits}({a})"
         else:
             pattern = f"(uint{source.bits}_t){a}"
         if not dtype.is_float:
             return f"({value_type(dtype)})({pattern})"
-        return f"ig_{dtype.name}_to({pattern})" if dtype.name in NARROW else f"ig_float{dtype.bits}({pattern})"
+        return f"ig_{dtype.name}_to({pattern})" if dtype.name in NARROW_FLOATS else f"ig_float{dtype.bits}({pattern})"
 
 
 __all__ = [
-    "NARROW",
+    "NARROW_FLOATS",
     "Function",
+    "accumulated_product",
     "literal",
     "memory_type",
     "name_of",
     "print_kernel",
-    "product_added",
-    "rounded",
+    "round_to",
     "value_type",
 ]

@@ -1,4 +1,4 @@
-"""A whole program as C99: kernels, then one function that runs them in order on a static arena.
+"""A program as C99: kernels, then one function that runs them in order on a static arena.
 
     steps 0..n   ->   int NAME_run_in(void *arena, const float *x, float *y) { for (chunk ...) kernel_0(...); ... }
 
@@ -15,14 +15,14 @@ from ingot.support.errors import CompileError
 from ingot.targets.c.prelude import PRELUDE
 from ingot.targets.c.vectors import vector_types
 
-_PER_LINE = 24  # bytes of weights
-_UNSAID = re.compile(r"[^\w .:]", re.ASCII)  # what a name could end a comment with
+_BYTES_PER_LINE = 24  # of weights
+_UNSAFE_IN_COMMENT = re.compile(r"[^\w .:]", re.ASCII)  # characters that could end a comment
 _C_TYPES = {"f32": "float", "f64": "double", "bool": "uint8_t", "f16": "uint16_t", "bf16": "uint16_t"}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output: its name in the model, dtype by Ingot's name, and sizes."""
+    """An input, output or state tensor. name: in the model. dtype: Ingot's name."""
 
     name: str
     dtype: str
@@ -37,7 +37,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Call:
-    """A step. args: (which base, byte offset). A jump has no kernel: to step `target` if its flag is 0, or always."""
+    """A step. args: (base, byte offset). A jump has no kernel: it goes to step `target` if its flag is 0, or always."""
 
     kernel: str
     args: tuple[tuple[str, int], ...]
@@ -48,112 +48,114 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is printed. filled: (offset, bytes, byte) of the arena that must hold that byte before the first step.
-    state: its first bytes; held: its tensors, and where they lie in it; moved: (to, from, bytes) in it behind the last
-    step.
+    """The program to print. arena_fills: (offset, size, byte value) of arena ranges to fill before the first step.
+    state: the initial bytes of the state. state_tensors: (tensor, offset in the state). state_copies: (target, source,
+    size) of copies in the state after the last step.
     """
 
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     calls: Sequence[Call]
-    arena: int
-    scratch: int
-    filled: Sequence[tuple[int, int, int]]
+    arena_bytes: int
+    scratch_bytes: int
+    arena_fills: Sequence[tuple[int, int, int]]
     weights: bytes
     state: bytes = b""
-    held: Sequence[tuple[Tensor, int]] = ()
-    moved: Sequence[tuple[int, int, int]] = ()
+    state_tensors: Sequence[tuple[Tensor, int]] = ()
+    state_copies: Sequence[tuple[int, int, int]] = ()
 
 
 def identifier(text: str) -> str:
-    """A C name made of a model's or a tensor's."""
+    """Return a C identifier for the name of a model or tensor."""
     name = re.sub(r"\W", "_", text, flags=re.ASCII)
     return name if name[:1].isalpha() else f"x{name}"
 
 
-def print_program(name: str, kernels: str, plan: Plan, header: str, separate: bool) -> tuple[str, str, bytes | None]:
-    """(the .c file, the .h file, the weights' file if `separate`). header: the .h file's name."""
+def print_program(
+    name: str, kernels: str, plan: Plan, header: str, separate_weights: bool
+) -> tuple[str, str, bytes | None]:
+    """Return (the .c file, the .h file, the weights' file if `separate_weights`). header: the .h file's name."""
     names = _parameters([*plan.inputs, *plan.outputs])
     inputs, outputs = names[: len(plan.inputs)], names[len(plan.inputs) :]
-    declared = [f"const {t.c_type} *{n}" for t, n in zip(plan.inputs, inputs, strict=True)]
-    declared += [f"{t.c_type} *{n}" for t, n in zip(plan.outputs, outputs, strict=True)]
-    if separate:
-        declared.insert(0, "const void *weights")
-    passed = [d.rpartition("*")[2] for d in declared]
+    parameters = [f"const {t.c_type} *{n}" for t, n in zip(plan.inputs, inputs, strict=True)]
+    parameters += [f"{t.c_type} *{n}" for t, n in zip(plan.outputs, outputs, strict=True)]
+    if separate_weights:
+        parameters.insert(0, "const void *weights")
+    arguments = [d.rpartition("*")[2] for d in parameters]
     bases = {"arena": "arena", "weights": "base", "state": "kept"}
     bases |= {f"input{i}": n for i, n in enumerate(inputs)} | {f"output{i}": n for i, n in enumerate(outputs)}
-    source = _source(name, kernels, plan, declared, passed, bases, header, separate)
-    return source, _header(name, plan, declared, names, separate), plan.weights if separate else None
+    source = _source(name, kernels, plan, parameters, arguments, bases, header, separate_weights)
+    return source, _header(name, plan, parameters, names, separate_weights), plan.weights if separate_weights else None
 
 
 def _parameters(tensors: Sequence[Tensor]) -> list[str]:
-    """A name for each, none twice and none that the code has."""
-    taken = {"arena", "weights", "base", "scratch", "chunk", "kept", "state"}
-    found: list[str] = []
+    """Return unique parameter names that do not clash with those of the code."""
+    used = {"arena", "weights", "base", "scratch", "chunk", "kept", "state"}
+    names: list[str] = []
     for t in tensors:
-        name = first = f"t_{identifier(t.name)}"
+        name = base = f"t_{identifier(t.name)}"
         for i in range(2, len(tensors) + 3):
-            if name not in taken:
+            if name not in used:
                 break
-            name = f"{first}_{i}"
-        taken.add(name)
-        found.append(name)
-    return found
+            name = f"{base}_{i}"
+        used.add(name)
+        names.append(name)
+    return names
 
 
 def _source(
     name: str,
     kernels: str,
     plan: Plan,
-    declared: Sequence[str],
-    passed: Sequence[str],
+    parameters: Sequence[str],
+    arguments: Sequence[str],
     bases: Mapping[str, str],
     header: str,
-    separate: bool,
+    separate_weights: bool,
 ) -> str:
     upper = name.upper()
     lines = [f'#include "{header}"', "#include <stddef.h>", "", PRELUDE, vector_types(kernels), kernels]
-    if plan.weights and not separate:
+    if plan.weights and not separate_weights:
         lines += _constant("weights_", plan.weights)
     if plan.state:
         lines += _reset(name, plan.state)
     state = ["void *state"] if plan.state else []
-    lines += [f"int {name}_run_in(void *memory, {', '.join([*state, *declared])}) {{"]
+    lines += [f"int {name}_run_in(void *memory, {', '.join([*state, *parameters])}) {{"]
     lines += ["  unsigned char *kept = (unsigned char *)state;"] if plan.state else []
     lines += ["  unsigned char *arena = (unsigned char *)memory;", "  int64_t chunk;"]
-    base = "(const unsigned char *)weights" if separate else "weights_.bytes" if plan.weights else "NULL"
+    base = "(const unsigned char *)weights" if separate_weights else "weights_.bytes" if plan.weights else "NULL"
     lines += [f"  const unsigned char *base = {base};", "  (void)base; (void)arena; (void)chunk;"]
-    nulls = " || ".join(f"{p} == NULL" for p in ("arena", *(["kept"] if plan.state else []), *passed))
+    nulls = " || ".join(f"{p} == NULL" for p in ("arena", *(["kept"] if plan.state else []), *arguments))
     lines += [f"  if ({nulls}) return {upper}_NULL;"]
     lines += [f"  if (((uintptr_t)arena & 7U) != 0U) return {upper}_ALIGNMENT;"]
-    for other in ["base"] * separate + ["kept"] * bool(plan.state):
-        lines += [f"  if (((uintptr_t){other} & 7U) != 0U) return {upper}_ALIGNMENT;"]
-    for offset, nbytes, byte in plan.filled:
+    for pointer in ["base"] * separate_weights + ["kept"] * bool(plan.state):
+        lines += [f"  if (((uintptr_t){pointer} & 7U) != 0U) return {upper}_ALIGNMENT;"]
+    for offset, nbytes, byte in plan.arena_fills:
         lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) arena[{offset} + chunk] = {byte};"]
     targets = {c.target for c in plan.calls if c.target is not None}
     for number, call in enumerate(plan.calls):
         if number in targets:
             lines += [f"step_{number}:"]
-        places = [_place(bases, base, at) for base, at in call.args]
+        addresses = [_address(bases, base, position) for base, position in call.args]
         if call.target is not None:
-            guard = f"if (*((const unsigned char *){places[0]}) == 0) " if places else ""
+            guard = f"if (*((const unsigned char *){addresses[0]}) == 0) " if addresses else ""
             lines += [f"  {guard}goto step_{call.target};"]
             continue
-        scratch = f"arena + {plan.arena}"
-        args = ", ".join([*places, *map(str, call.dims), "chunk", scratch])
+        scratch = f"arena + {plan.arena_bytes}"
+        args = ", ".join([*addresses, *map(str, call.dims), "chunk", scratch])
         lines += [f"  for (chunk = 0; chunk < {call.count}; chunk++) {call.kernel}({args});"]
     if len(plan.calls) in targets:
         lines += [f"step_{len(plan.calls)}:"]
-    for to, source, nbytes in plan.moved:
-        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) kept[{to} + chunk] = kept[{source} + chunk];"]
+    for target, source, nbytes in plan.state_copies:
+        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) kept[{target} + chunk] = kept[{source} + chunk];"]
     lines += [f"  return {upper}_OK;", "}", ""]
-    own = [f"  if (!begun_) begun_ = {name}_reset(state_) == {upper}_OK;"] if plan.state else []
+    reset = [f"  if (!begun_) begun_ = {name}_reset(state_) == {upper}_OK;"] if plan.state else []
     lines += [
         f"#ifndef {upper}_NO_ARENA",
-        f"int {name}_run({', '.join(declared)}) {{",
+        f"int {name}_run({', '.join(parameters)}) {{",
         f"  static uint64_t memory[({upper}_ARENA_BYTES + 7) / 8];",
-        *own,
-        f"  return {name}_run_in({', '.join(['memory', *(['state_'] if plan.state else []), *passed])});",
+        *reset,
+        f"  return {name}_run_in({', '.join(['memory', *(['state_'] if plan.state else []), *arguments])});",
         "}",
         "#endif",
         "",
@@ -162,20 +164,20 @@ def _source(
 
 
 def _constant(name: str, content: bytes) -> list[str]:
-    """Bytes at a multiple of 8."""
+    """Return the lines of a byte array, aligned to 8."""
     # the member that is initialized is the second: C99's designated initializer
     lines = [f"static const union {{ uint64_t align; uint8_t bytes[{len(content)}]; }} {name} = {{", " .bytes = {"]
-    for i in range(0, len(content), _PER_LINE):
-        lines.append("  " + ",".join(map(str, content[i : i + _PER_LINE])) + ",")
+    for i in range(0, len(content), _BYTES_PER_LINE):
+        lines.append("  " + ",".join(map(str, content[i : i + _BYTES_PER_LINE])) + ",")
     return [*lines, " }", "};", ""]
 
 
-def _reset(name: str, first: bytes) -> list[str]:
-    """The function that sets the state to its first values, and the state that `NAME_run` has of its own."""
+def _reset(name: str, initial: bytes) -> list[str]:
+    """Return the function that resets the state, and the static state of `NAME_run`."""
     upper = name.upper()
-    zeros = not any(first)
+    is_zero = not any(initial)
     return [
-        *([] if zeros else _constant("first_", first)),
+        *([] if is_zero else _constant("first_", initial)),
         f"#ifndef {upper}_NO_ARENA",
         f"static uint64_t state_[({upper}_STATE_BYTES + 7) / 8];",
         "static int begun_;",
@@ -187,14 +189,14 @@ def _reset(name: str, first: bytes) -> list[str]:
         "  if (kept == NULL) kept = (unsigned char *)state_;",
         "#endif",
         f"  if (kept == NULL) return {upper}_NULL;",
-        f"  for (i = 0; i < {len(first)}; i++) kept[i] = {'0' if zeros else 'first_.bytes[i]'};",
+        f"  for (i = 0; i < {len(initial)}; i++) kept[i] = {'0' if is_zero else 'first_.bytes[i]'};",
         f"  return {upper}_OK;",
         "}",
         "",
     ]
 
 
-def _place(bases: Mapping[str, str], base: str, offset: int) -> str:
+def _address(bases: Mapping[str, str], base: str, offset: int) -> str:
     if base not in bases:
         raise CompileError("C: a buffer", expected=f"one of {', '.join(bases)}", got=base)
     if base in ("arena", "weights", "state"):
@@ -203,45 +205,46 @@ def _place(bases: Mapping[str, str], base: str, offset: int) -> str:
     return bases[base]
 
 
-def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str], separate: bool) -> str:
+def _header(name: str, plan: Plan, parameters: Sequence[str], names: Sequence[str], separate_weights: bool) -> str:
     upper = name.upper()
     tensors = [*plan.inputs, *plan.outputs]
-    told = [
+    descriptions = [
         f" *   {n}: {t.dtype}[{', '.join(map(str, t.shape))}], {'in' if i < len(plan.inputs) else 'out'}put"
         for i, (n, t) in enumerate(zip(names, tensors, strict=True))
     ]
-    arrays = [f" *   static {t.c_type} {n}[{max(1, _count(t))}];" for n, t in zip(names, tensors, strict=True)]
-    first = ["weights"] if separate else []
-    extra = [f" * weights: {len(plan.weights)} bytes, as in their file, at an address that is a multiple of 8."]
-    lasts = [
+    arrays = [f" *   static {t.c_type} {n}[{max(1, _element_count(t))}];" for n, t in zip(names, tensors, strict=True)]
+    leading = ["weights"] if separate_weights else []
+    weights_text = [f" * weights: {len(plan.weights)} bytes, as in their file, at an address that is a multiple of 8."]
+    state_text = [
         " *",
         f" * What lasts from call to call takes {upper}_STATE_BYTES bytes. {name}_run has its own, {name}_run_in takes",
         f" * the caller's, at an address that is a multiple of 8, which {name}_reset has given its first values.",
         f" * {name}_reset(NULL) sets that of {name}_run back.",
         " *",
         *(
-            f" *   {_UNSAID.sub('_', t.name)}: {t.dtype}[{', '.join(map(str, t.shape))}], from byte {at} on"
-            for t, at in plan.held
+            f" *   {_UNSAFE_IN_COMMENT.sub('_', t.name)}: {t.dtype}[{', '.join(map(str, t.shape))}], "
+            f"from byte {offset} on"
+            for t, offset in plan.state_tensors
         ),
     ]
     return "\n".join([
         "/* Made by Ingot. C99, no library, no allocation, no threads; compile it without -ffast-math.",
         " *",
-        *told,
-        *(extra if separate else []),
+        *descriptions,
+        *(weights_text if separate_weights else []),
         " *",
         *arrays,
-        f" *   if ({name}_run({', '.join([*first, *names])}) != {upper}_OK) return 1;",
+        f" *   if ({name}_run({', '.join([*leading, *names])}) != {upper}_OK) return 1;",
         " *",
         f" * {name}_run has an arena of its own, of {upper}_ARENA_BYTES bytes, and is not reentrant;",
         f" * {name}_run_in takes one from the caller, at an address that is a multiple of 8. Define",
         f" * {upper}_NO_ARENA to leave the first out.",
-        *(lasts if plan.state else []),
+        *(state_text if plan.state else []),
         " */",
         f"#ifndef {upper}_H",
         f"#define {upper}_H",
         "#include <stdint.h>",
-        f"#define {upper}_ARENA_BYTES {max(8, plan.arena + plan.scratch)}",
+        f"#define {upper}_ARENA_BYTES {max(8, plan.arena_bytes + plan.scratch_bytes)}",
         *([f"#define {upper}_STATE_BYTES {len(plan.state)}"] if plan.state else []),
         f"#define {upper}_OK 0",
         f"#define {upper}_NULL 1 /* an address is NULL */",
@@ -250,9 +253,9 @@ def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str]
         'extern "C" {',
         "#endif",
         f"#ifndef {upper}_NO_ARENA",
-        f"int {name}_run({', '.join(declared)});",
+        f"int {name}_run({', '.join(parameters)});",
         "#endif",
-        f"int {name}_run_in({', '.join(['void *arena', *(['void *state'] if plan.state else []), *declared])});",
+        f"int {name}_run_in({', '.join(['void *arena', *(['void *state'] if plan.state else []), *parameters])});",
         *([f"int {name}_reset(void *state);"] if plan.state else []),
         "#ifdef __cplusplus",
         "}",
@@ -262,7 +265,7 @@ def _header(name: str, plan: Plan, declared: Sequence[str], names: Sequence[str]
     ])  # fmt: skip
 
 
-def _count(t: Tensor) -> int:
+def _element_count(t: Tensor) -> int:
     total = 1
     for n in t.shape:
         total *= n

@@ -1,12 +1,12 @@
-"""Kernel IR of several lanes -> C with the vector extensions of GCC and Clang.
+"""Kernel IR with vectors -> C with the vector extensions of GCC and Clang.
 
     Store(y, i, Binary(mul, Load(x, i), Splat(s)))   ->   ig_f32x4 t0 = {0};  __builtin_memcpy(&t0, &x[i], 16);
                                                           const ig_f32x4 t1 = {s, s, s, s};
                                                           const ig_f32x4 t2 = t0 * t1;
                                                           __builtin_memcpy(&y[i], &t2, 16);
 
-Arithmetic of floats, loads and stores are those of vectors; all else is written lane by lane, in short loops that
-compilers join again. Conditions are `int`s of 0 or 1; a vector whose lanes are no power of two has room for the next.
+Float arithmetic, loads and stores operate on vectors; everything else is printed as short loops over lanes, which
+compilers vectorize again. Conditions are `int`s of 0 or 1. A vector's size is padded to a power of two.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.kernel.math.expand import expand
 from ingot.ir.types import DType, boolean
 from ingot.support.errors import CompileError
-from ingot.targets.c.printer import NARROW, Function, name_of, product_added, rounded, value_type
+from ingot.targets.c.printer import NARROW_FLOATS, Function, accumulated_product, name_of, round_to, value_type
 
 _VECTOR = re.compile(r"\big_(f32|f64|[iu](?:8|16|32|64))x(\d+)\b")
 _ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-_LANE = "[l]"  # of an operand, in the loop over lanes
+_LANE_SUFFIX = "[l]"  # of a vector operand in a loop over lanes
 
 
 def print_vectors(kernel: Kernel) -> str:
-    """As `printer.print_kernel`, for kernels of any lanes."""
+    """As `printer.print_kernel`, for kernels with vectors."""
     return VectorFunction(expand(kernel)).text()
 
 
 def vector_types(code: str) -> str:
-    """The types that printed kernels use."""
+    """Return the typedefs of the vector types in `code`."""
     lines = []
     for name, lanes in sorted(set(_VECTOR.findall(code)), key=lambda t: (t[0], int(t[1]))):
         size = int(lanes) * int(name[1:]) // 8
         c_type = {"f32": "float", "f64": "double"}.get(name, f"{'u' * (name[0] == 'u')}int{name[1:]}_t")
-        room = 1 << (size - 1).bit_length()
-        lines.append(f"typedef {c_type} ig_{name}x{lanes} __attribute__((vector_size({room})));")
+        padded_size = 1 << (size - 1).bit_length()
+        lines.append(f"typedef {c_type} ig_{name}x{lanes} __attribute__((vector_size({padded_size})));")
     return "\n".join([*lines, ""])
 
 
-def _plain(dtype: DType) -> bool:
-    """Whether elements lie in memory as values are computed."""
-    return dtype.name not in NARROW and dtype != boolean
+def _is_plain(dtype: DType) -> bool:
+    """Whether elements have the same representation in memory and in values."""
+    return dtype.name not in NARROW_FLOATS and dtype != boolean
 
 
 def _type(dtype: DType, lanes: int) -> str:
-    name = "i32" if dtype == boolean else "f32" if dtype.name in NARROW else dtype.name
+    name = "i32" if dtype == boolean else "f32" if dtype.name in NARROW_FLOATS else dtype.name
     value_type(dtype)  # raises for types that C has none for
     return f"ig_{name}x{lanes}"
 
 
 class VectorFunction(Function):
-    """Prints one kernel of any lanes."""
+    """Prints a kernel with vectors."""
 
     def statement(self, s: k.Stmt) -> None:
         match s:
@@ -76,24 +76,26 @@ class VectorFunction(Function):
 
     def store(self, s: k.Store) -> None:
         b, lanes = s.buffer, s.value.lanes
-        held = b.space == "register"
-        added = product_added(s) if s.mask is None else None
-        if added is not None:
-            place = f"{self.names[b]}[{self.value(s.index)}]"
-            x, y = map(self.value, added)
-            self.line(f"{place} = {place} + {x} * {y};")
+        is_register = b.space == "register"
+        factors = accumulated_product(s) if s.mask is None else None
+        if factors is not None:
+            target = f"{self.names[b]}[{self.value(s.index)}]"
+            x, y = map(self.value, factors)
+            self.line(f"{target} = {target} + {x} * {y};")
             return
         value, index = self.value(s.value), self.value(s.index)
-        mask = "" if s.mask is None else self.value(s.mask) + _LANE * (s.mask.lanes > 1)
-        if held and not mask and b.lanes == lanes:
+        mask = "" if s.mask is None else self.value(s.mask) + _LANE_SUFFIX * (s.mask.lanes > 1)
+        if is_register and not mask and b.lanes == lanes:
             self.line(f"{self.names[b]}[{index}] = {value};")
-        elif not held and not mask and s.index.lanes == 1 and _plain(b.dtype):
+        elif not is_register and not mask and s.index.lanes == 1 and _is_plain(b.dtype):
             self.line(f"__builtin_memcpy(&{self.names[b]}[{index}], &{value}, {lanes * b.dtype.bits // 8});")
         else:
-            element = f"{index}{_LANE}" if s.index.lanes > 1 else f"{index} + l"
-            place = f"{self.names[b]}[{index}][l]" if held and b.lanes == lanes else f"{self.names[b]}[{element}]"
+            element = f"{index}{_LANE_SUFFIX}" if s.index.lanes > 1 else f"{index} + l"
+            target = (
+                f"{self.names[b]}[{index}][l]" if is_register and b.lanes == lanes else f"{self.names[b]}[{element}]"
+            )
             guard = f"if ({mask} != 0) " if mask else ""
-            self.loop(lanes, f"{guard}{place} = {self.stored(value + _LANE, b)};")
+            self.loop(lanes, f"{guard}{target} = {self.convert_stored(value + _LANE_SUFFIX, b)};")
 
     def loop(self, lanes: int, text: str) -> None:
         self.line(f"for (int l = 0; l < {lanes}; l++) {text}")
@@ -103,105 +105,105 @@ class VectorFunction(Function):
             return super().value(e)
         if isinstance(e, k.Var):
             return name_of(e.name)
-        found = self.known.get(id(e))
-        if found is None:
-            found = self.known[id(e)] = e, self.vector(e)
-        return found[1]
+        named = self.names_of_values.get(id(e))
+        if named is None:
+            named = self.names_of_values[id(e)] = e, self.vector(e)
+        return named[1]
 
     def vector(self, e: Expr) -> str:
-        """The name of a value of several lanes, or of one that is made of such."""
+        """Return the name of a vector, or of a scalar computed from one."""
         match e:
             case k.Either():
                 return self.value(e.b)
             case k.Reduce():
-                return self.folded(e)
+                return self.reduce(e)
             case k.Extract():
                 return self.temp(value_type(e.dtype), f"{self.value(e.a)}[{e.lane}]")
         kind = _type(e.dtype, e.lanes) if e.lanes > 1 else value_type(e.dtype)
         match e:
             case k.Lit():
-                return self.temp(kind, _each([super().value(k.Lit(e.dtype, 1, e.value))] * e.lanes))
+                return self.temp(kind, _initializer([super().value(k.Lit(e.dtype, 1, e.value))] * e.lanes))
             case k.Splat():
-                return self.temp(kind, _each([self.value(e.a)] * e.lanes))
+                return self.temp(kind, _initializer([self.value(e.a)] * e.lanes))
             case k.Shuffle():
-                both = [(self.value(x), x.lanes) for x in (e.a, e.b)]
-                lanes = [f"{name}[{i}]" if n > 1 else name for name, n in both for i in range(n)]
-                return self.temp(kind, _each([lanes[i] for i in e.pick]) if e.lanes > 1 else lanes[e.pick[0]])
-            case k.Binary() if e.fn in _ARITHMETIC and e.dtype.is_float and _plain(e.dtype):
+                operands = [(self.value(x), x.lanes) for x in (e.a, e.b)]
+                lanes = [f"{name}[{i}]" if n > 1 else name for name, n in operands for i in range(n)]
+                return self.temp(kind, _initializer([lanes[i] for i in e.pick]) if e.lanes > 1 else lanes[e.pick[0]])
+            case k.Binary() if e.fn in _ARITHMETIC and e.dtype.is_float and _is_plain(e.dtype):
                 return self.temp(kind, f"{self.value(e.a)} {_ARITHMETIC[e.fn]} {self.value(e.b)}")
             case k.Load() if e.mask is None and e.buffer.space == "register" and e.buffer.lanes == e.lanes:
                 return self.temp(kind, f"{self.names[e.buffer]}[{self.value(e.index)}]")
-            case k.Load() if e.mask is None and e.buffer.space != "register" and _plain(e.dtype):
-                return self.copied(kind, f"{self.names[e.buffer]}[{self.value(e.index)}]", e)
+            case k.Load() if e.mask is None and e.buffer.space != "register" and _is_plain(e.dtype):
+                return self.copy(kind, f"{self.names[e.buffer]}[{self.value(e.index)}]", e)
             case k.Bitcast() if e.lanes != e.a.lanes:
-                if not (_plain(e.dtype) and _plain(e.a.dtype)):
+                if not (_is_plain(e.dtype) and _is_plain(e.a.dtype)):
                     raise CompileError("C: bits of several lanes as one", expected="types that C has", got=f"{e.dtype}")
                 source = self.value(e.a)
-                return self.copied(kind, source if e.a.lanes > 1 else self.temp(value_type(e.a.dtype), source), e)
-        text = rounded(self.lane(e), e.dtype)
-        name = self.named()
+                return self.copy(kind, source if e.a.lanes > 1 else self.temp(value_type(e.a.dtype), source), e)
+        text = round_to(self.lane(e), e.dtype)
+        name = self.new_temp()
         self.line(f"{kind} {name} = {{0}};")
         self.loop(e.lanes, f"{name}[l] = {text};")
         return name
 
-    def named(self) -> str:
-        self.temps += 1
-        return f"t{self.temps - 1}"
+    def new_temp(self) -> str:
+        self.n_temps += 1
+        return f"t{self.n_temps - 1}"
 
-    def copied(self, kind: str, source: str, e: Expr) -> str:
-        name = self.named()
+    def copy(self, kind: str, source: str, e: Expr) -> str:
+        name = self.new_temp()
         self.line(f"{kind} {name}{' = {0}' * (e.lanes > 1)};")
         self.line(f"__builtin_memcpy(&{name}, &{source}, {e.lanes * e.dtype.bits // 8});")
         return name
 
     def lane(self, e: Expr) -> str:
-        """A lane of a value, l, of those of its operands."""
+        """Return the text of lane `l` of a value."""
 
-        def of(x: Expr) -> str:
-            return self.value(x) + _LANE * (x.lanes > 1)
+        def operand(x: Expr) -> str:
+            return self.value(x) + _LANE_SUFFIX * (x.lanes > 1)
 
         match e:
             case k.Load() | k.Gather():
-                index = of(e.index) if e.index.lanes > 1 else f"{self.value(e.index)} + l"
-                return self.loaded(e, index, "" if e.mask is None else of(e.mask))
+                index = operand(e.index) if e.index.lanes > 1 else f"{self.value(e.index)} + l"
+                return self.load_text(e, index, "" if e.mask is None else operand(e.mask))
             case k.Unary():
-                return self.unary(e.fn, of(e.a), e.dtype)
+                return self.unary(e.fn, operand(e.a), e.dtype)
             case k.Binary():
-                return self.binary(e.fn, of(e.a), of(e.b), e.a.dtype)
+                return self.binary(e.fn, operand(e.a), operand(e.b), e.a.dtype)
             case k.Fma():
-                return self.multiply_add(e, of)
+                return self.multiply_add(e, operand)
             case k.Select():
-                return f"{of(e.cond)} != 0 ? {of(e.a)} : {of(e.b)}"
+                return f"{operand(e.cond)} != 0 ? {operand(e.a)} : {operand(e.b)}"
             case k.Cast():
-                return self.cast(of(e.a), e.a.dtype, e.dtype)
+                return self.cast(operand(e.a), e.a.dtype, e.dtype)
             case k.Bitcast():
-                return self.bits_as(of(e.a), e.a.dtype, e.dtype)
+                return self.bitcast(operand(e.a), e.a.dtype, e.dtype)
             case k.Ramp():
                 step = self.binary("mul", f"(({value_type(e.dtype)})l)", f"(({value_type(e.dtype)}){e.step})", e.dtype)
-                return self.binary("add", of(e.base), f"({step})", e.dtype)
+                return self.binary("add", operand(e.base), f"({step})", e.dtype)
             case k.Lookup():
-                return self.looked_up(e, of(e.index))
+                return self.lookup(e, operand(e.index))
         raise CompileError(f"C: value {type(e).__name__}", expected="kernel IR of a CPU")
 
-    def folded(self, e: k.Reduce) -> str:
-        """Halves are combined until one lane is left; an odd lane joins at the end."""
-        whole, rest, dtype = self.value(e.a), [], e.dtype
-        lanes = [f"{whole}[{i}]" for i in range(e.a.lanes)] if e.a.lanes > 1 else [whole]
+    def reduce(self, e: k.Reduce) -> str:
+        """Combine halves until one lane is left, then the odd lanes."""
+        vector, odd_lanes, dtype = self.value(e.a), [], e.dtype
+        lanes = [f"{vector}[{i}]" for i in range(e.a.lanes)] if e.a.lanes > 1 else [vector]
 
-        def combined(a: str, b: str) -> str:
-            return self.temp(value_type(dtype), rounded(self.binary(e.fn, a, b, dtype), dtype))
+        def combine(a: str, b: str) -> str:
+            return self.temp(value_type(dtype), round_to(self.binary(e.fn, a, b, dtype), dtype))
 
         while len(lanes) > 1:
             half = len(lanes) // 2
-            rest += lanes[2 * half :]
-            lanes = [combined(a, b) for a, b in zip(lanes[:half], lanes[half : 2 * half], strict=True)]
-        for odd in rest:
-            lanes = [combined(lanes[0], odd)]
+            odd_lanes += lanes[2 * half :]
+            lanes = [combine(a, b) for a, b in zip(lanes[:half], lanes[half : 2 * half], strict=True)]
+        for odd in odd_lanes:
+            lanes = [combine(lanes[0], odd)]
         return lanes[0]
 
 
 def _operands(e: Expr) -> Sequence[Expr]:
-    """What decides whether a value of one lane is made of vectors."""
+    """The operands that may be vectors although the value is a scalar."""
     match e:
         case k.Reduce() | k.Extract() | k.Bitcast():
             return (e.a,)
@@ -210,7 +212,7 @@ def _operands(e: Expr) -> Sequence[Expr]:
     return ()
 
 
-def _each(lanes: Sequence[str]) -> str:
+def _initializer(lanes: Sequence[str]) -> str:
     return f"{{{', '.join(lanes)}}}"
 
 

@@ -1,1 +1,1 @@
-"""CPU target: LLVM IR, the driver, the assembler and the linker."""
+"""Code generation for CPUs: the printer of LLVM IR, the driver, the assembler and the linker."""

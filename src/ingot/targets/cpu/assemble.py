@@ -1,4 +1,4 @@
-"""Modules of LLVM IR text -> one linked blob of machine code, for the host or a named machine."""
+"""The assembler of CPU code: compiles modules of LLVM IR text and links them to one blob of machine code."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ingot.targets.cpu.driver import driver_ir
 from ingot.targets.cpu.link import link
 from ingot.targets.cpu.objects import KERNEL, compiled
 from ingot.targets.cpu.workers import host_features
-from ingot.targets.objects import Object, keep
+from ingot.targets.objects import Object, store
 
 _drivers: dict[Features, Object] = {}
 
 
 def _driver(features: Features) -> Object:
-    known = _drivers.get(features)
-    if known is None or (known.code.done() and known.code.exception()):
-        known = _drivers[features] = compiled(driver_ir(features.arch), features)
-    return known
+    driver = _drivers.get(features)
+    if driver is None or (driver.code.done() and driver.code.exception()):
+        driver = _drivers[features] = compiled(driver_ir(features.arch), features)
+    return driver
 
 
 class Assembly:
-    """One blob in the making: modules are compiled from the moment they are added. They may call each other."""
+    """Collects modules for one blob. Compilation begins when a module is added. Modules may call each other."""
 
     def __init__(self, features: Features) -> None:
         self.features = features
@@ -34,7 +34,7 @@ class Assembly:
         self.include(compiled(text, self.features))
 
     def include(self, part: Object) -> None:
-        """Add what was begun elsewhere."""
+        """Add an object whose compilation has begun elsewhere."""
         self._objects.append(part)
 
     def finish(self) -> Code:
@@ -47,7 +47,7 @@ class Assembly:
             progress.report("machine code", len(objects), len(self._objects))
             objects.append(part.code.result())
         code = link(objects, self.features, [{KERNEL: part.name} if part.name else {} for part in self._objects])
-        keep(self._objects)
+        store(self._objects)
         return code
 
 

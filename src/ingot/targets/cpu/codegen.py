@@ -1,8 +1,8 @@
-"""LLVM IR text -> a relocatable object or assembly text: all that Ingot uses of LLVM.
+"""LLVM IR text -> a relocatable object or assembly text. The only user of LLVM.
 
-The IR comes out of our own printer already tiled, unrolled and vectorized, so LLVM's default pipeline (whose
-cost is mostly vectorizers, inliner and unroller) is replaced by a few cleaning passes. Loop-idiom recognition
-must not run: it would turn loops into calls of memset and memcpy, which the blob does not have.
+The printer's IR is already tiled, unrolled and vectorized, so a few cleanup passes replace LLVM's default pipeline,
+which spends most of its time in vectorizers, inliner and unroller. Loop idiom recognition must not run: it would turn
+loops into calls of memset and memcpy, which the blob does not contain.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ingot.support.native import FEATURES, Features, host
 warn_if_untested("llvmlite", llvmlite.__version__)
 
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
-# Parts of the x86-64 baseline, or of the mode we run in; naming them off would break code generation.
-_BASELINE = frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sahf", "x87", "nopl"})
+# Parts of the x86-64 baseline, or of 64-bit mode; disabling them would break code generation.
+_BASELINE_FEATURES = frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sahf", "x87", "nopl"})
 
-# What named cores have besides, of which LLVM makes use by itself.
-_UNLISTED = {
+# Extensions of named cores outside of FEATURES, which LLVM would use on its own.
+_UNLISTED_FEATURES = {
     "x86_64": ("sse4a", "fma4", "xop", "tbm"),
     "aarch64": ("sve", "sve2", "sme", "complxnum", "mops", "cssc", "rcpc", "rcpc-immo", "lse2", "lse128"),
 }
 
 
 def core_name() -> str:
-    """LLVM's name of the core this process runs on, which chooses the scheduling model."""
+    """Return LLVM's name of this machine's core, which selects the scheduling model."""
     return llvm.get_host_cpu_name()
 
 
 @cache
 def _initialize(arch: str) -> None:
     if arch == "x86_64":
-        # schedules write selections where they want no branch; LLVM takes data in loops for predictable
+        # schedules use selects to avoid branches; LLVM would assume that conditions in loops are predictable
         llvm.set_option("ingot", "-x86-cmov-converter=false")
     if arch == host().arch:
         llvm.initialize_native_target()
@@ -51,25 +51,25 @@ def _initialize(arch: str) -> None:
 
 
 def feature_string(features: Features) -> str:
-    """LLVM's `+a,-b` text: exactly `features`, and off whatever else the named core would imply.
+    """Return LLVM's `+a,-b` text that enables exactly `features` and disables what the named core would imply besides.
 
-    Artifacts record `features`, so code may use nothing beyond them.
+    Artifacts record `features`, so code must not use anything else.
     """
-    on = [f"+{name}" for name in features.features]
+    enabled = [f"+{name}" for name in features.features]
     if not features.cpu:
-        return ",".join(on)
-    here = features.arch == host().arch and features.cpu == core_name()
-    implied: Mapping[str, bool] = llvm.get_host_cpu_features() if here else {}
-    known = FEATURES[features.arch].keys() | _BASELINE
-    off = [f"-{name}" for name, present in implied.items() if present and name not in known]
-    off += [f"-{name}" for name in FEATURES[features.arch] if name not in features.features]
-    if not here:
-        off += [f"-{name}" for name in _UNLISTED[features.arch]]
-    return ",".join(on + off)
+        return ",".join(enabled)
+    is_host = features.arch == host().arch and features.cpu == core_name()
+    implied: Mapping[str, bool] = llvm.get_host_cpu_features() if is_host else {}
+    listed = FEATURES[features.arch].keys() | _BASELINE_FEATURES
+    disabled = [f"-{name}" for name, present in implied.items() if present and name not in listed]
+    disabled += [f"-{name}" for name in FEATURES[features.arch] if name not in features.features]
+    if not is_host:
+        disabled += [f"-{name}" for name in _UNLISTED_FEATURES[features.arch]]
+    return ",".join(enabled + disabled)
 
 
-_one_at_a_time = Lock()
-_reduced: bool | None = None  # what the process was last told of strength reduction
+_code_generation_lock = Lock()
+_strength_reduction: bool | None = None  # the process's current option
 
 
 @cache
@@ -81,23 +81,23 @@ def _machine(features: Features) -> llvm.TargetMachine:
     )
 
 
-def _parsed(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+def _parse(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     try:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
         raise CompileError(f"LLVM refuses the generated IR: {error}", fix="this is a bug in the CPU target") from error
     module.triple = machine.triple
-    module.data_layout = _layout(machine)
+    module.data_layout = _data_layout(machine)
     return module
 
 
 @cache
-def _layout(machine: llvm.TargetMachine) -> str:
+def _data_layout(machine: llvm.TargetMachine) -> str:
     return str(machine.target_data)
 
 
-def _clean(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
     tuning = llvm.create_pipeline_tuning_options(speed_level=2)
     builder = llvm.create_pass_builder(machine, tuning)
     passes = llvm.create_new_module_pass_manager()
@@ -110,19 +110,19 @@ def _clean(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
 
 
 def emit(text: str, features: Features, assembly: bool = False) -> bytes:
-    """One module of LLVM IR text -> a relocatable ELF object, or assembly text in UTF-8.
+    """Compile one module of LLVM IR text to a relocatable ELF object, or to assembly text in UTF-8.
 
-    Raises CompileError with LLVM's message for IR that it refuses.
+    Raises CompileError with LLVM's message for invalid IR.
     """
-    global _reduced
+    global _strength_reduction
     machine = _machine(features)
-    module = _parsed(text, machine)
-    _clean(module, machine)
-    with _one_at_a_time:
-        # On x86-64 loop strength reduction takes half the time of code generation for what the printer does: rows are
-        # displacements from one pointer. AArch64's loads have no room for these. An option holds for the whole process.
-        reduced = features.arch != "x86_64"
-        if reduced != _reduced:
-            llvm.set_option("ingot", f"-disable-lsr={'false' if reduced else 'true'}")
-            _reduced = reduced
+    module = _parse(text, machine)
+    _optimize(module, machine)
+    with _code_generation_lock:
+        # On x86-64 loop strength reduction takes half the time of code generation and repeats the printer's work: rows
+        # are displacements from one pointer. AArch64's loads have no such displacements. Options are process-wide.
+        strength_reduction = features.arch != "x86_64"
+        if strength_reduction != _strength_reduction:
+            llvm.set_option("ingot", f"-disable-lsr={'false' if strength_reduction else 'true'}")
+            _strength_reduction = strength_reduction
         return machine.emit_assembly(module).encode() if assembly else machine.emit_object(module)

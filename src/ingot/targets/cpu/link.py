@@ -21,9 +21,9 @@ _SHT_PROGBITS, _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS = 1, 2, 4, 8
 _SHF_WRITE, _SHF_ALLOC, _SHF_EXECINSTR = 1, 2, 4
 _SHN_UNDEF, _SHN_ABS, _SHN_COMMON = 0, 0xFFF1, 0xFFF2
 _STB_LOCAL, _STB_WEAK = 0, 2
-_EM = {62: "x86_64", 183: "aarch64"}
+_MACHINES = {62: "x86_64", 183: "aarch64"}
 # Unwind tables and notes: nothing unwinds through kernels.
-_DROPPED = (".eh_frame", ".note", ".llvm", ".comment")
+_DROPPED_SECTIONS = (".eh_frame", ".note", ".llvm", ".comment")
 
 
 @dataclass
@@ -56,20 +56,20 @@ class _Object:
 
 
 def link(objects: Sequence[bytes], features: Features, names: Sequence[Mapping[str, str]] = ()) -> Code:
-    """Link ELF64 little-endian relocatable objects of one machine, which has `features`. names: new ones for symbols of
-    each object.
+    """Link ELF64 little-endian relocatable objects of one machine, which has `features`. names: renamings of symbols,
+    for each object.
 
-    Raises CompileError, naming the symbol, for an undefined or doubly defined symbol, for writable data
-    (the blob is mapped read-only) and for a relocation that cannot be resolved inside the blob.
+    Raises CompileError with the symbol for an undefined or doubly defined symbol, for writable data (the blob is mapped
+    read-only) and for a relocation that cannot be resolved inside the blob.
     """
-    parsed = [_read(data, new) for data, new in zip(objects, names or [{}] * len(objects), strict=True)]
+    parsed = [_read(data, renamed) for data, renamed in zip(objects, names or [{}] * len(objects), strict=True)]
     if len({obj.machine for obj in parsed}) > 1:
         raise CompileError("link: objects of different machines", got=sorted({obj.machine for obj in parsed}))
     blob = bytearray()
     for executable in (True, False):
         for obj in parsed:
             for section in obj.sections:
-                if _kept(section) and bool(section.flags & _SHF_EXECINSTR) == executable:
+                if _is_linked(section) and bool(section.flags & _SHF_EXECINSTR) == executable:
                     _place(section, blob)
     symbols = _globals(parsed)
     for obj in parsed:
@@ -79,9 +79,9 @@ def link(objects: Sequence[bytes], features: Features, names: Sequence[Mapping[s
     return Code(features, bytes(blob), symbols)
 
 
-def _kept(section: _Section) -> bool:
+def _is_linked(section: _Section) -> bool:
     alive = section.flags & _SHF_ALLOC and section.kind in (_SHT_PROGBITS, _SHT_NOBITS) and section.size
-    return bool(alive) and not section.name.startswith(_DROPPED)
+    return bool(alive) and not section.name.startswith(_DROPPED_SECTIONS)
 
 
 def _place(section: _Section, blob: bytearray) -> None:
@@ -124,10 +124,10 @@ def _relocate(obj: _Object, table: _Section, symbols: dict[str, int], blob: byte
     if target.offset < 0:
         return
     apply = _apply_x86 if obj.machine == "x86_64" else _apply_aarch64
-    for where, info, addend in struct.iter_unpack("<QQq", table.data):
+    for offset, info, addend in struct.iter_unpack("<QQq", table.data):
         symbol = obj.symbols[info >> 32]
         value = _address(obj, symbol, symbols)
-        apply(blob, target.offset + where, info & 0xFFFFFFFF, value, addend, symbol.name)
+        apply(blob, target.offset + offset, info & 0xFFFFFFFF, value, addend, symbol.name)
 
 
 def _address(obj: _Object, symbol: _Symbol, symbols: dict[str, int]) -> int:
@@ -137,7 +137,7 @@ def _address(obj: _Object, symbol: _Symbol, symbols: dict[str, int]) -> int:
         raise CompileError(
             f"link: undefined symbol {symbol.name!r}",
             expected="kernels that call nothing outside the blob",
-            got="a call that LLVM made of a loop, an intrinsic or a conversion without hardware support",
+            got="a call that LLVM made for a loop, an intrinsic or a conversion without hardware support",
             fix=f"avoid what lowers to {symbol.name}, or define it in the module",
         )
     section = obj.sections[symbol.section]
@@ -220,8 +220,10 @@ def _read(data: bytes, renamed: Mapping[str, str]) -> _Object:
     kind, machine = struct.unpack_from("<HH", data, 16)
     (table,) = struct.unpack_from("<Q", data, 40)
     size, count, names_at = struct.unpack_from("<HHH", data, 58)
-    if kind != 1 or machine not in _EM:
-        raise CompileError("link", expected=f"a relocatable object for {sorted(_EM.values())}", got=(kind, machine))
+    if kind != 1 or machine not in _MACHINES:
+        raise CompileError(
+            "link", expected=f"a relocatable object for {sorted(_MACHINES.values())}", got=(kind, machine)
+        )
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * size) for i in range(count)]
     names = headers[names_at]
     strings = data[names[4] : names[4] + names[5]]
@@ -235,9 +237,9 @@ def _read(data: bytes, renamed: Mapping[str, str]) -> _Object:
             continue
         text = sections[section.link].data
         for name, info, _, where, value, _ in struct.iter_unpack("<IBBHQQ", section.data):
-            given = _string(text, name)
-            symbols.append(_Symbol(renamed.get(given, given), value, where, info >> 4, info & 15))
-    return _Object(_EM[machine], sections, symbols)
+            symbol_name = _string(text, name)
+            symbols.append(_Symbol(renamed.get(symbol_name, symbol_name), value, where, info >> 4, info & 15))
+    return _Object(_MACHINES[machine], sections, symbols)
 
 
 def _string(table: bytes, at: int) -> str:

@@ -1,4 +1,4 @@
-"""The process that `workers` starts: modules of LLVM IR in, machine code out."""
+"""The process that `workers` starts: compiles modules of LLVM IR to machine code."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def _answer(header: bytes, text: bytes) -> bytes:
 
 
 def main() -> None:
-    gc.disable()  # nothing here makes cycles
+    gc.disable()  # no reference cycles to collect
     serve(lambda: core_name().encode(), _answer)

@@ -1,5 +1,5 @@
-"""LLVM in processes of its own: see `Pool`. A job whose process died (of a bug in LLVM, of too little memory) gets one
-more, and then fails."""
+"""The pool of LLVM processes: see `Pool`. A job whose process dies, of a bug in LLVM or for lack of memory, is retried
+once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ingot.support.native import Features, available_cores, host
 from ingot.targets.pool import Compiler, Job, Pool
 
 _ARCHS = ("x86_64", "aarch64")
-_MOST = 4  # beyond that, kernels are not lowered as fast as they are compiled
-_MANY = 8  # kernels that take longer than another process takes to start
+_MAX_WORKERS = 4  # more would compile faster than kernels are lowered
+_MIN_KERNELS_FOR_ALL_WORKERS = 8  # fewer compile faster than another process starts
 
 
 def _unavailable(reason: str) -> CompileError:
@@ -29,7 +29,7 @@ def _unavailable(reason: str) -> CompileError:
     )
 
 
-def _lost(code: int) -> CompileError:
+def _crash_error(code: int) -> CompileError:
     return CompileError(
         "code generation",
         expected="LLVM to compile the kernel",
@@ -38,44 +38,44 @@ def _lost(code: int) -> CompileError:
     )
 
 
-# its greeting is LLVM's name of the core; a process costs what several kernels cost
-LLVM = Compiler("ingot.targets.cpu.worker", _unavailable, ahead=2, waiting=6, tries=2)
+# the greeting is LLVM's name of the core; starting a process takes as long as several kernels
+LLVM = Compiler("ingot.targets.cpu.worker", _unavailable, max_pending=2, max_queued=6, max_tries=2)
 
 
-def module(text: str, features: Features, assembly: bool = False) -> Job:
-    """A module of LLVM IR on its way to becoming an object or assembly text."""
+def compile_job(text: str, features: Features, assembly: bool = False) -> Job:
+    """Make a job that compiles a module of LLVM IR to an object or assembly text."""
     header = json.dumps([features.arch, features.features, features.cpu, assembly]).encode()
-    return Job(header, text.encode(), _lost)
+    return Job(header, text.encode(), _crash_error)
 
 
 @cache
-def _workers(count: int) -> Pool:
+def _pool(count: int) -> Pool:
     return Pool(LLVM, count)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_workers.cache_clear)  # its threads stayed with the parent
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # the threads stayed in the parent
 
 
-def _chosen() -> Pool | None:
-    """None where code is to be generated in this process."""
-    chosen = flags.workers()
-    count = min(available_cores(), _MOST) if chosen is None else chosen
-    return _workers(count) if count and sys.executable else None
+def _workers() -> Pool | None:
+    """Return the pool; None if code is generated in this process."""
+    requested = flags.workers()
+    count = min(available_cores(), _MAX_WORKERS) if requested is None else requested
+    return _pool(count) if count and sys.executable else None
 
 
 def start(kernels: int) -> None:
-    """Have processes ready for about so many kernels: they load LLVM while this one reads and rewrites the model."""
-    if workers := _chosen():
-        workers.start(1 if kernels < _MANY else None)
+    """Start processes for about `kernels` kernels: they load LLVM while this one reads and rewrites the model."""
+    if workers := _workers():
+        workers.start(1 if kernels < _MIN_KERNELS_FOR_ALL_WORKERS else None)
 
 
 def host_features() -> Features:
-    """The machine this process runs on, with LLVM's name of its core. Raises CompileError where it is no target."""
+    """Return this machine's features, with LLVM's name of its core. Raises CompileError for an unsupported machine."""
     machine = host()
     if machine.arch not in _ARCHS:
         raise CompileError("CPU target", expected=f"one of {sorted(_ARCHS)}", got=machine.arch)
-    workers = _chosen()
+    workers = _workers()
     if workers is None:
         from ingot.targets.cpu.codegen import core_name
 
@@ -84,12 +84,12 @@ def host_features() -> Features:
 
 
 def submit(text: str, features: Features, assembly: bool = False) -> Future[bytes]:
-    """One module of LLVM IR text -> the bytes of a relocatable ELF object, or of assembly text.
+    """Begin to compile a module of LLVM IR text to a relocatable ELF object, or to assembly text.
 
-    The future raises CompileError for IR that LLVM refuses, and where no process could do it.
+    The future raises CompileError for invalid IR, and if no process could compile it.
     """
-    workers = _chosen()
-    job = module(text, features, assembly)
+    workers = _workers()
+    job = compile_job(text, features, assembly)
     if workers is not None:
         workers.submit(job)
         return job.future

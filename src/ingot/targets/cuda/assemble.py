@@ -1,4 +1,4 @@
-"""Kernels of tiles to cubins for one or more architectures, as one program's code."""
+"""The assembler of cubins: compiles a program's kernels for one or more architectures."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ from ingot.support.errors import CompileError, KernelError
 from ingot.support.native import Code, Features
 from ingot.targets.cuda.objects import compiled
 from ingot.targets.cuda.triton import Source, print_kernel
-from ingot.targets.objects import Object, keep
+from ingot.targets.objects import Object, store
 
-Compiled = dict[str, Object]  # records of a kernel by architecture
+Compiled = dict[str, Object]  # a kernel's records by architecture
 
 
 def capability(arch: str) -> int:
-    """Of an architecture: 90 for sm_90a."""
+    """Return the compute capability of an architecture: 90 for sm_90a."""
     return int(arch.removeprefix("sm_").rstrip("a"))
 
 
 class CubinAssembler:
-    """Kernels are compiled from the moment they are added; those whose text is the same once."""
+    """Begins to compile kernels when they are added; kernels of equal text are compiled once."""
 
     def __init__(self, features: Features) -> None:
         self._features = features
         self._archs = (features.arch, *features.features)
-        self._known: dict[Source, Compiled] = {}
+        self._compiled: dict[Source, Compiled] = {}
         self._kernels: dict[str, Compiled] = {}
 
     def add(self, kernel: Kernel) -> None:
         self.include(self.begin(kernel))
 
     def begin(self, kernel: Kernel) -> tuple[str, Compiled]:
-        # without its numbers, so that equal layers are one text
+        # drop the numeric suffix of the name, so that equal layers have equal texts
         source = print_kernel(replace(kernel, name=kernel.name.rstrip("_0123456789")))
-        if source not in self._known:
-            self._known[source] = {arch: compiled(source, capability(arch)) for arch in self._archs}
-        return kernel.name, self._known[source]
+        if source not in self._compiled:
+            self._compiled[source] = {arch: compiled(source, capability(arch)) for arch in self._archs}
+        return kernel.name, self._compiled[source]
 
     def include(self, part: tuple[str, Compiled]) -> None:
         name, objects = part
         self._kernels[name] = objects
 
     def finish(self) -> Code:
-        """Wait for all kernels. Raises KernelError for one that Triton refuses, hangs on or dies of."""
-        made: dict[str, dict[str, KernelCode]] = {arch: {} for arch in self._archs}
+        """Wait for all kernels. Raises KernelError for one that Triton refuses, hangs on or crashes on."""
+        records: dict[str, dict[str, KernelCode]] = {arch: {} for arch in self._archs}
         for number, (name, objects) in enumerate(self._kernels.items()):
             progress.report("machine code", number, len(self._kernels))
             for arch, part in objects.items():
                 try:
-                    made[arch][name] = KernelCode.of_record(part.code.result())
+                    records[arch][name] = KernelCode.of_record(part.code.result())
                 except CompileError as e:
                     raise KernelError(f"{e} for {arch}", name) from e
-        keep(part for objects in self._kernels.values() for part in objects.values())
-        return pack(self._features, made)
+        store(part for objects in self._kernels.values() for part in objects.values())
+        return pack(self._features, records)
 
 
 __all__ = ["CubinAssembler", "capability"]

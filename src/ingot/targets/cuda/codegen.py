@@ -1,7 +1,7 @@
-"""Triton text to a cubin, ahead of time: all that uses Triton, which needs neither a GPU nor PyTorch for it.
+"""Ahead-of-time compilation of Triton text to cubins. The only user of Triton; it needs neither a GPU nor PyTorch.
 
-The stages of Triton's own backend are called one after another, as its `compile` does, without its cache and driver.
-These are internals of Triton 3.6 to 3.9; a test holds them, and each kernel's parameters are checked.
+The stages of Triton's backend run one after another, as in its `compile`, but without its cache and driver. These are
+internals of Triton 3.6 to 3.9: a test covers them, and each kernel's parameters are checked.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from ingot.support.log import TESTED, warn_if_untested
 from ingot.targets.cuda.prelude import PRELUDE
 from ingot.targets.cuda.triton import Source
 
-_ELEMENTS = {"fp16": 6, "bf16": 9, "i8": 0, "fp8e4nv": 0, "fp8e5": 0}  # as CUtensorMapDataType has them
+_ELEMENT_CODES = {"fp16": 6, "bf16": 9, "i8": 0, "fp8e4nv": 0, "fp8e5": 0}  # CUtensorMapDataType
 _ENTRY = re.compile(r"\.entry [^(]*\(([^)]*)\)")
-_PAIRS = re.compile(r"\b(add|min|max)\.([su]16)x2\s+(\S+), (\S+), (\S+);")
-_HALVES = r"""{ .reg .b16 %a, %b, %c, %d;
+_PACKED_OP = re.compile(r"\b(add|min|max)\.([su]16)x2\s+(\S+), (\S+), (\S+);")
+_TWO_OPS = r"""{ .reg .b16 %a, %b, %c, %d;
 	mov.b32 {%a, %b}, \4;
 	mov.b32 {%c, %d}, \5;
 	\1.\2 %a, %a, %c;
 	\1.\2 %b, %b, %d;
 	mov.b32 \3, {%a, %b}; }"""
-EARLY = 90  # the capability from which on kernels may start before those have ended that they await
+MIN_EARLY_LAUNCH_CAPABILITY = 90  # from which on a kernel may start before its producers end
 
 
 def import_triton() -> tuple[Any, Any, Any]:
-    """Its C++ part, its compiler, and its targets."""
+    """Return Triton's C++ library, its compiler module, and its backends module."""
     warn_if_untested("triton", import_module("triton").__version__)
     library, compiler = import_module("triton._C.libtriton"), import_module("triton.compiler.compiler")
     return library, compiler, import_module("triton.backends.compiler")
 
 
 def compile_kernel(source: Source, capability: int) -> KernelCode:
-    """Compile for GPUs of one compute capability (80, 90, 100). Raises CompileError with Triton's words."""
+    """Compile for GPUs of one compute capability (80, 90, 100). Raises CompileError with Triton's message."""
     library, compiler, backends = import_triton()
     ir, target = library.ir, backends.GPUTarget("cuda", capability, 32)
     backend = compiler.make_backend(target)
-    early = capability >= EARLY
-    fn = _function(source, early)
+    launches_early = capability >= MIN_EARLY_LAUNCH_CAPABILITY
+    fn = _function(source, launches_early)
     signature = {name: type_ for name, type_, *_ in source.parameters}
     attrs = {(i,): [["tt.divisibility", 16]] for i, (_, _, align, _) in enumerate(source.parameters) if align >= 16}
     ast = compiler.ASTSource(fn, signature, {}, attrs)
     hints = dict(source.hints)
-    exact = {"enable_reflect_ftz": False, "enable_fp_fusion": True}  # denormal numbers are numbers
+    float_options = {"enable_reflect_ftz": False, "enable_fp_fusion": True}  # keep denormal numbers
     sizes = {"num_warps": hints.get("warps", 4), "num_stages": hints.get("stages", 3)}
-    options = backend.parse_options({**sizes, **exact, **ast.parse_options()})
+    options = backend.parse_options({**sizes, **float_options, **ast.parse_options()})
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -63,68 +63,72 @@ def compile_kernel(source: Source, capability: int) -> KernelCode:
         target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context
     )
     metadata: dict[str, Any] = {"hash": "", "target": target, **options.__dict__}
-    made: dict[str, Any] = {}
-    backend.add_stages(made, options, ast.language)
-    for kind, stage in made.items():
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, ast.language)
+    for kind, stage in stages.items():
         module = stage(module, metadata)
         if kind == "ptx":
             check_parameters(source, module)
-            module = in_halves(module)
+            module = split_packed_halves(module)
     if metadata.get("global_scratch_size", 0):
         raise CompileError(f"kernel {source.name}", expected="no scratch memory of Triton's own", got="some")
-    threads, together = 32 * metadata["num_warps"], "meet(" in source.text
-    awaits = early and "await_producers()" in source.text and not together
+    threads, is_cooperative = 32 * metadata["num_warps"], "meet(" in source.text
+    awaits_producers = launches_early and "await_producers()" in source.text and not is_cooperative
     matrices = _matrices(source, metadata["tensordesc_meta"] or [])
-    count, writes = len(source.parameters), tuple(i for i, told in enumerate(source.parameters) if told[-1])
-    return KernelCode(metadata["name"], module, threads, metadata["shared"], count, writes, awaits, matrices, together)
+    count, writes = len(source.parameters), tuple(i for i, p in enumerate(source.parameters) if p[-1])
+    return KernelCode(
+        metadata["name"], module, threads, metadata["shared"], count, writes, awaits_producers, matrices, is_cooperative
+    )
 
 
 def check_parameters(source: Source, ptx: str) -> None:
-    """Raise CompileError for a kernel that takes others than a launch gives (`runtime/cuda/launch.py`): its own, four
-    more behind each matrix, and two of Triton's at the end. Another version of Triton might."""
-    given = len(source.parameters) + 4 * len(source.matrices) + 2
+    """Raise CompileError if a kernel's parameters are not those that a launch passes (`runtime/cuda/launch.py`): its
+    own, four more after each matrix, and two of Triton's at the end. Another version of Triton may differ."""
+    expected = len(source.parameters) + 4 * len(source.matrices) + 2
     entry = _ENTRY.search(ptx)
-    taken = entry[1].count(".param") if entry else None
-    if taken != given:
+    actual = entry[1].count(".param") if entry else None
+    if actual != expected:
         version = import_module("triton").__version__
         raise CompileError(
-            f"kernel {source.name} by Triton {version}", expected=f"{given} parameters", got=f"{taken}",
+            f"kernel {source.name} by Triton {version}", expected=f"{expected} parameters", got=f"{actual}",
             fix=f"pip install 'triton>=3.6,<={TESTED['triton']}.*', the versions that Ingot is tested with",
         )  # fmt: skip
 
 
-def in_halves(ptx: str) -> str:
-    """The text with operations on two 16-bit integers at once made one by one. LLVM narrows indices to them and leaves
-    one half undefined; to such a register ptxas 12.8 adds 0 instead of a constant."""
-    return _PAIRS.sub(_HALVES, ptx)
+def split_packed_halves(ptx: str) -> str:
+    """Split operations on packed pairs of 16-bit integers into two. LLVM narrows indices to such pairs and leaves one
+    half undefined; ptxas 12.8 then adds 0 instead of a constant."""
+    return _PACKED_OP.sub(_TWO_OPS, ptx)
 
 
-def _matrices(source: Source, told: list[dict[str, Any]]) -> tuple[MatrixCode, ...]:
-    """How tiles of matrices are to be copied, as Triton's code expects them."""
-    places = [(i, type_) for i, (_, type_, *_) in enumerate(source.parameters) if type_.startswith("tensordesc")]
-    found: list[MatrixCode] = []
-    for (place, type_), numbers, meta in zip(places, source.matrices, told, strict=True):
+def _matrices(source: Source, descriptors: list[dict[str, Any]]) -> tuple[MatrixCode, ...]:
+    """Return how the bulk copy engine copies tiles of the matrices, in the layout that Triton's code expects."""
+    parameters = [(i, type_) for i, (_, type_, *_) in enumerate(source.parameters) if type_.startswith("tensordesc")]
+    matrices: list[MatrixCode] = []
+    for (index, type_), numbers, meta in zip(parameters, source.matrices, descriptors, strict=True):
         rows, columns, stride, offset = numbers
-        size, (down, across) = meta["elem_size"], meta["block_size"]
-        kind = _ELEMENTS[type_.partition("<")[2].partition("[")[0]]
-        found.append(
-            MatrixCode(place, kind, rows, columns, size * stride, size * offset, down, across, meta["swizzle"])
+        size, (tile_rows, tile_columns) = meta["elem_size"], meta["block_size"]
+        kind = _ELEMENT_CODES[type_.partition("<")[2].partition("[")[0]]
+        matrices.append(
+            MatrixCode(
+                index, kind, rows, columns, size * stride, size * offset, tile_rows, tile_columns, meta["swizzle"]
+            )
         )
-    return tuple(found)
+    return tuple(matrices)
 
 
 @cache
 def _scratch() -> Path:
-    """A folder for the texts: Triton reads a function's source from the file that it comes from."""
+    """Create a temporary folder for the texts: Triton reads a function's source from its file."""
     folder = Path(tempfile.mkdtemp(prefix="ingot-triton-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _function(source: Source, early: bool) -> Any:
-    """The text as Triton's function."""
+def _function(source: Source, launches_early: bool) -> Any:
+    """Load the text as a Triton function."""
     path = _scratch() / f"{source.name}.py"
-    path.write_text(f"{PRELUDE}\n\nEARLY = tl.constexpr({early})\n\n\n{source.text}")
+    path.write_text(f"{PRELUDE}\n\nEARLY = tl.constexpr({launches_early})\n\n\n{source.text}")
     spec = importlib.util.spec_from_file_location(f"ingot_triton_{source.name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

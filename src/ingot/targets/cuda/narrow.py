@@ -1,9 +1,9 @@
-"""Floats of at most 8 bits as the bytes that hold them, which GPUs of all kinds know; what is computed of them is f32.
-In kernels that multiply tiles of some, values of those kinds are what their bytes are seen as.
+"""Floats of at most 8 bits, lowered to bytes and f32 arithmetic for GPUs without such types. In kernels that multiply
+tiles of such a type, its values keep the type.
 
-y = f8(x) + z   ->   y = rounded(wide(rounded(x)) + wide(z)), where y, z and rounded(x) are u8
+y = f8(x) + z   ->   y = encode(decode(encode(x)) + decode(z)), where y, z and encode(x) are u8
 
-wide(c) = 2^(127 - bias) * float(c's low bits << (23 - mantissa)), with c's sign
+decode(c) = 2^(127 - bias) * float(c's low bits << (23 - mantissa)), with c's sign
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ NARROW = {d: form for d, form in FLOAT_FORMATS.items() if form.has_sign}
 _MOVES = (Load, Gather, TileLoad, Splat, Spread, Select, Transposed)
 
 
-def in_bytes(kernel: Kernel) -> Kernel:
-    """`kernel` without values of narrow floats, but for those that it multiplies tiles of."""
+def lower_narrow_floats(kernel: Kernel) -> Kernel:
+    """Rewrite `kernel` without narrow floats, except for types that it multiplies tiles of."""
     products = _Products()
     products.body(kernel.body)
-    own = _Bytes(frozenset(products.types))
-    return replace(kernel, params=tuple(map(own.buffer, kernel.params)), body=own.body(kernel.body))
+    rewriting = _Bytes(frozenset(products.types))
+    return replace(kernel, params=tuple(map(rewriting.buffer, kernel.params)), body=rewriting.body(kernel.body))
 
 
 class _Products(Rewriting):
-    """Leaves all as it is. types: the narrow ones of products' operands."""
+    """Collects `types`, the narrow types of products' operands; rewrites nothing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,26 +61,26 @@ class _Products(Rewriting):
 
 
 class _Bytes(Rewriting):
-    """own: the narrow types that stay."""
+    """native: the narrow types that stay."""
 
-    def __init__(self, own: frozenset[DType]) -> None:
+    def __init__(self, native: frozenset[DType]) -> None:
         super().__init__()
-        self.own = own
-        self.kept: list[Expr] = []  # what is known by its id has to live
+        self.native = native
+        self.alive: list[Expr] = []  # results are cached by id, so expressions must outlive the rewriting
 
-    def stored(self, dtype: DType) -> DType:
-        return u8 if dtype in NARROW and dtype not in self.own else dtype
+    def storage_type(self, dtype: DType) -> DType:
+        return u8 if dtype in NARROW and dtype not in self.native else dtype
 
     def buffer(self, b: Buffer) -> Buffer:
-        return b if self.stored(b.dtype) == b.dtype else replace(b, dtype=u8)
+        return b if self.storage_type(b.dtype) == b.dtype else replace(b, dtype=u8)
 
     def variable(self, v: Var) -> Var:
-        return v if self.stored(v.dtype) == v.dtype else replace(v, dtype=u8)
+        return v if self.storage_type(v.dtype) == v.dtype else replace(v, dtype=u8)
 
     def of(self, e: Expr) -> Expr:
         if isinstance(e, Lit) and e.dtype in NARROW:
             code = int(np.asarray(e.value).astype(e.dtype.numpy).view(np.uint8))
-            return k.bitcast(replace(e, dtype=u8, value=code), self.stored(e.dtype))
+            return k.bitcast(replace(e, dtype=u8, value=code), self.storage_type(e.dtype))
         return super().of(e)
 
     def anew(self, e: Expr) -> Expr:
@@ -88,20 +88,22 @@ class _Bytes(Rewriting):
         if e.dtype not in NARROW and not any(x.dtype in NARROW for x in operands):
             return super().anew(e)
         if isinstance(e, _MOVES):
-            return replace(super().anew(e), dtype=self.stored(e.dtype))
+            return replace(super().anew(e), dtype=self.storage_type(e.dtype))
         if isinstance(e, TileProduct):
             return super().anew(e)
         if isinstance(e, Cast):
             x = self.of(e.a)
-            x = _wide(k.bitcast(x, u8), e.a.dtype) if e.a.dtype in NARROW else x
-            return k.bitcast(_rounded(x, e.dtype), self.stored(e.dtype)) if e.dtype in NARROW else k.cast(x, e.dtype)
+            x = _decode(k.bitcast(x, u8), e.a.dtype) if e.a.dtype in NARROW else x
+            return (
+                k.bitcast(_encode(x, e.dtype), self.storage_type(e.dtype)) if e.dtype in NARROW else k.cast(x, e.dtype)
+            )
         if isinstance(e, Bitcast):
-            x, dtype = self.of(e.a), self.stored(e.dtype)
+            x, dtype = self.of(e.a), self.storage_type(e.dtype)
             return x if x.dtype == dtype else replace(e, a=x, dtype=dtype)
-        wide = with_operands(e, {id(x): k.cast(x, f32) for x in operands if x.dtype in NARROW})
-        wide = k.cast(replace(wide, dtype=f32), e.dtype) if e.dtype in NARROW else wide
-        self.kept.append(wide)
-        return self.of(wide)
+        widened = with_operands(e, {id(x): k.cast(x, f32) for x in operands if x.dtype in NARROW})
+        widened = k.cast(replace(widened, dtype=f32), e.dtype) if e.dtype in NARROW else widened
+        self.alive.append(widened)
+        return self.of(widened)
 
 
 def _int(value: int, like: Expr) -> Expr:
@@ -112,44 +114,44 @@ def _op(fn: str, a: Expr, value: int) -> Expr:
     return k.binary(fn, a, _int(value, a))
 
 
-def _wide(code: Expr, dtype: DType) -> Expr:
-    """The f32 that a byte stands for."""
-    form, last = NARROW[dtype], dtype.bits - 1
+def _decode(code: Expr, dtype: DType) -> Expr:
+    """Decode a byte to f32."""
+    form, sign_bit = NARROW[dtype], dtype.bits - 1
     bits = k.cast(code, i32)
-    low = _op("and", bits, (1 << last) - 1)
-    size = k.bitcast(_op("shl", low, 23 - form.mantissa), f32)
-    size = k.mul(size, k.lit(2.0 ** (127 - form.bias), f32))
+    low = _op("and", bits, (1 << sign_bit) - 1)
+    magnitude = k.bitcast(_op("shl", low, 23 - form.mantissa), f32)
+    magnitude = k.mul(magnitude, k.lit(2.0 ** (127 - form.bias), f32))
     if form.over not in (form.top, form.nan):
-        size = k.select(_op("eq", low, form.over), k.lit(float("inf"), f32), size)
-    sign = _op("shl", _op("ashr", bits, last), 31)
-    value = k.bitcast(k.binary("or", k.bitcast(size, i32), sign), f32)
-    if form.over == form.top:  # there is no NaN
+        magnitude = k.select(_op("eq", low, form.over), k.lit(float("inf"), f32), magnitude)
+    sign = _op("shl", _op("ashr", bits, sign_bit), 31)
+    value = k.bitcast(k.binary("or", k.bitcast(magnitude, i32), sign), f32)
+    if form.over == form.top:  # the format has no NaN
         return value
     nan = _op("gt", low, max(form.top, form.over if form.over != form.nan else 0))
     nan = nan if form.has_negative_zero else _op("eq", bits, form.nan)
     return k.select(nan, k.lit(float("nan"), f32), value)
 
 
-def _rounded(x: Expr, dtype: DType) -> Expr:
-    """The byte of the nearest number, of two the even one; an f64 is an f32 first, as in ml_dtypes."""
-    form, last = NARROW[dtype], dtype.bits - 1
+def _encode(x: Expr, dtype: DType) -> Expr:
+    """Encode a float as a byte, rounding to nearest even; an f64 is rounded to f32 first, as in ml_dtypes."""
+    form, sign_bit = NARROW[dtype], dtype.bits - 1
     x = k.cast(x, f32)
     bits = k.bitcast(x, i32)
-    size = _op("and", bits, 0x7FFFFFFF)
+    magnitude = _op("and", bits, 0x7FFFFFFF)
     shift = 23 - form.mantissa
-    half = k.add(_op("and", _op("lshr", size, shift), 1), _int((1 << (shift - 1)) - 1, size))
-    normal = _op("sub", _op("lshr", k.add(size, half), shift), (127 - form.bias) << form.mantissa)
-    # below the least normal number a sum has the number of steps as its last bits
+    half = k.add(_op("and", _op("lshr", magnitude, shift), 1), _int((1 << (shift - 1)) - 1, magnitude))
+    normal = _op("sub", _op("lshr", k.add(magnitude, half), shift), (127 - form.bias) << form.mantissa)
+    # subnormal: in the sum with `step`, the last bits count the steps
     step = float(2.0 ** (1 - form.bias - form.mantissa + 23))
     base = int(np.float32(step).view(np.int32))
-    small = _op("sub", k.bitcast(k.add(k.bitcast(size, f32), k.lit(step, f32)), i32), base)
-    code = k.select(_op("lt", size, (128 - form.bias) << 23), small, normal)
+    subnormal = _op("sub", k.bitcast(k.add(k.bitcast(magnitude, f32), k.lit(step, f32)), i32), base)
+    code = k.select(_op("lt", magnitude, (128 - form.bias) << 23), subnormal, normal)
     code = k.select(_op("gt", code, form.top), _int(form.over, code), code)
-    sign = _op("shl", _op("and", _op("lshr", bits, 31), 1), last)
+    sign = _op("shl", _op("and", _op("lshr", bits, 31), 1), sign_bit)
     signed = k.binary("or", code, sign)
     if not form.has_negative_zero:
         signed = k.select(_op("eq", code, 0), code, signed)
     return k.cast(k.select(k.binary("ne", x, x), _int(form.nan, code), signed), u8)
 
 
-__all__ = ["NARROW", "in_bytes"]
+__all__ = ["NARROW", "lower_narrow_floats"]

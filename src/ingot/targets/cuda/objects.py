@@ -1,4 +1,4 @@
-"""Cubins of kernels, kept on disk by their Triton text: models that have a layer share its kernel."""
+"""The disk cache of cubins, keyed by Triton text: models with equal layers share their kernels."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 from ingot.support.errors import InputError
 from ingot.targets.cuda.triton import Source
 from ingot.targets.cuda.workers import submit
-from ingot.targets.objects import Object, compiler, obtained
+from ingot.targets.objects import Object, compiler_identity, obtain
 
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("codegen.py", "prelude.py"))
 
 
 def compiled(source: Source, capability: int) -> Object:
-    """The record (`KernelCode`) of a kernel for a compute capability: from the disk if it is there, else begun.
+    """Return the record (`KernelCode`) of a kernel for a compute capability, from the disk or beginning to compile it.
 
     Raises InputError without Triton.
     """
-    return obtained(("cubin", _triton(), str(capability), repr(source)), partial(submit, source, capability))
+    return obtain(("cubin", _triton(), str(capability), repr(source)), partial(submit, source, capability))
 
 
 @cache
@@ -27,7 +27,7 @@ def _triton() -> bytes:
     if find_spec("triton") is None:
         fix = "pip install 'ingot-compiler[cuda]'"
         raise InputError("target cuda", expected="the package triton, which makes its code", got="none", fix=fix)
-    return compiler("triton", "__init__.py", *_SOURCES)
+    return compiler_identity("triton", "__init__.py", *_SOURCES)
 
 
 __all__ = ["compiled"]

@@ -1,5 +1,5 @@
-"""Functions in Triton that printed kernels call; in front of each of them. EARLY says whether kernels may start before
-those have ended that they await."""
+"""Triton functions that printed kernels call, prepended to each kernel. EARLY: whether a kernel may start before its
+producers have ended."""
 
 PRELUDE = '''\
 import triton

@@ -1,4 +1,4 @@
-"""Kernels of several rounds: a program is a chunk of each, and what is the same in all rounds stands before the first.
+"""Kernels of several rounds: a program computes one chunk per round; values that all rounds share are hoisted.
 
 own = chunk % 8;  w = r[own];  y[chunk / 8] = w * x   ->   own = program;  w = r[own]
                                                            for round in rounds:  y[round] = w * x;  all meet
@@ -16,25 +16,25 @@ from ingot.ir.kernel.verify import children
 PROGRAM, ROUND = k.var("program"), k.var("round")
 
 
-def in_rounds(kernel: Kernel) -> tuple[Body, Body]:
-    """What stands before the first round, and what each does."""
-    body = _Numbered(kernel).body(kernel.body)
-    known = {PROGRAM.name, *(v.name for v in kernel.dims)}
-    before: list[Stmt] = []
-    each: list[Stmt] = []
+def split_rounds(kernel: Kernel) -> tuple[Body, Body]:
+    """Return the statements before the first round, and those of each round."""
+    body = _ChunkSplit(kernel).body(kernel.body)
+    invariants = {PROGRAM.name, *(v.name for v in kernel.dims)}
+    prologue: list[Stmt] = []
+    round_body: list[Stmt] = []
     for s in body:
         if isinstance(s, AwaitProducers | ReleaseConsumers):
-            before.append(s)
-        elif isinstance(s, Let) and all(_stays(e, known) for e in _parts(s.value)):
-            known.add(s.var.name)
-            before.append(s)
+            prologue.append(s)
+        elif isinstance(s, Let) and all(_is_invariant(e, invariants) for e in _subexpressions(s.value)):
+            invariants.add(s.var.name)
+            prologue.append(s)
         else:
-            each.append(s)
-    return tuple(before), tuple(each)
+            round_body.append(s)
+    return tuple(prologue), tuple(round_body)
 
 
-class _Numbered(Rewriting):
-    """Chunks by the program and the round that they are."""
+class _ChunkSplit(Rewriting):
+    """Rewrites the chunk's remainder and quotient to the program and the round."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
@@ -46,22 +46,22 @@ class _Numbered(Rewriting):
         return e
 
 
-def _parts(e: Expr) -> Iterator[Expr]:
-    seen: set[int] = set()
+def _subexpressions(e: Expr) -> Iterator[Expr]:
+    visited: set[int] = set()
     stack = [e]
     while stack:
         e = stack.pop()
-        if id(e) not in seen:
-            seen.add(id(e))
+        if id(e) not in visited:
+            visited.add(id(e))
             yield e
             stack += children(e)
 
 
-def _stays(e: Expr, known: set[str]) -> bool:
-    """Whether an expression, but for its operands, is the same in all rounds."""
+def _is_invariant(e: Expr, invariants: set[str]) -> bool:
+    """Whether an expression, apart from its operands, has the same value in all rounds."""
     if isinstance(e, Var):
-        return e.name in known
+        return e.name in invariants
     return not (isinstance(e, k.Load | k.Gather | k.TileLoad) and (e.buffer.writable or e.buffer.space != "param"))
 
 
-__all__ = ["PROGRAM", "ROUND", "in_rounds"]
+__all__ = ["PROGRAM", "ROUND", "split_rounds"]

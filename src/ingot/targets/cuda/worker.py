@@ -1,4 +1,4 @@
-"""The process that `workers` starts: kernels in, cubins out."""
+"""The process that `workers` starts: compiles kernels to cubins."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ingot.targets.serve import serve
 
 def _answer(header: bytes, text: bytes) -> bytes:
     name, parameters, hints, matrices, capability = json.loads(header)
-    source = Source(name, text.decode(), *(tuple(map(tuple, told)) for told in (parameters, hints, matrices)))
+    source = Source(name, text.decode(), *(tuple(map(tuple, fields)) for fields in (parameters, hints, matrices)))
     try:
         return compile_kernel(source, capability).record()
-    except Exception as e:  # Triton's own kinds are many
+    except Exception as e:  # Triton raises many kinds
         raise CompileError(f"kernel {name}: {type(e).__name__}: {e}") from e
 
 
-_GARBAGE = 50_000  # objects between collections: kernels make many that stay until they are compiled
+_GC_THRESHOLD = 50_000  # objects between collections: those of a kernel live until it is compiled
 
 
 def _greeting() -> bytes:
-    """Import Triton before the first kernel is there; collections leave alone what that made."""
-    with suppress(ImportError):  # the first kernel tells it
+    """Import Triton before the first kernel arrives, and exclude its objects from garbage collection."""
+    with suppress(ImportError):  # reported by the first kernel
         import_triton()
     gc.freeze()
-    gc.set_threshold(_GARBAGE)
+    gc.set_threshold(_GC_THRESHOLD)
     return b""
 
 

@@ -1,4 +1,4 @@
-"""Triton in processes of its own: see `Pool`. A pass of it that hangs or aborts costs one kernel."""
+"""The pool of Triton processes: see `Pool`. A pass that hangs or aborts fails one kernel only."""
 
 from __future__ import annotations
 
@@ -14,50 +14,54 @@ from ingot.support.native import available_cores
 from ingot.targets.cuda.triton import Source
 from ingot.targets.pool import Compiler, Job, Pool
 
-SECONDS = 120.0  # for a kernel: the longest that was seen took 3
-_MOST = 16
-_EACH = 4  # kernels, for which another process is worth its start of half a second
+TIMEOUT_SECONDS = 120.0  # of a kernel; the slowest one observed took 3
+_MAX_WORKERS = 16
+_KERNELS_PER_WORKER = 4  # that justify half a second to start another process
 
 
 def _unavailable(reason: str) -> CompileError:
     return CompileError("cubins", expected=f"a process that runs {sys.executable} with Triton", got=reason)
 
 
-def _lost(name: str, code: int) -> CompileError:
-    got = f"its process ended with {code}, or was killed after {SECONDS:.0f} s"
+def _crash_error(name: str, code: int) -> CompileError:
+    got = f"its process ended with {code}, or was killed after {TIMEOUT_SECONDS:.0f} s"
     return CompileError(f"kernel {name}", expected="a cubin from Triton", got=got)
 
 
 TRITON = Compiler(
-    "ingot.targets.cuda.worker", _unavailable, {"TRITON_DISABLE_LINE_INFO": "1"}, seconds=SECONDS, idle=60.0
+    "ingot.targets.cuda.worker",
+    _unavailable,
+    {"TRITON_DISABLE_LINE_INFO": "1"},
+    timeout_seconds=TIMEOUT_SECONDS,
+    idle_seconds=60.0,
 )
 
 
 @cache
-def _workers(count: int) -> Pool:
+def _pool(count: int) -> Pool:
     return Pool(TRITON, count)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_workers.cache_clear)  # its threads stayed with the parent
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # the threads stayed in the parent
 
 
 def _count() -> int:
-    chosen = flags.workers()
-    return min(available_cores(), _MOST) if chosen is None else max(chosen, 1)
+    requested = flags.workers()
+    return min(available_cores(), _MAX_WORKERS) if requested is None else max(requested, 1)
 
 
 def start(kernels: int) -> None:
-    """Have processes ready for about so many kernels: they import Triton while this one reads the model."""
-    _workers(_count()).start(max(1, kernels // _EACH))
+    """Start processes for about `kernels` kernels: they import Triton while this one reads the model."""
+    _pool(_count()).start(max(1, kernels // _KERNELS_PER_WORKER))
 
 
 def submit(source: Source, capability: int) -> Future[bytes]:
-    """Begin to compile a kernel for a compute capability, to a record of `KernelCode`. Its result raises CompileError
-    with Triton's words."""
+    """Begin to compile a kernel for a compute capability; the future's result is a record of `KernelCode`, or raises
+    CompileError with Triton's message."""
     header = json.dumps([source.name, source.parameters, source.hints, source.matrices, capability]).encode()
-    job = Job(header, source.text.encode(), partial(_lost, source.name))
-    _workers(_count()).submit(job)
+    job = Job(header, source.text.encode(), partial(_crash_error, source.name))
+    _pool(_count()).submit(job)
     return job.future
 
 

@@ -41,9 +41,9 @@ def test_quotients_and_rests_are_those_of_the_sum() -> None:
         x = Affine(draw.choice([0, 1, 3, 13, 14, 100, draw.randint(0, 10**6)]), tuple(terms))
         total = x.constant + sum(t.coefficient * values[t.value] for t in terms)
         b = _builder()
-        quotient, rest = x.quotient(b, by), x.rest(b, by)
+        quotient, rest = x.quotient(b, by), x.remainder(b, by)
         assert (_valued(b, quotient, values), _valued(b, rest, values)) == divmod(total, by), (x, by)
-        assert quotient.natural and rest.natural
+        assert quotient.is_nonnegative and rest.is_nonnegative
         for found in (quotient, rest):
             assert not found.multiple or _valued(b, found, values) % found.multiple == 0, (x, by)
 
@@ -52,7 +52,7 @@ def test_rows_of_a_tile_share_one_division() -> None:
     b = _builder()
     row = Affine.of("%row", 14, True)
     places = [row._add(constant(j), 1) for j in range(14)]
-    columns = [place.rest(b, 56) for place in places]
+    columns = [place.remainder(b, 56) for place in places]
     lines = [place.quotient(b, 56) for place in places]
     assert b.scope.lines == ["%v1 = srem i64 %row, 56", "%v2 = udiv i64 %row, 56"]
     assert [c.constant for c in columns] == list(range(14)) and len(set(lines)) == 1
@@ -60,5 +60,5 @@ def test_rows_of_a_tile_share_one_division() -> None:
 
 def test_numbers_that_may_be_negative_are_not_natural() -> None:
     natural = Affine.of("%n", 8, True)
-    assert natural.natural and not Affine.of("%n", 8).natural
-    assert not natural._add(constant(1), -1).natural and not constant(0)._add(natural, -1).natural
+    assert natural.is_nonnegative and not Affine.of("%n", 8).is_nonnegative
+    assert not natural._add(constant(1), -1).is_nonnegative and not constant(0)._add(natural, -1).is_nonnegative

@@ -1,8 +1,8 @@
-"""Convolutions in which each channel has an image of its own: tiles of positions and channels, tap by tap.
+"""Depthwise convolutions: tiles of positions and channels, tap by tap.
 
     for tap in window:  acc[positions, channels] += x[positions + tap, channels] * w[tap, channels]
 
-There is nothing to multiply as tiles: a product of one column would load the others for nothing.
+Tile products do not apply: each channel would use one column of a tile and waste the others.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered
 
-MOST = 8  # results that share a channel of x
-WIDEST = 128  # channels of a tile
-LEAST, LARGEST = 256, 2048  # elements of a tile
-THREAD = 8  # of them, which it loads at once
-SOME, MANY = 9, 32  # taps, beyond which threads are more than wide loads, and tiles smaller
-FEW, ALONE = 64, 2  # elements of a tile of many taps, at least, and of a thread of some
-TOGETHER = 9  # taps whose loads are under way together
+MAX_CHANNEL_MULTIPLIER = 8  # output channels per channel of x
+MAX_TILE_CHANNELS = 128  # channels of a tile
+MIN_TILE_ELEMENTS, MAX_TILE_ELEMENTS = 256, 2048  # elements of a tile
+WIDE_LOAD_ELEMENTS = 8  # per thread in one load
+MAX_WIDE_LOAD_TAPS, MAX_LARGE_TILE_TAPS = 9, 32  # up to which threads use wide loads, and tiles are large
+MIN_SMALL_TILE_ELEMENTS, NARROW_LOAD_ELEMENTS = 64, 2  # of a tile with many taps; per thread beyond MAX_WIDE_LOAD_TAPS
+MAX_UNROLLED_TAPS = 9  # whose loads overlap
 
 
 def is_depthwise(anchor: Node) -> bool:
@@ -54,9 +54,13 @@ def is_depthwise(anchor: Node) -> bool:
     if not isinstance(op, Convolution) or op.feature_groups == 1:
         return False
     w = anchor.inputs[1]
-    shared = w.shape[op.rhs_layout.index("O")]
-    own = w.shape[op.rhs_layout.index("I")] == 1
-    return own and isinstance(shared, int) and shared // op.feature_groups <= MOST
+    out_channels = w.shape[op.rhs_layout.index("O")]
+    has_one_input_channel = w.shape[op.rhs_layout.index("I")] == 1
+    return (
+        has_one_input_channel
+        and isinstance(out_channels, int)
+        and out_channels // op.feature_groups <= MAX_CHANNEL_MULTIPLIER
+    )
 
 
 def lower_depthwise(
@@ -67,47 +71,47 @@ def lower_depthwise(
     anchor: Node,
     machine: Machine,
 ) -> Lowered:
-    """A constant w is laid out with its channels side by side."""
+    """Lower a depthwise convolution. A constant w is repacked with contiguous channels."""
     group = Group.of(body, ins, outs)
     (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
-    lying, dtype, start = loops_of(anchor, a, b), accumulates(anchor), b.offset
-    axes, loops = (*lying.reduce, *lying.batch, *lying.cols), lying
-    pack = repack(axes, b_at, start, w.dtype) if constant[b_at] else None
+    memory_loops, dtype, w_offset = loops_of(anchor, a, b), accumulates(anchor), b.offset
+    axes, loops = (*memory_loops.reduce, *memory_loops.batch, *memory_loops.cols), memory_loops
+    pack = repack(axes, b_at, w_offset, w.dtype) if constant[b_at] else None
     extra: tuple[tuple[Buffer, Arg], ...] = ()
     if pack is not None:
         if not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
-        w, start = Buffer("w", w.dtype, align=ALIGNMENT_BYTES), 0
+        w, w_offset = Buffer("w", w.dtype, align=ALIGNMENT_BYTES), 0
         extra = ((w, Arg("pack", 0)),)
-        loops = packed_loops(lying, axes)
+        loops = packed_loops(memory_loops, axes)
     channels, taps = (*loops.batch, *loops.cols), loops.reduce
     shape, width = tuple(c.extent for c in channels), product(c.extent for c in channels)
     positions = product(r.extent for r in loops.rows)
-    many = product(t.extent for t in taps)
-    first = _tile(estimate(positions), estimate(width), estimate(many), machine)
-    site = patch_site(body, anchor, lying, first, _admits)
+    tap_count = product(t.extent for t in taps)
+    default = _default_tile(estimate(positions), estimate(width), estimate(tap_count), machine)
+    site = patch_site(body, anchor, memory_loops, default, _admits)
     choice = decided(site, machine, Patch)
     tile = choice.rows, choice.columns
 
     top, chunk = Block(), k.var("chunk")
-    across = ceildiv(width, tile[1])
-    row = top.let(k.binary("div", chunk, dim_expr(across)), "row")
-    column = top.let(k.binary("rem", chunk, dim_expr(across)), "column")
+    column_tiles = ceildiv(width, tile[1])
+    row = top.let(k.binary("div", chunk, dim_expr(column_tiles)), "row")
+    column = top.let(k.binary("rem", chunk, dim_expr(column_tiles)), "column")
     row_shape = tuple(r.extent for r in loops.rows)
     row_at, row_live = tile_index(top, k.mul(row, integer(tile[0])), tile[0], row_shape, 0, wraps=True)
     column_at, column_live = tile_index(top, k.mul(column, integer(tile[1])), tile[1], shape, 1)
     x_at = ix.add(offset_of(row_at, [r.a for r in loops.rows]), offset_of(column_at, [c.a for c in channels]))
     x_at = top.let(ix.add(x_at, dim_expr(a.offset)), "x")
-    w_at = top.let(ix.add(offset_of(column_at, [c.b for c in channels]), dim_expr(start)), "w")
+    w_at = top.let(ix.add(offset_of(column_at, [c.b for c in channels]), dim_expr(w_offset)), "w")
     acc = _sum_of_taps(top, (x, x_at), (w, w_at), taps, dtype, tile, column_live)
     em = group.emitter(() if column_live is None else (column_live,))
     bind_result(em, top, anchor, top.let(k.cast(acc, anchor.dtype), "acc"))
     split = len(loops.batch)
-    place = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
+    output_index = loops.result(loops.full((*column_at[:split], *row_at, *column_at[split:])))
     for root, buffer, layout in group.results:
-        write(top, em, root, buffer, layout, result_index(top, root, anchor, place), column_live, row_live)
-    chunks = ceildiv(positions, tile[0]) * across
+        write(top, em, root, buffer, layout, result_index(top, root, anchor, output_index), column_live, row_live)
+    chunks = ceildiv(positions, tile[0]) * column_tiles
     step = group.step("depthwise", chunk, chunks, top, *extra, warps=choice.warps)
     return Lowered((step,), packs=() if pack is None else (pack,), site=site)
 
@@ -121,17 +125,17 @@ def _sum_of_taps(
     tile: tuple[int, int],
     live: Expr | None,
 ) -> Expr:
-    """A tile of sums over the window of x * w, each given by its buffer and where the first tap reads it."""
+    """Return a tile of sums of x * w over the window. x, w: (buffer, offset of the first tap)."""
     acc = register(top, "acc", constant_tile(dtype, tile))
 
-    def tap(block: Block, at: Index) -> None:
-        if len(at) < len(taps):
-            extent = taps[len(at)].extent
-            whole = product(t.extent for t in taps[len(at) :])
-            several = isinstance(whole, int) and whole <= TOGETHER
-            return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*at, t)), unroll=several)
-        value = read_at(block, x[0], ix.add(x[1], offset_of(at, [r.a for r in taps])), live)
-        weight = read_at(block, w[0], ix.add(w[1], offset_of(at, [r.b for r in taps])), live)
+    def tap(block: Block, index: Index) -> None:
+        if len(index) < len(taps):
+            extent = taps[len(index)].extent
+            remaining_taps = product(t.extent for t in taps[len(index) :])
+            is_unrolled = isinstance(remaining_taps, int) and remaining_taps <= MAX_UNROLLED_TAPS
+            return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*index, t)), unroll=is_unrolled)
+        value = read_at(block, x[0], ix.add(x[1], offset_of(index, [r.a for r in taps])), live)
+        weight = read_at(block, w[0], ix.add(w[1], offset_of(index, [r.b for r in taps])), live)
         value, weight = k.alike(k.cast(value, dtype), k.cast(weight, dtype))
         return block.store(acc, ZERO, k.fma(k.spread(value, tile), k.spread(weight, tile), k.load(acc, ZERO)))
 
@@ -139,19 +143,34 @@ def _sum_of_taps(
     return k.load(acc, ZERO)
 
 
-def _tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
-    """As many channels side by side as there are without a rest."""
-    share = positions * channels // machine.programs
-    size = max(LEAST, power_of_two(share)) if taps <= MANY else max(FEW, power_of_two(share // 2 + 1))
-    size, own = min(LARGEST, size), THREAD if taps <= SOME else ALONE
-    width = max(16, min(WIDEST if taps <= MANY else WIDEST // 2, size, channels & -channels, power_of_two(channels)))
+def _default_tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
+    """Return the default tile: as many channels as divide their number."""
+    elements_per_program = positions * channels // machine.programs
+    size = (
+        max(MIN_TILE_ELEMENTS, power_of_two(elements_per_program))
+        if taps <= MAX_LARGE_TILE_TAPS
+        else max(MIN_SMALL_TILE_ELEMENTS, power_of_two(elements_per_program // 2 + 1))
+    )
+    size, load_elements = (
+        min(MAX_TILE_ELEMENTS, size),
+        WIDE_LOAD_ELEMENTS if taps <= MAX_WIDE_LOAD_TAPS else NARROW_LOAD_ELEMENTS,
+    )
+    width = max(
+        16,
+        min(
+            MAX_TILE_CHANNELS if taps <= MAX_LARGE_TILE_TAPS else MAX_TILE_CHANNELS // 2,
+            size,
+            channels & -channels,
+            power_of_two(channels),
+        ),
+    )
     rows = max(1, min(size // width, power_of_two(positions)))
-    return Patch(rows, width, min(8, max(1, rows * width // (32 * own))))
+    return Patch(rows, width, min(8, max(1, rows * width // (32 * load_elements))))
 
 
 def _admits(choice: Patch) -> bool:
-    powers = all(n > 0 and n & n - 1 == 0 for n in (choice.rows, choice.columns, choice.warps))
-    return powers and choice.rows * choice.columns <= 2 * LARGEST and choice.warps <= 8
+    are_powers_of_two = all(n > 0 and n & n - 1 == 0 for n in (choice.rows, choice.columns, choice.warps))
+    return are_powers_of_two and choice.rows * choice.columns <= 2 * MAX_TILE_ELEMENTS and choice.warps <= 8
 
 
 __all__ = ["is_depthwise", "lower_depthwise"]

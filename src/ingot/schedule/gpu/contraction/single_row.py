@@ -47,7 +47,7 @@ from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
 from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.gpu.rows import Fold, in_order
+from ingot.schedule.gpu.rows import Fold, reduction_levels
 from ingot.schedule.gpu.sites import decided, product_site
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -274,7 +274,7 @@ class _SingleRow:
         assert isinstance(length, int)
         span = Span.of(top, ZERO, power_of_two(length), length, 1)
         index = *(ZERO,) * (self.row.type.rank - 1), span.position
-        for level in in_order(self.group.body):
+        for level in reduction_levels(self.group.body):
             folds = [Fold.of(top, n, (1, power_of_two(length)), True) for n in level]
             for fold in folds:
                 fold.add(top, em.value(top, fold.operand, index, span.in_bounds), index, span.in_bounds)

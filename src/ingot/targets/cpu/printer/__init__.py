@@ -1,1 +1,1 @@
-"""Kernel IR as LLVM IR text."""
+"""The printer of LLVM IR text from kernel IR."""

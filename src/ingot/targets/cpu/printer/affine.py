@@ -2,8 +2,8 @@
 
 base + (i + 3) * 256 + 5   ->   base + 256 * i + 773   ->   getelementptr(getelementptr(p, base + 256 * i), 773)
 
-Divisions by constants go as far out as the terms allow: of rows i, i + 1, ... i + 13 of an image whose width is a
-multiple of 14, as i is, one division tells where all of them lie.
+Divisions by constants are split into terms that move out of loops: if i and the width of an image are multiples of 14,
+one division gives the positions of i, i + 1, ... i + 13.
 
 (56 * j + i + 3) / 56   ->   j + i / 56            (56 * j + i + 3) % 56   ->   i % 56 + 3
 """
@@ -21,21 +21,21 @@ from ingot.targets.cpu.printer.builder import Builder
 class Term(NamedTuple):
     coefficient: int
     value: str
-    multiple: int  # the value is known to be a multiple of this
-    natural: bool  # and not to be negative
+    multiple: int  # a known divisor of the value
+    is_nonnegative: bool  # whether the value is known not to be negative
 
 
 class Affine(NamedTuple):
-    """An i64; terms have distinct values and non-zero coefficients."""
+    """An i64. Terms have distinct values and non-zero coefficients."""
 
     constant: int
     terms: tuple[Term, ...]
 
     @staticmethod
-    def of(value: str, multiple: int = 1, natural: bool = False) -> Affine:
+    def of(value: str, multiple: int = 1, is_nonnegative: bool = False) -> Affine:
         if value[0] != "%":
             return Affine(int(value), ())
-        return Affine(0, (Term(1, value, multiple, natural),))
+        return Affine(0, (Term(1, value, multiple, is_nonnegative),))
 
     @property
     def literal(self) -> int | None:
@@ -43,16 +43,16 @@ class Affine(NamedTuple):
 
     @property
     def multiple(self) -> int:
-        """What it is known to be a multiple of; 0 for 0."""
+        """A known divisor of the value; 0 for 0."""
         return gcd(self.constant, *[c * m for c, _, m, _ in self.terms])
 
     @property
-    def natural(self) -> bool:
-        """Whether it is known not to be negative."""
-        return self.constant >= 0 and all([t.natural and t.coefficient >= 0 for t in self.terms])
+    def is_nonnegative(self) -> bool:
+        """Whether the value is known not to be negative."""
+        return self.constant >= 0 and all([t.is_nonnegative and t.coefficient >= 0 for t in self.terms])
 
     def combine(self, fn: str, other: Affine) -> Affine | None:
-        """fn(self, other) where it is affine; else None."""
+        """Return fn(self, other) if it is affine, else None."""
         match fn:
             case "add":
                 return self._add(other, 1)
@@ -69,12 +69,12 @@ class Affine(NamedTuple):
             quotient = -quotient
         return Affine(quotient if fn == "div" else self.constant - quotient * other.constant, ())
 
-    def _scale(self, by: int) -> Affine:
-        if by == 1:
+    def _scale(self, factor: int) -> Affine:
+        if factor == 1:
             return self
-        if by == 0:
+        if factor == 0:
             return ZERO
-        return Affine(self.constant * by, tuple([Term(c * by, v, m, n) for c, v, m, n in self.terms]))
+        return Affine(self.constant * factor, tuple([Term(c * factor, v, m, n) for c, v, m, n in self.terms]))
 
     def _add(self, other: Affine, sign: int) -> Affine:
         total = self.constant + sign * other.constant
@@ -87,33 +87,34 @@ class Affine(NamedTuple):
             sums[v] = (sums[v][0] + sign * c if v in sums else sign * c, m, n)
         return Affine(total, tuple([Term(c, v, m, n) for v, (c, m, n) in sums.items() if c]))
 
-    def quotient(self, b: Builder, by: int) -> Affine:
-        """self / by, of a natural number by a positive one."""
-        whole, rest, _ = self._split(by)
-        total = constant(self.constant // by)
-        for term in whole:
-            if term.coefficient % by == 0:
-                part = Affine(0, (term._replace(coefficient=term.coefficient // by),))
+    def quotient(self, b: Builder, divisor: int) -> Affine:
+        """Return self / divisor, for self >= 0 and divisor > 0."""
+        exact, remainder, _ = self._split(divisor)
+        total = constant(self.constant // divisor)
+        for term in exact:
+            if term.coefficient % divisor == 0:
+                part = Affine(0, (term._replace(coefficient=term.coefficient // divisor),))
             else:
-                part = _divided(b, "udiv", Affine(0, (term,)), by)
+                part = _emit_division(b, "udiv", Affine(0, (term,)), divisor)
             total = total._add(part, 1)
-        return total._add(_divided(b, "udiv", rest, by), 1) if rest.terms else total
+        return total._add(_emit_division(b, "udiv", remainder, divisor), 1) if remainder.terms else total
 
-    def rest(self, b: Builder, by: int) -> Affine:
-        """self % by, of a natural number by a positive one. Signed, as LLVM knows the range of an unsigned one, makes
-        masks literal by it, and writes too much by those of one lane (see `_store`)."""
-        _, rest, low = self._split(by)
-        return _divided(b, "srem", rest, by)._add(low, 1) if rest.terms else low
+    def remainder(self, b: Builder, divisor: int) -> Affine:
+        """Return self % divisor, for self >= 0 and divisor > 0. The instruction is signed: LLVM would use the range of
+        an unsigned one to make masks literal, and it miscompiles stores with masks of one lane (see `_store`)."""
+        _, remainder, low = self._split(divisor)
+        return _emit_division(b, "srem", remainder, divisor)._add(low, 1) if remainder.terms else low
 
-    def _split(self, by: int) -> tuple[list[Term], Affine, Affine]:
-        """Terms that `by` divides; what is left of the others and the constant; of that what no quotient sees."""
-        whole = [t for t in self.terms if t.coefficient * t.multiple % by == 0]
-        rest = Affine(0, tuple([t for t in self.terms if t.coefficient * t.multiple % by]))
-        low = self.constant % gcd(by, rest.multiple)
-        return whole, rest._replace(constant=self.constant % by - low), constant(low)
+    def _split(self, divisor: int) -> tuple[list[Term], Affine, Affine]:
+        """Split into terms that `divisor` divides, the other terms, and a constant too small to affect their
+        quotient."""
+        exact = [t for t in self.terms if t.coefficient * t.multiple % divisor == 0]
+        others = Affine(0, tuple([t for t in self.terms if t.coefficient * t.multiple % divisor]))
+        low = self.constant % gcd(divisor, others.multiple)
+        return exact, others._replace(constant=self.constant % divisor - low), constant(low)
 
     def compare(self, fn: str, other: Affine) -> bool | None:
-        """The comparison's truth where their difference is constant."""
+        """Evaluate a comparison if the difference is constant, else None."""
         difference = self._add(other, -1)
         if difference.terms:
             return None
@@ -125,7 +126,7 @@ class Affine(NamedTuple):
         return sorted(self.terms, key=lambda t: depth.get(t.value, 0))
 
     def value(self, b: Builder) -> str:
-        """The sum as one value: outermost terms first, so that their partial sum leaves inner loops."""
+        """Emit the sum. Outermost terms come first, so that their partial sum leaves inner loops."""
         if not self.terms:
             return str(self.constant)
         total = ""
@@ -139,18 +140,18 @@ class Affine(NamedTuple):
         return total
 
     def address(self, b: Builder, pointer: str, size: int) -> str:
-        """`pointer` + self * size bytes. One addition per loop level, the constant last."""
+        """Emit `pointer` + self * size bytes: one addition per loop level, the constant last."""
         for coefficient, value, _, _ in self._sorted(b) if len(self.terms) > 1 else self.terms:
-            by = coefficient * size
-            offset = value if by == 1 else b.emit(f"mul i64 {value}, {by}", (value,), cheap=True)
+            scale = coefficient * size
+            offset = value if scale == 1 else b.emit(f"mul i64 {value}, {scale}", (value,), cheap=True)
             pointer = b.emit(f"getelementptr i8, ptr {pointer}, i64 {offset}", (pointer, offset), cheap=True)
         if self.constant:
-            at = self.constant * size
-            pointer = b.emit(f"getelementptr i8, ptr {pointer}, i64 {at}", (pointer,), cheap=True)
+            offset_bytes = self.constant * size
+            pointer = b.emit(f"getelementptr i8, ptr {pointer}, i64 {offset_bytes}", (pointer,), cheap=True)
         return pointer
 
     def alignment(self, size: int, limit: int) -> int:
-        """Bytes that the address surely is a multiple of."""
+        """Return the known alignment of the address, in bytes."""
         low = limit | (self.constant * size)
         for coefficient, _, multiple, _ in self.terms:
             low |= coefficient * multiple * size
@@ -165,16 +166,16 @@ def constant(value: int) -> Affine:
     return Affine(value, ())
 
 
-def weighted(total: int, parts: Sequence[tuple[int, Affine]]) -> Affine:
-    """total + sum(factor * x)."""
+def weighted_sum(total: int, parts: Sequence[tuple[int, Affine]]) -> Affine:
+    """Return total + sum(factor * x)."""
     sums: dict[str, tuple[int, int, bool]] = {}
-    for by, x in parts:
-        total += by * x.constant
+    for factor, x in parts:
+        total += factor * x.constant
         for c, v, m, n in x.terms:
-            sums[v] = (sums[v][0] + by * c if v in sums else by * c, m, n)
+            sums[v] = (sums[v][0] + factor * c if v in sums else factor * c, m, n)
     return Affine(total, tuple([Term(c, v, m, n) for v, (c, m, n) in sums.items() if c]))
 
 
-def _divided(b: Builder, op: str, x: Affine, by: int) -> Affine:
-    value, multiple = x.value(b), gcd(by, x.multiple) if op == "srem" else 1
-    return Affine.of(b.emit(f"{op} i64 {value}, {by}", (value,), cheap=True), multiple, True)
+def _emit_division(b: Builder, op: str, x: Affine, divisor: int) -> Affine:
+    value, multiple = x.value(b), gcd(divisor, x.multiple) if op == "srem" else 1
+    return Affine.of(b.emit(f"{op} i64 {value}, {divisor}", (value,), cheap=True), multiple, True)

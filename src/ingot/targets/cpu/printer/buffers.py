@@ -1,4 +1,4 @@
-"""Which buffers a piece of kernel IR makes and writes."""
+"""The buffers that a body of kernel IR allocates and writes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from ingot.ir.kernel import Alloc, Body, Buffer, For, If, Stmt, Store
 
 
-def stored_registers(body: Body) -> set[Buffer]:
+def written_registers(body: Body) -> set[Buffer]:
     return {s.buffer for s in _statements(body) if isinstance(s, Store) and s.buffer.space == "register"}
 
 
-def allocated(body: Body) -> set[Buffer]:
+def allocated_buffers(body: Body) -> set[Buffer]:
     """Stack and scratch buffers of the kernel."""
     return {s.buffer for s in _statements(body) if isinstance(s, Alloc) and s.buffer.space in ("stack", "scratch")}
 

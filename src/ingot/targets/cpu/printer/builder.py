@@ -1,10 +1,10 @@
-"""Emits LLVM IR text with value numbering and loop-invariant placement.
+"""Emits LLVM IR text with value numbering and loop-invariant code motion.
 
     emit("add i64 %x, 4", ("%x",))   ->   "%v7", printed once, in the outermost loop's preheader where %x is known
 
-A scope is the straight-line text of one loop body or branch. Pure instructions go to the scope of their deepest
-operand, so invariants leave loops as they are printed; the few passes of `assemble` need not find them. Text that
-belongs to an outer scope can always be appended there, because an inner body is only spliced in when it is complete.
+A scope is the straight-line text of one loop body or branch. A pure instruction is printed into the scope of its
+deepest operand, so invariants leave loops without a pass of LLVM. Text can always be appended to an outer scope,
+because an inner body is only spliced in when it is complete.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
 from ingot.support.native import Features
 
-# bf16 is its bits: LLVM would move a bfloat through f32, by library calls where the machine has no bf16
+# bf16 is stored as i16: LLVM would convert a bfloat through f32, by library calls on machines without bf16
 _STORAGE = {"f64": "double", "f32": "float", "f16": "half"}
 _MANGLED = {"double": "f64", "float": "f32", "half": "f16", "ptr": "p0"}
 
 
 def storage_type(dtype: DType, lanes: int = 1) -> str:
-    """The LLVM type of `lanes` elements in memory: bool, sub-byte and 8-bit float types are bytes."""
+    """Return the LLVM type of `lanes` elements in memory: bool, sub-byte and 8-bit float types are bytes."""
     scalar = _STORAGE.get(dtype.name) or f"i{max(8, dtype.bits)}"
     return scalar if lanes == 1 else f"<{lanes} x {scalar}>"
 
 
 def value_type(dtype: DType, lanes: int = 1) -> str:
-    """The LLVM type of a value: as in memory, but bool is i1."""
+    """Return the LLVM type of a value: as in memory, but bool is i1."""
     if dtype.kind == "b":
         return "i1" if lanes == 1 else f"<{lanes} x i1>"
     return storage_type(dtype, lanes)
@@ -43,13 +43,13 @@ def vector_of(scalar: str, lanes: int) -> str:
 
 
 def mangle(scalar: str, lanes: int) -> str:
-    """The type suffix of an intrinsic's name: v16f32."""
+    """Return the type suffix of an intrinsic's name: v16f32."""
     name = _MANGLED.get(scalar, scalar)
     return name if lanes == 1 else f"v{lanes}{name}"
 
 
 def literal(value: int | float | bool, dtype: DType) -> str:
-    """A scalar constant's text."""
+    """Return the text of a scalar constant."""
     if dtype.kind == "b":
         return "true" if value else "false"
     if dtype.is_integer:
@@ -59,7 +59,7 @@ def literal(value: int | float | bool, dtype: DType) -> str:
 
 @lru_cache(4096)
 def _float_literal(value: bytes, dtype: DType) -> str:
-    """Of the bytes of a double, as 0.0 == -0.0."""
+    """value: the bytes of a double, as a cache key that distinguishes 0.0 from -0.0."""
     with np.errstate(over="ignore"):
         rounded = np.frombuffer(value, "<f8").astype(dtype.numpy)[0]
     if dtype.name == "f16":
@@ -73,7 +73,8 @@ def _float_literal(value: bytes, dtype: DType) -> str:
 
 @dataclass(slots=True)
 class Scope:
-    """Text of one body. `floor`: work that costs does not rise above this depth (it would leave its `If`)."""
+    """The text of one body. floor: the depth above which expensive instructions do not move, as they would leave their
+    `If`."""
 
     depth: int
     floor: int
@@ -83,7 +84,7 @@ class Scope:
 
 
 class Builder:
-    """One function's text. Values are strings: "%v7", or a constant's text, which is known at depth 0."""
+    """The text of one function. Values are strings: "%v7", or a constant's text, which is defined at depth 0."""
 
     def __init__(self, features: Features, declares: set[str]) -> None:
         self.features = features
@@ -91,22 +92,22 @@ class Builder:
         self._declared: set[str] = set()
         self.scopes = [Scope(0, 0, "entry")]
         self.depth: dict[str, int] = {}
-        self.shuffles: dict[str, int] = {}  # how many of them a value has come through
+        self.shuffle_depth: dict[str, int] = {}  # the length of the chain of shuffles behind a value
         self.entry: list[str] = []
-        self._seen: dict[str, str] = {}
-        self._count = 0
+        self._emitted: dict[str, str] = {}
+        self._n_names = 0
 
     def name(self, depth: int) -> str:
-        """A fresh value name, known from `depth` on."""
-        self._count += 1
-        name = f"%v{self._count}"
+        """Make a value name, defined at `depth`."""
+        self._n_names += 1
+        name = f"%v{self._n_names}"
         if depth:
             self.depth[name] = depth
         return name
 
     def label(self) -> str:
-        self._count += 1
-        return f"b{self._count}"
+        self._n_names += 1
+        return f"b{self._n_names}"
 
     @property
     def scope(self) -> Scope:
@@ -123,11 +124,11 @@ class Builder:
     def pop(self) -> Scope:
         scope = self.scopes.pop()
         for key in scope.keys:
-            del self._seen[key]
+            del self._emitted[key]
         return scope
 
     def branch(self, condition: str, then: Callable[[], None], orelse: Callable[[], None]) -> tuple[Scope, Scope]:
-        """Two bodies by a condition; their scopes, whose labels are the blocks that they end in."""
+        """Print two bodies under a condition; return their scopes, whose labels are the blocks in which they end."""
         done, scopes = self.label(), []
         for body in (then, orelse):
             label = self.label()
@@ -144,7 +145,7 @@ class Builder:
         return first, second
 
     def line(self, text: str) -> None:
-        """An instruction with an effect: it stays where it is."""
+        """Append an instruction with a side effect."""
         self.scopes[-1].lines.append(text)
 
     def start(self, label: str) -> None:
@@ -154,42 +155,42 @@ class Builder:
         scope.label = label
 
     def effect(self, text: str) -> str:
-        """An instruction that reads memory: a new value, printed here."""
+        """Append an instruction that reads memory; return its value."""
         scope = self.scopes[-1]
         name = self.name(scope.depth)
         scope.lines.append(f"{name} = {text}")
         return name
 
     def emit(self, text: str, operands: tuple[str, ...], cheap: bool = False) -> str:
-        """A pure instruction: printed once, as far out as its operands (and, unless cheap, the `If` it is in) allow."""
-        found = self._seen.get(text)
-        if found is not None:
-            return found
+        """Emit a pure instruction once, as far out as its operands (and, unless `cheap`, its `If`) allow."""
+        emitted = self._emitted.get(text)
+        if emitted is not None:
+            return emitted
         scopes = self.scopes
-        known = self.depth
-        at = 0 if cheap else scopes[-1].floor
+        depth_of = self.depth
+        level = 0 if cheap else scopes[-1].floor
         for operand in operands:
-            depth = known.get(operand, 0)
-            if depth > at:
-                at = depth
-        scope = scopes[at]
-        name = self.name(at)
+            depth = depth_of.get(operand, 0)
+            if depth > level:
+                level = depth
+        scope = scopes[level]
+        name = self.name(level)
         scope.lines.append(f"{name} = {text}")
         scope.keys.append(text)
-        self._seen[text] = name
+        self._emitted[text] = name
         return name
 
     def splat(self, value: str, scalar: str, lanes: int) -> str:
-        """A scalar value in every lane."""
+        """Broadcast a scalar to all lanes."""
         if lanes == 1:
             return value
         if value[0] != "%":
             return f"splat ({scalar} {value})"
         vector = f"<{lanes} x {scalar}>"
-        one = self.emit(f"insertelement {vector} poison, {scalar} {value}, i64 0", (value,))
+        first = self.emit(f"insertelement {vector} poison, {scalar} {value}, i64 0", (value,))
         return self.emit(
-            f"shufflevector {vector} {one}, {vector} poison, <{lanes} x i32> zeroinitializer",
-            (one,),
+            f"shufflevector {vector} {first}, {vector} poison, <{lanes} x i32> zeroinitializer",
+            (first,),
         )
 
     def call(
@@ -200,9 +201,9 @@ class Builder:
         cheap: bool = False,
         flags: str = "",
     ) -> str:
-        """A pure intrinsic: arguments are (type, value); `flags` are fast-math flags, each with a space behind it."""
+        """Call a pure intrinsic. arguments: (type, value). flags: fast-math flags, each followed by a space."""
         if intrinsic not in self._declared:
             self._declared.add(intrinsic)
             self.declares.add(f"declare {result} @{intrinsic}({', '.join([t for t, _ in arguments])})")
-        given = ", ".join([f"{t} {v}" for t, v in arguments])
-        return self.emit(f"call {flags}{result} @{intrinsic}({given})", tuple([v for _, v in arguments]), cheap)
+        operands = ", ".join([f"{t} {v}" for t, v in arguments])
+        return self.emit(f"call {flags}{result} @{intrinsic}({operands})", tuple([v for _, v in arguments]), cheap)

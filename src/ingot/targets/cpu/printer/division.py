@@ -1,7 +1,7 @@
-"""Division that vectors lack, as LLVM IR: quotients and remainders of integers, and fmod.
+"""Divisions without vector instructions, as LLVM IR: quotients and remainders of integers, and fmod.
 
-Where a float holds all integers up to 2^p exactly and |x| < 2^p, the rounded quotient of x and y truncates to the exact
-one: it lies at least 1/|y| below the next integer, and has rounded by less than |x / y| 2^-p.
+If a float type holds all integers up to 2^p exactly and |x| < 2^p, the rounded quotient of x and y truncates to the
+exact one: it is at least 1/|y| below the next integer, and its rounding error is less than |x / y| 2^-p.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from ingot.ir.types import DTYPES, DType, f32, f64
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.printer.casts import cast
 
-EXACT = 1 << 53  # integers of at most this size are doubles
+MAX_EXACT_DOUBLE = 1 << 53  # integers up to this are exact as doubles
 
 
 def quotient(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None:
-    """x / y of integers, truncated, by float division; None where that does not pay. Undefined for y = 0 and where the
+    """Emit the truncated x / y of integers by float division; None if that does not pay. Undefined for y = 0 and if the
     quotient overflows."""
     if lanes == 1:
         return None
@@ -23,32 +23,32 @@ def quotient(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None
     wide = f32 if dtype.bits <= 16 else f64
     p, q = (cast(b, v, dtype, wide, lanes) for v in (x, y))
     ratio = b.emit(f"fdiv {value_type(wide, lanes)} {p}, {q}", (p, q))
-    # through i32: no vector converts to narrower integers
+    # via i32: vectors do not convert to narrower integers
     target = DTYPES[f"{dtype.kind}32"]
     op = "fptosi" if dtype.bits <= 16 or dtype.kind == "i" else "fptoui"
-    whole = b.emit(f"{op} {value_type(wide, lanes)} {ratio} to {vector_of('i32', lanes)}", (ratio,))
-    return cast(b, whole, target, dtype, lanes)
+    truncated = b.emit(f"{op} {value_type(wide, lanes)} {ratio} to {vector_of('i32', lanes)}", (ratio,))
+    return cast(b, truncated, target, dtype, lanes)
 
 
-def rest(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None:
-    """x - x / y * y of integers; None as for `quotient`."""
+def remainder(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None:
+    """Emit x - x / y * y of integers; None as for `quotient`."""
     q = quotient(b, x, y, dtype, lanes)
     if q is None:
         return None
     kind = value_type(dtype, lanes)
-    back = b.emit(f"mul {kind} {q}, {y}", (q, y))
-    return b.emit(f"sub {kind} {x}, {back}", (x, back))
+    product = b.emit(f"mul {kind} {q}, {y}", (q, y))
+    return b.emit(f"sub {kind} {x}, {product}", (x, product))
 
 
 def _long_quotient(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str | None:
-    """Through doubles where all lanes allow it, by a private function as it branches."""
+    """Divide as doubles if all lanes fit, in a private function because it branches."""
     bits = 64 * lanes
     if "avx512dq" not in b.features or (bits != 512 and not (bits in (128, 256) and "avx512vl" in b.features)):
         return None
     sign = "s" if dtype.kind == "i" else "u"
     name, v, d, flags = f"@ingot.{sign}div.v{lanes}", f"<{lanes} x i64>", f"<{lanes} x double>", f"<{lanes} x i1>"
-    # signed: both ends move up, so that one comparison tests them
-    shifted, limit = (EXACT, 2 * EXACT) if sign == "s" else (0, EXACT)
+    # signed: shift the range up, so that one comparison tests both ends
+    shifted, limit = (MAX_EXACT_DOUBLE, 2 * MAX_EXACT_DOUBLE) if sign == "s" else (0, MAX_EXACT_DOUBLE)
     b.declares.add(f"declare i1 @llvm.vector.reduce.and.v{lanes}i1({flags})")
     b.declares.add(f"""define internal {v} {name}({v} %x, {v} %y) nounwind memory(none) noinline {{
   %x.up = add {v} %x, splat (i64 {shifted})
@@ -68,12 +68,12 @@ integers:
   %slow = {sign}div {v} %x, %y
   ret {v} %slow
 }}""")
-    return b.effect(f"call {v} {name}({v} {x}, {v} {y})")  # it traps where the machine's own division does
+    return b.effect(f"call {v} {name}({v} {x}, {v} {y})")  # it traps as the division instruction does
 
 
 def fmod(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str:
-    """IEEE fmod through a private function: exact, by one division where the quotient is small, else by long division
-    on the bits."""
+    """Emit IEEE fmod, exact, through a private function: one division if the quotient is small, else long division on
+    the bits."""
     scalar, kind = value_type(dtype), value_type(dtype, lanes)
     name = f"@ingot.fmod.{mangle(scalar, 1)}"
     b.declares.add(_fmod_ir(dtype))
@@ -84,9 +84,10 @@ def fmod(b: Builder, x: str, y: str, dtype: DType, lanes: int) -> str:
 
 
 def _fmods_ir(b: Builder, dtype: DType, lanes: int) -> list[str]:
-    """A function for vectors. For |x / y| < 2^(p - 1), p the significant bits, the quotient rounds by at most 1/2, so
-    what it truncates to is at most one too large, and |x| - q |y| is exact: it is a multiple of the last place of the
-    smaller operand and below |y|. The other lanes, and all where there is no fused multiply-add, go one by one."""
+    """The function for vectors. For |x / y| < 2^(p - 1), with p significant bits, the quotient rounds by at most 1/2,
+    so its truncation is at most one too large, and |x| - q |y| is exact: it is a multiple of the last place of the
+    smaller operand and below |y|. Other lanes are computed one by one, as are all lanes without a fused
+    multiply-add."""
     t, v, flags = value_type(dtype), value_type(dtype, lanes), vector_of("i1", lanes)
     suffix, scalar = mangle(t, lanes), mangle(t, 1)
     fused = b.features.arch == "aarch64" or "fma" in b.features
@@ -140,7 +141,7 @@ out:
 
 
 def _fmod_ir(dtype: DType) -> str:
-    """A function for f32 or f64: |x| is reduced by y scaled by powers of two, largest first; each step is exact."""
+    """The function for f32 or f64: reduce |x| by y scaled by powers of two, largest first; each step is exact."""
     t, i, n = value_type(dtype), f"i{dtype.bits}", dtype.bits
     mantissa = 23 if n == 32 else 52
     inf = ((1 << (n - 1 - mantissa)) - 1) << mantissa

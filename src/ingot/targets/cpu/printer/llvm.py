@@ -3,10 +3,10 @@
     Kernel k(params x, y; dims n)   ->   define void @k(ptr %bases, ptr %args, i64 %chunk, ptr %scratch)
 
 - Register buffers become SSA values with phis at loops and branches; `unroll` loops are expanded here.
-- i64 index arithmetic is kept as `constant + sum(coefficient * value)`, so unrolled code addresses memory with one
-  pointer per group of rows and constant displacements, and text is shared by value numbering (see `builder`).
-- Distinct params, stack and scratch buffers of one kernel do not overlap: loads and stores say so (alias scopes).
-- Out-of-line code does not exist: no libc, no libm.
+- i64 index arithmetic has the form `constant + sum(coefficient * value)`, so unrolled code addresses memory with one
+  pointer per group of rows and constant displacements, and value numbering finds equal text (see `builder`).
+- Distinct params, stack and scratch buffers of one kernel do not overlap, as the alias scopes of accesses state.
+- Kernels call no library: no libc, no libm.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from ingot.ir.types import i64
 from ingot.support.errors import CompileError
 from ingot.support.native import Features
 from ingot.targets.cpu.printer.affine import Affine, constant
-from ingot.targets.cpu.printer.buffers import allocated, stored_registers
+from ingot.targets.cpu.printer.buffers import allocated_buffers, written_registers
 from ingot.targets.cpu.printer.builder import Builder, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.printer.expressions import Expressions
 from ingot.targets.cpu.printer.lanes import extract
 
-_STREAMS = (16, 32, 64)  # bytes of registers that can be stored past the caches
+_STREAM_BYTES = (16, 32, 64)  # sizes of registers with non-temporal stores
 _ATTRIBUTES = 'attributes #0 = { nounwind "no-builtins" "frame-pointer"="none" }'
 
 
 def print_module(kernels: Sequence[Kernel], features: Features) -> str:
-    """One module of LLVM IR with a function per kernel, for a machine with `features`."""
+    """Print a module of LLVM IR with one function per kernel, for a machine with `features`."""
     declares: set[str] = set()
     metadata: list[str] = []
     functions = [_Function(expand(kernel), features, declares, metadata).text() for kernel in kernels]
@@ -58,35 +58,35 @@ class _Function(Expressions):
         super().__init__(Builder(features, declares))
         self.kernel = kernel
         self.metadata = metadata
-        self.streams = False
-        self.stored: dict[int, list[Buffer]] = {}  # by the id of a body, which unrolled loops print often
-        self.binds: dict[int, bool] = {}
+        self.has_streams = False
+        self.written: dict[int, list[Buffer]] = {}  # by the id of a body; unrolled loops print one many times
+        self.binds_names: dict[int, bool] = {}
 
     def text(self) -> str:
         kernel, b = self.kernel, self.b
         self._alias_scopes()
         for i, buffer in enumerate(kernel.params):
-            which = b.effect(f"load i64, ptr {self._argument(2 * i)}, align 8, !invariant.load !{self.empty}")
-            offset = b.effect(f"load i64, ptr {self._argument(2 * i + 1)}, align 8, !invariant.load !{self.empty}")
-            at = b.effect(f"getelementptr ptr, ptr %bases, i64 {which}")
-            base = b.effect(f"load ptr, ptr {at}, align 8, !invariant.load !{self.empty}")
+            base_index = b.effect(f"load i64, ptr {self._argument(2 * i)}, align 8, !invariant.load !{self.empty_node}")
+            offset = b.effect(f"load i64, ptr {self._argument(2 * i + 1)}, align 8, !invariant.load !{self.empty_node}")
+            address = b.effect(f"getelementptr ptr, ptr %bases, i64 {base_index}")
+            base = b.effect(f"load ptr, ptr {address}, align 8, !invariant.load !{self.empty_node}")
             self.pointers[buffer] = b.effect(f"getelementptr i8, ptr {base}, i64 {offset}")
         for j, dim in enumerate(kernel.dims):
-            at = self._argument(2 * len(kernel.params) + j)
-            size = b.effect(f"load i64, ptr {at}, align 8, !invariant.load !{self.empty}")
-            self.vars[dim.name] = Affine.of(size, natural=True)
-        self.vars[kernel.chunk.name] = Affine.of("%chunk", natural=True)
+            address = self._argument(2 * len(kernel.params) + j)
+            size = b.effect(f"load i64, ptr {address}, align 8, !invariant.load !{self.empty_node}")
+            self.vars[dim.name] = Affine.of(size, is_nonnegative=True)
+        self.vars[kernel.chunk.name] = Affine.of("%chunk", is_nonnegative=True)
         self._body(kernel.body)
         body = b.scopes[0].lines
-        head = (
+        signature = (
             f"define void @{kernel.name}(ptr noalias %bases, ptr noalias %args, i64 %chunk, ptr noalias %scratch) #0 {{"
         )
         fence = []
-        if self.streams and b.features.arch == "x86_64":
-            # such stores are not ordered by the release that ends a chunk
+        if self.has_streams and b.features.arch == "x86_64":
+            # non-temporal stores are not ordered by the release at the end of a chunk
             b.declares.add("declare void @llvm.x86.sse.sfence()")
             fence = ["call void @llvm.x86.sse.sfence()"]
-        return "\n".join([head, "entry:", *b.entry, *body, *fence, "ret void", "}"])
+        return "\n".join([signature, "entry:", *b.entry, *body, *fence, "ret void", "}"])
 
     def _argument(self, index: int) -> str:
         return self.b.effect(f"getelementptr i64, ptr %args, i64 {index}")
@@ -96,35 +96,35 @@ class _Function(Expressions):
         return str(len(self.metadata) - 1)
 
     def _alias_scopes(self) -> None:
-        """One alias scope per memory buffer; an access is in its own scope and not in the others."""
-        self.empty = self._meta("!{}")
-        self.one = self._meta("!{i32 1}")
-        memory = [*self.kernel.params, *sorted(allocated(self.kernel.body), key=lambda b: b.name)]
-        me = len(self.metadata)
-        domain = self._meta(f"distinct !{{!{me}}}")
+        """Make an alias scope per memory buffer; an access is in its buffer's scope and in no other."""
+        self.empty_node = self._meta("!{}")
+        self.nontemporal_node = self._meta("!{i32 1}")
+        memory = [*self.kernel.params, *sorted(allocated_buffers(self.kernel.body), key=lambda b: b.name)]
+        number = len(self.metadata)
+        domain = self._meta(f"distinct !{{!{number}}}")
         scopes = []
         for _ in memory:
-            me = len(self.metadata)
-            scopes.append(self._meta(f"distinct !{{!{me}, !{domain}}}"))
+            number = len(self.metadata)
+            scopes.append(self._meta(f"distinct !{{!{number}, !{domain}}}"))
         for buffer, scope in zip(memory, scopes, strict=True):
-            mine = self._meta(f"!{{!{scope}}}")
-            others = self._meta("!{" + ", ".join(f"!{s}" for s in scopes if s != scope) + "}")
-            self.scopes_of[buffer] = f", !alias.scope !{mine}, !noalias !{others}"
+            own_scope = self._meta(f"!{{!{scope}}}")
+            other_scopes = self._meta("!{" + ", ".join(f"!{s}" for s in scopes if s != scope) + "}")
+            self.alias_scopes[buffer] = f", !alias.scope !{own_scope}, !noalias !{other_scopes}"
 
     # Statements
 
     def _body(self, body: Body) -> None:
-        binds = self.binds.get(id(body))
-        if binds is None:
-            binds = self.binds[id(body)] = any(isinstance(s, Let | Increment) for s in body)
-        bound = dict(self.vars) if binds else None
+        binds_names = self.binds_names.get(id(body))
+        if binds_names is None:
+            binds_names = self.binds_names[id(body)] = any(isinstance(s, Let | Increment) for s in body)
+        outer_vars = dict(self.vars) if binds_names else None
         for stmt in body:
             self.loads.clear()
-            self.shared.clear()
+            self.values.clear()
             self.sums.clear()
             _PRINT[type(stmt)](self, stmt)
-        if bound is not None:
-            self.vars = bound
+        if outer_vars is not None:
+            self.vars = outer_vars
 
     def _let(self, s: Let) -> None:
         value = s.value
@@ -158,54 +158,57 @@ class _Function(Expressions):
             return
         lanes, dtype = value.lanes, buffer.dtype
         if s.stream and s.mask is None and isinstance(value, Bitcast) and value.a.lanes == lanes:
-            # its bits as they are: LLVM 22 stores no vector of halves past the caches
+            # store the bits: LLVM 22 has no non-temporal stores of vectors of halves
             value, dtype = value.a, value.a.dtype
         x = self.value(value)
         if buffer.dtype.kind == "b":
             x = b.emit(f"zext {value_type(buffer.dtype, lanes)} {x} to {vector_of('i8', lanes)}", (x,))
         kind = storage_type(dtype, lanes)
-        meta = self.scopes_of[buffer]
+        meta = self.alias_scopes[buffer]
         if s.index.lanes > 1:
             scalar = storage_type(buffer.dtype)
             mask = self.value(s.mask) if s.mask is not None else "splat (i1 true)"
-            where = self._addresses(buffer, s.index)
+            addresses = self._addresses(buffer, s.index)
             name = f"llvm.masked.scatter.{mangle(scalar, lanes)}.v{lanes}p0"
             b.declares.add(f"declare void @{name}({kind}, <{lanes} x ptr>, <{lanes} x i1>)")
             align = buffer.dtype.nbytes
-            b.line(f"call void @{name}({kind} {x}, <{lanes} x ptr> align {align} {where}, <{lanes} x i1> {mask}){meta}")
+            b.line(
+                f"call void @{name}({kind} {x}, <{lanes} x ptr> align {align} {addresses}, <{lanes} x i1> {mask}){meta}"
+            )
             return
         pointer, align = self.address(buffer, s.index)
         size = buffer.dtype.nbytes * lanes
-        register = min(size, _STREAMS[-1])
-        if s.stream and s.mask is None and register in _STREAMS and size % register == 0:
-            self._stream(f"store {kind} {x}, ptr {pointer}, align", pointer, align, register, meta)
+        register_bytes = min(size, _STREAM_BYTES[-1])
+        if s.stream and s.mask is None and register_bytes in _STREAM_BYTES and size % register_bytes == 0:
+            self._stream(f"store {kind} {x}, ptr {pointer}, align", pointer, align, register_bytes, meta)
         elif s.mask is None:
             b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}")
         elif lanes == 1:
             self._guarded(self.value(s.mask), lambda: b.line(f"store {kind} {x}, ptr {pointer}, align {align}{meta}"))
-        elif (mask := self.value(s.mask)) in self.single:
-            # LLVM 22 narrows `trunc` into a masked store of one lane and then writes the wide lane
-            one = extract(b, x, 0, storage_type(buffer.dtype), lanes)
-            b.line(f"store {storage_type(buffer.dtype)} {one}, ptr {pointer}, align {align}{meta}")
+        elif (mask := self.value(s.mask)) in self.single_lane_masks:
+            # LLVM 22 folds `trunc` into a masked store of one lane and then writes the wide lane
+            lane = extract(b, x, 0, storage_type(buffer.dtype), lanes)
+            b.line(f"store {storage_type(buffer.dtype)} {lane}, ptr {pointer}, align {align}{meta}")
         else:
             name = f"llvm.masked.store.{mangle(storage_type(buffer.dtype), lanes)}.p0"
             b.declares.add(f"declare void @{name}({kind}, ptr, <{lanes} x i1>)")
             b.line(f"call void @{name}({kind} {x}, ptr align {align} {pointer}, <{lanes} x i1> {mask}){meta}")
 
     def _stream(self, store: str, pointer: str, align: int, size: int, meta: str) -> None:
-        """A store past the caches, where the address is a multiple of the register's `size` as those stores demand."""
+        """Emit a non-temporal store; at run time a plain one if the address is not aligned to `size`, as such stores
+        require."""
         b = self.b
-        past = f"{store} {size}{meta}, !nontemporal !{self.one}"
-        self.streams = True
+        streaming_store = f"{store} {size}{meta}, !nontemporal !{self.nontemporal_node}"
+        self.has_streams = True
         if align % size == 0:
-            b.line(past)
+            b.line(streaming_store)
             return
-        at = b.emit(f"ptrtoint ptr {pointer} to i64", (pointer,))
-        low = b.emit(f"and i64 {at}, {size - 1}", (at,), cheap=True)
-        whole = b.emit(f"icmp eq i64 {low}, 0", (low,))
-        other = b.emit(f"xor i1 {whole}, true", (whole,))
-        self._guarded(whole, lambda: b.line(past))
-        self._guarded(other, lambda: b.line(f"{store} {align}{meta}"))
+        address = b.emit(f"ptrtoint ptr {pointer} to i64", (pointer,))
+        misalignment = b.emit(f"and i64 {address}, {size - 1}", (address,), cheap=True)
+        is_aligned = b.emit(f"icmp eq i64 {misalignment}, 0", (misalignment,))
+        is_unaligned = b.emit(f"xor i1 {is_aligned}, true", (is_aligned,))
+        self._guarded(is_aligned, lambda: b.line(streaming_store))
+        self._guarded(is_unaligned, lambda: b.line(f"{store} {align}{meta}"))
 
     def _prefetch(self, s: Prefetch) -> None:
         pointer, _ = self.address(s.buffer, s.index)
@@ -221,92 +224,92 @@ class _Function(Expressions):
         first, last = begin.literal, end.literal
         if s.unroll and (first is None or last is None):
             raise CompileError(f"unrolled loop over {s.var.name}", expected="literal bounds", got="run-time bounds")
-        known = first is not None and last is not None
+        has_literal_bounds = first is not None and last is not None
         trips = range(first, last, s.step) if first is not None and last is not None else None
         if trips is not None and (s.unroll or len(trips) <= 1):
-            before = self.vars.get(s.var.name)
+            outer_value = self.vars.get(s.var.name)
             for i in trips:
                 self.vars[s.var.name] = constant(i)
                 self._body(s.body)
-            self._restore(s.var.name, before)
+            self._restore(s.var.name, outer_value)
             return
-        self._loop(s, begin, end, guarded=not known)
+        self._loop(s, begin, end, is_guarded=not has_literal_bounds)
 
-    def _restore(self, name: str, before: Affine | str | None) -> None:
-        if before is None:
+    def _restore(self, name: str, outer_value: Affine | str | None) -> None:
+        if outer_value is None:
             self.vars.pop(name, None)
         else:
-            self.vars[name] = before
+            self.vars[name] = outer_value
 
-    def _loop(self, s: For, begin: Affine, end: Affine, guarded: bool) -> None:
+    def _loop(self, s: For, begin: Affine, end: Affine, is_guarded: bool) -> None:
         """A rotated loop: [guard] -> body -> latch -> exit, so that the back edge is the only branch."""
         b = self.b
         start, stop = begin.value(b), end.value(b)
         outer = b.scope
-        some = b.emit(f"icmp slt i64 {start}, {stop}", (start, stop), cheap=True) if guarded else "true"
-        entered = b.label()
-        inside, left = b.label(), b.label()
-        scope = b.push(inside, conditional=False)
+        is_entered = b.emit(f"icmp slt i64 {start}, {stop}", (start, stop), cheap=True) if is_guarded else "true"
+        preheader = b.label()
+        header, exit_label = b.label(), b.label()
+        scope = b.push(header, conditional=False)
         index = b.name(scope.depth)
         carried: list[tuple[Buffer, int, str, str]] = []
-        for buffer in self._stored(s.body):
-            held = self.registers.get(buffer)
-            for at, value in list(held.items()) if held else ():
+        for buffer in self._written_registers(s.body):
+            values = self.registers.get(buffer)
+            for slot, value in list(values.items()) if values else ():
                 phi = b.name(scope.depth)
-                carried.append((buffer, at, value, phi))
-                self.registers[buffer][at] = phi
-        before = self.vars.get(s.var.name)
-        self.vars[s.var.name] = Affine.of(index, gcd(s.step, begin.multiple), begin.natural)
+                carried.append((buffer, slot, value, phi))
+                self.registers[buffer][slot] = phi
+        outer_value = self.vars.get(s.var.name)
+        self.vars[s.var.name] = Affine.of(index, gcd(s.step, begin.multiple), begin.is_nonnegative)
         self._body(s.body)
-        self._restore(s.var.name, before)
-        again = b.effect(f"add nuw nsw i64 {index}, {s.step}")
-        more = b.effect(f"icmp slt i64 {again}, {stop}")
+        self._restore(s.var.name, outer_value)
+        next_index = b.effect(f"add nuw nsw i64 {index}, {s.step}")
+        continues = b.effect(f"icmp slt i64 {next_index}, {stop}")
         latch = scope.label
         b.pop()
 
-        # what is invariant has been printed into `outer` by now
-        if guarded:
-            b.line(f"br i1 {some}, label %{entered}, label %{left}")
-            tested = outer.label
-            b.start(entered)
+        # invariants have been printed into `outer` by now
+        if is_guarded:
+            b.line(f"br i1 {is_entered}, label %{preheader}, label %{exit_label}")
+            guard_block = outer.label
+            b.start(preheader)
         else:
-            tested, entered = "", outer.label
-        b.line(f"br label %{inside}")
-        b.start(inside)
-        b.line(f"{index} = phi i64 [ {start}, %{entered} ], [ {again}, %{latch} ]")
+            guard_block, preheader = "", outer.label
+        b.line(f"br label %{header}")
+        b.start(header)
+        b.line(f"{index} = phi i64 [ {start}, %{preheader} ], [ {next_index}, %{latch} ]")
         finals: list[tuple[Buffer, int, str, str]] = []
-        for buffer, at, value, phi in carried:
+        for buffer, slot, value, phi in carried:
             kind = value_type(buffer.dtype, buffer.lanes)
-            final = self.registers[buffer][at]
-            b.line(f"{phi} = phi {kind} [ {value}, %{entered} ], [ {final}, %{latch} ]")
-            finals.append((buffer, at, value, final))
+            final = self.registers[buffer][slot]
+            b.line(f"{phi} = phi {kind} [ {value}, %{preheader} ], [ {final}, %{latch} ]")
+            finals.append((buffer, slot, value, final))
         b.scope.lines.extend(scope.lines)
-        b.line(f"br i1 {more}, label %{inside}, label %{left}")
-        b.start(left)
-        self._drop_new(s.body, carried, guarded)
-        for buffer, at, value, final in finals:
-            if guarded:
+        b.line(f"br i1 {continues}, label %{header}, label %{exit_label}")
+        b.start(exit_label)
+        self._drop_first_stores(s.body, carried, is_guarded)
+        for buffer, slot, value, final in finals:
+            if is_guarded:
                 kind = value_type(buffer.dtype, buffer.lanes)
-                final = b.effect(f"phi {kind} [ {value}, %{tested} ], [ {final}, %{latch} ]")
+                final = b.effect(f"phi {kind} [ {value}, %{guard_block} ], [ {final}, %{latch} ]")
             else:
-                self._settle(final)
-            self.registers[buffer][at] = final
+                self._hoist_definition(final)
+            self.registers[buffer][slot] = final
 
-    def _settle(self, name: str) -> None:
-        """A value of a body that surely ran is known in the scope around it."""
+    def _hoist_definition(self, name: str) -> None:
+        """Mark a value of a loop body that surely ran as defined in the enclosing scope."""
         if name in self.b.depth:
             self.b.depth[name] = min(self.b.depth[name], self.b.scope.depth)
 
-    def _drop_new(self, body: Body, carried: list[tuple[Buffer, int, str, str]], guarded: bool) -> None:
-        """Registers first stored in a loop: undefined after it if it may not have run."""
-        old = {(buffer, at) for buffer, at, _, _ in carried}
-        for buffer in self._stored(body):
-            held = self.registers.get(buffer, {})
-            for at in [at for at in held if (buffer, at) not in old]:
-                if guarded:
-                    del held[at]
+    def _drop_first_stores(self, body: Body, carried: list[tuple[Buffer, int, str, str]], is_guarded: bool) -> None:
+        """Drop registers whose first store is in the loop, as they are undefined if it did not run."""
+        carried_slots = {(buffer, slot) for buffer, slot, _, _ in carried}
+        for buffer in self._written_registers(body):
+            values = self.registers.get(buffer, {})
+            for slot in [slot for slot in values if (buffer, slot) not in carried_slots]:
+                if is_guarded:
+                    del values[slot]
                 else:
-                    self._settle(held[at])
+                    self._hoist_definition(values[slot])
 
     def _if(self, s: If) -> None:
         b = self.b
@@ -314,7 +317,7 @@ class _Function(Expressions):
         if condition in ("true", "false"):
             self._body(s.then if condition == "true" else s.orelse)
             return
-        before = {buffer: dict(held) for buffer, held in self.registers.items()}
+        before = {buffer: dict(values) for buffer, values in self.registers.items()}
         after: list[dict[Buffer, dict[int, str]]] = []
 
         def branch(body: Body) -> None:
@@ -323,20 +326,20 @@ class _Function(Expressions):
             self.registers = {buffer: dict(held) for buffer, held in before.items()}
 
         then, orelse = b.branch(condition, partial(branch, s.then), partial(branch, s.orelse))
-        in_then, in_else = after
-        for buffer, held in self.registers.items():
+        then_registers, else_registers = after
+        for buffer, values in self.registers.items():
             kind = value_type(buffer.dtype, buffer.lanes)
-            for at in in_then[buffer].keys() & in_else[buffer].keys():
-                p, q = in_then[buffer][at], in_else[buffer][at]
-                held[at] = p if p == q else b.effect(f"phi {kind} [ {p}, %{then.label} ], [ {q}, %{orelse.label} ]")
+            for slot in then_registers[buffer].keys() & else_registers[buffer].keys():
+                p, q = then_registers[buffer][slot], else_registers[buffer][slot]
+                values[slot] = p if p == q else b.effect(f"phi {kind} [ {p}, %{then.label} ], [ {q}, %{orelse.label} ]")
 
-    def _stored(self, body: Body) -> list[Buffer]:
-        """Register buffers that `body` writes."""
-        found = self.stored.get(id(body))
-        if found is None:
-            found = sorted(stored_registers(body), key=lambda buffer: buffer.name)
-            self.stored[id(body)] = found
-        return found
+    def _written_registers(self, body: Body) -> list[Buffer]:
+        """Return the register buffers that `body` writes."""
+        buffers = self.written.get(id(body))
+        if buffers is None:
+            buffers = sorted(written_registers(body), key=lambda buffer: buffer.name)
+            self.written[id(body)] = buffers
+        return buffers
 
 
 _PRINT: dict[type[Stmt], Callable[[_Function, Any], None]] = {

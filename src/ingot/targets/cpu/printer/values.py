@@ -1,7 +1,7 @@
-"""Arithmetic of kernel IR as LLVM IR: one function per expression class, on values that are already printed.
+"""Arithmetic of kernel IR as LLVM IR: one function per expression class, on operands that are already printed.
 
-f16 and bf16 arithmetic happens in f32 with one rounding after each operation, which gives the correctly rounded result
-for + - * / and sqrt (24 >= 2 * 11 + 2 bits; Figueroa 1995) and needs no library call.
+f16 and bf16 arithmetic is computed in f32 and rounded after each operation, which gives the correctly rounded result of
++ - * / and sqrt (24 >= 2 * 11 + 2 bits; Figueroa 1995) and needs no library call.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_ty
 from ingot.targets.cpu.printer.casts import cast
 from ingot.targets.cpu.printer.lanes import extract, join, part, split
 
-_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
-_INTEGER = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
-_SHIFT = {"shl": "shl", "ashr": "ashr", "lshr": "lshr"}
+_FLOAT_OPS = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_INTEGER_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
+_SHIFT_OPS = {"shl": "shl", "ashr": "ashr", "lshr": "lshr"}
 _COMPARE_INT = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 _COMPARE_FLOAT = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-_ROUNDING = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round_even": "roundeven", "sqrt": "sqrt"}
+_FLOAT_INTRINSICS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round_even": "roundeven", "sqrt": "sqrt"}
 
 
-def narrow_float(dtype: DType) -> bool:
+def is_narrow_float(dtype: DType) -> bool:
     return dtype.is_float and dtype.bits < 32
 
 
@@ -34,11 +34,11 @@ def unary(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
         ones = b.splat("true" if dtype.kind == "b" else "-1", scalar, lanes)
         return b.emit(f"xor {kind} {x}, {ones}", (x,))
     if dtype.is_float:
-        if narrow_float(dtype):
+        if is_narrow_float(dtype):
             return cast(b, unary(b, fn, cast(b, x, dtype, f32, lanes), f32, lanes), f32, dtype, lanes)
         if fn == "neg":
             return b.emit(f"fneg {kind} {x}", (x,))
-        name = "fabs" if fn == "abs" else _ROUNDING.get(fn)
+        name = "fabs" if fn == "abs" else _FLOAT_INTRINSICS.get(fn)
         if name is None:
             raise CompileError(f"unary {fn}", expected="an integer", got=dtype)
         return b.call(f"llvm.{name}.{mangle(scalar, lanes)}", kind, ((kind, x),))
@@ -61,8 +61,8 @@ def unary(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
 
 
 def binary(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str:
-    """`dtype` is the operands'. min and max on floats: NaN wins, the sign of a zero is either."""
-    if narrow_float(dtype):
+    """dtype: of the operands. min and max of floats propagate NaN; the sign of a zero is unspecified."""
+    if is_narrow_float(dtype):
         wide = binary(b, fn, cast(b, x, dtype, f32, lanes), cast(b, y, dtype, f32, lanes), f32, lanes)
         return wide if fn in _COMPARE_INT else cast(b, wide, f32, dtype, lanes)
     kind = value_type(dtype, lanes)
@@ -78,21 +78,21 @@ def binary(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str
         if fn == "ldexp":
             shift = b.splat(literal(ldexp_shift(dtype), dtype), value_type(dtype), lanes)
             return ldexp(b, x, y, lambda: b.emit(f"fadd {kind} {y}, {shift}", (y,)), dtype, lanes)
-        if fn not in _FLOAT:
+        if fn not in _FLOAT_OPS:
             raise CompileError(f"binary {fn}", expected="an integer", got=dtype)
-        return b.emit(f"{_FLOAT[fn]} {kind} {x}, {y}", (x, y))
-    if fn in _INTEGER:
-        return b.emit(f"{_INTEGER[fn]} {kind} {x}, {y}", (x, y), cheap=True)
-    if fn in _SHIFT:
+        return b.emit(f"{_FLOAT_OPS[fn]} {kind} {x}, {y}", (x, y))
+    if fn in _INTEGER_OPS:
+        return b.emit(f"{_INTEGER_OPS[fn]} {kind} {x}, {y}", (x, y), cheap=True)
+    if fn in _SHIFT_OPS:
         return b.emit(f"{fn} {kind} {x}, {y}", (x, y), cheap=True)
     if fn in ("div", "rem"):
         op = ("s" if dtype.kind == "i" else "u") + fn
         if y.lstrip("-").isdigit() and int(y) not in (0, -1):
             return b.emit(f"{op} {kind} {x}, {y}", (x, y), cheap=True)
-        if y[0] == "s":  # by a constant, which multiplies
+        if y[0] == "s":  # by a constant: compiled to multiplications
             return b.emit(f"{op} {kind} {x}, {y}", (x, y))
-        found = division.quotient(b, x, y, dtype, lanes) if fn == "div" else division.rest(b, x, y, dtype, lanes)
-        return found or b.effect(f"{op} {kind} {x}, {y}")
+        result = division.quotient(b, x, y, dtype, lanes) if fn == "div" else division.remainder(b, x, y, dtype, lanes)
+        return result or b.effect(f"{op} {kind} {x}, {y}")
     raise CompileError(f"binary {fn}", expected="an operation of kernel IR", got=dtype)
 
 
@@ -106,24 +106,24 @@ def _compare(b: Builder, fn: str, x: str, y: str, dtype: DType, kind: str) -> st
 def _extremum(b: Builder, fn: str, x: str, y: str, dtype: DType, lanes: int) -> str:
     kind = value_type(dtype, lanes)
     flags = vector_of("i1", lanes)
-    least = fn.startswith("min")
+    is_min = fn.startswith("min")
     if dtype.kind == "b":
-        return b.emit(f"{'and' if least else 'or'} {kind} {x}, {y}", (x, y), cheap=True)
+        return b.emit(f"{'and' if is_min else 'or'} {kind} {x}, {y}", (x, y), cheap=True)
     if not dtype.is_float:
         name = f"llvm.{'s' if dtype.kind == 'i' else 'u'}{fn[:3]}.{mangle(value_type(dtype), lanes)}"
         return b.call(name, kind, ((kind, x), (kind, y)), cheap=True)
     if not fn.endswith("num"):
-        # the sign of a zero does not matter: without saying so x86 takes five instructions more
-        name = f"llvm.{'minimum' if least else 'maximum'}.{mangle(value_type(dtype), lanes)}"
+        # nsz: without it x86 needs five more instructions
+        name = f"llvm.{'minimum' if is_min else 'maximum'}.{mangle(value_type(dtype), lanes)}"
         return b.call(name, kind, ((kind, x), (kind, y)), flags="nsz ")
-    # This select is exactly minps/maxps: the second operand where either is NaN.
-    test = b.emit(f"fcmp {'olt' if least else 'ogt'} {kind} {x}, {y}", (x, y))
+    # This select is exactly minps/maxps: the second operand if either is NaN.
+    test = b.emit(f"fcmp {'olt' if is_min else 'ogt'} {kind} {x}, {y}", (x, y))
     return b.emit(f"select {flags} {test}, {kind} {x}, {kind} {y}", (test, x, y))
 
 
 def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
-    """x * y + z. Machines without the instruction round twice: emulating one rounding costs 20 times as much."""
-    if narrow_float(dtype):
+    """Emit x * y + z. Without the instruction it rounds twice, as emulating one rounding costs 20 times as much."""
+    if is_narrow_float(dtype):
         p, q, r = (cast(b, v, dtype, f32, lanes) for v in (x, y, z))
         return cast(b, fma(b, p, q, r, f32, lanes), f32, dtype, lanes)
     kind = value_type(dtype, lanes)
@@ -136,24 +136,24 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
 
 
 def dot(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
-    """z + the products of neighbouring elements of x and y: bf16, as their bits, or u8 and i8."""
+    """Emit z + the products of adjacent elements of x and y: bf16 as i16, or u8 and i8."""
     return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes)
 
 
 def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     kind, quads = vector_of("i32", lanes), f"<{4 * lanes} x i8>"
     operands = ((kind, z), (quads, x), (quads, y))
-    wide = "avx512vnni" in b.features
-    narrow = "avxvnni" in b.features or (wide and "avx512vl" in b.features)
-    if (wide and lanes == 16) or (narrow and lanes in (4, 8)):
+    has_vnni512 = "avx512vnni" in b.features
+    has_vnni256 = "avxvnni" in b.features or (has_vnni512 and "avx512vl" in b.features)
+    if (has_vnni512 and lanes == 16) or (has_vnni256 and lanes in (4, 8)):
         return b.call(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", kind, operands)
     if lanes in (2, 4) and b.features.arch == "aarch64" and "i8mm" in b.features:
         return b.call(f"llvm.aarch64.neon.usdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
     p, q = (b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
-    for at in range(0, 32, 8):  # unsigned bytes of x by signed ones of y
-        top = b.emit(f"shl {kind} {q}, {b.splat(str(24 - at), 'i32', lanes)}", (q,))
+    for shift in range(0, 32, 8):  # unsigned bytes of x, signed bytes of y
+        top = b.emit(f"shl {kind} {q}, {b.splat(str(24 - shift), 'i32', lanes)}", (q,))
         signed = b.emit(f"ashr {kind} {top}, {b.splat('24', 'i32', lanes)}", (top,))
-        low = b.emit(f"lshr {kind} {p}, {b.splat(str(at), 'i32', lanes)}", (p,))
+        low = b.emit(f"lshr {kind} {p}, {b.splat(str(shift), 'i32', lanes)}", (p,))
         unsigned = b.emit(f"and {kind} {low}, {b.splat('255', 'i32', lanes)}", (low,))
         z = fma(b, unsigned, signed, z, i32, lanes)
     return z
@@ -185,46 +185,46 @@ def _even_of_pairs(b: Builder, x: str, lanes: int) -> str:
 
 
 def reduce(b: Builder, fn: str, x: str, dtype: DType, lanes: int) -> str:
-    """All lanes into one: halves are combined until one lane is left. An odd lane joins at the end."""
+    """Reduce all lanes: combine halves until one lane is left, then the odd lanes."""
     if lanes == 1:
         return x
     scalar = value_type(dtype)
     if dtype.kind in "iub" and fn in ("add", "mul", "and", "or", "xor") and lanes & (lanes - 1) == 0:
         return b.call(f"llvm.vector.reduce.{fn}.{mangle(scalar, lanes)}", scalar, ((vector_of(scalar, lanes), x),))
-    rest: list[str] = []
+    odd_lanes: list[str] = []
     while lanes > 1:
         if lanes % 2:
-            rest.append(extract(b, x, lanes - 1, scalar, lanes))
+            odd_lanes.append(extract(b, x, lanes - 1, scalar, lanes))
         half = lanes // 2
         low, high = (part(b, x, scalar, lanes, start, half) for start in (0, half))
         x, lanes = binary(b, fn, low, high, dtype, half), half
-    for value in rest:
+    for value in odd_lanes:
         x = binary(b, fn, x, value, dtype, 1)
     return x
 
 
 def ldexp_shift(dtype: DType) -> float:
-    """What turns an even float n, added to it, into one whose low bits are n/2 + bias."""
+    """Return the addend that makes the low bits of an even float n equal n/2 + bias."""
     fraction, bias = (23, 127) if dtype == f32 else (52, 1023)
     return 3 * 2.0**fraction + 2 * bias
 
 
-def ldexp(b: Builder, x: str, n: str, shifted: Callable[[], str], dtype: DType, lanes: int) -> str:
-    """x * 2^n; `shifted` prints n + ldexp_shift. Without the instruction: two factors 2^(n/2)."""
+def ldexp(b: Builder, x: str, n: str, emit_shifted: Callable[[], str], dtype: DType, lanes: int) -> str:
+    """Emit x * 2^n. emit_shifted: emit n + ldexp_shift. Without the instruction: multiply by 2^(n/2) twice."""
     kind, bits = value_type(dtype, lanes), dtype.bits * lanes
     if "avx512f" in b.features and bits > 512 and lanes & (lanes - 1) == 0:
-        scalar, most = value_type(dtype), 512 // dtype.bits
-        pairs = zip(*(split(b, v, scalar, lanes, most) for v in (x, n)), strict=True)
-        return join(b, [ldexp(b, y, m, shifted, dtype, most) for y, m in pairs], scalar, most)
+        scalar, width = value_type(dtype), 512 // dtype.bits
+        pairs = zip(*(split(b, v, scalar, lanes, width) for v in (x, n)), strict=True)
+        return join(b, [ldexp(b, y, m, emit_shifted, dtype, width) for y, m in pairs], scalar, width)
     if "avx512f" in b.features and (bits == 512 or (bits in (128, 256) and "avx512vl" in b.features)):
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if dtype == f32 else 'd'}.{bits}"
         all_lanes = (f"i{max(8, lanes)}", "-1")
         rounding = (("i32", "4"),) if bits == 512 else ()
         return b.call(name, kind, ((kind, x), (kind, n), (kind, "zeroinitializer"), all_lanes, *rounding))
-    s = shifted()
+    s = emit_shifted()
     ints = vector_of(f"i{dtype.bits}", lanes)
-    whole = b.emit(f"bitcast {kind} {s} to {ints}", (s,))
-    field = b.emit(f"shl {ints} {whole}, {b.splat(str(23 if dtype == f32 else 52), f'i{dtype.bits}', lanes)}", (whole,))
+    raw = b.emit(f"bitcast {kind} {s} to {ints}", (s,))
+    field = b.emit(f"shl {ints} {raw}, {b.splat(str(23 if dtype == f32 else 52), f'i{dtype.bits}', lanes)}", (raw,))
     power = b.emit(f"bitcast {ints} {field} to {kind}", (field,))
     half = b.emit(f"fmul {kind} {x}, {power}", (x, power))
     return b.emit(f"fmul {kind} {half}, {power}", (half, power))
