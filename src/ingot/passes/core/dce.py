@@ -39,14 +39,14 @@ def _prune(graph: Graph) -> Graph:
             return n.with_inputs(inputs)
         op = n.op.map_bodies(dce)
         base = n.with_inputs(inputs) if op is n.op else op(*inputs, loc=n.loc)
-        kept = reads.get(n, set()) if len(n.types) > 1 else {0}
-        smaller = next((fn(base, kept) for cls, fn in _PRUNERS if isinstance(n.op, cls)), None)
+        live = reads.get(n, set()) if len(n.types) > 1 else {0}
+        smaller = next((fn(base, live) for cls, fn in _PRUNERS if isinstance(n.op, cls)), None)
         if smaller is None:
             return base
-        new, places = smaller
+        new, positions = smaller
         if len(n.types) == 1:
-            return new.results[places[0]]
-        renamed[n] = {old: new.results[at] for old, at in places.items()}
+            return new.results[positions[0]]
+        renamed[n] = {old: new.results[index] for old, index in positions.items()}
         return base
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=pruned))
@@ -63,14 +63,14 @@ def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph
 
 def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:
     """The places of the inputs that those outputs of `body` read."""
-    found = set(topological((*(body.outputs[i] for i in outputs), *body.found.values())))
-    return {at for at, n in enumerate(body.inputs) if n in found}
+    nodes = set(topological((*(body.outputs[i] for i in outputs), *body.found.values())))
+    return {at for at, n in enumerate(body.inputs) if n in nodes}
 
 
-def _group(n: Node, kept: set[int]) -> Pruned:
+def _group(n: Node, live_results: set[int]) -> Pruned:
     assert isinstance(n.op, ops.Group)
     body = n.op.body
-    outputs = sorted(kept)
+    outputs = sorted(live_results)
     inputs = sorted(_needs(body, outputs))
     if len(outputs) == len(body.outputs) and len(inputs) == len(body.inputs):
         return None
@@ -78,10 +78,10 @@ def _group(n: Node, kept: set[int]) -> Pruned:
     return new, {old: at for at, old in enumerate(outputs)}
 
 
-def _case(n: Node, kept: set[int]) -> Pruned:
+def _case(n: Node, live_results: set[int]) -> Pruned:
     assert isinstance(n.op, ops.Case)
     branches = n.op.branches
-    outputs = sorted(kept)
+    outputs = sorted(live_results)
     inputs = sorted(set().union(*(_needs(b, outputs) for b in branches)))
     if len(outputs) == len(branches[0].results) and len(inputs) == len(branches[0].inputs):
         return None
@@ -89,10 +89,10 @@ def _case(n: Node, kept: set[int]) -> Pruned:
     return op(n.inputs[0], *(n.inputs[1 + i] for i in inputs), loc=n.loc), {old: at for at, old in enumerate(outputs)}
 
 
-def _while(n: Node, kept: set[int]) -> Pruned:
+def _while(n: Node, live_results: set[int]) -> Pruned:
     assert isinstance(n.op, ops.While)
     cond, body = n.op.cond, n.op.body
-    live = kept | _needs(cond, [0])
+    live = live_results | _needs(cond, [0])
     while True:
         more = live | _needs(body, sorted(live))
         if more == live:

@@ -40,7 +40,7 @@ def _gelu(n: Node) -> Node | None:
         for x in factors:
             if _monomial(n, x, bell) == Monomial(scale, 1, bell):
                 for form in _FORMS:
-                    if isinstance(function.op, form.function) and _alike(
+                    if isinstance(function.op, form.function) and _coefficients_match(
                         _polynomial(function.inputs[0], x), form.inner
                     ):
                         return form.op(x, loc=n.loc)
@@ -61,10 +61,10 @@ _FORMS = (
     Form(ops.Gelu("tanh"), ops.Tanh, {1: sqrt(2 / pi), 3: 0.044715 * sqrt(2 / pi)}),
     Form(ops.Gelu("tanh"), ops.Logistic, {1: sqrt(8 / pi), 3: 0.044715 * sqrt(8 / pi)}),
 )
-_DEEP = 3  # products of products of products
+_MAX_FACTOR_DEPTH = 3  # products of products of products
 
 
-def _factors(n: Node, depth: int = _DEEP) -> Iterator[Node]:
+def _factors(n: Node, depth: int = _MAX_FACTOR_DEPTH) -> Iterator[Node]:
     """All that is multiplied in `n`, products among them."""
     if depth and isinstance(n.op, ops.Mul):
         for i in n.inputs:
@@ -133,12 +133,12 @@ def _product(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]
     return out if max(out) <= 3 else None
 
 
-def _alike(found: Mapping[int, float] | None, wanted: Mapping[int, float]) -> bool:
+def _coefficients_match(actual: Mapping[int, float] | None, expected: Mapping[int, float]) -> bool:
     """Whether coefficients agree to the last places of f32, which two roundings may have touched."""
     return (
-        found is not None
-        and set(found) == set(wanted)
-        and all(isclose(found[d], wanted[d], rel_tol=2.0**-21) for d in wanted)
+        actual is not None
+        and set(actual) == set(expected)
+        and all(isclose(actual[d], expected[d], rel_tol=2.0**-21) for d in expected)
     )
 
 

@@ -41,14 +41,14 @@ def lower_precision(graph: Graph, precision: str, alike: bool = False) -> Graph:
     return graph if stored == f32 else _Narrowing(graph, stored, alike).run()
 
 
-def _narrows(n: Node, alike: bool) -> bool:
+def _narrows(n: Node, same_types: bool) -> bool:
     """Whether `n` is a sum of f32 products, with weights unless `alike`."""
     floats = (*n.op.stored_weights, *n.op.stored_values)
     return (
-        bool(floats if alike else n.op.stored_weights)
+        bool(floats if same_types else n.op.stored_weights)
         and all(t.dtype == f32 for t in n.types)
         and all(n.inputs[i].dtype == f32 for i in floats)
-        and (alike or all(is_constant(n.inputs[i]) for i in n.op.stored_weights))
+        and (same_types or all(is_constant(n.inputs[i]) for i in n.op.stored_weights))
     )
 
 
@@ -63,35 +63,35 @@ _ELEMENT_BY_ELEMENT = (Category.ELEMENTWISE, Category.GATHER, Category.REDUCTION
 
 
 class _Narrowing:
-    def __init__(self, graph: Graph, stored: DType, alike: bool) -> None:
-        self.graph, self.stored, self.alike = graph, stored, alike
+    def __init__(self, graph: Graph, stored: DType, same_types: bool) -> None:
+        self.graph, self.stored, self.same_types = graph, stored, same_types
         self.users = graph.uses()
-        self.kept: set[Node] = set()  # values that are stored narrow for all their readers
+        self.narrow_values: set[Node] = set()  # values that are stored narrow for all their readers
 
     def run(self) -> Graph:
-        if self.stored == bf16 or self.alike:
+        if self.stored == bf16 or self.same_types:
             for n in self.graph.nodes():
                 if self._narrows(n):
                     for i in n.op.stored_values:
-                        self._keep(n.inputs[i])
+                        self._narrow_source(n.inputs[i])
         return self.graph.with_outputs(rebuilt(self.graph.outputs, rule=self._image))
 
-    def _keep(self, x: Node) -> None:
+    def _narrow_source(self, x: Node) -> None:
         """Store the value that elements of `x` come from, where others read it too, where `x` lies in its memory (else
         what moves the elements rounds them as well), or where a maximum thins it out.
         """
-        kept = x if len(self.users[x]) > 1 else None
-        found = strided(x, {})
+        candidate = x if len(self.users[x]) > 1 else None
+        view = strided(x, {})
         while _moves(x):
             thinned, x = isinstance(x.op, ops.ReduceWindow), x.inputs[0]
-            viewed = found is not None and x is found[0]
-            kept = x if thinned or viewed or len(self.users[x]) > 1 else kept
-        if kept is None or kept.is_leaf or kept in self.graph.outputs:
+            viewed = view is not None and x is view[0]
+            candidate = x if thinned or viewed or len(self.users[x]) > 1 else candidate
+        if candidate is None or candidate.is_leaf or candidate in self.graph.outputs:
             return
-        if self._inline(kept):
-            self.kept.add(kept)
+        if self._all_read_narrow(candidate):
+            self.narrow_values.add(candidate)
 
-    def _inline(self, x: Node) -> bool:
+    def _all_read_narrow(self, x: Node) -> bool:
         """Whether all that read `x` read it narrow or inside their own loops: none needs it as f32 in memory."""
         stack, seen = [x], {x}
         while stack:
@@ -107,25 +107,25 @@ class _Narrowing:
         """`n` of f32 images of its operands."""
         if self._narrows(n):
             inputs = list(inputs)
-            weights = self.stored == f16 and not self.alike
-            chosen = n.op.stored_weights if weights else (*n.op.stored_weights, *n.op.stored_values)
-            for i in chosen:
+            weights = self.stored == f16 and not self.same_types
+            indices = n.op.stored_weights if weights else (*n.op.stored_weights, *n.op.stored_values)
+            for i in indices:
                 inputs[i] = self._narrow(inputs[i])
-            made = n.op.with_sums(f32)(*inputs, loc=n.loc)
-            made = made if all(t.dtype == f32 for t in made.types) else self._wide(made)
+            image = n.op.with_sums(f32)(*inputs, loc=n.loc)
+            image = image if all(t.dtype == f32 for t in image.types) else self._wide(image)
         elif isinstance(n.op, Project):
-            made = n.op(*inputs, loc=n.loc)
+            image = n.op(*inputs, loc=n.loc)
         elif _moves(n) and _widened(inputs[0], self.stored):
-            made = self._wide(n.op(inputs[0].inputs[0], loc=n.loc))
+            image = self._wide(n.op(inputs[0].inputs[0], loc=n.loc))
         else:
-            made = n.with_inputs(inputs)
-        return self._wide(self._narrow(made)) if n in self.kept else made
+            image = n.with_inputs(inputs)
+        return self._wide(self._narrow(image)) if n in self.narrow_values else image
 
     def _narrows(self, n: Node) -> bool:
-        return _narrows(n, self.alike)
+        return _narrows(n, self.same_types)
 
     def _narrow(self, x: Node) -> Node:
-        if self.alike and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x):
+        if self.same_types and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x):
             q, *parameters = x.inputs  # they stay levels
             narrow = [ops.Convert(self.stored)(p) if p.dtype == f32 else p for p in parameters]
             return x.op(q, *narrow, loc=x.loc)

@@ -94,7 +94,7 @@ def _broadcast(n: Node) -> Node | None:
         axes = _inserted(x.inputs[0].shape, x.shape)
         if axes is not None:
             return ops.BroadcastInDim(op.shape, tuple(op.dims[a] for a in axes))(x.inputs[0])
-    if _no_repeat(op, x.shape):
+    if _repeats_nothing(op, x.shape):
         order = tuple(sorted(range(len(op.dims)), key=lambda a: op.dims[a]))
         return ops.Reshape(op.shape)(ops.Transpose(order)(x))
     return None
@@ -103,17 +103,17 @@ def _broadcast(n: Node) -> Node | None:
 def _inserted(old: Shape, new: Shape) -> tuple[int, ...] | None:
     """For each axis of `old` its place in `new`, where `new` is `old` with sizes of 1 put in; else None."""
     axes: list[int] = []
-    for at, d in enumerate(new):
+    for axis, d in enumerate(new):
         if len(axes) < len(old) and d == old[len(axes)]:
-            axes.append(at)
+            axes.append(axis)
         elif d != 1:
             return None
     return tuple(axes) if len(axes) == len(old) else None
 
 
-def _no_repeat(op: ops.BroadcastInDim, shape: Shape) -> bool:
-    kept = {d: shape[a] for a, d in enumerate(op.dims)}
-    return all(kept.get(d, 1) == size for d, size in enumerate(op.shape))
+def _repeats_nothing(op: ops.BroadcastInDim, shape: Shape) -> bool:
+    sizes = {d: shape[a] for a, d in enumerate(op.dims)}
+    return all(sizes.get(d, 1) == size for d, size in enumerate(op.shape))
 
 
 # --- slice, pad, concat, reverse
@@ -150,17 +150,17 @@ def _slice_of_concat(op: ops.Slice, x: Node, axis: int) -> Node | None:
         size = part.shape[axis]
         inside = all(isinstance(d, int) and d >= 0 for d in (low, size - high))
         if inside and low != high:
-            start, limit = _with(op.start, axis, low), _with(op.limit, axis, high)
+            start, limit = _replaced_at(op.start, axis, low), _replaced_at(op.limit, axis, high)
             return ops.Slice(start, limit, op.strides)(part)
         begin = begin + size
     return None
 
 
-def _with(shape: Shape, axis: int, size: DimLike) -> Shape:
+def _replaced_at(shape: Shape, axis: int, size: DimLike) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-_PARTS = 64  # of concats that are joined: those of one value with itself double with every step
+_MAX_CONCAT_PARTS = 64  # of concats that are joined: those of one value with itself double with every step
 
 
 def _concat(n: Node) -> Node | None:
@@ -176,30 +176,32 @@ def _concat(n: Node) -> Node | None:
             return ops.BroadcastInDim(n.shape, ())(filled)
     parts: list[Node] = []
     for x in n.inputs:
-        inner = isinstance(x.op, ops.Concat) and x.op.dimension == axis and len(parts) + len(x.inputs) <= _PARTS
+        inner = (
+            isinstance(x.op, ops.Concat) and x.op.dimension == axis and len(parts) + len(x.inputs) <= _MAX_CONCAT_PARTS
+        )
         parts += x.inputs if inner else (x,)
     parts = [x for x in parts if x.shape[axis] != 0] or parts[:1]
-    joined: list[Node] = []
+    merged: list[Node] = []
     for x in parts:
-        both = _join(joined[-1], x, axis) if joined else None
-        if both is None:
-            joined.append(x)
+        pair = _merged_slices(merged[-1], x, axis) if merged else None
+        if pair is None:
+            merged.append(x)
         else:
-            joined[-1] = both
-    if tuple(joined) == n.inputs:
+            merged[-1] = pair
+    if tuple(merged) == n.inputs:
         return None
-    return joined[0] if len(joined) == 1 else n.op(*joined)
+    return merged[0] if len(merged) == 1 else n.op(*merged)
 
 
-def _join(a: Node, b: Node, axis: int) -> Node | None:
+def _merged_slices(a: Node, b: Node, axis: int) -> Node | None:
     """concat(x[i:j], x[j:k]) -> x[i:k]"""
     p, q = a.op, b.op
     if not (isinstance(p, ops.Slice) and isinstance(q, ops.Slice)) or a.inputs[0] is not b.inputs[0]:
         return None
     fits = p.limit[axis] == q.start[axis] and all(s == 1 for s in (*p.strides, *q.strides))
-    if not fits or _with(p.start, axis, 0) != _with(q.start, axis, 0):
+    if not fits or _replaced_at(p.start, axis, 0) != _replaced_at(q.start, axis, 0):
         return None
-    return ops.Slice(p.start, _with(p.limit, axis, q.limit[axis]), p.strides)(a.inputs[0])
+    return ops.Slice(p.start, _replaced_at(p.limit, axis, q.limit[axis]), p.strides)(a.inputs[0])
 
 
 def _pad(n: Node) -> Node | None:
@@ -312,8 +314,8 @@ def _reduce(n: Node) -> Node | None:
         return ops.Reshape(n.shape)(x) if op.dims else x
     if isinstance(x.op, ops.Reduce) and x.op.kind == op.kind:
         inner = x.op.dims
-        kept = [d for d in range(len(x.inputs[0].shape)) if d not in inner]
-        return ops.Reduce(op.kind, (*inner, *(kept[d] for d in op.dims)))(x.inputs[0])
+        remaining = [d for d in range(len(x.inputs[0].shape)) if d not in inner]
+        return ops.Reduce(op.kind, (*inner, *(remaining[d] for d in op.dims)))(x.inputs[0])
     return None
 
 

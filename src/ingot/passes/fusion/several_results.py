@@ -24,38 +24,40 @@ from ingot.passes.fusion.policy import FusionPolicy
 
 def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
     """A fused graph whose results are made by the groups that read them, and which groups became which."""
-    together: dict[Node, tuple[Node, ...]] = {}
+    merged: dict[Node, tuple[Node, ...]] = {}
     outputs, depth = set(graph.outputs), _depths(graph)
     for reader in reversed(graph.nodes()):
-        joins = _joins if _is(reader, "pointwise") else _shares_rows
-        if reader in together or not (_is(reader, "pointwise") or (policy.joined_rows and _is(reader, "rows"))):
+        can_join = _can_join if _is_group(reader, "pointwise") else _shares_rows
+        if reader in merged or not (
+            _is_group(reader, "pointwise") or (policy.joined_rows and _is_group(reader, "rows"))
+        ):
             continue
         members = [reader]
         for m in members:  # which grows on the way
-            known = together.keys() | members
-            members += [i for i in dict.fromkeys(m.inputs) if i not in known and joins(i, m, outputs)]
+            taken = merged.keys() | members
+            members += [i for i in dict.fromkeys(m.inputs) if i not in taken and can_join(i, m, outputs)]
         while len(members) > 1 and not _fits(members, depth, policy):
             members.remove(min(members[1:], key=depth.__getitem__))
         if len(members) > 1:
-            together |= dict.fromkeys(members, tuple(sorted(members, key=depth.__getitem__)))
-    if not together:
+            merged |= dict.fromkeys(members, tuple(sorted(members, key=depth.__getitem__)))
+    if not merged:
         return graph, {}
 
     def needs(n: Node) -> Sequence[Node]:
-        return _read(together[n]) if n in together else n.inputs
+        return _read(merged[n]) if n in merged else n.inputs
 
     images: dict[Node, Node] = {}
-    became: dict[Node, Node] = {}
+    replaced: dict[Node, Node] = {}
     for n in topological((*graph.inputs, *graph.outputs), needs):
         if n in images:
             continue
-        if n in together:
-            group = _joined(together[n], images)
-            images |= zip(together[n], group.results, strict=True)
-            became |= dict.fromkeys(together[n], group)
+        if n in merged:
+            group = _joined(merged[n], images)
+            images |= zip(merged[n], group.results, strict=True)
+            replaced |= dict.fromkeys(merged[n], group)
         else:
             images[n] = n.with_inputs([images[i] for i in n.inputs])
-    return graph.with_outputs(images[n] for n in graph.outputs), became
+    return graph.with_outputs(images[n] for n in graph.outputs), replaced
 
 
 def _depths(graph: Graph) -> dict[Node, int]:
@@ -66,28 +68,28 @@ def _depths(graph: Graph) -> dict[Node, int]:
     return depth
 
 
-def _is(n: Node, kind: str) -> bool:
+def _is_group(n: Node, kind: str) -> bool:
     return isinstance(n.op, Group) and n.op.kind == kind and len(n.types) == 1
 
 
-def _joins(made: Node, reader: Node, outputs: Set[Node]) -> bool:
+def _can_join(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
     """Whether a group's elements are needed for those alone that a pointwise group makes of them."""
-    if made not in outputs or not _is(made, "pointwise") or made.shape != reader.shape:
+    if producer not in outputs or not _is_group(producer, "pointwise") or producer.shape != reader.shape:
         return False
     body = _body(reader)
-    return all(same_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is made)
+    return all(same_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
 
 
-def _shares_rows(made: Node, reader: Node, outputs: Set[Node]) -> bool:
+def _shares_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
     """Whether two groups reduce the same rows, and one has a value of each that the other needs for that row alone."""
-    if not _is(made, "rows") or len(boxes := _boxes(made) | _boxes(reader)) != 1:
+    if not _is_group(producer, "rows") or len(boxes := _boxes(producer) | _boxes(reader)) != 1:
         return False
     ((box, reduced),) = boxes
     kept = tuple(d for d in range(len(box)) if d not in reduced and box[d] != 1)
-    if _sized(made.shape) != tuple(box[d] for d in kept):
+    if _sized(producer.shape) != tuple(box[d] for d in kept):
         return False
     body = _body(reader)
-    return all(_of_rows(body, p, box, kept) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is made)
+    return all(_of_rows(body, p, box, kept) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
 
 
 def _boxes(n: Node) -> set[tuple[Shape, tuple[int, ...]]]:

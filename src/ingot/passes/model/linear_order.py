@@ -23,7 +23,9 @@ from ingot.ir.node import Graph, Node, Op, const, rebuilt
 from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.passes.model.fold_batch_norm import channel_vector
 
-TAP = 4  # multiply-adds of a contraction that take as long as reading and adding one element of a window
+MULTIPLY_ADDS_PER_TAP = (
+    4  # multiply-adds of a contraction that take as long as reading and adding one element of a window
+)
 
 _MOVABLE = (ops.AvgPool, ops.AdaptiveAvgPool, ops.Resize)
 
@@ -33,23 +35,23 @@ def order_linear(graph: Graph) -> Graph:
     if not any(isinstance(n.op, _MOVABLE) for n in graph.nodes()):
         return graph
     outputs, fuel = set(graph.outputs), current_fuel()
-    alone = {n for n, readers in graph.uses().items() if len(readers) == 1 and n not in outputs}
+    single_use = {n for n, readers in graph.uses().items() if len(readers) == 1 and n not in outputs}
     memo: dict[Node, Node] = {}
 
     def ordered(n: Node, inputs: Sequence[Node]) -> Node:
-        moved = _convolved_last(n, memo, alone, fuel) or _convolved_first(n, memo, alone, fuel)
+        moved = _convolve_last(n, memo, single_use, fuel) or _convolve_first(n, memo, single_use, fuel)
         return moved or n.with_inputs(inputs)
 
     return graph.with_outputs(rebuilt(graph.outputs, memo, ordered))
 
 
-def _convolved_last(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fuel) -> Node | None:
+def _convolve_last(n: Node, memo: dict[Node, Node], single_use: set[Node], fuel: Fuel) -> Node | None:
     """conv(pool(x)) + b for a pool of conv(x) + b"""
     op = _inside_images(n)
-    if op is None or n.inputs[0] not in alone:
+    if op is None or n.inputs[0] not in single_use:
         return None
     anchor, bias = _convolution(n.inputs[0])
-    if anchor is None or anchor not in alone or (bias is not None and not _keeps_constants(op)):
+    if anchor is None or anchor not in single_use or (bias is not None and not _keeps_constants(op)):
         return None
     x, w = anchor.inputs
     last, first = _costs(op, x, n, anchor)
@@ -58,13 +60,13 @@ def _convolved_last(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fue
     y = anchor.op(op(memo[x], loc=n.loc), memo[w], loc=anchor.loc)
     if bias is None:
         return y
-    spread = ops.BroadcastInDim(y.shape, (1,))(const(bias.astype(n.dtype.numpy)))
-    return ops.Add()(y, spread, loc=n.inputs[0].loc)
+    broadcast_bias = ops.BroadcastInDim(y.shape, (1,))(const(bias.astype(n.dtype.numpy)))
+    return ops.Add()(y, broadcast_bias, loc=n.inputs[0].loc)
 
 
-def _convolved_first(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fuel) -> Node | None:
+def _convolve_first(n: Node, memo: dict[Node, Node], single_use: set[Node], fuel: Fuel) -> Node | None:
     """pool(conv(x)) for a conv of pool(x)"""
-    if not _is_pointwise(n) or n.inputs[0] not in alone:
+    if not _is_pointwise(n) or n.inputs[0] not in single_use:
         return None
     pooled, w = n.inputs
     op = _inside_images(pooled)
@@ -91,12 +93,12 @@ def _inside_images(n: Node) -> Op | None:
         return None
     if op.coordinates == "tf_crop_and_resize":
         return None  # a crop's outside is a value of its own
-    kept = [i for i, axis in enumerate(op.axes) if axis >= 2]
+    spatial = [i for i, axis in enumerate(op.axes) if axis >= 2]
     return replace(
         op,
-        axes=tuple(op.axes[i] for i in kept),
-        sizes=tuple(op.sizes[i] for i in kept),
-        scales=None if op.scales is None else tuple(op.scales[i] for i in kept),
+        axes=tuple(op.axes[i] for i in spatial),
+        sizes=tuple(op.sizes[i] for i in spatial),
+        scales=None if op.scales is None else tuple(op.scales[i] for i in spatial),
         roi=None,
     )
 
@@ -133,7 +135,7 @@ def _keeps_constants(op: Op) -> bool:
 def _costs(op: Op, x: Node, moved: Node, conv: Node) -> tuple[int, int]:
     """Multiply-adds for an image with the convolution last, and with it first; `moved` is what `op` makes of x."""
     before, after = (estimate(product(n.shape[2:])) for n in (x, moved))
-    reads = TAP * (after * prod(op.kernel) if isinstance(op, ops.AvgPool) else max(before, after))
+    reads = MULTIPLY_ADDS_PER_TAP * (after * prod(op.kernel) if isinstance(op, ops.AvgPool) else max(before, after))
     weights = estimate(product(conv.inputs[1].shape))
     channels, out = estimate(x.shape[1]), estimate(conv.shape[1])
     return weights * after + reads * channels, weights * before + reads * out

@@ -37,11 +37,11 @@ _Kind = tuple[Node, DType]
 def merge_matmuls(graph: Graph) -> Graph:
     """x @ A, x @ B -> slices of x @ [A B] (see module)"""
     users = graph.uses()
-    replaced: dict[Node, Node] = {}
-    for (x, _), found in _candidates(graph, users).items():
-        if len(found) > 1:
-            replaced |= _merged(x, found)
-    return graph.replaced(replaced)
+    replacements: dict[Node, Node] = {}
+    for (x, _), products in _candidates(graph, users).items():
+        if len(products) > 1:
+            replacements |= _merged(x, products)
+    return graph.replaced(replacements)
 
 
 def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list[_Product]]:
@@ -83,7 +83,7 @@ def _with_bias(n: Node, weight: Node, users: dict[Node, list[Node]]) -> _Product
 def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
     loc = products[0].result.loc
     widest = max((p.product.dtype for p in products), key=lambda d: d.bits)
-    y = ops.MatMul(None if widest == x.dtype else widest)(x, _joined([p.weight for p in products]), loc=loc)
+    y = ops.MatMul(None if widest == x.dtype else widest)(x, _concatenated([p.weight for p in products]), loc=loc)
     if any(p.bias is not None for p in products):
         zeros = [np.zeros(static_shape(p.weight.shape)[1], y.dtype.numpy) for p in products]
         parts = [z if p.bias is None else p.bias for p, z in zip(products, zeros, strict=True)]
@@ -101,9 +101,9 @@ def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
     return out
 
 
-def _joined(weights: list[Node]) -> Node:
+def _concatenated(weights: list[Node]) -> Node:
     """[W V ...], side by side, made when it is read."""
-    joined = ops.Concat(1).infer(*(w.type for w in weights))
+    type_ = ops.Concat(1).infer(*(w.type for w in weights))
     arrays = [w.constant for w in weights if w.constant is not None]
 
     def make() -> np.ndarray:
@@ -113,5 +113,5 @@ def _joined(weights: list[Node]) -> Node:
             release(value)
         return out
 
-    assert isinstance(joined, TensorType)
-    return deferred(joined, make)
+    assert isinstance(type_, TensorType)
+    return deferred(type_, make)
