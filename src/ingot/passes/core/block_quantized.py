@@ -1,11 +1,11 @@
-"""Weights as levels of few bits, kept as they are in front of the products that read them.
+"""Weights as levels of few bits, which stay quantized as operands of products.
 
     dot(x[m, k], reshape[n, k]((q[n, k / b, b] - zero[n, k / b, 1]) * scale[n, k / b, 1]))
-    ->  dot(reshape[m, k / b, b](x), dequantize(q, zero, scale))       contracted over blocks and places within
+    ->  dot(reshape[m, k / b, b](x), dequantize(q, zero, scale))       contracted over blocks and positions in them
 
-The schedule stores q in its 4 or 8 bits and widens it where it is multiplied. Views between the two go to the
-constants, in whatever order a model writes them; what a last block has beyond k meets zeros. Levels that are written as
-arithmetic are seen as well (`told_as_levels`), and bytes of which 4 bits are used are stored in these.
+The schedule stores q in its 4 or 8 bits and widens it where it is multiplied. Views between dequantization and product
+are applied to the constants, in any order; the elements of a last block beyond k are multiplied by zeros. Levels that
+are written as arithmetic are recognized too (`levels_of_arithmetic`), and bytes that use 4 bits are stored in 4 bits.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ingot.ops.core.base import inverse
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.passes.constants import is_constant, value_of
 
-MIN_BLOCK_LEVELS = 8  # levels of a block: with fewer, scales take more than they save
+MIN_BLOCK_LEVELS = 8  # with smaller blocks, the scales cost more than they save
 Perm = tuple[int, ...]
 
 
 def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
-    """The product `n` whose second operand is a constant of levels (see module); None where it is not. floats: what
-    these may stand for."""
+    """The product `n` with its second operand as constant levels (see module); None where that is not one. floats: the
+    types that levels may represent."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or len(op.contract[0]) != 1:
         return None
@@ -54,8 +54,8 @@ def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
 
 
 def levels_of_arithmetic(w: Node) -> Node | None:
-    """(convert(q) - zero) * scale of constants, the levels q of 4 or 8 bits, as `Dequantize` has it; None for what is
-    none. The same operations in the same order, so the same numbers."""
+    """`Dequantize` for (convert(q) - zero) * scale of constants with levels q of 4 or 8 bits; None for other nodes. The
+    operations and their order are the same, and so are the results."""
     if isinstance(w.op, WHOLE_VIEWS):
         levels = levels_of_arithmetic(w.inputs[0])
         return None if levels is None else w.op(levels, loc=w.loc)
@@ -79,7 +79,7 @@ def levels_of_arithmetic(w: Node) -> Node | None:
 
 
 def _small_constant(p: Node) -> Node | None:
-    """The constant `p`, or what of a constant broadcasts to it; None for what is none."""
+    """The constant `p`, or the smaller constant that broadcasts to it; None for other nodes."""
     dims = tuple(range(p.type.rank))
     source = p
     if isinstance(p.op, ops.BroadcastInDim):
@@ -91,7 +91,7 @@ def _small_constant(p: Node) -> Node | None:
 
 
 def holds_levels(n: Node, floats: tuple[DType, ...]) -> bool:
-    """Whether the product `n` is as `in_levels` makes them."""
+    """Whether `n` is a product as `product_of_levels` builds them."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or not _is_of_levels(n.inputs[1], floats):
         return False
@@ -103,7 +103,7 @@ def holds_levels(n: Node, floats: tuple[DType, ...]) -> bool:
 
 
 def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
-    """Whether `w` is what constant levels of 4 or 8 bits stand for, by constant scales."""
+    """Whether `w` dequantizes constant levels of 4 or 8 bits by constant scales."""
     if not isinstance(w.op, ops.Dequantize) or len(w.inputs) != 3 or w.dtype not in floats:
         return False
     q = w.inputs[0].dtype
@@ -111,7 +111,7 @@ def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
 
 
 def _unsliced(w: Node, axis: int) -> Node:
-    """What `w` is the first part of along `at`."""
+    """The value of which `w` is the first part along `axis`."""
     if isinstance(w.op, ops.Transpose):
         v = _unsliced(w.inputs[0], w.op.permutation[axis])
         return w if v is w.inputs[0] else w.op(v, loc=w.loc)
@@ -127,7 +127,7 @@ def _unsliced(w: Node, axis: int) -> Node:
 
 
 def _through_views(x: Node, shape: Shape) -> tuple[Node, Shape, Perm] | None:
-    """`x` under `shape` as transpose(reshape(base, ...), ...) of the value under its views."""
+    """`x` reshaped to `shape`, as transpose(reshape(base, ...), ...) of the value under its views."""
     if not isinstance(x.op, WHOLE_VIEWS):
         return x, shape, tuple(range(len(shape)))
     (y,) = x.inputs
@@ -145,7 +145,8 @@ def _through_views(x: Node, shape: Shape) -> tuple[Node, Shape, Perm] | None:
 
 
 def _moved_levels(w: Node, shape: Shape, perm: Perm, block_axis: int) -> Node | None:
-    """transpose(reshape(w)) as the levels, zeros and scales so moved; None where these differ along `within`."""
+    """transpose(reshape(w)) with the views applied to levels, zeros and scales; None where these vary along
+    `block_axis`."""
     q, *parameters = w.inputs
     layouts: list[Layout] = []
     for p in parameters:
@@ -162,7 +163,7 @@ def _moved_levels(w: Node, shape: Shape, perm: Perm, block_axis: int) -> Node | 
 
 
 def _min_nibble(q: Node) -> int | None:
-    """The least of bytes that lie within 16 levels."""
+    """The smallest of bytes that span at most 16 levels; None for others."""
     if q.dtype.bits != 8:
         return None
     value = value_of(q)
@@ -176,7 +177,7 @@ def _nibbles(levels: Node, least: int) -> Node:
 
 
 def _strided_constant(p: Node, layout: Layout) -> Node:
-    """The constant `p` at `layout`, with one element along what it repeats."""
+    """The constant `p` in `layout`, with one element along repeated dimensions."""
     if p.type.size == 1:
         return ops.reshape(p, ())
     strides = static_shape(layout.strides)

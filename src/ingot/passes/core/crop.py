@@ -1,13 +1,13 @@
-"""Compute only what is read.
+"""Compute only the parts of values that are read.
 
     slice[:, 0](layer_norm(x + dot(gelu(dot(h, v)), w)))   ->   x0 = slice[:, 0](x), h0 = slice[:, 0](h)
                                                                 layer_norm(x0 + dot(gelu(dot(h0, v)), w))
 
-A classifier reads one token of its encoder, a language model's caller the logits of the last position: of the last
-layer only attention's keys and values need the others. One walk from the outputs finds the box that the readers of
-each value need (each op says what it reads for a part of its result: `Op.cropped`); one from the inputs builds values
-that small. Only where a sum of products gets smaller: a slice between pointwise ops and their producer keeps the two
-from being one kernel.
+A classifier reads one token of its encoder, the caller of a language model the logits of the last position: of the last
+layer only attention's keys and values need the other positions. A traversal from the outputs finds the box of each
+value that its readers need (`Op.cropped` says what an op reads for a part of its result); one from the inputs builds
+the smaller values. Only where a sum of products gets smaller: a slice between pointwise ops and their producer prevents
+their fusion.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ingot.ir.types import Box
 from ingot.ops.core.base import sizes, whole
 from ingot.support.dataclass import dataclass
 
-MAX_CROPPED_PART = 0.75  # of a sum of products, at most, where a slice in front of it is worth it
+MAX_CROPPED_PART = 0.75  # the largest part of a sum of products that is worth a slice
 
 
 @dataclass(frozen=True)
 class _Part:
-    """`box` of a value, as `op` gives it from the boxes `reads` of its operands (None: an operand it does without);
-    without `op`, all of it as it is."""
+    """`box` of a value, which `op` computes from the boxes `reads` of its operands (None: an operand that it does not
+    need). op None: the full value."""
 
     box: Box
     op: Op | None
@@ -41,13 +41,13 @@ def crop_unread(graph: Graph) -> Graph:
     smaller = _nodes_to_crop(nodes, _parts(graph, nodes, set(nodes)))
     if not smaller or not current_fuel().burn("crop"):
         return graph
-    broadcasts = {n for n in nodes if isinstance(n.op, ops.BroadcastInDim)}  # of any size for nothing
+    broadcasts = {n for n in nodes if isinstance(n.op, ops.BroadcastInDim)}  # free at any size
     parts = _parts(graph, nodes, smaller | broadcasts)
     images: dict[Node, Node] = {}
     for n in nodes:
         part = parts.get(n)
         if part is None:
-            continue  # of an operand that nobody reads any more
+            continue  # an operand that is no longer read
         if part.op is None:
             images[n] = n.with_inputs([images[i] for i in n.inputs])
             continue
@@ -59,7 +59,7 @@ def crop_unread(graph: Graph) -> Graph:
 
 
 def _parts(graph: Graph, nodes: list[Node], allowed: set[Node]) -> dict[Node, _Part]:
-    """What is read of each value where those in `allowed` are made no larger than that, the others whole."""
+    """The part of each value that is read, if those in `allowed` are cropped to it and others computed in full."""
     boxes: dict[Node, Box] = {o: _full_box(o) for o in graph.outputs}
     parts: dict[Node, _Part] = {}
     for n in reversed(nodes):
@@ -82,7 +82,7 @@ def _full_box(n: Node) -> Box:
 
 
 def _slice(x: Node, present: Box, box: Box) -> Node:
-    """`box` of a value of which `x` is the box `have`."""
+    """`box` of a value whose box `present` is `x`."""
     if present == box:
         return x
     low = tuple(at - start for (at, _), (start, _) in zip(box, present, strict=True))
@@ -91,7 +91,7 @@ def _slice(x: Node, present: Box, box: Box) -> Node:
 
 
 def _hull(a: Box, b: Box, full: Box) -> Box:
-    """The smallest box around two; all of a dimension where that cannot be told."""
+    """The bounding box of two boxes, with full dimensions where the bounds cannot be compared."""
     if a == b or full in (a, b):
         return a if a == b else full
     hull: list[tuple[DimLike, DimLike]] = []
@@ -103,7 +103,7 @@ def _hull(a: Box, b: Box, full: Box) -> Box:
 
 
 def _nodes_to_crop(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
-    """The values to make smaller: sums of products that lose enough, and what reads these."""
+    """The nodes to crop: sums of products that get much smaller, and their users."""
     smaller: set[Node] = set()
     for n in nodes:
         part = parts.get(n)
@@ -116,7 +116,7 @@ def _nodes_to_crop(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
 
 
 def _is_much_smaller(n: Node, part: _Part) -> bool:
-    """Whether `n` is a sum of products, a part of which takes much less time."""
+    """Whether `n` is a sum of products and the part takes much less time."""
     if n.op.flops(*(x.type for x in n.inputs)) == 0:
         return False
     return estimate(product(sizes(part.box))) <= MAX_CROPPED_PART * estimate(n.type.size)

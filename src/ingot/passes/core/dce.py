@@ -1,4 +1,4 @@
-"""Dead code elimination inside ops that hold graphs; in a graph itself only what its outputs need exists."""
+"""Dead code elimination in the bodies of ops; a graph itself only has the nodes that its outputs need."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Reads = dict[Node, set[int]]
 def dce(graph: Graph) -> Graph:
     """group(x, y){return a(x), b(y)}.0 -> group(x){return a(x)}        likewise while and case
 
-    Results that nothing reads leave a group, a case, or a loop (with the values that only they need), and so do the
-    operands that no body reads any more. Inputs of the graph stay, used or not.
+    Unused results of groups, cases and loops are removed with the values that only they need, and so are operands that
+    no body reads. Inputs of the graph stay, used or not.
     """
     while True:
         pruned = _prune(graph)
@@ -62,7 +62,7 @@ def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph
 
 
 def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:
-    """The places of the inputs that those outputs of `body` read."""
+    """The indices of the inputs that these outputs of `body` depend on."""
     nodes = set(topological((*(body.outputs[i] for i in outputs), *body.found.values())))
     return {at for at, n in enumerate(body.inputs) if n in nodes}
 
@@ -101,7 +101,7 @@ def _while(n: Node, live_results: set[int]) -> Pruned:
     if len(live) == len(body.inputs):
         return None
     places = sorted(live)
-    # a loop that ends at once or never changes anything still has its condition's values
+    # the values of the condition stay even if the loop does not change them
     op = ops.While(_select(cond, places, [0]), _select(body, places, places))
     return op(*(n.inputs[i] for i in places), loc=n.loc), {old: at for at, old in enumerate(places)}
 

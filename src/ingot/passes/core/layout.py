@@ -2,11 +2,11 @@
 
     conv(NCHW) -> relu -> conv(NCHW)   ->   transpose -> conv(NHWC) -> relu -> conv(NHWC) -> transpose
 
-One walk, operands first. Every value has a new node and the permutation by which the new node's dimensions are the old
-ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their
-operands (each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order, and
-so does what enlarges an output (a segmentation's resize): then what is transposed is small; and what updates a state:
-then it is written where it lies. Transposes of short rows in front of reductions of long ones are done.
+One traversal, operands first. Every value gets a new node and the permutation that maps the old dimensions to those of
+the new node. Convolutions request channels last; pointwise ops, pads, slices, concats, windows and reductions follow
+their operands (`CoreOp.permuted`); transposes only change the permutation. All other ops request the original order,
+and so do ops that enlarge an output (a segmentation's resize), so that a small value is transposed, and updates of the
+state, so that they are in place. Transposes of short rows before reductions of long ones are executed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Graph, Node, Op, Project, rebuilt
 from ingot.ops.core.base import Category, CoreOp, Pairs, Perm, category, inverse, permute
 
-MAX_IMAGE_CHANNELS = 4  # channels of an input that is not worth transposing
-_MAX_SHORT_ROW = 8  # elements of rows that fill half a vector at most
+MAX_IMAGE_CHANNELS = 4  # an input of so few channels is not transposed
+_MAX_SHORT_ROW = 8  # elements of half a vector
 
 
 class _Layouts:
@@ -33,7 +33,7 @@ class _Layouts:
         self.converted: dict[tuple[Node, Perm], Node] = {}
 
     def get(self, node: Node, perm: Perm) -> Node:
-        """The new node for `node` with its dimensions in the order `perm`."""
+        """Return the new node for `node` with its dimensions in the order `perm`."""
         new, present = self.placed[node]
         if present == perm or len(perm) < 2:
             return new
@@ -55,7 +55,7 @@ def _identity(rank: int) -> Perm:
 
 
 def transpose(x: Node, permutation: Perm) -> Node:
-    """Transpose, as a reshape where only dimensions of size 1 move."""
+    """Return a transpose, or a reshape if only dimensions of size 1 move."""
     if permutation == _identity(len(permutation)):
         return x
     sized = [p for p in permutation if x.shape[p] != 1]
@@ -65,7 +65,7 @@ def transpose(x: Node, permutation: Perm) -> Node:
 
 
 def assign_layouts(graph: Graph) -> Graph:
-    """Put convolutions and all that follows them into channels-last order (see module)."""
+    """Put convolutions and the ops that follow them into channels-last order (see module)."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
     w = _Layouts(_enlarging(graph) | _updating(graph), _row_transposes(graph))
@@ -76,10 +76,10 @@ def assign_layouts(graph: Graph) -> Graph:
 
 
 def _enlarging(graph: Graph) -> frozenset[Node]:
-    """What makes an output, element by element and by lookups, of values that are at most half as large; not what is no
-    larger than these, as they may compute it themselves."""
+    """The pointwise ops, gathers and views that compute an output from values of at most half its size; without nodes
+    no larger than these values, as their kernels may compute them."""
     users, enlarging = graph.uses(), set[Node]()
-    positions = {n: -i for i, n in enumerate(graph.nodes())}  # users come first
+    positions = {n: -i for i, n in enumerate(graph.nodes())}  # users before operands
     for o in graph.outputs:
         producers, seen, largest, heap = set[Node](), {o}, 0, [(positions[o], o)]
         while heap:
@@ -102,8 +102,8 @@ def _enlarging(graph: Graph) -> frozenset[Node]:
 
 
 def _updating(graph: Graph) -> frozenset[Node]:
-    """What makes the next values of states, element by element, and nothing else: each would be read in one order and
-    written in another, and so not in place."""
+    """The elementwise ops that only compute new values of the state: in another order than the old values they could
+    not be in place."""
     users, updating = graph.uses(), set[Node]()
     new_values = {new for _, new in graph.lasting}
     others = set(graph.outputs[len(graph.state) :])
@@ -120,8 +120,8 @@ def _updating(graph: Graph) -> frozenset[Node]:
 
 
 def _row_transposes(graph: Graph) -> frozenset[Node]:
-    """Transposes of short rows whose result is reduced along longer ones, element by element work between: scores
-    `[n, n, heads]` in front of a softmax, of which vectors would hold `heads` elements."""
+    """Transposes of short rows whose result is reduced along longer ones, perhaps after elementwise ops: scores
+    `[n, n, heads]` before a softmax, where vectors would have only `heads` elements."""
     transposes, seen = set[Node](), set[Node]()
     for n in graph.nodes():
         if not isinstance(n.op, ops.Reduction) or n.inputs[0].type.rank - 1 not in n.op.reduced:
@@ -159,7 +159,7 @@ def _place(n: Node, w: _Layouts) -> tuple[Node, Perm]:
 
 
 def _relabel(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
-    """Transposes move no data; reshapes that merge or split neighbours keep their operand's order."""
+    """A transpose moves no data; a reshape that merges or splits neighboring dimensions keeps its operand's order."""
     if isinstance(n.op, ops.Transpose):
         new, present = w.placed[n.inputs[0]]
         if n in w.transposed and present == _identity(n.type.rank):
@@ -196,7 +196,7 @@ def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     last = f"N{op.spatial}C"
     x, k = n.inputs
     present = op.lhs_layout
-    # images have so few channels that vectors cannot run along them: they are read where they lie
+    # images with too few channels for vectors are read in their order
     is_small = present[:2] == "NC" and isinstance(x.shape[1], int) and x.shape[1] <= MAX_IMAGE_CHANNELS
     keeps_order = is_small and w.placed[x][1] == _identity(x.type.rank)
     new = replace(op, lhs_layout=present if keeps_order else last, out_layout=last)
@@ -205,7 +205,7 @@ def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 
 
 def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
-    """Ops that work in any order take that of their largest permuted operand."""
+    """Ops that support any order use that of their first permuted operand of full rank."""
     op = n.op
     if not isinstance(op, CoreOp) or len(n.types) != 1:
         return None
@@ -223,9 +223,9 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 
 
 def explicit_padding(graph: Graph) -> Graph:
-    """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion makes free by writing into a halo.
+    """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion computes for free in a halo.
 
-    Convolutions that pad one image differently read parts of what has the most on each side:
+    Convolutions that pad one image differently read slices of the one with the largest padding on each side:
 
         conv(x, (1, 0)), conv(x, (0, 1))   ->   conv(pad(x)[:-1]), conv(pad(x)[1:])      of one pad(x) by (1, 1)
     """
@@ -252,15 +252,15 @@ def _pads(op: Op) -> TypeGuard[ops.Convolution]:
 
 
 def _has_own_image(op: ops.Convolution) -> bool:
-    """With holes, or with a border whose size is known at run time: it has an image of its own."""
+    """Whether the convolution needs its own padded image: it dilates, or the size of its padding is symbolic."""
     return any(d != 1 for d in op.lhs_dilation) or not all(map(is_static, op.padding))
 
 
 def _padded(op: ops.Convolution, inputs: Sequence[Node], widest: Pairs, loc: str) -> Node:
-    """The convolution over its part of an image that has `most` around it."""
+    """The convolution on its part of the image that is padded by `widest`."""
     x, k = inputs
     zeros = tuple((max(bounds(lo)[0] or 0, 0), max(bounds(hi)[0] or 0, 0)) for lo, hi in op.padding)
-    plain, image = padded(replace(op, padding=widest), x, ops.scalar(0, x.dtype), loc)
+    plain, image = with_explicit_padding(replace(op, padding=widest), x, ops.scalar(0, x.dtype), loc)
     start, limit = [0] * x.type.rank, list(image.shape)
     for c, (lo, hi), (low, high) in zip(op.spatial, op.padding, widest, strict=True):
         d = op.lhs_layout.index(c)
@@ -270,8 +270,8 @@ def _padded(op: ops.Convolution, inputs: Sequence[Node], widest: Pairs, loc: str
     return replace(plain, zeros=zeros)(image, k, loc=loc)
 
 
-def padded(op: ops.Convolution, x: Node, value: Node, loc: str = "") -> tuple[ops.Convolution, Node]:
-    """The convolution without padding and holes, and the x that has them, of `value`."""
+def with_explicit_padding(op: ops.Convolution, x: Node, value: Node, loc: str = "") -> tuple[ops.Convolution, Node]:
+    """The convolution without padding and dilation, and x with both, filled with `value`."""
     spatial = [d for d, c in enumerate(op.lhs_layout) if c not in "NC"]
     low, high, interior = ([0] * x.type.rank for _ in range(3))
     for d, (lo, hi), hole in zip(spatial, op.padding, op.lhs_dilation, strict=True):
@@ -280,4 +280,4 @@ def padded(op: ops.Convolution, x: Node, value: Node, loc: str = "") -> tuple[op
     return replace(op, padding=((0, 0),) * len(spatial), lhs_dilation=(1,) * len(spatial)), image
 
 
-__all__ = ["assign_layouts", "explicit_padding", "padded", "transpose"]
+__all__ = ["assign_layouts", "explicit_padding", "transpose", "with_explicit_padding"]

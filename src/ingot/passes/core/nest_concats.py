@@ -1,8 +1,8 @@
-"""Concatenations that start alike become nested, so that storage can grow one buffer.
+"""Nest concatenations with a common prefix, so that they share one growing buffer.
 
     c1 = concat(a, b); c2 = concat(a, b, c)   ->   c1 = concat(a, b); c2 = concat(c1, c)
 
-In c2's buffer c1 is a prefix: every value of a dense block is written once, into its final place.
+c1 is a prefix of c2's buffer: every value of a dense block is written once, to its final position.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
-"""Reduced precision: weights, and the values that meet them, stored in 16 bits; sums stay in f32.
+"""Reduced precision: weights, and the values that they multiply, are stored in 16 bits; sums stay in f32.
 
-    y = dot(x, w)      =>      x' = convert<bf16>(x)                      for all who read x
+    y = dot(x, w)      =>      x' = convert<bf16>(x)                      for all readers of x
     z = add(x, y)              y = dot(x', convert<bf16>(w)): f32         the weights are folded afterwards
                                z = add(convert<f32>(x'), y)
 
-- Only products with weights (constants) change: their operands are rounded once, the products are exact in f32, and so
-  are the sums but for their own rounding. Everything else computes in f32.
-- "bfloat16" stores both sides, so that machines with dot instructions can use them. "float16" stores weights only:
-  values of a model may well be larger than f16's 65504, and products of f32 with f16 are no slower than f16's own.
-- Tensor cores multiply two of one type (`alike`): "float16" stores both sides there, too, and so do products of two
-  computed values and attention, whose queries, keys and values are narrow.
-- A value that others read, too, is stored narrow once, and all read the rounded one. Ops that only move data, and
-  maxima, work on it as it is (rounding commutes with them). The model's inputs and outputs keep their types, and values
-  that are outputs are not rounded.
+- Only products with weights (constants) change: their operands are rounded once, and products and sums are in f32.
+Everything else computes in f32. - "bfloat16" stores both operands, so that dot instructions can be used. "float16"
+stores weights only: values of a model may exceed f16's 65504, and products of f32 with f16 are no slower than those of
+two f16. - Tensor cores multiply two operands of one type (`alike`): there "float16" stores both operands too, and
+products of two computed values and the operands of attention are narrow as well. - A value that other nodes read too is
+stored narrow once, and all read the rounded value. Ops that only move data, and maxima, work on narrow values (rounding
+commutes with them). The model's inputs and outputs keep their types, and outputs are not rounded.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def lower_precision(graph: Graph, precision: str, alike: bool = False) -> Graph:
 
 
 def _narrows(n: Node, same_types: bool) -> bool:
-    """Whether `n` is a sum of f32 products, with weights unless `alike`."""
+    """Whether `n` is a sum of f32 products, with weights unless `same_types`."""
     floats = (*n.op.stored_weights, *n.op.stored_values)
     return (
         bool(floats if same_types else n.op.stored_weights)
@@ -66,7 +64,7 @@ class _Narrowing:
     def __init__(self, graph: Graph, stored: DType, same_types: bool) -> None:
         self.graph, self.stored, self.same_types = graph, stored, same_types
         self.users = graph.uses()
-        self.narrow_values: set[Node] = set()  # values that are stored narrow for all their readers
+        self.narrow_values: set[Node] = set()  # values that are stored narrow for all readers
 
     def run(self) -> Graph:
         if self.stored == bf16 or self.same_types:
@@ -77,8 +75,8 @@ class _Narrowing:
         return self.graph.with_outputs(rebuilt(self.graph.outputs, rule=self._image))
 
     def _narrow_source(self, x: Node) -> None:
-        """Store the value that elements of `x` come from, where others read it too, where `x` lies in its memory (else
-        what moves the elements rounds them as well), or where a maximum thins it out.
+        """Store narrow the value from which `x` takes its elements: if it has other readers, if `x` is a view of it
+        (else the op that moves the elements rounds them), or if a maximum reduces it.
         """
         candidate = x if len(self.users[x]) > 1 else None
         view = strided(x, {})
@@ -92,7 +90,7 @@ class _Narrowing:
             self.narrow_values.add(candidate)
 
     def _all_read_narrow(self, x: Node) -> bool:
-        """Whether all that read `x` read it narrow or inside their own loops: none needs it as f32 in memory."""
+        """Whether all readers of `x` use it narrow or in their own loops, so that none needs it in memory as f32."""
         stack, seen = [x], {x}
         while stack:
             for u in self.users.get(stack.pop(), ()):
@@ -126,7 +124,7 @@ class _Narrowing:
 
     def _narrow(self, x: Node) -> Node:
         if self.same_types and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x):
-            q, *parameters = x.inputs  # they stay levels
+            q, *parameters = x.inputs  # levels stay
             narrow = [ops.Convert(self.stored)(p) if p.dtype == f32 else p for p in parameters]
             return x.op(q, *narrow, loc=x.loc)
         return x.inputs[0] if _widened(x, self.stored) else ops.Convert(self.stored)(x, loc=x.loc)

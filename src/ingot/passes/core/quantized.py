@@ -40,7 +40,7 @@ from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.block_quantized import holds_levels, levels_of_arithmetic, product_of_levels
-from ingot.passes.core.layout import padded
+from ingot.passes.core.layout import with_explicit_padding
 from ingot.support.dataclass import dataclass
 
 INTEGERS, FLOATS = (u8, i8), (f8e4m3fn, f8e5m2)  # of 8 bits, whose products machines have
@@ -415,10 +415,10 @@ def _padded(op: ops.Convolution, a: _Levels) -> tuple[ops.Convolution, Node]:
     """The convolution without padding of the levels with their zero around them, each image's own."""
     zero = ops.cast(a.zero, a.q.dtype)
     if not a.axes:
-        return padded(op, a.q, zero)
+        return with_explicit_padding(op, a.q, zero)
     none = ops.scalar(0, a.q.dtype)
-    unpadded, x = padded(op, a.q, none)
-    inside = padded(op, ops.full(a.q.shape, 1, a.q.dtype), none)[1]
+    unpadded, x = with_explicit_padding(op, a.q, none)
+    inside = with_explicit_padding(op, ops.full(a.q.shape, 1, a.q.dtype), none)[1]
     zeros = ops.BroadcastInDim(x.shape, a.axes)(zero)
     return unpadded, ops.where(ops.compare("NE", inside, 0), x, zeros)
 

@@ -1,4 +1,4 @@
-"""Transposed convolutions without multiplying by the zeros between their inputs.
+"""Transposed convolutions without products of the zeros between their inputs.
 
     conv(x dilated by s, w)   ->   concat of shuffle(conv(x, w's taps of some phases))
 

@@ -1,9 +1,9 @@
-"""What is written into a slice of a value, computed as it is written.
+"""Compute the values that are written into a slice or window in the kernel that writes them.
 
     r = group{x * cos + turned(x) * sin};  c = group{scatter(cache, i, r)}
     ->  c = group{scatter(cache, i, x * cos + turned(x) * sin)}
 
-Each element of a slice, or of the only window of a scatter, is written once, so that nothing is computed again.
+Each element of a slice, or of the only window of a scatter, is written once, so nothing is recomputed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from ingot.ops.group import Group
 from ingot.ops.views import base_of
 from ingot.passes.fusion.policy import FusionPolicy
 
-MOVING_VIEWS = (ops.Reshape, ops.Transpose, ops.Slice)  # views that repeat nothing
+MOVING_VIEWS = (ops.Reshape, ops.Transpose, ops.Slice)  # views that do not repeat elements
 
 
 def compute_updates(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
-    """A fused graph whose updates are computed where they are written, and which groups became which."""
+    """Return a fused graph whose updates are computed where they are written, and the new node of each changed
+    group."""
     if not policy.computed_updates:
         return graph, {}
     users, outputs = graph.uses(), set(graph.outputs)
@@ -39,7 +40,7 @@ def compute_updates(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Nod
 def _computed_operand(
     n: Node, users: Mapping[Node, list[Node]], outputs: set[Node], policy: FusionPolicy
 ) -> int | None:
-    """Which operand of a group is computed for nothing but what the group writes into another; None: none is."""
+    """The index of an operand of group `n` that is only computed for the elements that the group writes; None: none."""
     if not isinstance(n.op, Group) or n.op.kind != "scatter":
         return None
     body = n.op.body
@@ -61,14 +62,14 @@ def _computed_operand(
 
 
 def _may_be_overwritten(n: Node, value: Node) -> bool:
-    """Whether `n` may be written over a value, which it could then not read elsewhere: one that lasts, or is made of
+    """Whether `n` may overwrite `value`, so that it cannot read it elsewhere: a value of the state, or an update of
     one."""
     changes = isinstance(value.op, Input) or (isinstance(value.op, Group) and value.op.kind == "scatter")
     return changes and value.type == n.type
 
 
 def _merged(reader: Node, producer: Node, index: int, images: Mapping[Node, Node]) -> Node:
-    """`reader` with its operand `at` computed within."""
+    """Return `reader` with the body of its operand `index` merged in."""
     assert isinstance(reader.op, Group) and isinstance(producer.op, Group)
     params: dict[Node, Node] = {}
 

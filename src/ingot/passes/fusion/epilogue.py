@@ -1,4 +1,4 @@
-"""Epilogues: the pointwise ops behind an anchor that it applies to its result before storing it.
+"""Epilogues: the pointwise ops that an anchor applies to its result before storing it.
 
 c = conv(x, w);  y = c * sigmoid(c + b)   ->   add, sigmoid and multiply belong to conv
 """
@@ -9,12 +9,12 @@ from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import Category, category
 
-_MAX_TAIL_OPS = 16  # ops on the ways from a value that part and meet again
+_MAX_TAIL_OPS = 16  # ops between a value and the point where its paths join
 
 
 def anchor_tails(graph: Graph) -> dict[Node, Node]:
-    """Pointwise nodes that follow an anchor one by one, or apart and together again, so that nothing else needs the
-    values between; and the anchor of each."""
+    """The pointwise nodes that follow an anchor in a chain, or on several paths that join again, and whose intermediate
+    values nothing else needs; with the anchor of each."""
     tails: dict[Node, Node] = {}
     users, order = graph.uses(), graph.nodes()
     position = {n: i for i, n in enumerate(order)}
@@ -25,8 +25,8 @@ def anchor_tails(graph: Graph) -> dict[Node, Node]:
 
 
 def _narrowest_tail(tail: list[Node], users: dict[Node, list[Node]]) -> list[Node]:
-    """A tail without the steps behind its last value of 8 bits, where these only say what that stands for, which
-    pointwise readers can do again: a quarter of the bytes is stored."""
+    """A tail without the ops after its last 8-bit value, if these only dequantize it and all readers are pointwise:
+    they can recompute that, and a quarter of the bytes is stored."""
     last_narrow = max((i for i, n in enumerate(tail) if n.dtype.is_integer and n.dtype.bits <= 8), default=-1)
     widening = tail[last_narrow + 1 :]
     is_dequantization = all(isinstance(n.op, ops.Convert | ops.Sub | ops.Mul) for n in widening)
@@ -37,8 +37,8 @@ def _narrowest_tail(tail: list[Node], users: dict[Node, list[Node]]) -> list[Nod
 
 
 def _tail_to_join(graph: Graph, node: Node, users: dict[Node, list[Node]], position: dict[Node, int]) -> list[Node]:
-    """The ops between `node` and the first that every way from it leads through, that one too; none if a value among
-    them is needed elsewhere. A convolution may shuffle channels into space first, as it stores them."""
+    """The ops from `node` to the first op that is on every path from it, inclusive; none if a value among them is
+    needed elsewhere. A convolution may shuffle channels into space first, as it stores them."""
     tail: list[Node] = []
     pending: set[Node] = set()
     last = node = _shuffled(graph, node, users)
@@ -58,8 +58,8 @@ def _tail_to_join(graph: Graph, node: Node, users: dict[Node, list[Node]], posit
 
 
 def _shuffled(graph: Graph, node: Node, users: dict[Node, list[Node]]) -> Node:
-    """The image that the channels of a convolution are shuffled into by the views behind it, or `node` itself: its
-    innermost dimension is a part of the channels."""
+    """The image into which the views after a convolution shuffle its channels, or `node` itself. Its innermost
+    dimension is a part of the channels."""
     image = view = node
     while isinstance(node.op, ops.Convolution) and len(users.get(view, ())) == 1 and view not in graph.outputs:
         (view,) = users[view]

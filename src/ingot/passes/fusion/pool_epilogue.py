@@ -1,9 +1,9 @@
-"""Global pooling by the kernel that makes the image.
+"""Global pooling by the kernel that produces the image.
 
     y = group{depthwise, relu};  p = group{mean over height and width}(y)   ->   y, p = group{depthwise, relu, mean}
 
-The kernel folds each line of its results while it is in registers, and a small one folds the lines: the image is read
-once less. In squeeze-excite blocks it is read again, by the projection behind them, but not to be pooled.
+The kernel reduces each row of its results while it is in registers, and a small kernel reduces the rows: the image is
+read once less. In squeeze-excite blocks the projection that follows still reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingot.ops.group import Group
 
 
 def pool_in_producers(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """A fused graph whose global pools are computed with what they pool, and which groups became which."""
+    """Return a fused graph with global pools merged into their producers, and the new node of each changed group."""
     users = graph.uses()
     pools: dict[Node, Node] = {}  # by the group whose result they fold
     for n in graph.nodes():
@@ -40,8 +40,8 @@ def pool_in_producers(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
 
 
 def _pooled(node: Node) -> Node | None:
-    """The group whose result `node` folds over all of its dimensions but the first and the last, reading nothing else
-    that is computed."""
+    """The group whose result `node` reduces over all dimensions but the first and the last, if `node` reads no other
+    computed value."""
     group = node.op
     if not isinstance(group, Group) or group.kind != "rows":
         return None
@@ -67,7 +67,7 @@ def _pooled(node: Node) -> Node | None:
 
 
 def _produces_rows(producer: Node, users: dict[Node, list[Node]], graph: Graph) -> bool:
-    """Whether the group's kernel makes its result line by line of an image, and nothing decides where that lies."""
+    """Whether the group's kernel produces an image row by row, and nothing else fixes the layout of the result."""
     group = producer.op
     if (
         not isinstance(group, Group)
@@ -82,13 +82,13 @@ def _produces_rows(producer: Node, users: dict[Node, list[Node]], graph: Graph) 
 
 
 def _is_elementwise_of(node: Node, base: Node) -> bool:
-    """Whether element i of `base` is needed for element i of `node` alone."""
+    """Whether element i of `base` is only needed for element i of `node`."""
     nodes = _dependents((node,), base) - {base}
     return all(category(n.op) is Category.ELEMENTWISE and n.shape == base.shape for n in nodes)
 
 
 def _dependents(roots: tuple[Node, ...], base: Node, stop: Node | None = None) -> set[Node]:
-    """What needs `base` among all that `roots` need, not counting the ways through `stop`."""
+    """The operands of `roots` that depend on `base`, except through `stop`."""
     dependents = {base}
     for n in topological(roots):
         if n is not stop and any(i in dependents for i in n.inputs):
@@ -97,7 +97,7 @@ def _dependents(roots: tuple[Node, ...], base: Node, stop: Node | None = None) -
 
 
 def _merged(producer: Node, pool: Node, inputs: Sequence[Node]) -> Node:
-    """One group with the results of both."""
+    """Return one group with the results of both."""
     first, second = producer.op, pool.op
     assert isinstance(first, Group) and isinstance(second, Group)
     params, outer = list(first.body.inputs), list(inputs)

@@ -1,15 +1,15 @@
-"""Prologues: the operand of an anchor that its own group may compute.
+"""Prologues: the operand of an anchor that its group computes itself.
 
     r = relu(x * scale + shift); dot(r, w)   ->   for a block of rows: scratch = relu(x * scale + shift)
                                                                        scratch . w, all columns
 
-The rows of the first operand never reach memory: they are written and read once less, and there is one kernel less.
-In return each block of columns computes them again, and each block of rows streams the second operand again.
+The rows of the first operand are not stored: this saves a write, a read and a kernel. In return each block of columns
+recomputes them, and each block of rows streams the second operand again.
 
     e = relu(conv1x1(x)); depthwise(pad(e))   ->   for a strip of rows, a panel of channels: scratch = relu(conv1x1(x))
                                                                                              depthwise(scratch)
 
-The widened image is not stored; the rows that two strips share are computed twice.
+The expanded image is not stored; the rows that two strips share are computed twice.
 
     h = gelu(dot(x, v)); dot(h, w)   ->   for a block of rows: scratch = gelu(x . v)
                                                                 scratch . w
@@ -32,8 +32,8 @@ from ingot.passes.fusion.policy import FusionPolicy
 
 
 def panel_operand(anchor: Node, policy: FusionPolicy) -> Node | None:
-    """The operand that `anchor` reads row by row, or each element once, and could compute so itself, where that pays;
-    None: none."""
+    """The operand that `anchor` reads row by row, or each element once, and that it is worth computing itself; None:
+    none."""
     if isinstance(anchor.op, ops.ReduceWindow):
         return anchor.inputs[0] if _windows_are_disjoint(anchor.op) else None
     loops = _loops(anchor)
@@ -62,7 +62,7 @@ def _windows_are_disjoint(op: ops.ReduceWindow) -> bool:
 
 
 def reason_stored(anchor: Node, policy: FusionPolicy) -> str:
-    """For people: why `anchor` reads its first operand from memory and does not compute its rows."""
+    """Explain why `anchor` reads its first operand from memory instead of computing its rows."""
     loops, name = _loops(anchor), anchor.op.name
     if loops is None:
         return f"{name} reads it as memory, each element many times or in another order"
@@ -77,7 +77,7 @@ def reason_stored(anchor: Node, policy: FusionPolicy) -> str:
 
 
 def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
-    """(rows, columns, reduction) of a contraction whose rows do not overlap and lie along its reduction."""
+    """(rows, columns, reduction) of a contraction whose rows do not overlap and are contiguous along its reduction."""
     op = anchor.op
     if isinstance(op, ops.DotGeneral):
         a, b = anchor.inputs
@@ -97,8 +97,8 @@ def _loops(anchor: Node) -> tuple[Shape, Shape, DimLike] | None:
 def prologue_members(
     anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node], policy: FusionPolicy
 ) -> frozenset[Node]:
-    """What computes the input of `anchor` from a contraction's rows, where nothing else needs it and it is large.
-    Empty: nothing does.
+    """The nodes that compute the input of `anchor` from a contraction's rows, if it is large and nothing else needs it;
+    else none.
 
     Of a depthwise convolution: zero padding, pointwise ops, and a 1x1 convolution. Of a contraction that reads row by
     row: pointwise ops, another such contraction, and the norm of the rows that this one reads. Weights of both are
@@ -125,8 +125,8 @@ def prologue_members(
 
 
 def is_single_row(anchor: Node, policy: FusionPolicy) -> bool:
-    """Whether `anchor` is the product of one row of floats, alone, short enough for each program to see all of it: all
-    dimensions of its first operand but those of size 1 are multiplied away, in their order."""
+    """Whether `anchor` is the product of a single row of floats, short enough for each program to read all of it: it
+    contracts all dimensions of its first operand but those of size 1, in order."""
     op = anchor.op
     if not isinstance(op, ops.DotGeneral) or op.batch[0] or not anchor.inputs[0].dtype.is_float:
         return False
@@ -138,7 +138,7 @@ def is_single_row(anchor: Node, policy: FusionPolicy) -> bool:
 
 
 def sibling_products(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, policy: FusionPolicy) -> list[Node]:
-    """Products of the same single row as `anchor`, and alike in all but values: one kernel may have several."""
+    """Other products of the single row of `anchor`, of the same types: one kernel may compute several."""
     if not is_single_row(anchor, policy):
         return []
     readers = users.get(anchor.inputs[0], ())
@@ -158,8 +158,8 @@ def _is_sibling(anchor: Node, other: Node) -> bool:
 def norm_of_row(
     anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node], policy: FusionPolicy
 ) -> frozenset[Node]:
-    """What computes the single row of `anchor`, and of its twins, from sums over it, as a norm does. A program that
-    computes few columns reads the row once more for that, which is little beside its columns."""
+    """The nodes that compute the single row of `anchor`, and of its siblings, from sums over it, as a norm does. A
+    program that computes few columns reads the row once more for that: little compared to its columns."""
     base = base_of(anchor.inputs[0], (ops.Reshape,))
     is_plain_row = not isinstance(base.op, ops.Transpose) and base.shape[-1:] == (base.type.size,)
     anchors = [anchor, *sibling_products(anchor, users, graph, policy)]
@@ -169,7 +169,7 @@ def norm_of_row(
 def _members_between(
     anchor: Node, start: Node, is_base: Callable[[Node], bool], users: Mapping[Node, list[Node]], graph: Graph
 ) -> frozenset[Node]:
-    """The ops from one contraction, that too, to the first operand of `anchor`, if they serve nothing else."""
+    """The ops from one contraction to the first operand of `anchor`, inclusive, if nothing else needs them."""
     x = anchor.inputs[0]
     members, bases = {anchor} if start is x else {anchor, x}, set[Node]()
     pending = [start]
@@ -197,11 +197,11 @@ def _norm_members(
     tails: Collection[Node],
     policy: FusionPolicy,
 ) -> frozenset[Node]:
-    """What computes the rows of `anchors` from reductions along them, as norms do, where nothing else needs them.
-    Empty: nothing does.
+    """The nodes that compute the rows of `anchors` from reductions along them, as norms do, if nothing else needs them;
+    else none.
 
-    Pointwise ops on whole rows, reductions to one value a row, and pointwise ops on such values. What others need of
-    that, and `tails`, which belong to the contraction before them, is read from memory.
+    They are pointwise ops on rows, reductions to one value per row, and pointwise ops on such values. Values that other
+    nodes need, and `tails`, which belong to the preceding contraction, are read from memory.
     """
     x = anchors[0].inputs[0]
     members, base = {x}, x
@@ -239,14 +239,14 @@ def _norm_members(
 
 
 def _preserves_rows(n: Node) -> bool:
-    """A view that orders or groups rows anew, and leaves each as it is; or cuts a single one."""
+    """Whether `n` is a view that reorders or regroups rows without changing them, or splits a single row."""
     if isinstance(n.op, ops.Transpose):
         return n.op.permutation[-1] == n.type.rank - 1
     return isinstance(n.op, ops.Reshape) and n.inputs[0].shape[-1:] in (n.shape[-1:], (n.type.size,))
 
 
 def _is_row_by_row(n: Node, policy: FusionPolicy) -> bool:
-    """Whether row i of the result is row i of the first operand times a constant, which stays in a core's caches."""
+    """Whether row i of the result is row i of the first operand times a constant that fits a core's caches."""
     loops, op = _loops(n), n.op
     if loops is None or n.dtype != f32 or n.inputs[1].constant is None:
         return False
@@ -274,7 +274,7 @@ def _static_image(x: Node) -> bool:
 
 
 def _pads_image(pad: Node) -> bool:
-    """Rows and columns of zeros around each image."""
+    """Whether `pad` adds rows and columns of zeros around each image."""
     op, fill = pad.op, pad.inputs[1]
     assert isinstance(op, ops.Pad)
     zero = fill.constant is not None and not any(fill.constant.value.tobytes())
@@ -296,5 +296,5 @@ def _is_expansion(n: Node) -> bool:
 
 
 def _is_broadcast(node: Node) -> bool:
-    """A broadcast of something small, or a scalar."""
+    """Whether `node` is a constant or a broadcast."""
     return node.constant is not None or isinstance(node.op, ops.BroadcastInDim)
