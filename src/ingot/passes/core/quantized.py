@@ -1,8 +1,8 @@
-"""Quantized values: what is done to integers instead of to what they stand for.
+"""Quantized values: compute on the stored integers instead of the numbers that they represent.
 
-    max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views, and what else moves elements
+    max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views and other ops that move elements
     quantize((q - z) * s)   ->   q                              by the same scale and zero
-    quantize(max(x, 0))     ->   quantize(x)                    where 0 is the least level: x is cut there anyway
+    quantize(max(x, 0))     ->   quantize(x)                    where 0 is the lowest level: x saturates there anyway
     quantize(concat(x, y))  ->   concat(quantize(x), quantize(y))
     gather((q - z) * s, i)  ->   (gather(q, i) - z) * s         of a constant table, which stays as small as it is
 
@@ -10,15 +10,15 @@ Products, where the machine multiplies and adds bytes four at a time:
 
     dot((a - za) * sa, (b - zb) * sb): f32   ->   convert(dot(a, b): i32 - za * sum(b)) * (sa * sb)
 
-b, the weights, are i8 then, and a is what the machine multiplies these with: u8 (dot instructions of CPUs) or i8
-(tensor cores). Values of the other type are moved by 128, and u8 weights too; weights whose zero is not 0 are moved by
-it where the result fits, else za and zb each take a sum. All of it is exact in i32, the scales are applied to the sums:
-closer to the exact result than f32 products are. Padding is a's zero.
+b, the weights, are i8, and a has the type that the machine multiplies them with: u8 (dot instructions of CPUs) or i8
+(tensor cores). Values of the other type are shifted by 128, and u8 weights too; weights with a zero point are shifted
+by it where the result fits, else za and zb each need a sum. All sums are exact in i32, and the scales are applied to
+them: the result is more exact than with f32 products. Padding is a's zero point.
 
-Only products with constant weights change; a's scale and zero are those of all of it, of each row or of each image, b's
-of all of it or of each output channel.
+Only products with constant weights change; a has one scale and zero point, or one per row or image, b has one or one
+per output channel.
 
-Floats of 8 bits are multiplied as they are where the machine does so, constant or not:
+Floats of 8 bits are multiplied directly where the machine supports it, constant or not:
 
     dot(a * sa, b * sb): f32   ->   dot(a, b): f32 * (sa * sb)
 """
@@ -50,9 +50,11 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False
 ) -> Graph:
-    """Products of `Dequantize`d values in integers, where `int8_dot` is what bytes are multiplied with (see module);
-    what is left of these ops as arithmetic, constants as what they stand for. floats: the types that weights of levels
-    may stand for in a product. f8_dot: whether floats of 8 bits are multiplied."""
+    """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
+    arithmetic.
+
+    int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
+    product. f8_dot: whether floats of 8 bits are multiplied directly."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)

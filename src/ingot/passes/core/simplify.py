@@ -1,4 +1,4 @@
-"""Algebraic simplification: the identities, and rules about shapes that text cannot say.
+"""Algebraic simplification: the identities, and rules about shapes that their notation cannot express.
 
 reshape(reshape(x)), transpose(transpose(x)), slice(slice(x)), broadcast(broadcast(x))   ->  one of them, or x
 convert(convert(x))  ->  convert(x)                 where the first loses nothing
@@ -47,7 +47,7 @@ def _rules(fast_math: bool) -> RuleSet:
 
 
 def _reduce_window(n: Node) -> Node | None:
-    """Positions that read padding wherever the window is go: a window of 2^62 on 5 elements has 9."""
+    """Remove window positions that always read padding: a window of 2^62 on 5 elements keeps 9."""
     op = n.op
     assert isinstance(op, ops.ReduceWindow)
     narrowed = op.narrowed(n.inputs[0].type)
@@ -101,7 +101,7 @@ def _broadcast(n: Node) -> Node | None:
 
 
 def _inserted(old: Shape, new: Shape) -> tuple[int, ...] | None:
-    """For each axis of `old` its place in `new`, where `new` is `old` with sizes of 1 put in; else None."""
+    """For each axis of `old` its index in `new`, if `new` is `old` with axes of size 1 inserted; else None."""
     axes: list[int] = []
     for axis, d in enumerate(new):
         if len(axes) < len(old) and d == old[len(axes)]:
@@ -135,7 +135,7 @@ def _slice(n: Node) -> Node | None:
 
 
 def _slice_of_slice(outer: ops.Slice, x: Node, inner: ops.Slice) -> Node | None:
-    # a limit beyond the last element taken may pass the operand's end, so strided slices stay
+    # the limit of a strided slice may exceed the operand's end, so these stay
     if any(s != 1 for s in inner.strides):
         return None
     start = tuple(a + b for a, b in zip(inner.start, outer.start, strict=True))
@@ -160,7 +160,7 @@ def _replaced_at(shape: Shape, axis: int, size: DimLike) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-_MAX_CONCAT_PARTS = 64  # of concats that are joined: those of one value with itself double with every step
+_MAX_CONCAT_PARTS = 64  # of merged concats: concats of a value with itself double in every step
 
 
 def _concat(n: Node) -> Node | None:
@@ -263,7 +263,7 @@ def _convert(n: Node) -> Node | None:
         return None
     first = x.inputs[0]
     if first.dtype.is_integer and x.dtype.is_float and n.dtype.is_integer:
-        # at once the low bits are kept, by way of a float those of a number that fits
+        # a direct conversion keeps the low bits, one through a float only those of numbers in range
         return ops.cast(first, n.dtype) if keeps_values(first.dtype, truncated_in(n.dtype)) else None
     return ops.cast(first, n.dtype)
 
@@ -286,7 +286,7 @@ _WIDER = {
 
 
 def keeps_values(a: DType, b: DType) -> bool:
-    """Whether every value of `a` is one of `b`, so that converting there and on is converting once."""
+    """Whether `b` represents every value of `a`, so that a conversion through `b` equals a direct one."""
     if a == b:
         return True
     if b == f8e8m0fnu:  # has no zero
@@ -358,13 +358,13 @@ def _case(n: Node) -> Node | tuple[Node, ...] | None:
     at, branches = int(index.constant.value), n.op.branches
     taken = branches[at if 0 <= at < len(branches) else -1]
     if taken.sizes:
-        return None  # only a graph holds sizes that the run finds, and a rule sees none
+        return None  # computed sizes belong to a graph, which a rule does not have
     out = inline(taken, rest)
     return out[0] if len(out) == 1 else out
 
 
 def inline(body: Graph, operands: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs of `body` with `operands` for its inputs."""
+    """The outputs of `body` with `operands` as its inputs."""
     return rebuilt(body.outputs, dict(zip(body.inputs, operands, strict=True)))
 
 

@@ -1,12 +1,12 @@
-"""Fold per-channel scales behind a contraction into its weights.
+"""Fold per-channel scales after a contraction into its weights.
 
     batch_norm(conv(x, w) + b, scale, bias, mean, var)  ->  conv(x, w * s) + ((b - mean) * s + bias),
                                                             s = scale / sqrt(var + eps)
     conv(x, w) * s[C] + t[C]                            ->  conv(x, w * s) + t                (a decomposed norm)
     transpose(conv(x, w)) * s[C] + t[C]                 ->  transpose(conv(x, w * s) + t)     (channels last)
 
-The same for transposed convolutions, and for matmuls with their last axis as the channels. Weights of 16 bits, which
-scales would round once more, stay as they are: their sums, in f32, are scaled.
+The same for transposed convolutions, and for matmuls with their last axis as channels. Weights of 16 bits are not
+scaled, as this would round them once more: the sums, in f32, are scaled instead.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ingot.support.dataclass import dataclass
 def fold_batch_norm(graph: Graph) -> Graph:
     """batch_norm(conv(x, w)) -> conv(x, w') + b'
 
-    Folded where the weights and the norm's parameters are constants and nothing else reads the values between. Sums are
-    computed in f64 and rounded once to the weights' dtype; a scale that is not finite there is left alone.
+    If the weights and the norm's parameters are constants and nothing else reads the intermediate values. The new
+    weights are computed in f64 and rounded once to their dtype; a scale that makes one infinite is not folded.
     """
     fuel = current_fuel()
     uses = {n: len(users) for n, users in graph.uses().items()}
     for o in graph.outputs:
-        uses[o] = uses.get(o, 0) + 2  # what the caller sees must exist
+        uses[o] = uses.get(o, 0) + 2  # outputs must exist
     chains: dict[Node, _Chain] = {}
     for n in graph.nodes():
         chain = _anchor(n, uses) or _extended_chain(n, chains, uses)
@@ -50,8 +50,8 @@ def fold_batch_norm(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class _Chain:
-    """scale[C] * contraction + shift[C]: the affine ops from `anchor` (the contraction) to `last`. order: of the
-    anchor's axes in `last`, as transposes between them leave it."""
+    """scale[C] * contraction + shift[C]: the affine ops from `anchor` (the contraction) to `last`. order: the anchor's
+    axes in the order of `last`, after transposes."""
 
     anchor: Node
     axis: int
@@ -68,7 +68,7 @@ class _Chain:
 
 
 def _extended_chain(n: Node, chains: Mapping[Node, _Chain], uses: Mapping[Node, int]) -> _Chain | None:
-    """`n` as one more affine op on a chain that only it reads."""
+    """The chain that `n` extends by an affine op, if only `n` reads it."""
     for operand, source in enumerate(n.inputs):
         chain = chains.get(source)
         if chain is not None and uses[source] == 1:
@@ -95,7 +95,7 @@ def _anchor(n: Node, uses: Mapping[Node, int]) -> _Chain | None:
 
 
 def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
-    """A contraction with scaled weights, and what is added to it; None where they are not finite."""
+    """The contraction with scaled weights, and its bias; None where they are not finite."""
     anchor = chain.anchor
     x, w = anchor.inputs
     assert w.constant is not None
@@ -106,10 +106,10 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
     scale = chain.scale.reshape(channel_shape)
 
     def scaled() -> np.ndarray:
-        """The weights, in f64 until they are rounded."""
+        """The scaled weights, computed in f64 and rounded once."""
         return (weights.value.astype(np.float64).reshape(split_shape) * scale).astype(dtype).reshape(weights.shape)
 
-    # as rounding is monotonous, the largest weight of a channel tells of all of them
+    # as rounding is monotonic, it is enough to check the largest weight of a channel
     others = tuple(d for d, size in enumerate(channel_shape) if size == 1)
     largest = np.abs(weights.value).reshape(split_shape).max(axis=others, keepdims=True, initial=0)
     shift = chain.shift.astype(anchor.dtype.numpy)
@@ -125,13 +125,13 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
 
 
 def _is_power_of_two(scale: np.ndarray) -> bool:
-    """Whether it only moves the binary point."""
+    """Whether all elements are powers of two, so that products are exact."""
     mantissa, _ = np.frexp(scale)
     return bool((np.abs(mantissa) == 0.5).all())
 
 
 def _scaled_sums(chain: _Chain) -> Node:
-    """The contraction, whose sums are scaled and shifted before they are rounded."""
+    """The contraction with its sums scaled and shifted before they are rounded."""
     op, loc = chain.anchor.op, chain.last.loc
     assert isinstance(op, ops.Conv | ops.ConvTranspose | ops.MatMul)
     y = replace(op, dtype=f32)(*chain.anchor.inputs, loc=chain.anchor.loc)
@@ -141,7 +141,7 @@ def _scaled_sums(chain: _Chain) -> Node:
 
 
 def _channels(anchor: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape in which the weights' output channels are dimensions, and that of what has a value for each of them."""
+    """The shape of the weights with separate axes for output channels, and the shape of a value per output channel."""
     shape = tuple(int(d) for d in anchor.inputs[1].shape)
     if isinstance(anchor.op, ops.MatMul):
         return shape, (1, shape[1])
@@ -159,7 +159,7 @@ def _extended(chain: _Chain, n: Node, operand: int) -> _Chain | None:
     if isinstance(n.op, ops.BatchNorm):
         return _norm(chain, n, n.op.eps) if operand == 0 else None
     if isinstance(n.op, ops.Convert) and chain.anchor.dtype.bits > n.dtype.bits and n.dtype.is_float:
-        return replace(chain, last=n)  # sums are wider than what is stored
+        return replace(chain, last=n)  # sums are wider than the stored result
     if isinstance(n.op, ops.Transpose):
         return replace(chain, last=n, order=tuple(chain.order[p] for p in n.op.permutation))
     if not isinstance(n.op, ops.Add | ops.Sub | ops.Mul | ops.Div):
@@ -194,7 +194,7 @@ def _norm(chain: _Chain, n: Node, eps: float) -> _Chain | None:
 
 
 def channel_vector(n: Node, axis: int, channels: int) -> np.ndarray | None:
-    """The f64 values by channel of a constant that varies along `axis` of its shape only; None for any other node."""
+    """The f64 values by channel of a constant that only varies along `axis`; None for any other node."""
     splat = splat_of(n)
     if splat is not None:
         return np.full(channels, float(splat))
@@ -208,7 +208,7 @@ def channel_vector(n: Node, axis: int, channels: int) -> np.ndarray | None:
 
 
 def _vector_along(n: Node, axis: int, channels: int) -> np.ndarray | None:
-    """The values of a constant (perhaps reshaped) whose only size beside 1 is `axis`."""
+    """The values of a constant (perhaps reshaped) whose dimensions other than `axis` have size 1."""
     if any(d != (channels if i == axis else 1) for i, d in enumerate(n.shape)):
         return None
     while isinstance(n.op, ops.Reshape):

@@ -1,4 +1,4 @@
-"""Find attention that is written out in products and a softmax.
+"""Recognize attention in products and a softmax.
 
     matmul(softmax(matmul(q * c, transpose(k) * c) + mask), v)   ->   attention(q, k, v, mask) {scale = c * c}
 
@@ -98,7 +98,7 @@ def _divides(heads: DimLike, queries: DimLike) -> bool:
 
 
 def _unguard(p: Node) -> tuple[Node, str]:
-    """What a guard gives 0 for: the weights before it, and "nan", "hidden" (rows of scores that are all -inf) or "".
+    """The weights under a guard that replaces rows by 0, and its kind: "nan", "hidden" (all scores are -inf) or "".
 
     select(is_nan(s), 0, s) -> s            select(reduce_and(x == -inf), 0, softmax(x)) -> softmax(x)
     """
@@ -111,7 +111,7 @@ def _unguard(p: Node) -> tuple[Node, str]:
 
 
 def _hides_rows(test: Node, scores: Node) -> bool:
-    """Whether `test` is, all along a row, whether its scores are all -inf."""
+    """Whether `test` tests if all scores of a row are -inf, broadcast along the row."""
     lead = scores.shape[:-1]
     while not isinstance(test.op, ops.Reduce):
         is_broadcast = isinstance(test.op, ops.BroadcastInDim) and test.op.dims == tuple(
@@ -125,7 +125,7 @@ def _hides_rows(test: Node, scores: Node) -> bool:
     return tests_all and hidden.inputs[0] is scores and splat_of(hidden.inputs[1]) == -np.inf
 
 
-_MAX_STEPS = 32  # between a softmax and the product that it is of
+_MAX_STEPS = 32  # ops between a softmax and the product of its scores
 
 
 def _scores(n: Node, memo: dict[Node, _Scores | None] | None = None, steps: int = _MAX_STEPS) -> _Scores | None:
@@ -169,7 +169,7 @@ def _regrouped(s: _Scores, old: Shape, new: Shape) -> _Scores | None:
 
 
 def _combined_mask(a: Node | None, b: Node) -> Node:
-    """One mask for two."""
+    """Combine two masks."""
     if a is None:
         return b
     if a.dtype == b.dtype:
@@ -189,7 +189,7 @@ def _product(n: Node) -> _Scores | None:
 
 
 def _scaled(n: Node, scale: float, softcap: float) -> _Scores | None:
-    """A product of matrices under `scale` and more factors; leading dimensions may be regrouped."""
+    """A matrix product under `scale` and further factors; leading dimensions may be regrouped."""
     n, factor = _unscale(n)
     scale *= factor
     if isinstance(n.op, ops.Reshape):
@@ -222,7 +222,7 @@ def _unscale(n: Node) -> tuple[Node, float]:
 
 
 def _narrow(mask: Node) -> Node:
-    """The mask before it was broadcast to all heads: attention broadcasts by itself."""
+    """The mask before it was broadcast to all heads: attention broadcasts its mask."""
     while isinstance(mask.op, ops.BroadcastInDim):
         (x,) = mask.inputs
         rank = mask.type.rank
@@ -233,7 +233,7 @@ def _narrow(mask: Node) -> Node:
 
 
 def _with_nan_rows(mask: Node) -> Node:
-    """An added mask in which rows that hide every key are NaN, as their softmax is; attention itself would give 0."""
+    """An additive mask with NaN in rows that hide every key, as their softmax is NaN; attention itself returns 0."""
     if mask.dtype == boolean:
         mask = ops.where(mask, ops.full(mask.shape, 0.0), ops.full(mask.shape, -np.inf))
     has_key = ops.compare("NE", ops.reduce_max(mask, -1, keepdims=True), -np.inf)
@@ -242,7 +242,7 @@ def _with_nan_rows(mask: Node) -> Node:
 
 
 def _tidy(n: Node) -> Node:
-    """`n` with its chain of views in shortest form."""
+    """`n` with its chain of views reduced to the shortest form."""
     for rule in VIEW_CHAINS:
         if isinstance(n.op, rule.root):
             new = rule.apply(n)

@@ -1,12 +1,12 @@
-"""1x1 convolutions, and the pools and resizes next to them, in the order that costs less.
+"""Reorder 1x1 convolutions and adjacent pools and resizes to the cheaper order.
 
     pool(conv(x, w) + b)   ->   conv(pool(x), w) + b     fewer positions to multiply: transitions of DenseNets
     conv(pool(x), w)       ->   pool(conv(x, w))         fewer channels to pool: branches of Inception networks
     conv(resize(x), w)     ->   resize(conv(x, w))       of an image that is enlarged: decoders
 
 A mean of a window or a resize is linear in the positions of each channel, a 1x1 convolution in the channels of each
-position: their order matters for rounding alone. A constant added between them stays behind both where the mean of a
-window full of it is the constant itself.
+position: their order only affects rounding. A constant that is added between them is added last, if the mean of a
+window of equal elements is that element.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from ingot.ir.node import Graph, Node, Op, const, rebuilt
 from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.passes.model.fold_batch_norm import channel_vector
 
-MULTIPLY_ADDS_PER_TAP = (
-    4  # multiply-adds of a contraction that take as long as reading and adding one element of a window
-)
+MULTIPLY_ADDS_PER_TAP = 4  # the cost of one element of a window, in multiply-adds of a contraction
 
 _MOVABLE = (ops.AvgPool, ops.AdaptiveAvgPool, ops.Resize)
 
 
 def order_linear(graph: Graph) -> Graph:
-    """conv1x1(pool(x)) -> pool(conv1x1(x)), or back, where that is less work and nothing else reads what is between."""
+    """conv1x1(pool(x)) -> pool(conv1x1(x)), or the reverse, where that is less work and the value between has no other
+    reader."""
     if not any(isinstance(n.op, _MOVABLE) for n in graph.nodes()):
         return graph
     outputs, fuel = set(graph.outputs), current_fuel()
@@ -80,10 +79,10 @@ def _convolve_first(n: Node, memo: dict[Node, Node], single_use: set[Node], fuel
 
 
 def _inside_images(n: Node) -> Op | None:
-    """The op of `n`, if it is linear in the positions of each channel, without batch and channels."""
+    """The op of `n` restricted to spatial axes, if it is linear in the positions of each channel."""
     op = n.op
     if not isinstance(op, _MOVABLE) or not n.dtype.is_float:
-        return None  # integers are truncated behind it
+        return None  # results of integers are truncated
     if not isinstance(op, ops.Resize):
         return op
     (x,) = n.inputs
@@ -92,7 +91,7 @@ def _inside_images(n: Node) -> Op | None:
     if any(size != x.shape[axis] or scale != 1 for axis, size, scale in axes if axis < 2):
         return None
     if op.coordinates == "tf_crop_and_resize":
-        return None  # a crop's outside is a value of its own
+        return None  # positions outside of a crop have a constant value
     spatial = [i for i, axis in enumerate(op.axes) if axis >= 2]
     return replace(
         op,
@@ -104,7 +103,7 @@ def _inside_images(n: Node) -> Op | None:
 
 
 def _convolution(n: Node) -> tuple[Node | None, np.ndarray | None]:
-    """The 1x1 convolution that `n` is, perhaps with a constant added to each channel."""
+    """(convolution, bias) of a 1x1 convolution, perhaps with a constant added to each channel; else (None, None)."""
     if _is_pointwise(n):
         return n, None
     if isinstance(n.op, ops.Add):
@@ -117,7 +116,7 @@ def _convolution(n: Node) -> tuple[Node | None, np.ndarray | None]:
 
 
 def _is_pointwise(n: Node) -> bool:
-    """Whether each position of the result is made from the same position of the input."""
+    """Whether `n` is a convolution whose result at a position only depends on the input at this position."""
     op = n.op
     if not isinstance(op, ops.Conv) or not n.dtype.is_float:
         return False
@@ -126,14 +125,14 @@ def _is_pointwise(n: Node) -> bool:
 
 
 def _keeps_constants(op: Op) -> bool:
-    """Whether a mean is over full windows, and divided by what they hold."""
+    """Whether the mean of equal elements is that element: windows are full, and the divisor is their size."""
     if isinstance(op, ops.AvgPool):
         return op.divisor is None and not op.ceil_mode and not any(map(any, op.padding))
     return isinstance(op, ops.AdaptiveAvgPool)
 
 
 def _costs(op: Op, x: Node, moved: Node, conv: Node) -> tuple[int, int]:
-    """Multiply-adds for an image with the convolution last, and with it first; `moved` is what `op` makes of x."""
+    """Multiply-adds per image with the convolution last, and with it first. moved: `op` of x."""
     before, after = (estimate(product(n.shape[2:])) for n in (x, moved))
     reads = MULTIPLY_ADDS_PER_TAP * (after * prod(op.kernel) if isinstance(op, ops.AvgPool) else max(before, after))
     weights = estimate(product(conv.inputs[1].shape))

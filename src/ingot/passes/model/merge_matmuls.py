@@ -2,8 +2,8 @@
 
     q = x @ Wq + bq; k = x @ Wk + bk   ->   y = x @ [Wq Wk] + [bq bk]; q = y[..., :n]; k = y[..., n:]
 
-One large product reads x once and keeps its tiles full. It pays where the results are only viewed before they are read
-as memory (heads for attention); a result that pointwise ops follow is better off with these as its own epilogue.
+One large product reads x once and has full tiles. It pays where the results are only viewed before they are read from
+memory (heads for attention); pointwise ops that follow a result are better fused as the epilogue of their own product.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingot.support.files import release
 
 @dataclass(frozen=True)
 class _Product:
-    """x @ weight (+ bias), rounded to the result's dtype: `result` is the node that the rest of the graph reads."""
+    """x @ weight (+ bias), rounded to the result's dtype. result: the node that the rest of the graph reads."""
 
     product: Node
     result: Node
@@ -30,7 +30,7 @@ class _Product:
     bias: np.ndarray | None
 
 
-# what products that merge have in common: the value that they read, and the dtype that their results are rounded to
+# merged products have these in common: the value that they read, and the dtype of their rounded results
 _Kind = tuple[Node, DType]
 
 
@@ -61,7 +61,7 @@ def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list
 
 
 def _rounded(product: _Product, users: dict[Node, list[Node]], outputs: set[Node]) -> _Product:
-    """`product` as it is stored, where its sums are wider (f32 of bf16)."""
+    """`product` with the conversion that rounds its wider sums (f32 of bf16), if any."""
     readers = users.get(product.result, [])
     single = len(readers) == 1 and product.result not in outputs and isinstance(readers[0].op, ops.Convert)
     return replace(product, result=readers[0]) if single else product
@@ -102,7 +102,7 @@ def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
 
 
 def _concatenated(weights: list[Node]) -> Node:
-    """[W V ...], side by side, made when it is read."""
+    """[W V ...], concatenated when it is read."""
     type_ = ops.Concat(1).infer(*(w.type for w in weights))
     arrays = [w.constant for w in weights if w.constant is not None]
 
