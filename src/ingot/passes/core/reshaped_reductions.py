@@ -1,17 +1,17 @@
-"""Reductions of reshaped images run over the images' own dimensions.
+"""Reduce reshaped images over the dimensions of the images themselves.
 
     y = reshape[n,g,-1](x[n,c,h,w]);  z = y - broadcast(sum(y, 2))
       ->   z = x - broadcast[n,c,h,w](reshape[n,c](broadcast[n,g,k](sum(reshape[n,g,k](sum(x, (2, 3))), 2))))
 
-Group norms are exported so. A reshape that joins or cuts channels holds an image to the order n, c, h, w: its kernels
-would gather what lies as n, h, w, c. Where only arithmetic and reductions stand between the reshape and reshapes behind
-it, the arithmetic is done on the image as it is. Exact but for the order of sums.
+Group norms are exported like this. A reshape that merges or splits channels requires the order n, c, h, w: kernels
+would gather from an image stored as n, h, w, c. If only arithmetic and reductions are between the reshape and later
+reshapes, the arithmetic is done on the image itself. Exact but for the order of sums.
 
-A target may reduce small slices, such as groups of channels, at once, from a box of parts in the order of memory:
+A target may reduce small slices, such as groups of channels, in one pass over a box of parts in the order of memory:
 
     y = reshape[n,h,w,g,k](transpose[n,h,w,c](x));  z = y - broadcast(sum(y, (1, 2, 4)))
 
-So sums that need one another run over one box. What else reads z has it as an image, computed apart.
+So dependent sums run over one box. Other readers of z use the image, which is computed separately.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.support.dataclass import dataclass
 
-Atoms = tuple[tuple[int, ...], ...]  # for each dimension the parts that it consists of, outermost first
+Atoms = tuple[tuple[int, ...], ...]  # the parts of each dimension, outermost first
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Two shapes of one array cut into common parts: those of `image` and those of `other` run through the same
-    numbers. Dimensions of size 1 have none."""
+    """The common refinement of two shapes of one array into parts.
+
+    sizes: of the parts. image, other: the parts of each dimension of either shape; those of size 1 have none.
+    """
 
     sizes: Shape
     image: Atoms
@@ -40,7 +42,7 @@ class _Cut:
 
     @staticmethod
     def of(image: Shape, other: Shape) -> _Cut | None:
-        """None where the parts cannot be told."""
+        """The common parts of two shapes; None where they cannot be determined."""
         sizes: list[DimLike] = []
         other_parts: list[tuple[int, ...]] = []
         image_parts: list[list[int]] = [[] for _ in image]
@@ -67,7 +69,7 @@ class _Cut:
         return None if remaining else _Cut(tuple(sizes), tuple(map(tuple, image_parts)), tuple(other_parts))
 
     def parts(self, dims: Sequence[int]) -> list[int]:
-        """Those of some dimensions of `other`."""
+        """The parts of some dimensions of `other`."""
         return [a for d in dims for a in self.other[d]]
 
     def shape(self, atoms: Sequence[int]) -> Shape:
@@ -76,8 +78,8 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Region:
-    """`root` is a reshape of an image; `inside` the arithmetic on it that can be done on the image. at_once: what is
-    reduced is so from the box of parts."""
+    """root: a reshape of an image. inside: the arithmetic after it that can be done on the image. at_once: whether
+    reductions run over the box of parts."""
 
     root: Node
     cut: _Cut
@@ -90,7 +92,7 @@ class _Region:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """That of an image with its channels last."""
+        """The order of an image with channels last."""
         return 0, *range(2, len(self.image)), 1
 
     @property
@@ -103,8 +105,8 @@ class _Region:
 
 
 def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
-    """Take reshapes from between images and their reductions (see module), where the graph has convolutions: without,
-    images lie in the order of their dimensions. at_once: elements of the largest slice that is reduced at once."""
+    """Remove reshapes between images and their reductions (see module), if the graph has convolutions: without them,
+    images are in the order of their dimensions. at_once: elements of the largest slice that is reduced in one pass."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
     users, outputs = graph.uses(), set(graph.outputs)
@@ -115,8 +117,8 @@ def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
             region_of |= dict.fromkeys(region.inside, region) if region is not None else {}
     if not region_of:
         return graph
-    memo: dict[Node, Node] = {}  # those inside a region as images
-    boxes: dict[Node, Node] = {}  # and as boxes of parts
+    memo: dict[Node, Node] = {}  # nodes inside a region, as images
+    boxes: dict[Node, Node] = {}  # the same, as boxes of parts
 
     def unreshaped(n: Node, inputs: Sequence[Node]) -> Node:
         region = region_of.get(n)
@@ -133,8 +135,8 @@ def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
 
 
 def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_once: int) -> _Region | None:
-    """What can be done on the operand of the reshape `root`; None where that leads nowhere or nothing is reduced across
-    or within its dimensions."""
+    """The region of the reshape `root`; None where that is not supported, or no reduction is across or within its
+    dimensions."""
     cut = _Cut.of(root.inputs[0].shape, root.shape)
     if cut is None or len(root.inputs[0].shape) < 3:
         return None
@@ -164,7 +166,7 @@ def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_on
 
 
 def _keeps_dim_order(node: Node, cut: _Cut) -> bool:
-    """Whether an operand is no broadcast, or one that does not turn dimensions."""
+    """Whether an operand is not a broadcast, or one that keeps the order of dimensions."""
     return not isinstance(node.op, ops.BroadcastInDim) or list(node.op.dims) == sorted(node.op.dims)
 
 
@@ -175,10 +177,10 @@ def _computed_inside(
     memo: dict[Node, Node],
     boxes: dict[Node, Node] | None = None,
 ) -> Node:
-    """`n` as an image, or, where `boxes` has what it reads, as a box of parts."""
+    """`n` as an image, or as a box of parts with operands from `boxes`."""
     images, parts = (memo, region.cut.image) if boxes is None else (boxes, region.box)
 
-    def placed(x: Node) -> Node:  # of another shape where it is inside of another region, or no image at all
+    def placed(x: Node) -> Node:  # its shape differs if it is in another region or not an image
         x = x if x.shape == region.image else ops.Reshape(region.image)(x, loc=n.loc)
         return x if boxes is None else region.boxed(x)
 

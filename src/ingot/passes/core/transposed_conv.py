@@ -30,8 +30,10 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbouring phases of one spatial dimension that read the same inputs: their first taps, the offset of the input
-    that these read, and how many taps each has."""
+    """Neighboring phases of one spatial dimension that read the same inputs.
+
+    taps: the first tap of each. offset: of the input that it reads. count: taps of each phase.
+    """
 
     taps: tuple[int, ...]
     offset: int
