@@ -1,4 +1,4 @@
-"""Arrays as attributes of ops: what a constant holds."""
+"""Arrays as attributes of ops: the values of constants."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.lib.stride_tricks import as_strided
 
 
 class Array:
-    """An immutable constant array as an op attribute: small ones compare by content, large ones by identity.
+    """An immutable constant array as an op attribute. Small arrays compare by content, large ones by identity.
 
-    A deferred one is made each time its value is read and kept by nobody: weights that passes transpose, scale or join
-    are in memory once, when they are packed.
+    A deferred array is computed each time its value is read and not retained: weights that passes transpose, scale or
+    concatenate are in memory only while they are packed.
     """
 
     __slots__ = ("__dict__", "_key", "_make", "dtype", "shape")
@@ -26,14 +26,14 @@ class Array:
         if value.nbytes <= Array.BY_CONTENT:
             content = value.tobytes()
             self._key = (value.dtype, value.shape, content)
-            # on the content's own bytes: a key must stay true where the caller writes his array later
+            # on a copy: the key must stay valid if the caller writes to the array later
             value = np.ndarray(value.shape, value.dtype, content)
         self.dtype, self.shape = value.dtype, value.shape
         self._make: Callable[[], np.ndarray] = lambda: value
 
     @staticmethod
     def deferred(dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray]) -> Array:
-        """The array that `make` returns, of this dtype and shape; a small one is made at once."""
+        """The array that `make` returns, of this dtype and shape. A small one is computed immediately."""
         array = object.__new__(Array)
         array.dtype, array.shape, array._make, array._key = dtype, shape, make, id(make)
         return Array(make()) if array.nbytes <= Array.BY_CONTENT else array
@@ -44,7 +44,7 @@ class Array:
 
     @cached_property
     def splat(self) -> np.generic | None:
-        """The one value that all elements have, bit for bit; None where they differ, are none or very many."""
+        """The common value of all elements, bit for bit; None where they differ, or there are none or very many."""
         if not 0 < self.size <= Array.BY_CONTENT:
             return None
         raw = np.ascontiguousarray(self.value).reshape(-1)
@@ -66,8 +66,8 @@ class Array:
         return isinstance(other, Array) and self._key == other._key
 
 
-def by_strides(start: np.ndarray, extents: Sequence[int], strides: Sequence[int]) -> np.ndarray:
-    """A view of the elements from that of `start` on, which nobody may write. strides: in bytes. Of every element type,
-    where numpy's own knows not all of ml_dtypes."""
-    bits = start.view(f"u{start.itemsize}")
-    return as_strided(bits, extents, strides, writeable=False).view(start.dtype)
+def by_strides(first_element: np.ndarray, extents: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """A read-only view of the elements from `first_element` on. strides: bytes. For every element type: numpy's own
+    `as_strided` does not support all of ml_dtypes."""
+    bits = first_element.view(f"u{first_element.itemsize}")
+    return as_strided(bits, extents, strides, writeable=False).view(first_element.dtype)

@@ -1,8 +1,9 @@
-"""The interpreter: what a graph means, node by node, in numpy.
+"""The interpreter of graphs: evaluates node by node with numpy.
 
     interpret(graph, {"x": array})  ->  (result, ...)
 
-It is the yardstick for every pass and target: slow, plain and strict. Each result is checked against its inferred type.
+It is the reference for every pass and target: slow, simple and strict. Each result is checked against its inferred
+type.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ def interpret(
     *,
     observe: Observer | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """The outputs of `graph` for `inputs`, given in order or by label. `observe(node, results)` is told of every node.
+    """Return the results of `graph` for `inputs`, in order or by label. `observe(node, results)` is called for each
+    node.
 
-    Raises InputError where the inputs do not fit the graph's (count, label, dtype, shape, symbol bounds), VerifyError
-    where an op's reference gives something else than its type rule promised.
+    Raises InputError where the inputs do not match the graph's (count, label, dtype, shape, symbol bounds), VerifyError
+    where the result of an op's reference differs from the type that its type rule infers.
     """
-    arrays = _ordered(graph, inputs)
-    told = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, arrays, strict=True) if elements_of(n)]
-    sizes = bind_symbols(graph, [a.shape for a in arrays], told)
-    order, found = graph.nodes(), _Found(graph)
-    left = _use_counts(graph, order)
+    arrays = _arrays_in_order(graph, inputs)
+    elements = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, arrays, strict=True) if elements_of(n)]
+    sizes = bind_symbols(graph, [a.shape for a in arrays], elements)
+    order, computed_sizes = graph.nodes(), _ComputedSizes(graph)
+    remaining_uses = _use_counts(graph, order)
     values: dict[Node, Values] = {}
     for node, array in zip(graph.inputs, arrays, strict=True):
         values[node] = (array,)
@@ -43,40 +45,42 @@ def interpret(
         for node in order:
             if node not in values:
                 values[node] = _evaluate(node, [values[i] for i in node.inputs], sizes)
-            if node in found.names:
-                found.take(node, int(values[node][0]), sizes)
+            if node in computed_sizes.names:
+                computed_sizes.bind(node, int(values[node][0]), sizes)
             if observe is not None:
                 observe(node, values[node])
             for i in node.inputs:
-                left[i] -= 1
-                if not left[i]:
+                remaining_uses[i] -= 1
+                if not remaining_uses[i]:
                     del values[i]
     return tuple(values[n][0] for n in graph.results)
 
 
-class _Found:
-    """The sizes that values give in the run."""
+class _ComputedSizes:
+    """The computed sizes of a graph, and the conditions on them."""
 
     def __init__(self, graph: Graph):
         self.names: dict[Node, list[str]] = {}
         for name, node in graph.found.items():
             self.names.setdefault(node, []).append(name)
-        self.most = dict(graph.sizes)
+        self.max_sizes = dict(graph.sizes)
         self.bounds = {name: (low, high) for name, low, high in graph.bounds}
-        self.conditions: list[DimLike] = [c for c in graph.conditions if not self.most.keys().isdisjoint(symbols_of(c))]
+        self.conditions: list[DimLike] = [
+            c for c in graph.conditions if not self.max_sizes.keys().isdisjoint(symbols_of(c))
+        ]
 
-    def take(self, node: Node, value: int, sizes: dict[str, int]) -> None:
-        """Note what `node` says in `sizes`. Raises InputError beyond a bound or a condition."""
+    def bind(self, node: Node, value: int, sizes: dict[str, int]) -> None:
+        """Set the sizes that `node` computes in `sizes`. Raises InputError outside of bounds or against a condition."""
         for name in self.names[node]:
             low, high = self.bounds.get(name) or span_of(name)
             low = -FARTHEST if low is None else low
-            most = substitute(self.most[name], sizes)
-            if isinstance(most, Dim):  # of a size that is found later: a condition until then
-                self.conditions.append(most - value)
-                most = FARTHEST
-            most = most if high is None else min(most, high)
-            if not low <= value <= most:
-                raise InputError(f"size {name} of {_place(node)}", expected=f"{low} to {most}", got=value)
+            max_size = substitute(self.max_sizes[name], sizes)
+            if isinstance(max_size, Dim):  # depends on a size that is computed later: checked then, as a condition
+                self.conditions.append(max_size - value)
+                max_size = FARTHEST
+            max_size = max_size if high is None else min(max_size, high)
+            if not low <= value <= max_size:
+                raise InputError(f"size {name} of {_location(node)}", expected=f"{low} to {max_size}", got=value)
             sizes[name] = value
         for condition in self.conditions:
             if negative(got := substitute(condition, sizes)):
@@ -84,13 +88,13 @@ class _Found:
 
 
 def _use_counts(graph: Graph, order: Sequence[Node]) -> dict[Node, int]:
-    left = dict.fromkeys(order, 0)
+    counts = dict.fromkeys(order, 0)
     for node in order:
         for i in node.inputs:
-            left[i] += 1
+            counts[i] += 1
     for node in graph.outputs:
-        left[node] += 1
-    return left
+        counts[node] += 1
+    return counts
 
 
 def _evaluate(node: Node, operands: Sequence[Values], sizes: Mapping[str, int]) -> Values:
@@ -103,52 +107,54 @@ def _evaluate(node: Node, operands: Sequence[Values], sizes: Mapping[str, int]) 
         raise VerifyError(f"input {op.label!r} is read but is none of the graph's inputs")
     if sizes:
         op = op.substitute(sizes)
-        given = [TensorType(dtype_of(v[0]), v[0].shape) for v in operands]
-        if any(negative(size) for size, _ in op.constraints(*given)):
-            raise InputError(_place(node), expected="sizes that hold what it reads", got=", ".join(map(str, given)))
+        input_types = [TensorType(dtype_of(v[0]), v[0].shape) for v in operands]
+        if any(negative(size) for size, _ in op.constraints(*input_types)):
+            raise InputError(
+                _location(node), expected="sizes that hold what it reads", got=", ".join(map(str, input_types))
+            )
     try:
-        got = op.reference(*(v[0] for v in operands))
+        output = op.reference(*(v[0] for v in operands))
     except Exception as e:
-        e.add_note(f"in the reference of {_place(node)} on {', '.join(str(i.types[0]) for i in node.inputs)}")
+        e.add_note(f"in the reference of {_location(node)} on {', '.join(str(i.types[0]) for i in node.inputs)}")
         raise
-    results = got if isinstance(got, tuple) else (got,)
+    results = output if isinstance(output, tuple) else (output,)
     if len(results) != len(node.types):
-        raise VerifyError(_place(node), expected=f"{len(node.types)} results", got=len(results))
-    return tuple(_checked(node, i, r, sizes) for i, r in enumerate(results))
+        raise VerifyError(_location(node), expected=f"{len(node.types)} results", got=len(results))
+    return tuple(_checked_result(node, i, r, sizes) for i, r in enumerate(results))
 
 
-def _checked(node: Node, index: int, result: object, sizes: Mapping[str, int]) -> np.ndarray:
+def _checked_result(node: Node, index: int, result: object, sizes: Mapping[str, int]) -> np.ndarray:
     if not isinstance(result, np.ndarray | np.generic):
-        raise VerifyError(f"result {index} of {_place(node)}", expected="a numpy array", got=type(result).__name__)
+        raise VerifyError(f"result {index} of {_location(node)}", expected="a numpy array", got=type(result).__name__)
     array = np.asarray(result)
-    want = node.types[index]
-    shape = tuple(substitute(d, sizes) for d in want.shape)
-    if array.dtype != want.dtype.numpy or array.shape != shape:
+    expected = node.types[index]
+    shape = tuple(substitute(d, sizes) for d in expected.shape)
+    if array.dtype != expected.dtype.numpy or array.shape != shape:
         raise VerifyError(
-            f"result {index} of {_place(node)}: the reference and the type rule differ",
-            expected=TensorType(want.dtype, shape),
+            f"result {index} of {_location(node)}: the reference and the type rule differ",
+            expected=TensorType(expected.dtype, shape),
             got=f"{array.dtype}{list(array.shape)}",
         )
     return array
 
 
-def _place(node: Node) -> str:
+def _location(node: Node) -> str:
     return f"{node.op.name} at {node.loc}" if node.loc else node.op.name
 
 
-def _ordered(graph: Graph, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
+def _arrays_in_order(graph: Graph, inputs: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
     labels = [_input_op(n).label for n in graph.inputs]
     if isinstance(inputs, Mapping):
         missing = [k for k in labels if k not in inputs]
         unknown = [k for k in inputs if k not in labels]
         if missing or unknown:
             raise InputError("inputs", expected=labels, got=list(inputs), fix="pass each input once, by its label")
-        given = [inputs[k] for k in labels]
+        values = [inputs[k] for k in labels]
     else:
-        given = list(inputs)
-    if len(given) != len(labels):
-        raise InputError("inputs", expected=f"{len(labels)} {labels}", got=len(given))
-    arrays = [np.asarray(a) for a in given]
+        values = list(inputs)
+    if len(values) != len(labels):
+        raise InputError("inputs", expected=f"{len(labels)} {labels}", got=len(values))
+    arrays = [np.asarray(a) for a in values]
     for node, label, array in zip(graph.inputs, labels, arrays, strict=True):
         if array.dtype != node.type.dtype.numpy:
             fix = f"convert it with .astype({node.type.dtype.numpy})"
@@ -172,57 +178,57 @@ def _input_op(node: Node) -> Input:
 def bind_symbols(
     graph: Graph, shapes: Sequence[tuple[int, ...]], elements: Sequence[Sequence[int]] = ()
 ) -> dict[str, int]:
-    """The value of every symbol, from the shapes of the inputs in order and the elements of those that tell any.
+    """Return the value of every symbol, from the shapes of the inputs and the elements of those with `elements`.
 
-    A dimension that is an expression gives its symbol where it is linear in one that nothing else gives (2*s0+1 = 9).
-    Raises InputError for a wrong rank or size, contradicting sizes, and sizes that its bounds or conditions refuse.
+    A dimension that is an expression determines a symbol that it is linear in, if no other does (2*s0+1 = 9).
+    Raises InputError for a wrong rank or size, contradicting sizes, and sizes that violate bounds or conditions.
     """
     values: dict[str, int] = {}
     source: dict[str, str] = {}
-    waiting: list[tuple[str, DimLike, int]] = []
+    pending: list[tuple[str, DimLike, int]] = []
     for node, shape in zip(graph.inputs, shapes, strict=True):
         label = _input_op(node).label
         if len(shape) != len(node.shape):
             raise InputError(f"input {label!r}", expected=node.type, got=f"shape {list(shape)}")
         axes = enumerate(zip(node.shape, shape, strict=True))
-        waiting += [(f"axis {i} of input {label!r}", dim, size) for i, (dim, size) in axes]
-    telling = [n for n in graph.inputs if elements_of(n)]
-    for node, values_ in zip(telling, elements, strict=True):
-        told = enumerate(zip(elements_of(node), values_, strict=True))
-        waiting += [(f"element {i} of input {_input_op(node).label!r}", dim, value) for i, (dim, value) in told]
-    while waiting:
-        rest: list[tuple[str, DimLike, int]] = []
-        for where, dim, size in waiting:
-            known = substitute(dim, values)
-            if isinstance(known, int):
-                _agree(where, dim, known, size, source)
-            elif (solved := _solve(known, size)) is not None:
+        pending += [(f"axis {i} of input {label!r}", dim, size) for i, (dim, size) in axes]
+    with_elements = [n for n in graph.inputs if elements_of(n)]
+    for node, values_ in zip(with_elements, elements, strict=True):
+        numbered = enumerate(zip(elements_of(node), values_, strict=True))
+        pending += [(f"element {i} of input {_input_op(node).label!r}", dim, value) for i, (dim, value) in numbered]
+    while pending:
+        unsolved: list[tuple[str, DimLike, int]] = []
+        for where, dim, size in pending:
+            expected = substitute(dim, values)
+            if isinstance(expected, int):
+                _check_equal(where, dim, expected, size, source)
+            elif (solved := _solve(expected, size)) is not None:
                 values[solved[0]] = solved[1]
                 source[solved[0]] = where
             else:
-                rest.append((where, dim, size))
-        if len(rest) == len(waiting):
-            where, dim, size = rest[0]
+                unsolved.append((where, dim, size))
+        if len(unsolved) == len(pending):
+            where, dim, size = unsolved[0]
             what = f"{where} is {size} and does not settle {dim}"
             raise InputError(what, fix="give the graph an input of plain size")
-        waiting = rest
-    _in_bounds(graph, values, source)
+        pending = unsolved
+    _check_bounds(graph, values, source)
     for condition in graph.conditions:
         if negative(value := substitute(condition, values)):
             raise InputError(f"sizes {values}", expected=f"{condition} >= 0", got=value)
     return values
 
 
-def _agree(where: str, dim: DimLike, known: int, size: int, source: Mapping[str, str]) -> None:
-    if known == size:
+def _check_equal(where: str, dim: DimLike, computed: int, size: int, source: Mapping[str, str]) -> None:
+    if computed == size:
         return
     why = ", ".join(f"{s} from {source[s]}" for s in sorted(symbols_of(dim)))
-    expected = f"{known} (= {dim}; {why})" if why else known
+    expected = f"{computed} (= {dim}; {why})" if why else computed
     raise InputError(where, expected=expected, got=size)
 
 
 def _solve(dim: Dim, size: int) -> tuple[str, int] | None:
-    """The symbol and its value where `dim` is coefficient * symbol + constant and divides evenly; None otherwise."""
+    """The symbol and its value where `dim` is coefficient * symbol + constant and the value an integer; else None."""
     slopes = [(mono[0].name, c) for mono, c in dim.terms if len(mono) == 1 and isinstance(mono[0], Symbol)]
     constant = sum(c for mono, c in dim.terms if not mono)
     if len(slopes) != 1 or len(dim.terms) > 2 or (len(dim.terms) == 2 and not constant):
@@ -232,10 +238,10 @@ def _solve(dim: Dim, size: int) -> tuple[str, int] | None:
     return (name, value) if isinstance(value, int) else None
 
 
-def _in_bounds(graph: Graph, values: Mapping[str, int], source: Mapping[str, str]) -> None:
+def _check_bounds(graph: Graph, values: Mapping[str, int], source: Mapping[str, str]) -> None:
     declared = {name: (lo, hi) for name, lo, hi in graph.bounds}
     for name, value in values.items():
         lo, hi = declared.get(name) or span_of(name)
         if (lo is not None and value < lo) or (hi is not None and value > hi):
-            span = f"{name} in [{'-inf' if lo is None else lo}, {'inf' if hi is None else hi}]"
-            raise InputError(source[name], expected=span, got=value, fix="declare wider bounds when compiling")
+            expected = f"{name} in [{'-inf' if lo is None else lo}, {'inf' if hi is None else hi}]"
+            raise InputError(source[name], expected=expected, got=value, fix="declare wider bounds when compiling")

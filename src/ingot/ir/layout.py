@@ -1,4 +1,4 @@
-"""Layouts: where the elements of a value lie in a buffer."""
+"""Layouts: the offsets and strides of values in buffers, and the index maps of views."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Place:
-    """Where a view reads along an axis of its operand, or along a run of them as if they were one, in row-major order:
-    for element i of the view at offset + the sum of step * i[axis] over `terms`, which are (axis, step).
+    """The index that a view reads along an axis of its operand, or along consecutive axes merged into one.
 
-    Of what pads: only every `spacing`-th of these numbers is an element's; and where one is below the first
-    (outside[0]) or beyond the last (outside[1]), or between two of them, the view reads its padding value.
+    Element i of the view reads index offset + the sum of step * i[axis] over `terms`, which are (axis, step).
+    spacing, outside: of views that pad. Indices count `spacing` for each element of the operand; an index between two
+    elements, or before the first (if outside[0]) or after the last (if outside[1]), reads the padding value.
     """
 
     axes: tuple[int, ...]
@@ -29,12 +29,14 @@ class Place:
         return self.spacing != 1 or any(self.outside)
 
     def along(self, x: Shape, shape: Shape) -> int | None:
-        """The axis of the view, of `shape`, that runs through all of the operand's, of `x`, from its first to its last;
-        None where none does."""
-        sized = [t for t in self.terms if shape[t[0]] != 1] or self.terms
-        if len(sized) != 1 or len(self.axes) != 1 or self.offset != 0 or self.is_padded:
+        """The axis of the view that is this axis of the operand, in full and in order; None if there is none.
+
+        x, shape: of the operand and of the view.
+        """
+        long_terms = [t for t in self.terms if shape[t[0]] != 1] or self.terms
+        if len(long_terms) != 1 or len(self.axes) != 1 or self.offset != 0 or self.is_padded:
             return None
-        ((axis, step),) = sized
+        ((axis, step),) = long_terms
         return axis if step == 1 and x[self.axes[0]] == shape[axis] else None
 
 
@@ -42,30 +44,33 @@ IndexMap = tuple[Place, ...]  # each axis of the operand is in one of them
 
 
 def along_axes(places: IndexMap, x: Shape, shape: Shape) -> tuple[int | None, ...]:
-    """For each axis of the operand the axis of the view that is it; see `Place.along`."""
-    found = {axis: place.along(x, shape) for place in places for axis in place.axes}
-    return tuple(found[axis] for axis in range(len(x)))
+    """For each axis of the operand the equal axis of the view; see `Place.along`."""
+    view_axes = {axis: place.along(x, shape) for place in places for axis in place.axes}
+    return tuple(view_axes[axis] for axis in range(len(x)))
 
 
 def reshape_map(old: Shape, new: Shape) -> IndexMap:
-    """Where a value of shape `new` reads one of shape `old` in row-major order."""
+    """The index map of a reshape from `old` to `new`."""
     places: list[Place] = []
     for olds, news in reshape_groups(old, new) or [(tuple(range(len(old))), tuple(range(len(new))))]:
-        run = tuple(d for d in olds if old[d] != 1)
+        axes = tuple(d for d in olds if old[d] != 1)
         terms: list[tuple[int, DimLike]] = []
         step: DimLike = 1
-        for d in reversed(news if run else ()):
+        for d in reversed(news if axes else ()):
             terms.append((d, step))
             step = step * new[d]
-        places += [Place((d,), 0, ()) for d in olds if d not in run]
-        places += [Place(run, 0, tuple(reversed(terms)))] if run else []
+        places += [Place((d,), 0, ()) for d in olds if d not in axes]
+        places += [Place(axes, 0, tuple(reversed(terms)))] if axes else []
     return tuple(places)
 
 
 def read_box(places: IndexMap, x: Shape, shape: Shape, box: Box) -> Box | None:
-    """The least box of the operand, of shape `x`, around what `box` of the view, of `shape`, reads. None where that is
-    a part of a padded axis, or of several that are read as one."""
-    read: list[tuple[DimLike, DimLike]] = [(0, d) for d in x]
+    """The bounding box of the elements of the operand that `box` of a view reads. None for a part of a padded axis or
+    of merged axes.
+
+    x, shape: of the operand and of the view.
+    """
+    boxes: list[tuple[DimLike, DimLike]] = [(0, d) for d in x]
     for place in places:
         if all(box[axis] == (0, shape[axis]) for axis, _ in place.terms):
             continue
@@ -76,16 +81,16 @@ def read_box(places: IndexMap, x: Shape, shape: Shape, box: Box) -> Box | None:
             first, last = box[axis][0], box[axis][1] - 1
             ends = (last, first) if negative(step) else (first, last)
             low, high = low + ends[0] * step, high + ends[1] * step
-        read[place.axes[0]] = (low, high + 1)
-    return tuple(read)
+        boxes[place.axes[0]] = (low, high + 1)
+    return tuple(boxes)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Element i0, i1, ... of a value lies at `offset + sum(i * stride)`, counted in elements from the buffer's start.
+    """Element i0, i1, ... of a value is at `offset + sum(i * stride)`, in elements from the start of the buffer.
 
-    A contiguous layout has row-major strides and offset 0. Views (a slice of a concatenation, the inside of a
-    halo-padded buffer) have others.
+    A contiguous layout has row-major strides and offset 0. Views (a slice of a concatenation, the interior of a buffer
+    with a halo) have others.
     """
 
     shape: Shape
@@ -103,10 +108,11 @@ class Layout:
 
     @property
     def is_contiguous(self) -> bool:
-        """Row-major without gaps from the buffer's start; strides of dimensions of size 1 do not matter."""
+        """Whether elements are row-major without gaps from the start of the buffer; strides of size-1 axes do not
+        count."""
         dense = Layout.contiguous(self.shape)
-        same = (a == b or d == 1 for a, b, d in zip(self.strides, dense.strides, self.shape, strict=True))
-        return self.offset == 0 and all(same)
+        matches = (a == b or d == 1 for a, b, d in zip(self.strides, dense.strides, self.shape, strict=True))
+        return self.offset == 0 and all(matches)
 
     @property
     def span(self) -> DimLike:
@@ -114,8 +120,8 @@ class Layout:
         return self.offset + (self.strides[0] * self.shape[0] if self.shape else 1)
 
     def viewed(self, shape: Shape, places: IndexMap) -> Layout | None:
-        """The layout of a view of this value; None where no strides express it: it pads, or reads axes as one that do
-        not lie as one."""
+        """The layout of a view of this value; None where strides cannot express it: it pads, or merges axes that are
+        not contiguous."""
         strides: list[DimLike] = [0] * len(shape)
         offset = self.offset
         for place in places:
@@ -123,17 +129,17 @@ class Layout:
                 return None
             if any(self.strides[a] != self.strides[b] * self.shape[b] for a, b in pairwise(place.axes)):
                 return None
-            own = self.strides[place.axes[-1]]
-            offset = offset + own * place.offset
+            axis_stride = self.strides[place.axes[-1]]
+            offset = offset + axis_stride * place.offset
             for axis, step in place.terms:
-                strides[axis] = strides[axis] + own * step
+                strides[axis] = strides[axis] + axis_stride * step
         return Layout(shape, tuple(strides), offset)
 
     def slice(self, start: tuple[DimLike, ...], shape: Shape, steps: tuple[int, ...] | None = None) -> Layout:
-        """The box of `shape` at `start`, every `steps`-th element."""
+        """The box of `shape` from `start` on, of every `steps`-th element."""
         offset = self.offset
-        for at, stride in zip(start, self.strides, strict=True):
-            offset = offset + stride * at
+        for begin, stride in zip(start, self.strides, strict=True):
+            offset = offset + stride * begin
         steps = steps or (1,) * len(shape)
         strides = tuple(s * n for s, n in zip(self.strides, steps, strict=True))
         return Layout(shape, strides, offset)
@@ -144,15 +150,15 @@ class Layout:
         )
 
     def broadcast(self, shape: Shape, dims: tuple[int, ...]) -> Layout:
-        """As StableHLO's broadcast_in_dim: new and stretched dimensions have stride 0."""
+        """The layout of StableHLO's broadcast_in_dim: new and repeated dimensions have stride 0."""
         strides: list[DimLike] = [0] * len(shape)
-        for own, d in enumerate(dims):
-            if self.shape[own] == shape[d]:
-                strides[d] = self.strides[own]
+        for axis, d in enumerate(dims):
+            if self.shape[axis] == shape[d]:
+                strides[d] = self.strides[axis]
         return Layout(shape, tuple(strides), self.offset)
 
     def reshape(self, shape: Shape) -> Layout | None:
-        """The same elements in row-major order under another shape, or None where no strides express it."""
+        """The layout of a reshape of this value; None where strides cannot express it."""
         return self.viewed(shape, reshape_map(self.shape, shape))
 
 
@@ -160,7 +166,8 @@ Group = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def reshape_groups(old: Shape, new: Shape) -> list[Group] | None:
-    """The finest pairing of runs of old dimensions with runs of new ones of equal size; None if they do not align."""
+    """The finest pairing of consecutive old dimensions with consecutive new ones of equal size; None if there is
+    none."""
     if any(d == 0 for d in (*old, *new)):
         return [(tuple(range(len(old))), tuple(range(len(new))))]
     groups: list[Group] = []

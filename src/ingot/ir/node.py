@@ -42,23 +42,23 @@ class Op:
     name: ClassVar[str] = ""
     # f(a, b) == f(b, a) bit for bit: patterns match such an op in either order
     commutative: ClassVar[bool] = False
-    # every element of the result is some element of input 0: what holds for all of its elements holds here
+    # every element of the result is an element of input 0: properties of all its elements carry over
     rearranges: ClassVar[bool] = False
-    # and each element of input 0 is in the result once
+    # `rearranges`, and each element of input 0 is in the result exactly once
     permutes: ClassVar[bool] = False
-    # each element costs more to compute again than to load
+    # an element costs more to recompute than to load
     costly: ClassVar[bool] = False
-    # costs so little that each reader may have a copy of its own
+    # so cheap that each reader may have its own copy
     duplicable: ClassVar[bool] = False
-    # False: it names a value that is there: an input, a constant, one of several results
+    # False: it only names a value: an input, a constant, one of several results
     computes: ClassVar[bool] = True
-    # pointwise ops behind it may be applied to its result before that is stored
+    # the pointwise ops that follow may be applied to its result before it is stored
     takes_epilogue: ClassVar[bool] = False
-    # its operands may be computed right into their places in its result
+    # its operands may be computed directly into its result
     holds_operands: ClassVar[bool] = False
-    # its value is another in each call: no constant, and no graph may hold a copy of it
+    # random: its value differs between calls, so it is not folded or duplicated
     draws: ClassVar[bool] = False
-    # operands of sums of products that may be of a narrower float type than the sums: constants, and values
+    # operands of sums of products that may have a narrower float type than the sums: weights, and other values
     stored_weights: ClassVar[tuple[int, ...]] = ()
     stored_values: ClassVar[tuple[int, ...]] = ()
     REGISTRY: ClassVar[dict[str, type[Op]]] = {}
@@ -67,10 +67,10 @@ class Op:
         super().__init_subclass__(**kwargs)
         if not cls.__dict__.get("name"):
             return
-        known = Op.REGISTRY.get(cls.name)
-        # dataclass(slots=True) makes a class twice under one name
-        if known is not None and known.__qualname__ != cls.__qualname__:
-            raise TypeError(f"two ops are named {cls.name!r}: {known.__qualname__} and {cls.__qualname__}")
+        registered = Op.REGISTRY.get(cls.name)
+        # dataclass(slots=True) creates a class twice under one name
+        if registered is not None and registered.__qualname__ != cls.__qualname__:
+            raise TypeError(f"two ops are named {cls.name!r}: {registered.__qualname__} and {cls.__qualname__}")
         Op.REGISTRY[cls.name] = cls
 
     def infer(self, *inputs: TensorType) -> Types:
@@ -78,8 +78,9 @@ class Op:
         raise NotImplementedError(f"{type(self).__name__}.infer")
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        """(size, message): sizes that must not be negative for these inputs, as what an operand has beyond a window.
-        `infer` refuses what always is (`expect_constraints`), a call what its sizes make so."""
+        """(size, message): sizes that must not be negative for these inputs, such as the size of an operand less that
+        of a window. `infer` raises for one that is always negative (`expect_constraints`), a call for one that its
+        sizes make negative."""
         return iter(())
 
     def reference(self, *inputs: np.ndarray) -> Arrays:
@@ -87,26 +88,27 @@ class Op:
         raise NotImplementedError(f"{type(self).__name__}.reference")
 
     def lower(self, *inputs: Node) -> Node | tuple[Node, ...] | None:
-        """The same value in simpler ops; None for a primitive."""
+        """Return the same value in simpler ops; None for a primitive."""
         return None
 
     def flops(self, *inputs: TensorType) -> DimLike:
-        """Floating-point operations in sums of products, 2 per multiply-add, for `explain` and cost models."""
+        """Return the floating-point operations of sums of products, 2 per multiply-add, for `explain` and cost
+        models."""
         return 0
 
     def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
-        """How this op's result goes through operand 1, if that may be weights whose output channels are apart."""
+        """Return the axes of operand 1, if it may be weights with separate output channels."""
         return None
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        """The op that gives `self(x, ...)[box]`, and what it reads: `new(x[boxes[0]], ...)` over those that have a box.
+        """Return (op, boxes) that compute only `self(x, ...)[box]`: `op(x[boxes[0]], ...)` of the operands with a box.
 
-        inputs: types of all of x. None: it needs all of them and gives all.
+        inputs: the types of the full operands. None: the op can only be computed in full.
         """
         return None
 
     def with_sums(self, dtype: DType) -> Op:
-        """This op with sums and results of `dtype`, whatever its weights and values are stored in."""
+        """Return this op with sums and results of `dtype`, for narrower operands."""
         return self
 
     @classmethod
@@ -115,12 +117,12 @@ class Op:
         return iter(())
 
     def expect(self, condition: bool, message: str, sizes: tuple[DimLike, DimLike] | None = None) -> None:
-        """Raise ShapeError `<op name>: message` unless `condition`; sizes: the two that would have to be equal."""
+        """Raise ShapeError `<op name>: message` unless `condition`. sizes: two sizes that must be equal."""
         if not condition:
             raise ShapeError(f"{self.name}: {message}").between(sizes)
 
     def expect_constraints(self, *inputs: TensorType) -> None:
-        """Raise ShapeError where one of `constraints` holds for no sizes."""
+        """Raise ShapeError where one of `constraints` cannot be met."""
         for size, message in self.constraints(*inputs):
             self.expect(not negative(size), message)
 
@@ -134,7 +136,7 @@ class Op:
 
     @property
     def bodies(self) -> tuple[Graph, ...]:
-        """The graphs among this op's attributes, in order. A field that holds any is annotated with `Graph`."""
+        """The graphs among this op's attributes, in order. Fields with graphs are annotated with `Graph`."""
         names = _graph_fields(type(self))
         if not names:
             return ()
@@ -145,7 +147,7 @@ class Op:
         return tuple(out)
 
     def map_bodies(self, fn: Callable[[Graph], Graph]) -> Self:
-        """This op with `fn` applied to each of its graphs; this op itself where they stay the same."""
+        """Return this op with `fn` applied to each of its graphs; the op itself if none changes."""
         changed: dict[str, object] = {}
         for name in _graph_fields(type(self)):
             old = getattr(self, name)
@@ -155,13 +157,13 @@ class Op:
         return replace(self, **changed) if changed else self
 
     def substitute(self, values: Mapping[str, int | Dim]) -> Self:
-        """This op with symbols in its attributes replaced."""
+        """Return this op with the symbols in its attributes replaced."""
         new = {k: _substitute_attr(v, values) for k, v in self.attributes().items()}
         changed = {k: v for k, v in new.items() if v is not getattr(self, k)}
         return replace(self, **changed) if changed else self
 
     def __call__(self, *inputs: Node, loc: str = "") -> Node:
-        """Apply to nodes: infers the type (raising ShapeError with `loc` added) and interns."""
+        """Apply the op to nodes: infer the type (raising ShapeError with `loc` added) and intern."""
         return Node.make(self, inputs, loc)
 
 
@@ -184,7 +186,7 @@ def _substitute_attr(value: object, values: Mapping[str, int | Dim]) -> object:
 
 
 class Node:
-    """One interned application of an op. Compare with `is` or `==` (identity)."""
+    """An interned application of an op. Compare with `is` or `==` (identity)."""
 
     __slots__ = ("__weakref__", "id", "inputs", "loc", "op", "types")
     op: Op
@@ -198,12 +200,12 @@ class Node:
 
     @staticmethod
     def make(op: Op, inputs: Sequence[Node] = (), loc: str = "", types: tuple[TensorType, ...] | None = None) -> Node:
-        """`types`, where they are known, are what `op` infers for these inputs."""
+        """Return the node of `op` on `inputs`. types: what `op` infers for them, if known."""
         inputs = tuple(inputs)
         key = (op, *[n.id for n in inputs])
-        found = Node._interned.get(key)
-        if found is not None:
-            return found
+        interned = Node._interned.get(key)
+        if interned is not None:
+            return interned
         if types is None:
             try:
                 inferred = op.infer(*[n.type for n in inputs])
@@ -223,7 +225,7 @@ class Node:
 
     @property
     def type(self) -> TensorType:
-        """The single result type. Raises VerifyError for a node with several results: project one first."""
+        """The type of the only result. Raises VerifyError for a node with several results: project one first."""
         if len(self.types) != 1:
             raise VerifyError(f"{self.op.name} has {len(self.types)} results; read one with Project(index)")
         return self.types[0]
@@ -238,12 +240,12 @@ class Node:
 
     @property
     def constant(self) -> Array | None:
-        """The array of a constant; None of any other node."""
+        """The array of a constant; None for any other node."""
         return self.op.array if isinstance(self.op, Const) else None
 
     @property
     def is_leaf(self) -> bool:
-        """An input or a constant."""
+        """Whether it is an input or a constant."""
         return not self.op.computes and not self.inputs
 
     @property
@@ -252,7 +254,7 @@ class Node:
         return (self,) if len(self.types) == 1 else tuple(Project(i)(self) for i in range(len(self.types)))
 
     def with_inputs(self, inputs: Sequence[Node]) -> Node:
-        """The same op on other inputs; this node when they are the same."""
+        """Return the same op on other inputs; this node if they are the same."""
         if isinstance(self.op, Project):
             return self.op(*inputs, loc=self.loc)
         same = True
@@ -272,8 +274,8 @@ class Node:
 class Input(Op):
     """A graph input.
 
-    elements: of a small integer tensor whose values are sizes, what they are, flattened; () for any other. A symbol
-    among them is told by the input's data, as those in shapes are by shapes.
+    elements: the elements of a small integer tensor of sizes, flattened; () for other inputs. The input's data give the
+    value of a symbol among them, as shapes give those of symbols in shapes.
     """
 
     name: ClassVar[str] = "input"
@@ -306,19 +308,20 @@ class Const(Op):
 
 
 def const(value: object, dtype: np.dtype | type | None = None, loc: str = "") -> Node:
-    """A constant node from anything numpy understands."""
+    """Return a constant node of anything that numpy converts to an array."""
     return Const(Array(np.asarray(value, dtype)))(loc=loc)
 
 
 def splat_of(node: Node) -> np.generic | None:
-    """The one value that all elements of `node` have, where it is a constant seen through ops that only rearrange."""
+    """The common value of all elements of `node`: a constant, seen through ops that only rearrange elements; else
+    None."""
     while node.op.rearranges:
         node = node.inputs[0]
     return node.constant.splat if node.constant is not None else None
 
 
 def deferred(like: TensorType, make: Callable[[], np.ndarray], loc: str = "") -> Node:
-    """A constant node of type `like` whose array `make` gives."""
+    """Return a constant node of type `like` with the array that `make` returns when it is read."""
     return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make))(loc=loc)
 
 
@@ -336,9 +339,9 @@ class Project(Op):
     def __call__(self, *inputs: Node, loc: str = "") -> Node:
         (source,) = inputs
         key = (self, source.id)
-        found = Node._interned.get(key)
-        if found is not None:
-            return found
+        interned = Node._interned.get(key)
+        if interned is not None:
+            return interned
         node = object.__new__(Node)
         node.op, node.inputs, node.types, node.loc = self, inputs, (source.types[self.index],), loc or source.loc
         node.id = next(Node._ids)
@@ -348,15 +351,16 @@ class Project(Op):
 
 @dataclass(frozen=True)
 class Graph:
-    """Inputs (Input nodes, in order) and outputs, with the results' names and the symbols' bounds.
+    """Inputs (Input nodes, in order) and outputs.
 
-    bounds: (symbol, lowest, highest), None where there is no such bound.
-    conditions: sizes that must not be negative, where no bounds of one symbol say so: 19 - a - b for a + b < 20.
-    sizes: symbols that values give in the run, and the most that each may be. The last outputs are these values, i64
-    scalars, in this order; those before are the graph's results. Such a symbol's name starts with `$`, and its value
-    and its most are made without it and without those behind it.
-    state: names of what lasts from run to run. The last inputs are its values and the first outputs are what these are
-    in the next run, both in this order.
+    output_names: of the results; () if they have none.
+    bounds: (symbol, lowest, highest), None where unbounded.
+    conditions: sizes that must not be negative and that bounds of one symbol cannot express: 19 - a - b for a + b < 20.
+    sizes: (symbol, largest value) of each computed size. The last outputs are the values of these symbols, i64 scalars,
+    in this order; the outputs before them are the graph's results. The name of such a symbol starts with `$`. Neither
+    its value nor its largest value depends on it or on later ones.
+    state: names of the values that persist from run to run. The last inputs are the values of the state, and the first
+    outputs their new values for the next run, both in this order.
     """
 
     inputs: tuple[Node, ...]
@@ -369,35 +373,40 @@ class Graph:
 
     @property
     def lasting(self) -> tuple[tuple[Node, Node], ...]:
-        """Of each of the state its input, and what that is in the next run."""
+        """(input, new value) of each value of the state."""
         first = len(self.inputs) - len(self.state)
         return tuple(zip(self.inputs[first:], self.outputs[: len(self.state)], strict=True))
 
     @property
     def results(self) -> tuple[Node, ...]:
-        """The outputs without those that only say sizes."""
+        """The outputs without the values of computed sizes."""
         return self.outputs[: len(self.outputs) - len(self.sizes)]
 
     @property
     def found(self) -> dict[str, Node]:
-        """The values that give symbols in the run."""
+        """The nodes that compute the values of computed sizes, by symbol."""
         return dict(zip((name for name, _ in self.sizes), self.outputs[len(self.results) :], strict=True))
 
     def nodes(self) -> list[Node]:
-        """Every node that the outputs need, and every input; operands first, and values before what has their size."""
+        """Every input and every node that the outputs need, operands before users, computed sizes before values of
+        their size."""
         return list(self._order)
 
     @cached_property
     def _order(self) -> tuple[Node, ...]:
-        # walked once: passes, their checks and what they print all ask for it
+        # cached: passes, their checks and their traces all use it
         roots = (*self.inputs, *self.outputs)
         if not self.sizes:
             return tuple(topological(roots))
-        found = self.found
-        return tuple(topological(roots, lambda n: (*n.inputs, *(found[s] for s in sorted(mentions(n)) if s in found))))
+        size_values = self.found
+        return tuple(
+            topological(
+                roots, lambda n: (*n.inputs, *(size_values[s] for s in sorted(mentions(n)) if s in size_values))
+            )
+        )
 
     def uses(self) -> dict[Node, list[Node]]:
-        """Node -> the nodes that read it, in order; outputs are no users."""
+        """Return node -> the nodes that read it, in order. Outputs do not count as users."""
         out: dict[Node, list[Node]] = {}
         for n in self.nodes():
             for i in n.inputs:
@@ -405,29 +414,28 @@ class Graph:
         return out
 
     def symbols(self) -> tuple[str, ...]:
-        """Names of the symbols in the inputs' shapes and elements, in order of appearance, then of those found in the
-        run."""
-        seen: dict[str, None] = {}
+        """Names of the symbols in the inputs' shapes and elements, in order of appearance, then of computed sizes."""
+        names: dict[str, None] = {}
         for n in self.inputs:
             for d in (*n.shape, *elements_of(n)):
-                seen.update(dict.fromkeys(sorted(symbols_of(d))))
-        seen.update(dict.fromkeys(name for name, _ in self.sizes))
-        return tuple(seen)
+                names.update(dict.fromkeys(sorted(symbols_of(d))))
+        names.update(dict.fromkeys(name for name, _ in self.sizes))
+        return tuple(names)
 
     @cached_property
     def mentioned(self) -> frozenset[str]:
-        """The symbols in types and attributes, those of graphs inside included but for what these find themselves."""
-        own = {name for name, _ in self.sizes}
-        return frozenset().union(*(mentions(n) for n in self.nodes())) - own
+        """The free symbols: those of types and attributes, nested graphs included, but for the computed sizes."""
+        computed = {name for name, _ in self.sizes}
+        return frozenset().union(*(mentions(n) for n in self.nodes())) - computed
 
     def with_outputs(self, outputs: Iterable[Node]) -> Graph:
-        """This graph with other outputs; itself where they are the same."""
+        """Return this graph with other outputs; the graph itself if they are the same."""
         outputs = tuple(outputs)
         return self if outputs == self.outputs else replace(self, outputs=outputs)
 
     def replaced(self, by: Mapping[Node, Node]) -> Graph:
-        """This graph with other nodes in the places of some. They are made of this graph's nodes, which are replaced in
-        them as well.
+        """Return this graph with nodes replaced. The replacements may use nodes of this graph, which are replaced in
+        them too.
         """
         if not by:
             return self
@@ -437,15 +445,15 @@ class Graph:
         return self.with_outputs(images[o] for o in self.outputs)
 
     def substitute(self, values: Mapping[str, int | Dim]) -> Graph:
-        """This graph for given sizes: symbols in types and attributes replaced. Raises ShapeError for sizes that break
-        a condition.
+        """Return this graph with symbols in types and attributes replaced. Raises ShapeError for sizes that violate a
+        condition.
         """
 
-        def known(n: Node, inputs: Sequence[Node]) -> Node:
+        def substituted(n: Node, inputs: Sequence[Node]) -> Node:
             op = n.op.substitute(values)
             return n.with_inputs(inputs) if op is n.op else op(*inputs, loc=n.loc)
 
-        nodes = rebuilt((*self.inputs, *self.outputs), rule=known)
+        nodes = rebuilt((*self.inputs, *self.outputs), rule=substituted)
         conditions = [substitute(c, values) for c in self.conditions]
         sizes = tuple((name, substitute(most, values)) for name, most in self.sizes)
         for old, new in zip(self.conditions, conditions, strict=True):
@@ -462,25 +470,25 @@ class Graph:
 
 
 def elements_of(node: Node) -> Shape:
-    """What the elements of an input are, where sizes depend on them; else ()."""
+    """The elements of an input of sizes; () for any other node."""
     return node.op.elements if isinstance(node.op, Input) else ()
 
 
 def mentions(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
-    found = _symbols_in(n.types)
-    return found if not n.op.computes else found | _symbols_in(n.op.attributes().values())
+    symbols = _symbols_in(n.types)
+    return symbols if not n.op.computes else symbols | _symbols_in(n.op.attributes().values())
 
 
 def _symbols_in(values: Iterable[object]) -> frozenset[str]:
-    found: frozenset[str] = frozenset()
+    symbols: frozenset[str] = frozenset()
     for value in values:
         if isinstance(value, Dim):
-            found |= symbols_of(value)
+            symbols |= symbols_of(value)
         elif isinstance(value, TensorType):
-            found |= _symbols_in(value.shape)
+            symbols |= _symbols_in(value.shape)
         elif isinstance(value, tuple):
-            found |= _symbols_in(value)
+            symbols |= _symbols_in(value)
         elif isinstance(value, Graph):
-            found |= value.mentioned
-    return found
+            symbols |= value.mentioned
+    return symbols

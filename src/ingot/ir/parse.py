@@ -25,17 +25,17 @@ from ingot.ir.node import Const, Graph, Input, Node, Op
 from ingot.ir.types import DTYPES, DType, TensorType, static_shape
 from ingot.support.errors import ImportModelError, IngotError
 
-DEPTH = 64
-# What a type rule may hit on attributes or operands of the wrong kind or number before it gets to check them.
-MISFITS = (IngotError, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
+MAX_DEPTH = 64
+# Errors of type rules and constructors on attributes or operands of the wrong kind or number.
+TYPE_RULE_ERRORS = (IngotError, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError)
 
 
 class ParseError(ImportModelError):
-    """Text that is no graph. The message starts with line:column."""
+    """Malformed text of a graph. The message starts with line:column."""
 
 
 def parse(text: str, table: Sequence[Array] = ()) -> Graph:
-    """The graph that `show` printed as `text`, with the large constants of `table`.
+    """Return the graph that `show` printed as `text`. table: its large constants.
 
     Raises ParseError (line:column) for malformed text, unknown ops and attributes, types that disagree with the ops'
     own type rules, and table entries that are missing or of another type.
@@ -63,57 +63,57 @@ class _Parser:
     def __init__(self, text: str, table: Sequence[Array]) -> None:
         self.text = text
         self.table = table
-        self.at = 0
+        self.position = 0
         self.kind = ""
         self.token = ""
         self.start = 0
-        self.end_of_last = 0
+        self.previous_end = 0
         self.comment = ""
         self.next()
 
     # -- tokens
 
     def next(self) -> str:
-        """Step to the next token; the one just left is returned."""
-        left = self.token
-        self.end_of_last = self.at
+        """Advance to the next token, and return the previous one."""
+        previous = self.token
+        self.previous_end = self.position
         self.comment = ""
         while True:
-            self.start = self.at
-            if self.at == len(self.text):
+            self.start = self.position
+            if self.position == len(self.text):
                 self.kind, self.token = "end", ""
-                return left
-            m = _TOKEN.match(self.text, self.at)
+                return previous
+            m = _TOKEN.match(self.text, self.position)
             if m is None:
-                raise self.error(f"unexpected {self.text[self.at]!r}")
-            self.at = m.end()
+                raise self.error(f"unexpected {self.text[self.position]!r}")
+            self.position = m.end()
             self.kind, self.token = m.lastgroup or "", m.group()
             if self.kind == "comment":
                 self.comment = self.comment or self._trailing(m)
             elif self.kind != "space":
-                return left
+                return previous
 
     def _trailing(self, m: re.Match[str]) -> str:
-        """The comment's text, where it stands behind the last token on its line."""
-        return "" if "\n" in self.text[self.end_of_last : m.start()] else m.group()[1:].strip()
+        """The text of a comment that follows a token on its line, else an empty one."""
+        return "" if "\n" in self.text[self.previous_end : m.start()] else m.group()[1:].strip()
 
     def error(self, what: str, start: int | None = None) -> ParseError:
-        at = self.start if start is None else start
-        line = self.text.count("\n", 0, at) + 1
-        column = at - (self.text.rfind("\n", 0, at) + 1) + 1
+        position = self.start if start is None else start
+        line = self.text.count("\n", 0, position) + 1
+        column = position - (self.text.rfind("\n", 0, position) + 1) + 1
         return ParseError(f"{line}:{column}: {what}")
 
-    def found(self) -> str:
+    def token_text(self) -> str:
         return repr(self.token) if self.token else "the end"
 
     def expect(self, token: str) -> None:
         if self.token != token:
-            raise self.error(f"expected {token!r}, got {self.found()}")
+            raise self.error(f"expected {token!r}, got {self.token_text()}")
         self.next()
 
     def take(self, kind: str, what: str) -> str:
         if self.kind != kind:
-            raise self.error(f"expected {what}, got {self.found()}")
+            raise self.error(f"expected {what}, got {self.token_text()}")
         return self.next()
 
     def accept(self, token: str) -> bool:
@@ -124,7 +124,7 @@ class _Parser:
 
     def end(self) -> None:
         if self.kind != "end":
-            raise self.error(f"expected the end, got {self.found()}")
+            raise self.error(f"expected the end, got {self.token_text()}")
 
     def string(self, what: str) -> str:
         start = self.start
@@ -136,15 +136,15 @@ class _Parser:
 
     def integer(self, what: str) -> int:
         start = self.start
-        return self.whole(self.take("number", what), start)
+        return self.int_of(self.take("number", what), start)
 
-    def whole(self, raw: str, start: int) -> int:
+    def int_of(self, raw: str, start: int) -> int:
         try:
             return int(raw)
         except ValueError:
             raise self.error(f"expected a whole number, got {raw[:40]!r}", start) from None
 
-    def many(self, close: str, item: Callable[[], None]) -> None:
+    def items(self, close: str, item: Callable[[], None]) -> None:
         """item {"," item} [","] close"""
         while not self.accept(close):
             item()
@@ -154,21 +154,21 @@ class _Parser:
     # -- graphs
 
     def graph(self, depth: int) -> Graph:
-        if depth > DEPTH:
-            raise self.error(f"graphs nest deeper than {DEPTH}")
+        if depth > MAX_DEPTH:
+            raise self.error(f"graphs nest deeper than {MAX_DEPTH}")
         self.expect("graph")
         self.expect("(")
         nodes: dict[str, Node] = {}
         inputs: list[Node] = []
-        self.many(")", lambda: inputs.append(self.input(nodes)))
+        self.items(")", lambda: inputs.append(self.input(nodes)))
         bounds: list[tuple[str, int | None, int | None]] = []
         if self.accept("["):
-            self.many("]", lambda: bounds.append(self.bound()))
+            self.items("]", lambda: bounds.append(self.bound()))
         conditions = self.shape() if self.accept("nonnegative") else ()
         state: list[str] = []
         if self.accept("state"):
             self.expect("[")
-            self.many("]", lambda: state.append(self.string("a name")))
+            self.items("]", lambda: state.append(self.string("a name")))
         self.expect("{")
         while self.token != "return":
             self.line(nodes, depth)
@@ -185,13 +185,13 @@ class _Parser:
             raise self.error(f"expected a name for each of the {len(outputs)} results or for none, got {len(names)}")
         sizes: list[tuple[str, DimLike]] = []
         if self.accept("where"):
-            self.many("}", lambda: sizes.append(self.size(nodes, outputs)))
+            self.items("}", lambda: sizes.append(self.size(nodes, outputs)))
         else:
             self.next()
-        several = tuple(c for c in conditions if isinstance(c, Dim))
+        symbolic_conditions = tuple(c for c in conditions if isinstance(c, Dim))
         if len(state) > min(len(inputs), len(outputs) - len(sizes)):
             raise self.error(f"expected an input and a result for each of the {len(state)} in the state")
-        limits = tuple(bounds), several, tuple(sizes), tuple(state)
+        limits = tuple(bounds), symbolic_conditions, tuple(sizes), tuple(state)
         return Graph(tuple(inputs), tuple(outputs), tuple(names), *limits)
 
     def size(self, nodes: dict[str, Node], outputs: list[Node]) -> tuple[str, DimLike]:
@@ -232,10 +232,10 @@ class _Parser:
             raise self.error(f"{base} is not defined above", start)
         if not index:
             return node
-        place = self.whole(index, start)
-        if place >= len(node.types):
+        number = self.int_of(index, start)
+        if number >= len(node.types):
             raise self.error(f"{base} has {len(node.types)} results, got index {index}", start)
-        return node.results[place]
+        return node.results[number]
 
     def line(self, nodes: dict[str, Node], depth: int) -> None:
         ref = self.new_reference(nodes)
@@ -250,12 +250,12 @@ class _Parser:
             raise self.error(f"no op is named {name!r}", start)
         operands: list[Node] = []
         self.expect("(")
-        self.many(")", lambda: operands.append(self.reference(nodes)))
+        self.items(")", lambda: operands.append(self.reference(nodes)))
         op = self.attributes(cls, depth)
         types, loc = self.types()
         try:
             node = op(*operands, loc=loc)
-        except MISFITS as e:
+        except TYPE_RULE_ERRORS as e:
             raise self.error(str(e), start) from e
         if list(node.types) != types:
             raise self.error(f"{name}: the text says {_list(types)}, the type rule {_list(node.types)}", start)
@@ -272,18 +272,18 @@ class _Parser:
         start = self.start
         values: dict[str, object] = {}
         if self.accept("{"):
-            self.many("}", lambda: self.attribute(cls, values, depth))
+            self.items("}", lambda: self.attribute(cls, values, depth))
         try:
             return cls(**values)
-        except MISFITS as e:
+        except TYPE_RULE_ERRORS as e:
             raise self.error(f"{cls.name}: {e}", start) from None
 
     def attribute(self, cls: type[Op], values: dict[str, object], depth: int) -> None:
         start = self.start
         name = self.take("word", "an attribute")
-        known = [f.name for f in fields(cls)]
-        if name not in known or name in values:
-            why = "is given twice" if name in values else f"is none of {known}"
+        names = [f.name for f in fields(cls)]
+        if name not in names or name in values:
+            why = "is given twice" if name in values else f"is none of {names}"
             raise self.error(f"{cls.name}: attribute {name!r} {why}", start)
         self.expect("=")
         values[name] = self.value(depth)
@@ -291,8 +291,8 @@ class _Parser:
     # -- values
 
     def value(self, depth: int) -> object:
-        if depth > DEPTH:
-            raise self.error(f"attributes nest deeper than {DEPTH}")
+        if depth > MAX_DEPTH:
+            raise self.error(f"attributes nest deeper than {MAX_DEPTH}")
         match self.kind:
             case "number":
                 return self.number()
@@ -304,7 +304,7 @@ class _Parser:
             case "(":
                 self.next()
                 items: list[object] = []
-                self.many(")", lambda: items.append(self.value(depth + 1)))
+                self.items(")", lambda: items.append(self.value(depth + 1)))
                 return tuple(items)
             case "graph":
                 return self.graph(depth + 1)
@@ -329,7 +329,7 @@ class _Parser:
         if close < 0:
             raise self.error("a symbolic size is not closed by '>'")
         dim = self.dim(self.text[self.start + 1 : close], self.start + 1)
-        self.at = close + 1
+        self.position = close + 1
         self.next()
         return dim
 
@@ -342,10 +342,10 @@ class _Parser:
     def dtype(self) -> DType:
         start = self.start
         name = self.take("word", "a dtype")
-        found = DTYPES.get(name)
-        if found is None:
+        dtype = DTYPES.get(name)
+        if dtype is None:
             raise self.error(f"expected a value or one of {', '.join(DTYPES)}, got {name!r}", start)
-        return found
+        return dtype
 
     def type_or_dtype(self) -> DType | TensorType:
         dtype = self.dtype()
@@ -356,14 +356,14 @@ class _Parser:
 
     def shape(self) -> tuple[DimLike, ...]:
         if self.token != "[":
-            raise self.error(f"expected a shape in [], got {self.found()}")
+            raise self.error(f"expected a shape in [], got {self.token_text()}")
         close = self.text.find("]", self.start)
         if close < 0:
             raise self.error("a shape is not closed by ']'")
         start = self.start + 1
         inner = self.text[start:close]
         dims = tuple(self.dim(part, start) for part in _split(inner)) if inner.strip() else ()
-        self.at = close + 1
+        self.position = close + 1
         self.next()
         return dims
 
@@ -372,15 +372,15 @@ class _Parser:
     def constant(self, ref: str, nodes: dict[str, Node]) -> None:
         start = self.start
         if self.accept("<"):
-            place = self.whole(self.take("entry", "a table entry like #0")[1:], start)
+            entry = self.int_of(self.take("entry", "a table entry like #0")[1:], start)
             kind = self.type()
             loc = self.close_entry()
-            if place >= len(self.table):
-                raise self.error(f"entry #{place} is not in the table of {len(self.table)} constants", start)
-            array = self.table[place]
+            if entry >= len(self.table):
+                raise self.error(f"entry #{entry} is not in the table of {len(self.table)} constants", start)
+            array = self.table[entry]
             if array.shape != kind.shape or array.dtype != kind.dtype.numpy:
                 got = f"{array.dtype}{list(array.shape)}"
-                raise self.error(f"entry #{place} of the table: expected {kind}, got {got}", start)
+                raise self.error(f"entry #{entry} of the table: expected {kind}, got {got}", start)
         else:
             elements, uniform = self.elements()
             self.expect(":")
@@ -399,7 +399,7 @@ class _Parser:
         if not self.accept("["):
             return [self.element()], False
         out: list[tuple[str, int]] = []
-        self.many("]", lambda: out.append(self.element()))
+        self.items("]", lambda: out.append(self.element()))
         return out, False
 
     def element(self) -> tuple[str, int]:

@@ -2,8 +2,8 @@
 
     rewrite(graph, RuleSet((Rule("neg-neg", Neg, lambda n: ...),)) + OTHER)  ->  graph
 
-A rule looks at one node whose operands are in normal form already, and returns an equal node, or None: no change.
-Nothing mutates; nodes are interned, so a memo from node to normal form is all the state there is.
+A rule receives one node whose operands are in normal form, and returns an equal node, or None for no change. Nothing is
+mutated; nodes are interned, so a memo from node to normal form is the only state.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 from ingot.support.limits import in_time
 
-# What a rule gives: a node of the same types, or one single-result node for each result.
+# The result of a rule: a node of the same types, or one single-result node for each result.
 Result = Node | tuple[Node, ...]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rewrite of nodes whose op is a `root` (subclasses included), and whose operands' ops `fits` may accept."""
+    """A rewrite of nodes whose op is a `root` (subclasses included), where `fits` accepts the classes of the operands'
+    ops.
+    """
 
     name: str
     root: type[Op]
@@ -40,8 +42,8 @@ class RuleSet:
     """Rules in order of preference."""
 
     rules: tuple[Rule, ...] = ()
-    parts: tuple[RuleSet, ...] = field(default=(), compare=False, repr=False)  # asked first: they remember more
-    _known: dict[tuple[type[Op], ...], tuple[Rule, ...]] = field(default_factory=dict, compare=False, repr=False)
+    parts: tuple[RuleSet, ...] = field(default=(), compare=False, repr=False)  # of a sum; they share their caches
+    _by_classes: dict[tuple[type[Op], ...], tuple[Rule, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def __add__(self, other: RuleSet) -> RuleSet:
         return RuleSet(self.rules + other.rules, (self, other))
@@ -53,27 +55,27 @@ class RuleSet:
         return len(self.rules)
 
     def of(self, n: Node) -> tuple[Rule, ...]:
-        """The rules that may apply to `n`, by its op's class and those of its operands."""
+        """The rules that may apply to `n`, by the classes of its op and of its operands' ops."""
         return self._of((type(n.op), *[type(i.op) for i in n.inputs]))
 
     def _of(self, classes: tuple[type[Op], ...]) -> tuple[Rule, ...]:
-        found = self._known.get(classes)
-        if found is None:
+        candidates = self._by_classes.get(classes)
+        if candidates is None:
             if self.parts:
-                found = tuple(r for part in self.parts for r in part._of(classes))
+                candidates = tuple(r for part in self.parts for r in part._of(classes))
             else:
-                mine = (r for r in self.rules if issubclass(classes[0], r.root))
-                found = tuple(r for r in mine if r.fits is None or r.fits(classes[1:]))
-            self._known[classes] = found
-        return found
+                same_root = (r for r in self.rules if issubclass(classes[0], r.root))
+                candidates = tuple(r for r in same_root if r.fits is None or r.fits(classes[1:]))
+            self._by_classes[classes] = candidates
+        return candidates
 
 
-def rules(*given: Rule) -> RuleSet:
-    return RuleSet(given)
+def rules(*members: Rule) -> RuleSet:
+    return RuleSet(members)
 
 
 class Fuel:
-    """How many rewrites may still happen; `used` of them did, the last one by the rule `last`."""
+    """A budget of rewrites. used: rewrites so far. last: the rule of the latest one."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
@@ -81,7 +83,7 @@ class Fuel:
         self.last = ""
 
     def burn(self, rule: str) -> bool:
-        """Take the fuel for one rewrite; False when none is left."""
+        """Count one rewrite; False if the budget is exhausted."""
         if self.limit is not None and self.used >= self.limit:
             return False
         self.used += 1
@@ -94,10 +96,10 @@ _tank: ContextVar[Fuel | None] = ContextVar("ingot_fuel", default=None)
 
 @contextmanager
 def fueled(limit: int | None = None) -> Iterator[Fuel]:
-    """One tank for every optimizing rewrite inside the block: `limit`, else INGOT_FUEL, else endless.
+    """One budget for all optimizing rewrites in the context: `limit`, else INGOT_FUEL, else unlimited.
 
-    A pipeline opens one per compile, so that INGOT_FUEL=n counts over all passes; bisecting n finds the rewrite that
-    breaks a model, and `Fuel.last` names it.
+    A pipeline opens one per compilation, so that INGOT_FUEL=n counts over all passes; bisecting n finds the rewrite
+    that breaks a model, and `Fuel.last` names it.
     """
     tank = Fuel(flags.fuel() if limit is None else limit)
     token = _tank.set(tank)
@@ -108,15 +110,15 @@ def fueled(limit: int | None = None) -> Iterator[Fuel]:
 
 
 def current_fuel() -> Fuel:
-    """The tank of the surrounding `fueled` block, else a fresh one from INGOT_FUEL."""
+    """The budget of the surrounding `fueled` context, else a new one from INGOT_FUEL."""
     return _tank.get() or Fuel(flags.fuel())
 
 
 def rewrite(graph: Graph, ruleset: RuleSet, *, mandatory: bool = False) -> Graph:
-    """`graph` with `ruleset` applied to a fixpoint, bodies of ops included; the same object if nothing fits.
+    """Return `graph` with `ruleset` applied to a fixpoint, bodies of ops included; the same object if no rule applies.
 
-    `mandatory` rewrites (lowerings) take no fuel. INGOT_DEBUG>=3 prints each rewrite to stderr. Raises VerifyError for
-    a rule that changes types, and for rules that undo each other or never come to an end.
+    `mandatory` rewrites (lowerings) use no fuel. INGOT_DEBUG>=3 prints each rewrite to stderr. Raises VerifyError for
+    a rule that changes types, and for rules that undo each other or do not terminate.
     """
     fuel = Fuel(None) if mandatory else current_fuel()
     return _Rewriter(ruleset, fuel, flags.debug_level() >= 3).graph(graph)
@@ -137,59 +139,61 @@ class _Rewriter:
         self.limit += 200 * len(nodes)
         for n in nodes:  # operands first
             if n not in done:
-                becomes = self.step(n)
-                if becomes is None:
+                replacement = self.step(n)
+                if replacement is None:
                     done[n] = n
-                elif isinstance(becomes, Node) and becomes in done:
-                    done[n] = done[becomes]
+                elif isinstance(replacement, Node) and replacement in done:
+                    done[n] = done[replacement]
                 else:
-                    self.settle(n, becomes)
+                    self.settle(n, replacement)
         for n in graph.inputs:
             if done[n] is not n:
                 raise VerifyError(f"a rule rewrote the graph input {n}")
-        return graph.with_outputs(_single(done[n]) for n in graph.outputs)
+        return graph.with_outputs(_only_output(done[n]) for n in graph.outputs)
 
     def body(self, graph: Graph) -> Graph:
         if graph not in self.bodies:
             self.bodies[graph] = self.graph(graph)
         return self.bodies[graph]
 
-    def settle(self, root: Node, becomes: Result) -> None:
-        """Put `root`, which becomes `becomes`, and all that this needs into `done`."""
+    def settle(self, root: Node, replacement: Result) -> None:
+        """Bring `root`, which is replaced by `replacement`, and all nodes that this needs to normal form in `done`."""
         done = self.done
         in_time(root.loc or root.op.name)
-        stack = [root, *_parts(becomes)]
-        waiting: dict[Node, Result] = {root: becomes}
+        stack = [root, *_nodes_of(replacement)]
+        replacements: dict[Node, Result] = {root: replacement}
         while stack:
             n = stack[-1]
             if n in done:
                 stack.pop()
                 continue
-            found = waiting.get(n)
-            if found is None:
-                waits = False
+            next_form = replacements.get(n)
+            if next_form is None:
+                is_blocked = False
                 for i in n.inputs:
                     if i not in done:
                         stack.append(i)
-                        waits = True
-                if waits:
+                        is_blocked = True
+                if is_blocked:
                     continue
-                found = self.step(n)
-                if found is None:
+                next_form = self.step(n)
+                if next_form is None:
                     done[n] = n
                     continue
-            pending = [p for p in _parts(found) if p not in done]
+            pending = [p for p in _nodes_of(next_form) if p not in done]
             if not pending:
-                done[n] = tuple(_single(done[p]) for p in found) if isinstance(found, tuple) else done[found]
-            elif n in waiting:
-                # what n waits for is above n on the stack: to see n first is to need n for its own replacement
+                done[n] = (
+                    tuple(_only_output(done[p]) for p in next_form) if isinstance(next_form, tuple) else done[next_form]
+                )
+            elif n in replacements:
+                # the replacement of n is above n on the stack: meeting n first means that its replacement needs n
                 raise VerifyError(f"rules undo each other: {show_node(n)} came back", got=f"rule {self.fuel.last}")
             else:
-                waiting[n] = found
+                replacements[n] = next_form
                 stack += pending
 
     def step(self, n: Node) -> Result | None:
-        """What `n`, all of whose operands are done, becomes next; None if it is in normal form."""
+        """One rewrite of `n`, whose operands are done; None if it is in normal form."""
         done = self.done
         if type(n.op) is Project:
             source = done[n.inputs[0]]
@@ -198,7 +202,7 @@ class _Rewriter:
         old = n
         for i in n.inputs:
             if done[i] is not i:
-                n = n.with_inputs([_whole(done[i], i) for i in n.inputs])
+                n = n.with_inputs([_only_operand(done[i], i) for i in n.inputs])
                 if n in done:
                     return n
                 break
@@ -230,31 +234,31 @@ class _Rewriter:
             raise VerifyError(f"rule {rule.name} on {show_node(old)}", expected=old.types, got=types)
 
     def report(self, rule: Rule, old: Node, new: Result) -> None:
-        for part in _parts(new):
-            _locate(part, old)
+        for part in _nodes_of(new):
+            _set_location(part, old)
         if self.trace:
             to = ", ".join(show_node(p) for p in new) if isinstance(new, tuple) else show_node(new)
             print(f"{rule.name} #{self.fuel.used}: {show_node(old)}  ->  {to}", file=sys.stderr)
 
 
-def _parts(result: Result) -> tuple[Node, ...]:
+def _nodes_of(result: Result) -> tuple[Node, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _single(result: Result) -> Node:
+def _only_output(result: Result) -> Node:
     if isinstance(result, tuple):
         raise VerifyError(f"expected one result where {len(result)} are read")
     return result
 
 
-def _whole(result: Result, source: Node) -> Node:
+def _only_operand(result: Result, source: Node) -> Node:
     if isinstance(result, tuple):
         raise VerifyError(f"results of {source} are read without Project")
     return result
 
 
-def _locate(new: Node, old: Node) -> None:
-    """Give what a rule just made the source location of what it stands for; parts that have one keep it."""
+def _set_location(new: Node, old: Node) -> None:
+    """Give new nodes without a source location that of the node that they replace."""
     if not old.loc:
         return
     stack = [new]

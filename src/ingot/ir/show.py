@@ -10,11 +10,11 @@
 
 Nodes are numbered in order within each graph, so equal graphs print equally. `%4.1` is result 1 of %4. An attribute is
 none, true, false, an int, a float (with a point, an exponent, inf or nan), "text", `s0*2` in <> (a symbolic size), a
-dtype, a tensor type, a tuple or a graph. Sizes that the run finds stand behind the results:
+dtype, a tensor type, a tuple or a graph. Computed sizes follow the results:
 
       return %7 "places" where $n = %5 most <4*s0>
 
-and what lasts from run to run before the lines, by name: the last inputs, which the first results replace.
+The names of the state precede the body: its values are the last inputs, and the first results replace them.
 
     graph(%0 "x": f32[8], %1 "k": f32[8]) state ["cache"] {
 """
@@ -31,10 +31,12 @@ from ingot.ir.dims import Dim
 from ingot.ir.node import Const, Graph, Node, Op, Project, elements_of
 from ingot.ir.types import DType, TensorType, dtype_of
 
-INLINE = 32
+MAX_INLINE_ELEMENTS = 32
 
 
-def show(graph: Graph, *, locations: bool = False, inline: int = INLINE, table: list[Array] | None = None) -> str:
+def show(
+    graph: Graph, *, locations: bool = False, inline: int = MAX_INLINE_ELEMENTS, table: list[Array] | None = None
+) -> str:
     """`graph` as text, ending in a newline.
 
     Constants of up to `inline` elements, and small ones whose elements are all the same, are written out; others are
@@ -49,10 +51,10 @@ def show_node(node: Node) -> str:
     return f"{text}    # {node.loc}" if node.loc else text
 
 
-def _told(node: Node) -> str:
-    """What the elements of an input are."""
-    found = elements_of(node)
-    return f" = [{', '.join(map(str, found))}]" if found else ""
+def _elements_text(node: Node) -> str:
+    """The elements of an input of sizes, as text."""
+    elements = elements_of(node)
+    return f" = [{', '.join(map(str, elements))}]" if elements else ""
 
 
 class _Printer:
@@ -60,20 +62,20 @@ class _Printer:
         self.locations = locations
         self.inline = inline
         self.table = table
-        self.first = len(table or ())
-        self.places: dict[Array, int] = {}
+        self.table_start = len(table or ())
+        self.entries: dict[Array, int] = {}
 
     def graph(self, graph: Graph, indent: str) -> list[str]:
         refs: dict[Node, str] = {}
         for n in graph.inputs:
             refs[n] = f"%{len(refs)}"
-        inputs = ", ".join(f"{refs[n]} {_quote(n.op.label)}: {n.type}{_told(n)}" for n in graph.inputs)  # type: ignore[attr-defined]
-        spans = ", ".join(f"{s}: {'' if lo is None else lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds)
+        inputs = ", ".join(f"{refs[n]} {_quote(n.op.label)}: {n.type}{_elements_text(n)}" for n in graph.inputs)  # type: ignore[attr-defined]
+        bounds = ", ".join(f"{s}: {'' if lo is None else lo}..{'' if hi is None else hi}" for s, lo, hi in graph.bounds)
         conditions = ", ".join(map(str, graph.conditions))
-        limits = (f" [{spans}]" if spans else "") + (f" nonnegative [{conditions}]" if conditions else "")
+        limits = (f" [{bounds}]" if bounds else "") + (f" nonnegative [{conditions}]" if conditions else "")
         limits += f" state [{', '.join(map(_quote, graph.state))}]" if graph.state else ""
         lines = [f"graph({inputs}){limits} {{"]
-        inside = indent + "  "
+        inner_indent = indent + "  "
         count = len(refs)
         for n in graph.nodes():
             if n in refs:
@@ -83,15 +85,15 @@ class _Printer:
                 continue
             refs[n] = f"%{count}"
             count += 1
-            line = f"{inside}{refs[n]} = {self.application(n, [refs[i] for i in n.inputs], inside)}"
+            line = f"{inner_indent}{refs[n]} = {self.application(n, [refs[i] for i in n.inputs], inner_indent)}"
             lines.append(f"{line}    # {_one_line(n.loc)}" if self.locations and n.loc else line)
         names = graph.output_names or (None,) * len(graph.results)
         results = (
             refs[n] if name is None else f"{refs[n]} {_quote(name)}"
             for n, name in zip(graph.results, names, strict=True)
         )
-        found = ", ".join(f"{s} = {refs[graph.found[s]]} most <{most}>" for s, most in graph.sizes)
-        lines.append(f"{inside}return {', '.join(results)}".rstrip() + (f" where {found}" if found else ""))
+        sizes = ", ".join(f"{s} = {refs[graph.found[s]]} most <{most}>" for s, most in graph.sizes)
+        lines.append(f"{inner_indent}return {', '.join(results)}".rstrip() + (f" where {sizes}" if sizes else ""))
         lines.append(indent + "}")
         return lines
 
@@ -110,11 +112,11 @@ class _Printer:
         body = literal(array.value, self.inline) if array.nbytes <= Array.BY_CONTENT else None
         if body is not None:
             return f"const {body} : {kind}"
-        if array not in self.places:
-            self.places[array] = self.first + len(self.places)
+        if array not in self.entries:
+            self.entries[array] = self.table_start + len(self.entries)
             if self.table is not None:
                 self.table.append(array)
-        return f"const<#{self.places[array]} {kind}>"
+        return f"const<#{self.entries[array]} {kind}>"
 
     def value(self, value: object, indent: str) -> str:
         match value:
@@ -151,7 +153,8 @@ def _one_line(text: str) -> str:
 
 
 def literal(value: np.ndarray, inline: int) -> str | None:
-    """The elements of `value` as text that reads back to the same bits: one for all, or a list; None if too many."""
+    """The elements of `value` as text that parses to the same bits: one for all, or a list; None if there are too
+    many."""
     flat = np.ascontiguousarray(value).reshape(-1)
     if flat.size > 1 and _uniform(flat):
         return f"all {_element(flat[0])}"
@@ -177,7 +180,7 @@ def _element(x: np.generic) -> str:
     if math.isnan(number):
         bits = int.from_bytes(x.tobytes(), "little")
         return f"nan(0x{bits:x})"
-    # the shortest text of that precision where it reads back, else all digits of the double
+    # the shortest text of that precision if it parses to the same value, else all digits of the double
     short = str(x)
     if not any(c in short for c in ".en"):
         short += ".0"

@@ -14,7 +14,7 @@ from ingot.ir.dims import Dim, DimLike, as_dim, is_static, product
 from ingot.support.dataclass import dataclass
 
 Shape = tuple[DimLike, ...]
-Box = tuple[tuple[DimLike, DimLike], ...]  # of each dimension the part from the first up to the second
+Box = tuple[tuple[DimLike, DimLike], ...]  # (begin, end) of each dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class DType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one stored element; sub-byte types take a whole byte unpacked."""
+        """Bytes of one stored element; unpacked elements of less than a byte take one."""
         return max(1, self.bits // 8)
 
     @property
@@ -45,7 +45,7 @@ class DType:
 
     @property
     def range(self) -> tuple[int, int]:
-        """The least and the greatest value of an integer type."""
+        """The smallest and the largest value of an integer type."""
         least = -(1 << (self.bits - 1)) if self.kind == "i" else 0
         return least, least + (1 << self.bits) - 1
 
@@ -112,20 +112,20 @@ _FROM_NUMPY: dict[np.dtype, DType] = {v: DTYPES[k] for k, v in _NUMPY.items()}
 
 
 def dtype_of(array: np.ndarray | np.generic | np.dtype | type) -> DType:
-    """The DType of a numpy array or numpy dtype. Raises TypeError for one that Ingot has no type for."""
+    """The DType of a numpy array or numpy dtype. Raises TypeError for unsupported ones."""
     dt = array.dtype if isinstance(array, np.ndarray | np.generic) else np.dtype(array)
-    found = _FROM_NUMPY.get(dt.newbyteorder("=") if dt.byteorder == ">" else dt)
-    if found is None:
+    dtype = _FROM_NUMPY.get(dt.newbyteorder("=") if dt.byteorder == ">" else dt)
+    if dtype is None:
         raise TypeError(f"no Ingot dtype for numpy {dt}; expected one of {', '.join(DTYPES)}")
-    return found
+    return dtype
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """How a float of at most 8 bits codes numbers: (-1)^sign 2^(e - bias) 1.m, subnormal where e is 0.
+    """The encoding of a float of at most 8 bits: (-1)^sign 2^(e - bias) 1.m, subnormal where e is 0.
 
-    top: the code of the largest number. over: that of what is larger: infinity, NaN, or the largest. has_sign: not for
-    e8m0, of which every code is a power of two. has_negative_zero: where not, its code is NaN's.
+    top: the code of the largest number. over: the code of larger numbers: infinity, NaN, or the largest number.
+    has_sign: false for e8m0, whose codes are powers of two. has_negative_zero: if false, that code is NaN.
     """
 
     mantissa: int
@@ -149,13 +149,13 @@ FLOAT_FORMATS: dict[DType, FloatFormat] = {
 
 
 def truncated_in(dtype: DType) -> DType:
-    """The integer that a float is truncated to on its way to the integer `dtype`, as on x86 (`kernel.Cast`)."""
+    """The intermediate integer type of a conversion from float to the integer `dtype`, as on x86 (`kernel.Cast`)."""
     return i64 if dtype in (i64, u64, u32) else i32
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """dtype and shape of one value. Printed as `f32[s0,3,224,224]`; a scalar is `f32[]`."""
+    """The dtype and shape of one value, printed as `f32[s0,3,224,224]`; a scalar is `f32[]`."""
 
     dtype: DType
     shape: Shape = ()
@@ -201,11 +201,11 @@ def static_shape(shape: Shape) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class WeightAxes:
-    """How a sum of products x * w goes through its weights w, operand 1.
+    """The axes of the weights w, operand 1 of a sum of products x * w.
 
-    out: the axis of w that the result keeps. result: that axis of the result. summed: the axis of x, and the axis of w
-    that it is multiplied and summed with; of several groups, each takes its part of x's. plain: w has no other axis, as
-    those of a window are.
+    out: the output axis of w. result: the same axis in the result. summed: the contracted axes of x and of w; with
+    several groups, each contracts its part of x's. groups: their number. plain: w has no other axes, such as a
+    window's.
     """
 
     out: int

@@ -1,8 +1,8 @@
-"""What must hold at every border between passes. A graph or kernel that breaks it is a bug in the pass that made it.
+"""The invariants of graphs between passes. A violation is a bug in the pass that created the graph.
 
     verify(graph, "fuse#3")  ->  VerifyError: after fuse#3: multiply at model.py:7: ...
 
-Graphs are acyclic and interned by construction; `kernel_verify` checks kernels.
+Graphs are acyclic and interned by construction. `kernel/verify.py` checks kernels.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from ingot.ir.types import TensorType, i64
 from ingot.support.errors import IngotError, VerifyError
 from ingot.support.limits import check_elements
 
-# Nodes never change: one that was right stays right wherever the symbols that it mentions are known. So only what a
-# pass made is looked at after it.
+# Nodes are immutable: a valid node stays valid wherever its symbols are defined. So only new nodes are checked after a
+# pass.
 _verified: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()
 
 
 def verify(graph: Graph, after: str = "", outer: frozenset[str] = frozenset()) -> None:
-    """Raise VerifyError unless `graph` is well formed. `after` names the pass that made it.
+    """Raise VerifyError unless `graph` is well formed. `after` names the pass that created it.
 
-    `outer`: the symbols of the graphs around it, where it is a body.
+    `outer`: the symbols of the enclosing graphs, if it is a body.
 
-    Checked: inputs are distinct Input nodes and all of the Input nodes there are; output names match the outputs; every
-    output and operand is a single result; the state keeps its types; every node's types are what its op's type rule
-    gives; every symbol is one of the inputs' (a body may also use those of the graph around it) or is found in the run,
-    by values that are made without it; graphs among the attributes are well formed.
+    Checked: inputs are distinct Input nodes, and no other Input nodes are read; output names match the outputs; every
+    output and operand is a single result; the state keeps its types; every node has the types that its op's type rule
+    infers; every symbol is in an input's type (or, in a body, in the enclosing graph), or is a computed size, whose
+    value does not depend on it; graphs among the attributes are well formed.
     """
     _graph(graph, f"after {after}: " if after else "", outer)
 
@@ -57,25 +57,25 @@ def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
             raise VerifyError(f"{prefix}state {name!r}", expected=f"one type of fixed size, {old.type}", got=new.type)
     _sizes(graph, prefix, outer)
     symbols = frozenset(graph.symbols()) | outer
-    known = set(graph.inputs)
+    inputs = set(graph.inputs)
     for n in graph.nodes():
-        if isinstance(n.op, Input) and n not in known:
+        if isinstance(n.op, Input) and n not in inputs:
             where = f"input {n.op.label!r} is read but is none of the graph's inputs"
             raise VerifyError(f"{prefix}{where}", expected=list(labels))
         if (mentioned := _verified.get(n)) is not None and mentioned <= symbols:
             continue
         _symbols(n, symbols, prefix)
         for body in n.op.bodies:
-            _graph(body, f"{prefix}in {_place(n)}: ", symbols)
+            _graph(body, f"{prefix}in {_location(n)}: ", symbols)
         if mentioned is None:
             _node(n, prefix)
             _verified[n] = mentions(n)
 
 
 def _sizes(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
-    """Each symbol that the run finds is an i64, and made without itself and those behind it: else no order exists."""
-    late = {name for name, _ in graph.sizes}
-    if len(late) != len(graph.sizes) or late & outer or not all(map(is_found, late)):
+    """Check that each computed size is an i64 that does not depend on itself or on later ones: else no order exists."""
+    undefined = {name for name, _ in graph.sizes}
+    if len(undefined) != len(graph.sizes) or undefined & outer or not all(map(is_found, undefined)):
         raise VerifyError(f"{prefix}sizes", expected=f"distinct names with {FOUND}", got=[s for s, _ in graph.sizes])
     seen: set[Node] = set()
     for name, most in graph.sizes:
@@ -83,16 +83,16 @@ def _sizes(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
         if root.types != (TensorType(i64),):
             raise VerifyError(f"{prefix}the size {name}", expected="i64[]", got=root)
         for n in topological((root,), lambda n: () if n in seen else n.inputs):
-            early = late & mentions(n)
-            if early:
-                raise VerifyError(f"{prefix}the size {name} depends on {', '.join(sorted(early))}", got=n)
+            undefined_symbols = undefined & mentions(n)
+            if undefined_symbols:
+                raise VerifyError(f"{prefix}the size {name} depends on {', '.join(sorted(undefined_symbols))}", got=n)
             seen.add(n)
-        if late & symbols_of(most):
+        if undefined & symbols_of(most):
             raise VerifyError(f"{prefix}the most of {name}", expected="sizes known before it", got=most)
-        late.discard(name)
+        undefined.discard(name)
 
 
-def _place(n: Node) -> str:
+def _location(n: Node) -> str:
     return f"{n.op.name} at {n.loc}" if n.loc else n.op.name
 
 
@@ -100,31 +100,31 @@ def _node(n: Node, prefix: str) -> None:
     if isinstance(n.op, Project):
         (source,) = n.inputs
         if not 0 <= n.op.index < len(source.types) or n.types != (source.types[n.op.index],):
-            raise VerifyError(f"{prefix}{_place(n)}: result {n.op.index} of", got=source)
+            raise VerifyError(f"{prefix}{_location(n)}: result {n.op.index} of", got=source)
         return
     for i, operand in enumerate(n.inputs):
         if len(operand.types) != 1:
-            raise VerifyError(f"{prefix}{_place(n)}: operand {i}", expected="a single result", got=operand)
+            raise VerifyError(f"{prefix}{_location(n)}: operand {i}", expected="a single result", got=operand)
     try:
         types = n.op.infer(*(i.types[0] for i in n.inputs))
     except IngotError as e:
-        raise VerifyError(f"{prefix}{_place(n)}: its type rule refuses it: {e}") from e
+        raise VerifyError(f"{prefix}{_location(n)}: its type rule refuses it: {e}") from e
     if (types if isinstance(types, tuple) else (types,)) != n.types:
-        raise VerifyError(f"{prefix}{_place(n)}: types", expected=types, got=n.types)
+        raise VerifyError(f"{prefix}{_location(n)}: types", expected=types, got=n.types)
 
 
 def _symbols(n: Node, symbols: frozenset[str], prefix: str) -> None:
     for d in _dims(n.types):
         unbound = symbols_of(d) - symbols
         if unbound:
-            what = f"{prefix}{_place(n)}: size {d} uses {', '.join(sorted(unbound))}, which no input has"
+            what = f"{prefix}{_location(n)}: size {d} uses {', '.join(sorted(unbound))}, which no input has"
             raise VerifyError(what, expected=sorted(symbols) or "static sizes")
     if n.op.computes:
         for d in attribute_dims(n.op):
             unbound = symbols_of(d) - symbols
             if unbound:
                 raise VerifyError(
-                    f"{prefix}{_place(n)}: attribute {d} uses symbols that no input has", got=sorted(unbound)
+                    f"{prefix}{_location(n)}: attribute {d} uses symbols that no input has", got=sorted(unbound)
                 )
 
 
@@ -136,7 +136,7 @@ def _dims(types: Iterable[TensorType]) -> Iterator[Dim]:
 
 
 def attribute_dims(op: Op) -> Iterator[Dim]:
-    """The symbolic sizes among the attributes of `op`, those inside its graphs excepted."""
+    """The symbolic sizes among the attributes of `op`, without those in its graphs."""
     for value in op.attributes().values():
         yield from _dims_in(value)
 
@@ -152,12 +152,12 @@ def _dims_in(value: object) -> Iterator[Dim]:
 
 
 def check_sizes(graph: Graph, where: str) -> None:
-    """Raise LimitError for a tensor that no machine can hold, whatever its symbols are: sizes count in 64 bits."""
+    """Raise LimitError for a tensor that no machine can store for any values of its symbols: sizes are 64-bit."""
     limits = {name: (low, high) for name, low, high in graph.bounds}
 
     @cache
-    def least(d: DimLike) -> int:
-        return max(0, bounds(d, limits)[0] or 0)
+    def least(size: DimLike) -> int:
+        return max(0, bounds(size, limits)[0] or 0)
 
     for n in graph.nodes():
         for t in n.types:

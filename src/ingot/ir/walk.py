@@ -1,4 +1,4 @@
-"""Walks over nodes and what they need: in an order, and built anew."""
+"""Traversal of nodes and their operands: topological order, and rebuilding."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def rebuilt(
     images: dict[N, N] | None = None,
     rule: Callable[[N, Sequence[N]], N] = _with_inputs,
 ) -> tuple[N, ...]:
-    """`roots` where nodes that have an image are replaced by it, and the others by `rule(node, images of its inputs)`.
+    """Rebuild `roots`: a node with an image becomes that, any other one `rule(node, images of its inputs)`.
 
-    `images` takes in what is made.
+    The new images are added to `images`.
     """
     roots = tuple(roots)
     images = {} if images is None else images
@@ -39,7 +39,7 @@ def rebuilt(
 
 
 def topological(roots: Iterable[N], operands: Callable[[N], Sequence[N]] = _inputs) -> list[N]:
-    """`roots` and all they need, each once, operands before users; the order is deterministic."""
+    """`roots` and all their transitive operands, each once, operands before users, in a deterministic order."""
     order: list[N] = []
     done: set[N] = set()
     stack: list[tuple[N, bool]] = [(r, False) for r in reversed(list(roots))]

@@ -1,4 +1,4 @@
-"""Optimizing the graphs inside control flow, once the graph around it is fused.
+"""Optimization of the bodies of control flow, after the enclosing graph is fused.
 
 group{while(cond, body)}   ->   group{while(run(cond), run(body))}
 """
@@ -13,7 +13,7 @@ from ingot.ops.group import Group
 
 
 def in_bodies(graph: Graph, run: Callable[[Graph], Graph]) -> Graph:
-    """A fused graph with `run` applied to every graph that an op inside its groups holds."""
+    """Return a fused graph with `run` applied to the bodies of the ops in its groups."""
     return _mapped(graph, lambda n: _inside(n.op, run) if isinstance(n.op, Group) else None)
 
 
@@ -23,7 +23,7 @@ def _inside(group: Group, run: Callable[[Graph], Graph]) -> Group | None:
 
 
 def _mapped(graph: Graph, change: Callable[[Node], Op | None]) -> Graph:
-    """The graph with the ops that `change` gives, None for the same one; the graph itself where nothing changes."""
+    """Return the graph with the ops that `change` returns (None: no change); the graph itself if nothing changes."""
 
     def changed(n: Node, inputs: Sequence[Node]) -> Node:
         op = change(n)

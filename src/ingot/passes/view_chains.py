@@ -1,9 +1,9 @@
-"""Chains of reshapes and transposes in their shortest form.
+"""Reduce chains of reshapes and transposes to their shortest form.
 
     reshape[8B,S,64] -> transpose(0,2,1) -> reshape[B,8,64,S] -> transpose(0,1,3,2)   ->   reshape[B,8,S,64]
 
-The source's dimensions are split into atoms that the chain moves as wholes; the chain is then one permutation of atoms
-between a split and a merge.
+The source's dimensions are split into atoms that the chain does not split further; the chain is then one permutation of
+atoms between a split and a merge.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True, eq=False)
 class _Atom:
-    """A part of a source dimension: `path` orders the parts of the source."""
+    """A part of a source dimension. path: sorts the parts of the source."""
 
     path: tuple[int, ...]
     size: DimLike
@@ -32,26 +32,26 @@ def _splits(dims: Dims, shape: Shape) -> tuple[Dims, dict[_Atom, tuple[_Atom, _A
     queue = [a for d in dims for a in d if a.size != 1]
     out: Dims = []
     cut: dict[_Atom, tuple[_Atom, _Atom]] = {}
-    for want in shape:
+    for size in shape:
         group: list[_Atom] = []
-        left: DimLike = want
-        while left != 1:
+        remaining: DimLike = size
+        while remaining != 1:
             if not queue:
                 return None
             a = queue.pop(0)
-            rest = divides(left, a.size)
+            rest = divides(remaining, a.size)
             if rest is not None:
                 group.append(a)
-                left = rest
+                remaining = rest
                 continue
-            inner = divides(a.size, left)
+            inner = divides(a.size, remaining)
             if inner is None:
                 return None
-            head, tail = _Atom((*a.path, 0), left), _Atom((*a.path, 1), inner)
+            head, tail = _Atom((*a.path, 0), remaining), _Atom((*a.path, 1), inner)
             cut[a] = (head, tail)
             group.append(head)
             queue.insert(0, tail)
-            left = 1
+            remaining = 1
         out.append(group)
     return None if queue else (out, cut)
 
@@ -107,7 +107,7 @@ def _of_view(operands: tuple[type[Op], ...]) -> bool:
 
 
 def _permuted(source: Shape, origin: list[_Atom], dims: Dims, shape: Shape) -> list[Op] | None:
-    """The chain as a split and a transpose, whose dimensions are those of the result: a view of any strided source."""
+    """The chain as a split and a transpose to the dimensions of the result: a view of any strided source."""
     position = {a: i for i, a in enumerate(origin)}
     blocks = [[position[a] for a in d] for d in dims if d]
     if len(blocks) != len(shape) or any(b != list(range(b[0], b[0] + len(b))) for b in blocks):
@@ -123,38 +123,38 @@ def _permuted(source: Shape, origin: list[_Atom], dims: Dims, shape: Shape) -> l
     return views
 
 
-def _rebuilt(source: Shape, origin: list[_Atom], wanted: list[_Atom], shape: Shape) -> list[Op]:
+def _rebuilt(source: Shape, origin: list[_Atom], order: list[_Atom], shape: Shape) -> list[Op]:
     """The chain as at most a reshape, a transpose and a reshape."""
     position = {a: i for i, a in enumerate(origin)}
     blocks: list[list[int]] = []
-    for a in wanted:
-        at = position[a]
-        if blocks and blocks[-1][-1] == at - 1:
-            blocks[-1].append(at)
+    for a in order:
+        index = position[a]
+        if blocks and blocks[-1][-1] == index - 1:
+            blocks[-1].append(index)
         else:
-            blocks.append([at])
+            blocks.append([index])
     in_source = sorted(blocks)
     split = tuple(product(origin[i].size for i in b) for b in in_source)
     permutation = tuple(in_source.index(b) for b in blocks)
     views: list[Op] = []
-    got = source
+    shape_now = source
     if permutation != tuple(range(len(permutation))):
-        keeps = tuple(d for d in source if d != 1) == split
-        if keeps and len(split) != len(source) and len(shape) == len(source):
-            whole = _transpose_with_ones(source, permutation, shape)
-            if whole is not None:
-                return [ops.Transpose(whole)]
+        keeps_long_dims = tuple(d for d in source if d != 1) == split
+        if keeps_long_dims and len(split) != len(source) and len(shape) == len(source):
+            transposed = _transpose_with_ones(source, permutation, shape)
+            if transposed is not None:
+                return [ops.Transpose(transposed)]
         if source != split:
             views.append(ops.Reshape(split))
         views.append(ops.Transpose(permutation))
-        got = tuple(split[p] for p in permutation)
-    if got != shape:
+        shape_now = tuple(split[p] for p in permutation)
+    if shape_now != shape:
         views.append(ops.Reshape(shape))
     return views
 
 
 def _transpose_with_ones(source: Shape, permutation: tuple[int, ...], shape: Shape) -> tuple[int, ...] | None:
-    """One transpose that also moves the dimensions of size 1, if `shape` has them all."""
+    """One transpose that also moves the dimensions of size 1, if `shape` has the same ones."""
     sized = [i for i, d in enumerate(source) if d != 1]
     ones = [i for i, d in enumerate(source) if d == 1]
     order = [sized[p] for p in permutation]

@@ -29,7 +29,7 @@ def specials(dtype: DType) -> np.ndarray:
 
 def arguments(identity: Identity, dtype: DType) -> dict[str, np.ndarray]:
     """Every combination of special values of the variables, flattened."""
-    names = list(dict.fromkeys(variables(identity.sides[0])))
+    names = list(dict.fromkeys(variables(identity.patterns[0])))
     pools = [specials(boolean if n in "pq" else dtype) for n in names]
     pools = [np.array([p[3 if len(p) > 3 else 0]]) if n in "cd" else p for n, p in zip(names, pools, strict=True)]
     grids = np.meshgrid(*[np.arange(len(p)) for p in pools], indexing="ij")
@@ -37,7 +37,7 @@ def arguments(identity: Identity, dtype: DType) -> dict[str, np.ndarray]:
 
 
 def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.ndarray]] | None:
-    left, _ = identity.sides
+    left, _ = identity.patterns
     first = next(iter(variables(left)))
     on = boolean if first in "pq" else dtype
     given = arguments(identity, dtype)
@@ -51,7 +51,7 @@ def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.nd
     node = grow(left, bound, TensorType(dtype, (size,)))
     if node is None:
         return None
-    right = build(identity.sides[1], bound, node.type)
+    right = build(identity.patterns[1], bound, node.type)
     if right is None or right.types != node.types:
         return None
     inputs = tuple(n for n in bound.values() if isinstance(n.op, Input))
@@ -122,7 +122,7 @@ def test_fast_math_is_off_by_default_and_reads() -> None:
 def test_fast_math_holds_for_ordinary_values() -> None:
     values = np.random.default_rng(0).uniform(0.5, 4, 64).astype(np.float32)
     for identity in FAST_MATH:
-        left, _ = identity.sides
+        left, _ = identity.patterns
         bound: dict[str, Node] = {}
         names = list(dict.fromkeys(variables(left)))
         for i, n in enumerate(names):

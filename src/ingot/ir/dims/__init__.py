@@ -1,7 +1,7 @@
-"""Sizes that are known at run time: `algebra` has their canonical form, `bounds` what is known of them, `values` what
-becomes of them for given symbols, `text` how they are written and read."""
+"""Symbolic sizes: `algebra` has their canonical form, `bounds` their intervals, `values` substitution and estimates,
+`text` their notation."""
 
-# ruff: noqa: F401 - this file is the flat face of the package
+# ruff: noqa: F401 - this file re-exports the names of the package
 
 from ingot.ir.dims.algebra import (
     FOUND,

@@ -4,9 +4,12 @@
     atom    ::= symbol | dim // dim | dim % dim | max(dim, dim) | min(dim, dim)
 
 Two expressions that are equal as polynomials over their atoms are equal by `==` and `hash`, so shapes compare by value.
-A constant expression is always a plain `int`. A symbol is a size of at least 1, or, written `n?`, of at least 0. One
-whose name starts with `$` may be 0, too: a value computed in the run gives it (`Graph.sizes`). One with a dot in its
-name (`shape.0`) is a number that a caller passes as data, or that the run finds, and any integer unless told.
+A constant expression is always a plain `int`. There are four kinds of symbols:
+
+    n           a size of at least 1
+    n?          a size of at least 0
+    $n          a computed size, at least 0: a value of the graph gives it in the run (`Graph.sizes`)
+    shape.0     an integer that a caller passes as data (an element of an input), unbounded unless bounds are given
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ Monomial = tuple["Atom", ...]
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A named run-time size. Whether it may be 0 is part of its identity, as equal sizes have one form; other bounds
-    belong to the graph that it is used in. A graph has one symbol of a name."""
+    """A named symbolic size. Whether it may be 0 is part of its identity, as equal sizes have one form; other bounds
+    belong to the graph that uses it. The names of the symbols in a graph are unique."""
 
     name: str
     may_be_empty: bool = False
 
     def __str__(self) -> str:
-        return self.name + EMPTY * self.may_be_empty
+        return self.name + EMPTY_SUFFIX * self.may_be_empty
 
 
-EMPTY = "?"  # behind the names of sizes that may be 0, in text
-FOUND = "$"  # the first letter of the names of sizes that only the run finds
+EMPTY_SUFFIX = "?"  # in text, follows the names of sizes that may be 0
+FOUND = "$"  # the first letter of the names of computed sizes
 
 
 def is_static(sizes: Iterable[DimLike]) -> bool:
@@ -45,18 +48,18 @@ def is_static(sizes: Iterable[DimLike]) -> bool:
 
 
 def is_found(name: str) -> bool:
-    """Whether a value that is computed in the run gives the symbol of that name."""
+    """Whether `name` is a computed size: a value of the graph gives it in the run."""
     return name.startswith(FOUND)
 
 
 def is_told(name: str) -> bool:
-    """Whether an element of an input gives the symbol of that name: any number, no size."""
+    """Whether `name` is an element of an input: any integer, not a size."""
     return "." in name and not is_found(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A non-polynomial operation on two dims: fn is one of floordiv, mod, max, min."""
+    """A non-polynomial operation on two sizes. fn: floordiv, mod, max or min."""
 
     fn: str
     a: int | Dim
@@ -65,15 +68,15 @@ class Apply:
     def __str__(self) -> str:
         if self.fn in ("max", "min"):
             return f"{self.fn}({self.a},{self.b})"
-        return f"({_side(self.a)}{'//' if self.fn == 'floordiv' else '%'}{_side(self.b)})"
+        return f"({_operand_text(self.a)}{'//' if self.fn == 'floordiv' else '%'}{_operand_text(self.b)})"
 
 
-def _side(d: int | Dim) -> str:
-    """The text of an operand, in brackets unless it is a number or one atom."""
+def _operand_text(d: int | Dim) -> str:
+    """The text of an operand, in parentheses unless it is a number or one atom."""
     if isinstance(d, int):
         return str(d) if d >= 0 else f"({d})"
-    (atoms, count), *more = d.terms
-    return f"({d})" if more or count != 1 or len(atoms) != 1 else str(d)
+    (atoms, count), *rest = d.terms
+    return f"({d})" if rest or count != 1 or len(atoms) != 1 else str(d)
 
 
 Atom = Symbol | Apply
@@ -84,15 +87,15 @@ class Dim:
 
     __slots__ = ("_bounds", "_hash", "_symbols", "_text", "terms", "weight")
     terms: tuple[tuple[Monomial, int], ...]
-    weight: int  # symbols and operators in its text, which is what most questions about it cost
+    weight: int  # symbols and operators in its text: the cost of most operations on it
 
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
         self.terms = terms
         self.weight = sum(_weight(atom) for mono, _ in terms for atom in mono)
         if self.weight > most_terms():
-            raise _too_heavy(self.weight)
+            raise _too_complicated(self.weight)
         self._hash = hash(terms)
-        # made when first asked for: type rules put sizes into messages that are rarely read
+        # computed on first use: type rules put sizes into messages that are rarely read
         self._text: str | None = None
         self._symbols: frozenset[str] | None = None
         self._bounds: Interval | None = None
@@ -119,8 +122,8 @@ class Dim:
 
     def __mul__(self, other: int | Dim) -> int | Dim:
         out: dict[Monomial, int] = {}
-        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > _PRODUCTS * most_terms():
-            raise _too_heavy(self.weight * other.weight)
+        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > _MAX_PRODUCT_FACTOR * most_terms():
+            raise _too_complicated(self.weight * other.weight)
         for m1, c1 in _terms(self):
             for m2, c2 in _terms(other):
                 m = tuple(sorted(m1 + m2, key=str))
@@ -162,10 +165,10 @@ class Dim:
 
 
 DimLike = int | Dim
-_PRODUCTS = 16  # of terms for each that a size may have: many cancel out
+_MAX_PRODUCT_FACTOR = 16  # products of terms may exceed the limit of terms by this factor, as many cancel out
 
 
-def _too_heavy(weight: int) -> LimitError:
+def _too_complicated(weight: int) -> LimitError:
     return LimitError("terms", most_terms(), "a size is too complicated", got=f"{weight} symbols and operators")
 
 
@@ -179,63 +182,63 @@ def _terms(d: int | Dim) -> Iterable[tuple[Monomial, int]]:
     return d.terms if isinstance(d, Dim) else (((), d),)
 
 
-def _merge(*many: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
+def _merge(*sums: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
     out: dict[Monomial, int] = {}
-    for terms in many:
+    for terms in sums:
         for m, c in terms:
             out[m] = out.get(m, 0) + c
     return out
 
 
 def _from_terms(terms: dict[Monomial, int]) -> int | Dim:
-    kept = {m: c for m, c in terms.items() if c}
-    if any(len(m) == 1 and isinstance(m[0], Apply) for m in kept):
-        kept = _told_shortest(kept)
-    return _from_canonical(kept)
+    nonzero = {m: c for m, c in terms.items() if c}
+    if any(len(m) == 1 and isinstance(m[0], Apply) for m in nonzero):
+        nonzero = _shortest_sum(nonzero)
+    return _from_canonical(nonzero)
 
 
-def _from_canonical(kept: dict[Monomial, int]) -> int | Dim:
-    if not kept:
+def _from_canonical(terms: dict[Monomial, int]) -> int | Dim:
+    if not terms:
         return 0
-    if len(kept) == 1 and () in kept:
-        return kept[()]
+    if len(terms) == 1 and () in terms:
+        return terms[()]
     # the constant last, as people write it: 2*s0+1
-    return Dim(tuple(sorted(kept.items(), key=lambda t: (t[0] == (), tuple(map(str, t[0]))))))
+    return Dim(tuple(sorted(terms.items(), key=lambda t: (t[0] == (), tuple(map(str, t[0]))))))
 
 
-def _told_shortest(terms: dict[Monomial, int]) -> dict[Monomial, int]:
-    """A sum with what stands beside its quotients and extremes taken into them, where these get shorter for it.
+def _shortest_sum(terms: dict[Monomial, int]) -> dict[Monomial, int]:
+    """Move the other terms of a sum into its quotients, maxima and minima where that makes them shorter.
 
     4*(n//4) + n%4  ->  n         n + max(256-n,0)  ->  max(n,256)         max(n,2) - max(n-2,0)  ->  2
     """
     applied = sorted(((m, m[0]) for m in terms if len(m) == 1 and isinstance(m[0], Apply)), key=lambda t: str(t[1]))
     extremes = [m for m, atom in applied if isinstance(atom, Apply) and atom.fn in _OPPOSITE]
     if len(extremes) > 1:
-        terms = _joined(terms, extremes)
+        terms = _merge_extremes(terms, extremes)
     for mono, atom in applied:
         assert isinstance(atom, Apply)
         count = terms.get(mono, 0)
         if count and atom.fn in _OPPOSITE:
             rest = [(m, c) for m, c in terms.items() if m != mono]
-            sides = [_merge(((m, c * count) for m, c in _terms(side)), rest) for side in (atom.a, atom.b)]
-            terms = _extreme(atom.fn if count > 0 else _OPPOSITE[atom.fn], sides)
+            operands = [_merge(((m, c * count) for m, c in _terms(side)), rest) for side in (atom.a, atom.b)]
+            terms = _extreme(atom.fn if count > 0 else _OPPOSITE[atom.fn], operands)
         elif count and atom.fn == "mod":
-            terms = _with_quotient(terms, mono, atom)
+            terms = _merge_quotient(terms, mono, atom)
     return terms
 
 
-def _joined(terms: dict[Monomial, int], extremes: Sequence[Monomial]) -> dict[Monomial, int]:
-    """Extremes of sizes that are equally far from each other as one: max(a, b) is b + max(a-b, 0), min(a, b) is
+def _merge_extremes(terms: dict[Monomial, int], extremes: Sequence[Monomial]) -> dict[Monomial, int]:
+    """Merge maxima and minima whose operands have the same difference: max(a, b) is b + max(a-b, 0), min(a, b) is
     a - max(a-b, 0), and max(-d, 0) is max(d, 0) - d."""
     groups: dict[tuple[tuple[Monomial, int], ...], list[tuple[Monomial, int]]] = {}
     for mono in extremes:
         (atom,) = mono
         assert isinstance(atom, Apply)
-        apart = {m: c for m, c in _merge(_terms(atom.a), ((m, -c) for m, c in _terms(atom.b))).items() if c}
-        ordered = sorted(apart.items(), key=lambda t: tuple(map(str, t[0])))
-        factor = gcd(*apart.values()) * (1 if ordered[0][1] > 0 else -1)
+        difference = {m: c for m, c in _merge(_terms(atom.a), ((m, -c) for m, c in _terms(atom.b))).items() if c}
+        ordered = sorted(difference.items(), key=lambda t: tuple(map(str, t[0])))
+        factor = gcd(*difference.values()) * (1 if ordered[0][1] > 0 else -1)
         groups.setdefault(tuple((m, c // factor) for m, c in ordered), []).append((mono, factor))
-    for apart, members in groups.items():
+    for difference, members in groups.items():
         if len(members) < 2:
             continue
         total = 0
@@ -244,42 +247,45 @@ def _joined(terms: dict[Monomial, int], extremes: Sequence[Monomial]) -> dict[Mo
             assert isinstance(atom, Apply)
             sign = count if atom.fn == "max" else -count
             total += sign * abs(factor)
-            beside = atom.b if atom.fn == "max" else atom.a
-            below = ((m, sign * factor * c) for m, c in apart) if factor < 0 else ()
-            terms = _merge(terms.items(), [(mono, -count)], ((m, c * count) for m, c in _terms(beside)), below)
+            base = atom.b if atom.fn == "max" else atom.a
+            correction = ((m, sign * factor * c) for m, c in difference) if factor < 0 else ()
+            terms = _merge(terms.items(), [(mono, -count)], ((m, c * count) for m, c in _terms(base)), correction)
         if total:
-            sides = [_merge(terms.items(), ((m, c * total) for m, c in apart)), terms]
-            terms = _extreme("max" if total > 0 else "min", [{m: c for m, c in side.items() if c} for side in sides])
+            operands = [_merge(terms.items(), ((m, c * total) for m, c in difference)), terms]
+            terms = _extreme("max" if total > 0 else "min", [{m: c for m, c in side.items() if c} for side in operands])
         terms = {m: c for m, c in terms.items() if c}
     return terms
 
 
-def _with_quotient(terms: dict[Monomial, int], mono: Monomial, rest: Apply) -> dict[Monomial, int]:
-    """a // b and a % b, which is `mono`, as often b times, told as a."""
-    quotient: Monomial = (Apply("floordiv", rest.a, rest.b),)
-    if not isinstance(rest.b, int) or terms.get(quotient, 0) != terms[mono] * rest.b:
+def _merge_quotient(terms: dict[Monomial, int], mono: Monomial, remainder: Apply) -> dict[Monomial, int]:
+    """Replace c * b * (a // b) + c * (a % b) by c * a, where `mono` is a % b."""
+    quotient: Monomial = (Apply("floordiv", remainder.a, remainder.b),)
+    if not isinstance(remainder.b, int) or terms.get(quotient, 0) != terms[mono] * remainder.b:
         return terms
-    left = {m: c for m, c in terms.items() if m not in (mono, quotient)}
-    whole = _merge(left.items(), ((m, c * terms[mono]) for m, c in _terms(rest.a)))
-    return {m: c for m, c in whole.items() if c}
+    others = {m: c for m, c in terms.items() if m not in (mono, quotient)}
+    merged = _merge(others.items(), ((m, c * terms[mono]) for m, c in _terms(remainder.a)))
+    return {m: c for m, c in merged.items() if c}
 
 
-def extreme(fn: str, *among: int | Dim) -> int | Dim:
-    """The maximum or minimum of several sizes, with what they have in common in front of it."""
-    return _from_canonical(_extreme(fn, [dict(_terms(d)) for d in among]))
+def extreme(fn: str, *operands: int | Dim) -> int | Dim:
+    """The maximum or minimum of several sizes, their common terms factored out."""
+    return _from_canonical(_extreme(fn, [dict(_terms(d)) for d in operands]))
 
 
-def _extreme(fn: str, sides: Sequence[Mapping[Monomial, int]]) -> dict[Monomial, int]:
-    """The terms of an extreme of sums: what all have goes in front, and so does what divides all that is left."""
-    out = {m: c for m, c in reduce(_shared, sides).items() if c}
-    left = [{m: c - out.get(m, 0) for m, c in side.items() if c != out.get(m, 0)} for side in sides]
-    numbers = [c for side in left for c in side.values()]
-    if not numbers:
+def _extreme(fn: str, operands: Sequence[Mapping[Monomial, int]]) -> dict[Monomial, int]:
+    """The terms of a maximum or minimum of sums: common terms and the common divisor of the remainders move out of
+    it."""
+    out = {m: c for m, c in reduce(_common_terms, operands).items() if c}
+    remainders = [{m: c - out.get(m, 0) for m, c in side.items() if c != out.get(m, 0)} for side in operands]
+    coefficients = [c for side in remainders for c in side.values()]
+    if not coefficients:
         return out
-    factor = gcd(*numbers)
-    if all(c <= 0 for c in numbers):
+    factor = gcd(*coefficients)
+    if all(c <= 0 for c in coefficients):
         fn, factor = _OPPOSITE[fn], -factor
-    first, *more, last = sorted((_from_terms({m: c // factor for m, c in side.items()}) for side in left), key=str)
+    first, *more, last = sorted(
+        (_from_terms({m: c // factor for m, c in side.items()}) for side in remainders), key=str
+    )
     for d in reversed(more):
         last = extreme(fn, d, last)
     mono: Monomial = (Apply(fn, *sorted((first, last), key=str)),)
@@ -290,14 +296,14 @@ def _extreme(fn: str, sides: Sequence[Mapping[Monomial, int]]) -> dict[Monomial,
 _OPPOSITE = {"max": "min", "min": "max"}
 
 
-def _shared(a: Mapping[Monomial, int], b: Mapping[Monomial, int]) -> dict[Monomial, int]:
-    """Of terms that two sums have with one sign, the smaller count."""
-    both = ((m, c, b[m]) for m, c in a.items() if m in b)
-    return {m: min(c, other, key=abs) for m, c, other in both if (c > 0) == (other > 0)}
+def _common_terms(a: Mapping[Monomial, int], b: Mapping[Monomial, int]) -> dict[Monomial, int]:
+    """The terms that two sums share with one sign, each with its smaller coefficient."""
+    pairs = ((m, c, b[m]) for m, c in a.items() if m in b)
+    return {m: min(c, other, key=abs) for m, c, other in pairs if (c > 0) == (other > 0)}
 
 
 def symbol(name: str, may_be_empty: bool = False) -> Dim:
-    """A symbolic dimension of that name."""
+    """The symbolic dimension `name`."""
     return Dim((((Symbol(name, may_be_empty),), 1),))
 
 
@@ -385,10 +391,10 @@ def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
         common = gcd(b, *(c for _, c in a.terms))
         if common > 1:
             return floordiv(_from_terms({m: c // common for m, c in a.terms}), b // common)
-        nested, plus = _quotient(a)
+        nested, offset = _quotient(a)
         if nested is not None and isinstance(nested.b, int):
             # (s // 2 + 1) // 2 = (s + 2) // 4
-            return floordiv(nested.a + plus * nested.b, nested.b * b)
+            return floordiv(nested.a + offset * nested.b, nested.b * b)
         if b > 0 and all(c < 0 for m, c in a.terms if m):
             # -s // 2 = -((s + 1) // 2)
             return -floordiv(-a + b - 1, b)

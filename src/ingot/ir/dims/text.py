@@ -1,10 +1,10 @@
-"""Sizes as text, in their own notation and with the operators last, and text as sizes."""
+"""Sizes as text, in infix and postfix notation, and their parser."""
 
 from __future__ import annotations
 
 import re
 
-from ingot.ir.dims.algebra import EMPTY, FOUND, Atom, Dim, Symbol, floordiv, mod, symbol
+from ingot.ir.dims.algebra import EMPTY_SUFFIX, FOUND, Atom, Dim, Symbol, floordiv, mod, symbol
 from ingot.ir.dims.bounds import dim_max, dim_min
 from ingot.support.limits import most_terms
 
@@ -49,14 +49,14 @@ def parse_dim(text: str) -> int | Dim:
 
 
 def _tokens(text: str) -> list[str]:
-    out, at = [], 0
+    out, position = [], 0
     text = text.rstrip()
-    while at < len(text):
-        m = _TOKEN.match(text, at)
+    while position < len(text):
+        m = _TOKEN.match(text, position)
         if m is None:
-            raise ValueError(f"unexpected {text[at]!r} in the dimension {text!r}")
+            raise ValueError(f"unexpected {text[position]!r} in the dimension {text!r}")
         out.append(m.group(1))
-        at = m.end()
+        position = m.end()
     return out
 
 
@@ -98,7 +98,7 @@ def _parse_atom(tokens: list[str]) -> tuple[int | Dim, list[str]]:
         return int(head), rest
     if not head[0].isalpha() and head[0] not in ("_", FOUND):
         raise ValueError(f"unexpected {head!r} in a dimension")
-    return symbol(head.removesuffix(EMPTY), head.endswith(EMPTY)), rest
+    return symbol(head.removesuffix(EMPTY_SUFFIX), head.endswith(EMPTY_SUFFIX)), rest
 
 
 def _expect(tokens: list[str], token: str) -> list[str]:

@@ -38,25 +38,24 @@ def _substitute_atom(atom: Atom, values: Mapping[str, int | Dim]) -> int | Dim:
     return _FUNCTIONS[atom.fn](substitute(atom.a, values), substitute(atom.b, values))
 
 
-_SIZES: ContextVar[Mapping[str, int]] = ContextVar("likely sizes", default=MappingProxyType({}))
+_LIKELY_SIZES: ContextVar[Mapping[str, int]] = ContextVar("likely sizes", default=MappingProxyType({}))
 
 
 @contextmanager
 def likely_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Within, `estimate` takes symbols to have these sizes."""
-    token = _SIZES.set(sizes)
+    """In the context, `estimate` assumes these sizes of symbols."""
+    token = _LIKELY_SIZES.set(sizes)
     try:
         yield
     finally:
-        _SIZES.reset(token)
+        _LIKELY_SIZES.reset(token)
 
 
 def estimate(d: int | Dim, guess: int = 64) -> int:
-    """A likely size, for choices that need a number: `d` itself, or its value at its symbols' likely sizes, at least
-    1."""
+    """A number for `d`, for choices that need one: its value at the likely sizes of its symbols, at least 1."""
     if isinstance(d, int):
         return d
-    likely = _SIZES.get()
+    likely = _LIKELY_SIZES.get()
     try:
         return max(1, int(substitute(d, {s: likely.get(s, guess) for s in symbols_of(d)})))
     except ZeroDivisionError:  # n // (m // 2) at m = 1

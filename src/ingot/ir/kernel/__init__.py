@@ -1,4 +1,4 @@
-"""Kernel IR: its grammar, and functions that build its expressions; `show`, `verify` and `interp` stand beside."""
+"""Kernel IR: its grammar, and functions that build its expressions. See also `show`, `verify` and `interp`."""
 
 from ingot.ir.kernel.build import (
     add,

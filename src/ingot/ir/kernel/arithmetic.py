@@ -1,4 +1,4 @@
-"""What kernel operations do to numbers, on numpy arrays of lanes: the semantics that native code is held to."""
+"""The semantics of kernel operations, on numpy arrays of lanes: native code must agree with it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def lanes_of(a: Value, e: k.Expr) -> np.ndarray:
     return np.atleast_1d(np.asarray(a, e.dtype.numpy))
 
 
-def widened(a: Value, e: k.Expr) -> np.ndarray:
-    """As `lanes_of`, narrow floats as f32 and 4-bit integers in a byte: what numpy computes in."""
+def widen(a: Value, e: k.Expr) -> np.ndarray:
+    """Like `lanes_of`, but narrow floats as f32 and 4-bit integers in bytes, which numpy computes in."""
     array = lanes_of(a, e)
     if e.dtype.is_float and e.dtype.bits < 32:
         return array.astype(np.float32)
@@ -32,19 +32,19 @@ def widened(a: Value, e: k.Expr) -> np.ndarray:
     return array
 
 
-def rounded_to(array: np.ndarray, e: k.Expr) -> Value:
-    """`array` as a value of `e`: rounded or wrapped to its dtype, a scalar where it has one lane."""
+def round_to(array: np.ndarray, e: k.Expr) -> Value:
+    """`array` as a value of `e`: rounded or wrapped to its dtype, a scalar if it has one lane."""
     if array.dtype != e.dtype.numpy:
-        array = wrapped(array, e.dtype) if e.dtype.is_integer else array.astype(e.dtype.numpy)
+        array = wrap(array, e.dtype) if e.dtype.is_integer else array.astype(e.dtype.numpy)
     if e.lanes != 1:
         return array
     return array[0] if e.dtype.is_float else int(array[0])
 
 
-def wrapped(array: np.ndarray, dtype: DType) -> np.ndarray:
+def wrap(array: np.ndarray, dtype: DType) -> np.ndarray:
     low, _ = dtype.range
-    wrapped = [(int(v) - low) % (1 << dtype.bits) + low for v in array]
-    return np.array(wrapped, np.int64 if dtype.kind == "i" else np.uint64).astype(dtype.numpy)
+    values = [(int(v) - low) % (1 << dtype.bits) + low for v in array]
+    return np.array(values, np.int64 if dtype.kind == "i" else np.uint64).astype(dtype.numpy)
 
 
 def _bits(a: np.ndarray) -> list[int]:
@@ -69,23 +69,23 @@ UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind == "f":
         return a / b
-    _not_zero(b)
+    _require_nonzero(b)
     # through Python integers: numpy's floor division has no truncating form that is exact at the extremes
-    return np.array([_truncated(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
+    return np.array([_truncating_div(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
 
 
 def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind == "f":
         return np.fmod(a, b)
-    _not_zero(b)
-    return np.array([int(x) - int(y) * _truncated(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
+    _require_nonzero(b)
+    return np.array([int(x) - int(y) * _truncating_div(int(x), int(y)) for x, y in zip(a, b, strict=True)], object)
 
 
-def _truncated(x: int, y: int) -> int:
+def _truncating_div(x: int, y: int) -> int:
     return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
-def _not_zero(b: np.ndarray) -> None:
+def _require_nonzero(b: np.ndarray) -> None:
     if not np.all(b):
         raise VerifyError("an integer division", expected="a divisor that is not zero", got=b.tolist())
 
@@ -151,7 +151,7 @@ SCALAR: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def converted(a: np.ndarray, dtype: DType) -> np.ndarray:
+def convert(a: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype == boolean:
         return a != 0
     if not dtype.is_integer or a.dtype.kind != "f":
@@ -173,18 +173,18 @@ def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     x, y, z = (v.astype(np.float64) for v in (a, b, c))
     product = x * y
     total = product + z
-    back = total - product
-    error = (product - (total - back)) + (z - back)
-    even = total.view(np.int64) % 2 == 0
+    addend = total - product
+    error = (product - (total - addend)) + (z - addend)
+    is_even = total.view(np.int64) % 2 == 0
     nudged = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    return np.where(np.isfinite(total) & (error != 0) & even, nudged, total).astype(f32.numpy)
+    return np.where(np.isfinite(total) & (error != 0) & is_even, nudged, total).astype(f32.numpy)
 
 
 def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return np.array([_exact(*v) for v in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)], np.float64)
+    return np.array([_exact_fma(*v) for v in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)], np.float64)
 
 
-def _exact(a: float, b: float, c: float) -> float:
+def _exact_fma(a: float, b: float, c: float) -> float:
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
         return float(np.float64(a) * b + c)
     total = Fraction(a) * Fraction(b) + Fraction(c)

@@ -1,4 +1,4 @@
-"""Kernel expressions by functions: lanes are spread, and address arithmetic on literals is folded."""
+"""Functions that build kernel expressions: they broadcast lanes and fold address arithmetic on literals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def unary(fn: str, a: Expr) -> Expr:
 
 
 def splat(a: Expr, lanes: int) -> Expr:
-    """`a` with `lanes` lanes; a itself when it has them."""
+    """Return `a` in `lanes` lanes; `a` itself if it has that many."""
     return a if a.lanes == lanes else _filled(a, lanes, None)
 
 
@@ -63,7 +63,7 @@ def _filled(scalar: Expr, lanes: int, tile: Tile | None) -> Expr:
 
 
 def spread(a: Expr, tile: Tile) -> Expr:
-    """A scalar, a column, a row or a tile as the tile of so many rows and columns."""
+    """Return a scalar, a column, a row or a tile as a tile of shape `tile`."""
     if a.tile == tile:
         return a
     lanes = tile[0] * tile[1]
@@ -71,7 +71,7 @@ def spread(a: Expr, tile: Tile) -> Expr:
 
 
 def alike(*values: Expr) -> tuple[Expr, ...]:
-    """The values with the lanes of the longest, or as the tile that they form together."""
+    """Broadcast the values to a common number of lanes, or to a common tile."""
     tiles = [v.tile for v in values if v.tile is not None]
     if not tiles:
         lanes = max((v.lanes for v in values), default=1)
@@ -81,7 +81,7 @@ def alike(*values: Expr) -> tuple[Expr, ...]:
 
 
 def binary(fn: str, a: Expr, b: Expr) -> Expr:
-    """fn(a, b), scalars splatted to the other side's lanes, integer address arithmetic on literals folded."""
+    """Return fn(a, b), with scalars broadcast to the other operand's lanes and integer literals folded."""
     a, b = alike(a, b)
     if a.dtype.is_integer:
         folded = _fold(fn, a, b)
@@ -114,8 +114,8 @@ def _fold(fn: str, a: Expr, b: Expr) -> Expr | None:
     return None
 
 
-def _literal(like: Expr, value: int) -> Lit:
-    return Lit(like.dtype, like.lanes, value, tile=like.tile)
+def _literal(operand: Expr, value: int) -> Lit:
+    return Lit(operand.dtype, operand.lanes, value, tile=operand.tile)
 
 
 def add(a: Expr, b: Expr) -> Expr:
@@ -154,8 +154,8 @@ def select(cond: Expr, a: Expr, b: Expr) -> Expr:
 
 
 def choose(cond: Expr, a: Expr, b: Expr) -> Expr:
-    """a where `cond` holds in all lanes, else b: both have to be right there. Of a tile b: lanes that differ cost
-    nothing there, and finding out about all of them does."""
+    """Return a where `cond` holds in all lanes, else b, which must be right for all lanes. For a tile always b: on
+    blocks a reduction of the condition costs more than it saves."""
     if b.tile is not None:
         return b
     return Select(a.dtype, a.lanes, reduce("and", cond), a, b)
@@ -170,7 +170,7 @@ def bitcast(a: Expr, dtype: DType) -> Expr:
 
 
 def load(buffer: Buffer, index: Expr, lanes: int = 1, mask: Expr | None = None) -> Expr:
-    """For a register buffer the element's own lanes are loaded."""
+    """Return a load. From a register buffer it has the lanes of the buffer's elements."""
     if buffer.space == "register":
         return Load(buffer.dtype, buffer.lanes, buffer, index, mask, tile=buffer.tile)
     return Load(buffer.dtype, lanes, buffer, index, mask)
@@ -181,7 +181,7 @@ def gather(buffer: Buffer, index: Expr, mask: Expr | None = None) -> Expr:
 
 
 def tile_load(buffer: Buffer, row: Expr, column: Expr) -> Expr:
-    """The tile of a matrix in memory from (row, column) on."""
+    """Return the tile of a matrix in memory whose first element is at (row, column)."""
     assert buffer.matrix is not None
     rows, columns = buffer.matrix.tile
     return TileLoad(buffer.dtype, rows * columns, buffer, row, column, tile=(rows, columns))
@@ -200,17 +200,17 @@ def reduce(fn: str, a: Expr) -> Expr:
 
 
 def ramp(base: Expr, lanes: int, step: int = 1) -> Expr:
-    """base + step * lane; the base itself for one lane, which is a scalar."""
+    """Return base + step * lane; the base itself for one lane."""
     return base if lanes == 1 else Ramp(base.dtype, lanes, base, step)
 
 
 def positions(lanes: int, axis: int | None = None) -> Expr:
-    """0, 1, 2, ... in a line, down a column (axis 0) or along a row (axis 1)."""
+    """Return 0, 1, 2, ... as a vector, a column (axis 0) or a row (axis 1)."""
     return Range(i64, lanes, tile=None if axis is None else (lanes, 1) if axis == 0 else (1, lanes))
 
 
 def reduce_along(fn: str, a: Expr, axis: int) -> Expr:
-    """Each row (axis 1) or column (axis 0) of a tile folded into one element."""
+    """Reduce each row (axis 1) or column (axis 0) of a tile to one element."""
     assert a.tile is not None
     rows, columns = a.tile
     if a.tile[axis] == 1:
@@ -220,7 +220,7 @@ def reduce_along(fn: str, a: Expr, axis: int) -> Expr:
 
 
 def scan_along(fn: str, a: Expr, axis: int) -> Expr:
-    """Each element of a tile folded with those before it in its row (axis 1) or column (axis 0)."""
+    """Return the inclusive scan of a tile along its rows (axis 1) or columns (axis 0)."""
     assert a.tile is not None
     return a if a.tile[axis] == 1 else ScanAlong(a.dtype, a.lanes, fn, a, axis, tile=a.tile)
 

@@ -1,4 +1,4 @@
-"""Kernel IR: the loop language that schedules write and targets print. The whole grammar:
+"""Kernel IR: the loop language that schedules emit and targets print. The grammar:
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
     stmt   ::= For(var, begin, end, step, body, unroll) | If(cond, then, orelse) | Let(var, value)
@@ -12,20 +12,20 @@
            | TileProduct(a, b, c)
            | TileLoad(buffer, row, column)
 
-Order lives in statements, values in expressions: an expression has no effect, and every Load reads memory where its
-statement stands. Every expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and
-flat: schedules do the address arithmetic, with static strides as literals. A kernel is one parallel loop over `chunk`:
-chunks run in any order, on any worker; everything inside is serial. With `rounds`, chunks r * chunks up to (r + 1) *
-chunks - 1 are round r, and a round starts when the one before is done.
+Statements are ordered; expressions have no effects, and a Load reads memory at the point of its statement. Every
+expression has a dtype and a number of lanes (1: scalar). Indices count elements, are i64 and flat: schedules do the
+address arithmetic, with static strides as literals. A kernel is one parallel loop over `chunk`: chunks run in any
+order, on any worker; each is serial. With `rounds`, chunks r * chunks up to (r + 1) * chunks - 1 are round r, and a
+round starts when the previous one has ended.
 
-Buffers: `param` (memory passed in), `register` (values that must live in registers: constant indices after unrolling,
-each index one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the worker; `offset` is
-given).
+Buffers: `param` (memory passed in), `register` (values that must stay in registers: indices are constant after
+unrolling, and each element is one value of `lanes` lanes), `stack` (small, private), `scratch` (large, private to the
+worker, at `offset` of its scratch memory).
 
-Blocks. On machines that compute on whole blocks (GPUs: a chunk is one program) the lanes of a value may form a `tile`:
-rows and columns, row-major. A tile of one column or one row is what positions, masks and sums along an axis are;
-`alike` spreads them to the tile that they meet. What lies in memory is read and written there by an index for each
-element (`Gather`, a vector index of `Store`), or by the place of a whole tile in a `Matrix` (`TileLoad`).
+Blocks. On machines that compute on blocks (GPUs: a chunk is one program) the lanes of a value may form a `tile`: rows
+and columns, row-major. Positions, masks and sums along an axis are tiles of one column or one row; `alike` broadcasts
+them to the tile of the other operand. Memory is then accessed by an index for each element (`Gather`, a vector index of
+`Store`), or by the position of a tile in a `Matrix` (`TileLoad`).
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ ARITHMETIC = (
 )  # fmt: skip
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 REDUCE = ("add", "mul", "min", "max", "and", "or")
-# Meanings. div/rem: integers truncate towards zero, floats IEEE (rem is fmod). min/max on floats: NaN if either is NaN
-# (StableHLO's minimum/maximum); "minnum"/"maxnum" are the bare machine instructions: b where a is NaN; b is none.
+# Semantics. div/rem: integers truncate towards zero, floats IEEE (rem is fmod). min/max on floats: NaN if either is NaN
+# (StableHLO's minimum/maximum); "minnum"/"maxnum" are the plain machine instructions: b where a is NaN; b must not be.
 # Comparisons are ordered (false on NaN) but `ne`, which is true on NaN. shl/lshr/ashr by >= width is undefined.
 # not: bitwise. ldexp(a, n) on f32 and f64: a * 2^n, rounded once, for even n up to +-2 * 126 (f64: 2 * 1022), which two
 # factors 2^(n/2) reach; undefined for other n, but NaN where a is NaN.
 
 
-# Functions that a `Call` names, with how many operands they take: of f32 and f64, within the bounds of docs/ops.md.
-# Some hold on a part of the numbers only, and cost less: exp_nonpositive and exp_decay for x <= 0, log1p_unit for x
-# from 0 to 1, or NaN each. exp_decay is for weights beside one of 1: within 2^-22 of its size down to e^-16, 2^-21
-# below, 0 from 2^-126.5 on; exp2_narrow is 2^x for those that f16 or bf16 will hold. gelu(x) is x times the normal
-# distribution of x, gelu_narrow (f32 only) as exact as bf16.
+# The functions of a `Call` and their numbers of operands, on f32 and f64, within the error bounds of docs/ops.md.
+# Some have a smaller domain, and cost less: exp_nonpositive and exp_decay for x <= 0, log1p_unit for x from 0 to 1, or
+# NaN. exp_decay is for weights relative to one of 1: its relative error is below 2^-22 down to e^-16, below 2^-21 for
+# smaller results, and it is 0 from 2^-126.5 on. exp2_narrow is 2^x for results that are stored in f16 or bf16. gelu(x)
+# is x times the normal distribution function of x, gelu_narrow (f32 only) with the precision of bf16.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(
         ("exp", "exp_nonpositive", "exp_decay", "exp2_narrow", "expm1", "logistic", "tanh", "erf", "sinh", "cosh"), 1
@@ -71,8 +71,8 @@ Tile = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A param as a matrix: rows that lie `stride` elements apart, from element `offset` on. tile: what is read of it at
-    a time; hardware that copies boxes of memory is told all this before the kernel runs."""
+    """A param as a matrix, from element `offset` on. stride: elements between rows. tile: the shape of each access.
+    Hardware that copies boxes of memory gets this description before the kernel runs."""
 
     rows: int
     columns: int
@@ -92,17 +92,17 @@ class Buffer:
     writable: bool = False
     lanes: int = 1  # register space: lanes of each element
     offset: int = 0  # scratch space: bytes from the start of the worker's scratch (a multiple of 64)
-    align: int = 64  # bytes; every param's first element is so aligned unless told otherwise
+    align: int = 64  # bytes; the alignment of a param's first element
     tile: Tile | None = None  # register space: the rows and columns that the lanes of each element form
-    matrix: Matrix | None = None  # param space: what every access reads a tile of
+    matrix: Matrix | None = None  # param space: the matrix that `TileLoad` reads tiles of
 
     def __hash__(self) -> int:
-        return hash(self.name)  # printing looks buffers up more than all else
+        return hash(self.name)  # cheap, as printing looks up buffers often
 
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """A value of `lanes` elements. tile: the rows and columns that they form, None: they lie in a line."""
+    """A value of `lanes` elements. tile: the rows and columns that they form; None for a vector."""
 
     dtype: DType
     lanes: int
@@ -149,7 +149,7 @@ class Fma(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Call(Expr):
-    """One of `FUNCTIONS` of operands of its own type. Targets print their own, or have `math.expand` compute it."""
+    """One of `FUNCTIONS` of operands of its own type. Targets print a function of theirs, or use `math.expand`."""
 
     fn: str
     args: tuple[Expr, ...]
@@ -157,13 +157,13 @@ class Call(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Dot(Expr):
-    """Lane i of c plus the products of the neighbouring elements of a and b that lie in 32 bits of lane i.
+    """Lane i of c plus the products of the neighboring elements of a and b in the 32 bits of lane i.
 
     u8 with i8, four times the lanes of c, i32: exact but for c, which wraps (Intel SDM, VPDPBUSD; Arm, USDOT).
 
     bf16, twice the lanes of c, f32: fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], c[i])), both sums rounded to nearest even.
-    A denormal operand or sum may count as zero: Intel's vdpbf16ps, which this is where the machine has it, flushes
-    them (Intel SDM, VDPBF16PS). Machines without such instructions widen the operands.
+    Denormal operands and sums may count as zero: Intel's vdpbf16ps, which implements this where available, flushes them
+    (Intel SDM, VDPBF16PS). Machines without such instructions widen the operands.
     """
 
     a: Expr
@@ -173,7 +173,7 @@ class Dot(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Select(Expr):
-    """One condition for many lanes is a branch: what is not chosen should not be computed."""
+    """a or b by lane. A scalar condition for several lanes is a branch: the other operand should not be computed."""
 
     cond: Expr
     a: Expr
@@ -183,8 +183,8 @@ class Select(Expr):
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
     """Numeric conversion. Int to int wraps; to float rounds to nearest even. Float to int truncates as x86 does: NaN
-    and what does not fit become the lowest integer of 32 bits, or of 64 (for i64, u32, u64); narrower integers and u32
-    are the low bits of that. A u64 holds what lies between 2^63 and 2^64, too; what lies beyond is 0.
+    and numbers out of range become the lowest integer of 32 bits, or of 64 (for i64, u32, u64); narrower integers and
+    u32 are its low bits. For u64, numbers between 2^63 and 2^64 are exact too, and larger ones become 0.
     """
 
     a: Expr
@@ -192,7 +192,7 @@ class Cast(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Bitcast(Expr):
-    """The same bits as lanes of another type, as many bits in all; the first lane is in the lowest."""
+    """The same bits as lanes of another type, the first lane in the lowest bits. The total size is the same."""
 
     a: Expr
 
@@ -232,7 +232,7 @@ class Gather(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Reduce(Expr):
-    """All lanes of `a` into a scalar: halves are combined until one lane is left; an odd lane joins at the end."""
+    """Reduce all lanes of `a` to a scalar: combine halves until one lane remains; odd lanes are combined at the end."""
 
     fn: str
     a: Expr
@@ -255,7 +255,7 @@ class Extract(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Lookup(Expr):
-    """table[index mod its length, a power of two] for each lane of the integer `index`."""
+    """table[index mod len(table)] for each lane of the integer `index`. The length is a power of two."""
 
     table: tuple[float, ...]
     index: Expr
@@ -263,7 +263,7 @@ class Lookup(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Either(Expr):
-    """a, which looks tables up, where one instruction does that for a vector; elsewhere b, which is as exact."""
+    """a, which uses table lookups, on targets with an instruction for them; elsewhere b, of the same precision."""
 
     a: Expr
     b: Expr
@@ -271,7 +271,7 @@ class Either(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Range(Expr):
-    """0, 1, 2, ... in a line, or along a tile of one column or one row."""
+    """0, 1, 2, ... as a vector, or along a tile of one column or one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +283,8 @@ class Spread(Expr):
 
 @dataclass(frozen=True, slots=True)
 class ReduceAlong(Expr):
-    """The elements of each row (axis 1: a column is left) or column (axis 0: a row is left) of a tile folded into one,
-    in an order of the machine's."""
+    """The reduction of each row (axis 1: the result is a column) or column (axis 0: a row) of a tile, in an order that
+    the target chooses."""
 
     fn: str
     a: Expr
@@ -293,8 +293,7 @@ class ReduceAlong(Expr):
 
 @dataclass(frozen=True, slots=True)
 class ScanAlong(Expr):
-    """Each element of a row (axis 1) or column (axis 0) of a tile folded with all before it, in an order of the
-    machine's."""
+    """The inclusive scan of each row (axis 1) or column (axis 0) of a tile, in an order that the target chooses."""
 
     fn: str
     a: Expr
@@ -303,16 +302,17 @@ class ScanAlong(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Transposed(Expr):
-    """Rows of a tile as columns."""
+    """The transpose of a tile."""
 
     a: Expr
 
 
 @dataclass(frozen=True, slots=True)
 class TileProduct(Expr):
-    """The matrix product of the tiles a (m x k) and b (k x n), added to c (m x n), in c's type; in an order of the
-    machine's. Products of f32 are those of f32, never of a shorter type. Those of 8-bit floats, which may be of two
-    kinds, are added up with 13 bits behind the largest one's first, and then to c (docs/precision.md)."""
+    """The matrix product of the tiles a (m x k) and b (k x n), added to c (m x n), in c's type, in an order that the
+    target chooses. Operands of f32 are not rounded to a narrower type. Products of 8-bit floats, whose types may
+    differ, are summed with 13 bits below the leading bit of the largest one, and then added to c
+    (docs/precision.md)."""
 
     a: Expr
     b: Expr
@@ -321,7 +321,7 @@ class TileProduct(Expr):
 
 @dataclass(frozen=True, slots=True)
 class TileLoad(Expr):
-    """The tile of the buffer's matrix whose first element is at (row, column); what lies outside of it is 0."""
+    """The tile of the buffer's matrix whose first element is at (row, column); elements outside of the matrix are 0."""
 
     buffer: Buffer
     row: Expr
@@ -365,9 +365,9 @@ class Let(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Store(Stmt):
-    """Write value's lanes at consecutive elements from `index`; a vector `index` scatters, in lane order.
+    """Write value's lanes to consecutive elements from `index` on; a vector `index` scatters, in lane order.
 
-    `stream`: nobody reads it before it would have left the caches, so it may go past them.
+    stream: the data is not read again while it would be in a cache, so the store may bypass the caches.
     """
 
     buffer: Buffer
@@ -379,7 +379,7 @@ class Store(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Alloc(Stmt):
-    """Make a register, stack or scratch buffer known; its contents are undefined until stored."""
+    """Declare a register, stack or scratch buffer; its contents are undefined until they are stored."""
 
     buffer: Buffer
 
@@ -392,10 +392,10 @@ class Prefetch(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Increment(Stmt):
-    """Add 1 to an i64 in a param and bind what it was before, as one step that no other worker can come between.
+    """Atomically add 1 to an i64 in a param, and bind its previous value, with acquire-release ordering.
 
-    What workers wrote before they incremented it may be read behind it. For sharing out work within a round, and for
-    letting the last to arrive go on, where every outcome gives the same results.
+    It distributes work within a round, or lets the last chunk that arrives continue, where every order gives the same
+    results.
     """
 
     var: Var
@@ -405,12 +405,13 @@ class Increment(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class AwaitProducers(Stmt):
-    """From here on the kernel may read what the kernels before it wrote, where it may start before they have ended."""
+    """Wait for the previous kernels, which may still run when this one starts: it may read their results from here
+    on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseConsumers(Stmt):
-    """From here on the kernels behind this one may start, up to where they await their producers."""
+    """Allow the next kernels to start, up to the point where they await their producers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,10 +421,11 @@ class Comment(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One native function. Inside `body`, `chunk` and `dims` are i64 scalars. `chunks` (of a
-    round) and `rounds` are expressions over `dims`. hints: numbers for the target's compiler, by name, that change
-    nothing but speed ("warps" of a program of tiles, "stages" of its loops). meeting: a param of zeros in which chunks
-    count their arrivals, where those of a round are programs that all run at once; it is zero again behind the kernel.
+    """One native function. Inside `body`, `chunk` and `dims` are i64 scalars.
+
+    chunks (of a round), rounds: expressions over `dims`. hints: numbers for the target's compiler, by name, that only
+    affect speed ("warps" of a program of tiles, "stages" of its loops). meeting: a param of zeros, the barrier in which
+    chunks count arrivals if those of a round run concurrently; it is zero again after the kernel.
     """
 
     name: str

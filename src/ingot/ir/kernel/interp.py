@@ -1,10 +1,10 @@
-"""The interpreter of kernel IR: what a schedule's kernel does, with every access checked.
+"""The interpreter of kernel IR: runs a schedule's kernel with every access checked.
 
     run_kernel(kernel, {"A": a, "C": c}, {"s0": 7})     c now holds the result
 
-Errors (VerifyError) for what native code would do silently: an access out of bounds, a read of memory that was never
-written, a store to a param that is not writable, two chunks touching what one of them writes (unless an Increment puts
-them in order), an integer division by zero, a shift by the width or more. Slow: for tests on small sizes.
+It raises VerifyError for errors that native code does not detect: an access out of bounds, a read of memory that was
+never written, a store to a param that is not writable, a data race between two chunks (unless an Increment orders
+them), an integer division by zero, a shift by the width or more. It is slow: for tests on small sizes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ingot.ir.kernel.arithmetic import (
     SCALAR,
     UNARY,
     Value,
-    converted,
+    convert,
     fma32,
     fma64,
     lanes_of,
-    rounded_to,
-    widened,
-    wrapped,
+    round_to,
+    widen,
+    wrap,
 )
 from ingot.ir.kernel.math.expand import expanded
 from ingot.ir.kernel.show import show_expr
@@ -38,7 +38,7 @@ from ingot.ir.types import dtype_of, i64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
-NOBODY, MANY = -1, -2
+NO_SPAN, MANY_SPANS = -1, -2
 
 
 def run_kernel(
@@ -60,13 +60,13 @@ def run_kernel(
         body = _body(kernel.body)
         for first in range(0, count * rounds, max(count, 1)):
             for marks in (m for b in memory.values() for m in (b.writer, b.reader) if m is not None):
-                marks[...] = NOBODY
+                marks[...] = NO_SPAN
             for b in memory.values():
                 b.released.clear()
             machine.spans.clear()
             for chunk in range(count) if order is None else order:
                 machine.chunk = first + chunk
-                machine.before = set()
+                machine.finished = set()
                 machine.begin_span()
                 machine.env = {**env, kernel.chunk.name: first + chunk}
                 machine.memory = dict(memory)
@@ -75,8 +75,8 @@ def run_kernel(
 
 @dataclass
 class Memory:
-    """One buffer's elements (registers: rows of lanes), which of them are defined, in which spans of chunks they were
-    touched, and what came before each element was last incremented."""
+    """One buffer. data: its elements, of registers rows of lanes. defined: which are written. writer, reader: the span
+    (see `Machine`) that last accessed each. released: by element, the spans that had ended at its last increment."""
 
     buffer: k.Buffer
     data: np.ndarray
@@ -88,14 +88,14 @@ class Memory:
 
 @dataclass
 class Machine:
-    """spans: the chunk of each, from its start or an Increment to the next one. before: spans that have surely ended,
-    the present one among them: what they wrote may be read."""
+    """The state of a run. spans: the chunk of each span: a part of a chunk from its start or an Increment to the next
+    one. finished: spans that certainly ended, and the current one: data that they wrote may be read."""
 
     memory: dict[str, Memory]
     env: dict[str, Value]
-    chunk: int = NOBODY
+    chunk: int = NO_SPAN
     spans: list[int] = field(default_factory=list)
-    before: set[int] = field(default_factory=set)
+    finished: set[int] = field(default_factory=set)
 
     @property
     def span(self) -> int:
@@ -103,7 +103,7 @@ class Machine:
 
     def begin_span(self) -> None:
         self.spans.append(self.chunk)
-        self.before.add(self.span)
+        self.finished.add(self.span)
 
 
 def _param(b: k.Buffer, buffers: Mapping[str, np.ndarray]) -> Memory:
@@ -117,7 +117,7 @@ def _param(b: k.Buffer, buffers: Mapping[str, np.ndarray]) -> Memory:
     flat = array.reshape(-1)[: b.size]
     if not b.writable:
         return Memory(b, flat, None)
-    return Memory(b, flat, None, np.full(flat.size, NOBODY), np.full(flat.size, NOBODY))
+    return Memory(b, flat, None, np.full(flat.size, NO_SPAN), np.full(flat.size, NO_SPAN))
 
 
 # --- statements
@@ -200,17 +200,17 @@ def _store(s: k.Store) -> Action:
 
     def run(m: Machine) -> None:
         index, value, *mask = tape(m)
-        memory = _known(m, name)
-        where = _elements(memory, index, lanes, mask[0] if mask else None, "store", s.index)
+        memory = _memory(m, name)
+        indices = _element_indices(memory, index, lanes, mask[0] if mask else None, "store", s.index)
         if not memory.buffer.writable and memory.buffer.space == "param":
-            raise VerifyError(f"store {name}[{where}]", expected="a writable buffer")
+            raise VerifyError(f"store {name}[{indices}]", expected="a writable buffer")
         if memory.defined is not None:
-            memory.defined[where] = True
-        _claim(m, memory, where)
+            memory.defined[indices] = True
+        _record_write(m, memory, indices)
         if memory.buffer.space == "register" or lanes == 1:
-            memory.data[where] = value
+            memory.data[indices] = value
         else:
-            memory.data[where] = np.asarray(value)[_on(mask[0])] if mask else value
+            memory.data[indices] = np.asarray(value)[_active_lanes(mask[0])] if mask else value
 
     return run
 
@@ -220,12 +220,12 @@ def _increment(s: k.Increment) -> Action:
 
     def run(m: Machine) -> None:
         (index,) = tape(m)
-        memory = _known(m, name)
-        where = _elements(memory, index, 1, None, "increment", s.index)
-        m.env[s.var.name] = int(memory.data[where])
-        memory.data[where] += 1
-        m.before |= memory.released.get(int(index), set())
-        memory.released[int(index)] = set(m.before)
+        memory = _memory(m, name)
+        indices = _element_indices(memory, index, 1, None, "increment", s.index)
+        m.env[s.var.name] = int(memory.data[indices])
+        memory.data[indices] += 1
+        m.finished |= memory.released.get(int(index), set())
+        memory.released[int(index)] = set(m.finished)
         m.begin_span()
 
     return run
@@ -234,87 +234,87 @@ def _increment(s: k.Increment) -> Action:
 # --- memory
 
 
-def _known(m: Machine, name: str) -> Memory:
+def _memory(m: Machine, name: str) -> Memory:
     memory = m.memory.get(name)
     if memory is None:
         raise VerifyError(f"buffer {name}", expected="a param or an allocated buffer", got="neither")
     return memory
 
 
-def _on(mask: Value) -> np.ndarray:
+def _active_lanes(mask: Value) -> np.ndarray:
     return np.flatnonzero(np.atleast_1d(np.asarray(mask)))
 
 
-def _elements(
-    memory: Memory, index: Value, lanes: int, mask: Value | None, what: str, text: k.Expr
+def _element_indices(
+    memory: Memory, index: Value, lanes: int, mask: Value | None, action: str, source: k.Expr
 ) -> int | slice | np.ndarray:
-    """The places that an access touches; checks the bounds of exactly those."""
+    """The indices of the elements that an access touches, after checking their bounds."""
     size = len(memory.data)
     if isinstance(index, int) and mask is None:
         count = 1 if memory.buffer.space == "register" else lanes
         if index >= 0 and index + count <= size:
             return index if count == 1 else slice(index, index + count)
-        places = np.arange(index, index + count)
+        indices = np.arange(index, index + count)
     else:
-        places = index + np.arange(lanes) if isinstance(index, int) else np.asarray(index)
+        indices = index + np.arange(lanes) if isinstance(index, int) else np.asarray(index)
         if mask is not None:
-            places = places[_on(mask)]
-    if places.size and not (places.min() >= 0 and places.max() < size):
-        at = f"{what} {memory.buffer.name}[{show_expr(text)}]"
-        raise VerifyError(at, expected=f"elements in [0, {size})", got=places.tolist())
-    return places
+            indices = indices[_active_lanes(mask)]
+    if indices.size and not (indices.min() >= 0 and indices.max() < size):
+        access = f"{action} {memory.buffer.name}[{show_expr(source)}]"
+        raise VerifyError(access, expected=f"elements in [0, {size})", got=indices.tolist())
+    return indices
 
 
-def _claim(m: Machine, memory: Memory, where: int | slice | np.ndarray) -> None:
+def _record_write(m: Machine, memory: Memory, indices: int | slice | np.ndarray) -> None:
     if memory.writer is None or memory.reader is None:
         return
-    for touched, verb in ((memory.writer, "writes"), (memory.reader, "reads")):
-        others = _others(m, touched, where)
+    for last_spans, verb in ((memory.writer, "writes"), (memory.reader, "reads")):
+        others = _other_chunks(m, last_spans, indices)
         if others:
-            what = f"chunk {m.chunk} stores to {memory.buffer.name} what chunk {others[0]} {verb}"
-            raise VerifyError(what, fix="chunks run in any order: give each its own elements")
-    memory.writer[where] = m.span
+            problem = f"chunk {m.chunk} stores to {memory.buffer.name} what chunk {others[0]} {verb}"
+            raise VerifyError(problem, fix="chunks run in any order: give each its own elements")
+    memory.writer[indices] = m.span
 
 
-def _others(m: Machine, touched: np.ndarray, where: int | slice | np.ndarray) -> list[int | str]:
-    """Chunks that touched these places, unless that was before."""
-    seen = np.atleast_1d(touched[where])
-    spans = set(seen[(seen != NOBODY) & (seen != m.span)].tolist()) - m.before
-    return [m.spans[s] if s != MANY else "among others" for s in spans]
+def _other_chunks(m: Machine, last_spans: np.ndarray, indices: int | slice | np.ndarray) -> list[int | str]:
+    """The chunks that touched these elements in a span that has not certainly ended."""
+    seen = np.atleast_1d(last_spans[indices])
+    spans = set(seen[(seen != NO_SPAN) & (seen != m.span)].tolist()) - m.finished
+    return [m.spans[s] if s != MANY_SPANS else "among others" for s in spans]
 
 
-def _read(m: Machine, memory: Memory, where: int | slice | np.ndarray, text: k.Expr) -> None:
-    if memory.defined is not None and not np.all(memory.defined[where]):
-        raise VerifyError(f"load {memory.buffer.name}[{show_expr(text)}]", expected="defined elements", got=where)
+def _record_read(m: Machine, memory: Memory, indices: int | slice | np.ndarray, source: k.Expr) -> None:
+    if memory.defined is not None and not np.all(memory.defined[indices]):
+        raise VerifyError(f"load {memory.buffer.name}[{show_expr(source)}]", expected="defined elements", got=indices)
     if memory.writer is None or memory.reader is None:
         return
-    others = _others(m, memory.writer, where)
+    others = _other_chunks(m, memory.writer, indices)
     if others:
-        what = f"chunk {m.chunk} loads from {memory.buffer.name} what chunk {others[0]} writes"
-        raise VerifyError(what, fix="chunks run in any order: one must not need another's result")
-    seen = memory.reader[where]
-    memory.reader[where] = np.where((seen == NOBODY) | np.isin(seen, list(m.before)), m.span, MANY)
+        problem = f"chunk {m.chunk} loads from {memory.buffer.name} what chunk {others[0]} writes"
+        raise VerifyError(problem, fix="chunks run in any order: one must not need another's result")
+    readers = memory.reader[indices]
+    memory.reader[indices] = np.where((readers == NO_SPAN) | np.isin(readers, list(m.finished)), m.span, MANY_SPANS)
 
 
 # --- expressions
 
 Step = Callable[..., Value]
-OfTiles = k.Spread | k.Transposed | k.ReduceAlong | k.ScanAlong | k.TileProduct
+TileExpr = k.Spread | k.Transposed | k.ReduceAlong | k.ScanAlong | k.TileProduct
 
 
 def _tape(roots: Sequence[k.Expr]) -> Callable[[Machine], list[Value]]:
-    """A program for `roots`: every expression once (they are shared), operands first."""
+    """Compile `roots`: every expression once (they are shared), operands first."""
     slots: dict[int, int] = {}
     steps: list[tuple[Step, list[int]]] = []
 
-    def place(e: k.Expr) -> int:
+    def slot(e: k.Expr) -> int:
         if id(e) not in slots:
-            operands = [place(c) for c in children(e)]
+            operands = [slot(c) for c in children(e)]
             steps.append((_step(e), operands))
             slots[id(e)] = len(steps) - 1
         return slots[id(e)]
 
-    results = [place(e) for e in expanded(roots)]
+    results = [slot(e) for e in expanded(roots)]
 
     def run(m: Machine) -> list[Value]:
         values: list[Value] = []
@@ -346,13 +346,13 @@ def _step(e: k.Expr) -> Step:
         case k.Select():
             return _select(e)
         case k.Cast():
-            return lambda m, a: rounded_to(converted(widened(a, e.a), e.dtype), e)
+            return lambda m, a: round_to(convert(widen(a, e.a), e.dtype), e)
         case k.Bitcast():
-            return lambda m, a: rounded_to(lanes_of(a, e.a).view(e.dtype.numpy), e)
+            return lambda m, a: round_to(lanes_of(a, e.a).view(e.dtype.numpy), e)
         case k.Splat():
             return lambda m, a: np.full(e.lanes, a, e.dtype.numpy)
         case k.Ramp():
-            return lambda m, a: wrapped(np.array([int(a) + i * e.step for i in range(e.lanes)], object), e.dtype)
+            return lambda m, a: wrap(np.array([int(a) + i * e.step for i in range(e.lanes)], object), e.dtype)
         case k.Load() | k.Gather():
             return _load(e)
         case k.TileLoad():
@@ -360,24 +360,24 @@ def _step(e: k.Expr) -> Step:
         case k.Reduce():
             return _reduce(e)
         case k.Shuffle():
-            return lambda m, a, b: rounded_to(np.concatenate([lanes_of(a, e.a), lanes_of(b, e.b)])[list(e.pick)], e)
+            return lambda m, a, b: round_to(np.concatenate([lanes_of(a, e.a), lanes_of(b, e.b)])[list(e.pick)], e)
         case k.Extract():
-            return lambda m, a: rounded_to(lanes_of(a, e.a)[e.lane : e.lane + 1], e)
+            return lambda m, a: round_to(lanes_of(a, e.a)[e.lane : e.lane + 1], e)
         case k.Range():
-            counted = rounded_to(np.arange(e.lanes), e)
-            return lambda m: counted
+            values = round_to(np.arange(e.lanes), e)
+            return lambda m: values
         case k.Spread() | k.Transposed() | k.ReduceAlong() | k.ScanAlong() | k.TileProduct():
-            return _of_tiles(e)
+            return _tile_step(e)
         case k.Either():
             return lambda m, a, b: a
         case k.Lookup():
-            held = np.array(e.table, e.dtype.numpy)
-            return lambda m, at: rounded_to(held[lanes_of(at, e.index) & (len(held) - 1)], e)
+            table = np.array(e.table, e.dtype.numpy)
+            return lambda m, at: round_to(table[lanes_of(at, e.index) & (len(table) - 1)], e)
     raise TypeError(f"unknown expression {type(e).__name__}")
 
 
 def _literal(e: k.Lit) -> Value:
-    return rounded_to(np.full(e.lanes, e.value, e.dtype.numpy), e)
+    return round_to(np.full(e.lanes, e.value, e.dtype.numpy), e)
 
 
 def _variable(name: str) -> Step:
@@ -393,7 +393,7 @@ def _lift(fn: Callable[..., np.ndarray], e: k.Expr) -> Step:
     operands = children(e)
 
     def run(m: Machine, *values: Value) -> Value:
-        return rounded_to(fn(*(widened(v, o) for v, o in zip(values, operands, strict=True))), e)
+        return round_to(fn(*(widen(v, o) for v, o in zip(values, operands, strict=True))), e)
 
     return run
 
@@ -423,16 +423,16 @@ def _load(e: k.Load | k.Gather) -> Step:
     name, lanes = e.buffer.name, e.lanes
 
     def run(m: Machine, index: Value, *mask: Value) -> Value:
-        memory = _known(m, name)
-        where = _elements(memory, index, lanes, mask[0] if mask else None, "load", e.index)
-        _read(m, memory, where, e.index)
+        memory = _memory(m, name)
+        indices = _element_indices(memory, index, lanes, mask[0] if mask else None, "load", e.index)
+        _record_read(m, memory, indices, e.index)
         if memory.buffer.space == "register":
-            return rounded_to(memory.data[where].copy(), e)
+            return round_to(memory.data[indices].copy(), e)
         if not mask:
-            return rounded_to(np.atleast_1d(memory.data[where]).copy(), e)
+            return round_to(np.atleast_1d(memory.data[indices]).copy(), e)
         out = np.zeros(lanes, e.dtype.numpy)
-        out[_on(mask[0])] = memory.data[where]
-        return rounded_to(out, e)
+        out[_active_lanes(mask[0])] = memory.data[indices]
+        return round_to(out, e)
 
     return run
 
@@ -440,17 +440,17 @@ def _load(e: k.Load | k.Gather) -> Step:
 def _load_tile(e: k.TileLoad) -> Step:
     matrix, name = e.buffer.matrix, e.buffer.name
     assert matrix is not None and e.tile is not None
-    down, across = (np.arange(n) for n in e.tile)
+    row_offsets, column_offsets = (np.arange(n) for n in e.tile)
 
     def run(m: Machine, row: int, column: int) -> Value:
-        rows, columns = row + down[:, None], column + across
+        rows, columns = row + row_offsets[:, None], column + column_offsets
         inside = (rows >= 0) & (rows < matrix.rows) & (columns >= 0) & (columns < matrix.columns)
-        memory, index = _known(m, name), np.ravel(matrix.offset + rows * matrix.stride + columns)
-        where = _elements(memory, index, e.lanes, np.ravel(inside), "load", e.row)
-        _read(m, memory, where, e.row)
+        memory, index = _memory(m, name), np.ravel(matrix.offset + rows * matrix.stride + columns)
+        indices = _element_indices(memory, index, e.lanes, np.ravel(inside), "load", e.row)
+        _record_read(m, memory, indices, e.row)
         out = np.zeros(e.lanes, e.dtype.numpy)
-        out[np.ravel(inside)] = memory.data[where]
-        return rounded_to(out, e)
+        out[np.ravel(inside)] = memory.data[indices]
+        return round_to(out, e)
 
     return run
 
@@ -460,10 +460,10 @@ def _reduce(e: k.Reduce) -> Step:
 
     def combine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         out = k.Expr(e.dtype, len(a))
-        return widened(rounded_to(fn(a, b), out), out)
+        return widen(round_to(fn(a, b), out), out)
 
     def run(m: Machine, a: Value) -> Value:
-        values = widened(a, e.a)
+        values = widen(a, e.a)
         rest: list[np.ndarray] = []
         while len(values) > 1:  # halves are combined until one lane is left; an odd lane joins at the end
             half = len(values) // 2
@@ -471,23 +471,23 @@ def _reduce(e: k.Reduce) -> Step:
             values = combine(values[:half], values[half : 2 * half])
         for odd in rest:
             values = combine(values, odd)
-        return rounded_to(values, e)
+        return round_to(values, e)
 
     return run
 
 
-def _of_tiles(e: OfTiles) -> Step:
-    """Values are lines of lanes; here they are seen as the rows and columns that these form."""
+def _tile_step(e: TileExpr) -> Step:
+    """Values are vectors of lanes; tile operations see them as two-dimensional arrays."""
     fn, operands = _tile_function(e), children(e)
 
     def run(m: Machine, *values: Value) -> Value:
-        tiles = (widened(v, o).reshape(o.tile or -1) for v, o in zip(values, operands, strict=True))
-        return rounded_to(np.ravel(fn(*tiles)), e)
+        tiles = (widen(v, o).reshape(o.tile or -1) for v, o in zip(values, operands, strict=True))
+        return round_to(np.ravel(fn(*tiles)), e)
 
     return run
 
 
-def _tile_function(e: OfTiles) -> Callable[..., np.ndarray]:
+def _tile_function(e: TileExpr) -> Callable[..., np.ndarray]:
     match e:
         case k.Spread():
             return partial(np.broadcast_to, shape=e.tile or ())

@@ -1,4 +1,4 @@
-"""Kernel IR made anew: every expression once, so that what is shared stays shared, and what does not change is kept."""
+"""Rewriting of kernel IR: every expression once, so that sharing is preserved, and unchanged parts are reused."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ingot.ir.kernel.verify import children
 
 
 class Rewriting:
-    """What its methods say of variables, buffers and expressions, whose operands are new, done everywhere.
+    """Base of rewriters. A subclass overrides `variable`, `buffer` and `expr`, whose argument has new operands.
 
-    made: what has become of each expression, by id; all of them live as long as what they belong to.
+    images: the new expression of each old one, by id. The old expressions must stay alive.
     """
 
     def __init__(self) -> None:
-        self.made: dict[int, Expr] = {}
+        self.images: dict[int, Expr] = {}
 
     def variable(self, v: Var) -> Var:
         return v
@@ -56,11 +56,11 @@ class Rewriting:
             case Store():
                 buffer, index, value = self.buffer(s.buffer), self.of(s.index), self.of(s.value)
                 mask = s.mask and self.of(s.mask)
-                same = buffer is s.buffer and index is s.index and value is s.value and mask is s.mask
-                return s if same else replace(s, buffer=buffer, index=index, value=value, mask=mask)
+                unchanged = buffer is s.buffer and index is s.index and value is s.value and mask is s.mask
+                return s if unchanged else replace(s, buffer=buffer, index=index, value=value, mask=mask)
             case For():
-                own = {"var": self.variable(s.var), "begin": self.of(s.begin), "end": self.of(s.end)}
-                return replace(s, body=self.body(s.body), **own)
+                header = {"var": self.variable(s.var), "begin": self.of(s.begin), "end": self.of(s.end)}
+                return replace(s, body=self.body(s.body), **header)
             case If():
                 return replace(s, cond=self.of(s.cond), then=self.body(s.then), orelse=self.body(s.orelse))
             case Alloc():
@@ -76,12 +76,12 @@ class Rewriting:
             return e
         if isinstance(e, Var):
             return self.variable(e)
-        known = self.made.get(id(e))
-        if known is None:
-            known = self.made[id(e)] = self.anew(e)
-        return known
+        image = self.images.get(id(e))
+        if image is None:
+            image = self.images[id(e)] = self.rebuilt(e)
+        return image
 
-    def anew(self, e: Expr) -> Expr:
+    def rebuilt(self, e: Expr) -> Expr:
         images: dict[int, Expr] = {}
         for c in children(e):
             if (image := self.of(c)) is not c:
@@ -94,11 +94,11 @@ class Rewriting:
 
 
 def with_operands(e: Expr, images: Mapping[int, Expr]) -> Expr:
-    """`e` of other operands, by the ids of those that it has."""
+    """Return `e` with other operands, by the ids of its present ones."""
     if isinstance(e, Call):
         return replace(e, args=tuple(images.get(id(a), a) for a in e.args))
-    held = {f.name: getattr(e, f.name) for f in fields(e)}
-    return replace(e, **{name: images[id(v)] for name, v in held.items() if id(v) in images})
+    values = {f.name: getattr(e, f.name) for f in fields(e)}
+    return replace(e, **{name: images[id(v)] for name, v in values.items() if id(v) in images})
 
 
 __all__ = ["Rewriting", "with_operands"]

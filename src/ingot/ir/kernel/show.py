@@ -7,7 +7,8 @@
       C[c*8 :8 if m] = acc[0]
 
 A literal is followed by its type, but for i64 and bool scalars. `X[i :8]` is 8 consecutive elements, `X[v]` with a
-vector index one element per lane, `if m` a mask. What a statement uses twice is printed once, as `'0 = ...` above it.
+vector index one element per lane, `if m` a mask. Expressions that a statement uses twice are printed once, as `'0 =
+...` above it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%", "and": "&", "or": "|", "xor": "^",
     "shl": "<<", "ashr": ">>", "lshr": ">>>", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
 }  # fmt: skip
-# How tightly each binds; 9 for what needs no parentheses anywhere.
-_POWER = {"*": 6, "/": 6, "%": 6, "+": 5, "-": 5, "<<": 4, ">>": 4, ">>>": 4, "&": 3, "^": 3, "|": 3}
+# Precedence of operators; 9 for expressions that never need parentheses.
+_PRECEDENCE = {"*": 6, "/": 6, "%": 6, "+": 5, "-": 5, "<<": 4, ">>": 4, ">>>": 4, "&": 3, "^": 3, "|": 3}
 
 
 def show_kernel(kernel: k.Kernel) -> str:
@@ -38,18 +39,18 @@ def show_kernel(kernel: k.Kernel) -> str:
 
 
 def show_expr(e: k.Expr) -> str:
-    """`e` on one line, shared parts written out each time: for small expressions and messages."""
+    """`e` on one line, shared parts repeated: for small expressions and messages."""
     return _Texts({}).of(e)
 
 
 def _buffer(b: k.Buffer) -> str:
     size = f"[{b.size}]" if b.size is not None else "*"
-    place = f" at {b.offset}" if b.space == "scratch" else ""
+    offset = f" at {b.offset}" if b.space == "scratch" else ""
     align = f" align {b.align}" if b.align != 64 else ""
     writable = " writable" if b.writable and b.space == "param" else ""
     m = b.matrix
     matrix = f" {m.rows}x{m.columns} stride {m.stride} from {m.offset}" if m is not None else ""
-    return f"{b.name}: {b.space} {kind_of(b.dtype, b.lanes, b.tile)}{size}{writable}{place}{align}{matrix}"
+    return f"{b.name}: {b.space} {kind_of(b.dtype, b.lanes, b.tile)}{size}{writable}{offset}{align}{matrix}"
 
 
 def _body(body: k.Body, indent: str, lines: list[str]) -> None:
@@ -77,16 +78,16 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
         case k.Store():
             parts = (s.index, s.value) if s.mask is None else (s.index, s.value, s.mask)
             t = _shared(indent, lines, *parts)
-            place = t.place(s.buffer, s.index, s.value.lanes, s.mask)
+            element = t.element(s.buffer, s.index, s.value.lanes, s.mask)
             stream = "stream " if s.stream else ""
-            lines.append(f"{indent}{stream}{place} = {t.of(s.value)}")
+            lines.append(f"{indent}{stream}{element} = {t.of(s.value)}")
         case k.Alloc():
             lines.append(f"{indent}{_buffer(s.buffer)}")
         case k.Prefetch():
             lines.append(f"{indent}prefetch {s.buffer.name}[{_shared(indent, lines, s.index).of(s.index)}]")
         case k.Increment():
-            at = _shared(indent, lines, s.index).of(s.index)
-            lines.append(f"{indent}{s.var.name} = increment {s.buffer.name}[{at}]")
+            index = _shared(indent, lines, s.index).of(s.index)
+            lines.append(f"{indent}{s.var.name} = increment {s.buffer.name}[{index}]")
         case k.AwaitProducers():
             lines.append(f"{indent}await producers")
         case k.ReleaseConsumers():
@@ -98,7 +99,7 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
 
 
 def _shared(indent: str, lines: list[str], *roots: k.Expr) -> _Texts:
-    """The texts for `roots`, after lines that name what they share."""
+    """The texts for `roots`, after lines that name their shared parts."""
     counts: dict[int, int] = {}
     order: list[k.Expr] = []
     for e in roots:
@@ -124,18 +125,18 @@ def _count(e: k.Expr, counts: dict[int, int], order: list[k.Expr]) -> None:
 
 
 class _Texts:
-    """Expression -> text; `names`: what has a name already, by id."""
+    """Expression -> text. names: of shared expressions, by id."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self.names = names
 
-    def of(self, e: k.Expr, power: int = 0) -> str:
-        """The text of `e`, in parentheses where it binds less tightly than `power`."""
-        named = self.names.get(id(e))
-        if named is not None:
-            return named
-        text, own = self.write(e)
-        return f"({text})" if own < power else text
+    def of(self, e: k.Expr, precedence: int = 0) -> str:
+        """The text of `e`, in parentheses if its precedence is lower than `precedence`."""
+        name = self.names.get(id(e))
+        if name is not None:
+            return name
+        text, actual = self.write(e)
+        return f"({text})" if actual < precedence else text
 
     def write(self, e: k.Expr) -> tuple[str, int]:
         match e:
@@ -177,7 +178,7 @@ class _Texts:
             case k.Ramp():
                 return f"ramp{e.lanes}({self.of(e.base)}, {e.step})", 9
             case k.Load() | k.Gather():
-                return self.place(e.buffer, e.index, e.lanes, e.mask), 9
+                return self.element(e.buffer, e.index, e.lanes, e.mask), 9
             case k.TileLoad():
                 return f"{e.buffer.name}{e.tile}[{self.of(e.row)}, {self.of(e.column)}]", 9
             case k.Reduce():
@@ -193,17 +194,17 @@ class _Texts:
         raise TypeError(f"unknown expression {type(e).__name__}")
 
     def binary(self, e: k.Binary) -> tuple[str, int]:
-        sign = _INFIX.get(e.fn)
-        if sign is None:
+        operator = _INFIX.get(e.fn)
+        if operator is None:
             return f"{e.fn}({self.of(e.a)}, {self.of(e.b)})", 9
-        power = _POWER.get(sign, 2)
-        gap = "" if sign == "*" else " "
-        return f"{self.of(e.a, power)}{gap}{sign}{gap}{self.of(e.b, power + 1)}", power
+        precedence = _PRECEDENCE.get(operator, 2)
+        gap = "" if operator == "*" else " "
+        return f"{self.of(e.a, precedence)}{gap}{operator}{gap}{self.of(e.b, precedence + 1)}", precedence
 
-    def place(self, b: k.Buffer, index: k.Expr, lanes: int, mask: k.Expr | None) -> str:
+    def element(self, b: k.Buffer, index: k.Expr, lanes: int, mask: k.Expr | None) -> str:
         count = f" :{lanes}" if lanes != 1 and index.lanes == 1 and b.space != "register" else ""
-        only = f" if {self.of(mask)}" if mask is not None else ""
-        return f"{b.name}[{self.of(index)}{count}{only}]"
+        condition = f" if {self.of(mask)}" if mask is not None else ""
+        return f"{b.name}[{self.of(index)}{count}{condition}]"
 
 
 def _literal(e: k.Lit) -> str:

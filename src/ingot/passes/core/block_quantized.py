@@ -1,11 +1,11 @@
-"""Weights as levels of few bits, kept as they are in front of the products that read them.
+"""Weights as levels of few bits, which stay quantized as operands of products.
 
     dot(x[m, k], reshape[n, k]((q[n, k / b, b] - zero[n, k / b, 1]) * scale[n, k / b, 1]))
-    ->  dot(reshape[m, k / b, b](x), dequantize(q, zero, scale))       contracted over blocks and places within
+    ->  dot(reshape[m, k / b, b](x), dequantize(q, zero, scale))       contracted over blocks and positions in them
 
-The schedule stores q in its 4 or 8 bits and widens it where it is multiplied. Views between the two go to the
-constants, in whatever order a model writes them; what a last block has beyond k meets zeros. Levels that are written as
-arithmetic are seen as well (`told_as_levels`), and bytes of which 4 bits are used are stored in these.
+The schedule stores q in its 4 or 8 bits and widens it where it is multiplied. Views between dequantization and product
+are applied to the constants, in any order; the elements of a last block beyond k are multiplied by zeros. Levels that
+are written as arithmetic are recognized too (`levels_of_arithmetic`), and bytes that use 4 bits are stored in 4 bits.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from ingot.ops.core.base import inverse
 from ingot.ops.views import WHOLE_VIEWS, base_of
 from ingot.passes.constants import is_constant, value_of
 
-LEAST = 8  # levels of a block: with fewer, scales take more than they save
+MIN_BLOCK_LEVELS = 8  # with smaller blocks, the scales cost more than they save
 Perm = tuple[int, ...]
 
 
-def in_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
-    """The product `n` whose second operand is a constant of levels (see module); None where it is not. floats: what
-    these may stand for."""
+def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
+    """The product `n` with its second operand as constant levels (see module); None where that is not one. floats: the
+    types that levels may represent."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or len(op.contract[0]) != 1:
         return None
-    ((at,), (bt,)), (x, w) = op.contract, n.inputs
-    whole = _beyond(w, bt)
-    base = base_of(whole, WHOLE_VIEWS)
-    if whole.type.rank != 2 or not _is_of_levels(base, floats) or x.dtype != base.dtype:
+    ((x_axis,), (w_axis,)), (x, w) = op.contract, n.inputs
+    unsliced = _unsliced(w, w_axis)
+    base = base_of(unsliced, WHOLE_VIEWS)
+    if unsliced.type.rank != 2 or not _is_of_levels(base, floats) or x.dtype != base.dtype:
         return None
-    size, k = static_shape((whole.shape[bt], w.shape[bt]))
+    size, k = static_shape((unsliced.shape[w_axis], w.shape[w_axis]))
     sizes = {size, *(d for d in static_shape(base.inputs[0].shape) if d and size % d == 0)}
-    for block in sorted((d for d in sizes if d >= LEAST), reverse=True):
+    for block in sorted((d for d in sizes if d >= MIN_BLOCK_LEVELS), reverse=True):
         blocks = (size // block, block) if block != size else (size,)
-        found = _under(whole, (*whole.shape[:bt], *blocks, *whole.shape[bt + 1 :]))
-        levels = None if found is None else _moved(*found, within=bt + len(blocks) - 1)
+        source = _through_views(unsliced, (*unsliced.shape[:w_axis], *blocks, *unsliced.shape[w_axis + 1 :]))
+        levels = None if source is None else _moved_levels(*source, block_axis=w_axis + len(blocks) - 1)
         if levels is None:
             continue
-        x = ops.pad(x, (0,) * x.type.rank, tuple(size - k if d == at else 0 for d in range(x.type.rank)))
-        x = ops.reshape(x, (*x.shape[:at], *blocks, *x.shape[at + 1 :]))
-        sides = tuple(range(at, at + len(blocks))), tuple(range(bt, bt + len(blocks)))
-        return replace(op, contract=sides)(x, levels, loc=n.loc)
+        x = ops.pad(x, (0,) * x.type.rank, tuple(size - k if d == x_axis else 0 for d in range(x.type.rank)))
+        x = ops.reshape(x, (*x.shape[:x_axis], *blocks, *x.shape[x_axis + 1 :]))
+        axes = tuple(range(x_axis, x_axis + len(blocks))), tuple(range(w_axis, w_axis + len(blocks)))
+        return replace(op, contract=axes)(x, levels, loc=n.loc)
     return None
 
 
-def told_as_levels(w: Node) -> Node | None:
-    """(convert(q) - zero) * scale of constants, the levels q of 4 or 8 bits, as `Dequantize` has it; None for what is
-    none. The same operations in the same order, so the same numbers."""
+def levels_of_arithmetic(w: Node) -> Node | None:
+    """`Dequantize` for (convert(q) - zero) * scale of constants with levels q of 4 or 8 bits; None for other nodes. The
+    operations and their order are the same, and so are the results."""
     if isinstance(w.op, WHOLE_VIEWS):
-        under = told_as_levels(w.inputs[0])
-        return None if under is None else w.op(under, loc=w.loc)
+        levels = levels_of_arithmetic(w.inputs[0])
+        return None if levels is None else w.op(levels, loc=w.loc)
     if isinstance(w.op, ops.Convert):
         (q,) = w.inputs
         if not (w.dtype.is_float and q.dtype.is_integer and q.dtype.bits in (4, 8) and is_constant(q)):
@@ -67,31 +67,31 @@ def told_as_levels(w: Node) -> Node | None:
     if not isinstance(w.op, ops.Mul | ops.Sub):
         return None
     # those of f16 and bf16 round behind each operation, where Dequantize rounds once
-    under, p = told_as_levels(w.inputs[0]), _small(w.inputs[1])
-    if under is None or p is None or w.dtype != f32 or not isinstance(under.op, ops.Dequantize):
+    levels, p = levels_of_arithmetic(w.inputs[0]), _small_constant(w.inputs[1])
+    if levels is None or p is None or w.dtype != f32 or not isinstance(levels.op, ops.Dequantize):
         return None
-    q, zero, scale = under.inputs
+    q, zero, scale = levels.inputs
     if splat_of(scale) != 1:
         return None
     if isinstance(w.op, ops.Mul):
-        return under.op(q, zero, p, loc=w.loc)
-    return under.op(q, p, scale, loc=w.loc) if splat_of(zero) == 0 else None
+        return levels.op(q, zero, p, loc=w.loc)
+    return levels.op(q, p, scale, loc=w.loc) if splat_of(zero) == 0 else None
 
 
-def _small(p: Node) -> Node | None:
-    """The constant `p`, or what of a constant broadcasts to it; None for what is none."""
-    kept = tuple(range(p.type.rank))
-    under = p
+def _small_constant(p: Node) -> Node | None:
+    """The constant `p`, or the smaller constant that broadcasts to it; None for other nodes."""
+    dims = tuple(range(p.type.rank))
+    source = p
     if isinstance(p.op, ops.BroadcastInDim):
-        kept, (under,) = p.op.dims, p.inputs
-    if not is_constant(under.inputs[0] if isinstance(under.op, ops.Convert) else under):
+        dims, (source,) = p.op.dims, p.inputs
+    if not is_constant(source.inputs[0] if isinstance(source.op, ops.Convert) else source):
         return None
-    sizes = dict(zip(kept, under.shape, strict=True))
-    return const(value_of(under).reshape([int(sizes.get(d, 1)) for d in range(p.type.rank)]), loc=p.loc)
+    sizes = dict(zip(dims, source.shape, strict=True))
+    return const(value_of(source).reshape([int(sizes.get(d, 1)) for d in range(p.type.rank)]), loc=p.loc)
 
 
 def holds_levels(n: Node, floats: tuple[DType, ...]) -> bool:
-    """Whether the product `n` is as `in_levels` makes them."""
+    """Whether `n` is a product as `product_of_levels` builds them."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or not _is_of_levels(n.inputs[1], floats):
         return False
@@ -103,62 +103,67 @@ def holds_levels(n: Node, floats: tuple[DType, ...]) -> bool:
 
 
 def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
-    """Whether `w` is what constant levels of 4 or 8 bits stand for, by constant scales."""
+    """Whether `w` dequantizes constant levels of 4 or 8 bits by constant scales."""
     if not isinstance(w.op, ops.Dequantize) or len(w.inputs) != 3 or w.dtype not in floats:
         return False
     q = w.inputs[0].dtype
     return q.is_integer and q.bits in (4, 8) and w.type.is_static and all(map(is_constant, w.inputs))
 
 
-def _beyond(w: Node, at: int) -> Node:
-    """What `w` is the first part of along `at`."""
+def _unsliced(w: Node, axis: int) -> Node:
+    """The value of which `w` is the first part along `axis`."""
     if isinstance(w.op, ops.Transpose):
-        v = _beyond(w.inputs[0], w.op.permutation[at])
+        v = _unsliced(w.inputs[0], w.op.permutation[axis])
         return w if v is w.inputs[0] else w.op(v, loc=w.loc)
     if not isinstance(w.op, ops.Slice):
         return w
     (v,) = w.inputs
-    first = all(s == 0 for s in w.op.start) and all(s == 1 for s in w.op.strides)
-    return v if first and all(a == b for d, (a, b) in enumerate(zip(v.shape, w.shape, strict=True)) if d != at) else w
+    starts_at_zero = all(s == 0 for s in w.op.start) and all(s == 1 for s in w.op.strides)
+    return (
+        v
+        if starts_at_zero and all(a == b for d, (a, b) in enumerate(zip(v.shape, w.shape, strict=True)) if d != axis)
+        else w
+    )
 
 
-def _under(x: Node, shape: Shape) -> tuple[Node, Shape, Perm] | None:
-    """`x` under `shape` as transpose(reshape(base, ...), ...) of the value under its views."""
+def _through_views(x: Node, shape: Shape) -> tuple[Node, Shape, Perm] | None:
+    """`x` reshaped to `shape`, as transpose(reshape(base, ...), ...) of the value under its views."""
     if not isinstance(x.op, WHOLE_VIEWS):
         return x, shape, tuple(range(len(shape)))
     (y,) = x.inputs
     if isinstance(x.op, ops.Reshape):
-        return _under(y, shape)
+        return _through_views(y, shape)
     groups = reshape_groups(x.shape, shape)
     if groups is None or any(len(old) != 1 for old, _ in groups):
         return None
-    order = [d for own in inverse(x.op.permutation) for d in groups[own][1]]
-    found = _under(y, tuple(shape[d] for d in order))
-    if found is None:
+    order = [d for axis in inverse(x.op.permutation) for d in groups[axis][1]]
+    source = _through_views(y, tuple(shape[d] for d in order))
+    if source is None:
         return None
-    base, under, perm = found
+    base, under, perm = source
     return base, under, tuple(perm[order.index(d)] for d in range(len(shape)))
 
 
-def _moved(w: Node, shape: Shape, perm: Perm, within: int) -> Node | None:
-    """transpose(reshape(w)) as the levels, zeros and scales so moved; None where these differ along `within`."""
+def _moved_levels(w: Node, shape: Shape, perm: Perm, block_axis: int) -> Node | None:
+    """transpose(reshape(w)) with the views applied to levels, zeros and scales; None where these vary along
+    `block_axis`."""
     q, *parameters = w.inputs
     layouts: list[Layout] = []
     for p in parameters:
         dims = tuple(range(q.type.rank - p.type.rank, q.type.rank))
         layout = Layout.contiguous(p.shape).broadcast(q.shape, dims).reshape(shape)
-        if layout is None or layout.transpose(perm).strides[within] != 0:
+        if layout is None or layout.transpose(perm).strides[block_axis] != 0:
             return None
         layouts.append(layout.transpose(perm))
     levels = ops.transpose(ops.reshape(q, shape), perm)
-    if (least := _least_of_nibbles(q)) is not None:
+    if (least := _min_nibble(q)) is not None:
         levels = _nibbles(levels, least)
         parameters[0] = const(value_of(parameters[0]).astype(w.dtype.numpy) - w.dtype.numpy.type(least))
-    return w.op(levels, *map(_spread, parameters, layouts), loc=w.loc)
+    return w.op(levels, *map(_strided_constant, parameters, layouts), loc=w.loc)
 
 
-def _least_of_nibbles(q: Node) -> int | None:
-    """The least of bytes that lie within 16 levels."""
+def _min_nibble(q: Node) -> int | None:
+    """The smallest of bytes that span at most 16 levels; None for others."""
     if q.dtype.bits != 8:
         return None
     value = value_of(q)
@@ -171,8 +176,8 @@ def _nibbles(levels: Node, least: int) -> Node:
     return deferred(like, lambda: (value_of(levels) - least).astype(u4.numpy), levels.loc)
 
 
-def _spread(p: Node, layout: Layout) -> Node:
-    """The constant `p` at `layout`, with one element along what it repeats."""
+def _strided_constant(p: Node, layout: Layout) -> Node:
+    """The constant `p` in `layout`, with one element along repeated dimensions."""
     if p.type.size == 1:
         return ops.reshape(p, ())
     strides = static_shape(layout.strides)
@@ -185,4 +190,4 @@ def _spread(p: Node, layout: Layout) -> Node:
     return deferred(TensorType(p.dtype, shape), make, p.loc)
 
 
-__all__ = ["holds_levels", "in_levels", "told_as_levels"]
+__all__ = ["holds_levels", "levels_of_arithmetic", "product_of_levels"]

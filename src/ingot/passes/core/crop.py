@@ -1,13 +1,13 @@
-"""Compute only what is read.
+"""Compute only the parts of values that are read.
 
     slice[:, 0](layer_norm(x + dot(gelu(dot(h, v)), w)))   ->   x0 = slice[:, 0](x), h0 = slice[:, 0](h)
                                                                 layer_norm(x0 + dot(gelu(dot(h0, v)), w))
 
-A classifier reads one token of its encoder, a language model's caller the logits of the last position: of the last
-layer only attention's keys and values need the others. One walk from the outputs finds the box that the readers of
-each value need (each op says what it reads for a part of its result: `Op.cropped`); one from the inputs builds values
-that small. Only where a sum of products gets smaller: a slice between pointwise ops and their producer keeps the two
-from being one kernel.
+A classifier reads one token of its encoder, the caller of a language model the logits of the last position: of the last
+layer only attention's keys and values need the other positions. A traversal from the outputs finds the box of each
+value that its readers need (`Op.cropped` says what an op reads for a part of its result); one from the inputs builds
+the smaller values. Only where a sum of products gets smaller: a slice between pointwise ops and their producer prevents
+their fusion.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ingot.ir.types import Box
 from ingot.ops.core.base import sizes, whole
 from ingot.support.dataclass import dataclass
 
-LEFT = 0.75  # of a sum of products, at most, where a slice in front of it is worth it
+MAX_CROPPED_PART = 0.75  # the largest part of a sum of products that is worth a slice
 
 
 @dataclass(frozen=True)
 class _Part:
-    """`box` of a value, as `op` gives it from the boxes `reads` of its operands (None: an operand it does without);
-    without `op`, all of it as it is."""
+    """`box` of a value, which `op` computes from the boxes `reads` of its operands (None: an operand that it does not
+    need). op None: the full value."""
 
     box: Box
     op: Op | None
@@ -38,60 +38,60 @@ def crop_unread(graph: Graph) -> Graph:
     nodes = graph.nodes()
     if not any(isinstance(n.op, ops.Slice) for n in nodes):
         return graph
-    smaller = _worth(nodes, _parts(graph, nodes, set(nodes)))
+    smaller = _nodes_to_crop(nodes, _parts(graph, nodes, set(nodes)))
     if not smaller or not current_fuel().burn("crop"):
         return graph
-    spread = {n for n in nodes if isinstance(n.op, ops.BroadcastInDim)}  # of any size for nothing
-    parts = _parts(graph, nodes, smaller | spread)
-    made: dict[Node, Node] = {}
+    broadcasts = {n for n in nodes if isinstance(n.op, ops.BroadcastInDim)}  # free at any size
+    parts = _parts(graph, nodes, smaller | broadcasts)
+    images: dict[Node, Node] = {}
     for n in nodes:
         part = parts.get(n)
         if part is None:
-            continue  # of an operand that nobody reads any more
+            continue  # an operand that is no longer read
         if part.op is None:
-            made[n] = n.with_inputs([made[i] for i in n.inputs])
+            images[n] = n.with_inputs([images[i] for i in n.inputs])
             continue
         reads = zip(n.inputs, part.reads, strict=True)
-        inputs = [_slice(made[i], parts[i].box, box) for i, box in reads if box is not None]
-        same = isinstance(part.op, ops.Slice) and inputs[0].shape == sizes(part.box)
-        made[n] = inputs[0] if same else part.op(*inputs, loc=n.loc)
-    return graph.with_outputs([made[o] for o in graph.outputs])
+        inputs = [_slice(images[i], parts[i].box, box) for i, box in reads if box is not None]
+        is_full_slice = isinstance(part.op, ops.Slice) and inputs[0].shape == sizes(part.box)
+        images[n] = inputs[0] if is_full_slice else part.op(*inputs, loc=n.loc)
+    return graph.with_outputs([images[o] for o in graph.outputs])
 
 
 def _parts(graph: Graph, nodes: list[Node], allowed: set[Node]) -> dict[Node, _Part]:
-    """What is read of each value where those in `allowed` are made no larger than that, the others whole."""
-    boxes: dict[Node, Box] = {o: _all(o) for o in graph.outputs}
+    """The part of each value that is read, if those in `allowed` are cropped to it and others computed in full."""
+    boxes: dict[Node, Box] = {o: _full_box(o) for o in graph.outputs}
     parts: dict[Node, _Part] = {}
     for n in reversed(nodes):
         if n not in boxes:
             continue
-        part = _Part(_all(n), None, tuple(map(_all, n.inputs)))
+        part = _Part(_full_box(n), None, tuple(map(_full_box, n.inputs)))
         box = boxes[n] if n in allowed else part.box
         if (box != part.box or isinstance(n.op, ops.Slice)) and n.op.computes:
-            found = n.op.cropped(box, *(i.type for i in n.inputs))
-            part = part if found is None or (box, found[1]) == (part.box, part.reads) else _Part(box, *found)
+            cropped = n.op.cropped(box, *(i.type for i in n.inputs))
+            part = part if cropped is None or (box, cropped[1]) == (part.box, part.reads) else _Part(box, *cropped)
         parts[n] = part
         for i, read in zip(n.inputs, part.reads, strict=True):
             if read is not None:
-                boxes[i] = _hull(boxes[i], read, _all(i)) if i in boxes else read
+                boxes[i] = _hull(boxes[i], read, _full_box(i)) if i in boxes else read
     return parts
 
 
-def _all(n: Node) -> Box:
+def _full_box(n: Node) -> Box:
     return whole(n.shape) if len(n.types) == 1 else ()
 
 
-def _slice(x: Node, have: Box, box: Box) -> Node:
-    """`box` of a value of which `x` is the box `have`."""
-    if have == box:
+def _slice(x: Node, present: Box, box: Box) -> Node:
+    """`box` of a value whose box `present` is `x`."""
+    if present == box:
         return x
-    low = tuple(at - start for (at, _), (start, _) in zip(box, have, strict=True))
-    high = tuple(end - start for (_, end), (start, _) in zip(box, have, strict=True))
+    low = tuple(at - start for (at, _), (start, _) in zip(box, present, strict=True))
+    high = tuple(end - start for (_, end), (start, _) in zip(box, present, strict=True))
     return ops.Slice(low, high, (1,) * len(box))(x, loc=x.loc)
 
 
 def _hull(a: Box, b: Box, full: Box) -> Box:
-    """The smallest box around two; all of a dimension where that cannot be told."""
+    """The bounding box of two boxes, with full dimensions where the bounds cannot be compared."""
     if a == b or full in (a, b):
         return a if a == b else full
     hull: list[tuple[DimLike, DimLike]] = []
@@ -102,24 +102,24 @@ def _hull(a: Box, b: Box, full: Box) -> Box:
     return tuple(hull)
 
 
-def _worth(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
-    """The values to make smaller: sums of products that lose enough, and what reads these."""
+def _nodes_to_crop(nodes: list[Node], parts: dict[Node, _Part]) -> set[Node]:
+    """The nodes to crop: sums of products that get much smaller, and their users."""
     smaller: set[Node] = set()
     for n in nodes:
         part = parts.get(n)
-        if part is None or part.box == _all(n):
+        if part is None or part.box == _full_box(n):
             continue
         reads = [i for i, box in zip(n.inputs, part.reads, strict=True) if box is not None]
-        if _loses(n, part) or any(i in smaller for i in reads):
+        if _is_much_smaller(n, part) or any(i in smaller for i in reads):
             smaller.add(n)
     return smaller
 
 
-def _loses(n: Node, part: _Part) -> bool:
-    """Whether `n` is a sum of products, a part of which takes much less time."""
+def _is_much_smaller(n: Node, part: _Part) -> bool:
+    """Whether `n` is a sum of products and the part takes much less time."""
     if n.op.flops(*(x.type for x in n.inputs)) == 0:
         return False
-    return estimate(product(sizes(part.box))) <= LEFT * estimate(n.type.size)
+    return estimate(product(sizes(part.box))) <= MAX_CROPPED_PART * estimate(n.type.size)
 
 
 __all__ = ["crop_unread"]

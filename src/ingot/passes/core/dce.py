@@ -1,4 +1,4 @@
-"""Dead code elimination inside ops that hold graphs; in a graph itself only what its outputs need exists."""
+"""Dead code elimination in the bodies of ops; a graph itself only has the nodes that its outputs need."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Reads = dict[Node, set[int]]
 def dce(graph: Graph) -> Graph:
     """group(x, y){return a(x), b(y)}.0 -> group(x){return a(x)}        likewise while and case
 
-    Results that nothing reads leave a group, a case, or a loop (with the values that only they need), and so do the
-    operands that no body reads any more. Inputs of the graph stay, used or not.
+    Unused results of groups, cases and loops are removed with the values that only they need, and so are operands that
+    no body reads. Inputs of the graph stay, used or not.
     """
     while True:
         pruned = _prune(graph)
@@ -39,14 +39,14 @@ def _prune(graph: Graph) -> Graph:
             return n.with_inputs(inputs)
         op = n.op.map_bodies(dce)
         base = n.with_inputs(inputs) if op is n.op else op(*inputs, loc=n.loc)
-        kept = reads.get(n, set()) if len(n.types) > 1 else {0}
-        smaller = next((fn(base, kept) for cls, fn in _PRUNERS if isinstance(n.op, cls)), None)
+        live = reads.get(n, set()) if len(n.types) > 1 else {0}
+        smaller = next((fn(base, live) for cls, fn in _PRUNERS if isinstance(n.op, cls)), None)
         if smaller is None:
             return base
-        new, places = smaller
+        new, positions = smaller
         if len(n.types) == 1:
-            return new.results[places[0]]
-        renamed[n] = {old: new.results[at] for old, at in places.items()}
+            return new.results[positions[0]]
+        renamed[n] = {old: new.results[index] for old, index in positions.items()}
         return base
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=pruned))
@@ -62,15 +62,15 @@ def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph
 
 
 def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:
-    """The places of the inputs that those outputs of `body` read."""
-    found = set(topological((*(body.outputs[i] for i in outputs), *body.found.values())))
-    return {at for at, n in enumerate(body.inputs) if n in found}
+    """The indices of the inputs that these outputs of `body` depend on."""
+    nodes = set(topological((*(body.outputs[i] for i in outputs), *body.found.values())))
+    return {at for at, n in enumerate(body.inputs) if n in nodes}
 
 
-def _group(n: Node, kept: set[int]) -> Pruned:
+def _group(n: Node, live_results: set[int]) -> Pruned:
     assert isinstance(n.op, ops.Group)
     body = n.op.body
-    outputs = sorted(kept)
+    outputs = sorted(live_results)
     inputs = sorted(_needs(body, outputs))
     if len(outputs) == len(body.outputs) and len(inputs) == len(body.inputs):
         return None
@@ -78,10 +78,10 @@ def _group(n: Node, kept: set[int]) -> Pruned:
     return new, {old: at for at, old in enumerate(outputs)}
 
 
-def _case(n: Node, kept: set[int]) -> Pruned:
+def _case(n: Node, live_results: set[int]) -> Pruned:
     assert isinstance(n.op, ops.Case)
     branches = n.op.branches
-    outputs = sorted(kept)
+    outputs = sorted(live_results)
     inputs = sorted(set().union(*(_needs(b, outputs) for b in branches)))
     if len(outputs) == len(branches[0].results) and len(inputs) == len(branches[0].inputs):
         return None
@@ -89,10 +89,10 @@ def _case(n: Node, kept: set[int]) -> Pruned:
     return op(n.inputs[0], *(n.inputs[1 + i] for i in inputs), loc=n.loc), {old: at for at, old in enumerate(outputs)}
 
 
-def _while(n: Node, kept: set[int]) -> Pruned:
+def _while(n: Node, live_results: set[int]) -> Pruned:
     assert isinstance(n.op, ops.While)
     cond, body = n.op.cond, n.op.body
-    live = kept | _needs(cond, [0])
+    live = live_results | _needs(cond, [0])
     while True:
         more = live | _needs(body, sorted(live))
         if more == live:
@@ -101,7 +101,7 @@ def _while(n: Node, kept: set[int]) -> Pruned:
     if len(live) == len(body.inputs):
         return None
     places = sorted(live)
-    # a loop that ends at once or never changes anything still has its condition's values
+    # the values of the condition stay even if the loop does not change them
     op = ops.While(_select(cond, places, [0]), _select(body, places, places))
     return op(*(n.inputs[i] for i in places), loc=n.loc), {old: at for at, old in enumerate(places)}
 

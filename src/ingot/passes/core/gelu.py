@@ -1,4 +1,4 @@
-"""GELU as models write it out, its factors in any order, and as it is rounded.
+"""Recognize GELU in arithmetic, with its factors in any order, and its conversions.
 
 x * 0.5 * (1 + erf(x / sqrt(2)))                               ->   gelu(x)
 x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))      ->   gelu{tanh}(x)
@@ -28,7 +28,7 @@ class Monomial:
 
 
 def _gelu(n: Node) -> Node | None:
-    """x * bell(u(x)) -> gelu(x), for each way to write it that FORMS has"""
+    """x * bell(u(x)) -> gelu(x), for each of _FORMS"""
     if n.dtype not in (f32, f64):
         return None  # narrower floats are rounded after each step
     factors = list(_factors(n))
@@ -40,7 +40,7 @@ def _gelu(n: Node) -> Node | None:
         for x in factors:
             if _monomial(n, x, bell) == Monomial(scale, 1, bell):
                 for form in _FORMS:
-                    if isinstance(function.op, form.function) and _alike(
+                    if isinstance(function.op, form.function) and _coefficients_match(
                         _polynomial(function.inputs[0], x), form.inner
                     ):
                         return form.op(x, loc=n.loc)
@@ -61,11 +61,11 @@ _FORMS = (
     Form(ops.Gelu("tanh"), ops.Tanh, {1: sqrt(2 / pi), 3: 0.044715 * sqrt(2 / pi)}),
     Form(ops.Gelu("tanh"), ops.Logistic, {1: sqrt(8 / pi), 3: 0.044715 * sqrt(8 / pi)}),
 )
-_DEEP = 3  # products of products of products
+_MAX_FACTOR_DEPTH = 3  # levels of nested products
 
 
-def _factors(n: Node, depth: int = _DEEP) -> Iterator[Node]:
-    """All that is multiplied in `n`, products among them."""
+def _factors(n: Node, depth: int = _MAX_FACTOR_DEPTH) -> Iterator[Node]:
+    """The factors of `n`, at all levels of nested products."""
     if depth and isinstance(n.op, ops.Mul):
         for i in n.inputs:
             yield i
@@ -73,7 +73,7 @@ def _factors(n: Node, depth: int = _DEEP) -> Iterator[Node]:
 
 
 def _function_in(bell: Node) -> Node | None:
-    """f(u) of 1 + f(u), or of a logistic function alone."""
+    """f(u) of 1 + f(u), or a logistic function itself."""
     if isinstance(bell.op, ops.Logistic):
         return bell
     if isinstance(bell.op, ops.Add):
@@ -133,12 +133,12 @@ def _product(a: Mapping[int, float], b: Mapping[int, float]) -> dict[int, float]
     return out if max(out) <= 3 else None
 
 
-def _alike(found: Mapping[int, float] | None, wanted: Mapping[int, float]) -> bool:
-    """Whether coefficients agree to the last places of f32, which two roundings may have touched."""
+def _coefficients_match(actual: Mapping[int, float] | None, expected: Mapping[int, float]) -> bool:
+    """Whether the coefficients are equal up to two roundings in f32."""
     return (
-        found is not None
-        and set(found) == set(wanted)
-        and all(isclose(found[d], wanted[d], rel_tol=2.0**-21) for d in wanted)
+        actual is not None
+        and set(actual) == set(expected)
+        and all(isclose(actual[d], expected[d], rel_tol=2.0**-21) for d in expected)
     )
 
 

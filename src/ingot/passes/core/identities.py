@@ -82,7 +82,7 @@ class Identity:
     ulps: float = 0
 
     @cached_property
-    def sides(self) -> tuple[Apply, Pattern]:
+    def patterns(self) -> tuple[Apply, Pattern]:
         """The two sides. Raises ValueError for malformed text."""
         left, arrow, right = self.text.partition("->")
         first, second = _Reader(left).all(), _Reader(right).all()
@@ -94,24 +94,24 @@ class Identity:
         return first, second
 
     def rule(self) -> Rule:
-        left, right = self.sides
+        pattern, result = self.patterns
         kinds = WHEN[self.when]
-        guard = next(iter(variables(left)), None)
-        matcher = _matcher(left)
-        names = set(variables(left))
-        free = [v for v in names if v[0] not in "cd"] if any(v[0] in "cd" for v in names) else []
+        guard = next(iter(variables(pattern)), None)
+        matcher = _matcher(pattern)
+        names = set(variables(pattern))
+        others = [v for v in names if v[0] not in "cd"] if any(v[0] in "cd" for v in names) else []
 
         def apply(node: Node) -> Node | None:
-            for found in matcher(node, {}):
-                on = found[guard] if guard else node
-                if on.dtype.kind not in kinds or (free and all(is_constant(found[v]) for v in free)):
+            for bindings in matcher(node, {}):
+                first_value = bindings[guard] if guard else node
+                if first_value.dtype.kind not in kinds or (others and all(is_constant(bindings[v]) for v in others)):
                     continue
-                new = build(right, found, node.type)
+                new = build(result, bindings, node.type)
                 if new is not None and new.types == node.types:
                     return new
             return None
 
-        return Rule(self.text, type(left.op), apply, partial(_fits, left))
+        return Rule(self.text, type(pattern.op), apply, partial(_fits, pattern))
 
 
 def variables(p: Pattern) -> Iterator[str]:
@@ -159,9 +159,9 @@ def _variable(name: str) -> Matcher:
     constant = name[0] in "cd"
 
     def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
-        known = bound.get(name)
-        if known is not None:
-            return (bound,) if known is node else ()
+        value = bound.get(name)
+        if value is not None:
+            return (bound,) if value is node else ()
         if constant and not is_constant(node):
             return ()
         return ({**bound, name: node},)
@@ -170,17 +170,17 @@ def _variable(name: str) -> Matcher:
 
 
 def _literal(p: Literal) -> Matcher:
-    wanted: dict[DType, bytes | None] = {}
+    expected_bytes: dict[DType, bytes | None] = {}
 
     def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
-        found = splat_of(node)
-        if found is None:
+        splat = splat_of(node)
+        if splat is None:
             return ()
         dtype = node.types[0].dtype
-        if dtype not in wanted:
+        if dtype not in expected_bytes:
             value = p.value(dtype)
-            wanted[dtype] = None if value is None else value.tobytes()
-        return (bound,) if found.tobytes() == wanted[dtype] else ()
+            expected_bytes[dtype] = None if value is None else value.tobytes()
+        return (bound,) if splat.tobytes() == expected_bytes[dtype] else ()
 
     return match
 
@@ -197,10 +197,10 @@ def _apply(p: Apply) -> Matcher:
     def match(node: Node, bound: Bindings) -> Sequence[Bindings]:
         if type(node.op) is not cls or node.op != op or len(node.inputs) != count:
             return ()
-        found: list[Bindings] = []
+        matches: list[Bindings] = []
         for order in orders:
-            found += _all(parts, sequence, order, node, bound)
-        return found
+            matches += _all(parts, sequence, order, node, bound)
+        return matches
 
     return match
 
@@ -210,10 +210,10 @@ def _fits(p: Apply, operands: tuple[type[Op], ...]) -> bool:
     if len(operands) != len(p.operands):
         return False
     orders = permutations(operands) if p.op.commutative else (operands,)
-    return any(all(map(_may_be, p.operands, order)) for order in orders)
+    return any(all(map(_may_match, p.operands, order)) for order in orders)
 
 
-def _may_be(p: Pattern, cls: type[Op]) -> bool:
+def _may_match(p: Pattern, cls: type[Op]) -> bool:
     if isinstance(p, Apply):
         return type(p.op) is cls
     constant = isinstance(p, Literal) or p.name[0] in "cd"
@@ -241,14 +241,14 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tokens: list[str] = []
-        at = 0
+        position = 0
         text = text.rstrip()
-        while at < len(text):
-            m = _TOKEN.match(text, at)
+        while position < len(text):
+            m = _TOKEN.match(text, position)
             if m is None:
-                raise ValueError(f"identity {text!r}: unexpected {text[at]!r}")
+                raise ValueError(f"identity {text!r}: unexpected {text[position]!r}")
             self.tokens.append(m.group().strip())
-            at = m.end()
+            position = m.end()
 
     def all(self) -> Pattern:
         pattern = self.pattern()

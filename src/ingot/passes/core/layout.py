@@ -2,11 +2,11 @@
 
     conv(NCHW) -> relu -> conv(NCHW)   ->   transpose -> conv(NHWC) -> relu -> conv(NHWC) -> transpose
 
-One walk, operands first. Every value has a new node and the permutation by which the new node's dimensions are the old
-ones. Convolutions ask for channels last; pointwise ops, pads, slices, concats, windows and reductions follow their
-operands (each op says how: `CoreOp.permuted`); transposes only relabel; every other op asks for the original order, and
-so does what enlarges an output (a segmentation's resize): then what is transposed is small; and what updates a state:
-then it is written where it lies. Transposes of short rows in front of reductions of long ones are done.
+One traversal, operands first. Every value gets a new node and the permutation that maps the old dimensions to those of
+the new node. Convolutions request channels last; pointwise ops, pads, slices, concats, windows and reductions follow
+their operands (`CoreOp.permuted`); transposes only change the permutation. All other ops request the original order,
+and so do ops that enlarge an output (a segmentation's resize), so that a small value is transposed, and updates of the
+state, so that they are in place. Transposes of short rows before reductions of long ones are executed.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Graph, Node, Op, Project, rebuilt
 from ingot.ops.core.base import Category, CoreOp, Pairs, Perm, category, inverse, permute
 
-FEW = 4  # channels of an input that is not worth transposing
-_SHORT = 8  # elements of rows that fill half a vector at most
+MAX_IMAGE_CHANNELS = 4  # an input of so few channels is not transposed
+_MAX_SHORT_ROW = 8  # elements of half a vector
 
 
 class _Layouts:
-    def __init__(self, late: frozenset[Node], turned: frozenset[Node]) -> None:
-        self.late, self.turned = late, turned
-        self.at: dict[Node, tuple[Node, Perm]] = {}
-        self.made: dict[tuple[Node, Perm], Node] = {}
+    def __init__(self, original: frozenset[Node], transposed: frozenset[Node]) -> None:
+        self.original, self.transposed = original, transposed
+        self.placed: dict[Node, tuple[Node, Perm]] = {}
+        self.converted: dict[tuple[Node, Perm], Node] = {}
 
     def get(self, node: Node, perm: Perm) -> Node:
-        """The new node for `node` with its dimensions in the order `perm`."""
-        new, have = self.at[node]
-        if have == perm or len(perm) < 2:
+        """Return the new node for `node` with its dimensions in the order `perm`."""
+        new, present = self.placed[node]
+        if present == perm or len(perm) < 2:
             return new
         key = (node, perm)
-        if key not in self.made:
-            self.made[key] = self._convert(node, new, have, perm)
-        return self.made[key]
+        if key not in self.converted:
+            self.converted[key] = self._convert(node, new, present, perm)
+        return self.converted[key]
 
-    def _convert(self, node: Node, new: Node, have: Perm, perm: Perm) -> Node:
-        op, step = new.op, tuple(have.index(p) for p in perm)
+    def _convert(self, node: Node, new: Node, present: Perm, perm: Perm) -> Node:
+        op, step = new.op, tuple(present.index(p) for p in perm)
         direct = op.yielding(step) if isinstance(op, ops.CoreOp) else None
         if direct is not None:
             return direct(*new.inputs, loc=node.loc)
@@ -55,7 +55,7 @@ def _identity(rank: int) -> Perm:
 
 
 def transpose(x: Node, permutation: Perm) -> Node:
-    """Transpose, as a reshape where only dimensions of size 1 move."""
+    """Return a transpose, or a reshape if only dimensions of size 1 move."""
     if permutation == _identity(len(permutation)):
         return x
     sized = [p for p in permutation if x.shape[p] != 1]
@@ -65,59 +65,64 @@ def transpose(x: Node, permutation: Perm) -> Node:
 
 
 def assign_layouts(graph: Graph) -> Graph:
-    """Put convolutions and all that follows them into channels-last order (see module)."""
+    """Put convolutions and the ops that follow them into channels-last order (see module)."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
-    w = _Layouts(_enlarging(graph) | _updating(graph), _turned_for_rows(graph))
+    w = _Layouts(_enlarging(graph) | _updating(graph), _row_transposes(graph))
     for n in graph.nodes():
-        w.at[n] = _place(n, w)
+        w.placed[n] = _place(n, w)
     outputs = tuple(w.get(o, _identity(o.type.rank)) for o in graph.outputs)
     return replace(graph, outputs=outputs)
 
 
 def _enlarging(graph: Graph) -> frozenset[Node]:
-    """What makes an output, element by element and by lookups, of values that are at most half as large; not what is no
-    larger than these, as they may compute it themselves."""
-    users, found = graph.uses(), set[Node]()
-    places = {n: -i for i, n in enumerate(graph.nodes())}  # users come first
+    """The pointwise ops, gathers and views that compute an output from values of at most half its size; without nodes
+    no larger than these values, as their kernels may compute them."""
+    users, enlarging = graph.uses(), set[Node]()
+    positions = {n: -i for i, n in enumerate(graph.nodes())}  # users before operands
     for o in graph.outputs:
-        made, seen, largest, ahead = set[Node](), {o}, 0, [(places[o], o)]
-        while ahead:
-            _, n = heappop(ahead)
+        producers, seen, largest, heap = set[Node](), {o}, 0, [(positions[o], o)]
+        while heap:
+            _, n = heappop(heap)
             if n.constant is not None:
                 continue
-            if _follows_order(n) and made.issuperset(users.get(n, ())):
-                made.add(n)
+            if _follows_order(n) and producers.issuperset(users.get(n, ())):
+                producers.add(n)
                 for i in n.inputs:
                     if i not in seen:
                         seen.add(i)
-                        heappush(ahead, (places[i], i))
+                        heappush(heap, (positions[i], i))
             elif 2 * estimate(n.type.size) > estimate(o.type.size):
                 break
             else:
                 largest = max(largest, estimate(n.type.size))
         else:
-            found.update(n for n in made if estimate(n.type.size) > largest)
-    return frozenset(found)
+            enlarging.update(n for n in producers if estimate(n.type.size) > largest)
+    return frozenset(enlarging)
 
 
 def _updating(graph: Graph) -> frozenset[Node]:
-    """What makes the next values of states, element by element, and nothing else: each would be read in one order and
-    written in another, and so not in place."""
-    users, found = graph.uses(), set[Node]()
-    last = {new for _, new in graph.lasting}
+    """The elementwise ops that only compute new values of the state: in another order than the old values they could
+    not be in place."""
+    users, updating = graph.uses(), set[Node]()
+    new_values = {new for _, new in graph.lasting}
     others = set(graph.outputs[len(graph.state) :])
     for n in reversed(graph.nodes()):
-        wanted = n in last or n in users
-        if wanted and n not in others and category(n.op) is Category.ELEMENTWISE and found.issuperset(users.get(n, ())):
-            found.add(n)
-    return frozenset(found)
+        is_live = n in new_values or n in users
+        if (
+            is_live
+            and n not in others
+            and category(n.op) is Category.ELEMENTWISE
+            and updating.issuperset(users.get(n, ()))
+        ):
+            updating.add(n)
+    return frozenset(updating)
 
 
-def _turned_for_rows(graph: Graph) -> frozenset[Node]:
-    """Transposes of short rows whose result is reduced along longer ones, element by element work between: scores
-    `[n, n, heads]` in front of a softmax, of which vectors would hold `heads` elements."""
-    found, seen = set[Node](), set[Node]()
+def _row_transposes(graph: Graph) -> frozenset[Node]:
+    """Transposes of short rows whose result is reduced along longer ones, perhaps after elementwise ops: scores
+    `[n, n, heads]` before a softmax, where vectors would have only `heads` elements."""
+    transposes, seen = set[Node](), set[Node]()
     for n in graph.nodes():
         if not isinstance(n.op, ops.Reduction) or n.inputs[0].type.rank - 1 not in n.op.reduced:
             continue
@@ -129,11 +134,11 @@ def _turned_for_rows(graph: Graph) -> frozenset[Node]:
             seen.add(x)
             if isinstance(x.op, ops.Transpose) and x.op.permutation[-1] != x.type.rank - 1:
                 short = x.inputs[0].shape[-1]
-                if isinstance(short, int) and 1 < short <= _SHORT < estimate(x.shape[-1]):
-                    found.add(x)
+                if isinstance(short, int) and 1 < short <= _MAX_SHORT_ROW < estimate(x.shape[-1]):
+                    transposes.add(x)
             elif category(x.op) is Category.ELEMENTWISE:
                 stack.extend(x.inputs)
-    return frozenset(found)
+    return frozenset(transposes)
 
 
 def _follows_order(n: Node) -> bool:
@@ -145,42 +150,42 @@ def _place(n: Node, w: _Layouts) -> tuple[Node, Perm]:
     if n.is_leaf:
         return n, _identity(n.type.rank)
     if isinstance(n.op, Project):
-        return n.op(w.at[n.inputs[0]][0], loc=n.loc), _identity(n.type.rank)
-    placed = None if n in w.late else _relabel(n, w) or _convolution(n, w) or _following(n, w)
-    if placed is not None:
-        return placed
+        return n.op(w.placed[n.inputs[0]][0], loc=n.loc), _identity(n.type.rank)
+    result = None if n in w.original else _relabel(n, w) or _convolution(n, w) or _following(n, w)
+    if result is not None:
+        return result
     new = n.op(*(w.get(i, _identity(i.type.rank)) for i in n.inputs), loc=n.loc)
     return new, _identity(n.type.rank) if len(n.types) == 1 else ()
 
 
 def _relabel(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
-    """Transposes move no data; reshapes that merge or split neighbours keep their operand's order."""
+    """A transpose moves no data; a reshape that merges or splits neighboring dimensions keeps its operand's order."""
     if isinstance(n.op, ops.Transpose):
-        new, have = w.at[n.inputs[0]]
-        if n in w.turned and have == _identity(n.type.rank):
+        new, present = w.placed[n.inputs[0]]
+        if n in w.transposed and present == _identity(n.type.rank):
             return None
-        back = inverse(n.op.permutation)
-        return new, tuple(back[d] for d in have)
+        inverse_perm = inverse(n.op.permutation)
+        return new, tuple(inverse_perm[d] for d in present)
     if not isinstance(n.op, ops.Reshape):
         return None
     x = n.inputs[0]
-    new, have = w.at[x]
-    if have == _identity(x.type.rank):
+    new, present = w.placed[x]
+    if present == _identity(x.type.rank):
         return None
     groups = reshape_groups(x.shape, n.shape)
     if groups is None:
         return None
     order: list[int] = []
-    at = 0
-    left = {olds[0]: (olds, news) for olds, news in groups if olds}
-    loose = [d for olds, news in groups if not olds for d in news]
-    while at < len(have):
-        found = left.get(have[at])
-        if found is None or tuple(have[at : at + len(found[0])]) != found[0]:
+    position = 0
+    group_at = {olds[0]: (olds, news) for olds, news in groups if olds}
+    ones = [d for olds, news in groups if not olds for d in news]
+    while position < len(present):
+        group = group_at.get(present[position])
+        if group is None or tuple(present[position : position + len(group[0])]) != group[0]:
             return None
-        order += found[1]
-        at += len(found[0])
-    order += loose
+        order += group[1]
+        position += len(group[0])
+    order += ones
     return ops.Reshape(permute(n.shape, tuple(order)))(new, loc=n.loc), tuple(order)
 
 
@@ -190,25 +195,25 @@ def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
         return None
     last = f"N{op.spatial}C"
     x, k = n.inputs
-    have = op.lhs_layout
-    # images have so few channels that vectors cannot run along them: they are read where they lie
-    small = have[:2] == "NC" and isinstance(x.shape[1], int) and x.shape[1] <= FEW
-    few = small and w.at[x][1] == _identity(x.type.rank)
-    new = replace(op, lhs_layout=have if few else last, out_layout=last)
-    order = _identity(x.type.rank) if few else tuple(map(have.index, last))
+    present = op.lhs_layout
+    # images with too few channels for vectors are read in their order
+    is_small = present[:2] == "NC" and isinstance(x.shape[1], int) and x.shape[1] <= MAX_IMAGE_CHANNELS
+    keeps_order = is_small and w.placed[x][1] == _identity(x.type.rank)
+    new = replace(op, lhs_layout=present if keeps_order else last, out_layout=last)
+    order = _identity(x.type.rank) if keeps_order else tuple(map(present.index, last))
     return new(w.get(x, order), w.get(k, _identity(k.type.rank)), loc=n.loc), tuple(map(op.out_layout.index, last))
 
 
 def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
-    """Ops that work in any order take that of their largest permuted operand."""
+    """Ops that support any order use that of their first permuted operand of full rank."""
     op = n.op
     if not isinstance(op, CoreOp) or len(n.types) != 1:
         return None
     full = [i for i in n.inputs if i.type.rank and i.type.rank == max(j.type.rank for j in n.inputs)]
-    wanted = [w.at[i][1] for i in full if w.at[i][1] != _identity(i.type.rank)]
-    if not wanted:
+    perms = [w.placed[i][1] for i in full if w.placed[i][1] != _identity(i.type.rank)]
+    if not perms:
         return None
-    perm = wanted[0]
+    perm = perms[0]
     moved = op.permuted(perm, *(i.types[0] for i in n.inputs))
     if moved is None:
         return None
@@ -218,23 +223,23 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 
 
 def explicit_padding(graph: Graph) -> Graph:
-    """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion makes free by writing into a halo.
+    """conv(x, padding) -> conv(pad(x)): padding becomes a value, which fusion computes for free in a halo.
 
-    Convolutions that pad one image differently read parts of what has the most on each side:
+    Convolutions that pad one image differently read slices of the one with the largest padding on each side:
 
         conv(x, (1, 0)), conv(x, (0, 1))   ->   conv(pad(x)[:-1]), conv(pad(x)[1:])      of one pad(x) by (1, 1)
     """
-    most: dict[tuple[Node, str], Pairs] = {}
+    widest: dict[tuple[Node, str], Pairs] = {}
     for n in graph.nodes():
-        if _pads(n.op) and not _alone(n.op):
+        if _pads(n.op) and not _has_own_image(n.op):
             key, none = (n.inputs[0], n.op.lhs_layout), ((0, 0),) * len(n.op.padding)
-            pairs = zip(most.get(key, none), n.op.padding, strict=True)
-            most[key] = tuple((max(a, lo), max(b, hi)) for (a, b), (lo, hi) in pairs)
+            pairs = zip(widest.get(key, none), n.op.padding, strict=True)
+            widest[key] = tuple((max(a, lo), max(b, hi)) for (a, b), (lo, hi) in pairs)
 
     def explicit(n: Node, inputs: Sequence[Node]) -> Node:
         if not _pads(n.op):
             return n.with_inputs(inputs)
-        shared = n.op.padding if _alone(n.op) else most[n.inputs[0], n.op.lhs_layout]
+        shared = n.op.padding if _has_own_image(n.op) else widest[n.inputs[0], n.op.lhs_layout]
         return _padded(n.op, inputs, shared, n.loc)
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=explicit))
@@ -246,27 +251,27 @@ def _pads(op: Op) -> TypeGuard[ops.Convolution]:
     return any(p != 0 for pair in op.padding for p in pair) or any(d != 1 for d in op.lhs_dilation)
 
 
-def _alone(op: ops.Convolution) -> bool:
-    """With holes, or with a border whose size is known at run time: it has an image of its own."""
+def _has_own_image(op: ops.Convolution) -> bool:
+    """Whether the convolution needs its own padded image: it dilates, or the size of its padding is symbolic."""
     return any(d != 1 for d in op.lhs_dilation) or not all(map(is_static, op.padding))
 
 
-def _padded(op: ops.Convolution, inputs: Sequence[Node], most: Pairs, loc: str) -> Node:
-    """The convolution over its part of an image that has `most` around it."""
+def _padded(op: ops.Convolution, inputs: Sequence[Node], widest: Pairs, loc: str) -> Node:
+    """The convolution on its part of the image that is padded by `widest`."""
     x, k = inputs
     zeros = tuple((max(bounds(lo)[0] or 0, 0), max(bounds(hi)[0] or 0, 0)) for lo, hi in op.padding)
-    plain, image = padded(replace(op, padding=most), x, ops.scalar(0, x.dtype), loc)
+    plain, image = with_explicit_padding(replace(op, padding=widest), x, ops.scalar(0, x.dtype), loc)
     start, limit = [0] * x.type.rank, list(image.shape)
-    for c, (lo, hi), (low, high) in zip(op.spatial, op.padding, most, strict=True):
+    for c, (lo, hi), (low, high) in zip(op.spatial, op.padding, widest, strict=True):
         d = op.lhs_layout.index(c)
         start[d], limit[d] = low - lo, limit[d] - (high - hi)
-    if most != op.padding:
+    if widest != op.padding:
         image = ops.Slice(tuple(start), tuple(limit), (1,) * x.type.rank)(image, loc=loc)
     return replace(plain, zeros=zeros)(image, k, loc=loc)
 
 
-def padded(op: ops.Convolution, x: Node, value: Node, loc: str = "") -> tuple[ops.Convolution, Node]:
-    """The convolution without padding and holes, and the x that has them, of `value`."""
+def with_explicit_padding(op: ops.Convolution, x: Node, value: Node, loc: str = "") -> tuple[ops.Convolution, Node]:
+    """The convolution without padding and dilation, and x with both, filled with `value`."""
     spatial = [d for d, c in enumerate(op.lhs_layout) if c not in "NC"]
     low, high, interior = ([0] * x.type.rank for _ in range(3))
     for d, (lo, hi), hole in zip(spatial, op.padding, op.lhs_dilation, strict=True):
@@ -275,4 +280,4 @@ def padded(op: ops.Convolution, x: Node, value: Node, loc: str = "") -> tuple[op
     return replace(op, padding=((0, 0),) * len(spatial), lhs_dilation=(1,) * len(spatial)), image
 
 
-__all__ = ["assign_layouts", "explicit_padding", "padded", "transpose"]
+__all__ = ["assign_layouts", "explicit_padding", "transpose", "with_explicit_padding"]

@@ -1,18 +1,16 @@
-"""Reduced precision: weights, and the values that meet them, stored in 16 bits; sums stay in f32.
+"""Reduced precision: weights, and the values that they multiply, are stored in 16 bits; sums stay in f32.
 
-    y = dot(x, w)      =>      x' = convert<bf16>(x)                      for all who read x
+    y = dot(x, w)      =>      x' = convert<bf16>(x)                      for all readers of x
     z = add(x, y)              y = dot(x', convert<bf16>(w)): f32         the weights are folded afterwards
                                z = add(convert<f32>(x'), y)
 
-- Only products with weights (constants) change: their operands are rounded once, the products are exact in f32, and so
-  are the sums but for their own rounding. Everything else computes in f32.
-- "bfloat16" stores both sides, so that machines with dot instructions can use them. "float16" stores weights only:
-  values of a model may well be larger than f16's 65504, and products of f32 with f16 are no slower than f16's own.
-- Tensor cores multiply two of one type (`alike`): "float16" stores both sides there, too, and so do products of two
-  computed values and attention, whose queries, keys and values are narrow.
-- A value that others read, too, is stored narrow once, and all read the rounded one. Ops that only move data, and
-  maxima, work on it as it is (rounding commutes with them). The model's inputs and outputs keep their types, and values
-  that are outputs are not rounded.
+- Only products with weights (constants) change: their operands are rounded once, and products and sums are in f32.
+Everything else computes in f32. - "bfloat16" stores both operands, so that dot instructions can be used. "float16"
+stores weights only: values of a model may exceed f16's 65504, and products of f32 with f16 are no slower than those of
+two f16. - Tensor cores multiply two operands of one type (`alike`): there "float16" stores both operands too, and
+products of two computed values and the operands of attention are narrow as well. - A value that other nodes read too is
+stored narrow once, and all read the rounded value. Ops that only move data, and maxima, work on narrow values (rounding
+commutes with them). The model's inputs and outputs keep their types, and outputs are not rounded.
 """
 
 from __future__ import annotations
@@ -41,14 +39,14 @@ def lower_precision(graph: Graph, precision: str, alike: bool = False) -> Graph:
     return graph if stored == f32 else _Narrowing(graph, stored, alike).run()
 
 
-def _narrows(n: Node, alike: bool) -> bool:
-    """Whether `n` is a sum of f32 products, with weights unless `alike`."""
+def _narrows(n: Node, same_types: bool) -> bool:
+    """Whether `n` is a sum of f32 products, with weights unless `same_types`."""
     floats = (*n.op.stored_weights, *n.op.stored_values)
     return (
-        bool(floats if alike else n.op.stored_weights)
+        bool(floats if same_types else n.op.stored_weights)
         and all(t.dtype == f32 for t in n.types)
         and all(n.inputs[i].dtype == f32 for i in floats)
-        and (alike or all(is_constant(n.inputs[i]) for i in n.op.stored_weights))
+        and (same_types or all(is_constant(n.inputs[i]) for i in n.op.stored_weights))
     )
 
 
@@ -63,36 +61,36 @@ _ELEMENT_BY_ELEMENT = (Category.ELEMENTWISE, Category.GATHER, Category.REDUCTION
 
 
 class _Narrowing:
-    def __init__(self, graph: Graph, stored: DType, alike: bool) -> None:
-        self.graph, self.stored, self.alike = graph, stored, alike
+    def __init__(self, graph: Graph, stored: DType, same_types: bool) -> None:
+        self.graph, self.stored, self.same_types = graph, stored, same_types
         self.users = graph.uses()
-        self.kept: set[Node] = set()  # values that are stored narrow for all their readers
+        self.narrow_values: set[Node] = set()  # values that are stored narrow for all readers
 
     def run(self) -> Graph:
-        if self.stored == bf16 or self.alike:
+        if self.stored == bf16 or self.same_types:
             for n in self.graph.nodes():
                 if self._narrows(n):
                     for i in n.op.stored_values:
-                        self._keep(n.inputs[i])
+                        self._narrow_source(n.inputs[i])
         return self.graph.with_outputs(rebuilt(self.graph.outputs, rule=self._image))
 
-    def _keep(self, x: Node) -> None:
-        """Store the value that elements of `x` come from, where others read it too, where `x` lies in its memory (else
-        what moves the elements rounds them as well), or where a maximum thins it out.
+    def _narrow_source(self, x: Node) -> None:
+        """Store narrow the value from which `x` takes its elements: if it has other readers, if `x` is a view of it
+        (else the op that moves the elements rounds them), or if a maximum reduces it.
         """
-        kept = x if len(self.users[x]) > 1 else None
-        found = strided(x, {})
+        candidate = x if len(self.users[x]) > 1 else None
+        view = strided(x, {})
         while _moves(x):
             thinned, x = isinstance(x.op, ops.ReduceWindow), x.inputs[0]
-            viewed = found is not None and x is found[0]
-            kept = x if thinned or viewed or len(self.users[x]) > 1 else kept
-        if kept is None or kept.is_leaf or kept in self.graph.outputs:
+            viewed = view is not None and x is view[0]
+            candidate = x if thinned or viewed or len(self.users[x]) > 1 else candidate
+        if candidate is None or candidate.is_leaf or candidate in self.graph.outputs:
             return
-        if self._inline(kept):
-            self.kept.add(kept)
+        if self._all_read_narrow(candidate):
+            self.narrow_values.add(candidate)
 
-    def _inline(self, x: Node) -> bool:
-        """Whether all that read `x` read it narrow or inside their own loops: none needs it as f32 in memory."""
+    def _all_read_narrow(self, x: Node) -> bool:
+        """Whether all readers of `x` use it narrow or in their own loops, so that none needs it in memory as f32."""
         stack, seen = [x], {x}
         while stack:
             for u in self.users.get(stack.pop(), ()):
@@ -107,26 +105,26 @@ class _Narrowing:
         """`n` of f32 images of its operands."""
         if self._narrows(n):
             inputs = list(inputs)
-            weights = self.stored == f16 and not self.alike
-            chosen = n.op.stored_weights if weights else (*n.op.stored_weights, *n.op.stored_values)
-            for i in chosen:
+            weights = self.stored == f16 and not self.same_types
+            indices = n.op.stored_weights if weights else (*n.op.stored_weights, *n.op.stored_values)
+            for i in indices:
                 inputs[i] = self._narrow(inputs[i])
-            made = n.op.with_sums(f32)(*inputs, loc=n.loc)
-            made = made if all(t.dtype == f32 for t in made.types) else self._wide(made)
+            image = n.op.with_sums(f32)(*inputs, loc=n.loc)
+            image = image if all(t.dtype == f32 for t in image.types) else self._wide(image)
         elif isinstance(n.op, Project):
-            made = n.op(*inputs, loc=n.loc)
+            image = n.op(*inputs, loc=n.loc)
         elif _moves(n) and _widened(inputs[0], self.stored):
-            made = self._wide(n.op(inputs[0].inputs[0], loc=n.loc))
+            image = self._wide(n.op(inputs[0].inputs[0], loc=n.loc))
         else:
-            made = n.with_inputs(inputs)
-        return self._wide(self._narrow(made)) if n in self.kept else made
+            image = n.with_inputs(inputs)
+        return self._wide(self._narrow(image)) if n in self.narrow_values else image
 
     def _narrows(self, n: Node) -> bool:
-        return _narrows(n, self.alike)
+        return _narrows(n, self.same_types)
 
     def _narrow(self, x: Node) -> Node:
-        if self.alike and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x):
-            q, *parameters = x.inputs  # they stay levels
+        if self.same_types and isinstance(x.op, ops.Dequantize) and len(x.inputs) == 3 and is_constant(x):
+            q, *parameters = x.inputs  # levels stay
             narrow = [ops.Convert(self.stored)(p) if p.dtype == f32 else p for p in parameters]
             return x.op(q, *narrow, loc=x.loc)
         return x.inputs[0] if _widened(x, self.stored) else ops.Convert(self.stored)(x, loc=x.loc)

@@ -1,8 +1,8 @@
-"""Quantized values: what is done to integers instead of to what they stand for.
+"""Quantized values: compute on the stored integers instead of the numbers that they represent.
 
-    max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views, and what else moves elements
+    max_pool((q - z) * s)   ->   (max_pool(q) - z) * s          also views and other ops that move elements
     quantize((q - z) * s)   ->   q                              by the same scale and zero
-    quantize(max(x, 0))     ->   quantize(x)                    where 0 is the least level: x is cut there anyway
+    quantize(max(x, 0))     ->   quantize(x)                    where 0 is the lowest level: x saturates there anyway
     quantize(concat(x, y))  ->   concat(quantize(x), quantize(y))
     gather((q - z) * s, i)  ->   (gather(q, i) - z) * s         of a constant table, which stays as small as it is
 
@@ -10,15 +10,15 @@ Products, where the machine multiplies and adds bytes four at a time:
 
     dot((a - za) * sa, (b - zb) * sb): f32   ->   convert(dot(a, b): i32 - za * sum(b)) * (sa * sb)
 
-b, the weights, are i8 then, and a is what the machine multiplies these with: u8 (dot instructions of CPUs) or i8
-(tensor cores). Values of the other type are moved by 128, and u8 weights too; weights whose zero is not 0 are moved by
-it where the result fits, else za and zb each take a sum. All of it is exact in i32, the scales are applied to the sums:
-closer to the exact result than f32 products are. Padding is a's zero.
+b, the weights, are i8, and a has the type that the machine multiplies them with: u8 (dot instructions of CPUs) or i8
+(tensor cores). Values of the other type are shifted by 128, and u8 weights too; weights with a zero point are shifted
+by it where the result fits, else za and zb each need a sum. All sums are exact in i32, and the scales are applied to
+them: the result is more exact than with f32 products. Padding is a's zero point.
 
-Only products with constant weights change; a's scale and zero are those of all of it, of each row or of each image, b's
-of all of it or of each output channel.
+Only products with constant weights change; a has one scale and zero point, or one per row or image, b has one or one
+per output channel.
 
-Floats of 8 bits are multiplied as they are where the machine does so, constant or not:
+Floats of 8 bits are multiplied directly where the machine supports it, constant or not:
 
     dot(a * sa, b * sb): f32   ->   dot(a, b): f32 * (sa * sb)
 """
@@ -39,41 +39,43 @@ from ingot.ir.types import DType, Shape, f8e4m3fn, f8e5m2, f32, i8, i32, static_
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
-from ingot.passes.core.block_quantized import holds_levels, in_levels, told_as_levels
-from ingot.passes.core.layout import padded
+from ingot.passes.core.block_quantized import holds_levels, levels_of_arithmetic, product_of_levels
+from ingot.passes.core.layout import with_explicit_padding
 from ingot.support.dataclass import dataclass
 
 INTEGERS, FLOATS = (u8, i8), (f8e4m3fn, f8e5m2)  # of 8 bits, whose products machines have
-MOST_TERMS, MOST_EXACT = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
+MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as much is less than 2^31, and than 2^24
 
 
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False
 ) -> Graph:
-    """Products of `Dequantize`d values in integers, where `int8_dot` is what bytes are multiplied with (see module);
-    what is left of these ops as arithmetic, constants as what they stand for. floats: the types that weights of levels
-    may stand for in a product. f8_dot: whether floats of 8 bits are multiplied."""
+    """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
+    arithmetic.
+
+    int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
+    product. f8_dot: whether floats of 8 bits are multiplied directly."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
         if is_contraction(n):
-            w = told_as_levels(inputs[1])
+            w = levels_of_arithmetic(inputs[1])
             new = new if w is None else n.with_inputs((inputs[0], w))
             integers = None if int8_dot is None else _in_integers(new, int8_dot)
-            return integers or (_in_floats(new) if f8_dot else None) or in_levels(new, floats) or new
+            return integers or (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats) or new
         return new
 
     nodes = graph.nodes()
     levels = any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in nodes)
-    if not levels and not any(is_contraction(n) and told_as_levels(n.inputs[1]) is not None for n in nodes):
+    if not levels and not any(is_contraction(n) and levels_of_arithmetic(n.inputs[1]) is not None for n in nodes):
         return graph
-    graph = graph.with_outputs(rebuilt(graph.outputs, rule=_later))
-    graph = _cut_once(_joined_as_levels(graph))
+    graph = graph.with_outputs(rebuilt(graph.outputs, rule=_levels_first))
+    graph = _drop_bounds(_concatenate_levels(graph))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
     return graph.with_outputs(rebuilt(graph.outputs, rule=partial(_as_arithmetic, floats)))
 
 
-def _later(n: Node, inputs: Sequence[Node]) -> Node:
+def _levels_first(n: Node, inputs: Sequence[Node]) -> Node:
     """`n` of levels, where it may be, and what they stand for behind it."""
     new = n.with_inputs(inputs)
     if not inputs or not isinstance(inputs[0].op, ops.Dequantize):
@@ -84,10 +86,10 @@ def _later(n: Node, inputs: Sequence[Node]) -> Node:
     if is_constant(q) or any(p.type.size != 1 for p in (zero, *scale)):
         return new
     if isinstance(n.op, ops.Quantize) and scale:
-        same = _same(inputs[1], scale[0]) and _same(inputs[2], zero) and n.dtype == q.dtype
-        return q if same else new
+        is_identity = _same_splat(inputs[1], scale[0]) and _same_splat(inputs[2], zero) and n.dtype == q.dtype
+        return q if is_identity else new
     moves = n.op.rearranges and len(inputs) == 1 and len(n.types) == 1
-    if moves or (q.dtype.is_integer and _chooses(n.op) and all(_is_positive(s) for s in scale)):
+    if moves or (q.dtype.is_integer and _is_extreme_of_windows(n.op) and all(_is_positive(s) for s in scale)):
         return inputs[0].op(n.op(q, loc=n.loc), *(ops.reshape(p, ()) for p in (zero, *scale)), loc=inputs[0].loc)
     return new
 
@@ -110,7 +112,7 @@ def _gathered(op: ops.Gather, table: Node, at: Node) -> Node | None:
     return table.op(op(q, at), *map(read, parameters), loc=table.loc)
 
 
-def _joined_as_levels(graph: Graph) -> Graph:
+def _concatenate_levels(graph: Graph) -> Graph:
     """Values that are joined for a quantization alone are levels before: what is stored and moved is as small."""
     uses, outputs = graph.uses(), set(graph.outputs)
 
@@ -127,7 +129,7 @@ def _joined_as_levels(graph: Graph) -> Graph:
     return graph.with_outputs(rebuilt(graph.outputs, rule=image))
 
 
-def _cut_once(graph: Graph) -> Graph:
+def _drop_bounds(graph: Graph) -> Graph:
     """Bounds of values that only levels are made of, which cut no later than these, left out."""
     uses, outputs = graph.uses(), set(graph.outputs)
 
@@ -135,18 +137,18 @@ def _cut_once(graph: Graph) -> Graph:
         if not isinstance(n.op, ops.Quantize):
             return n.with_inputs(inputs)
         x = n.inputs[0]
-        own = x not in outputs and all(isinstance(u.op, ops.Quantize) for u in uses[x])
-        bounded = _bounded(x) if own else None
+        is_only_quantized = x not in outputs and all(isinstance(u.op, ops.Quantize) for u in uses[x])
+        bounded = _bounded(x) if is_only_quantized else None
         if bounded is None:
             return n.with_inputs(inputs)
-        at, *bounds = bounded
+        operand, *bounds = bounded
         scale, zero = (splat_of(p) for p in n.inputs[1:])
         if scale is None or zero is None or not float(scale) > 0:
             return n.with_inputs(inputs)
         ends = [n.op.reference(np.asarray(b), scale, zero) for b in bounds]  # type: ignore[arg-type]
         if not all(end == limit for end, limit in zip(ends, n.dtype.range, strict=True)):
             return n.with_inputs(inputs)
-        return n.with_inputs([inputs[0].inputs[at], *inputs[1:]])
+        return n.with_inputs([inputs[0].inputs[operand], *inputs[1:]])
 
     return graph.with_outputs(rebuilt(graph.outputs, rule=image))
 
@@ -155,17 +157,17 @@ def _bounded(x: Node) -> tuple[int, np.float32, np.float32] | None:
     """Which operand of `x` is cut at known numbers, none of them NaN, and the least and greatest that is left of it."""
     match x.op:
         case ops.Clamp():
-            at, low, high = 1, splat_of(x.inputs[0]), splat_of(x.inputs[2])
+            operand, low, high = 1, splat_of(x.inputs[0]), splat_of(x.inputs[2])
         case ops.Max():
-            at, low, high = *_known_operand(x), np.float32(np.inf)
+            operand, low, high = *_known_operand(x), np.float32(np.inf)
         case ops.Min():
-            at, high = _known_operand(x)
+            operand, high = _known_operand(x)
             low = np.float32(-np.inf)
         case _:
             return None
     if x.dtype != f32 or low is None or high is None or not np.less_equal(low, high):
         return None
-    return at, np.float32(low), np.float32(high)
+    return operand, np.float32(low), np.float32(high)
 
 
 def _known_operand(x: Node) -> tuple[int, np.generic | None]:
@@ -174,7 +176,7 @@ def _known_operand(x: Node) -> tuple[int, np.generic | None]:
     return (0, b) if b is not None else (1, a)
 
 
-def _chooses(op: Op) -> bool:
+def _is_extreme_of_windows(op: Op) -> bool:
     """Whether `op` takes maxima or minima over windows, each of which holds an element: wider than padding, no gaps."""
     if not isinstance(op, ops.ReduceWindow) or op.kind not in ("max", "min"):
         return False
@@ -182,7 +184,7 @@ def _chooses(op: Op) -> bool:
     return not gaps and all(max(pads) < size for size, pads in zip(op.window, op.padding, strict=True))
 
 
-def _same(a: Node, b: Node) -> bool:
+def _same_splat(a: Node, b: Node) -> bool:
     """Whether both are one known value everywhere, of one type."""
     values = splat_of(a), splat_of(b)
     return a.dtype == b.dtype and values[0] is not None and values[0] == values[1]
@@ -226,17 +228,17 @@ def _levels(x: Node, kinds: tuple[DType, ...]) -> _Levels | None:
         return _of_op(x, kinds)
     if not isinstance(x.op, View) or not x.op.permutes:
         return None
-    own = _levels(x.inputs[0], kinds)
-    if own is None:
+    source = _levels(x.inputs[0], kinds)
+    if source is None:
         return None
-    q = x.op.reference(own.q.constant.value) if own.q.constant is not None else x.op(own.q)
-    moved = replace(own, q=const(q, loc=own.q.loc) if isinstance(q, np.ndarray) else q)
-    if not own.axes:
+    q = x.op.reference(source.q.constant.value) if source.q.constant is not None else x.op(source.q)
+    moved = replace(source, q=const(q, loc=source.q.loc) if isinstance(q, np.ndarray) else q)
+    if not source.axes:
         return moved
     before = x.inputs[0].shape
-    places = along_axes(x.op.index_map(before, x.shape), before, x.shape)
-    axes = [a for d in own.axes if (a := places[d]) is not None]
-    return replace(moved, axes=tuple(axes)) if axes == sorted(axes) and len(axes) == len(own.axes) else None
+    view_axes = along_axes(x.op.index_map(before, x.shape), before, x.shape)
+    axes = [a for d in source.axes if (a := view_axes[d]) is not None]
+    return replace(moved, axes=tuple(axes)) if axes == sorted(axes) and len(axes) == len(source.axes) else None
 
 
 def _of_op(x: Node, kinds: tuple[DType, ...]) -> _Levels | None:
@@ -246,37 +248,39 @@ def _of_op(x: Node, kinds: tuple[DType, ...]) -> _Levels | None:
     rank = q.type.rank
     varied = {d - p.type.rank + rank for p in (zero, *scale) for d, size in enumerate(p.shape) if size != 1}
     axes = tuple(sorted(varied))
-    return _Levels(q, _along(zero, q, axes, i32), _along(scale[0], q, axes, f32) if scale else None, axes)
+    return _Levels(
+        q, _parameter_along(zero, q, axes, i32), _parameter_along(scale[0], q, axes, f32) if scale else None, axes
+    )
 
 
-def _along(p: Node, q: Node, axes: Sequence[int], dtype: DType) -> Node:
+def _parameter_along(p: Node, q: Node, axes: Sequence[int], dtype: DType) -> Node:
     """p, which broadcasts against q, in q's sizes along `axes`."""
     shape = tuple(q.shape[d] for d in axes)
     missing = q.type.rank - p.type.rank
-    own = tuple(p.shape[d - missing] if d >= missing else 1 for d in axes)
+    present = tuple(p.shape[d - missing] if d >= missing else 1 for d in axes)
     if p.constant is not None:
-        value = p.constant.value.astype(dtype.numpy).reshape(static_shape(own))
+        value = p.constant.value.astype(dtype.numpy).reshape(static_shape(present))
         if is_static(shape):
             return const(np.broadcast_to(value, static_shape(shape)), loc=p.loc)
         p = const(value, loc=p.loc)
-    p = ops.Reshape(own)(ops.cast(p, dtype))
-    if own == shape:
+    p = ops.Reshape(present)(ops.cast(p, dtype))
+    if present == shape:
         return p
-    kept = tuple(i for i, (size, whole) in enumerate(zip(own, shape, strict=True)) if size == whole)
-    return ops.BroadcastInDim(shape, kept)(ops.Reshape(tuple(own[i] for i in kept))(p))
+    dims = tuple(i for i, (size, whole) in enumerate(zip(present, shape, strict=True)) if size == whole)
+    return ops.BroadcastInDim(shape, dims)(ops.Reshape(tuple(present[i] for i in dims))(p))
 
 
-def _moved(x: Node, by: int, to: DType) -> Node:
+def _shifted(x: Node, offset: int, to: DType) -> Node:
     """8-bit integers moved into the range of another type."""
     if x.constant is not None:  # by half of the range: the highest bit changes, in no wider values
         return const((x.constant.value.view(np.uint8) ^ np.uint8(128)).view(to.numpy), loc=x.loc)
-    return ops.Convert(to)(ops.add(ops.Convert(i32)(x), by))
+    return ops.Convert(to)(ops.add(ops.Convert(i32)(x), offset))
 
 
 def _bytes(a: _Levels, to: DType) -> _Levels:
     """Levels as u8 or i8."""
-    by = 128 if to == u8 else -128
-    return a if a.q.dtype == to else replace(a, q=_moved(a.q, by, to), zero=ops.add(a.zero, by))
+    offset = 128 if to == u8 else -128
+    return a if a.q.dtype == to else replace(a, q=_shifted(a.q, offset, to), zero=ops.add(a.zero, offset))
 
 
 def _signed(b: _Levels) -> _Levels:
@@ -302,7 +306,7 @@ def _in_integers(n: Node, int8_dot: DType) -> Node | None:
     if rows is None or columns is None:
         return None
     seen = _Seen(n.shape, rows, columns)
-    sums = _convolved(n, a, b, seen) if isinstance(n.op, ops.Convolution) else _multiplied(n, a, b, seen)
+    sums = _convolution_sums(n, a, b, seen) if isinstance(n.op, ops.Convolution) else _matmul_sums(n, a, b, seen)
     if sums is None:
         return None
     if a.scale is None or b.scale is None:
@@ -361,23 +365,23 @@ def _is_zero(p: Node) -> bool:
     return value is not None and not value.any()
 
 
-def _multiplied(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
+def _matmul_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     op = n.op
     assert isinstance(op, ops.DotGeneral)
     rows, _ = op.free(a.q.type.rank, b.q.type.rank)
     depth = product(b.q.shape[d] for d in op.contract[1])
-    most = MOST_TERMS if _is_zero(b.zero) else MOST_TERMS // 2  # of weights from -255 to 255
-    if any(op.batch) or not isinstance(depth, int) or depth > most:
+    max_terms = MAX_TERMS_I32 if _is_zero(b.zero) else MAX_TERMS_I32 // 2  # of weights from -255 to 255
+    if any(op.batch) or not isinstance(depth, int) or depth > max_terms:
         return None
     sums = replace(op, dtype=i32)(a.q, b.q, loc=n.loc)
     if not _is_zero(a.zero):
         of_b = ops.Reduce("sum", op.contract[1])(ops.Convert(i32)(b.q))
-        spread = ops.BroadcastInDim(n.shape, tuple(range(len(rows), n.type.rank)))(of_b)
-        sums = ops.sub(sums, ops.mul(spread, seen.a(a.zero)))
+        broadcast = ops.BroadcastInDim(n.shape, tuple(range(len(rows), n.type.rank)))(of_b)
+        sums = ops.sub(sums, ops.mul(broadcast, seen.a(a.zero)))
     if not _is_zero(b.zero):
         of_a = ops.Reduce("sum", op.contract[0])(ops.Convert(i32)(a.q))
-        spread = ops.BroadcastInDim(n.shape, tuple(range(len(rows))))(of_a)
-        sums = ops.sub(sums, ops.mul(ops.sub(spread, seen.a(ops.mul(a.zero, depth))), seen.b(b.zero)))
+        broadcast = ops.BroadcastInDim(n.shape, tuple(range(len(rows))))(of_a)
+        sums = ops.sub(sums, ops.mul(ops.sub(broadcast, seen.a(ops.mul(a.zero, depth))), seen.b(b.zero)))
     return sums
 
 
@@ -385,7 +389,7 @@ def _has_holes(op: ops.Convolution) -> bool:
     return any(d != 1 for d in op.lhs_dilation)
 
 
-def _convolved(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
+def _convolution_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     op = n.op
     assert isinstance(op, ops.Convolution)
     window = [d for d, c in enumerate(op.rhs_layout) if c != "O"]
@@ -393,19 +397,19 @@ def _convolved(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     plain = op.batch_groups == 1 and (_is_zero(a.zero) or not _has_holes(op))
     channels = b.q.shape[op.rhs_layout.index("I")]
     depthwise = channels == 1 and op.feature_groups > 1
-    whole = op.feature_groups == 1 or depthwise or (isinstance(channels, int) and channels % 4 == 0)
-    most = MOST_EXACT if depthwise else MOST_TERMS
-    if not (plain and whole and isinstance(depth, int) and depth <= most and _is_zero(b.zero)):
+    groups_fit = op.feature_groups == 1 or depthwise or (isinstance(channels, int) and channels % 4 == 0)
+    max_terms = MAX_TERMS_F32 if depthwise else MAX_TERMS_I32
+    if not (plain and groups_fit and isinstance(depth, int) and depth <= max_terms and _is_zero(b.zero)):
         return None
     # a depthwise convolution is no sum of many products: f32 holds them exactly
-    x, centred, sums_in = a.q, not _is_zero(a.zero), f32 if depthwise else i32
-    if centred and any(map(any, op.padding)):
+    x, has_zero_point, sums_in = a.q, not _is_zero(a.zero), f32 if depthwise else i32
+    if has_zero_point and any(map(any, op.padding)):
         op, x = _padded(op, a)
     sums = replace(op, dtype=sums_in)(x, b.q, loc=n.loc)
-    if centred:
+    if has_zero_point:
         of_b = ops.cast(ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q)), sums_in)
-        spread = ops.BroadcastInDim(n.shape, (op.out_layout.index("C"),))(of_b)
-        sums = ops.sub(sums, ops.mul(spread, seen.a(ops.cast(a.zero, sums_in))))
+        broadcast = ops.BroadcastInDim(n.shape, (op.out_layout.index("C"),))(of_b)
+        sums = ops.sub(sums, ops.mul(broadcast, seen.a(ops.cast(a.zero, sums_in))))
     return sums
 
 
@@ -413,12 +417,12 @@ def _padded(op: ops.Convolution, a: _Levels) -> tuple[ops.Convolution, Node]:
     """The convolution without padding of the levels with their zero around them, each image's own."""
     zero = ops.cast(a.zero, a.q.dtype)
     if not a.axes:
-        return padded(op, a.q, zero)
+        return with_explicit_padding(op, a.q, zero)
     none = ops.scalar(0, a.q.dtype)
-    bare, x = padded(op, a.q, none)
-    inside = padded(op, ops.full(a.q.shape, 1, a.q.dtype), none)[1]
-    around = ops.BroadcastInDim(x.shape, a.axes)(zero)
-    return bare, ops.where(ops.compare("NE", inside, 0), x, around)
+    unpadded, x = with_explicit_padding(op, a.q, none)
+    inside = with_explicit_padding(op, ops.full(a.q.shape, 1, a.q.dtype), none)[1]
+    zeros = ops.BroadcastInDim(x.shape, a.axes)(zero)
+    return unpadded, ops.where(ops.compare("NE", inside, 0), x, zeros)
 
 
 __all__ = ["lower_quantized"]

@@ -1,17 +1,17 @@
-"""Reductions of reshaped images run over the images' own dimensions.
+"""Reduce reshaped images over the dimensions of the images themselves.
 
     y = reshape[n,g,-1](x[n,c,h,w]);  z = y - broadcast(sum(y, 2))
       ->   z = x - broadcast[n,c,h,w](reshape[n,c](broadcast[n,g,k](sum(reshape[n,g,k](sum(x, (2, 3))), 2))))
 
-Group norms are exported so. A reshape that joins or cuts channels holds an image to the order n, c, h, w: its kernels
-would gather what lies as n, h, w, c. Where only arithmetic and reductions stand between the reshape and reshapes behind
-it, the arithmetic is done on the image as it is. Exact but for the order of sums.
+Group norms are exported like this. A reshape that merges or splits channels requires the order n, c, h, w: kernels
+would gather from an image stored as n, h, w, c. If only arithmetic and reductions are between the reshape and later
+reshapes, the arithmetic is done on the image itself. Exact but for the order of sums.
 
-A target may reduce small slices, such as groups of channels, at once, from a box of parts in the order of memory:
+A target may reduce small slices, such as groups of channels, in one pass over a box of parts in the order of memory:
 
     y = reshape[n,h,w,g,k](transpose[n,h,w,c](x));  z = y - broadcast(sum(y, (1, 2, 4)))
 
-So sums that need one another run over one box. What else reads z has it as an image, computed apart.
+So dependent sums run over one box. Other readers of z use the image, which is computed separately.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.support.dataclass import dataclass
 
-Atoms = tuple[tuple[int, ...], ...]  # for each dimension the parts that it consists of, outermost first
+Atoms = tuple[tuple[int, ...], ...]  # the parts of each dimension, outermost first
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Two shapes of one array cut into common parts: those of `image` and those of `other` run through the same
-    numbers. Dimensions of size 1 have none."""
+    """The common refinement of two shapes of one array into parts.
+
+    sizes: of the parts. image, other: the parts of each dimension of either shape; those of size 1 have none.
+    """
 
     sizes: Shape
     image: Atoms
@@ -40,34 +42,34 @@ class _Cut:
 
     @staticmethod
     def of(image: Shape, other: Shape) -> _Cut | None:
-        """None where the parts cannot be told."""
+        """The common parts of two shapes; None where they cannot be determined."""
         sizes: list[DimLike] = []
-        theirs: list[tuple[int, ...]] = []
-        mine: list[list[int]] = [[] for _ in image]
-        left = [(d, size) for d, size in enumerate(image) if size != 1]
+        other_parts: list[tuple[int, ...]] = []
+        image_parts: list[list[int]] = [[] for _ in image]
+        remaining = [(d, size) for d, size in enumerate(image) if size != 1]
         for want in other:
-            run: list[int] = []
+            parts: list[int] = []
             while want != 1:
-                if not left:
+                if not remaining:
                     return None
-                d, size = left[0]
-                rest, more = divides(want, size), divides(size, want)
+                d, size = remaining[0]
+                rest, inner = divides(want, size), divides(size, want)
                 if rest is not None:
                     piece, want = size, rest
-                    left.pop(0)
-                elif more is not None:
+                    remaining.pop(0)
+                elif inner is not None:
                     piece, want = want, 1
-                    left[0] = (d, more)
+                    remaining[0] = (d, inner)
                 else:
                     return None
-                run.append(len(sizes))
-                mine[d].append(len(sizes))
+                parts.append(len(sizes))
+                image_parts[d].append(len(sizes))
                 sizes.append(piece)
-            theirs.append(tuple(run))
-        return None if left else _Cut(tuple(sizes), tuple(map(tuple, mine)), tuple(theirs))
+            other_parts.append(tuple(parts))
+        return None if remaining else _Cut(tuple(sizes), tuple(map(tuple, image_parts)), tuple(other_parts))
 
     def parts(self, dims: Sequence[int]) -> list[int]:
-        """Those of some dimensions of `other`."""
+        """The parts of some dimensions of `other`."""
         return [a for d in dims for a in self.other[d]]
 
     def shape(self, atoms: Sequence[int]) -> Shape:
@@ -76,8 +78,8 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Region:
-    """`root` is a reshape of an image; `inside` the arithmetic on it that can be done on the image. at_once: what is
-    reduced is so from the box of parts."""
+    """root: a reshape of an image. inside: the arithmetic after it that can be done on the image. at_once: whether
+    reductions run over the box of parts."""
 
     root: Node
     cut: _Cut
@@ -90,7 +92,7 @@ class _Region:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """That of an image with its channels last."""
+        """The order of an image with channels last."""
         return 0, *range(2, len(self.image)), 1
 
     @property
@@ -103,28 +105,28 @@ class _Region:
 
 
 def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
-    """Take reshapes from between images and their reductions (see module), where the graph has convolutions: without,
-    images lie in the order of their dimensions. at_once: elements of the largest slice that is reduced at once."""
+    """Remove reshapes between images and their reductions (see module), if the graph has convolutions: without them,
+    images are in the order of their dimensions. at_once: elements of the largest slice that is reduced in one pass."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
         return graph
     users, outputs = graph.uses(), set(graph.outputs)
-    home: dict[Node, _Region] = {}
+    region_of: dict[Node, _Region] = {}
     for n in graph.nodes():
-        if isinstance(n.op, ops.Reshape) and n not in home:
+        if isinstance(n.op, ops.Reshape) and n not in region_of:
             region = _region(n, users, outputs, at_once)
-            home |= dict.fromkeys(region.inside, region) if region is not None else {}
-    if not home:
+            region_of |= dict.fromkeys(region.inside, region) if region is not None else {}
+    if not region_of:
         return graph
-    memo: dict[Node, Node] = {}  # those inside a region as images
-    boxes: dict[Node, Node] = {}  # and as boxes of parts
+    memo: dict[Node, Node] = {}  # nodes inside a region, as images
+    boxes: dict[Node, Node] = {}  # the same, as boxes of parts
 
     def unreshaped(n: Node, inputs: Sequence[Node]) -> Node:
-        region = home.get(n)
-        above = next((home[i] for i in n.inputs if i in home), None)
+        region = region_of.get(n)
+        above = next((region_of[i] for i in n.inputs if i in region_of), None)
         if region is not None:
             if region.at_once:
-                boxes[n] = _inside(n, region, home, memo, boxes)
-            return _inside(n, region, home, memo)
+                boxes[n] = _computed_inside(n, region, region_of, memo, boxes)
+            return _computed_inside(n, region, region_of, memo)
         if above is not None and isinstance(n.op, ops.Reduce):
             return _reduced_at_once(n, n.op, above, boxes) if above.at_once else _reduced(n, n.op, above, inputs[0])
         return n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
@@ -133,8 +135,8 @@ def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
 
 
 def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_once: int) -> _Region | None:
-    """What can be done on the operand of the reshape `root`; None where that leads nowhere or nothing is reduced across
-    or within its dimensions."""
+    """The region of the reshape `root`; None where that is not supported, or no reduction is across or within its
+    dimensions."""
     cut = _Cut.of(root.inputs[0].shape, root.shape)
     if cut is None or len(root.inputs[0].shape) < 3:
         return None
@@ -156,25 +158,29 @@ def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_on
                 continue
             if category(u.op) is not Category.ELEMENTWISE or u.shape != root.shape:
                 return None
-            if not all(_spreads(i, cut) for i in u.inputs):
+            if not all(_keeps_dim_order(i, cut) for i in u.inputs):
                 return None
             inside.add(u)
             stack.append(u)
     return _Region(root, cut, frozenset(inside), largest <= at_once) if gains else None
 
 
-def _spreads(node: Node, cut: _Cut) -> bool:
-    """Whether an operand is no broadcast, or one that does not turn dimensions."""
+def _keeps_dim_order(node: Node, cut: _Cut) -> bool:
+    """Whether an operand is not a broadcast, or one that keeps the order of dimensions."""
     return not isinstance(node.op, ops.BroadcastInDim) or list(node.op.dims) == sorted(node.op.dims)
 
 
-def _inside(
-    n: Node, region: _Region, home: dict[Node, _Region], memo: dict[Node, Node], boxes: dict[Node, Node] | None = None
+def _computed_inside(
+    n: Node,
+    region: _Region,
+    region_of: dict[Node, _Region],
+    memo: dict[Node, Node],
+    boxes: dict[Node, Node] | None = None,
 ) -> Node:
-    """`n` as an image, or, where `boxes` has what it reads, as a box of parts."""
-    done, runs = (memo, region.cut.image) if boxes is None else (boxes, region.box)
+    """`n` as an image, or as a box of parts with operands from `boxes`."""
+    images, parts = (memo, region.cut.image) if boxes is None else (boxes, region.box)
 
-    def placed(x: Node) -> Node:  # of another shape where it is inside of another region, or no image at all
+    def placed(x: Node) -> Node:  # its shape differs if it is in another region or not an image
         x = x if x.shape == region.image else ops.Reshape(region.image)(x, loc=n.loc)
         return x if boxes is None else region.boxed(x)
 
@@ -182,10 +188,10 @@ def _inside(
         return placed(memo[n.inputs[0]])
     inputs: list[Node] = []
     for i in n.inputs:
-        if home.get(i) is region:
-            inputs.append(done[i])
-        elif isinstance(i.op, ops.BroadcastInDim) and i not in home:
-            inputs.append(_broadcast(i, i.op, region.cut, runs, memo[i.inputs[0]]))
+        if region_of.get(i) is region:
+            inputs.append(images[i])
+        elif isinstance(i.op, ops.BroadcastInDim) and i not in region_of:
+            inputs.append(_broadcast(i, i.op, region.cut, parts, memo[i.inputs[0]]))
         else:
             inputs.append(placed(memo[i]))
     return n.op(*inputs, loc=n.loc)
@@ -193,39 +199,39 @@ def _inside(
 
 def _broadcast(n: Node, op: ops.BroadcastInDim, cut: _Cut, runs: Atoms, x: Node) -> Node:
     """`n`, a broadcast of `x` to the shape behind the reshape, as one to dimensions of `runs` of parts."""
-    own = cut.parts([d for k, d in enumerate(op.dims) if x.shape[k] != 1])
-    touched = [d for d, atoms in enumerate(runs) if any(a in own for a in atoms)]
-    whole = [a for d in touched for a in runs[d]]
-    there = [a for a in whole if a in own]
-    y = ops.Reshape(cut.shape(own))(x, loc=n.loc)
-    if there != own:
-        y = ops.Transpose(tuple(own.index(a) for a in there))(y, loc=n.loc)
-    if whole != there:
-        y = ops.BroadcastInDim(cut.shape(whole), tuple(whole.index(a) for a in there))(y, loc=n.loc)
+    source_parts = cut.parts([d for k, d in enumerate(op.dims) if x.shape[k] != 1])
+    touched = [d for d, atoms in enumerate(runs) if any(a in source_parts for a in atoms)]
+    all_parts = [a for d in touched for a in runs[d]]
+    present = [a for a in all_parts if a in source_parts]
+    y = ops.Reshape(cut.shape(source_parts))(x, loc=n.loc)
+    if present != source_parts:
+        y = ops.Transpose(tuple(source_parts.index(a) for a in present))(y, loc=n.loc)
+    if all_parts != present:
+        y = ops.BroadcastInDim(cut.shape(all_parts), tuple(all_parts.index(a) for a in present))(y, loc=n.loc)
     y = ops.Reshape(tuple(product(cut.shape(runs[d])) for d in touched))(y, loc=n.loc)
     return ops.BroadcastInDim(tuple(product(cut.shape(run)) for run in runs), tuple(touched))(y, loc=n.loc)
 
 
 def _reduced_at_once(n: Node, op: ops.Reduce, region: _Region, boxes: dict[Node, Node]) -> Node:
     """`n`, a reduction behind the reshape, as one of the box of parts."""
-    gone, parts = region.cut.parts(op.dims), [a for (a,) in region.box]
-    y = replace(op, dims=tuple(k for k, a in enumerate(parts) if a in gone))(boxes[n.inputs[0]], loc=n.loc)
-    left = [a for a in parts if a not in gone]
-    if left != sorted(left):
-        y = ops.Transpose(tuple(left.index(a) for a in sorted(left)))(y, loc=n.loc)
+    reduced, parts = region.cut.parts(op.dims), [a for (a,) in region.box]
+    y = replace(op, dims=tuple(k for k, a in enumerate(parts) if a in reduced))(boxes[n.inputs[0]], loc=n.loc)
+    remaining = [a for a in parts if a not in reduced]
+    if remaining != sorted(remaining):
+        y = ops.Transpose(tuple(remaining.index(a) for a in sorted(remaining)))(y, loc=n.loc)
     return ops.Reshape(n.shape)(y, loc=n.loc)
 
 
 def _reduced(n: Node, op: ops.Reduce, region: _Region, x: Node) -> Node:
     """`n`, a reduction behind the reshape, as one of the image `x`: over whole dimensions, then over parts."""
     cut = region.cut
-    gone = cut.parts(op.dims)
-    first = tuple(d for d, atoms in enumerate(cut.image) if all(a in gone for a in atoms))
-    y = replace(op, dims=first)(x, loc=n.loc) if first else x
-    left = [a for d, atoms in enumerate(cut.image) if d not in first for a in atoms]
-    rest = tuple(k for k, a in enumerate(left) if a in gone)
-    if rest:
-        y = replace(op, dims=rest)(ops.Reshape(cut.shape(left))(y, loc=n.loc), loc=n.loc)
+    reduced = cut.parts(op.dims)
+    full_dims = tuple(d for d, atoms in enumerate(cut.image) if all(a in reduced for a in atoms))
+    y = replace(op, dims=full_dims)(x, loc=n.loc) if full_dims else x
+    remaining = [a for d, atoms in enumerate(cut.image) if d not in full_dims for a in atoms]
+    inner = tuple(k for k, a in enumerate(remaining) if a in reduced)
+    if inner:
+        y = replace(op, dims=inner)(ops.Reshape(cut.shape(remaining))(y, loc=n.loc), loc=n.loc)
     return ops.Reshape(n.shape)(y, loc=n.loc)
 
 

@@ -1,4 +1,4 @@
-"""Algebraic simplification: the identities, and rules about shapes that text cannot say.
+"""Algebraic simplification: the identities, and rules about shapes that their notation cannot express.
 
 reshape(reshape(x)), transpose(transpose(x)), slice(slice(x)), broadcast(broadcast(x))   ->  one of them, or x
 convert(convert(x))  ->  convert(x)                 where the first loses nothing
@@ -47,7 +47,7 @@ def _rules(fast_math: bool) -> RuleSet:
 
 
 def _reduce_window(n: Node) -> Node | None:
-    """Positions that read padding wherever the window is go: a window of 2^62 on 5 elements has 9."""
+    """Remove window positions that always read padding: a window of 2^62 on 5 elements keeps 9."""
     op = n.op
     assert isinstance(op, ops.ReduceWindow)
     narrowed = op.narrowed(n.inputs[0].type)
@@ -94,26 +94,26 @@ def _broadcast(n: Node) -> Node | None:
         axes = _inserted(x.inputs[0].shape, x.shape)
         if axes is not None:
             return ops.BroadcastInDim(op.shape, tuple(op.dims[a] for a in axes))(x.inputs[0])
-    if _no_repeat(op, x.shape):
+    if _repeats_nothing(op, x.shape):
         order = tuple(sorted(range(len(op.dims)), key=lambda a: op.dims[a]))
         return ops.Reshape(op.shape)(ops.Transpose(order)(x))
     return None
 
 
 def _inserted(old: Shape, new: Shape) -> tuple[int, ...] | None:
-    """For each axis of `old` its place in `new`, where `new` is `old` with sizes of 1 put in; else None."""
+    """For each axis of `old` its index in `new`, if `new` is `old` with axes of size 1 inserted; else None."""
     axes: list[int] = []
-    for at, d in enumerate(new):
+    for axis, d in enumerate(new):
         if len(axes) < len(old) and d == old[len(axes)]:
-            axes.append(at)
+            axes.append(axis)
         elif d != 1:
             return None
     return tuple(axes) if len(axes) == len(old) else None
 
 
-def _no_repeat(op: ops.BroadcastInDim, shape: Shape) -> bool:
-    kept = {d: shape[a] for a, d in enumerate(op.dims)}
-    return all(kept.get(d, 1) == size for d, size in enumerate(op.shape))
+def _repeats_nothing(op: ops.BroadcastInDim, shape: Shape) -> bool:
+    sizes = {d: shape[a] for a, d in enumerate(op.dims)}
+    return all(sizes.get(d, 1) == size for d, size in enumerate(op.shape))
 
 
 # --- slice, pad, concat, reverse
@@ -135,7 +135,7 @@ def _slice(n: Node) -> Node | None:
 
 
 def _slice_of_slice(outer: ops.Slice, x: Node, inner: ops.Slice) -> Node | None:
-    # a limit beyond the last element taken may pass the operand's end, so strided slices stay
+    # the limit of a strided slice may exceed the operand's end, so these stay
     if any(s != 1 for s in inner.strides):
         return None
     start = tuple(a + b for a, b in zip(inner.start, outer.start, strict=True))
@@ -150,17 +150,17 @@ def _slice_of_concat(op: ops.Slice, x: Node, axis: int) -> Node | None:
         size = part.shape[axis]
         inside = all(isinstance(d, int) and d >= 0 for d in (low, size - high))
         if inside and low != high:
-            start, limit = _with(op.start, axis, low), _with(op.limit, axis, high)
+            start, limit = _replaced_at(op.start, axis, low), _replaced_at(op.limit, axis, high)
             return ops.Slice(start, limit, op.strides)(part)
         begin = begin + size
     return None
 
 
-def _with(shape: Shape, axis: int, size: DimLike) -> Shape:
+def _replaced_at(shape: Shape, axis: int, size: DimLike) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-_PARTS = 64  # of concats that are joined: those of one value with itself double with every step
+_MAX_CONCAT_PARTS = 64  # of merged concats: concats of a value with itself double in every step
 
 
 def _concat(n: Node) -> Node | None:
@@ -176,30 +176,32 @@ def _concat(n: Node) -> Node | None:
             return ops.BroadcastInDim(n.shape, ())(filled)
     parts: list[Node] = []
     for x in n.inputs:
-        inner = isinstance(x.op, ops.Concat) and x.op.dimension == axis and len(parts) + len(x.inputs) <= _PARTS
+        inner = (
+            isinstance(x.op, ops.Concat) and x.op.dimension == axis and len(parts) + len(x.inputs) <= _MAX_CONCAT_PARTS
+        )
         parts += x.inputs if inner else (x,)
     parts = [x for x in parts if x.shape[axis] != 0] or parts[:1]
-    joined: list[Node] = []
+    merged: list[Node] = []
     for x in parts:
-        both = _join(joined[-1], x, axis) if joined else None
-        if both is None:
-            joined.append(x)
+        pair = _merged_slices(merged[-1], x, axis) if merged else None
+        if pair is None:
+            merged.append(x)
         else:
-            joined[-1] = both
-    if tuple(joined) == n.inputs:
+            merged[-1] = pair
+    if tuple(merged) == n.inputs:
         return None
-    return joined[0] if len(joined) == 1 else n.op(*joined)
+    return merged[0] if len(merged) == 1 else n.op(*merged)
 
 
-def _join(a: Node, b: Node, axis: int) -> Node | None:
+def _merged_slices(a: Node, b: Node, axis: int) -> Node | None:
     """concat(x[i:j], x[j:k]) -> x[i:k]"""
     p, q = a.op, b.op
     if not (isinstance(p, ops.Slice) and isinstance(q, ops.Slice)) or a.inputs[0] is not b.inputs[0]:
         return None
     fits = p.limit[axis] == q.start[axis] and all(s == 1 for s in (*p.strides, *q.strides))
-    if not fits or _with(p.start, axis, 0) != _with(q.start, axis, 0):
+    if not fits or _replaced_at(p.start, axis, 0) != _replaced_at(q.start, axis, 0):
         return None
-    return ops.Slice(p.start, _with(p.limit, axis, q.limit[axis]), p.strides)(a.inputs[0])
+    return ops.Slice(p.start, _replaced_at(p.limit, axis, q.limit[axis]), p.strides)(a.inputs[0])
 
 
 def _pad(n: Node) -> Node | None:
@@ -261,7 +263,7 @@ def _convert(n: Node) -> Node | None:
         return None
     first = x.inputs[0]
     if first.dtype.is_integer and x.dtype.is_float and n.dtype.is_integer:
-        # at once the low bits are kept, by way of a float those of a number that fits
+        # a direct conversion keeps the low bits, one through a float only those of numbers in range
         return ops.cast(first, n.dtype) if keeps_values(first.dtype, truncated_in(n.dtype)) else None
     return ops.cast(first, n.dtype)
 
@@ -284,7 +286,7 @@ _WIDER = {
 
 
 def keeps_values(a: DType, b: DType) -> bool:
-    """Whether every value of `a` is one of `b`, so that converting there and on is converting once."""
+    """Whether `b` represents every value of `a`, so that a conversion through `b` equals a direct one."""
     if a == b:
         return True
     if b == f8e8m0fnu:  # has no zero
@@ -312,8 +314,8 @@ def _reduce(n: Node) -> Node | None:
         return ops.Reshape(n.shape)(x) if op.dims else x
     if isinstance(x.op, ops.Reduce) and x.op.kind == op.kind:
         inner = x.op.dims
-        kept = [d for d in range(len(x.inputs[0].shape)) if d not in inner]
-        return ops.Reduce(op.kind, (*inner, *(kept[d] for d in op.dims)))(x.inputs[0])
+        remaining = [d for d in range(len(x.inputs[0].shape)) if d not in inner]
+        return ops.Reduce(op.kind, (*inner, *(remaining[d] for d in op.dims)))(x.inputs[0])
     return None
 
 
@@ -356,13 +358,13 @@ def _case(n: Node) -> Node | tuple[Node, ...] | None:
     at, branches = int(index.constant.value), n.op.branches
     taken = branches[at if 0 <= at < len(branches) else -1]
     if taken.sizes:
-        return None  # only a graph holds sizes that the run finds, and a rule sees none
+        return None  # computed sizes belong to a graph, which a rule does not have
     out = inline(taken, rest)
     return out[0] if len(out) == 1 else out
 
 
 def inline(body: Graph, operands: Sequence[Node]) -> tuple[Node, ...]:
-    """The outputs of `body` with `operands` for its inputs."""
+    """The outputs of `body` with `operands` as its inputs."""
     return rebuilt(body.outputs, dict(zip(body.inputs, operands, strict=True)))
 
 

@@ -1,11 +1,11 @@
-"""Zeros in constant weights: of what is mostly zeros only blocks with something else are kept, where that is faster.
+"""Sparse constant weights: of mostly zeros only the blocks with other elements are stored, where that is faster.
 
     dot(x[m, k], w[n, k])  ->  dot(x, densify(values[blocks, 4], columns[blocks], starts))
 
-Whoever made the zeros, they are seen in the constants: masks that are multiplied to weights have been folded by then.
-Levels of weights in 8 bits have the same zeros; their blocks lie in runs of four, as dot instructions sum them. A
-target says by what height of blocks, if any, a product is fastest. Products do not differ but for the order of their
-sums: infinities and NaN times zero are NaN in both (`schedule/cpu/contraction/compressed/sparse.py`).
+Zeros are found in the constants: masks that multiply weights have been folded by then. Quantized weights of 8 bits have
+the same zeros; their blocks are stored in runs of four, as dot instructions sum them. A target chooses the height of
+blocks, if any, with which a product is fastest. Results only differ by the order of sums: infinities and NaN times zero
+are NaN in both (`schedule/cpu/contraction/compressed/sparse.py`).
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from ingot.ir.types import f32, i8, i32, u8
 from ingot.ops.core.base import is_contraction
 
 Height = Callable[[Node, Callable[[int], int]], int]
-LEAST = 0.3  # part of zeros below which no product was ever faster
-SAMPLE = 64  # rows that are looked at first
-RUN = 4  # blocks of bytes that lie together
+MIN_ZERO_PART = 0.3  # with a smaller part of zeros, no product was faster
+SAMPLE_ROWS = 64  # rows that are tested first
+BLOCKS_PER_RUN = 4  # of 8-bit weights
 
 
 def always_dense(n: Node, blocks: Callable[[int], int]) -> int:
-    """For targets without such kernels."""
+    """Keep every product dense: for targets without sparse kernels."""
     return 0
 
 
 def keep_blocks(graph: Graph, height: Height) -> Graph:
-    """height: of the blocks by which a product is fastest, given how many there are of a height; 0: it stays dense."""
-    if height is always_dense:  # nothing is looked for
+    """Replace sparse weights by their nonzero blocks (see module). height: the block height with which a product is
+    fastest, given the number of blocks of each height; 0: it stays dense."""
+    if height is always_dense:  # no target kernel
         return graph
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
-        found = _rows(new) if is_contraction(n) else None
-        if found is None:
+        rows = _rows(new) if is_contraction(n) else None
+        if rows is None:
             return new
-        product, order = found
+        product, order = rows
         w = inputs[1]
         assert w.constant is not None
         value = w.constant.value.transpose(order)
-        if not _is_sparse(value[:: max(1, len(value) // SAMPLE)]) or not _is_sparse(value):
+        if not _is_sparse(value[:: max(1, len(value) // SAMPLE_ROWS)]) or not _is_sparse(value):
             return new
         matrix = value.reshape(value.shape[0], -1)
         chosen = height(new, lambda h: stored_blocks(matrix, h))
@@ -55,18 +56,18 @@ def keep_blocks(graph: Graph, height: Height) -> Graph:
 
 
 def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
-    """(the product `n` of given weights whose first dimension is that of its columns, the permutation that makes such
-    of its own); None where there are no kernels for it."""
+    """(a function from weights whose first dimension is the output's to the product `n` of them, the permutation that
+    brings its own weights to this order); None where there are no kernels for it."""
     op, (x, w) = n.op, n.inputs
-    known = (x.dtype, w.dtype, n.dtype) in ((f32, f32, f32), (u8, i8, i32))
-    if w.constant is None or not known or 0 in x.shape or 0 in w.shape:
+    is_supported = (x.dtype, w.dtype, n.dtype) in ((f32, f32, f32), (u8, i8, i32))
+    if w.constant is None or not is_supported or 0 in x.shape or 0 in w.shape:
         return None
     if isinstance(op, ops.DotGeneral):
         _, free = op.free(x.type.rank, w.type.rank)
         if any(op.batch) or len(free) != 1 or not op.contract[1]:
             return None
-        sides = op.contract[0], tuple(range(1, w.type.rank))
-        return lambda form: replace(op, contract=sides)(x, form, loc=n.loc), (*free, *op.contract[1])
+        contracted = op.contract[0], tuple(range(1, w.type.rank))
+        return lambda form: replace(op, contract=contracted)(x, form, loc=n.loc), (*free, *op.contract[1])
     assert isinstance(op, ops.Convolution)
     plain = op.feature_groups == op.batch_groups == 1 and all(d == 1 for d in op.lhs_dilation)
     if not plain or any(map(any, op.padding)):
@@ -77,35 +78,35 @@ def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
 
 
 def _is_sparse(weights: np.ndarray) -> bool:
-    # of a mask: numpy counts in floats one by one
-    return bool(np.count_nonzero(weights != 0) <= (1 - LEAST) * weights.size)
+    # of a mask: numpy counts nonzero floats one by one
+    return bool(np.count_nonzero(weights != 0) <= (1 - MIN_ZERO_PART) * weights.size)
 
 
-def kept_blocks(matrix: np.ndarray, height: int) -> np.ndarray:
-    """[groups, columns]: whether a block has something other than zeros."""
+def nonzero_blocks(matrix: np.ndarray, height: int) -> np.ndarray:
+    """[groups, columns]: whether a block has an element other than zero."""
     rows, columns = matrix.shape
-    whole = np.zeros((-(-rows // height) * height, columns), bool)
-    whole[:rows] = matrix != 0
-    return np.asarray(whole.reshape(-1, height, columns).any(1))
+    padded = np.zeros((-(-rows // height) * height, columns), bool)
+    padded[:rows] = matrix != 0
+    return np.asarray(padded.reshape(-1, height, columns).any(1))
 
 
 def stored_blocks(matrix: np.ndarray, height: int) -> int:
-    """How many blocks of weights are stored, with those that fill runs."""
-    counts = kept_blocks(matrix, height).sum(1)
-    return int(counts.sum()) if matrix.dtype != np.int8 else int((-(-counts // RUN) * RUN).sum())
+    """The number of stored blocks of weights, including those that fill runs."""
+    counts = nonzero_blocks(matrix, height).sum(1)
+    return int(counts.sum()) if matrix.dtype != np.int8 else int((-(-counts // BLOCKS_PER_RUN) * BLOCKS_PER_RUN).sum())
 
 
 def _blocks(value: np.ndarray, height: int, loc: str) -> Node:
     matrix = value.reshape(value.shape[0], -1)
     rows, columns = matrix.shape
-    kept = kept_blocks(matrix, height)
-    if kept.sum() < 2:
-        kept[0, :2] = True  # a constant of one element would be no operand
-    group, column = np.nonzero(kept)
-    whole = np.zeros((len(kept) * height, columns), matrix.dtype)
-    whole[:rows] = matrix
-    values = whole.reshape(-1, height, columns)[group, :, column]
-    starts = np.concatenate([[0], np.cumsum(kept.sum(1))]).astype(np.int32)
+    is_stored = nonzero_blocks(matrix, height)
+    if is_stored.sum() < 2:
+        is_stored[0, :2] = True  # a constant of one element would be no operand
+    group, column = np.nonzero(is_stored)
+    padded = np.zeros((len(is_stored) * height, columns), matrix.dtype)
+    padded[:rows] = matrix
+    values = padded.reshape(-1, height, columns)[group, :, column]
+    starts = np.concatenate([[0], np.cumsum(is_stored.sum(1))]).astype(np.int32)
     places = column.astype(np.uint16 if columns <= 1 << 16 else np.int32)
     if matrix.dtype == np.int8:
         values, places, starts = _in_runs(values, places, starts)
@@ -114,14 +115,18 @@ def _blocks(value: np.ndarray, height: int, loc: str) -> Node:
 
 
 def _in_runs(values: np.ndarray, places: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Blocks of each group in runs, the last of which is filled with zeros."""
+    """The blocks of each group in runs; the last run is filled with zeros."""
     counts = np.diff(starts)
-    ends = np.concatenate([[0], np.cumsum(-(-counts // RUN))]).astype(np.int32)
-    at = np.arange(len(values)) + np.repeat(ends[:-1] * RUN - starts[:-1], counts)
-    filled = np.zeros((ends[-1] * RUN, values.shape[1]), values.dtype)
+    ends = np.concatenate([[0], np.cumsum(-(-counts // BLOCKS_PER_RUN))]).astype(np.int32)
+    index = np.arange(len(values)) + np.repeat(ends[:-1] * BLOCKS_PER_RUN - starts[:-1], counts)
+    filled = np.zeros((ends[-1] * BLOCKS_PER_RUN, values.shape[1]), values.dtype)
     columns = np.zeros(len(filled), places.dtype)
-    filled[at], columns[at] = values, places
-    return filled.reshape(-1, RUN, values.shape[1]).transpose(0, 2, 1), columns.reshape(-1, RUN), ends
+    filled[index], columns[index] = values, places
+    return (
+        filled.reshape(-1, BLOCKS_PER_RUN, values.shape[1]).transpose(0, 2, 1),
+        columns.reshape(-1, BLOCKS_PER_RUN),
+        ends,
+    )
 
 
-__all__ = ["Height", "always_dense", "keep_blocks", "kept_blocks", "stored_blocks"]
+__all__ = ["Height", "always_dense", "keep_blocks", "nonzero_blocks", "stored_blocks"]

@@ -1,4 +1,4 @@
-"""Transposed convolutions without multiplying by the zeros between their inputs.
+"""Transposed convolutions without products of the zeros between their inputs.
 
     conv(x dilated by s, w)   ->   concat of shuffle(conv(x, w's taps of some phases))
 
@@ -30,8 +30,10 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbouring phases of one spatial dimension that read the same inputs: their first taps, the offset of the input
-    that these read, and how many taps each has."""
+    """Neighboring phases of one spatial dimension that read the same inputs.
+
+    taps: the first tap of each. offset: of the input that it reads. count: taps of each phase.
+    """
 
     taps: tuple[int, ...]
     offset: int

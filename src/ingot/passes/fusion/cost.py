@@ -1,4 +1,4 @@
-"""What a value costs to compute again or to read."""
+"""The cost of recomputing or reading a value."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ingot.passes.fusion.groups import (
 )
 
 
-def sized(shape: Shape) -> list[int]:
+def long_dims(shape: Shape) -> list[int]:
     """The dimensions that are not of size 1."""
     return [d for d, size in enumerate(shape) if size != 1]
 
 
-def turns_rows(node: Node) -> bool:
-    """A transposition whose innermost dimension lies apart in memory: computing along it would gather."""
+def is_row_transpose(node: Node) -> bool:
+    """Whether `node` is a transpose whose innermost dimension is strided in memory: computing along it would gather."""
     return isinstance(node.op, ops.Transpose) and node.op.permutation[-1] != node.type.rank - 1
 
 
@@ -26,15 +26,15 @@ def reads_leaves(node: Node) -> bool:
 
 
 def is_cheap(node: Node) -> bool:
-    """Plain arithmetic on leaves alone: any loop may compute it again."""
+    """Whether `node` is plain arithmetic on leaves: any loop may recompute it."""
     return is_pointwise(node) and not node.op.costly and reads_leaves(node)
 
 
 def gathers_rows(node: Node) -> bool:
-    """A gather whose innermost dimension lies in memory as its operand's: as cheap to read as any value."""
+    """Whether `node` is a gather whose innermost dimension is contiguous in its operand: as cheap as a load."""
     op = node.op
     if not isinstance(op, ops.Gather) or not node.inputs[0].type.rank:
         return False
     last = node.inputs[0].type.rank - 1
-    whole = op.slice_sizes[last] == node.inputs[0].shape[last] and last not in op.start_index_map
-    return whole and node.type.rank - 1 in op.offset_dims
+    reads_full_rows = op.slice_sizes[last] == node.inputs[0].shape[last] and last not in op.start_index_map
+    return reads_full_rows and node.type.rank - 1 in op.offset_dims

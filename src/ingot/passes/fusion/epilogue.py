@@ -1,4 +1,4 @@
-"""Epilogues: the pointwise ops behind an anchor that it applies to its result before storing it.
+"""Epilogues: the pointwise ops that an anchor applies to its result before storing it.
 
 c = conv(x, w);  y = c * sigmoid(c + b)   ->   add, sigmoid and multiply belong to conv
 """
@@ -9,62 +9,62 @@ from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import Category, category
 
-_MEETING = 16  # ops on the ways from a value that part and meet again
+_MAX_TAIL_OPS = 16  # ops between a value and the point where its paths join
 
 
 def anchor_tails(graph: Graph) -> dict[Node, Node]:
-    """Pointwise nodes that follow an anchor one by one, or apart and together again, so that nothing else needs the
-    values between; and the anchor of each."""
+    """The pointwise nodes that follow an anchor in a chain, or on several paths that join again, and whose intermediate
+    values nothing else needs; with the anchor of each."""
     tails: dict[Node, Node] = {}
     users, order = graph.uses(), graph.nodes()
-    place = {n: i for i, n in enumerate(order)}
+    position = {n: i for i, n in enumerate(order)}
     for n in order:
         if n.op.takes_epilogue or n in tails:
-            tails |= dict.fromkeys(_as_stored(_until_they_meet(graph, n, users, place), users), tails.get(n, n))
+            tails |= dict.fromkeys(_narrowest_tail(_tail_to_join(graph, n, users, position), users), tails.get(n, n))
     return tails
 
 
-def _as_stored(tail: list[Node], users: dict[Node, list[Node]]) -> list[Node]:
-    """A tail without the steps behind its last value of 8 bits, where these only say what that stands for, which
-    pointwise readers can do again: a quarter of the bytes is stored."""
-    narrow = max((i for i, n in enumerate(tail) if n.dtype.is_integer and n.dtype.bits <= 8), default=-1)
-    wide = tail[narrow + 1 :]
-    meaning = all(isinstance(n.op, ops.Convert | ops.Sub | ops.Mul) for n in wide)
-    if narrow < 0 or not wide or not meaning:
+def _narrowest_tail(tail: list[Node], users: dict[Node, list[Node]]) -> list[Node]:
+    """A tail without the ops after its last 8-bit value, if these only dequantize it and all readers are pointwise:
+    they can recompute that, and a quarter of the bytes is stored."""
+    last_narrow = max((i for i, n in enumerate(tail) if n.dtype.is_integer and n.dtype.bits <= 8), default=-1)
+    widening = tail[last_narrow + 1 :]
+    is_dequantization = all(isinstance(n.op, ops.Convert | ops.Sub | ops.Mul) for n in widening)
+    if last_narrow < 0 or not widening or not is_dequantization:
         return tail
-    pointwise = all(category(u.op) is Category.ELEMENTWISE for u in users.get(wide[-1], ()))
-    return tail[: narrow + 1] if pointwise and users.get(wide[-1]) else tail
+    pointwise = all(category(u.op) is Category.ELEMENTWISE for u in users.get(widening[-1], ()))
+    return tail[: last_narrow + 1] if pointwise and users.get(widening[-1]) else tail
 
 
-def _until_they_meet(graph: Graph, node: Node, users: dict[Node, list[Node]], place: dict[Node, int]) -> list[Node]:
-    """The ops between `node` and the first that every way from it leads through, that one too; none if a value among
-    them is needed elsewhere. A convolution may shuffle channels into space first, as it stores them."""
-    between: list[Node] = []
-    waiting: set[Node] = set()
+def _tail_to_join(graph: Graph, node: Node, users: dict[Node, list[Node]], position: dict[Node, int]) -> list[Node]:
+    """The ops from `node` to the first op that is on every path from it, inclusive; none if a value among them is
+    needed elsewhere. A convolution may shuffle channels into space first, as it stores them."""
+    tail: list[Node] = []
+    pending: set[Node] = set()
     last = node = _shuffled(graph, node, users)
-    while len(between) < _MEETING:
-        waiting.update(users.get(last, ()))
-        if last in graph.outputs or not waiting:
+    while len(tail) < _MAX_TAIL_OPS:
+        pending.update(users.get(last, ()))
+        if last in graph.outputs or not pending:
             return []
-        last = min(waiting, key=place.__getitem__)
-        waiting.remove(last)
-        same = category(last.op) is Category.ELEMENTWISE and last.shape == node.shape
-        if not same and not isinstance(last.op, ops.Reshape):
+        last = min(pending, key=position.__getitem__)
+        pending.remove(last)
+        is_elementwise = category(last.op) is Category.ELEMENTWISE and last.shape == node.shape
+        if not is_elementwise and not isinstance(last.op, ops.Reshape):
             return []
-        between.append(last)
-        if not waiting:
-            return between
+        tail.append(last)
+        if not pending:
+            return tail
     return []
 
 
 def _shuffled(graph: Graph, node: Node, users: dict[Node, list[Node]]) -> Node:
-    """The image that the channels of a convolution are shuffled into by the views behind it, or `node` itself: its
-    innermost dimension is a part of the channels."""
-    found = at = node
-    while isinstance(node.op, ops.Convolution) and len(users.get(at, ())) == 1 and at not in graph.outputs:
-        (at,) = users[at]
-        stays = isinstance(at.op, ops.Transpose) and at.op.permutation[-1] == at.type.rank - 1
-        if not stays and not isinstance(at.op, ops.Reshape):
+    """The image into which the views after a convolution shuffle its channels, or `node` itself. Its innermost
+    dimension is a part of the channels."""
+    image = view = node
+    while isinstance(node.op, ops.Convolution) and len(users.get(view, ())) == 1 and view not in graph.outputs:
+        (view,) = users[view]
+        keeps_innermost = isinstance(view.op, ops.Transpose) and view.op.permutation[-1] == view.type.rank - 1
+        if not keeps_innermost and not isinstance(view.op, ops.Reshape):
             break
-        found = at
-    return found
+        image = view
+    return image

@@ -4,18 +4,18 @@
     x -> max, sub, exp, sum, div              =>   group{max, sub, exp, sum, div}
     conv -> relu -> pad -> conv               =>   group{conv, relu} -> pad (storage) -> group{conv}
 
-The graph is walked from its outputs. An op whose users all lie in one group joins it where the group's kind allows;
-otherwise it is the root of a group of its own. So a group has one result, and groups never form a cycle.
+The graph is visited from its outputs. An op whose users are all in one group joins it where the group's kind allows;
+otherwise it becomes the root of a new group. So a group has one result, and groups never form a cycle.
 
-- Views (reshape, transpose, slice, broadcast), iota and scalars are free: each group that reads one has its own copy.
-- An anchor (contraction, window, scan, sort, ...) is a group's main loop. It takes the pointwise ops behind it;
-  what it reads is memory, seen through strided views; a contraction may compute its rows in front of it (`prologue`).
+- Views (reshape, transpose, slice, broadcast), iota and scalars are free: each group that reads one gets its own copy.
+- An anchor (contraction, window, scan, sort, ...) is the main loop of a group. The pointwise ops that follow it join as
+  its epilogue; its operands are in memory, seen through strided views; a contraction may compute its rows (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
-- At last a global pool joins the group that makes its image, as a second result (`pool_epilogue`), and pointwise groups
-  whose results are the model's join the one that reads them (`several_results`).
-- Concat and Pad of computed values are storage: their operands are written straight into the result's buffer.
+- Finally a global pool joins the group that produces its image, as a second result (`pool_epilogue`), and pointwise
+  groups whose results are outputs of the model join the group that reads them (`several_results`).
+- Concat and Pad of computed values are storage ops: their operands are computed directly into the result's buffer.
 
-What is left outside groups: inputs, constants, and storage ops.
+Inputs, constants and storage ops are not in groups.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import pull_back, strided, strided_view
 from ingot.passes.fusion.computed_updates import compute_updates
-from ingot.passes.fusion.cost import gathers_rows, is_cheap, reads_leaves, sized, turns_rows
+from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves
 from ingot.passes.fusion.epilogue import anchor_tails
 from ingot.passes.fusion.groups import (
-    PATHS,
+    MAX_PATHS,
     Axes,
     OpenGroup,
     is_free,
@@ -44,12 +44,19 @@ from ingot.passes.fusion.groups import (
 )
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
-from ingot.passes.fusion.prologue import is_single_row, made_within, normed_row, panel_operand, twins_of, why_stored
+from ingot.passes.fusion.prologue import (
+    is_single_row,
+    norm_of_row,
+    panel_operand,
+    prologue_members,
+    reason_stored,
+    sibling_products,
+)
 from ingot.passes.fusion.several_results import join_results
 
-_LOADED = (-2, -1, 0, 1, 2)  # steps of vectors that are loads and shuffles
-_LINE = 64  # bytes of a cache line
-_FEW = 8  # channels: half a vector at most
+_CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
+_CACHE_LINE_BYTES = 64
+_MAX_NARROW_CHANNELS = 8  # half a vector
 
 
 def _source(node: Node) -> Node:
@@ -65,13 +72,13 @@ class _Fusion:
         self.order = graph.nodes()
         self.users = graph.uses()
         self.outputs = set(graph.outputs)
-        self.homes: dict[Node, list[OpenGroup]] = {}  # groups that compute a node (free nodes: several)
-        self.readers: dict[OpenGroup, list[Node]] = {}  # of the node that is being placed: its users, by group
-        self.forced: set[Node] = set()  # read by an anchor or a storage op: must be memory
-        self.panels: set[Node] = set()  # read by an anchor that may compute them itself; forced, if it does not
+        self.groups_of: dict[Node, list[OpenGroup]] = {}  # groups that compute a node (free nodes: several)
+        self.readers: dict[OpenGroup, list[Node]] = {}  # users of the current node, by group
+        self.in_memory: set[Node] = set()  # operands of anchors and storage ops: must be stored
+        self.optional_memory: set[Node] = set()  # operands that an anchor may compute itself, else `in_memory`
         self.storage: set[Node] = set()
-        self.apart: dict[Node, str] = {}  # roots of groups: why they are
-        self.reasons: dict[Node, str] = {}  # the same, of the groups that were built
+        self.root_reasons: dict[Node, str] = {}  # why a node is the root of a group
+        self.reasons: dict[Node, str] = {}  # the same, by the groups that were built
         self.tails = anchor_tails(graph)
 
     def run(self) -> Graph:
@@ -84,48 +91,53 @@ class _Fusion:
         users = self.users.get(node, [])
         self.readers = {}
         for u in users:
-            for g in self.homes.get(u, ()):
+            for g in self.groups_of.get(u, ()):
                 self.readers.setdefault(g, []).append(u)
-        homes = list(self.readers)
-        if len(homes) == 1 and self._join_front(homes[0], node):
+        groups = list(self.readers)
+        if len(groups) == 1 and self._join_prologue(groups[0], node):
             return
-        if node in self.panels:
-            self.forced.add(node)
-        must = node in self.outputs or node in self.forced
+        if node in self.optional_memory:
+            self.in_memory.add(node)
+        needs_memory = node in self.outputs or node in self.in_memory
         if self._is_storage(node):
             self.storage.add(node)
-            self.forced.update(x for x, _ in held_operands(node))
+            self.in_memory.update(x for x, _ in held_operands(node))
             return
         if isinstance(node.op, Project):
-            self.forced.add(node.inputs[0])
+            self.in_memory.add(node.inputs[0])
             self.storage.add(node)
             return
         if is_free(node):
-            self._place_free(node, homes, must)
+            self._place_free(node, groups, needs_memory)
             return
-        if not must and homes and all(self.homes.get(u) for u in users) and not any(map(self._is_full, homes)):
-            if len(homes) == 1 and self._join(homes[0], node):
+        if (
+            not needs_memory
+            and groups
+            and all(self.groups_of.get(u) for u in users)
+            and not any(map(self._is_full, groups))
+        ):
+            if len(groups) == 1 and self._join(groups[0], node):
                 return
-            if len(homes) > 1 and self._join_all(homes, node):
+            if len(groups) > 1 and self._join_all(groups, node):
                 return
-        self.apart[node] = self._why_apart(node, homes)
+        self.root_reasons[node] = self._root_reason(node, groups)
         self._open(node)
 
     def _is_full(self, g: OpenGroup) -> bool:
         return len(g.members) >= self.policy.members
 
-    def _why_apart(self, node: Node, homes: list[OpenGroup]) -> str:
-        """For people: why `node` is the root of a group, and so stored, and no part of the group that reads it."""
+    def _root_reason(self, node: Node, groups: list[OpenGroup]) -> str:
+        """Explain why `node` is the root of a group, and so stored, instead of a member of the group that reads it."""
         readers = self.users.get(node, [])
         if node in self.outputs:
             return "an output of the model"
-        if node in self.forced:
-            told = {why_stored(u, self.policy) for u in readers if self._is_anchor(u)}
-            told |= {f"{u.op.name} keeps a place for it" for u in readers if u in self.storage}
-            return "; ".join(sorted(told)) or "it is read as memory, through a view"
-        if len(homes) != 1 or not all(self.homes.get(u) for u in readers):
-            return f"{len(homes)} kernels read it: each would have to compute it again"
-        (g,) = homes
+        if node in self.in_memory:
+            reasons = {reason_stored(u, self.policy) for u in readers if self._is_anchor(u)}
+            reasons |= {f"{u.op.name} keeps a place for it" for u in readers if u in self.storage}
+            return "; ".join(sorted(reasons)) or "it is read as memory, through a view"
+        if len(groups) != 1 or not all(self.groups_of.get(u) for u in readers):
+            return f"{len(groups)} kernels read it: each would have to compute it again"
+        (g,) = groups
         if self._is_full(g):
             return f"the kernel of {g.root.op.name} has {self.policy.members} ops already"
         if isinstance(node.op, ops.Reduction):
@@ -137,56 +149,58 @@ class _Fusion:
         return f"the loop of {g.root.op.name} needs each of its elements several times"
 
     def _is_anchor(self, node: Node) -> bool:
-        return any(g.anchor is node for g in self.homes.get(node, ()))
+        return any(g.anchor is node for g in self.groups_of.get(node, ()))
 
-    def _place_free(self, node: Node, homes: list[OpenGroup], must: bool) -> None:
-        only_read_as_memory = node in self.forced and node not in self.outputs
+    def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
+        only_read_as_memory = node in self.in_memory and node not in self.outputs
         in_place = isinstance(node.op, ops.WEIGHT_FORMS) or strided_view(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
             for i in node.inputs:
-                self.forced.add(i)
-            must = False
-        if must or not homes or any(self._looked_up_again(g, node) for g in homes):
-            self.apart[node] = self._why_apart(node, homes)
+                self.in_memory.add(i)
+            needs_memory = False
+        if needs_memory or not groups or any(self._repeats_lookups(g, node) for g in groups):
+            self.root_reasons[node] = self._root_reason(node, groups)
             self._open(node)
             return
-        for g in homes:
+        for g in groups:
             self._add(g, node, self._axes_in(g, node))
-        self.homes[node] = homes
+        self.groups_of[node] = groups
 
-    def _looked_up_again(self, g: OpenGroup, node: Node) -> bool:
-        """Whether vectors along the group's rows would look up each element of a view on its own, and its elements many
-        times: stored in the order of the rows, they are loaded."""
+    def _repeats_lookups(self, g: OpenGroup, node: Node) -> bool:
+        """Whether vectors along the group's rows would gather the elements of a view, each several times: a copy stored
+        in the order of the rows is loaded instead."""
         axes = self._axes_in(g, node)
-        dims, rows = sized(node.shape), sized(g.box)
-        many = max(self.policy.lookups, self.policy.lookups_each * estimate(node.type.size))
-        if g.anchor is not None or axes is None or estimate(product(g.box)) < many:
+        dims, rows = long_dims(node.shape), long_dims(g.box)
+        min_elements = max(self.policy.lookups, self.policy.lookups_each * estimate(node.type.size))
+        if g.anchor is not None or axes is None or estimate(product(g.box)) < min_elements:
             return False
         if not dims or axes[dims[-1]] != rows[-1]:
             return False
-        found = strided(node, {})
-        return found is not None and found[0].constant is None and found[1].strides[dims[-1]] not in _LOADED
+        source = strided(node, {})
+        return source is not None and source[0].constant is None and source[1].strides[dims[-1]] not in _CHEAP_STRIDES
 
     def _is_storage(self, node: Node) -> bool:
-        """Concats and pads whose operands are computed and which are read as memory."""
+        """Whether `node` is a concat or pad of computed operands that is read from memory."""
         if node in self.outputs and not isinstance(node.op, ops.Concat):
             return False
         if isinstance(node.op, ops.Concat):
-            made = [i for i in node.inputs if not i.is_leaf and not self._is_cheap_chain(i)]
-            return bool(made) and (len(node.inputs) > 3 or node in self.forced or any(map(self._has_anchor, made)))
-        if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._widens(node.op):
+            computed = [i for i in node.inputs if not i.is_leaf and not self._is_cheap_chain(i)]
+            return bool(computed) and (
+                len(node.inputs) > 3 or node in self.in_memory or any(map(self._has_anchor, computed))
+            )
+        if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._only_widens(node.op):
             return False
         if any(map(is_found, mentions(node))):
-            return False  # its halo would lie elsewhere in each run
-        return ops.fill_byte(node) is not None and node in self.forced
+            return False  # the position of its halo would change from run to run
+        return ops.fill_byte(node) is not None and node in self.in_memory
 
-    def _widens(self, op: ops.Pad) -> bool:
+    def _only_widens(self, op: ops.Pad) -> bool:
         limits = {name: (low, high) for name, low, high in self.graph.bounds}
-        least = [bounds(d, limits)[0] for d in (*op.low, *op.high)]
-        return all(n is not None and n >= 0 for n in least)
+        lows = [bounds(d, limits)[0] for d in (*op.low, *op.high)]
+        return all(n is not None and n >= 0 for n in lows)
 
     def _is_cheap_chain(self, node: Node, depth: int = 4) -> bool:
-        """A few plain pointwise steps from memory: cheaper to compute in place than to store."""
+        """Whether `node` is a few plain pointwise ops on memory: cheaper to recompute than to store."""
         if node.is_leaf or (is_free(node) and not node.inputs):
             return True
         if depth == 0 or not (is_pointwise(node) or is_free(node)) or node.op.costly or isinstance(node.op, ops.Concat):
@@ -203,7 +217,7 @@ class _Fusion:
     def _open(self, node: Node) -> None:
         g = OpenGroup(node, _box(node))
         self._add(g, node, tuple(range(len(g.box))) if len(node.types) > 1 or node.shape == g.box else None)
-        self.homes[node] = [g]
+        self.groups_of[node] = [g]
         if isinstance(node.op, ops.Reduction):
             self._start_rows(g, node)
         elif not is_pointwise(node) and not is_free(node):
@@ -211,20 +225,20 @@ class _Fusion:
 
     def _anchor(self, g: OpenGroup, node: Node) -> None:
         g.anchor = node
-        within = frozenset[Node]()
+        required = frozenset[Node]()
         if self.policy.computed_rows:
-            within = made_within(node, self.users, self.graph, self.tails, self.policy)
+            required = prologue_members(node, self.users, self.graph, self.tails, self.policy)
         elif is_single_row(node, self.policy):
-            within = normed_row(node, self.users, self.graph, self.tails, self.policy)
-        g.within = frozenset() if any(map(self._has_front, within)) else within
-        g.panel = node.inputs[0] if g.within else self._panel(node)
-        self.forced.update(i for i in node.inputs if i is not g.panel)
+            required = norm_of_row(node, self.users, self.graph, self.tails, self.policy)
+        g.required = frozenset() if any(map(self._has_prologue, required)) else required
+        g.panel = node.inputs[0] if g.required else self._panel(node)
+        self.in_memory.update(i for i in node.inputs if i is not g.panel)
         if g.panel is not None:
-            self.panels.add(g.panel)
+            self.optional_memory.add(g.panel)
 
     def _panel(self, anchor: Node) -> Node | None:
-        """The operand that `anchor` may compute. What comes from row reductions or gathers stays with them: apart, they
-        and what is left of the rows would be kernels of their own."""
+        """The operand that `anchor` may compute. Values of row reductions or gathers stay in their group: otherwise
+        both would need a kernel of their own."""
         panel = panel_operand(anchor, self.policy) if self.policy.computed_rows else None
         stack, budget = [panel] if panel is not None else [], 32
         while stack and budget:
@@ -235,180 +249,188 @@ class _Fusion:
                 stack.extend(n.inputs)
         return panel
 
-    def _has_front(self, node: Node) -> bool:
-        """Whether a contraction computes its rows, and so is no part of what another's are computed from."""
+    def _has_prologue(self, node: Node) -> bool:
+        """Whether `node` is a contraction that computes its rows, so it cannot be in the prologue of another one."""
         panel = self._panel(node) if is_contraction(node) else None
         source = None if panel is None else _source(panel)
         return source is not None and is_pointwise(source) and source not in self.tails and len(self.users[source]) == 1
 
-    def _join_front(self, g: OpenGroup, node: Node) -> bool:
-        """Add `node`, which only the rows of the group's anchor need, to what is computed in front of it."""
-        if g.panel is None or node in self.outputs or node in self.forced:
+    def _join_prologue(self, g: OpenGroup, node: Node) -> bool:
+        """Add `node`, which only the rows of the group's anchor need, to the anchor's prologue."""
+        if g.panel is None or node in self.outputs or node in self.in_memory:
             return False
-        anchors = (g.anchor, *g.twins) if node is g.panel else ()
-        if not all(u in g.front or u in anchors for u in self.users[node]):
+        anchors = (g.anchor, *g.siblings) if node is g.panel else ()
+        if not all(u in g.prologue or u in anchors for u in self.users[node]):
             return False
-        if node in g.within:
+        if node in g.required:
             if is_contraction(node):
-                self.forced.update(i for i in node.inputs if i not in g.within)
+                self.in_memory.update(i for i in node.inputs if i not in g.required)
         elif is_free(node):
-            if node in self.panels:
-                if not strided_view(node) or turns_rows(node):
+            if node in self.optional_memory:
+                if not strided_view(node) or is_row_transpose(node):
                     return False
-                self.panels.update(node.inputs)
+                self.optional_memory.update(node.inputs)
         else:
-            whole = product(node.shape) == product(g.panel.shape) and category(node.op) is Category.ELEMENTWISE
-            if node in self.tails or not (whole or is_cheap(node)):
+            is_full_size = product(node.shape) == product(g.panel.shape) and category(node.op) is Category.ELEMENTWISE
+            if node in self.tails or not (is_full_size or is_cheap(node)):
                 return False
         self._add(g, node, None)
-        g.front.add(node)
-        self.homes[node] = [g]
+        g.prologue.add(node)
+        self.groups_of[node] = [g]
         return True
 
     def _join(self, g: OpenGroup, node: Node) -> bool:
         """Add `node`, all of whose users are in `g`, if the group's kind allows it."""
         axes = self._axes_in(g, node)
         if isinstance(node.op, ops.Reduction):
-            joined = self._join_reduction(g, node, axes)
+            can_join = self._join_reduction(g, node, axes)
         elif is_pointwise(node):
-            joined = self._accepts_pointwise(g, node, axes)
-        elif g.anchor is not None and node in twins_of(g.anchor, self.users, self.graph, self.policy):
-            joined = self._aligned(g, node, moved=True)
-            if joined:
-                g.twins.append(node)
-                self.forced.update(i for i in node.inputs if i is not g.panel)
+            can_join = self._accepts_pointwise(g, node, axes)
+        elif g.anchor is not None and node in sibling_products(g.anchor, self.users, self.graph, self.policy):
+            can_join = self._is_aligned(g, node, moved=True)
+            if can_join:
+                g.siblings.append(node)
+                self.in_memory.update(i for i in node.inputs if i is not g.panel)
         else:
-            free = g.anchor is None and not g.reductions and len(node.types) == 1
-            behind = node.op.takes_epilogue and self._aligned(g, node, moved=True)
-            joined = free and (behind or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None)
-            joined = joined and not self._scattered(g, node)
-            if joined:
+            has_no_loop = g.anchor is None and not g.reductions and len(node.types) == 1
+            is_epilogue = node.op.takes_epilogue and self._is_aligned(g, node, moved=True)
+            can_join = has_no_loop and (
+                is_epilogue or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None
+            )
+            can_join = can_join and not self._stores_scattered(g, node)
+            if can_join:
                 self._anchor(g, node)
-        if joined:
+        if can_join:
             self._add(g, node, self._axes_in(g, node))
-            self.homes[node] = [g]
-        return joined
+            self.groups_of[node] = [g]
+        return can_join
 
-    def _scattered(self, g: OpenGroup, node: Node) -> bool:
-        """Whether the group would store a large image of `node` element by element: vectors run along its channels."""
-        if not isinstance(node.op, ops.Convolution) or estimate(node.shape[-1]) <= _FEW:
+    def _stores_scattered(self, g: OpenGroup, node: Node) -> bool:
+        """Whether the group would store a large image of `node` element by element, as vectors run along its
+        channels."""
+        if not isinstance(node.op, ops.Convolution) or estimate(node.shape[-1]) <= _MAX_NARROW_CHANNELS:
             return False
         if estimate(node.type.size) < self.policy.scattered:
             return False
-        way = [node]
-        while way[-1] is not g.root:
-            way.append(next(u for u in self.users[way[-1]] if u in g.members))
-        lay = Layout.contiguous(g.root.shape)
-        for below, u in reversed([*pairwise(way)]):
-            moved = pull_back(u, below, lay) if is_free(u) else lay
-            if moved is None:  # a part of the channels is innermost here
+        chain = [node]
+        while chain[-1] is not g.root:
+            chain.append(next(u for u in self.users[chain[-1]] if u in g.members))
+        layout = Layout.contiguous(g.root.shape)
+        for operand, u in reversed([*pairwise(chain)]):
+            moved = pull_back(u, operand, layout) if is_free(u) else layout
+            if moved is None:  # only a part of the channels is innermost
                 break
-            lay = moved
-        return lay.strides[-1] != 1
+            layout = moved
+        return layout.strides[-1] != 1
 
-    def _join_all(self, homes: list[OpenGroup], node: Node) -> bool:
-        """Compute `node` in each of the groups that read it, where that costs no more than reading it would: plain
-        arithmetic on at most one value as large."""
-        if len(homes) > self.policy.copies or node in self.tails or not self._is_stored_or_plain(homes, node):
+    def _join_all(self, groups: list[OpenGroup], node: Node) -> bool:
+        """Add `node` to each of the groups that read it, if recomputing costs no more than reading: plain arithmetic on
+        at most one value of its size."""
+        if len(groups) > self.policy.copies or node in self.tails or not self._recomputes_cheaply(groups, node):
             return False
         sources = {_source(i) for i in node.inputs}
         large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]
         if len(large) > 1:
             return False
-        axes = [self._axes_in(g, node) for g in homes]
-        if not all(self._accepts_pointwise(g, node, a) for g, a in zip(homes, axes, strict=True)):
+        axes = [self._axes_in(g, node) for g in groups]
+        if not all(self._accepts_pointwise(g, node, a) for g, a in zip(groups, axes, strict=True)):
             return False
-        for g, a in zip(homes, axes, strict=True):
+        for g, a in zip(groups, axes, strict=True):
             self._add(g, node, a)
-        self.homes[node] = homes
+        self.groups_of[node] = groups
         return True
 
-    def _is_stored_or_plain(self, homes: list[OpenGroup], node: Node, depth: int = 4) -> bool:
-        """Plain arithmetic on values that lie in memory whatever happens to `node`: reductions that run over the box of
-        one of the groups do not, they join it."""
+    def _recomputes_cheaply(self, groups: list[OpenGroup], node: Node, depth: int = 4) -> bool:
+        """Whether `node` is plain arithmetic on values that are stored anyway. Reductions over the box of one of the
+        groups are not: they join it."""
         if depth == 0 or not isinstance(node.op, Elementwise) or node.op.costly:
             return False
         for x in map(_source, node.inputs):
-            if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in homes):
+            if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
                 return False
-            stored = x.is_leaf or is_free(x) or x in self.forced or not is_pointwise(x)
-            if not (stored or len(self.users[x]) > 1 or self._is_stored_or_plain(homes, x, depth - 1)):
+            stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x)
+            if not (stored or len(self.users[x]) > 1 or self._recomputes_cheaply(groups, x, depth - 1)):
                 return False
         return True
 
     def _accepts_pointwise(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         if node in self.tails:
-            free = g.anchor is None or self.tails[node] in twins_of(g.anchor, self.users, self.graph, self.policy)
-            if not free or g.reductions or not self._aligned(g, node):
+            is_free_tail = g.anchor is None or self.tails[node] in sibling_products(
+                g.anchor, self.users, self.graph, self.policy
+            )
+            if not is_free_tail or g.reductions or not self._is_aligned(g, node):
                 return False
         if node.op.holds_operands and (g.anchor is not None or g.reductions):
             return False
-        if len(g.paths_to(node, self.readers[g])) > PATHS:
+        if len(g.paths_to(node, self.readers[g])) > MAX_PATHS:
             return False
-        if any(map(turns_rows, self.users.get(node, ()))) and self._made_of_rows(node):
+        if any(map(is_row_transpose, self.users.get(node, ()))) and self._depends_on_gathered_rows(node):
             return False
-        again = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
+        repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
-        if again and not (cheap or node.type.size == 1 or self._once_a_row(g, node, axes)):
+        if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
-        return g.anchor is None or self._aligned(g, node, moved=True) or cheap
+        return g.anchor is None or self._is_aligned(g, node, moved=True) or cheap
 
-    def _made_of_rows(self, node: Node, depth: int = 8) -> bool:
-        """Whether a loop along the innermost dimension of `node` reads gathered rows as they lie, and one along another
-        would look up each element."""
+    def _depends_on_gathered_rows(self, node: Node, depth: int = 8) -> bool:
+        """Whether a loop along the innermost dimension of `node` reads gathered rows contiguously, so that one along
+        another dimension would gather each element."""
         if gathers_rows(node):
             return True
         computed = depth and is_pointwise(node) and not node.op.holds_operands
-        return bool(computed) and any(self._made_of_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1)
+        return bool(computed) and any(
+            self._depends_on_gathered_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1
+        )
 
-    def _once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
-        """A small value that loops over the box compute outside their innermost loop: it does not follow the innermost
-        dimension, or it comes from a reduction that can join the group."""
+    def _is_computed_once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
+        """Whether the loops over the box compute a small value outside their innermost loop: it does not follow the
+        innermost dimension, or it depends on a reduction that can join the group."""
         if axes is None or g.anchor is not None:
             return False
         follows = tuple(sorted(a for a in axes if a is not None))
-        spread = [d for d in range(len(g.box)) if g.box[d] != 1]
-        if spread and spread[-1] not in follows:
+        long = [d for d in range(len(g.box)) if g.box[d] != 1]
+        if long and long[-1] not in follows:
             return True
         stack, budget = list(node.inputs), 16
         while stack and budget:
             n, budget = stack.pop(), budget - 1
             if isinstance(n.op, ops.Reduction) and n.inputs[0].shape == g.box:
-                kept = tuple(d for d in range(len(g.box)) if d not in ops.reduced_dims(n) and g.box[d] != 1)
-                return kept == tuple(d for d in follows if g.box[d] != 1)
+                result_dims = tuple(d for d in range(len(g.box)) if d not in ops.reduced_dims(n) and g.box[d] != 1)
+                return result_dims == tuple(d for d in follows if g.box[d] != 1)
             if (is_pointwise(n) or is_free(n)) and len(self.users.get(n, ())) == 1:
                 stack.extend(n.inputs)
         return False
 
     def _join_reduction(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
-        """A reduction joins behind its full-box users (softmax) or before its row-shaped epilogue (a mean)."""
+        """Whether a reduction can join: as the operand of full-box users (softmax), or before a row-shaped epilogue
+        (mean)."""
         if g.anchor is not None or axes is None or node in self.outputs:
             return False
         box, reduced = node.inputs[0].shape, ops.reduced_dims(node)
-        kept = tuple(d for d in range(len(box)) if d not in reduced)
+        result_dims = tuple(d for d in range(len(box)) if d not in reduced)
         if g.reductions:
             same = g.reductions[0].inputs[0].shape == box and ops.reduced_dims(g.reductions[0]) == reduced
-            fits = same and _follows(axes, kept, box)
-            if fits:
+            can_join = same and _follows(axes, result_dims, box)
+            if can_join:
                 g.reductions.append(node)
-            return fits
-        if g.box == box and _follows(axes, kept, box) and not self._tall(node.inputs[0], reduced):
+            return can_join
+        if g.box == box and _follows(axes, result_dims, box) and not self._has_tall_columns(node.inputs[0], reduced):
             g.reductions.append(node)
             return True
-        row_like = tuple(d for d in g.box if d != 1) == tuple(box[d] for d in kept if box[d] != 1)
-        if not row_like or not self._aligned(g, node):
+        row_like = tuple(d for d in g.box if d != 1) == tuple(box[d] for d in result_dims if box[d] != 1)
+        if not row_like or not self._is_aligned(g, node):
             return False
         g.reductions.append(node)
-        g.rebase(box, kept)
+        g.rebase(box, result_dims)
         return True
 
-    def _tall(self, x: Node, reduced: Sequence[int]) -> bool:
-        """Whether a loop over columns, a vector each, would fetch them anew in each pass, a few lines of each page: the
-        passes go through memory as it lies if they are apart, and are cut between the cores by rows as well."""
-        sized = [d for d in range(len(x.shape)) if x.shape[d] != 1]
-        if not sized or sized[-1] in reduced or estimate(x.shape[sized[-1]]) * x.dtype.nbytes <= 4 * _LINE:
+    def _has_tall_columns(self, x: Node, reduced: Sequence[int]) -> bool:
+        """Whether a loop over columns of vectors would fetch them again in each pass, a few cache lines of each page.
+        Separate kernels traverse memory in order, and are also split between the cores by rows."""
+        long = [d for d in range(len(x.shape)) if x.shape[d] != 1]
+        if not long or long[-1] in reduced or estimate(x.shape[long[-1]]) * x.dtype.nbytes <= 4 * _CACHE_LINE_BYTES:
             return False
-        return estimate(product([x.shape[d] for d in reduced])) * _LINE > self.policy.column_bytes
+        return estimate(product([x.shape[d] for d in reduced])) * _CACHE_LINE_BYTES > self.policy.column_bytes
 
     def _start_rows(self, g: OpenGroup, node: Node) -> None:
         box = node.inputs[0].shape
@@ -418,80 +440,82 @@ class _Fusion:
     def _add(self, g: OpenGroup, node: Node, axes: Axes | None) -> None:
         g.add(node, axes, self.readers.get(g, ()))
 
-    def _aligned(self, g: OpenGroup, node: Node, moved: bool = False) -> bool:
-        """Whether each element of `node` is needed for one element of the result alone: the same in row-major order, or
+    def _is_aligned(self, g: OpenGroup, node: Node, moved: bool = False) -> bool:
+        """Whether each element of `node` is needed for one element of the result only: the same in row-major order, or
         with `moved` any, by transposes."""
         order = g.order_of(node, self.readers.get(g, ()))
         return order == () or (moved and order is not None)
 
     def _axes_in(self, g: OpenGroup, node: Node) -> Axes | None:
-        """How the node's dimensions follow the group's box, agreed by all its users in the group."""
-        found: Axes | None = None
+        """The axes of the box that the node's dimensions follow; None if its users in the group disagree."""
+        common: Axes | None = None
         for u in self.readers.get(g, ()):
             axes = g.operand_axes(u, node)
-            if axes is None or (found is not None and found != axes):
+            if axes is None or (common is not None and common != axes):
                 return None
-            found = axes
-        return found if node is not g.root else g.axes.get(node, found)
+            common = axes
+        return common if node is not g.root else g.axes.get(node, common)
 
     def _build(self) -> Graph:
-        """The graph of groups and storage ops, from the outputs' view."""
+        """Build the graph of groups and storage ops."""
         memo: dict[Node, Node] = {}
         for n in self.order:
             if n.is_leaf:
                 memo[n] = n
             elif n in self.storage:
                 memo[n] = self._build_storage(n, memo)
-            elif n in self.homes and self.homes[n][0].root is n and len(self.homes[n]) == 1:
-                memo[n] = self.homes[n][0].built(memo)
-                self.reasons[memo[n]] = self.apart[n]
+            elif n in self.groups_of and self.groups_of[n][0].root is n and len(self.groups_of[n]) == 1:
+                memo[n] = self.groups_of[n][0].build(memo)
+                self.reasons[memo[n]] = self.root_reasons[n]
         outputs: list[Node] = []
-        lasting = dict(enumerate(self.graph.lasting))
+        state = dict(enumerate(self.graph.lasting))
         for i, n in enumerate(self.graph.outputs):
-            # an output is written by a group of its own, but what lasts as it is by none
-            own = not n.is_leaf and memo[n] not in outputs and isinstance(memo[n].op, Group)
-            stays = i in lasting and lasting[i][0] is n
-            outputs.append(memo[n] if own or stays else _copy(f"out{i}", memo[n]))
+            # each output is written by its own group, except unchanged values of the state
+            is_written = not n.is_leaf and memo[n] not in outputs and isinstance(memo[n].op, Group)
+            is_unchanged_state = i in state and state[i][0] is n
+            outputs.append(memo[n] if is_written or is_unchanged_state else _copy(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)
 
     def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:
-        """A storage op on built groups; operands that no group of this graph writes get a copying group."""
+        """Build a storage op on the built groups."""
         return node.op(*(memo.get(i, i) for i in node.inputs), loc=node.loc)
 
 
 def _box(root: Node) -> Shape:
-    """What the loops of a group run over: its result, or what that is a reshape of: rows of reductions lie there."""
+    """The iteration space of a group: the shape of its root, or of the operand of a reshape, which has the rows of
+    reductions."""
     if len(root.types) > 1:
         return ()
     return root.inputs[0].shape if isinstance(root.op, ops.Reshape) else root.shape
 
 
-def _follows(axes: Axes, kept: tuple[int, ...], box: Shape) -> bool:
+def _follows(axes: Axes, result_dims: tuple[int, ...], box: Shape) -> bool:
     """Whether a reduction's result dimensions follow the kept dimensions of the box, in order."""
-    if len(axes) != len(kept):
+    if len(axes) != len(result_dims):
         return False
-    return all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, kept, strict=True))
+    return all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, result_dims, strict=True))
 
 
 def _copy(label: str, value: Node) -> Node:
-    """A group that copies `value`; the label keeps copies of one value apart."""
+    """Return a group that copies `value`. label: distinguishes copies of one value."""
     p = Input(label, value.type)()
     return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
 
 
 def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] | None = None) -> Graph:
-    """A CORE graph (and kept composite ops) -> a graph of Group nodes, storage ops, inputs and constants.
+    """Turn a CORE graph (with composite ops that the target keeps) into one of groups, storage ops, inputs and
+    constants.
 
-    `reasons`, if given, is filled with why each group is not part of the one that reads it; policy: the target's.
+    policy: the target's. reasons: receives why each group is not part of the one that reads it.
     """
     fusion = _Fusion(graph, policy)
-    fused, became = fusion.run(), dict[Node, Node]()
+    fused, images = fusion.run(), dict[Node, Node]()
     if policy.pooled_images:
-        fused, became = pool_in_producers(fused)
-    fused, within = compute_updates(fused, policy)
-    became = {n: within.get(g, g) for n, g in became.items()} | within
-    fused, joined = join_results(fused, policy)
+        fused, images = pool_in_producers(fused)
+    fused, updated = compute_updates(fused, policy)
+    images = {n: updated.get(g, g) for n, g in images.items()} | updated
+    fused, merged = join_results(fused, policy)
     if reasons is not None:
-        moved = {n: became.get(n, n) for n in fusion.reasons}
-        reasons |= {joined.get(moved[n], moved[n]): text for n, text in fusion.reasons.items()}
+        current = {n: images.get(n, n) for n in fusion.reasons}
+        reasons |= {merged.get(current[n], current[n]): text for n, text in fusion.reasons.items()}
     return fused

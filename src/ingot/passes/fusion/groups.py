@@ -1,4 +1,4 @@
-"""A group while fusion grows it: its members, how their dimensions follow the box of its loops, and its body."""
+"""A group during fusion: its members, the axes of its box that their dimensions follow, and its body."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from ingot.support.dataclass import dataclass
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
 Path = tuple[tuple[int, int], ...]  # (reader, operand) of each view and gather between a group's loops and a value
-PATHS = 8  # through which a group computes one value: each is code of its own, and each further view doubles them
+MAX_PATHS = 8  # to one value in a group: each is separate code, and each further view doubles their number
 
 
 def is_free(node: Node) -> bool:
-    """Each group may have its own copy: a view, a counter, a scalar constant, or what a form of weights stands for."""
+    """Whether each group may have its own copy: a view, an iota, a scalar constant, or the value of a weight form."""
     return node.op.duplicable or (node.constant is not None and node.type.size == 1)
 
 
 def is_pointwise(node: Node) -> bool:
-    """Computed element by element inside any loop: elementwise ops, gathers, and views that are not free."""
+    """Whether any loop can compute it by element: elementwise ops, gathers, and views that are not free."""
     return category(node.op) in (Category.ELEMENTWISE, Category.GATHER, Category.VIEW)
 
 
 def _view_axes(op: View, user: Node, node: Node, axes: Axes) -> Axes | None:
     places = op.index_map(node.shape, user.shape)
-    along = along_axes(places, node.shape, user.shape)
-    # one that is cut, reversed, or read as one with others is none of the view's
-    whole = all(d is not None or size == 1 for d, size in zip(along, node.shape, strict=True))
-    if not whole or any(place.is_padded for place in places):
+    view_axes = along_axes(places, node.shape, user.shape)
+    # an axis that is sliced, reversed or merged is not an axis of the view
+    is_complete = all(d is not None or size == 1 for d, size in zip(view_axes, node.shape, strict=True))
+    if not is_complete or any(place.is_padded for place in places):
         return None
-    return tuple(None if d is None else axes[d] for d in along)
+    return tuple(None if d is None else axes[d] for d in view_axes)
 
 
 def _index_axes(op: ops.Gather, user: Node, node: Node, axes: Axes) -> Axes | None:
-    """Axes of a gather's indices, each a scalar: those of the result's dimensions outside the slices."""
+    """The axes of a gather's scalar indices: those of the result's dimensions outside the slices."""
     x, indices = user.inputs
     if node is x or op.index_vector_dim < indices.type.rank - 1:
         return None
@@ -58,10 +58,11 @@ def _follows_elements(user: Node, node: Node) -> bool:
 
 @dataclass(eq=False)
 class OpenGroup:
-    """A group while it grows, from its root towards what it reads: all users of a node that joins are settled.
+    """A group that grows from its root towards its operands. All users of a node are placed before it joins.
 
-    orders: of members each of whose elements is needed for one element of the result alone: the views that move it
-    there, () for the i-th in row-major order. paths: how the loops get at each member, which is computed once for each.
+    orders: of a member each of whose elements is needed for one element of the result only, the views that move it
+    there; () in row-major order, None for other members. paths: from the loops to each member, which is computed once
+    for each path.
     """
 
     root: Node
@@ -71,10 +72,10 @@ class OpenGroup:
     orders: dict[Node, Path | None] = field(default_factory=dict)
     paths: dict[Node, frozenset[Path]] = field(default_factory=dict)
     anchor: Node | None = None
-    twins: list[Node] = field(default_factory=list)  # contractions of the anchor's first operand beside it
-    panel: Node | None = None  # what the anchor reads and may compute itself
-    front: set[Node] = field(default_factory=set)  # members that only make `panel`
-    within: frozenset[Node] = frozenset()  # those that must, with a contraction among them
+    siblings: list[Node] = field(default_factory=list)  # other contractions of the anchor's first operand
+    panel: Node | None = None  # the operand of the anchor that the group may compute
+    prologue: set[Node] = field(default_factory=set)  # members that only `panel` needs
+    required: frozenset[Node] = frozenset()  # nodes that must join `prologue`, a contraction among them
     reductions: list[Node] = field(default_factory=list)
 
     @property
@@ -83,38 +84,38 @@ class OpenGroup:
             return "rows"
         if self.anchor is None:
             return "pointwise"
-        if self.within and ops.is_depthwise(self.anchor):
+        if self.required and ops.is_depthwise(self.anchor):
             return "inverted_bottleneck"
         if is_contraction(self.anchor):
             return "contraction"
-        what = category(self.anchor.op)
+        anchor_category = category(self.anchor.op)
         # a model-level op that was kept whole has a strategy of its own
-        return self.anchor.op.name if what is Category.OPAQUE else what.value
+        return self.anchor.op.name if anchor_category is Category.OPAQUE else anchor_category.value
 
     def add(self, node: Node, axes: Axes | None, readers: Sequence[Node]) -> None:
-        """Take `node` in; `readers` are its users in the group."""
+        """Add `node`. readers: its users in the group."""
         self.members.add(node)
         self.axes[node] = axes
         self.paths[node] = self.paths_to(node, readers)
         self.orders[node] = self.order_of(node, readers)
 
     def paths_to(self, node: Node, readers: Sequence[Node]) -> frozenset[Path]:
-        """What `paths` would hold for `node`; of more than PATHS, some."""
-        found: set[Path] = set() if readers else {()}
+        """The paths to `node` if it joined; a part of them if there are more than MAX_PATHS."""
+        paths: set[Path] = set() if readers else {()}
         for u in readers:
-            if len(found) > PATHS:
+            if len(paths) > MAX_PATHS:
                 break
             if category(u.op) is Category.ELEMENTWISE:
-                found |= self.paths[u]
+                paths |= self.paths[u]
             elif is_pointwise(u) or is_free(u):
-                found.update(((u.id, i), *p) for i, x in enumerate(u.inputs) if x is node for p in self.paths[u])
+                paths.update(((u.id, i), *p) for i, x in enumerate(u.inputs) if x is node for p in self.paths[u])
             else:
-                found.add(())
-        return frozenset(islice(found, PATHS + 1))
+                paths.add(())
+        return frozenset(islice(paths, MAX_PATHS + 1))
 
     def order_of(self, node: Node, readers: Sequence[Node]) -> Path | None:
-        """What `orders` would hold for `node`; None also where its readers disagree, as in x + transpose(x)."""
-        found: Path | None = None
+        """The order of `node` if it joined; None also where its readers disagree, as in x + transpose(x)."""
+        common: Path | None = None
         for u in readers:
             order = self.orders[u]
             if order is None:
@@ -123,15 +124,15 @@ class OpenGroup:
                 order = ((u.id, 0), *order)
             elif not isinstance(u.op, ops.Reshape) and not _follows_elements(u, node):
                 return None
-            if found is not None and found != order:
+            if common is not None and common != order:
                 return None
-            found = order
-        return found or ()
+            common = order
+        return common or ()
 
-    def rebase(self, box: Shape, kept: tuple[int, ...]) -> None:
+    def rebase(self, box: Shape, result_dims: tuple[int, ...]) -> None:
         """Express the axes of a group over its result's box in the larger box that its reduction reads."""
-        sized = [d for d in range(len(self.box)) if self.box[d] != 1]
-        target = dict(zip(sized, [d for d in kept if box[d] != 1], strict=False))
+        long = [d for d in range(len(self.box)) if self.box[d] != 1]
+        target = dict(zip(long, [d for d in result_dims if box[d] != 1], strict=False))
         for m, axes in self.axes.items():
             self.axes[m] = None if axes is None else tuple(None if a is None else target.get(a) for a in axes)
         self.box = box
@@ -150,9 +151,9 @@ class OpenGroup:
             return _index_axes(op, user, node, axes)
         return _view_axes(op, user, node, axes) if isinstance(op, View) else None
 
-    def built(self, memo: Mapping[Node, Node]) -> Node:
-        """The group's body over canonical inputs, so that equal groups have equal bodies."""
-        inside: dict[Node, Node] = {}
+    def build(self, memo: Mapping[Node, Node]) -> Node:
+        """Build the group. Its body has canonical inputs, so that equal groups have equal bodies."""
+        images: dict[Node, Node] = {}
         inputs: list[Node] = []
         outer: list[Node] = []
 
@@ -162,17 +163,17 @@ class OpenGroup:
             outer.append(memo[n])
             return p
 
-        # what an anchor reads is memory, even a scalar constant
+        # the operands of an anchor are in memory, even scalar constants
         memory = set() if self.anchor is None else {base_of(i) for i in self.anchor.inputs}
         for n in topological([self.root], lambda n: n.inputs if n in self.members else ()):
             if n in self.members:
-                inside[n] = n.op(*(inside[i] for i in n.inputs), loc=n.loc)
+                images[n] = n.op(*(images[i] for i in n.inputs), loc=n.loc)
             elif n.constant is not None and n.type.size == 1 and n not in memory:
-                inside[n] = n
+                images[n] = n
             else:
-                inside[n] = leaf(n)
-        root = inside[self.root]
+                images[n] = leaf(n)
+        root = images[self.root]
         outputs = root.results if len(root.types) > 1 else (root,)
-        # that of the root, or of the last member before it that has one
-        loc = next((n.loc for n in reversed(inside) if n in self.members and n.loc), "")
+        # of the root, or of the last member before it with a location
+        loc = next((n.loc for n in reversed(images) if n in self.members and n.loc), "")
         return Group(Graph(tuple(inputs), outputs), self.kind)(*outer, loc=loc)

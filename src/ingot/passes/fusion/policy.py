@@ -1,4 +1,4 @@
-"""The numbers that fusion weighs: what a target's caches, cores and compiler make of a group."""
+"""The parameters of fusion: limits that follow from a target's caches, cores and compiler."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from ingot.support.dataclass import dataclass
 class FusionPolicy:
     """The defaults are a CPU core's, with a second-level cache of about 1 MB.
 
-    copies: groups that may each compute a cheap value again.
-    members: ops of a group that takes no more: longer kernels (unrolled loops) gain nothing and compile slowly.
-    lookups: elements of a group from which on looking up each of a view's costs more than a kernel.
-    lookups_each: times that each is looked up, from which on storing them pays.
-    scattered: elements of a convolution's result from which on storing each of them apart, in transposed order, costs
-        more than a kernel that transposes.
-    block_bytes: of rows that surely stay in a core's caches while all columns read them.
-    block_rows: that such a block has at least.
-    weights_bytes: of an operand that is streamed from a core's caches for each block of rows.
-    image_bytes: of an image that is worth keeping out of memory.
-    hidden_bytes: of rows between two contractions that are worth it, and more than a core's caches hold.
-    column_bytes: of a column of lines that a core's caches hold between two passes over it.
-    shared_rows: fewer are cut by columns between the cores, each of which would compute them all.
-    row_ops: that make a row.
-    computed_rows: contractions compute rows of their first operand that nothing else reads.
-    pooled_images: a global pool joins the kernel that makes its image.
-    single_row: elements of a row that is multiplied alone, up to which each program of the product computes its norm
-        again, and two products of one row whose results meet are one kernel; 0: neither.
-    computed_updates: what is written into a slice of a value is computed as it is written.
-    joined_rows: a value of each row that others read, too, has its kernel with the row group that reads it.
+    copies: the most groups that may each recompute a cheap value.
+    members: the most ops of a group: longer kernels (unrolled loops) gain nothing and compile slowly.
+    lookups: elements of a group; from this number on, gathering the elements of a view costs more than a kernel.
+    lookups_each: gathers of each element of the view; from this number on, storing a copy pays.
+    scattered: elements of a convolution's result; from this number on, storing them one by one in transposed order
+        costs more than a kernel that transposes.
+    block_bytes: the largest block of rows that stays in a core's caches while all columns read it.
+    block_rows: the fewest rows of such a block.
+    weights_bytes: the largest operand that is streamed from a core's caches for each block of rows.
+    image_bytes: the smallest image that is worth keeping out of memory.
+    hidden_bytes: the same for rows between two contractions: more than a core's caches hold.
+    column_bytes: the largest column of cache lines that a core's caches hold between two passes over it.
+    shared_rows: the fewest rows that are split between the cores; fewer are split by columns, and each core would
+        compute all of them.
+    row_ops: the most ops that compute a row.
+    computed_rows: whether contractions compute rows of their first operand that nothing else reads.
+    pooled_images: whether a global pool joins the kernel that produces its image.
+    single_row: elements of the only row of a product, up to which each program recomputes its norm, and two products of
+        the row whose results are combined share a kernel; 0: neither.
+    computed_updates: whether values that are written into a slice are computed as they are written.
+    joined_rows: whether a row group also stores the values by row that it reads and that other groups need.
     """
 
     copies: int = 3

@@ -1,9 +1,9 @@
-"""Global pooling by the kernel that makes the image.
+"""Global pooling by the kernel that produces the image.
 
     y = group{depthwise, relu};  p = group{mean over height and width}(y)   ->   y, p = group{depthwise, relu, mean}
 
-The kernel folds each line of its results while it is in registers, and a small one folds the lines: the image is read
-once less. In squeeze-excite blocks it is read again, by the projection behind them, but not to be pooled.
+The kernel reduces each row of its results while it is in registers, and a small kernel reduces the rows: the image is
+read once less. In squeeze-excite blocks the projection that follows still reads it.
 """
 
 from __future__ import annotations
@@ -19,84 +19,96 @@ from ingot.ops.group import Group
 
 
 def pool_in_producers(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """A fused graph whose global pools are computed with what they pool, and which groups became which."""
+    """Return a fused graph with global pools merged into their producers, and the new node of each changed group."""
     users = graph.uses()
     pools: dict[Node, Node] = {}  # by the group whose result they fold
     for n in graph.nodes():
-        made = _pooled(n)
-        if made is not None and made not in pools and _makes_lines(made, users, graph):
-            pools[made] = n
+        producer = _pooled(n)
+        if producer is not None and producer not in pools and _produces_rows(producer, users, graph):
+            pools[producer] = n
     memo: dict[Node, Node] = {}
-    became: dict[Node, Node] = {}
+    replaced: dict[Node, Node] = {}
 
     def joined(n: Node, inputs: Sequence[Node]) -> Node:
         if n not in pools:
             return n.with_inputs(inputs)
-        became[n] = _joined(n, pools[n], inputs)
-        image, memo[pools[n]] = became[n].results
+        replaced[n] = _merged(n, pools[n], inputs)
+        image, memo[pools[n]] = replaced[n].results
         return image
 
-    return graph.with_outputs(rebuilt(graph.outputs, memo, joined)), became
+    return graph.with_outputs(rebuilt(graph.outputs, memo, joined)), replaced
 
 
 def _pooled(node: Node) -> Node | None:
-    """The group whose result `node` folds over all of its dimensions but the first and the last, reading nothing else
-    that is computed."""
+    """The group whose result `node` reduces over all dimensions but the first and the last, if `node` reads no other
+    computed value."""
     group = node.op
     if not isinstance(group, Group) or group.kind != "rows":
         return None
-    made = [i for i in node.inputs if not i.is_leaf]
-    found = [n for n in group.body.nodes() if category(n.op) is Category.REDUCTION]
-    if len(made) != 1 or len(found) != 1 or not all(i.constant is not None for i in node.inputs if i not in made):
+    computed = [i for i in node.inputs if not i.is_leaf]
+    reductions = [n for n in group.body.nodes() if category(n.op) is Category.REDUCTION]
+    if (
+        len(computed) != 1
+        or len(reductions) != 1
+        or not all(i.constant is not None for i in node.inputs if i not in computed)
+    ):
         return None
-    x, (fold,) = group.body.inputs[node.inputs.index(made[0])], found
+    x, (fold,) = group.body.inputs[node.inputs.index(computed[0])], reductions
     op, rank = fold.op, fold.inputs[0].type.rank
     if not isinstance(op, ops.Reduce) or op.dims != tuple(range(1, rank - 1)) or fold.inputs[0].shape != x.shape:
         return None
     small = all(product(n.shape) == product(fold.shape) for n in group.body.outputs)
-    alone = not _reached(group.body.outputs, x, fold).intersection(group.body.outputs)
-    return made[0] if small and alone and fold.dtype == f32 and _in_place(fold.inputs[0], x) else None
+    fold_is_only_path = not _dependents(group.body.outputs, x, fold).intersection(group.body.outputs)
+    return (
+        computed[0]
+        if small and fold_is_only_path and fold.dtype == f32 and _is_elementwise_of(fold.inputs[0], x)
+        else None
+    )
 
 
-def _makes_lines(made: Node, users: dict[Node, list[Node]], graph: Graph) -> bool:
-    """Whether the group's kernel makes its result line by line of an image, and nothing decides where that lies."""
-    group = made.op
-    if not isinstance(group, Group) or group.kind not in ("contraction", "inverted_bottleneck") or len(made.types) != 1:
+def _produces_rows(producer: Node, users: dict[Node, list[Node]], graph: Graph) -> bool:
+    """Whether the group's kernel produces an image row by row, and nothing else fixes the layout of the result."""
+    group = producer.op
+    if (
+        not isinstance(group, Group)
+        or group.kind not in ("contraction", "inverted_bottleneck")
+        or len(producer.types) != 1
+    ):
         return False
     anchor = [n for n in group.body.nodes() if is_contraction(n)][-1]
-    placed = made in graph.outputs or any(u.op.holds_operands for u in users[made])
-    image = isinstance(anchor.op, ops.Convolution) and anchor.type.rank > 3 and made.dtype == f32
-    return image and not placed and _in_place(group.body.outputs[0], anchor)
+    has_fixed_layout = producer in graph.outputs or any(u.op.holds_operands for u in users[producer])
+    image = isinstance(anchor.op, ops.Convolution) and anchor.type.rank > 3 and producer.dtype == f32
+    return image and not has_fixed_layout and _is_elementwise_of(group.body.outputs[0], anchor)
 
 
-def _in_place(node: Node, base: Node) -> bool:
-    """Whether element i of `base` is needed for element i of `node` alone."""
-    between = _reached((node,), base) - {base}
-    return all(category(n.op) is Category.ELEMENTWISE and n.shape == base.shape for n in between)
+def _is_elementwise_of(node: Node, base: Node) -> bool:
+    """Whether element i of `base` is only needed for element i of `node`."""
+    nodes = _dependents((node,), base) - {base}
+    return all(category(n.op) is Category.ELEMENTWISE and n.shape == base.shape for n in nodes)
 
 
-def _reached(roots: tuple[Node, ...], base: Node, stop: Node | None = None) -> set[Node]:
-    """What needs `base` among all that `roots` need, not counting the ways through `stop`."""
-    found = {base}
+def _dependents(roots: tuple[Node, ...], base: Node, stop: Node | None = None) -> set[Node]:
+    """The operands of `roots` that depend on `base`, except through `stop`."""
+    dependents = {base}
     for n in topological(roots):
-        if n is not stop and any(i in found for i in n.inputs):
-            found.add(n)
-    return found
+        if n is not stop and any(i in dependents for i in n.inputs):
+            dependents.add(n)
+    return dependents
 
 
-def _joined(made: Node, pool: Node, inputs: Sequence[Node]) -> Node:
-    """One group with the results of both."""
-    first, second = made.op, pool.op
+def _merged(producer: Node, pool: Node, inputs: Sequence[Node]) -> Node:
+    """Return one group with the results of both."""
+    first, second = producer.op, pool.op
     assert isinstance(first, Group) and isinstance(second, Group)
     params, outer = list(first.body.inputs), list(inputs)
     (image,) = first.body.outputs
-    inside: dict[Node, Node] = {}
+    images: dict[Node, Node] = {}
     for p, value in zip(second.body.inputs, pool.inputs, strict=True):
-        if value is made:
-            inside[p] = image
+        if value is producer:
+            images[p] = image
             continue
         params.append(Input(f"p{len(params)}", p.type)())
-        inside[p] = params[-1]
+        images[p] = params[-1]
         outer.append(value)
-    body = Graph(tuple(params), (image, *rebuilt(second.body.outputs, inside)))
-    return Group(body, first.kind)(*outer, loc=made.loc)
+    body = Graph(tuple(params), (image, *rebuilt(second.body.outputs, images)))
+    return Group(body, first.kind)(*outer, loc=producer.loc)

@@ -1,10 +1,10 @@
-"""One kernel for groups that differ in scalar constants alone: the constants become operands.
+"""One kernel for groups that only differ in scalar constants: the constants become operands.
 
     group(x) {x * 0.5 + x}      =>      group(x, 0.5) {x * p + x}
     group(y) {y * 0.2 + y}              group(y, 0.2) {y * p + y}
 
-The layers of a quantized network are the same but for their scales, each of which would be compiled into a kernel of
-its own. Only constants that plain arithmetic reads: none that another value would allow a better kernel for.
+The layers of a quantized network often differ only in their scales, and each would otherwise be compiled to a kernel of
+its own. Only constants that plain arithmetic reads: a kernel is not better for knowing their values.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node, Op, rebuilt
 from ingot.ops.group import Group
 
-_PLAIN = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Quantize)
+_ARITHMETIC = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Quantize)
 
 
 def share_kernels(graph: Graph) -> Graph:
-    """Make operands of the scalar constants in which otherwise equal groups differ (see module)."""
+    """Turn the scalar constants in which otherwise equal groups differ into operands (see module)."""
     groups = dict.fromkeys(n.op for n in graph.nodes() if isinstance(n.op, Group))
     scalars = {group: _scalars(group.body) for group in groups}
-    alike: dict[tuple[Group, int], list[Group]] = {}
+    similar: dict[tuple[Group, int], list[Group]] = {}
     for group in groups:
         if scalars[group]:
-            alike.setdefault((_without(group, scalars[group]), len(scalars[group])), []).append(group)
+            similar.setdefault((_without(group, scalars[group]), len(scalars[group])), []).append(group)
     images: dict[Op, tuple[Group, list[Node]]] = {}
-    for same in alike.values():
+    for same in similar.values():
         values = zip(*(scalars[group] for group in same), strict=True)
         apart = [i for i, of_each in enumerate(values) if any(c.op != of_each[0].op for c in of_each)]
         for group in same if apart else ():
@@ -59,7 +59,8 @@ def _plain(n: Node, body: Graph, users: Mapping[Node, Sequence[Node]]) -> bool:
         bool(read)
         and n not in body.outputs
         and all(
-            _plain(u, body, users) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _PLAIN) for u in read
+            _plain(u, body, users) if isinstance(u.op, ops.BroadcastInDim) else isinstance(u.op, _ARITHMETIC)
+            for u in read
         )
     )
 

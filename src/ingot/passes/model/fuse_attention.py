@@ -1,4 +1,4 @@
-"""Find attention that is written out in products and a softmax.
+"""Recognize attention in products and a softmax.
 
     matmul(softmax(matmul(q * c, transpose(k) * c) + mask), v)   ->   attention(q, k, v, mask) {scale = c * c}
 
@@ -36,8 +36,10 @@ class _Scores:
 
 def fuse_attention(graph: Graph) -> Graph:
     """matmul(softmax(scores), v) -> attention (see module)"""
-    found = RuleSet((Rule("attention", ops.MatMul, _attention), Rule("shared-heads", ops.Attention, _shared)))
-    return rewrite(graph, VIEW_CHAINS + found)
+    attention_rules = RuleSet(
+        (Rule("attention", ops.MatMul, _attention), Rule("shared-heads", ops.Attention, _ungrouped_attention))
+    )
+    return rewrite(graph, VIEW_CHAINS + attention_rules)
 
 
 def _attention(n: Node) -> Node | None:
@@ -62,25 +64,31 @@ def _attention(n: Node) -> Node | None:
     q, k = scores.q, ops.swap_axes(scores.kt, -1, -2)
     mask = scores.mask
     if mask is not None and not guard and not is_finite(mask):
-        mask = _poisoned(mask)
+        mask = _with_nan_rows(mask)
     if len(lead) == 1:
         q, k, v = (ops.Reshape((1, *x.shape))(x) for x in (q, k, v))
         mask = None if mask is None else ops.Reshape((1, *mask.shape))(mask) if mask.type.rank == 3 else mask
     q, k, v = map(_tidy, (q, k, v))
     k, v = _ungroup(k, v, q.shape[1])
-    fits = q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] and _divides(k.shape[1], q.shape[1])
-    if q.type.rank != 4 or not fits:
+    shapes_match = (
+        q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] and _divides(k.shape[1], q.shape[1])
+    )
+    if q.type.rank != 4 or not shapes_match:
         return None
     operands = (q, k, v) if mask is None else (q, k, v, mask)
     out = ops.Attention("none", scores.scale, scores.softcap, guard == "nan")(*operands, loc=n.loc)
     return ops.reshape(out, n.shape)
 
 
-def _shared(n: Node) -> Node | None:
+def _ungrouped_attention(n: Node) -> Node | None:
     """attention with keys and values repeated for groups of query heads -> attention without"""
     q, k, v, *mask = n.inputs
-    own = _ungroup(k, v, q.shape[1])
-    return None if own == (k, v) or not _divides(own[0].shape[1], q.shape[1]) else n.op(q, *own, *mask, loc=n.loc)
+    ungrouped = _ungroup(k, v, q.shape[1])
+    return (
+        None
+        if ungrouped == (k, v) or not _divides(ungrouped[0].shape[1], q.shape[1])
+        else n.op(q, *ungrouped, *mask, loc=n.loc)
+    )
 
 
 def _divides(heads: DimLike, queries: DimLike) -> bool:
@@ -90,7 +98,7 @@ def _divides(heads: DimLike, queries: DimLike) -> bool:
 
 
 def _unguard(p: Node) -> tuple[Node, str]:
-    """What a guard gives 0 for: the weights before it, and "nan", "hidden" (rows of scores that are all -inf) or "".
+    """The weights under a guard that replaces rows by 0, and its kind: "nan", "hidden" (all scores are -inf) or "".
 
     select(is_nan(s), 0, s) -> s            select(reduce_and(x == -inf), 0, softmax(x)) -> softmax(x)
     """
@@ -103,42 +111,44 @@ def _unguard(p: Node) -> tuple[Node, str]:
 
 
 def _hides_rows(test: Node, scores: Node) -> bool:
-    """Whether `test` is, all along a row, whether its scores are all -inf."""
+    """Whether `test` tests if all scores of a row are -inf, broadcast along the row."""
     lead = scores.shape[:-1]
     while not isinstance(test.op, ops.Reduce):
-        spread = isinstance(test.op, ops.BroadcastInDim) and test.op.dims == tuple(range(test.inputs[0].type.rank))
-        if not spread and not (isinstance(test.op, ops.Reshape) and test.shape in (lead, (*lead, 1))):
+        is_broadcast = isinstance(test.op, ops.BroadcastInDim) and test.op.dims == tuple(
+            range(test.inputs[0].type.rank)
+        )
+        if not is_broadcast and not (isinstance(test.op, ops.Reshape) and test.shape in (lead, (*lead, 1))):
             return False
         (test,) = test.inputs
     (hidden,) = test.inputs
-    whole = test.op.kind == "and" and test.op.dims == (len(lead),) and hidden.op == ops.Compare("EQ")
-    return whole and hidden.inputs[0] is scores and splat_of(hidden.inputs[1]) == -np.inf
+    tests_all = test.op.kind == "and" and test.op.dims == (len(lead),) and hidden.op == ops.Compare("EQ")
+    return tests_all and hidden.inputs[0] is scores and splat_of(hidden.inputs[1]) == -np.inf
 
 
-_STEPS = 32  # between a softmax and the product that it is of
+_MAX_STEPS = 32  # ops between a softmax and the product of its scores
 
 
-def _scores(n: Node, known: dict[Node, _Scores | None] | None = None, steps: int = _STEPS) -> _Scores | None:
+def _scores(n: Node, memo: dict[Node, _Scores | None] | None = None, steps: int = _MAX_STEPS) -> _Scores | None:
     """The product under scaling, a softcap and masks, which are applied last; leading dimensions may be regrouped."""
-    known = {} if known is None else known
-    if n not in known:
-        known[n] = _under_steps(n, known, steps - 1) if steps else None
-    return known[n]
+    memo = {} if memo is None else memo
+    if n not in memo:
+        memo[n] = _under_steps(n, memo, steps - 1) if steps else None
+    return memo[n]
 
 
-def _under_steps(n: Node, known: dict[Node, _Scores | None], steps: int) -> _Scores | None:
+def _under_steps(n: Node, memo: dict[Node, _Scores | None], steps: int) -> _Scores | None:
     if isinstance(n.op, ops.Add):
         for a, b in (n.inputs, n.inputs[::-1]):
-            inner = _scores(a, known, steps)
+            inner = _scores(a, memo, steps)
             if inner is not None:
-                return replace(inner, mask=_both(inner.mask, _narrow(b)))
+                return replace(inner, mask=_combined_mask(inner.mask, _narrow(b)))
         return None
     if isinstance(n.op, ops.Select):
         keep, a, fill = n.inputs
-        inner = _scores(a, known, steps) if splat_of(fill) == -np.inf else None
-        return None if inner is None else replace(inner, mask=_both(inner.mask, _narrow(keep)))
+        inner = _scores(a, memo, steps) if splat_of(fill) == -np.inf else None
+        return None if inner is None else replace(inner, mask=_combined_mask(inner.mask, _narrow(keep)))
     if isinstance(n.op, ops.Reshape):
-        inner = _scores(n.inputs[0], known, steps)
+        inner = _scores(n.inputs[0], memo, steps)
         return None if inner is None else _regrouped(inner, n.inputs[0].shape, n.shape)
     return _product(n)
 
@@ -151,15 +161,15 @@ def _regrouped(s: _Scores, old: Shape, new: Shape) -> _Scores | None:
     q, kt = (ops.reshape(x, (*lead, *x.shape[-2:])) for x in (s.q, s.kt))
     if s.mask is None or s.mask.type.rank == 2:
         return replace(s, q=q, kt=kt)
-    own = s.mask.shape[:-2]
-    if own != old[:-2] and any(d != 1 for d in own):
+    mask_lead = s.mask.shape[:-2]
+    if mask_lead != old[:-2] and any(d != 1 for d in mask_lead):
         return None
-    target = lead if own == old[:-2] else (1,) * len(lead)
+    target = lead if mask_lead == old[:-2] else (1,) * len(lead)
     return replace(s, q=q, kt=kt, mask=ops.reshape(s.mask, (*target, *s.mask.shape[-2:])))
 
 
-def _both(a: Node | None, b: Node) -> Node:
-    """One mask for two."""
+def _combined_mask(a: Node | None, b: Node) -> Node:
+    """Combine two masks."""
     if a is None:
         return b
     if a.dtype == b.dtype:
@@ -179,7 +189,7 @@ def _product(n: Node) -> _Scores | None:
 
 
 def _scaled(n: Node, scale: float, softcap: float) -> _Scores | None:
-    """A product of matrices under `scale` and more factors; leading dimensions may be regrouped."""
+    """A matrix product under `scale` and further factors; leading dimensions may be regrouped."""
     n, factor = _unscale(n)
     scale *= factor
     if isinstance(n.op, ops.Reshape):
@@ -212,7 +222,7 @@ def _unscale(n: Node) -> tuple[Node, float]:
 
 
 def _narrow(mask: Node) -> Node:
-    """The mask before it was broadcast to all heads: attention broadcasts by itself."""
+    """The mask before it was broadcast to all heads: attention broadcasts its mask."""
     while isinstance(mask.op, ops.BroadcastInDim):
         (x,) = mask.inputs
         rank = mask.type.rank
@@ -222,17 +232,17 @@ def _narrow(mask: Node) -> Node:
     return mask
 
 
-def _poisoned(mask: Node) -> Node:
-    """An added mask in which rows that hide every key are NaN, as their softmax is; attention itself would give 0."""
+def _with_nan_rows(mask: Node) -> Node:
+    """An additive mask with NaN in rows that hide every key, as their softmax is NaN; attention itself returns 0."""
     if mask.dtype == boolean:
         mask = ops.where(mask, ops.full(mask.shape, 0.0), ops.full(mask.shape, -np.inf))
-    seen = ops.compare("NE", ops.reduce_max(mask, -1, keepdims=True), -np.inf)
+    has_key = ops.compare("NE", ops.reduce_max(mask, -1, keepdims=True), -np.inf)
     nan = ops.full(mask.shape, np.nan, mask.dtype)
-    return ops.where(ops.broadcast_to(seen, mask.shape), mask, nan)
+    return ops.where(ops.broadcast_to(has_key, mask.shape), mask, nan)
 
 
 def _tidy(n: Node) -> Node:
-    """`n` with its chain of views in shortest form."""
+    """`n` with its chain of views reduced to the shortest form."""
     for rule in VIEW_CHAINS:
         if isinstance(n.op, rule.root):
             new = rule.apply(n)

@@ -1,12 +1,12 @@
-"""1x1 convolutions, and the pools and resizes next to them, in the order that costs less.
+"""Reorder 1x1 convolutions and adjacent pools and resizes to the cheaper order.
 
     pool(conv(x, w) + b)   ->   conv(pool(x), w) + b     fewer positions to multiply: transitions of DenseNets
     conv(pool(x), w)       ->   pool(conv(x, w))         fewer channels to pool: branches of Inception networks
     conv(resize(x), w)     ->   resize(conv(x, w))       of an image that is enlarged: decoders
 
 A mean of a window or a resize is linear in the positions of each channel, a 1x1 convolution in the channels of each
-position: their order matters for rounding alone. A constant added between them stays behind both where the mean of a
-window full of it is the constant itself.
+position: their order only affects rounding. A constant that is added between them is added last, if the mean of a
+window of equal elements is that element.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from ingot.ir.node import Graph, Node, Op, const, rebuilt
 from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.passes.model.fold_batch_norm import channel_vector
 
-TAP = 4  # multiply-adds of a contraction that take as long as reading and adding one element of a window
+MULTIPLY_ADDS_PER_TAP = 4  # the cost of one element of a window, in multiply-adds of a contraction
 
 _MOVABLE = (ops.AvgPool, ops.AdaptiveAvgPool, ops.Resize)
 
 
 def order_linear(graph: Graph) -> Graph:
-    """conv1x1(pool(x)) -> pool(conv1x1(x)), or back, where that is less work and nothing else reads what is between."""
+    """conv1x1(pool(x)) -> pool(conv1x1(x)), or the reverse, where that is less work and the value between has no other
+    reader."""
     if not any(isinstance(n.op, _MOVABLE) for n in graph.nodes()):
         return graph
     outputs, fuel = set(graph.outputs), current_fuel()
-    alone = {n for n, readers in graph.uses().items() if len(readers) == 1 and n not in outputs}
+    single_use = {n for n, readers in graph.uses().items() if len(readers) == 1 and n not in outputs}
     memo: dict[Node, Node] = {}
 
     def ordered(n: Node, inputs: Sequence[Node]) -> Node:
-        moved = _convolved_last(n, memo, alone, fuel) or _convolved_first(n, memo, alone, fuel)
+        moved = _convolve_last(n, memo, single_use, fuel) or _convolve_first(n, memo, single_use, fuel)
         return moved or n.with_inputs(inputs)
 
     return graph.with_outputs(rebuilt(graph.outputs, memo, ordered))
 
 
-def _convolved_last(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fuel) -> Node | None:
+def _convolve_last(n: Node, memo: dict[Node, Node], single_use: set[Node], fuel: Fuel) -> Node | None:
     """conv(pool(x)) + b for a pool of conv(x) + b"""
     op = _inside_images(n)
-    if op is None or n.inputs[0] not in alone:
+    if op is None or n.inputs[0] not in single_use:
         return None
     anchor, bias = _convolution(n.inputs[0])
-    if anchor is None or anchor not in alone or (bias is not None and not _keeps_constants(op)):
+    if anchor is None or anchor not in single_use or (bias is not None and not _keeps_constants(op)):
         return None
     x, w = anchor.inputs
     last, first = _costs(op, x, n, anchor)
@@ -58,13 +59,13 @@ def _convolved_last(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fue
     y = anchor.op(op(memo[x], loc=n.loc), memo[w], loc=anchor.loc)
     if bias is None:
         return y
-    spread = ops.BroadcastInDim(y.shape, (1,))(const(bias.astype(n.dtype.numpy)))
-    return ops.Add()(y, spread, loc=n.inputs[0].loc)
+    broadcast_bias = ops.BroadcastInDim(y.shape, (1,))(const(bias.astype(n.dtype.numpy)))
+    return ops.Add()(y, broadcast_bias, loc=n.inputs[0].loc)
 
 
-def _convolved_first(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fuel) -> Node | None:
+def _convolve_first(n: Node, memo: dict[Node, Node], single_use: set[Node], fuel: Fuel) -> Node | None:
     """pool(conv(x)) for a conv of pool(x)"""
-    if not _is_pointwise(n) or n.inputs[0] not in alone:
+    if not _is_pointwise(n) or n.inputs[0] not in single_use:
         return None
     pooled, w = n.inputs
     op = _inside_images(pooled)
@@ -78,10 +79,10 @@ def _convolved_first(n: Node, memo: dict[Node, Node], alone: set[Node], fuel: Fu
 
 
 def _inside_images(n: Node) -> Op | None:
-    """The op of `n`, if it is linear in the positions of each channel, without batch and channels."""
+    """The op of `n` restricted to spatial axes, if it is linear in the positions of each channel."""
     op = n.op
     if not isinstance(op, _MOVABLE) or not n.dtype.is_float:
-        return None  # integers are truncated behind it
+        return None  # results of integers are truncated
     if not isinstance(op, ops.Resize):
         return op
     (x,) = n.inputs
@@ -90,19 +91,19 @@ def _inside_images(n: Node) -> Op | None:
     if any(size != x.shape[axis] or scale != 1 for axis, size, scale in axes if axis < 2):
         return None
     if op.coordinates == "tf_crop_and_resize":
-        return None  # a crop's outside is a value of its own
-    kept = [i for i, axis in enumerate(op.axes) if axis >= 2]
+        return None  # positions outside of a crop have a constant value
+    spatial = [i for i, axis in enumerate(op.axes) if axis >= 2]
     return replace(
         op,
-        axes=tuple(op.axes[i] for i in kept),
-        sizes=tuple(op.sizes[i] for i in kept),
-        scales=None if op.scales is None else tuple(op.scales[i] for i in kept),
+        axes=tuple(op.axes[i] for i in spatial),
+        sizes=tuple(op.sizes[i] for i in spatial),
+        scales=None if op.scales is None else tuple(op.scales[i] for i in spatial),
         roi=None,
     )
 
 
 def _convolution(n: Node) -> tuple[Node | None, np.ndarray | None]:
-    """The 1x1 convolution that `n` is, perhaps with a constant added to each channel."""
+    """(convolution, bias) of a 1x1 convolution, perhaps with a constant added to each channel; else (None, None)."""
     if _is_pointwise(n):
         return n, None
     if isinstance(n.op, ops.Add):
@@ -115,7 +116,7 @@ def _convolution(n: Node) -> tuple[Node | None, np.ndarray | None]:
 
 
 def _is_pointwise(n: Node) -> bool:
-    """Whether each position of the result is made from the same position of the input."""
+    """Whether `n` is a convolution whose result at a position only depends on the input at this position."""
     op = n.op
     if not isinstance(op, ops.Conv) or not n.dtype.is_float:
         return False
@@ -124,16 +125,16 @@ def _is_pointwise(n: Node) -> bool:
 
 
 def _keeps_constants(op: Op) -> bool:
-    """Whether a mean is over full windows, and divided by what they hold."""
+    """Whether the mean of equal elements is that element: windows are full, and the divisor is their size."""
     if isinstance(op, ops.AvgPool):
         return op.divisor is None and not op.ceil_mode and not any(map(any, op.padding))
     return isinstance(op, ops.AdaptiveAvgPool)
 
 
 def _costs(op: Op, x: Node, moved: Node, conv: Node) -> tuple[int, int]:
-    """Multiply-adds for an image with the convolution last, and with it first; `moved` is what `op` makes of x."""
+    """Multiply-adds per image with the convolution last, and with it first. moved: `op` of x."""
     before, after = (estimate(product(n.shape[2:])) for n in (x, moved))
-    reads = TAP * (after * prod(op.kernel) if isinstance(op, ops.AvgPool) else max(before, after))
+    reads = MULTIPLY_ADDS_PER_TAP * (after * prod(op.kernel) if isinstance(op, ops.AvgPool) else max(before, after))
     weights = estimate(product(conv.inputs[1].shape))
     channels, out = estimate(x.shape[1]), estimate(conv.shape[1])
     return weights * after + reads * channels, weights * before + reads * out

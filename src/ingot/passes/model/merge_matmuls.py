@@ -2,8 +2,8 @@
 
     q = x @ Wq + bq; k = x @ Wk + bk   ->   y = x @ [Wq Wk] + [bq bk]; q = y[..., :n]; k = y[..., n:]
 
-One large product reads x once and keeps its tiles full. It pays where the results are only viewed before they are read
-as memory (heads for attention); a result that pointwise ops follow is better off with these as its own epilogue.
+One large product reads x once and has full tiles. It pays where the results are only viewed before they are read from
+memory (heads for attention); pointwise ops that follow a result are better fused as the epilogue of their own product.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingot.support.files import release
 
 @dataclass(frozen=True)
 class _Product:
-    """x @ weight (+ bias), rounded to the result's dtype: `result` is the node that the rest of the graph reads."""
+    """x @ weight (+ bias), rounded to the result's dtype. result: the node that the rest of the graph reads."""
 
     product: Node
     result: Node
@@ -30,18 +30,18 @@ class _Product:
     bias: np.ndarray | None
 
 
-# what products that merge have in common: the value that they read, and the dtype that their results are rounded to
+# merged products have these in common: the value that they read, and the dtype of their rounded results
 _Kind = tuple[Node, DType]
 
 
 def merge_matmuls(graph: Graph) -> Graph:
     """x @ A, x @ B -> slices of x @ [A B] (see module)"""
     users = graph.uses()
-    replaced: dict[Node, Node] = {}
-    for (x, _), found in _candidates(graph, users).items():
-        if len(found) > 1:
-            replaced |= _merged(x, found)
-    return graph.replaced(replaced)
+    replacements: dict[Node, Node] = {}
+    for (x, _), products in _candidates(graph, users).items():
+        if len(products) > 1:
+            replacements |= _merged(x, products)
+    return graph.replaced(replacements)
 
 
 def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list[_Product]]:
@@ -61,7 +61,7 @@ def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list
 
 
 def _rounded(product: _Product, users: dict[Node, list[Node]], outputs: set[Node]) -> _Product:
-    """`product` as it is stored, where its sums are wider (f32 of bf16)."""
+    """`product` with the conversion that rounds its wider sums (f32 of bf16), if any."""
     readers = users.get(product.result, [])
     single = len(readers) == 1 and product.result not in outputs and isinstance(readers[0].op, ops.Convert)
     return replace(product, result=readers[0]) if single else product
@@ -83,7 +83,7 @@ def _with_bias(n: Node, weight: Node, users: dict[Node, list[Node]]) -> _Product
 def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
     loc = products[0].result.loc
     widest = max((p.product.dtype for p in products), key=lambda d: d.bits)
-    y = ops.MatMul(None if widest == x.dtype else widest)(x, _joined([p.weight for p in products]), loc=loc)
+    y = ops.MatMul(None if widest == x.dtype else widest)(x, _concatenated([p.weight for p in products]), loc=loc)
     if any(p.bias is not None for p in products):
         zeros = [np.zeros(static_shape(p.weight.shape)[1], y.dtype.numpy) for p in products]
         parts = [z if p.bias is None else p.bias for p, z in zip(products, zeros, strict=True)]
@@ -101,9 +101,9 @@ def _merged(x: Node, products: list[_Product]) -> dict[Node, Node]:
     return out
 
 
-def _joined(weights: list[Node]) -> Node:
-    """[W V ...], side by side, made when it is read."""
-    joined = ops.Concat(1).infer(*(w.type for w in weights))
+def _concatenated(weights: list[Node]) -> Node:
+    """[W V ...], concatenated when it is read."""
+    type_ = ops.Concat(1).infer(*(w.type for w in weights))
     arrays = [w.constant for w in weights if w.constant is not None]
 
     def make() -> np.ndarray:
@@ -113,5 +113,5 @@ def _joined(weights: list[Node]) -> Node:
             release(value)
         return out
 
-    assert isinstance(joined, TensorType)
-    return deferred(joined, make)
+    assert isinstance(type_, TensorType)
+    return deferred(type_, make)

@@ -1,4 +1,4 @@
-"""Calls of functions as the arithmetic that computes them.
+"""Expansion of function calls into arithmetic.
 
 y = exp(x)   ->   n = fma(x, 1.44, 1.26e7) - 1.26e7;  r = fma(n, -0.69, x);  y = ldexp(fma(fma(..., r, 1), r, 1), n)
 """
@@ -13,7 +13,7 @@ from ingot.ir.kernel import Call, Expr, Kernel
 from ingot.ir.kernel.math import exponential, logarithm, power, trigonometry
 from ingot.ir.kernel.rewrite import Rewriting
 
-# one for each of `grammar.FUNCTIONS`
+# for each of `grammar.FUNCTIONS`
 EXPANSIONS: Mapping[str, Callable[..., Expr]] = {
     **{f.__name__: f for f in (
         exponential.exp, exponential.exp_decay, exponential.expm1, exponential.logistic, exponential.tanh,
@@ -33,12 +33,13 @@ def never(call: Call) -> bool:
 
 
 def expand(kernel: Kernel, own: Callable[[Call], bool] = never) -> Kernel:
-    """`kernel` without calls but those that the target has of its `own`. Shared expressions stay shared."""
+    """Return `kernel` with its calls expanded, except those that `own` says the target implements. Sharing is
+    preserved."""
     return replace(kernel, body=_Expansion(own).body(kernel.body))
 
 
 def expanded(values: Sequence[Expr]) -> list[Expr]:
-    """Expressions without calls."""
+    """Return expressions with all calls expanded."""
     expansion = _Expansion(never)
     return [expansion.of(e) for e in values]
 

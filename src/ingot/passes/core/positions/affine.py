@@ -48,8 +48,9 @@ def at_least(a: DimLike | None, b: DimLike | None) -> bool:
     return low is not None and low >= 0
 
 
-class Known(Protocol):
-    """What is known of integer values: the rule of an op asks it about operands, `depth` steps down at most."""
+class IntegerAnalysis(Protocol):
+    """The analysis of integer values that the rule of an op uses for its operands. depth: the remaining levels of
+    operands."""
 
     def form(self, n: Node, depth: int) -> Affine | None: ...
 

@@ -1,4 +1,4 @@
-"""Masks that only compare positions become attributes of attention, which then skips what they hide.
+"""Masks that only compare positions become attributes of attention, which then skips hidden keys.
 
 attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(q, k, v)
 attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
@@ -29,7 +29,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def mask_rules(positions: Positions) -> RuleSet:
-    """The rule of this module, on top of what is known of positions."""
+    """The rules of this module, given the analysis of positions."""
     return rules(
         Rule("idle-mask", ops.Attention, _idle),
         Rule("causal-mask", ops.Attention, lambda n: _causal(n, positions)),
@@ -39,7 +39,7 @@ def mask_rules(positions: Positions) -> RuleSet:
 def _idle(n: Node) -> Node | None:
     """attention with a mask that is true, or 0, everywhere -> attention without"""
     value = splat_of(n.inputs[3]) if len(n.inputs) == 4 else None
-    # another number, if a large one, leaves nothing of the scores that it is added to
+    # another number is not neutral: a large one absorbs the scores that it is added to
     if value is None or bool(value) != (n.inputs[3].dtype == boolean):
         return None
     return n.op(*n.inputs[:3], loc=n.loc)
@@ -54,30 +54,33 @@ def _causal(n: Node, positions: Positions) -> Node | None:
     rows, cols = q.shape[2], k.shape[2]
     if mask.type.rank < 2 or mask.shape[-2:] != (rows, cols):
         return None
-    found = _parts(mask, lambda x: x)
-    kinds = {t: _kind(t, rows, cols, positions) for t in found.terms}
+    parts = _parts(mask, lambda x: x)
+    kinds = {t: _kind(t, rows, cols, positions) for t in parts.terms}
     kind = next((kind for kind in kinds.values() if kind), None)
     rest = [t for t, other in kinds.items() if other != kind]
-    if kind is None or (found.soft and not (_sees_keys(kind, rows, cols) and not rest and _is_small(found.added))):
+    if kind is None or (parts.soft and not (_sees_keys(kind, rows, cols) and not rest and _is_small(parts.added))):
         return None
-    operands = [q, k, v, *_joined(rest, found.added)]
+    operands = [q, k, v, *_combined(rest, parts.added)]
     return replace(op, causal=kind)(*operands, loc=n.loc)
 
 
 def _sees_keys(kind: str, rows: DimLike, cols: DimLike) -> bool:
-    """Whether each row of a causal order sees a key: in one that sees none, a finite "minus infinity" hides none."""
+    """Whether each row of a causal order sees a key: in a row that sees none, a finite "minus infinity" hides no
+    key."""
     return kind == "upper_left" or at_most(rows, cols)
 
 
 def _is_small(added: tuple[Node, ...]) -> bool:
-    """Whether keys that a finite "minus infinity" hides stay far below the others, whatever else is added."""
+    """Whether scores with a finite "minus infinity" stay far below the others, for all values of the added terms."""
     return sum(high - low for low, high in map(interval, added)) < -_LOWEST / 2
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """A mask as conditions that must all hold where a key is seen, and what is added to the scores beside; `soft`: the
-    scores of hidden keys only become very small."""
+    """A mask as a conjunction of conditions under which a key is visible, and terms that are added to the scores.
+
+    soft: the scores of hidden keys are very small but finite.
+    """
 
     terms: tuple[Node, ...] = ()
     added: tuple[Node, ...] = ()
@@ -87,31 +90,31 @@ class _Parts:
         return _Parts(self.terms + other.terms, self.added + other.added, self.soft or other.soft)
 
 
-_MOST_PARTS = 64  # of a mask: shared ones double with every step
+_MAX_PARTS = 64  # shared parts of a mask double in every step
 
 
 def _parts(mask: Node, view: View) -> _Parts:
-    found = _Parts()
+    parts = _Parts()
     stack = [(mask, view)]
     while stack:
         mask, view = stack.pop()
-        op, few = mask.op, len(stack) + len(found.terms) + len(found.added) < _MOST_PARTS
-        if isinstance(op, ops.BroadcastInDim | ops.Reshape) and few:
+        op, is_below_limit = mask.op, len(stack) + len(parts.terms) + len(parts.added) < _MAX_PARTS
+        if isinstance(op, ops.BroadcastInDim | ops.Reshape) and is_below_limit:
             stack.append((mask.inputs[0], partial(_through, mask, view)))
-        elif few and (isinstance(op, ops.And) or (isinstance(op, ops.Add) and mask.dtype.is_float)):
+        elif is_below_limit and (isinstance(op, ops.And) or (isinstance(op, ops.Add) and mask.dtype.is_float)):
             stack += [(i, view) for i in reversed(mask.inputs)]
-        elif few and (soft := _hides(mask)) is not None:
-            found += _Parts(soft=soft)
+        elif is_below_limit and (soft := _is_finite_mask(mask)) is not None:
+            parts += _Parts(soft=soft)
             stack.append((mask.inputs[0], view))
         elif isinstance(op, ops.Compare):
-            found += _Parts((op(*(view(i) for i in mask.inputs)),))
+            parts += _Parts((op(*(view(i) for i in mask.inputs)),))
         else:
-            found += _Parts((view(mask),)) if mask.dtype == boolean else _Parts((), (view(mask),))
-    return found
+            parts += _Parts((view(mask),)) if mask.dtype == boolean else _Parts((), (view(mask),))
+    return parts
 
 
-def _hides(mask: Node) -> bool | None:
-    """Whether a mask that adds 0 or a very small number adds a finite one; None: it is none."""
+def _is_finite_mask(mask: Node) -> bool | None:
+    """Whether the mask adds a finite number to hidden scores, and 0 to others; None if it is no such mask."""
     if not isinstance(mask.op, ops.Select) or not mask.dtype.is_float:
         return None
     _, zero, hidden = mask.inputs
@@ -120,8 +123,8 @@ def _hides(mask: Node) -> bool | None:
     return bool(low != -np.inf) if splat_of(zero) == 0 and hides else None
 
 
-def _joined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:
-    """What is left of a mask: nothing, a condition, or an added value."""
+def _combined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:
+    """The remaining mask: nothing, a condition, or an additive value."""
     keep: Node | None = None
     for t in terms:
         keep = t if keep is None else ops.and_(keep, t)
@@ -134,12 +137,12 @@ def _joined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:
 
 
 def _through(like: Node, view: View, x: Node) -> Node:
-    """`x` seen as `like` sees its operand, then by `view`."""
+    """`x` under the view op of `like`, then `view`."""
     return view(like.op(x))
 
 
 def _kind(condition: Node, rows: DimLike, cols: DimLike, positions: Positions) -> str | None:
-    """The causal order that a condition over [..., rows, cols] spells."""
+    """The causal order that a condition over [..., rows, cols] expresses; None if it is no such condition."""
     op = condition.op
     if not isinstance(op, ops.Compare):
         return None
@@ -149,10 +152,10 @@ def _kind(condition: Node, rows: DimLike, cols: DimLike, positions: Positions) -
     if op.direction in ("LE", "LT"):
         a, b = b, a
     steps = tuple(s - t for s, t in zip(a.steps, b.steps, strict=True))
-    seen = Affine(a.constant - b.constant - (op.direction in ("GT", "LT")), steps)
-    *outer, row, col = seen.steps
+    difference = Affine(a.constant - b.constant - (op.direction in ("GT", "LT")), steps)
+    *outer, row, col = difference.steps
     if any(s != 0 for s in outer) or row != 1 or col != -1:
         return None
-    if seen.constant == 0:
+    if difference.constant == 0:
         return "upper_left"
-    return "lower_right" if seen.constant == cols - rows else None
+    return "lower_right" if difference.constant == cols - rows else None

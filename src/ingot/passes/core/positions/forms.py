@@ -12,31 +12,32 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Node, splat_of
 from ingot.ir.types import DType, boolean
 from ingot.ops.core.shape import View
-from ingot.passes.core.positions.affine import Affine, Known
+from ingot.passes.core.positions.affine import Affine, IntegerAnalysis
 
-# constants up to this size are checked for being counters
-COUNTER = 1 << 16
+# larger constants are not tested for being affine
+MAX_COUNTER_ELEMENTS = 1 << 16
 
 
 def normal(form: Affine, n: Node) -> Affine:
-    """No steps along sizes of 1, so that equal values have equal forms."""
+    """The form with step 0 along axes of size 1, so that equal values have equal forms."""
     return Affine(form.constant, tuple(0 if d == 1 else s for s, d in zip(form.steps, n.shape, strict=True)))
 
 
-def counts(dtype: DType) -> bool:
-    """Whether values of a type may be positions."""
+def may_be_positions(dtype: DType) -> bool:
+    """Whether values of the type may be positions."""
     return dtype.kind == "i" and dtype.bits >= 32
 
 
-def fit(ends: tuple[DimLike | None, ...], dtype: DType) -> bool:
-    """Whether what has these ends cannot have wrapped; sizes are small against any type of positions."""
+def fits_in(ends: tuple[DimLike | None, ...], dtype: DType) -> bool:
+    """Whether values in the range `ends` cannot have wrapped. Symbolic ends are small relative to types of
+    positions."""
     low, high = dtype.range
     return all(low <= end <= high for end in ends if isinstance(end, int))
 
 
-def _const_form(p: Known, n: Node, depth: int) -> Affine | None:
+def _const_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     assert n.constant is not None
-    if not 0 < n.constant.size <= COUNTER:
+    if not 0 < n.constant.size <= MAX_COUNTER_ELEMENTS:
         return None
     value = n.constant.value
     if max(abs(int(value.min())), abs(int(value.max()))) > MOST:
@@ -45,35 +46,35 @@ def _const_form(p: Known, n: Node, depth: int) -> Affine | None:
     corner = (0,) * value.ndim
     steps = []
     for d in range(value.ndim):
-        one = (*corner[:d], 1, *corner[d + 1 :])
-        steps.append(int(value[one]) - start if value.shape[d] > 1 else 0)
-    made = np.full(value.shape, start, np.int64)
+        neighbor = (*corner[:d], 1, *corner[d + 1 :])
+        steps.append(int(value[neighbor]) - start if value.shape[d] > 1 else 0)
+    affine = np.full(value.shape, start, np.int64)
     for d, s in enumerate(steps):
-        made += (np.arange(value.shape[d]) * s).reshape((-1, *(1,) * (value.ndim - 1 - d)))
-    return Affine(start, tuple(steps)) if np.array_equal(made, value) else None
+        affine += (np.arange(value.shape[d]) * s).reshape((-1, *(1,) * (value.ndim - 1 - d)))
+    return Affine(start, tuple(steps)) if np.array_equal(affine, value) else None
 
 
-def _iota_form(p: Known, n: Node, depth: int) -> Affine | None:
+def _iota_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     assert isinstance(n.op, ops.Iota)
     return Affine(0, tuple(int(d == n.op.dimension) for d in range(n.type.rank)))
 
 
-def _dim_form(p: Known, n: Node, depth: int) -> Affine | None:
+def _dim_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     assert isinstance(n.op, ops.DimValue)
     return Affine(n.op.dim, ())
 
 
-def _view_form(p: Known, n: Node, depth: int) -> Affine | None:
+def _view_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     assert isinstance(n.op, View)
     (x,) = n.inputs
     form = p.form(x, depth)
     if form is None:
         return None
-    at = Layout(x.shape, form.steps, form.constant).viewed(n.shape, n.op.index_map(x.shape, n.shape))
-    return None if at is None else Affine(at.offset, at.strides)
+    layout = Layout(x.shape, form.steps, form.constant).viewed(n.shape, n.op.index_map(x.shape, n.shape))
+    return None if layout is None else Affine(layout.offset, layout.strides)
 
 
-def _convert_form(p: Known, n: Node, depth: int) -> Affine | None:
+def _convert_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     (x,) = n.inputs
     filled = splat_of(x) if x.dtype == boolean else None
     if filled is not None:
@@ -83,7 +84,7 @@ def _convert_form(p: Known, n: Node, depth: int) -> Affine | None:
     return p.form(x, depth)
 
 
-def _sum_form(p: Known, n: Node, depth: int) -> Affine | None:
+def _sum_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     a, b = (p.form(i, depth) for i in n.inputs)
     if a is None or b is None:
         return None
@@ -91,7 +92,7 @@ def _sum_form(p: Known, n: Node, depth: int) -> Affine | None:
     return Affine(a.constant + b.constant * sign, tuple(s + t * sign for s, t in zip(a.steps, b.steps, strict=True)))
 
 
-def _product_form(p: Known, n: Node, depth: int) -> Affine | None:
+def _product_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     a, b = (p.form(i, depth) for i in n.inputs)
     if a is None or b is None or not (a.is_constant or b.is_constant):
         return None
@@ -99,41 +100,41 @@ def _product_form(p: Known, n: Node, depth: int) -> Affine | None:
     return Affine(x.constant * c.constant, tuple(s * c.constant for s in x.steps))
 
 
-def _concat_form(p: Known, n: Node, depth: int) -> Affine | None:
-    """Parts that go on where the one before ended."""
+def _concat_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
+    """The form of a concat of which each part continues the previous one."""
     assert isinstance(n.op, ops.Concat)
     axis = n.op.dimension
-    found: Affine | None = None
+    whole_form: Affine | None = None
     start: DimLike = 0
     for x in n.inputs:
         form = p.form(x, depth)
         if form is None:
             return None
-        if found is not None:
-            steps = form.steps if x.shape[axis] != 1 else _put(form.steps, axis, found.steps[axis])
-            here = found.constant + found.steps[axis] * start
-            if steps != found.steps or form.constant != here:
+        if whole_form is not None:
+            steps = form.steps if x.shape[axis] != 1 else _with_step(form.steps, axis, whole_form.steps[axis])
+            expected = whole_form.constant + whole_form.steps[axis] * start
+            if steps != whole_form.steps or form.constant != expected:
                 return None
         else:
-            found = form if x.shape[axis] != 1 else _continued(p, n, form, axis, depth)
+            whole_form = form if x.shape[axis] != 1 else _continued(p, n, form, axis, depth)
         start = start + x.shape[axis]
-    return found
+    return whole_form
 
 
-def _continued(p: Known, n: Node, first: Affine, axis: int, depth: int) -> Affine:
-    """The form of a concat's first part of size 1, whose step is the way to the next part."""
+def _continued(p: IntegerAnalysis, n: Node, first: Affine, axis: int, depth: int) -> Affine:
+    """The form of the first part of a concat, of size 1: its step is the difference to the next part."""
     if len(n.inputs) < 2:
         return first
     second = p.form(n.inputs[1], depth)
     step: DimLike = 0 if second is None else second.constant - first.constant
-    return Affine(first.constant, _put(first.steps, axis, step))
+    return Affine(first.constant, _with_step(first.steps, axis, step))
 
 
-def _put(steps: tuple[DimLike, ...], axis: int, step: DimLike) -> tuple[DimLike, ...]:
+def _with_step(steps: tuple[DimLike, ...], axis: int, step: DimLike) -> tuple[DimLike, ...]:
     return (*steps[:axis], step, *steps[axis + 1 :])
 
 
-FORMS: dict[type, Callable[[Known, Node, int], Affine | None]] = {
+FORMS: dict[type, Callable[[IntegerAnalysis, Node, int], Affine | None]] = {
     Const: _const_form,
     ops.Iota: _iota_form,
     ops.DimValue: _dim_form,

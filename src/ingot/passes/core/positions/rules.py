@@ -19,7 +19,7 @@ from ingot.ir.node import Node
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean, i64
 from ingot.passes.core.positions.affine import UNKNOWN, Affine, Range, at_least
-from ingot.passes.core.positions.forms import COUNTER, FORMS, counts, fit, normal
+from ingot.passes.core.positions.forms import FORMS, MAX_COUNTER_ELEMENTS, fits_in, may_be_positions, normal
 from ingot.passes.core.positions.ranges import RANGES
 
 _DEPTH = 24
@@ -47,13 +47,13 @@ class Positions:
 
     def form(self, n: Node, depth: int = _DEPTH) -> Affine | None:
         """The affine form of an integer value, None where it has none."""
-        if len(n.types) != 1 or not counts(n.dtype) or depth == 0:
+        if len(n.types) != 1 or not may_be_positions(n.dtype) or depth == 0:
             return None
         if n not in self._forms:
             rule = FORMS.get(type(n.op))
             found = None if rule is None else rule(self, n, depth - 1)
             ends = () if found is None else found.range(n.shape) or (found.constant,)
-            self._forms[n] = normal(found, n) if found is not None and fit(ends, n.dtype) else None
+            self._forms[n] = normal(found, n) if found is not None and fits_in(ends, n.dtype) else None
         return self._forms[n]
 
     def range(self, n: Node, depth: int = _DEPTH) -> Range:
@@ -67,18 +67,18 @@ class Positions:
             return UNKNOWN
         if n.dtype == boolean:
             return 0, 1
-        if not counts(n.dtype):
+        if not may_be_positions(n.dtype):
             return UNKNOWN
         form = self.form(n)
         found = form.range(n.shape) if form is not None else None
         if found is not None:
             return found
         if n.constant is not None:
-            few = 0 < n.constant.size <= COUNTER
+            few = 0 < n.constant.size <= MAX_COUNTER_ELEMENTS
             return (int(n.constant.value.min()), int(n.constant.value.max())) if few else UNKNOWN
         rule = RANGES.get(type(n.op))
         found = UNKNOWN if rule is None else rule(self, n, depth - 1)
-        return found if fit(found, n.dtype) else UNKNOWN
+        return found if fits_in(found, n.dtype) else UNKNOWN
 
     # --- rules
 
