@@ -201,7 +201,7 @@ def _drawing(graph: Graph, keys: dict[int | None, Node]) -> Graph:
             return n.with_inputs(inputs)
         assert isinstance(n.op, Control)
         seeds = tuple(keys)
-        op = n.op.threaded(lambda body: _threaded(body, seeds))
+        op = n.op.with_extra_operands(lambda body: _threaded(body, seeds))
         done = op(*inputs, *keys.values(), loc=n.loc)
         # with the keys a loop has several results where it had one
         return done.results[0] if len(n.types) == 1 else done

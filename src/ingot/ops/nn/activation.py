@@ -14,7 +14,7 @@ import numpy as np
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
 from ingot.ops.build import broadcast_shapes, clip
-from ingot.ops.core.base import check_count, finish, widen
+from ingot.ops.core.base import check_count, round_to, widen
 from ingot.ops.core.functions import Expm1, Log1p
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -54,7 +54,7 @@ class Activation(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
         with np.errstate(all="ignore"):
-            return finish(self.compute(widen(x)), dtype_of(x))
+            return round_to(self.compute(widen(x)), dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         (x,) = inputs
@@ -233,7 +233,7 @@ class PRelu(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, slope = widen(inputs[0]), widen(inputs[1])
         with np.errstate(all="ignore"):
-            return finish(np.where(x > 0, x, x * slope), dtype_of(inputs[0]))
+            return round_to(np.where(x > 0, x, x * slope), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, slope = t.floating(inputs[0]), t.floating(inputs[1])

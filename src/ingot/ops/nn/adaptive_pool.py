@@ -10,7 +10,7 @@ import numpy as np
 from ingot.ir.dims import DimLike, dim_max, dim_min, divides, is_static, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of
-from ingot.ops.core.base import check_count, finish, identity_of, widen
+from ingot.ops.core.base import check_count, identity_of, round_to, widen
 from ingot.ops.core.reduce import ReduceWindow
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.pool import sample_image
@@ -127,7 +127,7 @@ class AdaptiveAvgPool(AdaptivePool):
         return out
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        return finish(_adaptive_reference(t.exact(inputs[0]), self.output_size, True), dtype_of(inputs[0]))
+        return round_to(_adaptive_reference(t.exact(inputs[0]), self.output_size, True), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs
@@ -154,7 +154,7 @@ class AdaptiveMaxPool(AdaptivePool):
     name: ClassVar[str] = "adaptive_max_pool"
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        return finish(_adaptive_reference(widen(inputs[0]), self.output_size, False), dtype_of(inputs[0]))
+        return round_to(_adaptive_reference(widen(inputs[0]), self.output_size, False), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs

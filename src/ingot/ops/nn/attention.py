@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, product
+from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import finish, known
+from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -51,7 +51,7 @@ class Attention(Op):
         batch, heads, rows, depth = q.shape
         fits = k.shape[0] == v.shape[0] == batch and k.shape[1:3] == v.shape[1:3] and k.shape[3] == depth
         self.expect(fits, f"expected k [{batch},H,S,{depth}] and v [{batch},H,S,D] for q {q}, got {k} and {v}")
-        groups = known(heads, k.shape[1]) and k.shape[1] != 0 and heads % k.shape[1] == 0
+        groups = is_static((heads, k.shape[1])) and k.shape[1] != 0 and heads % k.shape[1] == 0
         self.expect(heads == k.shape[1] or groups, f"expected query heads in groups of the key heads, got {q} and {k}")
         if len(inputs) == 4:
             mask, scores = inputs[3], (batch, heads, rows, k.shape[2])
@@ -114,7 +114,7 @@ class Attention(Op):
             y = (e / np.where(total == 0, 1, total)) @ v
             if self.guarded:
                 y = np.where(np.isnan(total), 0, y)
-        return finish(y, dtype_of(inputs[0]))
+        return round_to(y, dtype_of(inputs[0]))
 
     def weights(self, q: Node, k: Node, *mask: Node) -> Node:
         """[B, Hq, Sq, Sk]: what each query takes of each value, for what has to be done to it in between."""

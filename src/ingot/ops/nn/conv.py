@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, mod
+from ingot.ir.dims import DimLike, is_static, mod
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import full
-from ingot.ops.core.base import Pairs, check_count, finish, known
+from ingot.ops.core.base import Pairs, check_count, round_to
 from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
@@ -84,7 +84,7 @@ class Conv(Op):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w = inputs
-        return finish(replace(self._core(), dtype=None).reference(t.exact(x), t.exact(w)), self.dtype or dtype_of(x))
+        return round_to(replace(self._core(), dtype=None).reference(t.exact(x), t.exact(w)), self.dtype or dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         return self._core()(*inputs)
@@ -136,7 +136,7 @@ class ConvTranspose(Op):
             x.shape[1] == w.shape[0] and mod(x.shape[1], self.groups) == 0,
             f"expected a kernel [{x.shape[1]}, O / {self.groups}, ...] for x {x} in {self.groups} groups, got {w}",
         )
-        self.expect(known(*w.shape[2:]), f"expected a kernel of static sizes, got {w}")
+        self.expect(is_static(w.shape[2:]), f"expected a kernel of static sizes, got {w}")
         out: list[DimLike] = [x.shape[0], w.shape[1] * self.groups]
         for i, size in enumerate(x.shape[2:]):
             span = (w.shape[2 + i] - 1) * self.dilation[i] + 1
@@ -185,7 +185,7 @@ class ConvTranspose(Op):
         high = [r - max(0, p) for r, (_, p) in zip(room, self.padding, strict=True)]
         y = y[(slice(None), slice(None), *(slice(a, b) for a, b in zip(low, high, strict=True)))]
         extra = [(max(0, -p), max(0, -q)) for p, q in self.padding]
-        return finish(np.pad(y, [(0, 0), (0, 0), *extra]), self.dtype or dtype_of(inputs[0]))
+        return round_to(np.pad(y, [(0, 0), (0, 0), *extra]), self.dtype or dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, w = inputs

@@ -10,7 +10,7 @@ import numpy as np
 from ingot.ir.dims import DimLike, dim_min, estimate
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, finish
+from ingot.ops.core.base import check_count, round_to
 from ingot.ops.core.reduce import CumReduce
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -48,7 +48,7 @@ class GroupedMatMul(Op):
             for matrix, end in zip(w, ends.tolist(), strict=True):
                 out[start:end] = x[start:end] @ matrix
                 start = end
-        return finish(out, dtype_of(inputs[0]))
+        return round_to(out, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         """Groups are cut into blocks of equally many rows, each of one group: there are at most S / rows + G of them,

@@ -15,7 +15,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Const, Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, check_dims, finish, widen
+from ingot.ops.core.base import check_count, check_dims, round_to, widen
 from ingot.ops.core.indexing import Gather, Scatter
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.ops.nn import terms as t
@@ -326,7 +326,7 @@ def _combine(x: np.ndarray, at: tuple[np.ndarray, ...], updates: np.ndarray, red
         out[at] = widen(updates)
     else:
         _COMBINE[reduction].at(out, at, widen(updates))
-    return finish(out, dtype_of(x))
+    return round_to(out, dtype_of(x))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import check_count, finish
+from ingot.ops.core.base import check_count, round_to
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
@@ -66,7 +66,7 @@ class MatMul(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         a, b = (t.exact(x) for x in inputs)
         with np.errstate(all="ignore"):
-            return finish(np.asarray(np.matmul(a, b)), self.dtype or dtype_of(inputs[0]))
+            return round_to(np.asarray(np.matmul(a, b)), self.dtype or dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         a, b = Term(inputs[0]), Term(inputs[1])
@@ -189,7 +189,7 @@ class Einsum(Op):
             x = np.broadcast_to(t.exact(x), tuple(int(sizes[c]) for c in labels))
             parts += [x, [order[c] for c in labels]]
         out = np.einsum(*parts, [order[c] for c in equation.result])  # type: ignore[call-overload]
-        return finish(np.asarray(out), dtype_of(inputs[0]))
+        return round_to(np.asarray(out), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         equation = Equation.parse(self.equation, [len(x.shape) for x in inputs])

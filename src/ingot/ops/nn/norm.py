@@ -13,7 +13,7 @@ from ingot.ir.dims import mod
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import check_dims, finish
+from ingot.ops.core.base import check_dims, round_to
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, Sqrt
 from ingot.ops.core.reduce import ReduceWindow
@@ -93,7 +93,7 @@ class LayerNorm(Op):
             for i, p in enumerate(rest):
                 p = _parameter(p, x, self.axes)
                 y = y + p if i else y * p
-        return finish(y, dtype_of(inputs[0]))
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, *parameters = inputs
@@ -161,9 +161,9 @@ class Standardize(Op):
             count = np.float64(np.prod([x.shape[a] for a in self.axes]))
             mean = x.sum(self.axes, keepdims=True) / count
             var = ((x - mean) ** 2).sum(self.axes, keepdims=True) / count
-            y = finish((x - mean) / np.sqrt(var + self.eps), dtype)
+            y = round_to((x - mean) / np.sqrt(var + self.eps), dtype)
             wide = dtype if dtype.bits >= 32 else f32
-            return y, *(finish(v.squeeze(self.axes), wide) for v in (mean, var))
+            return y, *(round_to(v.squeeze(self.axes), wide) for v in (mean, var))
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         (x,) = inputs
@@ -201,7 +201,7 @@ class RMSNorm(Op):
             y = x / np.sqrt((x * x).mean(self.axes, keepdims=True) + self.eps)
             for p in rest:
                 y = y * _parameter(p, x, self.axes)
-        return finish(y, dtype_of(inputs[0]))
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         first, *rest = inputs
@@ -246,7 +246,7 @@ class GroupNorm(Op):
             y = _standardized(grouped, tuple(range(2, grouped.ndim)), self.eps).reshape(x.shape)
             for i, p in enumerate(rest):
                 y = y + _column(p, x.ndim) if i else y * _column(p, x.ndim)
-        return finish(y, dtype_of(inputs[0]))
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -288,7 +288,7 @@ class InstanceNorm(Op):
             y = _standardized(x, tuple(range(2, x.ndim)), self.eps)
             for i, p in enumerate(rest):
                 y = y + _column(p, x.ndim) if i else y * _column(p, x.ndim)
-        return finish(y, dtype_of(inputs[0]))
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -323,7 +323,7 @@ class BatchNorm(Op):
         x, *parameters = (t.exact(v) for v in inputs)
         scale, bias, mean, var = (_column(p, x.ndim) for p in parameters)
         with np.errstate(all="ignore"):
-            return finish((x - mean) / np.sqrt(var + self.eps) * scale + bias, dtype_of(inputs[0]))
+            return round_to((x - mean) / np.sqrt(var + self.eps) * scale + bias, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -366,7 +366,7 @@ class LocalResponseNorm(Op):
         total = np.zeros_like(x)
         for c in range(x.shape[1]):
             total[:, c] = (x[:, max(0, c - low) : c + high + 1] ** 2).sum(1)
-        return finish(x / (self.bias + self.alpha / self.size * total) ** self.beta, dtype_of(inputs[0]))
+        return round_to(x / (self.bias + self.alpha / self.size * total) ** self.beta, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -405,7 +405,7 @@ class LpNorm(Op):
         with np.errstate(all="ignore"):
             total = (np.abs(x) ** self.p).sum(self.axis, keepdims=True)
             norm = np.sqrt(total) if self.p == 2 else total
-            return finish(np.where(norm == 0, 0, x / norm), dtype_of(inputs[0]))
+            return round_to(np.where(norm == 0, 0, x / norm), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])

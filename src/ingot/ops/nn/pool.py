@@ -16,7 +16,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of, i64
-from ingot.ops.core.base import Pairs, check_count, finish, identity_of, positions_read, widen
+from ingot.ops.core.base import Pairs, check_count, identity_of, round_to, taps_in_bounds, widen
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, IsNan
 from ingot.ops.core.reduce import ReduceWindow
@@ -121,7 +121,7 @@ class Pool(Op):
         axes = self.axes(x.shape)
         counts = [int(axis.count) for axis in axes]
         read = (
-            positions_read(int(a.size), a.kernel, n, a.stride, (int(a.low), int(a.reach)), a.dilation)
+            taps_in_bounds(int(a.size), a.kernel, n, a.stride, (int(a.low), int(a.reach)), a.dilation)
             for a, n in zip(axes, counts, strict=True)
         )
         for tap in combinations(*read):
@@ -174,7 +174,7 @@ class MaxPool(Pool):
             values = np.where(inside, values, lowest)
             out = values if out is None else np.maximum(out, values)
         assert out is not None
-        return finish(out, dtype_of(x))
+        return round_to(out, dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         return self.window("max", inputs[0].shape)(*inputs)
@@ -213,7 +213,7 @@ class MaxPoolIndices(Pool):
             wins = (values > best) | np.isnan(values) | ((index < 0) & (at >= 0) & ~np.isnan(best))
             best, index = np.where(wins, values, best), np.where(wins, at, index)
         assert best is not None
-        return finish(best, dtype_of(x)), index.astype(np.int64)
+        return round_to(best, dtype_of(x)), index.astype(np.int64)
 
     def lower(self, *inputs: Node) -> tuple[Node, Node]:
         """The places separably: along the last axis first, so that ties still go to the first element in row-major
@@ -289,8 +289,8 @@ class AvgPool(Pool):
                 plain = self
             count = _count_taps(plain, shape, [int(a.count) for a in self.axes(x.shape)])
         if isinstance(total, np.ndarray) and total.dtype.kind in "iu":
-            return finish(np.trunc(total / count), dtype_of(x))
-        return finish(np.asarray(total / count), dtype_of(x))
+            return round_to(np.trunc(total / count), dtype_of(x))
+        return round_to(np.asarray(total / count), dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs
@@ -361,7 +361,7 @@ class LpPool(Pool):
         total: np.ndarray | int = 0
         for values, inside in self.taps(t.exact(x)):
             total = total + np.where(inside, np.abs(values) ** self.p, 0)
-        return finish(np.asarray(total) ** (1 / self.p), dtype_of(x))
+        return round_to(np.asarray(total) ** (1 / self.p), dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs

@@ -9,7 +9,7 @@ import numpy as np
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i32
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import finish
+from ingot.ops.core.base import round_to
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
@@ -53,7 +53,7 @@ class Dequantize(Op):
         wide = _computed_in(dtype_of(scale[0])).numpy
         with np.errstate(all="ignore"):
             y = (x.astype(wide) - zero.astype(wide)) * scale[0].astype(wide)
-        return finish(y, dtype_of(scale[0]))
+        return round_to(y, dtype_of(scale[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, zero, *scale = map(Term, inputs)

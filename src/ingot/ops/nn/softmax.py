@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
-from ingot.ops.core.base import check_count, check_dims, finish
+from ingot.ops.core.base import check_count, check_dims, round_to
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
@@ -59,7 +59,7 @@ class Softmax(Normalizer):
         x = t.exact(inputs[0])
         with np.errstate(all="ignore"):
             e = np.exp(x - x.max(self.axis, keepdims=True, initial=-_INF))
-            return finish(e / e.sum(self.axis, keepdims=True), dtype_of(inputs[0]))
+            return round_to(e / e.sum(self.axis, keepdims=True), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -78,7 +78,7 @@ class LogSoftmax(Normalizer):
         x = t.exact(inputs[0])
         with np.errstate(all="ignore"):
             d = x - x.max(self.axis, keepdims=True, initial=-_INF)
-            return finish(d - np.log(np.exp(d).sum(self.axis, keepdims=True)), dtype_of(inputs[0]))
+            return round_to(d - np.log(np.exp(d).sum(self.axis, keepdims=True)), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -109,7 +109,7 @@ class LogSumExp(Op):
             top = x.max(self.axes, keepdims=True, initial=-_INF)
             top = np.where(np.isinf(top), 0, top)
             out = np.log(np.exp(x - top).sum(self.axes, keepdims=True)) + top
-        return finish(out if self.keepdims else np.squeeze(out, self.axes), dtype_of(inputs[0]))
+        return round_to(out if self.keepdims else np.squeeze(out, self.axes), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])

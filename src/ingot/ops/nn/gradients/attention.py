@@ -10,7 +10,7 @@ import numpy as np
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
-from ingot.ops.core.base import finish
+from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.linalg import matrices as m
 from ingot.ops.nn import terms as t
@@ -79,7 +79,7 @@ class AttentionGradients(Op):
             ds = ds * self.scale
             found = ds @ wide_k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g
         of_k, of_v = (x.reshape(batch, keys, group, *x.shape[2:]).sum(2) for x in found[1:])
-        return tuple(finish(y, dtype_of(x)) for x, y in zip(inputs, (found[0], of_k, of_v), strict=False))
+        return tuple(round_to(y, dtype_of(x)) for x, y in zip(inputs, (found[0], of_k, of_v), strict=False))
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         q, k, v, g = (t.floating(x) for x in inputs[:4])

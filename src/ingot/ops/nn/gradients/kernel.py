@@ -11,7 +11,7 @@ from ingot.ir.dims import DimLike, is_static, mod, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, TensorType, dtype_of
 from ingot.ops.build import pad
-from ingot.ops.core.base import dilated, extent, finish
+from ingot.ops.core.base import dilated, extent, round_to
 from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reshape, Transpose
 from ingot.ops.linalg import matrices as m
@@ -79,7 +79,7 @@ class KernelGradient(Op):
                     out[here] = (seen * g).sum(places)[:, None]
                 else:
                     out[here] = np.tensordot(g, seen, (places, places))
-        return finish(out, self.dtype or dtype_of(inputs[0]))
+        return round_to(out, self.dtype or dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         """A convolution in which batch and channels change places; of depthwise kernels one for each sample, as the

@@ -11,7 +11,7 @@ import numpy as np
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, finish, within
+from ingot.ops.core.base import check_count, fit_constraints, round_to
 from ingot.ops.core.indexing import Gather
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
@@ -47,7 +47,7 @@ class GridSample(Op):
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
         x, grid = inputs
-        return within((1,) * (x.rank - 2), x.shape[2:], "sample", grid.shape[:-1])
+        return fit_constraints((1,) * (x.rank - 2), x.shape[2:], "sample", grid.shape[:-1])
 
     def _coordinate(self, g: Value, size: DimLike) -> Value:
         """The input coordinate of a grid value."""
@@ -111,7 +111,7 @@ class GridSample(Op):
                     if self.mode != "nearest":
                         value = value * np.asarray(weight)[..., None]
                 out = out + value
-        return finish(np.moveaxis(out, -1, 1), dtype_of(inputs[0]))
+        return round_to(np.moveaxis(out, -1, 1), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, grid = t.floating(inputs[0]), t.floating(inputs[1])

@@ -12,10 +12,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, negative
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, is_static, negative
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
-from ingot.ops.core.base import check_count, check_dims, finish, known, show_shape
+from ingot.ops.core.base import check_count, check_dims, round_to, show_shape
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
@@ -91,7 +91,7 @@ class Resize(Op):
         shape = list(x.shape)
         for i, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True)):
             self.expect(not negative(size), f"sizes: expected 0 or more, got {size}")
-            settled = known(x.shape[axis], size) or self.scales is not None or self.exclude_outside
+            settled = is_static((x.shape[axis], size)) or self.scales is not None or self.exclude_outside
             self.expect(
                 not self.antialias or settled or x.shape[axis] == size,
                 f"axis {axis}: antialias with edge taps expects static sizes or scales, got {x.shape[axis]} to {size}",
@@ -236,7 +236,7 @@ class Resize(Op):
             if outside is not None:
                 form = [-1 if d == axis else 1 for d in range(x.ndim)]
                 y = np.where(np.asarray(outside).reshape(form), y.dtype.type(self.extrapolation), y)
-        return finish(np.trunc(y) if dtype.is_integer and y.dtype.kind == "f" else y, dtype)
+        return round_to(np.trunc(y) if dtype.is_integer and y.dtype.kind == "f" else y, dtype)
 
     def _part(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """What elements add to a result: in windows as wide as the scale demands, nothing where they weigh nothing."""
@@ -295,7 +295,7 @@ class Resize(Op):
         """Antialiasing has as many taps as the scale demands: windows as rows, times their weights. A product with an
         [out, in] matrix would spread NaN and infinities to all outputs by its zeros."""
         stretch = self._stretch(i, size)
-        if stretch is not None or known(size, self.sizes[i]) or not self.exclude_outside:
+        if stretch is not None or is_static((size, self.sizes[i])) or not self.exclude_outside:
             start, count, weight = _rows(self._taps(i, size, work), size)
         else:
             start, count, weight = self._open_rows(i, size, work)

@@ -19,7 +19,7 @@ import numpy as np
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Input, Node, Op, topological
 from ingot.ir.types import TensorType, dtype_of, f32, i8, i64, u8
-from ingot.ops.core.base import finish
+from ingot.ops.core.base import round_to
 from ingot.ops.core.binary import Compare
 from ingot.ops.core.control import While
 from ingot.ops.core.dynamic_slice import DynamicSlice, DynamicUpdateSlice
@@ -213,7 +213,7 @@ class Recurrent(Op):
                 y[at, d.index] = np.where(valid, new[0], 0)
             for s, final in zip(last, states, strict=True):
                 s[d.index] = final
-        return finish(y, dtype), *(finish(s, dtype) for s in last)
+        return round_to(y, dtype), *(round_to(s, dtype) for s in last)
 
     def compute(
         self,
