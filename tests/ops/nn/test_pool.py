@@ -16,5 +16,5 @@ def test_counts_of_a_large_image_stay_in_their_axes(monkeypatch) -> None:
     large = Input("x", TensorType(f32, (1, 1, 32, 40, 1 << 20)))()
     consts = [n.op.value for n in Graph((large,), (op.lower(large),)).nodes() if isinstance(n.op, Const)]
     assert max(c.size for c in consts) < 1 << 20
-    monkeypatch.setattr(pool, "_TABLE", 1)
+    monkeypatch.setattr(pool, "_MAX_COUNT_ELEMENTS", 1)
     check(op, np.random.default_rng(0).normal(size=(1, 2, 7, 8, 9)).astype(np.float32))
