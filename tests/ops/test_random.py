@@ -69,7 +69,7 @@ def test_threefry_gives_the_published_blocks(
 _normal = np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2)))
 _CDF: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "uniform": lambda x: np.clip(x, 0, 1),
-    "positive": lambda x: np.clip(x, 0, 1),
+    "uniform_open": lambda x: np.clip(x, 0, 1),
     "normal": _normal,
     "exponential": lambda x: 1 - np.exp(-x),
     "cauchy": lambda x: 0.5 + np.arctan(x) / math.pi,
