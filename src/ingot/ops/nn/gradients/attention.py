@@ -125,28 +125,28 @@ class AttentionGradients(Op):
             first_sample = sample * samples
 
             def of_sample(x: Term) -> Term:
-                return m.cut(x, 0, first_sample, samples)
+                return m.dynamic_slice(x, 0, first_sample, samples)
 
             def of_block(x: Term) -> Term:
-                return m.cut(of_sample(x), 2, first_row, rows)
+                return m.dynamic_slice(of_sample(x), 2, first_row, rows)
 
             block_masks = list(masks)
             for i in masks_by_sample:
                 block_masks[i] = of_sample(block_masks[i])
             for i in masks_by_row:
-                block_masks[i] = m.cut(block_masks[i], 2, first_row, rows)
+                block_masks[i] = m.dynamic_slice(block_masks[i], 2, first_row, rows)
             a, b, c = self._gradients(
                 of_block(q), of_sample(k), of_sample(v), of_block(g), block_masks, first_row, count, bool(padding_rows)
             )
             a = a.reshape((samples, *q.shape[1:2], rows, q.shape[3]))
-            dq = m.put(dq, m.put(of_sample(dq), a, 2, first_row), 0, first_sample)
+            dq = m.dynamic_update(dq, m.dynamic_update(of_sample(dq), a, 2, first_row), 0, first_sample)
             if blocks != 1:
                 b, c = of_sample(dk) + b, of_sample(dv) + c
-            return [dq, m.put(dk, b, 0, first_sample), m.put(dv, c, 0, first_sample)]
+            return [dq, m.dynamic_update(dk, b, 0, first_sample), m.dynamic_update(dv, c, 0, first_sample)]
 
         zeros = [t.full(x.shape, 0.0, x.dtype) for x in (wide_q, k, v)]
         invariants = (wide_q, k, v, wide_g, *wide_masks)
-        dq, dk, dv = m.repeat(ceildiv(batch, samples) * blocks, zeros, add_block, invariants)
+        dq, dk, dv = m.for_loop(ceildiv(batch, samples) * blocks, zeros, add_block, invariants)
         return [dq.slice(2, 0, count), dk, dv]
 
     def _gradients(

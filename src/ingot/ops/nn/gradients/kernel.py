@@ -99,10 +99,10 @@ class KernelGradient(Op):
         total = t.full(self.infer(x.type, g.type).shape, 0.0, self.dtype or x.dtype)
 
         def sample(index: Term, total: Term, x: Term, g: Term) -> list[Term]:
-            one = [m.cut(v, 0, index, 1).node for v in (x, g)]
+            one = [m.dynamic_slice(v, 0, index, 1).node for v in (x, g)]
             return [total + t.as_term(self._grouped_convolution(*one))]
 
-        return m.repeat(batch, [total], sample, (t.as_term(x), t.as_term(g)))[0].node
+        return m.for_loop(batch, [total], sample, (t.as_term(x), t.as_term(g)))[0].node
 
     def _grouped_convolution(self, x: Node, g: Node) -> Node:
         """A convolution with one group for each channel, whose input channels are the samples."""
