@@ -1,4 +1,4 @@
-"""Kernel expressions on whole numpy arrays: a variable's value is an array of any shape, lanes are ignored."""
+"""Evaluate kernel expressions on numpy arrays: the value of a variable is an array of any shape; lanes are ignored."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNARY: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def evaluate(expr: k.Expr, env: Mapping[str, np.ndarray], tables: bool = True) -> np.ndarray:
-    """The value of `expr`; shared subexpressions are evaluated once. `tables`: as where they are looked up quickly."""
+    """The value of `expr`; shared subexpressions are evaluated once. tables: choose the variant with lookup tables."""
     memo: dict[int, np.ndarray] = {}
     (expr,) = expanded([expr])
     stack = [expr]
@@ -146,7 +146,7 @@ def _count_bits(fn: str, x: np.ndarray) -> np.ndarray:
 
 
 def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c with one rounding (f32: through f64, whose second rounding is out of sight)."""
+    """a * b + c with one rounding (f32: computed in f64, whose double rounding is negligible)."""
     if c.dtype == np.float32:
         return np.asarray((a.astype(np.float64) * b + c).astype(np.float32))
     p, p_low = _two_product(a, b)
@@ -154,7 +154,7 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     t = s - p
     s_low = (p - (s - t)) + (c - t)
     low = p_low + s_low
-    out = np.where(low == 0, s, s + low)  # adding 0 would lose the sign of -0
+    out = np.where(low == 0, s, s + low)  # adding 0 would lose the sign of -0.0
     return np.asarray(np.where(np.isfinite(out), out, a * b + c))
 
 

@@ -48,7 +48,7 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         np.s_[:, 2:1],
     ],
 )
-def test_slice_axis_is_pythons(key: tuple) -> None:
+def test_slice_axis_follows_python(key: tuple) -> None:
     s = key[1]
     got = run(ops.slice_axis(arg(2, 3, 4), 1, s.start, s.stop, s.step or 1), X)
     np.testing.assert_array_equal(got, X[key])
@@ -105,7 +105,7 @@ def test_split_stack_squeeze() -> None:
         ops.split(arg(2, 3, 4), (1, 1), -1)
 
 
-def test_floor_mod_is_pythons() -> None:
+def test_floor_mod_follows_python() -> None:
     a, b = np.meshgrid(np.arange(-7, 8, dtype=np.int64), np.asarray([-3, -1, 2, 5]))
     got = run(ops.floor_mod(arg(*a.shape, dtype=i64), arg(*b.shape, dtype=i64, label="y")), a, b)
     np.testing.assert_array_equal(got, a % b)
@@ -134,18 +134,20 @@ def test_errors_say_where() -> None:
     ("wide", "narrow"), [("f32", "u8"), ("f64", "f16"), ("i16", "bool"), ("u16", "i4"), ("f32", "i32")]
 )
 def test_bitcast_between_widths(wide: str, narrow: str) -> None:
-    of, to = DTYPES[wide], DTYPES[narrow]
-    x = np.array([[1.5, -2.0, 0.0]]).astype(of.numpy)
+    wide_dtype, narrow_dtype = DTYPES[wide], DTYPES[narrow]
+    x = np.array([[1.5, -2.0, 0.0]]).astype(wide_dtype.numpy)
     if narrow == "bool":
-        x = np.array([[0x0100, 0x0001, 0x0101]]).astype(of.numpy)
-    parts = ops.bitcast(const(x), to)
-    assert parts.shape == ((1, 3) if of.bits == to.bits else (1, 3, of.bits // to.bits))
+        x = np.array([[0x0100, 0x0001, 0x0101]]).astype(wide_dtype.numpy)
+    parts = ops.bitcast(const(x), narrow_dtype)
+    assert parts.shape == (
+        (1, 3) if wide_dtype.bits == narrow_dtype.bits else (1, 3, wide_dtype.bits // narrow_dtype.bits)
+    )
     bits = np.unpackbits(x.view(np.uint8), bitorder="little")
-    unit = np.unpackbits(run(parts).view(np.uint8).reshape(-1, max(to.bits // 8, 1)), 1, bitorder="little")
-    np.testing.assert_array_equal(unit[:, : to.bits].ravel(), bits)
-    np.testing.assert_array_equal(run(ops.bitcast(parts, of)).view(np.uint8), x.view(np.uint8))
+    unit = np.unpackbits(run(parts).view(np.uint8).reshape(-1, max(narrow_dtype.bits // 8, 1)), 1, bitorder="little")
+    np.testing.assert_array_equal(unit[:, : narrow_dtype.bits].ravel(), bits)
+    np.testing.assert_array_equal(run(ops.bitcast(parts, wide_dtype)).view(np.uint8), x.view(np.uint8))
 
 
-def test_bitcast_of_parts_that_are_no_element() -> None:
+def test_bitcast_rejects_incomplete_elements() -> None:
     with pytest.raises(ShapeError, match="expected a last axis of 4, got u8"):
         ops.bitcast(arg(3, 2, dtype=u8), f32)

@@ -1,4 +1,4 @@
-"""Fourier transforms of every plan (a matrix, steps, a convolution) against numpy's."""
+"""Fourier transforms of every plan (matrix, Cooley-Tukey, Bluestein) against numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(outputs: tuple[Node, ...], inputs: tuple[Node, ...], *arrays: np.ndarray
     return list(interpret(Graph(inputs, outputs), arrays))
 
 
-def near(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
+def assert_near(got: np.ndarray, want: np.ndarray, tolerance: float) -> None:
     assert got.shape == want.shape
     assert np.abs(got - want).max() <= tolerance * max(1.0, np.abs(want).max())
 
@@ -30,7 +30,7 @@ def test_complex(n: int, inverse: bool) -> None:
     inputs = tuple(Input(name, TensorType(f64, x.shape))() for name in "ri")
     scale = 1 / n if inverse else 1.0
     real, imaginary = run(ops.fourier((inputs[0], inputs[1]), inverse, scale), inputs, x.real, x.imag)
-    near(real + 1j * imaginary, np.fft.ifft(x) if inverse else np.fft.fft(x), 1e-12)
+    assert_near(real + 1j * imaginary, np.fft.ifft(x) if inverse else np.fft.fft(x), 1e-12)
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -38,11 +38,11 @@ def test_real(n: int) -> None:
     x = np.random.default_rng(n).standard_normal((3, n))
     node = Input("x", TensorType(f64, x.shape))()
     real, imaginary = run(ops.real_fourier(node), (node,), x)
-    near(real + 1j * imaginary, np.fft.rfft(x), 1e-12)
-    y = np.fft.rfft(x) + 1j  # the first imaginary part does not count
+    assert_near(real + 1j * imaginary, np.fft.rfft(x), 1e-12)
+    y = np.fft.rfft(x) + 1j  # the first imaginary part is ignored
     inputs = tuple(Input(name, TensorType(f64, y.shape))() for name in "ri")
-    (back,) = run((ops.real_inverse((inputs[0], inputs[1]), n, 1 / n),), inputs, y.real, y.imag)
-    near(back, np.fft.irfft(y, n), 1e-12)
+    (signal,) = run((ops.real_inverse((inputs[0], inputs[1]), n, 1 / n),), inputs, y.real, y.imag)
+    assert_near(signal, np.fft.irfft(y, n), 1e-12)
 
 
 @pytest.mark.parametrize("n", [400, 1024, 4099])
@@ -51,4 +51,4 @@ def test_error_in_f32(n: int) -> None:
     node = Input("x", TensorType(f32, x.shape))()
     real, imaginary = run(ops.real_fourier(node), (node,), x)
     assert real.dtype == np.float32
-    near(real + 1j * imaginary, np.fft.rfft(x.astype(np.float64)), 1e-6)
+    assert_near(real + 1j * imaginary, np.fft.rfft(x.astype(np.float64)), 1e-6)

@@ -1,4 +1,4 @@
-"""Special functions that are integrals, beside SciPy's."""
+"""Special functions that are integrals, against SciPy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _run(build: Callable[..., Node], *xs: np.ndarray) -> np.ndarray:
     dtype = f32 if xs[0].dtype == np.float32 else f64
     inputs = tuple(Input(f"x{i}", TensorType(dtype, x.shape))() for i, x in enumerate(xs))
     with np.errstate(all="ignore"):
-        (found,) = interpret(Graph(inputs, (build(*inputs),)), list(xs))
-    return found
+        (result,) = interpret(Graph(inputs, (build(*inputs),)), list(xs))
+    return result
 
 
 def _ei(x: np.ndarray) -> np.ndarray:
@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_beside_scipy(name: str):
+def test_against_scipy(name: str):
     build, reference = CASES[name]
     np.testing.assert_allclose(_run(build, LINE), reference(LINE), rtol=1e-11, atol=1e-13)
     single = LINE.astype(np.float32)

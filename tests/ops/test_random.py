@@ -1,6 +1,6 @@
-"""Random bits are Threefry's, and the distributions that are made of them are what they are called.
+"""Random bits are those of Threefry, and samples follow their distributions.
 
-The bits follow from fixed keys, so that no run differs from another; bounds are those of tests at a level of 1 in 1000.
+Keys are fixed, so that results are reproducible; bounds are those of statistical tests at a level of 1 in 1000.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ N = 20_000
 KEY = np.asarray([0x243F6A88, 0x85A308D3], np.uint32)
 
 
-def drawn(sample: Callable[[Node], Node]) -> np.ndarray:
+def run_sampler(sample: Callable[[Node], Node]) -> np.ndarray:
     return interpret(Graph((), (sample(const(KEY)),)), ())[0]
 
 
 def distance(x: np.ndarray, cdf: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Kolmogorov and Smirnov's, times the root of how many there are: above 1.95 once in 1000 times."""
+    """The Kolmogorov-Smirnov distance times sqrt(n): above 1.95 once in 1000 times."""
     x = np.sort(x.astype(np.float64).reshape(-1))
     f, n = cdf(x), x.size
     steps = np.arange(n + 1) / n
     return max(np.max(steps[1:] - f), np.max(f - steps[:-1])) * math.sqrt(n)
 
 
-def chi_square(x: np.ndarray, chances: np.ndarray) -> float:
-    """Pearson's statistic as a normal number (Wilson and Hilferty): above 3.1 once in 1000 times."""
-    expected = chances * x.size
-    found = np.bincount(x.reshape(-1), minlength=chances.size)
-    assert found.size == chances.size and not found[chances == 0].any()
-    of = chances > 0
-    k = int(of.sum()) - 1
-    statistic = float(((found - expected)[of] ** 2 / expected[of]).sum())
+def chi_square(x: np.ndarray, probabilities: np.ndarray) -> float:
+    """Pearson's statistic as a standard normal number (Wilson-Hilferty): above 3.1 once in 1000 times."""
+    expected = probabilities * x.size
+    counts = np.bincount(x.reshape(-1), minlength=probabilities.size)
+    assert counts.size == probabilities.size and not counts[probabilities == 0].any()
+    is_possible = probabilities > 0
+    k = int(is_possible.sum()) - 1
+    statistic = float(((counts - expected)[is_possible] ** 2 / expected[is_possible]).sum())
     return ((statistic / k) ** (1 / 3) - 1 + 2 / (9 * k)) / math.sqrt(2 / (9 * k))
 
 
-# of Random123's kat_vectors: threefry 2x32 of 20 rounds
+# from kat_vectors of Random123: Threefry 2x32 with 20 rounds
 @pytest.mark.parametrize(
     ("count", "key", "block"),
     [
@@ -55,21 +55,19 @@ def chi_square(x: np.ndarray, chances: np.ndarray) -> float:
         ((0x243F6A88, 0x85A308D3), (0x13198A2E, 0x03707344), (0xC4923A9C, 0x483DF7A0)),
     ],
 )
-def test_threefry_gives_the_published_blocks(
-    count: tuple[int, int], key: tuple[int, int], block: tuple[int, int]
-) -> None:
+def test_threefry_known_answers(count: tuple[int, int], key: tuple[int, int], block: tuple[int, int]) -> None:
     arrays = [np.asarray([v], np.uint32) for v in (*key, *count)]
     assert tuple(int(v) for v in np.concatenate(ops.threefry((arrays[0], arrays[1]), (arrays[2], arrays[3])))) == block
     terms = [Term(const(a)) for a in arrays]
-    made = ops.threefry((terms[0], terms[1]), (terms[2], terms[3]))
-    got = interpret(Graph((), tuple(v.node for v in made)), ())
+    words = ops.threefry((terms[0], terms[1]), (terms[2], terms[3]))
+    got = interpret(Graph((), tuple(v.node for v in words)), ())
     assert tuple(int(v[0]) for v in got) == block
 
 
 _normal = np.vectorize(lambda v: 0.5 * math.erfc(-v / math.sqrt(2)))
 _CDF: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "uniform": lambda x: np.clip(x, 0, 1),
-    "positive": lambda x: np.clip(x, 0, 1),
+    "uniform_open": lambda x: np.clip(x, 0, 1),
     "normal": _normal,
     "exponential": lambda x: 1 - np.exp(-x),
     "cauchy": lambda x: 0.5 + np.arctan(x) / math.pi,
@@ -79,7 +77,7 @@ _CDF: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 @pytest.mark.parametrize("dtype", [f32, f64], ids=str)
 @pytest.mark.parametrize("name", list(_CDF))
 def test_distribution(name: str, dtype: DType) -> None:
-    x = drawn(lambda key: getattr(sampling, name)(key, (N,), dtype))
+    x = run_sampler(lambda key: getattr(sampling, name)(key, (N,), dtype))
     assert distance(x, _CDF[name]) < 1.95
     halves = x[: N // 2], x[N // 2 :]
     inside = [np.clip(h, -3, 3) for h in halves]
@@ -88,21 +86,21 @@ def test_distribution(name: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [(f16, 11), (bf16, 8), (f32, 24), (f64, 53)], ids=str)
-def test_uniform_numbers_are_below_one_and_as_fine_as_their_type(dtype: DType, digits: int) -> None:
-    x = drawn(lambda key: sampling.uniform(key, (N,), dtype)).astype(np.float64)
+def test_uniform_range_and_precision(dtype: DType, digits: int) -> None:
+    x = run_sampler(lambda key: sampling.uniform(key, (N,), dtype)).astype(np.float64)
     assert x.min() >= 0 and x.max() < 1
-    whole = x * 2.0**digits
-    assert (whole == np.floor(whole)).all() and (whole % 2).any()
+    multiples = x * 2.0**digits
+    assert (multiples == np.floor(multiples)).all() and (multiples % 2).any()
 
 
-def test_normal_numbers_of_narrow_types_are_the_wide_ones_rounded() -> None:
-    wide = drawn(lambda key: sampling.normal(key, (999,), f32))
-    np.testing.assert_array_equal(drawn(lambda key: sampling.normal(key, (999,), f16)), wide.astype(np.float16))
+def test_narrow_normal_is_rounded() -> None:
+    wide = run_sampler(lambda key: sampling.normal(key, (999,), f32))
+    np.testing.assert_array_equal(run_sampler(lambda key: sampling.normal(key, (999,), f16)), wide.astype(np.float16))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (-3, 7), (5, 6), (0, 100)])
 def test_integers(low: int, high: int) -> None:
-    x = drawn(lambda key: sampling.integers(key, (N,), low, high))
+    x = run_sampler(lambda key: sampling.integers(key, (N,), low, high))
     assert x.dtype == np.int64 and x.min() >= low and x.max() < high
     if high - low > 1:
         assert chi_square(x - low, np.full(high - low, 1 / (high - low))) < 3.1
@@ -110,63 +108,63 @@ def test_integers(low: int, high: int) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1 << 40), (-(1 << 63), 1 << 63), (0, 1 << 63), (-5, (1 << 33) + 1)])
 def test_integers_of_wide_spans(low: int, high: int) -> None:
-    x = drawn(lambda key: sampling.integers(key, (N,), low, high)).astype(np.float64)
+    x = run_sampler(lambda key: sampling.integers(key, (N,), low, high)).astype(np.float64)
     assert distance((x - low) / (high - low), _CDF["uniform"]) < 1.95
 
 
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.999, 1.0])
 def test_bernoulli(p: float) -> None:
-    x = drawn(lambda key: sampling.bernoulli(key, (N,), p))
+    x = run_sampler(lambda key: sampling.bernoulli(key, (N,), p))
     assert x.dtype == bool and abs(x.mean() - p) <= 3.3 * math.sqrt(p * (1 - p) / N)
 
 
 def test_geometric() -> None:
     p = 0.3
-    x = drawn(lambda key: sampling.geometric(key, (N,), ops.full((N,), p))).astype(np.int64)
-    chances = np.concatenate([[0], p * (1 - p) ** np.arange(14)])
-    assert chi_square(np.minimum(x, 15), np.append(chances, 1 - chances.sum())) < 3.1
-    assert (drawn(lambda key: sampling.geometric(key, (9,), ops.full((9,), 1.0))) == 1).all()
+    x = run_sampler(lambda key: sampling.geometric(key, (N,), ops.full((N,), p))).astype(np.int64)
+    probabilities = np.concatenate([[0], p * (1 - p) ** np.arange(14)])
+    assert chi_square(np.minimum(x, 15), np.append(probabilities, 1 - probabilities.sum())) < 3.1
+    assert (run_sampler(lambda key: sampling.geometric(key, (9,), ops.full((9,), 1.0))) == 1).all()
 
 
-def test_permutations_are_such_and_equally_likely() -> None:
-    x = drawn(lambda key: sampling.permutation(key, 1000))
+def test_permutations_are_equally_likely() -> None:
+    x = run_sampler(lambda key: sampling.permutation(key, 1000))
     np.testing.assert_array_equal(np.sort(x), np.arange(1000))
-    places = [drawn(lambda key, i=i: sampling.permutation(ops.fold_in(key, i), 3)) for i in range(240)]
-    numbers = np.asarray([int(p @ [1, 3, 9]) for p in places])
-    _, which = np.unique(numbers, return_inverse=True)
-    assert chi_square(which, np.full(6, 1 / 6)) < 3.1
+    permutations = [run_sampler(lambda key, i=i: sampling.permutation(ops.fold_in(key, i), 3)) for i in range(240)]
+    codes = np.asarray([int(p @ [1, 3, 9]) for p in permutations])
+    _, classes = np.unique(codes, return_inverse=True)
+    assert chi_square(classes, np.full(6, 1 / 6)) < 3.1
 
 
 WEIGHTS = np.asarray([0.5, 0.0, 2.0, 1.0, 0.0, 0.5], np.float32)
 
 
-def test_categorical_draws_in_proportion_and_never_a_weight_of_zero() -> None:
-    x = drawn(lambda key: sampling.categorical(key, const(np.tile(WEIGHTS, (2, 1))), N))
+def test_categorical_proportions() -> None:
+    x = run_sampler(lambda key: sampling.categorical(key, const(np.tile(WEIGHTS, (2, 1))), N))
     assert x.shape == (2, N)
     for row in x:
         assert chi_square(row, WEIGHTS / WEIGHTS.sum()) < 3.1
     assert (x[0] != x[1]).any()
 
 
-def test_draws_without_replacement_differ_and_begin_in_proportion() -> None:
-    x = drawn(lambda key: sampling.without_replacement(key, const(np.tile(WEIGHTS, (N // 4, 1))), 4))
+def test_without_replacement() -> None:
+    x = run_sampler(lambda key: sampling.without_replacement(key, const(np.tile(WEIGHTS, (N // 4, 1))), 4))
     assert all(len(set(row.tolist())) == 4 for row in x[:100])
     assert chi_square(x[:, 0], WEIGHTS / WEIGHTS.sum()) < 3.1
     assert set(x.reshape(-1).tolist()) == {0, 2, 3, 5}
 
 
-def test_dropout_scales_what_stays() -> None:
+def test_dropout_scales_kept_elements() -> None:
     x = const(np.arange(1, N + 1, dtype=np.float32))
-    y = drawn(lambda key: sampling.dropout(key, x, 0.25)[0])
-    kept = y != 0
-    assert abs(kept.mean() - 0.75) < 3.3 * math.sqrt(0.75 * 0.25 / N)
-    np.testing.assert_allclose(y[kept], np.arange(1, N + 1)[kept] / 0.75, rtol=1e-6)
-    assert not drawn(lambda key: sampling.dropout(key, x, 1.0)[0]).any()
+    y = run_sampler(lambda key: sampling.dropout(key, x, 0.25)[0])
+    is_kept = y != 0
+    assert abs(is_kept.mean() - 0.75) < 3.3 * math.sqrt(0.75 * 0.25 / N)
+    np.testing.assert_allclose(y[is_kept], np.arange(1, N + 1)[is_kept] / 0.75, rtol=1e-6)
+    assert not run_sampler(lambda key: sampling.dropout(key, x, 1.0)[0]).any()
     rate = const(np.asarray(0.25, np.float32))
-    np.testing.assert_array_equal(drawn(lambda key: sampling.dropout(key, x, rate)[0]), y)
+    np.testing.assert_array_equal(run_sampler(lambda key: sampling.dropout(key, x, rate)[0]), y)
 
 
-def test_bits_of_a_symbolic_shape_are_those_of_the_static_one() -> None:
+def test_symbolic_shape_matches_static() -> None:
     from ingot.ir.dims import symbol
 
     n = symbol("n")
@@ -179,40 +177,40 @@ def test_bits_of_a_symbolic_shape_are_those_of_the_static_one() -> None:
             np.testing.assert_array_equal(got, want)
 
 
-# --- the state of a graph that draws
+# --- the random state of a graph
 
 
-def key_of(seed: int, calls: int, graph: Graph) -> tuple[np.ndarray, ...]:
+def keys_of(seed: int, calls: int, graph: Graph) -> tuple[np.ndarray, ...]:
     return interpret(graph, (np.asarray([seed, calls]),))
 
 
-def test_a_graph_that_draws_takes_and_gives_its_state() -> None:
+def test_random_state_of_a_graph() -> None:
     keys = ops.RandomKey(0)(), ops.RandomKey(1)(), ops.RandomKey(0, seed=9)()
     graph = ops.seeded(Graph((), keys, ("a", "b", "c")), "random numbers")
     verify(graph)
-    after, *first = key_of(0, 0, graph)
-    assert after.tolist() == [0, 1] and not ops.draws(graph)
-    for got, key in zip(first, keys, strict=True):
-        np.testing.assert_array_equal(got, key.op.reference())  # of a first call
+    next_state, *first_keys = keys_of(0, 0, graph)
+    assert next_state.tolist() == [0, 1] and not ops.draws(graph)
+    for got, key in zip(first_keys, keys, strict=True):
+        np.testing.assert_array_equal(got, key.op.reference())  # the keys of a first call
     states = [(seed, calls) for seed in (0, 1, -1, 1 << 40) for calls in (0, 1)]
-    found = [tuple(key.tolist()) for state in states for key in key_of(*state, graph)[1:3]]
-    assert len(set(found)) == len(found)
-    # a key of its own seed follows the calls alone
-    assert key_of(0, 4, graph)[3].tolist() == key_of(5, 4, graph)[3].tolist() != key_of(0, 5, graph)[3].tolist()
+    all_keys = [tuple(key.tolist()) for state in states for key in keys_of(*state, graph)[1:3]]
+    assert len(set(all_keys)) == len(all_keys)
+    # a key with its own seed depends only on the number of calls
+    assert keys_of(0, 4, graph)[3].tolist() == keys_of(5, 4, graph)[3].tolist() != keys_of(0, 5, graph)[3].tolist()
 
 
-def test_a_graph_that_does_not_draw_stays_as_it_is() -> None:
+def test_graph_without_draws_is_unchanged() -> None:
     x = Input("x", TensorType(f32, (3,)))()
     graph = Graph((x,), (ops.add(x, 1.0),))
     assert ops.seeded(graph, "random numbers") is graph
 
 
-def test_each_turn_of_a_loop_draws_others() -> None:
-    turn, rows = Input("turn", TensorType(i64))(), Input("rows", TensorType(f32, (5, 4)))()
+def test_loop_iterations_draw_different_numbers() -> None:
+    step, rows = Input("turn", TensorType(i64))(), Input("rows", TensorType(f32, (5, 4)))()
     fresh = ops.expand_dims(sampling.uniform(ops.RandomKey(0)(), (4,)), 0)
-    written = ops.DynamicUpdateSlice()(rows, fresh, turn, const(0))
-    cond = Graph((turn, rows), (ops.compare("LT", turn, 5),))
-    body = Graph((turn, rows), (ops.add(turn, 1), written))
+    written = ops.DynamicUpdateSlice()(rows, fresh, step, const(0))
+    cond = Graph((step, rows), (ops.compare("LT", step, 5),))
+    body = Graph((step, rows), (ops.add(step, 1), written))
     out = ops.While(cond, body)(const(0), const(np.zeros((5, 4), np.float32))).results[1]
     graph = ops.seeded(Graph((), (out,)), "random numbers")
     verify(graph)
@@ -220,10 +218,10 @@ def test_each_turn_of_a_loop_draws_others() -> None:
     assert len(np.unique(x)) == x.size
 
 
-def test_branches_draw() -> None:
-    which = Input("which", TensorType(i64))()
+def test_branches_draw_different_numbers() -> None:
+    index = Input("which", TensorType(i64))()
     branches = tuple(Graph((), (sampling.uniform(ops.RandomKey(i)(), (4,)),)) for i in (0, 1))
-    graph = ops.seeded(Graph((which,), (ops.Case(branches)(which),)), "random numbers")
+    graph = ops.seeded(Graph((index,), (ops.Case(branches)(index),)), "random numbers")
     verify(graph)
     a, b = (interpret(graph, (np.asarray(i), np.asarray([0, 0])))[1] for i in (0, 1))
     assert (a != b).all()

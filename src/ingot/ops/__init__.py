@@ -1,6 +1,6 @@
 """Every op and builder, flat: `from ingot import ops; ops.Add()(a, b); ops.add(a, 1.0)`."""
 
-# ruff: noqa: F401 - this file is the flat face of the package
+# ruff: noqa: F401 - re-exports the names of the package
 
 from ingot.ops.build import (
     add,

@@ -1,9 +1,9 @@
-"""Bessel functions of either kind, modified ones of the second kind, and Airy's function, as builders.
+"""Builders of Bessel functions of both kinds, modified ones of the second kind, and Airy's function.
 
-Chebyshev series, whose coefficients were computed with 45 digits. Up to 8 (2 for K) of what is analytic in x^2: of J,
-of Y less its logarithm times J, of K plus its logarithm times I. Beyond, of the amplitudes P and x Q of Hankel's
-expansions (Abramowitz and Stegun 9.2.5) in (8 / x)^2, and of exp(x) sqrt(x) K in 4 / x. Airy's likewise from 4.5 on
-(10.4.59, 10.4.60).
+All use Chebyshev series, whose coefficients were computed with 45 digits. Up to x = 8 (2 for K) they expand functions
+that are analytic in x^2: J, Y without its logarithm times J, K with its logarithm times I added. Beyond, they expand
+the amplitudes P and x Q of Hankel's expansions (Abramowitz and Stegun 9.2.5) in (8 / x)^2, and exp(x) sqrt(x) K in
+4 / x; for Airy's function from 4.5 on likewise (10.4.59, 10.4.60).
 """
 
 from __future__ import annotations
@@ -133,15 +133,15 @@ _AIRY_Q = (
     8.020234897573714e-18, -2.210076494801649e-18,
 )  # fmt: skip
 
-_FIRST = ((_J0_NEAR, _P0, _Q0), (_J1_NEAR, _P1, _Q1))
-_SECOND_NEAR = (_Y0_NEAR, _Y1_NEAR)
+_FIRST_KIND = ((_J0_NEAR, _P0, _Q0), (_J1_NEAR, _P1, _Q1))
+_SECOND_KIND = (_Y0_NEAR, _Y1_NEAR)
 _MODIFIED = ((_I0, _K0_NEAR, _K0_FAR), (_I1, _K1_NEAR, _K1_FAR))
-_TO, _K_TO, _AIRY_TO = 8.0, 2.0, 4.5
-_PHASE_TO = 2 / 3 * _AIRY_TO**1.5
+_SERIES_LIMIT, _K_SERIES_LIMIT, _AIRY_SERIES_LIMIT = 8.0, 2.0, 4.5
+_AIRY_PHASE_LIMIT = 2 / 3 * _AIRY_SERIES_LIMIT**1.5
 
 
 def in_f64(function: Callable[[Term], Term]) -> Callable[[Node], Node]:
-    """`function` as a builder: in f64, rounded once to its operand's dtype."""
+    """`function` as a builder that computes in f64 and rounds once to the dtype of its operand."""
 
     @wraps(function)
     def build(x: Node) -> Node:
@@ -151,72 +151,76 @@ def in_f64(function: Callable[[Term], Term]) -> Callable[[Node], Node]:
 
 
 def where(condition: Term, a: Operand, b: Operand) -> Term:
+    """condition ? a : b."""
     return t.as_term(t.where(condition, a, b))
 
 
 def at_least(x: Term, low: float) -> Term:
+    """max(x, low); NaN stays."""
     return where(x < low, low, x)
 
 
 def at_most(x: Term, high: float) -> Term:
+    """min(x, high); NaN stays."""
     return where(x > high, high, x)
 
 
 def chebyshev(x: Term, coefficients: Sequence[float]) -> Term:
     """c0 / 2 + c1 T1(x) + c2 T2(x) + ..., by Clenshaw's recurrence."""
-    last, value = x * 0.0, x * 0.0 + coefficients[-1]
+    previous, value = x * 0.0, x * 0.0 + coefficients[-1]
     for c in coefficients[-2:0:-1]:
-        last, value = value, x * 2.0 * value - last + c
-    return x * value - last + coefficients[0] / 2
+        previous, value = value, x * 2.0 * value - previous + c
+    return x * value - previous + coefficients[0] / 2
 
 
-def _even(x: Term, to: float, coefficients: Sequence[float]) -> Term:
-    """The series in x^2, for 0 <= x <= `to`; what it is at `to` beyond."""
-    return chebyshev(at_most(x * x * (2 / to**2) - 1, 1.0), coefficients)
+def _even_series(x: Term, limit: float, coefficients: Sequence[float]) -> Term:
+    """The Chebyshev series in x^2 for 0 <= x <= `limit`; its value at `limit` for larger x."""
+    return chebyshev(at_most(x * x * (2 / limit**2) - 1, 1.0), coefficients)
 
 
-def _far(order: int, x: Term, kind: int) -> Term:
-    """J (kind 0) or Y (kind 1) for x >= 8, by amplitude and phase."""
-    x = at_least(x, _TO)
-    z = _TO / x
-    p, q = (chebyshev(z * z * 2 - 1, series) for series in _FIRST[order][1:])
+def _hankel(order: int, x: Term, kind: int) -> Term:
+    """J (kind 0) or Y (kind 1) for x >= 8, by Hankel's expansions."""
+    x = at_least(x, _SERIES_LIMIT)
+    z = _SERIES_LIMIT / x
+    p, q = (chebyshev(z * z * 2 - 1, series) for series in _FIRST_KIND[order][1:])
     q = q / x
     sine, cosine = x.map(Sin()), x.map(Cos())
     # sqrt(2) times the sine and cosine of x - pi/4 - order pi/2
-    turned, back = sine - cosine, sine + cosine
+    sine_term, cosine_term = sine - cosine, sine + cosine
     if order:
-        turned, back = -back, turned
-    value = p * turned + q * back if kind else p * back - q * turned
+        sine_term, cosine_term = -cosine_term, sine_term
+    value = p * sine_term + q * cosine_term if kind else p * cosine_term - q * sine_term
     return value / (x * math.pi).map(Sqrt())
 
 
 def _first_kind(order: int, x: Term) -> Term:
+    """J of `order`."""
     a = x.map(Abs())
-    near = _even(a, _TO, _FIRST[order][0])
-    value = where(a <= _TO, near * a if order else near, _far(order, a, 0))
+    near = _even_series(a, _SERIES_LIMIT, _FIRST_KIND[order][0])
+    value = where(a <= _SERIES_LIMIT, near * a if order else near, _hankel(order, a, 0))
     return where(x < 0.0, -value, value) if order else value
 
 
 def _second_kind(order: int, x: Term) -> Term:
-    """-inf at 0, NaN below."""
-    near = _even(x, _TO, _SECOND_NEAR[order])
-    first = _even(x, _TO, _FIRST[order][0])
+    """Y of `order`; -inf at 0, NaN below."""
+    near = _even_series(x, _SERIES_LIMIT, _SECOND_KIND[order])
+    first = _even_series(x, _SERIES_LIMIT, _FIRST_KIND[order][0])
     log = x.map(Log()) * (2 / math.pi)
     near = near / x + log * first * x if order else near + log * first
-    value = where(x <= _TO, near, _far(order, x, 1))
+    value = where(x <= _SERIES_LIMIT, near, _hankel(order, x, 1))
     return where(x.equals(0.0), -math.inf, where(x < 0.0, math.nan, value))
 
 
 def _modified(order: int, scaled: bool, x: Term) -> Term:
-    """K, or exp(x) K; inf at 0, NaN below."""
+    """K of `order`, or exp(x) K if `scaled`; inf at 0, NaN below."""
     growing, series, far = _MODIFIED[order]
-    near = _even(x, _K_TO, series)
-    log, first = x.map(Log()), _even(x, _K_TO, growing)
+    near = _even_series(x, _K_SERIES_LIMIT, series)
+    log, first = x.map(Log()), _even_series(x, _K_SERIES_LIMIT, growing)
     near = near / x + log * first * x if order else near - log * first
-    beyond = at_least(x, _K_TO)
-    value = chebyshev(4.0 / beyond - 1, far) / beyond.map(Sqrt())
-    near, value = (near * x.map(Exp()), value) if scaled else (near, value * (-beyond).map(Exp()))
-    value = where(x <= _K_TO, near, value)
+    large_x = at_least(x, _K_SERIES_LIMIT)
+    value = chebyshev(4.0 / large_x - 1, far) / large_x.map(Sqrt())
+    near, value = (near * x.map(Exp()), value) if scaled else (near, value * (-large_x).map(Exp()))
+    value = where(x <= _K_SERIES_LIMIT, near, value)
     return where(x.equals(0.0), math.inf, where(x < 0.0, math.nan, value))
 
 
@@ -237,16 +241,16 @@ def spherical_bessel_j0(x: Term) -> Term:
 @in_f64
 def airy_ai(x: Term) -> Term:
     """Ai(x); NaN at infinity, as in PyTorch."""
-    size = at_least(x.map(Abs()), _AIRY_TO)
+    size = at_least(x.map(Abs()), _AIRY_SERIES_LIMIT)
     root = size.map(Sqrt())
     phase = size * root * (2 / 3)
     scale = (root * math.pi).map(Sqrt())
-    inverse = _PHASE_TO / phase
+    inverse = _AIRY_PHASE_LIMIT / phase
     right = (-phase).map(Exp()) * chebyshev(inverse * 2 - 1, _AIRY_RIGHT) / (scale * 2)
     z = inverse * inverse * 2 - 1
     p, q = chebyshev(z, _AIRY_P), chebyshev(z, _AIRY_Q) / phase
-    turned = phase + math.pi / 4
-    left = (p * turned.map(Sin()) - q * turned.map(Cos())) / scale
-    middle = chebyshev(at_most(at_least(x, -_AIRY_TO), _AIRY_TO) * (1 / _AIRY_TO), _AIRY)
-    value = where(x > _AIRY_TO, right, where(x < -_AIRY_TO, left, middle))
+    angle = phase + math.pi / 4
+    left = (p * angle.map(Sin()) - q * angle.map(Cos())) / scale
+    middle = chebyshev(at_most(at_least(x, -_AIRY_SERIES_LIMIT), _AIRY_SERIES_LIMIT) * (1 / _AIRY_SERIES_LIMIT), _AIRY)
+    value = where(x > _AIRY_SERIES_LIMIT, right, where(x < -_AIRY_SERIES_LIMIT, left, middle))
     return where(x.map(IsNan()) | size.equals(math.inf), math.nan, value)

@@ -1,7 +1,8 @@
 """Builders: numpy broadcasting and Python scalars on top of the CORE primitives.
 
-An operand is a node, a Python number (which takes the dtype of the node beside it) or a symbolic Dim (its value).
-Axes may be negative. Every builder raises ShapeError with what was expected and found.
+An operand is a node, a Python number, which takes the dtype of the first node, or a symbolic Dim, which becomes its
+value. Axes may be negative. loc: the source location of the nodes. Builders raise ShapeError for operands that do not
+fit.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ Axes = int | Sequence[int] | None
 
 
 def scalar(value: Number | Dim, dtype: DType = f32) -> Node:
-    """A 0-d constant, or the value of a symbolic size. Raises ShapeError for a fraction or inf as an integer."""
+    """A constant of rank 0, or the value of a symbolic size.
+
+    Raise ShapeError for a fraction, infinity or NaN as an integer.
+    """
     if isinstance(value, Dim):
         return cast(DimValue(value)(), dtype)
     if dtype.is_integer and (value != value or value in (float("inf"), float("-inf")) or value != int(value)):
@@ -61,6 +65,7 @@ def scalar(value: Number | Dim, dtype: DType = f32) -> Node:
 
 
 def full(shape: Shape, value: Number | Dim, dtype: DType = f32, loc: str = "") -> Node:
+    """A tensor of `shape` with all elements `value`."""
     return broadcast_to(scalar(value, dtype), shape, loc)
 
 
@@ -70,58 +75,59 @@ def arange(n: DimLike, dtype: DType = i64, loc: str = "") -> Node:
 
 
 def cast(x: Node, dtype: DType, loc: str = "") -> Node:
+    """x in `dtype`; see `Convert`."""
     return x if x.dtype == dtype else Convert(dtype)(x, loc=loc)
 
 
 def bitcast(x: Node, dtype: DType, loc: str = "") -> Node:
-    """The same bits as another dtype. Between widths the parts of the wider element are the last axis, the lowest
-    first: f32[3] -> u8[3,4] -> f32[3]. A bool is a byte of 0 or 1.
+    """The bits of x as another dtype; a bool is a byte of 0 or 1.
 
-    Raises ShapeError where the last axis does not hold the parts of one element.
+    If the widths differ, the last axis of the narrower type is the parts of a wider element, the lowest first: f32[3]
+    -> u8[3,4] -> f32[3]. Raise ShapeError if the last axis of x is not the parts of one element.
     """
     if x.dtype == dtype:
         return x
     if boolean in (x.dtype, dtype):
         return cast(bitcast(x, u8, loc), dtype, loc) if dtype == boolean else bitcast(cast(x, u8, loc), dtype, loc)
     if x.dtype.bits > dtype.bits:
-        return _same_width(_parts(_same_width(x, _word(x.dtype), loc), _word(dtype), loc), dtype, loc)
+        return _same_width(_split_elements(_same_width(x, _unsigned(x.dtype), loc), _unsigned(dtype), loc), dtype, loc)
     if x.dtype.bits < dtype.bits:
-        return _same_width(_joined(_same_width(x, _word(x.dtype), loc), _word(dtype), loc), dtype, loc)
+        return _same_width(_join_elements(_same_width(x, _unsigned(x.dtype), loc), _unsigned(dtype), loc), dtype, loc)
     return _same_width(x, dtype, loc)
 
 
-def _word(dtype: DType) -> DType:
+def _unsigned(dtype: DType) -> DType:
     return DTYPES[f"u{dtype.bits}"]
 
 
 def _same_width(x: Node, dtype: DType, loc: str) -> Node:
     if x.dtype == dtype:
         return x
-    # elements of less than a byte have no bitcast; conversions of integers wrap
+    # sub-byte elements have no bitcast, but integer conversions wrap
     return cast(x, dtype, loc) if dtype.bits < 8 else BitcastConvert(dtype)(x, loc=loc)
 
 
-def _parts(x: Node, part: DType, loc: str) -> Node:
-    shifts = range(0, x.dtype.bits, part.bits)
-    pieces = [ShiftRightLogical()(x, full(x.shape, by, x.dtype), loc=loc) for by in shifts]
-    return stack([cast(and_(p, (1 << part.bits) - 1, loc), part, loc) for p in pieces], -1, loc)
+def _split_elements(x: Node, part_dtype: DType, loc: str) -> Node:
+    shifts = range(0, x.dtype.bits, part_dtype.bits)
+    pieces = [ShiftRightLogical()(x, full(x.shape, shift, x.dtype), loc=loc) for shift in shifts]
+    return stack([cast(and_(p, (1 << part_dtype.bits) - 1, loc), part_dtype, loc) for p in pieces], -1, loc)
 
 
-def _joined(x: Node, whole: DType, loc: str) -> Node:
-    count = whole.bits // x.dtype.bits
+def _join_elements(x: Node, dtype: DType, loc: str) -> Node:
+    count = dtype.bits // x.dtype.bits
     if x.shape[-1:] != (count,):
-        raise ShapeError(f"bitcast to {whole}", expected=f"a last axis of {count}", got=x.type, where=loc or None)
-    pieces = [cast(index_axis(x, -1, i, loc), whole, loc) for i in range(count)]
+        raise ShapeError(f"bitcast to {dtype}", expected=f"a last axis of {count}", got=x.type, where=loc or None)
+    pieces = [cast(index_axis(x, -1, i, loc), dtype, loc) for i in range(count)]
     shift = ShiftLeft()
-    moved = [shift(p, full(p.shape, i * x.dtype.bits, whole), loc=loc) for i, p in enumerate(pieces)]
-    return functools.reduce(lambda a, b: Or()(a, b, loc=loc), moved)
+    shifted = [shift(p, full(p.shape, i * x.dtype.bits, dtype), loc=loc) for i, p in enumerate(pieces)]
+    return functools.reduce(lambda a, b: Or()(a, b, loc=loc), shifted)
 
 
 # --- broadcasting
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The common shape under numpy's rules. A symbolic size meets itself or 1 only."""
+    """The broadcast shape under numpy's rules. A symbolic size matches only itself and 1."""
     rank = max((len(s) for s in shapes), default=0)
     out: list[DimLike] = [1] * rank
     for shape in shapes:
@@ -139,6 +145,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def broadcast_to(x: Node, shape: Shape, loc: str = "") -> Node:
+    """x broadcast to `shape` under numpy's rules."""
     shape = tuple(shape)
     if x.shape == shape:
         return x
@@ -148,16 +155,16 @@ def broadcast_to(x: Node, shape: Shape, loc: str = "") -> Node:
 
 
 def promote(*operands: Operand, loc: str = "") -> tuple[Node, ...]:
-    """The operands as nodes of one shape; numbers take the dtype of the first node."""
-    like = next((o for o in operands if isinstance(o, Node)), None)
-    dtype = like.dtype if like is not None else f32
+    """The operands as nodes, broadcast to one shape; numbers take the dtype of the first node."""
+    first_node = next((o for o in operands if isinstance(o, Node)), None)
+    dtype = first_node.dtype if first_node is not None else f32
     nodes = [o if isinstance(o, Node) else scalar(o, dtype) for o in operands]
     shape = broadcast_shapes(*(n.shape for n in nodes))
     return tuple(broadcast_to(n, shape, loc) for n in nodes)
 
 
 def apply(op: Op, *operands: Operand, loc: str = "") -> Node:
-    """An elementwise op on broadcast operands."""
+    """The elementwise `op` on the operands, broadcast to one shape."""
     return op(*promote(*operands, loc=loc), loc=loc)
 
 
@@ -184,18 +191,18 @@ def rem(a: Operand, b: Operand, loc: str = "") -> Node:
 
 
 def floor_mod(a: Operand, b: Operand, loc: str = "") -> Node:
-    """Remainder with the divisor's sign (Python's %), zeros included."""
+    """Remainder with the divisor's sign (Python's %), including the sign of zero."""
     x, y = promote(a, b, loc=loc)
     r = Rem()(x, y, loc=loc)
     if x.dtype.kind == "u":
         return r
     zero = full(r.shape, 0, r.dtype)
     differs = Xor()(Compare("LT")(r, zero), Compare("LT")(y, zero))
-    moved = Select()(And()(differs, Compare("NE")(r, zero)), Add()(r, y), r, loc=loc)
+    shifted = Select()(And()(differs, Compare("NE")(r, zero)), Add()(r, y), r, loc=loc)
     if not x.dtype.is_float:
-        return moved
+        return shifted
     signed = Select()(Compare("LT")(y, zero), full(r.shape, -0.0, r.dtype), zero)
-    return Select()(Compare("EQ")(r, zero), signed, moved, loc=loc)
+    return Select()(Compare("EQ")(r, zero), signed, shifted, loc=loc)
 
 
 def pow(a: Operand, b: Operand, loc: str = "") -> Node:
@@ -241,7 +248,7 @@ def where(pred: Node, a: Operand, b: Operand, loc: str = "") -> Node:
 def clip(
     x: Node, low: Operand | None = None, high: Operand | None = None, loc: str = "", *, open: bool = False
 ) -> Node:
-    """min(max(x, low), high); a missing bound does not limit. open: of two bounds, see `Clamp`."""
+    """min(max(x, low), high); a bound of None does not limit. open: see `Clamp`; only for two bounds."""
     if low is None:
         return x if high is None else minimum(x, high, loc)
     if high is None:
@@ -262,63 +269,64 @@ def _axis(axis: int, rank: int) -> int:
 def _axes(axes: Axes, rank: int) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(rank))
-    many = (axes,) if isinstance(axes, int) else tuple(axes)
-    return tuple(sorted({_axis(a, rank) for a in many}))
+    axis_list = (axes,) if isinstance(axes, int) else tuple(axes)
+    return tuple(sorted({_axis(a, rank) for a in axis_list}))
 
 
 def reshape(x: Node, shape: Shape, loc: str = "") -> Node:
-    """One size may be -1: what the others leave, also symbolically."""
+    """x in another `shape`; one size may be -1 and is inferred from the others, also symbolic ones."""
     shape = tuple(shape)
-    holes = [i for i, d in enumerate(shape) if d == -1]
-    if len(holes) > 1:
+    inferred_axes = [i for i, d in enumerate(shape) if d == -1]
+    if len(inferred_axes) > 1:
         raise ShapeError("reshape: expected one -1 at most", got=show_shape(shape), where=loc or None)
-    if holes:
-        rest = product(d for d in shape if d != -1)
-        left = None if rest == 0 else divides(x.type.size, rest)
-        if left is None:
+    if inferred_axes:
+        known_size = product(d for d in shape if d != -1)
+        inferred = None if known_size == 0 else divides(x.type.size, known_size)
+        if inferred is None:
             raise ShapeError(f"reshape: {x.type} does not split into {show_shape(shape)}", where=loc or None)
-        shape = (*shape[: holes[0]], left, *shape[holes[0] + 1 :])
+        shape = (*shape[: inferred_axes[0]], inferred, *shape[inferred_axes[0] + 1 :])
     return x if shape == x.shape else Reshape(shape)(x, loc=loc)
 
 
 def transpose(x: Node, permutation: Sequence[int] | None = None, loc: str = "") -> Node:
-    """Axes in the order of `permutation`; reversed by default."""
+    """x with its axes in the order of `permutation`, reversed by default."""
     rank = len(x.shape)
     perm = tuple(reversed(range(rank))) if permutation is None else tuple(_axis(p, rank) for p in permutation)
     return x if perm == tuple(range(rank)) else Transpose(perm)(x, loc=loc)
 
 
 def swap_axes(x: Node, a: int, b: int, loc: str = "") -> Node:
+    """x with axes `a` and `b` exchanged."""
     perm = list(range(len(x.shape)))
     perm[a], perm[b] = perm[b], perm[a]
     return transpose(x, perm, loc)
 
 
 def expand_dims(x: Node, axes: int | Sequence[int], loc: str = "") -> Node:
-    """New axes of size 1 at these places of the result."""
-    many = (axes,) if isinstance(axes, int) else tuple(axes)
-    rank = len(x.shape) + len(many)
-    places = {_axis(a, rank) for a in many}
-    if len(places) != len(many):
-        raise ShapeError("expand_dims: axes repeat", got=many, where=loc or None)
+    """x with new axes of size 1 at the positions `axes` of the result."""
+    new_axes = (axes,) if isinstance(axes, int) else tuple(axes)
+    rank = len(x.shape) + len(new_axes)
+    positions = {_axis(a, rank) for a in new_axes}
+    if len(positions) != len(new_axes):
+        raise ShapeError("expand_dims: axes repeat", got=new_axes, where=loc or None)
     sizes = iter(x.shape)
-    return reshape(x, tuple(1 if i in places else next(sizes) for i in range(rank)), loc)
+    return reshape(x, tuple(1 if i in positions else next(sizes) for i in range(rank)), loc)
 
 
 def squeeze(x: Node, axes: Axes = None, loc: str = "") -> Node:
-    """Without these axes of size 1; all such axes by default."""
+    """x without `axes`, which must have size 1; by default without all axes of size 1."""
     if axes is None:
-        gone = tuple(i for i, d in enumerate(x.shape) if d == 1)
+        dropped = tuple(i for i, d in enumerate(x.shape) if d == 1)
     else:
-        gone = _axes(axes, len(x.shape))
-    for a in gone:
+        dropped = _axes(axes, len(x.shape))
+    for a in dropped:
         if x.shape[a] != 1:
             raise ShapeError(f"squeeze: axis {a} of {x.type}", expected="1", got=x.shape[a], where=loc or None)
-    return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in gone), loc)
+    return reshape(x, tuple(d for i, d in enumerate(x.shape) if i not in dropped), loc)
 
 
 def flatten(x: Node, start: int = 0, end: int = -1, loc: str = "") -> Node:
-    """Axes start..end (inclusive) merged into one; a scalar becomes [1]."""
+    """x with axes start..end (inclusive) merged into one; a scalar becomes [1]."""
     if not x.shape:
         return reshape(x, (1,), loc)
     a, b = _axis(start, len(x.shape)), _axis(end, len(x.shape))
@@ -326,47 +334,48 @@ def flatten(x: Node, start: int = 0, end: int = -1, loc: str = "") -> Node:
 
 
 def concat(xs: Sequence[Node], axis: int = 0, loc: str = "") -> Node:
+    """The operands joined along `axis`."""
     if len(xs) == 1:
         return xs[0]
     return Concat(_axis(axis, len(xs[0].shape)))(*xs, loc=loc)
 
 
 def stack(xs: Sequence[Node], axis: int = 0, loc: str = "") -> Node:
-    """Operands of one shape along a new axis."""
-    place = _axis(axis, len(xs[0].shape) + 1)
-    return concat([expand_dims(x, place, loc) for x in xs], place, loc)
+    """Operands of one shape, joined along a new `axis`."""
+    new_axis = _axis(axis, len(xs[0].shape) + 1)
+    return concat([expand_dims(x, new_axis, loc) for x in xs], new_axis, loc)
 
 
 def slice_axis(
     x: Node, axis: int, start: DimLike | None = None, stop: DimLike | None = None, step: int = 1, loc: str = ""
 ) -> Node:
-    """x[..., start:stop:step, ...] with Python's rules: negatives count from the end, out of range is cut.
+    """x[..., start:stop:step, ...] under Python's rules: negative indices count from the end, others are clamped.
 
-    A symbolic size decides by its bounds: a stop that may lie within or beyond it becomes min(...).
+    If the bounds of a symbolic size do not decide whether a stop is within it, the stop becomes min(stop, size).
     """
     a = _axis(axis, len(x.shape))
     size = x.shape[a]
     if step == 0:
         raise ShapeError("slice: expected a step other than 0", where=loc or None)
     if step < 0:
-        # x[start:stop:-s] is the reversed x, cut from the other end
-        first = None if start is None else size - 1 - _from_end(start, size)
-        last = None if stop is None else size - 1 - _from_end(stop, size)
+        # x[start:stop:-s] is a slice of the reversed x, with indices from the other end
+        first = None if start is None else size - 1 - _wrap_index(start, size)
+        last = None if stop is None else size - 1 - _wrap_index(stop, size)
         flipped = Reverse((a,))(x, loc=loc)
-        return _cut(flipped, a, 0 if first is None else first, size if last is None else last, -step, loc)
-    low = 0 if start is None else _from_end(start, size)
-    high = size if stop is None else _from_end(stop, size)
-    return _cut(x, a, low, high, step, loc)
+        return _slice(flipped, a, 0 if first is None else first, size if last is None else last, -step, loc)
+    low = 0 if start is None else _wrap_index(start, size)
+    high = size if stop is None else _wrap_index(stop, size)
+    return _slice(x, a, low, high, step, loc)
 
 
-def _from_end(at: DimLike, size: DimLike) -> DimLike:
-    return at + size if negative(at) else at
+def _wrap_index(index: DimLike, size: DimLike) -> DimLike:
+    return index + size if negative(index) else index
 
 
-def _cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -> Node:
+def _slice(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -> Node:
     size = x.shape[axis]
-    low = _within(low, size)
-    high = dim_max(_within(high, size), low)
+    low = _clamp_index(low, size)
+    high = dim_max(_clamp_index(high, size), low)
     if low == 0 and high == size and step == 1:
         return x
     rank = len(x.shape)
@@ -375,38 +384,39 @@ def _cut(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -
     return Slice(start, limit, tuple(step if i == axis else 1 for i in range(rank)))(x, loc=loc)
 
 
-def _within(at: DimLike, size: DimLike) -> DimLike:
-    return dim_min(dim_max(at, 0), size)
+def _clamp_index(index: DimLike, size: DimLike) -> DimLike:
+    return dim_min(dim_max(index, 0), size)
 
 
 def index_axis(x: Node, axis: int, at: DimLike, loc: str = "") -> Node:
-    """x[..., at, ...]: the axis goes away; a negative `at` counts from the end."""
+    """x[..., at, ...], without the axis; a negative `at` counts from the end."""
     a = _axis(axis, len(x.shape))
-    first = _from_end(at, x.shape[a])
+    first = _wrap_index(at, x.shape[a])
     return squeeze(slice_axis(x, a, first, first + 1, 1, loc), a, loc)
 
 
 def split(x: Node, sizes: Sequence[DimLike], axis: int = 0, loc: str = "") -> tuple[Node, ...]:
-    """Pieces of these sizes along an axis. Raises ShapeError unless they add up."""
+    """x split into pieces of `sizes` along `axis`. Raise ShapeError unless the sizes add up to the axis."""
     a = _axis(axis, len(x.shape))
     ends: list[DimLike] = [0]
     for n in sizes:
         ends.append(ends[-1] + n)
     if ends[-1] != x.shape[a]:
         raise ShapeError(f"split: axis {a} of {x.type}", expected=f"sizes that sum to {x.shape[a]}", got=tuple(sizes))
-    return tuple(_cut(x, a, lo, hi, 1, loc) for lo, hi in pairwise(ends))
+    return tuple(_slice(x, a, lo, hi, 1, loc) for lo, hi in pairwise(ends))
 
 
 def pad(x: Node, low: Shape, high: Shape, value: Operand = 0, interior: Sequence[int] = (), loc: str = "") -> Node:
-    """Constant padding; negative amounts crop."""
-    inside = tuple(interior) or (0,) * len(x.shape)
-    if not any(d != 0 for d in (*low, *high, *inside)):
+    """x padded with `value`; negative amounts crop. interior: see `Pad`."""
+    interiors = tuple(interior) or (0,) * len(x.shape)
+    if not any(d != 0 for d in (*low, *high, *interiors)):
         return x
     fill = value if isinstance(value, Node) else scalar(value, x.dtype)
-    return Pad(tuple(low), tuple(high), inside)(x, fill, loc=loc)
+    return Pad(tuple(low), tuple(high), interiors)(x, fill, loc=loc)
 
 
 def flip(x: Node, axes: Axes = None, loc: str = "") -> Node:
+    """x reversed along `axes`, by default all."""
     return Reverse(_axes(axes, len(x.shape)))(x, loc=loc)
 
 
@@ -414,13 +424,13 @@ def flip(x: Node, axes: Axes = None, loc: str = "") -> Node:
 
 
 def reduce(kind: str, x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
-    """kind: sum prod max min and or. Over all axes by default."""
+    """The reduction of x over `axes`, by default all. kind: sum, prod, max, min, and, or."""
     dims = _axes(axes, len(x.shape))
     y = Reduce(kind, dims)(x, loc=loc) if dims else x
-    return reshape(y, _kept(x, dims), loc) if keepdims else y
+    return reshape(y, _keepdims_shape(x, dims), loc) if keepdims else y
 
 
-def _kept(x: Node, dims: tuple[int, ...]) -> Shape:
+def _keepdims_shape(x: Node, dims: tuple[int, ...]) -> Shape:
     return tuple(1 if i in dims else d for i, d in enumerate(x.shape))
 
 
@@ -441,14 +451,14 @@ def reduce_min(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = ""
 
 
 def mean(x: Node, axes: Axes = None, keepdims: bool = False, loc: str = "") -> Node:
-    """f16 and bf16 are averaged in f32 and rounded once."""
+    """The mean over `axes`; f16 and bf16 are averaged in f32 and rounded once."""
     wide = cast(x, f32, loc) if x.dtype.is_float and x.dtype.bits < 32 else x
     count = product(x.shape[a] for a in _axes(axes, len(x.shape)))
     return cast(div(reduce("sum", wide, axes, keepdims, loc), count, loc), x.dtype, loc)
 
 
 def var(x: Node, axes: Axes = None, keepdims: bool = False, correction: int = 0, loc: str = "") -> Node:
-    """Mean of squared deviations, over n - correction."""
+    """The sum of squared deviations from the mean over `axes`, divided by n - correction."""
     wide = cast(x, f32, loc) if x.dtype.is_float and x.dtype.bits < 32 else x
     deviation = sub(wide, mean(wide, axes, True, loc), loc)
     total = reduce("sum", mul(deviation, deviation, loc), axes, keepdims, loc)
@@ -457,14 +467,14 @@ def var(x: Node, axes: Axes = None, keepdims: bool = False, correction: int = 0,
 
 
 def arg_reduce(kind: str, x: Node, axis: int, keepdims: bool = False, last: bool = False, loc: str = "") -> Node:
-    """Index of the max or min (i64)."""
+    """The index (i64) of the maximum or minimum along `axis`; see `ArgReduce`."""
     a = _axis(axis, len(x.shape))
     y = ArgReduce(kind, a, last)(x, loc=loc)
-    return reshape(y, _kept(x, (a,)), loc) if keepdims else y
+    return reshape(y, _keepdims_shape(x, (a,)), loc) if keepdims else y
 
 
 def cumulative(kind: str, x: Node, axis: int, reverse: bool = False, exclusive: bool = False, loc: str = "") -> Node:
-    """kind: sum prod max min."""
+    """The prefix reduction of x along `axis`; see `CumReduce`. kind: sum, prod, max, min."""
     return CumReduce(kind, _axis(axis, len(x.shape)), reverse, exclusive)(x, loc=loc)
 
 
@@ -472,6 +482,6 @@ def cumulative(kind: str, x: Node, axis: int, reverse: bool = False, exclusive: 
 
 
 def linear(x: Node, w: Node, b: Node | None = None, loc: str = "") -> Node:
-    """x[..., K] w[N, K] -> [..., N], plus b[N]."""
+    """x[..., K] w[N, K]^T (+ b[N]) -> [..., N]."""
     y = DotGeneral(contract=((len(x.shape) - 1,), (1,)))(x, w, loc=loc)
     return y if b is None else add(y, b, loc)

@@ -1,11 +1,13 @@
-"""Discrete Fourier transforms along the last axis, as matrix products: Cooley and Tukey's steps with the matrix of a
-small transform in the place of each butterfly ("An algorithm for the machine calculation of complex Fourier series",
-1965), and Bluestein's convolution (1970) for lengths that have no factors.
+"""Discrete Fourier transforms along the last axis, as matrix products.
 
-Complex values are pairs (real, imaginary) of nodes of one shape. Inside, a pair lies in one node [..., 2, n], so that a
+A transform is a product with its matrix, a Cooley-Tukey step ("An algorithm for the machine calculation of complex
+Fourier series", 1965), whose butterflies are products with the matrix of a small transform, or Bluestein's convolution
+(1970) for lengths without small factors.
+
+Complex values are pairs (real, imaginary) of nodes of one shape. Internally a pair is one node [..., 2, n], so that a
 complex product of length n is a real one of length 2n; a real signal is [..., 1, n].
 
-A length known only at run time has one plan, the matrix, whose elements the program takes from a table of n angles.
+A length known only at run time always uses the matrix, whose elements are gathered from a table of n angles.
 """
 
 from __future__ import annotations
@@ -26,37 +28,37 @@ from ingot.ops.nn.index import Take
 from ingot.ops.nn.matmul import MatMul
 
 Pair = tuple[Node, Node]
-Scale = float | Node  # a node: a scalar that is known only at run time, as the length is
+Scale = float | Node  # a node: a scalar known only at run time, as a symbolic length is
 
-# the largest first factor: a table of angles has as many columns
+# the largest first factor of a step
 WIDEST_STEP = 128
-# a matrix with more rows takes more memory than the steps take time
-_WIDEST = 2048
-# what a step costs beside its products, in products per element: twiddle factors, a transposition
-_STEP = 64
+# larger matrices are not worth their memory
+_MAX_MATRIX_ROWS = 2048
+# the cost of a step's twiddle factors and transposition, in products per element
+_STEP_OVERHEAD = 64
 
 
 def fourier(x: Sequence[Node], inverse: bool = False, scale: Scale = 1.0) -> Pair:
-    """scale * sum_j x[j] exp(-+2 pi i jk / n), + where `inverse` (which has no 1/n of its own).
+    """The transform scale * sum_j x[j] exp(-2 pi i jk / n); exp(+...) if `inverse`, without a factor 1/n.
 
-    `x` is a pair, or the one part of a real signal.
+    x: (real, imaginary), or (real,) for a real signal.
     """
     n = x[0].shape[-1]
     if isinstance(scale, Node):
-        return _scaled(fourier(x, inverse), scale)
+        return _scale_pair(fourier(x, inverse), scale)
     if not isinstance(n, int):
-        return _scaled(_measured(x, n, n, inverse), scale)
+        return _scale_pair(_dynamic_transform(x, n, n, inverse), scale)
     return _parts(_transform(ops.stack(x, -2), n, inverse, scale))
 
 
 def real_fourier(x: Node, scale: Scale = 1.0) -> Pair:
-    """The first n // 2 + 1 results of the transform of a real signal; the others are their conjugates, mirrored."""
+    """The first n // 2 + 1 values of the transform of a real signal; the others are their conjugates, mirrored."""
     n = x.shape[-1]
     count = n // 2 + 1
     if isinstance(scale, Node):
-        return _scaled(real_fourier(x), scale)
+        return _scale_pair(real_fourier(x), scale)
     if not isinstance(n, int):
-        return _scaled(_measured((x,), n, count, False), scale)
+        return _scale_pair(_dynamic_transform((x,), n, count, False), scale)
     if _plan(n) == n:
         angle = _angles(n, n)[:, :count]
         matrix = np.concatenate([np.cos(angle), -np.sin(angle)], 1) * scale
@@ -67,22 +69,22 @@ def real_fourier(x: Node, scale: Scale = 1.0) -> Pair:
 
 
 def real_inverse(x: Pair, n: DimLike, scale: Scale = 1.0) -> Node:
-    """The real signal of length n whose transform begins with the n // 2 + 1 values of `x`, times n * scale.
+    """n * scale times the real signal of length n whose transform begins with the n // 2 + 1 values of `x`.
 
-    The imaginary parts of the first value, and of the last where n is even, do not count.
+    The imaginary part of the first value is ignored, and for an even n that of the last one.
     """
     count = n // 2 + 1
     if isinstance(scale, Node):
         return ops.mul(real_inverse(x, n), ops.cast(scale, x[0].dtype))
     if not isinstance(n, int):
         k = ops.arange(count)
-        alone = ops.or_(ops.compare("EQ", k, 0), ops.compare("EQ", ops.mul(k, 2), ops.scalar(n, i64)))
-        angles = _measured_angles(n, count, n, x[0].dtype)
-        weight = ops.cast(ops.where(alone, ops.scalar(scale, f64), ops.scalar(2 * scale, f64)), x[0].dtype)
+        is_self_conjugate = ops.or_(ops.compare("EQ", k, 0), ops.compare("EQ", ops.mul(k, 2), ops.scalar(n, i64)))
+        angles = _dynamic_angles(n, count, n, x[0].dtype)
+        weight = ops.cast(ops.where(is_self_conjugate, ops.scalar(scale, f64), ops.scalar(2 * scale, f64)), x[0].dtype)
         cos, sin = (MatMul()(ops.mul(v, weight), t) for v, t in zip(x, angles, strict=True))
         return ops.sub(cos, sin)
-    # every value but the first and, of an even n, the last stands for its mirrored conjugate too: the real part of
-    # twice its own share is the share of both
+    # all values but the first, and the last for an even n, also stand for their mirrored conjugates: both together
+    # contribute twice the real part of one
     weight = np.full(count, 2 * scale)
     weight[0] = scale
     if n % 2 == 0:
@@ -93,33 +95,33 @@ def real_inverse(x: Pair, n: DimLike, scale: Scale = 1.0) -> Node:
         return fourier([ops.pad(ops.mul(v, factor), low, high) for v in x], True)[0]
     angle = _angles(n, n)[:count]
     matrix = np.concatenate([np.cos(angle) * weight[:, None], -np.sin(angle) * weight[:, None]], 0)
-    return MatMul()(_joined(ops.stack(x, -2)), _constant(matrix, x[0].dtype))
+    return MatMul()(_flatten_pair(ops.stack(x, -2)), _constant(matrix, x[0].dtype))
 
 
-def _measured(x: Sequence[Node], n: DimLike, count: DimLike, inverse: bool) -> Pair:
-    """The first `count` results of a transform of length n, which is known only at run time."""
-    both = MatMul()(ops.stack(x, -2), ops.concat(_measured_angles(n, n, count, x[0].dtype), 1))
-    # the parts of x times cosines, and times sines, which go the other way round in a forward transform
-    cos, sin = (ops.slice_axis(both, -1, at, at + count) for at in (0, count))
+def _dynamic_transform(x: Sequence[Node], n: DimLike, count: DimLike, inverse: bool) -> Pair:
+    """The first `count` values of a transform of length n, which is known only at run time."""
+    products = MatMul()(ops.stack(x, -2), ops.concat(_dynamic_angles(n, n, count, x[0].dtype), 1))
+    # the parts of x times cosines, and times sines, whose sign is opposite in a forward transform
+    cos, sin = (ops.slice_axis(products, -1, start, start + count) for start in (0, count))
     (a, b), (c, d) = ([ops.index_axis(v, -2, i % len(x)) for i in (0, 1)] for v in (cos, sin))
     if len(x) == 1:
         return a, d if inverse else Neg()(d)
     return (ops.sub(a, d), ops.add(b, c)) if inverse else (ops.add(a, d), ops.sub(b, c))
 
 
-def _measured_angles(n: DimLike, rows: DimLike, columns: DimLike, dtype: DType) -> Pair:
+def _dynamic_angles(n: DimLike, rows: DimLike, columns: DimLike, dtype: DType) -> Pair:
     """Cosines and sines of 2 pi jk / n, [rows, columns]."""
     size = ops.scalar(n, i64)
     angle = ops.div(ops.mul(ops.cast(ops.arange(n), f64), 2 * np.pi), ops.cast(size, f64))
     j, k = (Iota(TensorType(i64, (rows, columns)), axis)() for axis in (0, 1))
-    at = ops.rem(ops.mul(j, k), size)
-    cos, sin = (Take(0)(ops.cast(table, dtype), at) for table in (Cos()(angle), Sin()(angle)))
+    index = ops.rem(ops.mul(j, k), size)
+    cos, sin = (Take(0)(ops.cast(table, dtype), index) for table in (Cos()(angle), Sin()(angle)))
     return cos, sin
 
 
-def _scaled(x: Pair, scale: Scale) -> Pair:
-    by = ops.cast(scale, x[0].dtype) if isinstance(scale, Node) else scale
-    return ops.mul(x[0], by), ops.mul(x[1], by)
+def _scale_pair(x: Pair, scale: Scale) -> Pair:
+    factor = ops.cast(scale, x[0].dtype) if isinstance(scale, Node) else scale
+    return ops.mul(x[0], factor), ops.mul(x[1], factor)
 
 
 def _transform(x: Node, n: int, inverse: bool, scale: float) -> Node:
@@ -127,36 +129,36 @@ def _transform(x: Node, n: int, inverse: bool, scale: float) -> Node:
     first = _plan(n)
     if first == n:
         matrix = _complex_matrix(n, inverse, scale)[:, : _size(x, -2) * n]
-        y = MatMul()(_joined(x), _constant(matrix.T, x.dtype))
+        y = MatMul()(_flatten_pair(x), _constant(matrix.T, x.dtype))
         return ops.reshape(y, (*x.shape[:-2], 2, n))
-    return _convolved(x, n, inverse, scale) if first == 0 else _stepped(x, n, first, inverse, scale)
+    return _bluestein(x, n, inverse, scale) if first == 0 else _cooley_tukey(x, n, first, inverse, scale)
 
 
-def _stepped(x: Node, n: int, a: int, inverse: bool, scale: float) -> Node:
+def _cooley_tukey(x: Node, n: int, a: int, inverse: bool, scale: float) -> Node:
     """n = a b:   X[k + a l] = sum_s w^(sk) (sum_r x[b r + s] exp(2 pi i rk / a)) exp(2 pi i sl / b)."""
     b, lead, rows = n // a, x.shape[:-2], _size(x, -2) * a
     matrix = _complex_matrix(a, inverse, scale)[:, :rows]
-    # rows (part, k) to (k, part): the pairs lie together for the transform of length b
+    # rows (part, k) to (k, part), so that pairs are contiguous for the transform of length b
     matrix = matrix.reshape(2, a, rows).transpose(1, 0, 2).reshape(2 * a, rows)
     y = MatMul()(_constant(matrix, x.dtype), ops.reshape(x, (*lead, rows, b)))
     y = ops.reshape(y, (*lead, a, 2, b))
     angle = _angles(n, a)[:b].T * (1 if inverse else -1)
-    turned = _product(_parts(y), (np.cos(angle), np.sin(angle)))
-    y = _transform(ops.stack(turned, -2), b, inverse, 1.0)
+    twiddled = _product(_parts(y), (np.cos(angle), np.sin(angle)))
+    y = _transform(ops.stack(twiddled, -2), b, inverse, 1.0)
     rank = len(lead)
     return ops.reshape(ops.transpose(y, (*range(rank), rank + 1, rank + 2, rank)), (*lead, 2, n))
 
 
-def _convolved(x: Node, n: int, inverse: bool, scale: float) -> Node:
-    """jk = (j^2 + k^2 - (k - j)^2) / 2 makes any transform a convolution, done at the next power of two."""
+def _bluestein(x: Node, n: int, inverse: bool, scale: float) -> Node:
+    """Bluestein: jk = (j^2 + k^2 - (k - j)^2) / 2 makes a transform a convolution, whose length is a power of two."""
     m = 1 << (2 * n - 2).bit_length()
     sign = 1 if inverse else -1
-    turn = np.exp(1j * np.pi * sign * (np.arange(n) ** 2 % (2 * n)) / n)
+    chirp_values = np.exp(1j * np.pi * sign * (np.arange(n) ** 2 % (2 * n)) / n)
     kernel = np.zeros(m, np.complex128)
-    kernel[:n] = turn.conj()
-    kernel[m - n + 1 :] = turn[1:][::-1].conj()
+    kernel[:n] = chirp_values.conj()
+    kernel[m - n + 1 :] = chirp_values[1:][::-1].conj()
     spectrum = np.fft.fft(kernel) * (scale / m)
-    chirp, filtered = (np.real(turn), np.imag(turn)), (np.real(spectrum), np.imag(spectrum))
+    chirp, filtered = (np.real(chirp_values), np.imag(chirp_values)), (np.real(spectrum), np.imag(spectrum))
     parts = [ops.index_axis(x, -2, i) for i in range(_size(x, -2))]
     real, imaginary = _product(parts, chirp)
     low, high = (0,) * len(real.shape), (*(0,) * (len(real.shape) - 1), m - n)
@@ -168,37 +170,37 @@ def _convolved(x: Node, n: int, inverse: bool, scale: float) -> Node:
 
 @cache
 def _plan(n: int) -> int:
-    """The first factor of a transform of length n: n itself for its matrix, 0 for a convolution."""
-    return _cheapest(n)[1]
+    """The first factor of a transform of length n; n for the matrix, 0 for Bluestein's convolution."""
+    return _cheapest_plan(n)[1]
 
 
 @cache
-def _cheapest(n: int) -> tuple[float, int]:
+def _cheapest_plan(n: int) -> tuple[float, int]:
     """(products per signal, first factor)."""
-    ways = [(4.0 * n * n, n)] if n <= _WIDEST else []
+    options = [(4.0 * n * n, n)] if n <= _MAX_MATRIX_ROWS else []
     for a in range(2, min(n, WIDEST_STEP + 1)):
         if n % a == 0 and n // a > 1:
-            ways.append((n * (4.0 * a + _STEP) + a * _cheapest(n // a)[0], a))
-    if not ways:
+            options.append((n * (4.0 * a + _STEP_OVERHEAD) + a * _cheapest_plan(n // a)[0], a))
+    if not options:
         m = 1 << (2 * n - 2).bit_length()
-        ways = [(2 * _cheapest(m)[0] + _STEP * m, 0)]
-    return min(ways)
+        options = [(2 * _cheapest_plan(m)[0] + _STEP_OVERHEAD * m, 0)]
+    return min(options)
 
 
 def _angles(n: int, columns: int) -> np.ndarray:
-    """2 pi jk / n, [n, columns]; the product is reduced first, so that large n keep every digit."""
+    """2 pi jk / n, [n, columns]; jk is reduced modulo n, so that no digits are lost for large n."""
     return 2 * np.pi * (np.outer(np.arange(n), np.arange(columns)) % n) / n
 
 
 def _complex_matrix(n: int, inverse: bool, scale: float) -> np.ndarray:
-    """[[cos, -sin], [sin, cos]] of a transform's angles: takes a column (real, imaginary) to another."""
+    """[[cos, -sin], [sin, cos]] of a transform's angles: maps a column (real, imaginary) to another."""
     angle = _angles(n, n) * (1 if inverse else -1)
     cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
     return np.block([[cos, -sin], [sin, cos]])
 
 
-def _product(x: Sequence[Node], by: tuple[np.ndarray, np.ndarray]) -> Pair:
-    a, b = (_constant(v, x[0].dtype) for v in by)
+def _product(x: Sequence[Node], factors: tuple[np.ndarray, np.ndarray]) -> Pair:
+    a, b = (_constant(v, x[0].dtype) for v in factors)
     if len(x) == 1:
         return ops.mul(x[0], a), ops.mul(x[0], b)
     return (
@@ -217,7 +219,7 @@ def _parts(x: Node) -> Pair:
     return ops.index_axis(x, -2, 0), ops.index_axis(x, -2, 1)
 
 
-def _joined(x: Node) -> Node:
+def _flatten_pair(x: Node) -> Node:
     return ops.reshape(x, (*x.shape[:-2], _size(x, -2) * _size(x)))
 
 

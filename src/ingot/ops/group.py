@@ -1,4 +1,4 @@
-"""Group: a fused subgraph as one op; one group is one kernel."""
+"""Group: a fused subgraph as one op. A group becomes one kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ingot.support.dataclass import dataclass
 class Group(CoreOp):
     """body(inputs...). kind: the schedule's strategy, such as "pointwise" or "contraction".
 
-    Symbols in the body's types are those of the graph around it, so operand types must equal the body's input types.
+    The body shares the symbols of the enclosing graph, so operand types must equal the body's input types.
     """
 
     name: ClassVar[str] = "group"
@@ -30,13 +30,15 @@ class Group(CoreOp):
     kind: str
 
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
-        takes = tuple(n.type for n in self.body.inputs)
-        self.expect(len(takes) == len(inputs), f"{self.kind}: expected {len(takes)} operands, got {len(inputs)}")
-        for i, (want, got) in enumerate(zip(takes, inputs, strict=True)):
-            self.expect(want == got, f"{self.kind}: operand {i}: expected {want} as in the body, got {got}")
-        gives = tuple(n.type for n in self.body.outputs)
-        self.expect(len(gives) > 0, f"{self.kind}: expected a body with outputs")
-        return gives[0] if len(gives) == 1 else gives
+        input_types = tuple(n.type for n in self.body.inputs)
+        self.expect(
+            len(input_types) == len(inputs), f"{self.kind}: expected {len(input_types)} operands, got {len(inputs)}"
+        )
+        for i, (expected, got) in enumerate(zip(input_types, inputs, strict=True)):
+            self.expect(expected == got, f"{self.kind}: operand {i}: expected {expected} as in the body, got {got}")
+        output_types = tuple(n.type for n in self.body.outputs)
+        self.expect(len(output_types) > 0, f"{self.kind}: expected a body with outputs")
+        return output_types[0] if len(output_types) == 1 else output_types
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         out = interpret(self.body, inputs)
@@ -53,15 +55,17 @@ class Group(CoreOp):
 
 @dataclass(frozen=True)
 class Recomputed(Group):
-    """The same kernel once more, where its results are read again later. turn: tells one from the others."""
+    """A group that repeats a kernel because its results are read again much later. turn: distinguishes repetitions."""
 
     name: ClassVar[str] = "recomputed"
     turn: int = 1
 
 
 def same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
-    """Whether element i of the parameter `p` is needed for element i of the results alone, in row-major order; and for
-    that of the result `value`, if one is named."""
+    """Whether element i of parameter `p` is only used for element i of the results, in row-major order.
+
+    value: a result that must depend on `p` as well, if given.
+    """
     users = body.uses()
     stack, seen = [p], {p}
     while stack:
@@ -76,7 +80,7 @@ def same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
 
 
 def label(node: Node) -> str:
-    """What a group computes, for people: its main ops and where they come from."""
+    """A readable label of a group: its main ops and their location."""
     assert isinstance(node.op, Group)
     names: list[str] = []
     for n in node.op.body.nodes():

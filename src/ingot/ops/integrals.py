@@ -1,7 +1,7 @@
-"""Integrals of elementary functions, as builders in f64: Dawson's, the exponential one, Fresnel's, the dilogarithm.
+"""Builders of integrals of elementary functions, in f64: Dawson, exponential and Fresnel integrals, the dilogarithm.
 
-Chebyshev series, whose coefficients were computed with 40 digits, of what is left when the growing or oscillating part
-is taken out (DLMF 6.6, 7.4, 7.12, 25.12); Dawson's by Rybicki's sum ("Numerical Recipes", section 6.10).
+They use Chebyshev series, whose coefficients were computed with 40 digits, after splitting off growing and oscillating
+factors (DLMF 6.6, 7.4, 7.12, 25.12). Dawson's integral uses Rybicki's sum ("Numerical Recipes", section 6.10).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EI_NEAR = (
     1.657691823632541e-11, 1.6551575711021715e-12, 1.5741037628515433e-13, 1.429114046184317e-14,
     1.2411776013433826e-15,
 )  # fmt: skip
-# x exp(-x) Ei(x) in 1 / x, from 6 to 14 and from 14 on
+# x exp(-x) Ei(x) in 1 / x, for 6 <= x <= 14 and for x >= 14
 _EI_MIDDLE = (
     2.3514605326381095, 0.0978044812311918, 0.00640321134684211, -0.000832166201060005, -0.00025260555146155284,
     2.543004558306094e-05, 6.837628835007845e-06, -1.637448680718268e-06, -7.385386634892699e-09,
@@ -42,20 +42,20 @@ _EI_FAR = (
     2.9785456430909394e-16, -1.52521381502718e-16,
 )  # fmt: skip
 # C(x) / x and S(x) / x^3 in x^4, x up to 2
-_COSINES = (
+_FRESNEL_C = (
     0.7948143771519961, -0.3100070983680217, 0.21349075614188737, -0.06678900553022198, 0.011085973995082385,
     -0.0011365259733006202, 7.927825032635591e-05, -4.013934222204706e-06, 1.544413153283575e-07,
     -4.6730963378884215e-09, 1.1418677215891532e-10, -2.301397740065535e-12, 3.8926496918449476e-14,
     -5.605750788138861e-16,
 )  # fmt: skip
-_SINES = (
+_FRESNEL_S = (
     0.3983734772838045, -0.22356648669212584, 0.08202822552969624, -0.016602561737554058, 0.0020382145350386067,
     -0.00016643843000521268, 9.674781743977045e-06, -4.2065853292879686e-07, 1.4200048580250818e-08,
     -3.8304499680234226e-10, 8.448489681753256e-12, -1.5523581348897443e-13, 2.4133399377221522e-15,
     -3.216107060101517e-17,
 )  # fmt: skip
-# pi x f(x) and pi^2 x^3 g(x) in 1 / x^4, x from 2 on
-_F = (
+# pi x f(x) and pi^2 x^3 g(x) in 1 / x^4, for x >= 2
+_FRESNEL_F = (
     1.983253479361644, -0.008052203424540985, 0.00029454464004463875, -2.3184205711282275e-05,
     2.7816279679823775e-06, -4.380481148872489e-07, 8.361281637108393e-08, -1.8440948293587535e-08,
     4.555365698926041e-09, -1.2335018608278001e-09, 3.604690893785707e-10, -1.1236671586647923e-10,
@@ -65,7 +65,7 @@ _F = (
     8.653361638543367e-16, -4.1125476559925356e-16, 1.984829391034456e-16, -9.719125407311961e-17,
     4.8246486352886104e-17,
 )  # fmt: skip
-_G = (
+_FRESNEL_G = (
     1.9230668404350115, -0.036030028653009645, 0.002169175989382814, -0.00022669950819482923,
     3.297074653210468e-05, -5.994014740738009e-06, 1.2819008953592865e-06, -3.105139099909486e-07,
     8.305725385638261e-08, -2.4097249079203716e-08, 7.484025285660633e-09, -2.46343859660216e-09,
@@ -86,64 +86,64 @@ _SPENCE = (
     1.4640624936086265e-14, -3.570903196070032e-15, 8.746346791364233e-16, -2.1505456792131715e-16,
     5.3064798693556575e-17,
 )  # fmt: skip
-_EULER = 0.5772156649015329
-_NEAR, _MIDDLE = 6.0, 14.0  # of the exponential integral
-_FRESNEL = 2.0
-_STEP, _TERMS = 0.25, 13  # of Rybicki's sum: exp(-(pi / 2 / 0.25)^2) is 7e-18
-_DAWSON = 0.2  # up to where its power series is taken
+_EULER_GAMMA = 0.5772156649015329
+_EI_NEAR_LIMIT, _EI_MIDDLE_LIMIT = 6.0, 14.0  # the limits of its series
+_FRESNEL_LIMIT = 2.0
+_RYBICKI_STEP, _RYBICKI_TERMS = 0.25, 13  # the error is exp(-(pi / 2 / 0.25)^2) = 7e-18
+_DAWSON_SERIES_LIMIT = 0.2  # the power series is used up to here
 
 
 @in_f64
 def dawson(x: Term) -> Term:
     """exp(-x^2) times the integral of exp(t^2) from 0 to x."""
     a = x.map(Abs())
-    square = at_most(a, _DAWSON) * at_most(a, _DAWSON)
+    square = at_most(a, _DAWSON_SERIES_LIMIT) * at_most(a, _DAWSON_SERIES_LIMIT)
     series = square * 0.0 + 1.0
     for k in range(9, 0, -1):
         series = 1.0 - series * square * (2 / (2 * k + 1))
-    size = at_most(at_least(a, _DAWSON), 1e9)
-    # sum over odd n of exp(-(rest - n h)^2) / (n + even), where even h is next to x
-    even = (size * (0.5 / _STEP)).map(RoundEven()) * 2.0
-    rest = size - even * _STEP
-    grows = (rest * (2 * _STEP)).map(Exp())
-    power, total = grows, rest * 0.0
-    for i in range(_TERMS):
+    size = at_most(at_least(a, _DAWSON_SERIES_LIMIT), 1e9)
+    # the sum over odd n of exp(-(remainder - n h)^2) / (n + even), where even * h is the even multiple nearest to x
+    even = (size * (0.5 / _RYBICKI_STEP)).map(RoundEven()) * 2.0
+    remainder = size - even * _RYBICKI_STEP
+    growth = (remainder * (2 * _RYBICKI_STEP)).map(Exp())
+    power, total = growth, remainder * 0.0
+    for i in range(_RYBICKI_TERMS):
         n = 2.0 * i + 1
-        total = total + (power / (even + n) + 1.0 / ((even - n) * power)) * math.exp(-((n * _STEP) ** 2))
-        power = power * grows * grows
-    far = total * (-(rest * rest)).map(Exp()) / (size * math.sqrt(math.pi))
-    return where(a <= _DAWSON, x * series, where(a > 1e9, 0.5 / x, x * far))
+        total = total + (power / (even + n) + 1.0 / ((even - n) * power)) * math.exp(-((n * _RYBICKI_STEP) ** 2))
+        power = power * growth * growth
+    far = total * (-(remainder * remainder)).map(Exp()) / (size * math.sqrt(math.pi))
+    return where(a <= _DAWSON_SERIES_LIMIT, x * series, where(a > 1e9, 0.5 / x, x * far))
 
 
 @in_f64
 def exponential_integral(x: Term) -> Term:
     """Ei(x), the integral of exp(t) / t up to x; -inf at 0, NaN below."""
-    near = at_most(x, _NEAR)
-    near = chebyshev((near - 2.0) / 4.0, _EI_NEAR) * near + near.map(Log()) + _EULER
-    beyond = at_least(x, _NEAR)
-    inverse, low, high = 1.0 / beyond, 1 / _MIDDLE, 1 / _NEAR
+    near = at_most(x, _EI_NEAR_LIMIT)
+    near = chebyshev((near - 2.0) / 4.0, _EI_NEAR) * near + near.map(Log()) + _EULER_GAMMA
+    large_x = at_least(x, _EI_NEAR_LIMIT)
+    inverse, low, high = 1.0 / large_x, 1 / _EI_MIDDLE_LIMIT, 1 / _EI_NEAR_LIMIT
     middle = chebyshev((at_least(inverse, low) - (low + high) / 2) * (2 / (high - low)), _EI_MIDDLE)
     far = chebyshev(at_most(inverse, low) * (2 / low) - 1.0, _EI_FAR)
-    half = (beyond * 0.5).map(Exp())  # twice, as exp(x) overflows before Ei(x)
-    value = where(x <= _NEAR, near, half * (half * inverse * where(x <= _MIDDLE, middle, far)))
+    half = (large_x * 0.5).map(Exp())  # multiplied twice, because exp(x) overflows before Ei(x)
+    value = where(x <= _EI_NEAR_LIMIT, near, half * (half * inverse * where(x <= _EI_MIDDLE_LIMIT, middle, far)))
     return where(x.equals(math.inf), math.inf, where(x < 0.0, math.nan, value))
 
 
 def _fresnel(x: Term, sine: bool) -> Term:
     a = x.map(Abs())
-    near = at_most(a, _FRESNEL)
+    near = at_most(a, _FRESNEL_LIMIT)
     square = near * near
-    inner = near * chebyshev(square * square / 8.0 - 1.0, _SINES if sine else _COSINES)
-    size = at_most(at_least(a, _FRESNEL), 1e18)
+    inner = near * chebyshev(square * square / 8.0 - 1.0, _FRESNEL_S if sine else _FRESNEL_C)
+    size = at_most(at_least(a, _FRESNEL_LIMIT), 1e18)
     inverse = 1.0 / (size * size)
-    at = inverse * inverse * 32.0 - 1.0
-    f = chebyshev(at, _F) / (size * math.pi)
-    g = chebyshev(at, _G) * inverse / (size * math.pi**2)
-    turns = size * size * 0.25  # the angle pi x^2 / 2 in whole ones
-    angle = (turns - turns.map(Floor())) * (2 * math.pi)
+    argument = inverse * inverse * 32.0 - 1.0
+    f = chebyshev(argument, _FRESNEL_F) / (size * math.pi)
+    g = chebyshev(argument, _FRESNEL_G) * inverse / (size * math.pi**2)
+    rotations = size * size * 0.25  # the angle pi x^2 / 2 in units of 2 pi
+    angle = (rotations - rotations.map(Floor())) * (2 * math.pi)
     s, c = angle.map(Sin()), angle.map(Cos())
     outer = 0.5 - f * c - g * s if sine else 0.5 + f * s - g * c
-    value = where(a <= _FRESNEL, inner * square if sine else inner, outer)
+    value = where(a <= _FRESNEL_LIMIT, inner * square if sine else inner, outer)
     return where(x < 0.0, -value, value)
 
 
@@ -162,12 +162,14 @@ def fresnel_cos(x: Term) -> Term:
 @in_f64
 def spence(x: Term) -> Term:
     """Li2(1 - x), minus the integral of log(t) / (t - 1) from 1 to x; NaN below 0 and at infinity."""
-    large = x > 1.5
-    at = where(large, 1.0 / at_least(x, 1.5), at_least(x, 0.0))
-    small = at < 0.5
-    w = where(small, -at, at - 1.0)
+    is_inverted = x > 1.5
+    argument = where(is_inverted, 1.0 / at_least(x, 1.5), at_least(x, 0.0))
+    is_reflected = argument < 0.5
+    w = where(is_reflected, -argument, argument - 1.0)
     value = -w * chebyshev(w * 2.0, _SPENCE)
-    log = at_least(at, 1e-300).map(Log())
-    value = where(small, math.pi**2 / 6 - log * (-where(small, at, 0.0)).map(Log1p()) - value, value)
-    value = where(large, -0.5 * log * log - value, value)
+    log = at_least(argument, 1e-300).map(Log())
+    value = where(
+        is_reflected, math.pi**2 / 6 - log * (-where(is_reflected, argument, 0.0)).map(Log1p()) - value, value
+    )
+    value = where(is_inverted, -0.5 * log * log - value, value)
     return where((x < 0.0) | x.equals(math.inf), math.nan, value)

@@ -1,7 +1,7 @@
-"""Orthogonal polynomials of any degree, which may be data: builders of (x, n), in f64, 0 for negative degrees.
+"""Builders of orthogonal polynomials of (x, n), in f64; the degree n may be data, and negative degrees give 0.
 
-Chebyshev's four kinds (DLMF 18.5.1-4) by circular functions for |x| < 1, by hyperbolic ones beyond; the others by their
-recurrence, in a loop to the largest degree.
+Chebyshev polynomials of the four kinds (DLMF 18.5.1-4) use trigonometric functions for |x| < 1 and hyperbolic ones
+beyond; the others use their recurrence, in a loop up to the largest degree.
 """
 
 from __future__ import annotations
@@ -35,50 +35,57 @@ def _of_degree(function: Callable[[Term, Term], Term]) -> Polynomial:
 
 
 def _sign(x: Term, n: Term) -> Term:
-    """-1 for negative x and odd n."""
-    odd = (n * 0.5 - (n * 0.5).map(Floor())) > 0.0
-    return where((x < 0.0) & odd, -1.0, 1.0)
+    """-1 if x is negative and n odd, else 1."""
+    is_odd = (n * 0.5 - (n * 0.5).map(Floor())) > 0.0
+    return where((x < 0.0) & is_odd, -1.0, 1.0)
 
 
-def _ratio(x: Term, top: Term, bottom: float, sine: bool) -> Term:
-    """sin(top angle) / sin(bottom angle) with cos(angle) = x >= 0, or of cosines; hyperbolic where x > 1."""
-    inside = x < 1.0
-    angle, arc = where(inside, x, 0.0).map(Acos()), where(inside, 2.0, x).map(Acosh())
+def _angle_ratio(x: Term, numerator: Term, denominator: float, sine: bool) -> Term:
+    """sin(numerator * angle) / sin(denominator * angle), or of cosines, with cos(angle) = x >= 0.
+
+    Hyperbolic functions for x > 1.
+    """
+    is_circular = x < 1.0
+    angle, arc = where(is_circular, x, 0.0).map(Acos()), where(is_circular, 2.0, x).map(Acosh())
     circular, hyperbolic = (Sin(), Sinh()) if sine else (Cos(), Cosh())
-    near = (angle * top).map(circular) / (angle * bottom).map(circular)
-    far = (arc * top).map(hyperbolic) / (arc * bottom).map(hyperbolic)
-    limit = top * (1 / bottom) if sine else 1.0
-    return where(x.equals(1.0), limit, where(inside, near, far))
+    near = (angle * numerator).map(circular) / (angle * denominator).map(circular)
+    far = (arc * numerator).map(hyperbolic) / (arc * denominator).map(hyperbolic)
+    limit = numerator * (1 / denominator) if sine else 1.0
+    return where(x.equals(1.0), limit, where(is_circular, near, far))
 
 
 @_of_degree
 def chebyshev_t(x: Term, n: Term) -> Term:
+    """The Chebyshev polynomial of the first kind, cos(n arccos x)."""
     a = x.map(Abs())
-    inside = a <= 1.0
-    near = (where(inside, a, 1.0).map(Acos()) * n).map(Cos())
-    far = (where(inside, 1.0, a).map(Acosh()) * n).map(Cosh())
-    return _sign(x, n) * where(inside, near, far)
+    is_circular = a <= 1.0
+    near = (where(is_circular, a, 1.0).map(Acos()) * n).map(Cos())
+    far = (where(is_circular, 1.0, a).map(Acosh()) * n).map(Cosh())
+    return _sign(x, n) * where(is_circular, near, far)
 
 
 @_of_degree
 def chebyshev_u(x: Term, n: Term) -> Term:
-    return _sign(x, n) * _ratio(x.map(Abs()), n + 1.0, 1.0, sine=True)
+    """The Chebyshev polynomial of the second kind."""
+    return _sign(x, n) * _angle_ratio(x.map(Abs()), n + 1.0, 1.0, sine=True)
 
 
 def _half_angles(x: Term, n: Term, sine: bool) -> Term:
-    """Chebyshev's third kind (cosines) and fourth (sines), which are each other's at -x but for the sign."""
+    """Chebyshev polynomials of the third (cosines) and fourth kind (sines); at -x each is the other up to sign."""
     a = x.map(Abs())
-    own, other = (_ratio(a, n + 0.5, 0.5, sine=s) for s in (sine, not sine))
-    return _sign(x, n) * where(x < 0.0, other, own)
+    direct, mirrored = (_angle_ratio(a, n + 0.5, 0.5, sine=s) for s in (sine, not sine))
+    return _sign(x, n) * where(x < 0.0, mirrored, direct)
 
 
 @_of_degree
 def chebyshev_v(x: Term, n: Term) -> Term:
+    """The Chebyshev polynomial of the third kind."""
     return _half_angles(x, n, sine=False)
 
 
 @_of_degree
 def chebyshev_w(x: Term, n: Term) -> Term:
+    """The Chebyshev polynomial of the fourth kind."""
     return _half_angles(x, n, sine=True)
 
 
@@ -97,14 +104,23 @@ def _recurrence(first: Callable[[Term], Term], step: Callable[[Term, Term, Term,
 
     @_of_degree
     def value(x: Term, n: Term) -> Term:
-        most = n.reduce("max", range(n.rank), keepdims=False)
+        max_degree = n.reduce("max", range(n.rank), keepdims=False)
         start = first(x)
-        state = (t.scalar(1.0, f64), most, x, n, x * 0.0 + 1.0, start)
-        k, end, a, degree, last, now = inputs = [Term(Input(f"v{i}", s.node.type)()) for i, s in enumerate(state)]
+        state = (t.scalar(1.0, f64), max_degree, x, n, x * 0.0 + 1.0, start)
+        k, end, a, degree, previous, current = inputs = [
+            Term(Input(f"v{i}", s.node.type)()) for i, s in enumerate(state)
+        ]
         going = degree > k
-        renewed = (k + 1.0, end, a, degree, where(going, now, last), where(going, step(k, a, now, last), now))
+        next_state = (
+            k + 1.0,
+            end,
+            a,
+            degree,
+            where(going, current, previous),
+            where(going, step(k, a, current, previous), current),
+        )
         nodes = tuple(i.node for i in inputs)
-        loop = While(Graph(nodes, ((k < end).node,)), Graph(nodes, tuple(r.node for r in renewed)))
+        loop = While(Graph(nodes, ((k < end).node,)), Graph(nodes, tuple(r.node for r in next_state)))
         result = Term(loop(*(s.node for s in state)).results[5])
         return where(n < 1.0, 1.0, result)
 

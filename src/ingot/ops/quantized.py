@@ -1,4 +1,4 @@
-"""Builders of values at evenly spaced levels."""
+"""Builders of quantized values."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ingot.ops.core.quantize import Quantize
 
 
 def quantized(x: Node, scale: Node, zero: Node, loc: str = "") -> Node:
-    """x: f32 at the levels of `scale` and `zero`, which broadcast, in zero's type."""
+    """The f32 x quantized to the dtype of `zero`; scale and zero broadcast. See `Quantize`."""
     return apply(Quantize(), x, scale, zero, loc=loc)
 
 
 def dynamically_quantized(x: Node, loc: str = "") -> tuple[Node, Node, Node]:
-    """(u8 levels, their scale, their zero) of all of x's range and 0, as ONNX's DynamicQuantizeLinear."""
+    """(u8 levels, scale, zero point) of x, for the range of x extended to 0 (ONNX DynamicQuantizeLinear)."""
     low = minimum(reduce_min(x, loc=loc), 0.0)
     high = maximum(reduce_max(x, loc=loc), 0.0)
-    least = div(sub(high, low), 255.0)
-    # all zeros: any scale does, ONNX Runtime's is 1
-    scale = where(compare("EQ", least, 0.0), scalar(1.0), least)
+    step = div(sub(high, low), 255.0)
+    # if all elements are 0, the scale is 1, as in ONNX Runtime
+    scale = where(compare("EQ", step, 0.0), scalar(1.0), step)
     zero = quantized(sub(0.0, div(low, scale)), scalar(1.0), scalar(0, u8))
     return quantized(x, scale, zero, loc), scale, zero
 

@@ -1,12 +1,12 @@
 """Random bits: Threefry 2x32 of 20 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-A number is a function of a key and of its place, so it is the same on any number of threads and on every target, and a
-key says all that there is to repeat. A model's key is its state, (seed, calls) as i64[2]:
+A number is a function of a key and of the element's position, so it is the same for any number of threads and on every
+target, and a key is all that is needed to repeat it. A model's key is derived from its state, (seed, calls) as i64[2]:
 
-    random_key(draw)  ->  the key of this call, of this turn of a loop, of this draw        (`seeded`)
-    random_bits(key)  ->  two words for each element, by the element's place
+    random_key(draw)  ->  the key of this call, loop iteration and draw      (`seeded`)
+    random_bits(key)  ->  two words for each element, by its position
 
-`ingot.ops.sampling` makes distributions of the bits.
+`ingot.ops.sampling` builds distributions from the bits.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ STATE = TensorType(i64, (2,))
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
-# the second word of a count that makes a key; places of elements do not get there
-_KEYS = 0xFFFFFFFF
-_NEXT = 0xFFFFFFFF  # of the draws: the key of a loop's next turn
+# the second word of counters that derive keys; positions of elements are always smaller
+_KEY_WORD = 0xFFFFFFFF
+_NEXT_ITERATION = 0xFFFFFFFF  # the draw number that derives the key of a loop's next iteration
 
 
 def threefry(key: tuple[Word, Word], count: tuple[Word, Word]) -> tuple[Word, Word]:
-    """The block of `count` under `key`, each two words (u32) of any shapes that broadcast."""
-    keys: tuple[Any, ...] = (*key, key[0] ^ key[1] ^ _PARITY)  # Any: numpy's stubs lose the type that operators keep
+    """The Threefry 2x32 block of counter `count` under `key`; each is two u32 words, of shapes that broadcast."""
+    keys: tuple[Any, ...] = (*key, key[0] ^ key[1] ^ _PARITY)  # Any: numpy's stubs lose the operand type
     x, y = count[0] + keys[0], count[1] + keys[1]
-    for group in range(5):
-        for by in _ROTATIONS[group % 2]:
+    for round_group in range(5):
+        for rotation in _ROTATIONS[round_group % 2]:
             x = x + y
-            y = (y << by | y >> 32 - by) ^ x
-        x = x + keys[(group + 1) % 3]
-        y = y + keys[(group + 2) % 3] + (group + 1)
+            y = (y << rotation | y >> 32 - rotation) ^ x
+        x = x + keys[(round_group + 1) % 3]
+        y = y + keys[(round_group + 2) % 3] + (round_group + 1)
     return x, y
 
 
@@ -61,26 +61,26 @@ def words(x: Word) -> tuple[Word, Word]:
 
 def counted_key(seed: Node, count: Node) -> Node:
     """The key u32[2] of a draw that is told by its seed and a count, each i64[]."""
-    return _key(threefry(words(Term(seed)), words(Term(count))), (2,))
+    return _pack_key(threefry(words(Term(seed)), words(Term(count))), (2,))
 
 
 def fold_in(key: Node, number: int) -> Node:
-    """A key of its own for each number below 2^32."""
-    return b.index_axis(_folded(key, [number]), 0, 0)
+    """The key derived from `key` by `number`, below 2^32."""
+    return b.index_axis(_fold_in_all(key, [number]), 0, 0)
 
 
-def _folded(key: Node, numbers: Sequence[int]) -> Node:
+def _fold_in_all(key: Node, numbers: Sequence[int]) -> Node:
     """u32[n, 2]: `fold_in` of each number."""
     column = Term(const(np.asarray(numbers, np.uint32)[:, None]))
-    return _key(threefry(_of_key(key), (column, _word(_KEYS))), (len(numbers), 2))
+    return _pack_key(threefry(_key_words(key), (column, _word(_KEY_WORD))), (len(numbers), 2))
 
 
-def _of_key(key: Node) -> tuple[Term, Term]:
+def _key_words(key: Node) -> tuple[Term, Term]:
     return Term(b.index_axis(key, 0, 0)), Term(b.index_axis(key, 0, 1))
 
 
-def _key(pair: tuple[Term, Term], shape: Shape) -> Node:
-    """The words beside each other on the last axis: one kernel makes both, where a concat would take two."""
+def _pack_key(pair: tuple[Term, Term], shape: Shape) -> Node:
+    """The two words along the last axis. A select needs one kernel, a concat would need two."""
     first = iota(shape, len(shape) - 1).equals(0)
     return as_term(where(first, *pair)).node
 
@@ -91,8 +91,10 @@ def _word(value: int) -> Term:
 
 @dataclass(frozen=True)
 class RandomBits(Op):
-    """Two u32 of random bits for each element of `shape`, from a key u32[2]: the block that the element's place in
-    row-major order counts."""
+    """Two u32 tensors of `shape` of random bits, from a key u32[2].
+
+    The two words of an element are the Threefry block whose counter is its row-major index.
+    """
 
     name: ClassVar[str] = "random_bits"
     shape: Shape
@@ -104,8 +106,8 @@ class RandomBits(Op):
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         shape = static_shape(self.shape)
-        place = np.arange(math.prod(shape), dtype=np.uint64)
-        return tuple(v.reshape(shape) for v in threefry((inputs[0][:1], inputs[0][1:]), words(place)))
+        position = np.arange(math.prod(shape), dtype=np.uint64)
+        return tuple(v.reshape(shape) for v in threefry((inputs[0][:1], inputs[0][1:]), words(position)))
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         size = product(self.shape)
@@ -113,7 +115,7 @@ class RandomBits(Op):
             count = iota((size,), 0, u32).reshape(self.shape), _word(0)
         else:
             count = words(iota((size,), 0, u64).reshape(self.shape))
-        return tuple(v.node for v in threefry(_of_key(inputs[0]), count))
+        return tuple(v.node for v in threefry(_key_words(inputs[0]), count))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -125,10 +127,10 @@ class RandomBits(Op):
 
 @dataclass(frozen=True)
 class RandomKey(Op):
-    """The key u32[2] of a draw, another one in each call and in each turn of a loop. `seeded` makes it of the state.
+    """The key u32[2] of a draw, different in each call and each loop iteration. `seeded` derives it from the state.
 
-    draw: its number, other than those of a model's other draws. seed: its own instead of the model's, as a node of
-    ONNX may have; None: the model's.
+    draw: the number of the draw, unique in the model. seed: a seed instead of the model's, which ONNX nodes may have;
+    None: the model's seed.
     """
 
     name: ClassVar[str] = "random_key"
@@ -141,9 +143,9 @@ class RandomKey(Op):
         return KEY
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        """That of a first call."""
+        """The key in the first call."""
         call = threefry(words(np.asarray([self.seed or 0])), words(np.zeros(1, np.int64)))
-        count = np.full(1, self.draw, np.uint32), np.full(1, _KEYS, np.uint32)
+        count = np.full(1, self.draw, np.uint32), np.full(1, _KEY_WORD, np.uint32)
         return np.concatenate(threefry(call, count))
 
     @classmethod
@@ -153,12 +155,12 @@ class RandomKey(Op):
 
 
 def draws(graph: Graph) -> bool:
-    """Whether a graph, or one inside it, draws random numbers."""
+    """Whether `graph`, or a graph nested in it, draws random numbers."""
     return any(n.op.draws or any(map(draws, n.op.bodies)) for n in graph.nodes())
 
 
 def seeded(graph: Graph, name: str) -> Graph:
-    """A graph that draws, with (seed, calls) as the last of its state, of this name.
+    """`graph` with its random keys derived from (seed, calls), a new last state `name`; unchanged if it has no draws.
 
     bits = random_bits(random_key(0))     ->     bits = random_bits(fold_in(threefry(seed, calls), 0))
                                                  next = (seed, calls + 1)
@@ -170,6 +172,7 @@ def seeded(graph: Graph, name: str) -> Graph:
     state = Input(label, STATE)()
     calls = b.index_axis(state, 0, 1)
     seeds = dict.fromkeys(key.seed for key in _keys(graph))
+<<<<<<< HEAD
     firsts = {seed: b.index_axis(state, 0, 0) if seed is None else b.scalar(seed, i64) for seed in seeds}
     keys = {seed: counted_key(x, calls) for seed, x in firsts.items()}
     inner = _drawing(graph, keys)
@@ -179,10 +182,23 @@ def seeded(graph: Graph, name: str) -> Graph:
     names = (*graph.output_names[:held], f"next {label}", *graph.output_names[held:]) if graph.output_names else ()
     inputs, kept = (*graph.inputs, state), (*graph.state, name)
     return replace(inner, inputs=inputs, outputs=outputs, output_names=names, state=kept)
+=======
+    seed_values = {seed: b.index_axis(state, 0, 0) if seed is None else b.scalar(seed, i64) for seed in seeds}
+    keys = {seed: _pack_key(threefry(words(Term(x)), words(Term(calls))), (2,)) for seed, x in seed_values.items()}
+    inner = _with_keys(graph, keys)
+    next_state = b.add(state, b.stack([b.scalar(0, i64), b.scalar(1, i64)]))
+    n_state = len(graph.state)
+    outputs = (*inner.outputs[:n_state], next_state, *inner.outputs[n_state:])
+    names = (
+        (*graph.output_names[:n_state], f"next {label}", *graph.output_names[n_state:]) if graph.output_names else ()
+    )
+    inputs, state_names = (*graph.inputs, state), (*graph.state, name)
+    return replace(inner, inputs=inputs, outputs=outputs, output_names=names, state=state_names)
+>>>>>>> n-ops
 
 
 def _keys(graph: Graph) -> Iterator[RandomKey]:
-    """The keys that a graph, and those inside it, draw with."""
+    """The random keys of `graph` and of graphs nested in it."""
     for n in graph.nodes():
         if isinstance(n.op, RandomKey):
             yield n.op
@@ -190,32 +206,32 @@ def _keys(graph: Graph) -> Iterator[RandomKey]:
             yield from _keys(body)
 
 
-def _drawing(graph: Graph, keys: dict[int | None, Node]) -> Graph:
-    """`graph` with its draws' keys made of `keys`, by seed."""
-    own = [n.op for n in graph.nodes() if isinstance(n.op, RandomKey)]
-    made: dict[RandomKey, Node] = {}
+def _with_keys(graph: Graph, keys: dict[int | None, Node]) -> Graph:
+    """`graph` with the keys of its draws derived from `keys`, by seed."""
+    key_ops = [n.op for n in graph.nodes() if isinstance(n.op, RandomKey)]
+    key_nodes: dict[RandomKey, Node] = {}
     for seed, key in keys.items():
-        of_seed = [op for op in own if op.seed == seed]
-        table = _folded(key, [op.draw for op in of_seed]) if of_seed else key
-        made |= {op: b.index_axis(table, 0, i) for i, op in enumerate(of_seed)}
+        seed_ops = [op for op in key_ops if op.seed == seed]
+        table = _fold_in_all(key, [op.draw for op in seed_ops]) if seed_ops else key
+        key_nodes |= {op: b.index_axis(table, 0, i) for i, op in enumerate(seed_ops)}
 
-    def drawn(n: Node, inputs: Sequence[Node]) -> Node:
+    def rule(n: Node, inputs: Sequence[Node]) -> Node:
         if isinstance(n.op, RandomKey):
-            return made[n.op]
+            return key_nodes[n.op]
         if not any(map(draws, n.op.bodies)):
             return n.with_inputs(inputs)
         assert isinstance(n.op, Control)
         seeds = tuple(keys)
-        op = n.op.threaded(lambda body: _threaded(body, seeds))
-        done = op(*inputs, *keys.values(), loc=n.loc)
-        # with the keys a loop has several results where it had one
-        return done.results[0] if len(n.types) == 1 else done
+        op = n.op.with_extra_operands(lambda body: _with_key_inputs(body, seeds))
+        result = op(*inputs, *keys.values(), loc=n.loc)
+        # the keys turn a single result of a loop into one of several
+        return result.results[0] if len(n.types) == 1 else result
 
-    return replace(graph, outputs=rebuilt(graph.outputs, rule=drawn))
+    return replace(graph, outputs=rebuilt(graph.outputs, rule=rule))
 
 
-def _threaded(body: Graph, seeds: Sequence[int | None]) -> tuple[Graph, tuple[Node, ...]]:
-    """`body` with keys as its last inputs, and the keys of the next turn."""
-    given = [Input(f"random key {i}", KEY)() for i in range(len(seeds))]
-    inner = _drawing(body, dict(zip(seeds, given, strict=True)))
-    return replace(inner, inputs=(*body.inputs, *given)), tuple(fold_in(key, _NEXT) for key in given)
+def _with_key_inputs(body: Graph, seeds: Sequence[int | None]) -> tuple[Graph, tuple[Node, ...]]:
+    """`body` with keys as its last inputs, and the keys of the next iteration."""
+    keys = [Input(f"random key {i}", KEY)() for i in range(len(seeds))]
+    inner = _with_keys(body, dict(zip(seeds, keys, strict=True)))
+    return replace(inner, inputs=(*body.inputs, *keys)), tuple(fold_in(key, _NEXT_ITERATION) for key in keys)

@@ -1,4 +1,4 @@
-"""Views as layouts: where the elements of a reshaped, transposed, sliced or broadcast value lie in memory."""
+"""Views as layouts: the memory layout of reshaped, transposed, sliced and broadcast values."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ingot.ops.core.base import inverse
 from ingot.ops.core.shape import BroadcastInDim, Reshape, Slice, Transpose, Windows
 
 VIEWS = (BroadcastInDim, Reshape, Slice, Transpose, Windows)
-WHOLE_VIEWS = (Reshape, Transpose)  # each element of the operand once
+WHOLE_VIEWS = (Reshape, Transpose)  # each element of the operand occurs once
 
 
 def base_of(node: Node, kinds: tuple[type[Op], ...] = VIEWS) -> Node:
-    """The value under a chain of views."""
+    """The value that a chain of views starts from."""
     while isinstance(node.op, kinds):
         node = node.inputs[0]
     return node
 
 
 def view_layout(node: Node, layout: Layout) -> Layout | None:
-    """The layout of a view `node` of a value that lies at `layout`; None where no strides express it."""
+    """The layout of the view `node` of a value with `layout`; None if strides cannot express it."""
     if not isinstance(node.op, VIEWS):
         return None
     return layout.viewed(node.shape, node.op.index_map(node.inputs[0].shape, node.shape))
 
 
 def strided(node: Node, layouts: Mapping[Node, Layout]) -> tuple[Node, Layout] | None:
-    """The stored value under a chain of views, and the layout of `node` in it; None where the chain has no strides.
+    """The stored value that `node` is a view of, and the layout of `node` in it; None if strides cannot express it.
 
-    `layouts` gives the stored values; one that it does not name is taken to be contiguous.
+    layouts: the layouts of stored values; others are assumed to be contiguous.
     """
     chain: list[Node] = []
     base = node
@@ -51,14 +51,20 @@ def strided_view(node: Node) -> bool:
 
 
 def pull_back(root: Node, source: Node, layout: Layout) -> Layout | None:
-    """Where element i of `source` has to be written, when `root`, reached from it by reshapes and transposes alone,
-    lies at `layout`; None where other ops lie between or no strides express it."""
-    at: Layout | None = layout
+    """The layout in which to write `source` so that `root`, its view by reshapes and transposes, has `layout`.
+
+    None if other ops are between them, or if strides cannot express it.
+    """
+    result: Layout | None = layout
     node = root
     while node is not source:
-        if at is None or not isinstance(node.op, Reshape | Transpose):
+        if result is None or not isinstance(node.op, Reshape | Transpose):
             return None
-        below = node.inputs[0]
-        at = at.reshape(below.shape) if isinstance(node.op, Reshape) else at.transpose(inverse(node.op.permutation))
-        node = below
-    return at
+        source_node = node.inputs[0]
+        result = (
+            result.reshape(source_node.shape)
+            if isinstance(node.op, Reshape)
+            else result.transpose(inverse(node.op.permutation))
+        )
+        node = source_node
+    return result

@@ -18,7 +18,7 @@ from ingot.ir.verify import verify
 from ingot.ops.core.shape import View
 from tests.ops.evaluate import evaluate
 
-# a module of test ops may be loaded beside the catalog
+# other tests may register ops of their own
 OPS = [c for c in Op.REGISTRY.values() if c not in (Const, Input, Project) and c.__module__.startswith("ingot.ops")]
 IDS = [cls.name for cls in OPS]
 
@@ -27,14 +27,14 @@ def types_of(arrays: tuple[np.ndarray, ...]) -> tuple[TensorType, ...]:
     return tuple(TensorType(dtype_of(a), a.shape) for a in arrays)
 
 
-def assert_same(got: np.ndarray, want: np.ndarray, message: str) -> None:
-    """Equal values, NaN equal to NaN (numpy's own check does not know ml_dtypes' NaN)."""
+def assert_equal(got: np.ndarray, want: np.ndarray, message: str) -> None:
+    """Equal values, NaN equal to NaN (numpy does not recognize NaN of ml_dtypes)."""
     wide = [a.astype(np.float64) if dtype_of(a).is_float else a for a in (np.asarray(got), np.asarray(want))]
     np.testing.assert_array_equal(*wide, err_msg=message)
 
 
 def assert_near(got: np.ndarray, want: np.ndarray, message: str) -> None:
-    """Equal but for the order of sums."""
+    """Equal up to the order of sums."""
     np.testing.assert_allclose(*(a.astype(np.float64) for a in (got, want)), rtol=1e-5, atol=1e-5, err_msg=message)
 
 
@@ -48,13 +48,13 @@ def test_has_samples(cls: type[Op]) -> None:
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)
-def test_type_rule_is_the_references_type(cls: type[Op]) -> None:
+def test_inferred_type_matches_reference(cls: type[Op]) -> None:
     for op, inputs in cls.samples():
-        kept = [x.copy() for x in inputs]
+        originals = [x.copy() for x in inputs]
         got = as_tuple(op.reference(*inputs))
         assert types_of(got) == as_tuple(op.infer(*types_of(inputs))), op
-        same = all(a.tobytes() == b.tobytes() for a, b in zip(kept, inputs, strict=True))
-        assert same, f"{op} wrote into its operand"
+        unchanged = all(a.tobytes() == b.tobytes() for a, b in zip(originals, inputs, strict=True))
+        assert unchanged, f"{op} wrote into its operand"
 
 
 def graph_of(op: Op, inputs: tuple[np.ndarray, ...]) -> Graph:
@@ -101,14 +101,14 @@ def assert_close(got: np.ndarray, want: np.ndarray, message: str) -> None:
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)
-def test_lowering_is_the_reference(cls: type[Op]) -> None:
+def test_lowering_matches_reference(cls: type[Op]) -> None:
     for op, inputs in cls.samples():
         graph = graph_of(op, inputs)
-        simple = lowered(graph)
-        if simple.outputs == graph.outputs:
+        lowered_graph = lowered(graph)
+        if lowered_graph.outputs == graph.outputs:
             continue
-        verify(simple)
-        for got, want in zip(interpret(simple, inputs), as_tuple(op.reference(*inputs)), strict=True):
+        verify(lowered_graph)
+        for got, want in zip(interpret(lowered_graph, inputs), as_tuple(op.reference(*inputs)), strict=True):
             assert got.dtype == want.dtype and got.shape == want.shape, op
             assert_close(got, want, str(op))
 
@@ -118,13 +118,13 @@ def test_text_round_trip(cls: type[Op]) -> None:
     for op, inputs in cls.samples():
         graph = graph_of(op, inputs)
         text = show(graph)
-        again = parse(text)
-        assert show(again) == text
-        assert again.outputs[0].types == graph.outputs[0].types
+        reparsed = parse(text)
+        assert show(reparsed) == text
+        assert reparsed.outputs[0].types == graph.outputs[0].types
 
 
 @pytest.mark.parametrize("cls", [c for c in OPS if issubclass(c, ops.Elementwise)], ids=lambda c: c.name)
-def test_scalar_rule_is_the_reference(cls: type[ops.Elementwise]) -> None:
+def test_scalar_rule_matches_reference(cls: type[ops.Elementwise]) -> None:
     for op, inputs in cls.samples():
         assert isinstance(op, ops.Elementwise)
         names = [f"x{i}" for i in range(len(inputs))]
@@ -134,21 +134,23 @@ def test_scalar_rule_is_the_reference(cls: type[ops.Elementwise]) -> None:
         assert got.dtype == want.dtype, op
         got = np.broadcast_to(got, want.shape)
         if not op.exact or not dtype_of(want).is_float:
-            assert_same(got, want, str(op))
+            assert_equal(got, want, str(op))
         elif want.dtype.itemsize >= 4:
-            # ulp bounds are in test_math; sin, cos and tan of f64 have a domain
-            inside = np.abs(inputs[0].astype(np.float64)) <= 2.0**51 if want.dtype == np.float64 else np.True_
-            keep = np.broadcast_to(inside | ~np.isfinite(inputs[0]), want.shape)
+            # ulp bounds are in test_math; sin, cos and tan of f64 have a limited domain
+            in_domain = np.abs(inputs[0].astype(np.float64)) <= 2.0**51 if want.dtype == np.float64 else np.True_
+            is_compared = np.broadcast_to(in_domain | ~np.isfinite(inputs[0]), want.shape)
             eps = np.finfo(want.dtype).eps
             atol = np.full(want.shape, np.finfo(want.dtype).tiny, np.float64)
-            if isinstance(op, ops.Gelu):  # its left tail is next to nothing beside the operand
+            if isinstance(op, ops.Gelu):  # its left tail is negligible relative to the operand
                 atol += 4 * eps * np.abs(np.nan_to_num(inputs[0].astype(np.float64)))
-            close = np.isclose(got[keep], want[keep], rtol=8 * eps, atol=atol[keep], equal_nan=True)
-            assert close.all(), (op, got[keep][~close], want[keep][~close])
+            close = np.isclose(
+                got[is_compared], want[is_compared], rtol=8 * eps, atol=atol[is_compared], equal_nan=True
+            )
+            assert close.all(), (op, got[is_compared][~close], want[is_compared][~close])
         else:
             wide = [a.astype(np.float64) for a in (got, want)]
             eps = float(np.spacing(want.dtype.type(1)))
-            # half of the least number is a tie in f32, which is next to it in f64
+            # half of the smallest number is a tie in f32, but not in f64
             atol = float(ml_dtypes.finfo(want.dtype).smallest_subnormal) if isinstance(op, ops.Gelu) else 1e-30
             np.testing.assert_allclose(*wide, rtol=1.01 * eps, atol=atol, err_msg=str(op))
 
@@ -157,54 +159,60 @@ VIEWS = tuple(cls for cls in OPS if issubclass(cls, View))
 
 
 @pytest.mark.parametrize("cls", VIEWS, ids=lambda c: c.name)
-def test_a_view_reads_where_its_index_map_says(cls: type[ops.CoreOp]) -> None:
+def test_index_map_matches_reference(cls: type[ops.CoreOp]) -> None:
     for op, (x, *fill) in cls.samples():
         assert isinstance(op, View)
         want = np.asarray(op.reference(x, *fill))
         places = op.index_map(x.shape, want.shape)
         assert sorted(d for p in places for d in p.axes) == list(range(x.ndim))
-        index, inside, at = np.indices(want.shape), np.full(want.shape, True), dict[int, np.ndarray]()
+        index, in_bounds, source_index = np.indices(want.shape), np.full(want.shape, True), dict[int, np.ndarray]()
         for p in places:
-            run = tuple(x.shape[d] for d in p.axes)
+            sizes = tuple(x.shape[d] for d in p.axes)
             number = np.full(want.shape, p.offset) + sum(index[axis] * step for axis, step in p.terms)
-            read, rest = np.divmod(number, p.spacing)
-            inside &= (rest == 0) & (read >= 0) & (read < np.prod(run))
+            position, remainder = np.divmod(number, p.spacing)
+            in_bounds &= (remainder == 0) & (position >= 0) & (position < np.prod(sizes))
             if x.size:
-                at |= dict(zip(p.axes, np.unravel_index(np.where(inside, read, 0), run), strict=True))
-        assert inside.all() or fill, op
-        some = x if x.size else np.zeros((1,) * x.ndim, x.dtype)
-        got = some[tuple(at[d] for d in range(x.ndim))] if at else np.broadcast_to(some.reshape(-1)[0], want.shape)
-        assert_same(np.where(inside, got, fill[0]).astype(x.dtype) if fill else got, want, str(op))
+                source_index |= dict(
+                    zip(p.axes, np.unravel_index(np.where(in_bounds, position, 0), sizes), strict=True)
+                )
+        assert in_bounds.all() or fill, op
+        nonempty_x = x if x.size else np.zeros((1,) * x.ndim, x.dtype)
+        got = (
+            nonempty_x[tuple(source_index[d] for d in range(x.ndim))]
+            if source_index
+            else np.broadcast_to(nonempty_x.reshape(-1)[0], want.shape)
+        )
+        assert_equal(np.where(in_bounds, got, fill[0]).astype(x.dtype) if fill else got, want, str(op))
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)
-def test_permuted_operands_give_the_permuted_result(cls: type[Op]) -> None:
+def test_permuted_matches_reference(cls: type[Op]) -> None:
     for op, inputs in cls.samples():
         if not isinstance(op, ops.CoreOp) or not inputs:
             continue
         rank = inputs[0].ndim
         perm = tuple(np.random.default_rng(rank).permutation(rank).tolist())
-        found = op.permuted(perm, *types_of(inputs))
-        if found is None:
+        result = op.permuted(perm, *types_of(inputs))
+        if result is None:
             continue
-        new, result_perm = found
-        moved = [x.transpose(perm) if x.ndim == rank else x for x in inputs]
+        new, result_perm = result
+        permuted = [x.transpose(perm) if x.ndim == rank else x for x in inputs]
         want = np.asarray(op.reference(*inputs)).transpose(result_perm)
-        assert_same(np.asarray(new.reference(*moved)), want, f"{op} {perm}")
+        assert_equal(np.asarray(new.reference(*permuted)), want, f"{op} {perm}")
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)
-def test_cropped_operands_give_the_cropped_result(cls: type[Op]) -> None:
+def test_cropped_matches_reference(cls: type[Op]) -> None:
     rng = np.random.default_rng(0)
     for op, inputs in cls.samples():
         result = as_tuple(op.infer(*types_of(inputs)))[0]
         for _ in range(8):
-            ends = [tuple(sorted(rng.integers(0, d, 2, endpoint=True).tolist())) for d in result.shape]
-            box = tuple((0, d) if rng.random() < 0.5 else end for end, d in zip(ends, result.shape, strict=True))
-            found = op.cropped(box, *types_of(inputs))
-            if found is None:
+            ranges = [tuple(sorted(rng.integers(0, d, 2, endpoint=True).tolist())) for d in result.shape]
+            box = tuple((0, d) if rng.random() < 0.5 else end for end, d in zip(ranges, result.shape, strict=True))
+            cropped = op.cropped(box, *types_of(inputs))
+            if cropped is None:
                 continue
-            new, reads = found
+            new, reads = cropped
             parts = [x[(..., *(slice(*at) for at in b))] for x, b in zip(inputs, reads, strict=True) if b is not None]
             want = np.asarray(op.reference(*inputs))[(..., *(slice(*at) for at in box))]
             got = np.asarray(new.reference(*parts))
@@ -212,16 +220,16 @@ def test_cropped_operands_give_the_cropped_result(cls: type[Op]) -> None:
             if isinstance(op, ops.DotGeneral | ops.Convolution | ops.Attention | ops.Reduce):
                 assert_near(got, want, f"{op} {box}")
             else:
-                assert_same(got, want, f"{op} {box}")
+                assert_equal(got, want, f"{op} {box}")
 
 
 @pytest.mark.parametrize("cls", OPS, ids=IDS)
-def test_yielding_gives_the_permuted_result(cls: type[Op]) -> None:
+def test_yielding_matches_reference(cls: type[Op]) -> None:
     for op, inputs in cls.samples():
         result = as_tuple(op.infer(*types_of(inputs)))[0]
         perm = tuple(np.random.default_rng(result.rank).permutation(result.rank).tolist())
         new = op.yielding(perm) if isinstance(op, ops.CoreOp) else None
         if new is not None:
-            assert_same(
+            assert_equal(
                 np.asarray(new.reference(*inputs)), np.asarray(op.reference(*inputs)).transpose(perm), f"{op} {perm}"
             )

@@ -1,4 +1,4 @@
-"""Rounding to levels without a division: the same levels for every x."""
+"""Quantization by a reciprocal gives the same levels as by a division, for every x."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
 
 
-def near_the_meetings(scale: np.float32) -> np.ndarray:
-    """Floats next to where two levels meet, and others."""
-    halves = ((np.arange(-300, 300) + 0.5) * np.float64(scale)).astype(np.float32)
+def values_near_boundaries(scale: np.float32) -> np.ndarray:
+    """Floats around the boundaries between levels, and others."""
+    boundaries = ((np.arange(-300, 300) + 0.5) * np.float64(scale)).astype(np.float32)
     steps = np.arange(-8, 9, dtype=np.int32)[:, None]
     others = np.random.default_rng(3).standard_normal(4000).astype(np.float32) * scale * 100
     special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, -3e38], np.float32)
-    return np.concatenate([(halves.view(np.int32) + steps).view(np.float32).ravel(), others, special])
+    return np.concatenate([(boundaries.view(np.int32) + steps).view(np.float32).ravel(), others, special])
 
 
 @pytest.mark.parametrize("zero", [u8.numpy.type(0), u8.numpy.type(201), i8.numpy.type(-128), i8.numpy.type(5)])
-def test_as_a_division_rounds(zero: np.integer) -> None:
+def test_levels_match_division(zero: np.integer) -> None:
     scales = np.array([1, 0.5, 0.1, 1 / 3, 0.0372, 7.3e-6, 255.0, 1.9999999, 1.0000001], np.float32)
     for scale in scales:
-        x = near_the_meetings(scale)
+        x = values_near_boundaries(scale)
         g = graph(ops.apply(ops.Quantize(), arg("x", x.size), const(scale), const(np.asarray(zero))))
         model = CompiledModel(build_program(g, host_features(), 1), threads=1)
         with np.errstate(all="ignore"):
@@ -37,7 +37,7 @@ def test_as_a_division_rounds(zero: np.integer) -> None:
         np.testing.assert_array_equal(model(x), want.astype(zero.dtype))
 
 
-def test_which_scales_need_no_division() -> None:
+def test_multiplies() -> None:
     random = np.exp(np.random.default_rng(0).uniform(-20, 20, 200)).astype(np.float32)
     assert np.mean([multiplies(float(s)) for s in random]) > 0.9
     for s in (0.0, -0.5, np.inf, np.nan, 1e-30):

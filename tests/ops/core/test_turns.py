@@ -1,4 +1,4 @@
-"""Turns of loops that sizes and constants tell."""
+"""Trip counts of loops that are known from sizes and constants."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ingot.ir.types import TensorType, i32, i64
 from ingot.ops.core.turns import turns, value_of
 
 
-def counting(*conditions: tuple[str, object], step: int = 1) -> ops.While:
-    """A loop with a counter for each of the conditions, all of which a turn asks for: (direction, bound)."""
+def counting_loop(*conditions: tuple[str, object], step: int = 1) -> ops.While:
+    """A loop with one counter for each condition (direction, bound), which runs while all hold."""
     entry = tuple(Input(f"i{k}", TensorType(i64))() for k in range(len(conditions)))
     parts = [ops.compare(d, i, bound) for i, (d, bound) in zip(entry, conditions, strict=True)]  # type: ignore[arg-type]
-    ends = parts[0]
+    condition = parts[0]
     for part in parts[1:]:
-        ends = ops.And()(ends, part)
-    return ops.While(Graph(entry, (ends,)), Graph(entry, tuple(ops.add(i, step) for i in entry)))
+        condition = ops.And()(condition, part)
+    return ops.While(Graph(entry, (condition,)), Graph(entry, tuple(ops.add(i, step) for i in entry)))
 
 
 @pytest.mark.parametrize(
@@ -28,18 +28,18 @@ def counting(*conditions: tuple[str, object], step: int = 1) -> ops.While:
         ((("LT", 5), ("LT", 3)), (0, 0), 3),
         ((("LT", 5), ("LE", 5)), (2, 0), 3),
         ((("LT", 5), ("LT", 3), ("LT", 9)), (0, 4, 0), 0),
-        ((("LT", 5), ("GT", 3)), (0, 4), None),  # the second goes away from its bound
+        ((("LT", 5), ("GT", 3)), (0, 4), None),  # the second counter moves away from its bound
         ((("LT", 5), ("LT", 3)), (0, None), None),
     ],
 )
-def test_the_first_of_several_counters_ends_a_loop(
+def test_several_counters(
     conditions: tuple[tuple[str, object], ...], first: tuple[int | None, ...], expected: int | None
 ) -> None:
-    assert turns(counting(*conditions), lambda i: first[i]) == expected
+    assert turns(counting_loop(*conditions), lambda i: first[i]) == expected
 
 
-def test_an_element_of_a_vector_of_sizes() -> None:
-    """As TensorFlow takes the steps of a sequence from its shape."""
+def test_size_from_shape_vector() -> None:
+    """TensorFlow models take the number of steps from the shape of a sequence like this."""
     n = symbol("n")
 
     def entry(x: Node) -> Node:
@@ -49,5 +49,5 @@ def test_an_element_of_a_vector_of_sizes() -> None:
     first, second = (ops.reshape(ops.Slice((k,), (k + 1,), (1,))(shape), ()) for k in range(2))
     assert value_of(first) == n
     assert value_of(second) == 7
-    loop = counting(("LT", ops.cast(first, i64)), ("LT", ops.cast(first, i64)))
+    loop = counting_loop(("LT", ops.cast(first, i64)), ("LT", ops.cast(first, i64)))
     assert turns(loop, lambda i: 0) == n

@@ -62,12 +62,12 @@ def close(got: object, want: object, dtype: np.dtype, scale: float = 1.0) -> Non
 def check(op: Op, *inputs: np.ndarray, want: object = None, dynamic: Dynamic | None = None, scale: float = 1.0) -> None:
     """Reference = lowering (= lowering with `dynamic` sizes) = `want`."""
     expected = run(op, *inputs)
-    ways = [run_lowered(op, *inputs)]
+    results = [run_lowered(op, *inputs)]
     if dynamic is not None:
-        ways.append(run_lowered(op, *inputs, dynamic=dynamic))
+        results.append(run_lowered(op, *inputs, dynamic=dynamic))
     if want is not None:
-        ways.append(want if isinstance(want, tuple) else (want,))  # type: ignore[arg-type]
-    for way in ways:
+        results.append(want if isinstance(want, tuple) else (want,))  # type: ignore[arg-type]
+    for way in results:
         assert len(way) == len(expected)
         for g, e in zip(way, expected, strict=True):
             close(np.asarray(g), e, e.dtype, scale)

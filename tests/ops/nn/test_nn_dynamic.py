@@ -1,4 +1,4 @@
-"""MODEL ops whose attributes hold symbolic sizes, and lowerings on sizes that are known at run time only."""
+"""MODEL ops with symbolic sizes in attributes, and lowerings on symbolic shapes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 
 
-def agree(symbolic: Op, static: Op, *inputs: np.ndarray, dynamic: Dynamic) -> None:
-    """The symbolic op, itself and lowered, against the op with the sizes filled in."""
+def assert_symbolic_matches_static(symbolic: Op, static: Op, *inputs: np.ndarray, dynamic: Dynamic) -> None:
+    """The symbolic op and its lowering give the results of the op with static sizes."""
     nodes = operands(inputs, dynamic)
     low = symbolic.lower(*nodes)
     assert low is not None
@@ -41,10 +41,14 @@ def test_resize(mode: str, coordinates: str) -> None:
     x = normal(1, 2, 5, 7)
     for nearest in ("floor", "round_prefer_ceil"):
         symbolic = ops.Resize((H * 2, W * 3), (2, 3), mode, coordinates, nearest)
-        agree(symbolic, ops.Resize((10, 21), (2, 3), mode, coordinates, nearest), x, dynamic=SPATIAL)
+        assert_symbolic_matches_static(
+            symbolic, ops.Resize((10, 21), (2, 3), mode, coordinates, nearest), x, dynamic=SPATIAL
+        )
     scales = (2.0, 1.5)
     symbolic = ops.Resize((H * 2, W * 3 // 2), (2, 3), mode, coordinates, scales=scales)
-    agree(symbolic, ops.Resize((10, 10), (2, 3), mode, coordinates, scales=scales), x, dynamic=SPATIAL)
+    assert_symbolic_matches_static(
+        symbolic, ops.Resize((10, 10), (2, 3), mode, coordinates, scales=scales), x, dynamic=SPATIAL
+    )
 
 
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
@@ -54,7 +58,7 @@ def test_resize_antialias(mode: str) -> None:
     for exclude in (False, True):
         options = {"exclude_outside": exclude, "antialias": True, "scales": scales}
         symbolic = ops.Resize((H // 2, W // 4), (2, 3), mode, **options)  # type: ignore[arg-type]
-        agree(symbolic, ops.Resize((4, 2), (2, 3), mode, **options), x, dynamic=SPATIAL)  # type: ignore[arg-type]
+        assert_symbolic_matches_static(symbolic, ops.Resize((4, 2), (2, 3), mode, **options), x, dynamic=SPATIAL)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="antialias"):
         ops.Resize((H // 2, 2), (2, 3), mode, antialias=True)(*operands((x,), SPATIAL))
 
@@ -62,8 +66,8 @@ def test_resize_antialias(mode: str) -> None:
 def test_adaptive_pool_to_a_symbolic_size() -> None:
     x = normal(1, 2, 12, 8)
     for cls in (ops.AdaptiveAvgPool, ops.AdaptiveMaxPool):
-        agree(cls((H // 4, W)), cls((3, 8)), x, dynamic=SPATIAL)
-        agree(cls((H // 5, 3)), cls((2, 3)), x, dynamic=SPATIAL)
+        assert_symbolic_matches_static(cls((H // 4, W)), cls((3, 8)), x, dynamic=SPATIAL)
+        assert_symbolic_matches_static(cls((H // 5, 3)), cls((2, 3)), x, dynamic=SPATIAL)
 
 
 @pytest.mark.parametrize("ceil", [False, True])
@@ -76,14 +80,14 @@ def test_pool_with_indices(ceil: bool) -> None:
 def test_selection() -> None:
     n = symbol("n")
     x = normal(3, 9)
-    agree(ops.TopK(n // 2, 1), ops.TopK(4, 1), x, dynamic={0: {1: "n"}})
-    at, values = np.asarray([[0, 2, -1], [9, -3, 1]]), np.asarray([0, 1], np.float32)
-    agree(ops.OneHot(2, n), ops.OneHot(2, 3), at, values, dynamic={0: {1: "n"}})
+    assert_symbolic_matches_static(ops.TopK(n // 2, 1), ops.TopK(4, 1), x, dynamic={0: {1: "n"}})
+    indices, values = np.asarray([[0, 2, -1], [9, -3, 1]]), np.asarray([0, 1], np.float32)
+    assert_symbolic_matches_static(ops.OneHot(2, n), ops.OneHot(2, 3), indices, values, dynamic={0: {1: "n"}})
     points = np.asarray([[-1, -2], [0, 8]])
     check(ops.GatherND(), x, points, dynamic={0: {0: "r", 1: "c"}, 1: {0: "p"}})
     check(ops.ScatterND("add"), x, points, normal(2), dynamic={0: {0: "r", 1: "c"}, 1: {0: "p"}, 2: {0: "p"}})
-    places = RNG.integers(-9, 9, (3, 4))
-    check(ops.GatherElements(1), x, places, dynamic={0: {0: "r", 1: "c"}, 1: {0: "r", 1: "k"}})
+    axis_indices = RNG.integers(-9, 9, (3, 4))
+    check(ops.GatherElements(1), x, axis_indices, dynamic={0: {0: "r", 1: "c"}, 1: {0: "r", 1: "k"}})
     check(
         ops.ScatterElements(1),
         x,
@@ -97,7 +101,9 @@ def test_selection() -> None:
 def test_pad_by_a_symbolic_amount(mode: str) -> None:
     x = normal(2, 5)
     n = symbol("n")
-    agree(ops.PadMode((0, n - 1), (0, 3), mode), ops.PadMode((0, 4), (0, 3), mode), x, dynamic={0: {1: "n"}})
+    assert_symbolic_matches_static(
+        ops.PadMode((0, n - 1), (0, 3), mode), ops.PadMode((0, 4), (0, 3), mode), x, dynamic={0: {1: "n"}}
+    )
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])

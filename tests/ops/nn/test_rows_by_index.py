@@ -1,4 +1,4 @@
-"""Indices that all axes but one repeat: rows are gathered and scattered whole."""
+"""Indices repeated along all axes but one: entire rows are gathered and scattered."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ingot.passes.model.lower import lower_model_ops
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_repeated_indices_take_rows(axis: int) -> None:
+def test_repeated_indices_select_rows(axis: int) -> None:
     rng = np.random.default_rng(axis)
     shape = (5, 6, 7)
     count = 4
-    x, at = Input("x", TensorType(f32, shape))(), Input("at", TensorType(i64, (count,)))()
+    x, indices = Input("x", TensorType(f32, shape))(), Input("at", TensorType(i64, (count,)))()
     wide = tuple(count if d == axis else n for d, n in enumerate(shape))
     updates = Input("updates", TensorType(f32, wide))()
-    repeated = ops.BroadcastInDim(wide, (axis,))(at)
+    repeated = ops.BroadcastInDim(wide, (axis,))(indices)
     graph = Graph(
-        (x, at, updates),
+        (x, indices, updates),
         (ops.GatherElements(axis)(x, repeated), ops.ScatterElements(axis, "add")(x, repeated, updates)),
     )
     low = lower_model_ops(graph)

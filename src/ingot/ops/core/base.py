@@ -1,4 +1,4 @@
-"""What every CORE op shares: its category, the layout hook, and helpers for type rules and references."""
+"""The base class of CORE ops, their categories, and helpers for type rules and references."""
 
 from __future__ import annotations
 
@@ -18,93 +18,101 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class Category(Enum):
-    """How an op reads and writes, as fusion, layout and scheduling passes ask it."""
+    """How an op reads its operands and writes its result. Fusion, layout and scheduling passes decide by it."""
 
     SOURCE = "source"  # no tensor operand: iota, dim_value
     ELEMENTWISE = "elementwise"  # result[i] is a scalar expression of operands[i]
-    VIEW = "view"  # result[i] is operand[f(i)] or a padding value, f affine per piece
-    REDUCTION = "reduction"  # folds whole dimensions
-    WINDOW = "window"  # folds a window around each index
-    SCAN = "scan"  # folds every prefix
+    VIEW = "view"  # result[i] is operand[f(i)] or a padding value; f is piecewise affine
+    REDUCTION = "reduction"  # reduces entire dimensions
+    WINDOW = "window"  # reduces a window at each position
+    SCAN = "scan"  # reduces every prefix
     CONTRACTION = "contraction"  # sums of products: dot_general, convolution
     GATHER = "gather"  # reads at computed indices
     SCATTER = "scatter"  # writes at computed indices
     SORT = "sort"
-    CONTROL = "control"  # holds graphs that may run any number of times
-    GROUP = "group"  # holds a fused graph
-    OPAQUE = "opaque"  # anything else; model-level ops until they are lowered
+    CONTROL = "control"  # contains graphs that run zero or more times
+    GROUP = "group"  # contains a fused graph
+    OPAQUE = "opaque"  # anything else; MODEL ops until they are lowered
 
 
 class CoreOp(Op):
-    """Base of the CORE primitives."""
+    """Base of the CORE primitives. Names and semantics follow StableHLO."""
 
     category: ClassVar[Category] = Category.OPAQUE
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
-        """This op on operands transposed by `perm`, and the permutation its result then has.
+        """The op for operands transposed by `perm`, and the permutation of its result.
 
-        For operands x of perm's rank: `new(transpose(x, perm), ...) == transpose(self(x, ...), result_perm)`; others
-        (Pad's value, a gather's indices) stay. inputs: types before the transposition. None: the op fixes its layout.
+        For operands x of perm's rank: `new(transpose(x, perm), ...) == transpose(self(x, ...), result_perm)`. Other
+        operands (the value of a Pad, the indices of a Gather) are not transposed. inputs: the types before the
+        transposition. Return None if the op requires its layout.
         """
         return None
 
-    def held(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
-        """Of an op that `holds_operands`: which of them, each with where in the result it begins."""
+    def operand_offsets(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
+        """(operand index, its offset in the result) of each operand that is stored inside the result.
+
+        Only for ops with `holds_operands`.
+        """
         return ()
 
     def yielding(self, perm: Perm) -> CoreOp | None:
-        """The op that gives `transpose(self(x), perm)` from the same, untouched operands; None if there is none."""
+        """The op that computes `transpose(self(x), perm)` from the same operands, untransposed; None if none does."""
         return None
 
 
 def held_operands(node: Node) -> list[tuple[Node, Shape]]:
-    """The operands that lie in the node's result, each with where it begins there; see `CoreOp.held`."""
-    held = node.op.held(*(x.type for x in node.inputs)) if isinstance(node.op, CoreOp) else ()
-    return [(node.inputs[i], start) for i, start in held]
+    """The operands stored inside the node's result, each with its offset; see `CoreOp.operand_offsets`."""
+    offsets = node.op.operand_offsets(*(x.type for x in node.inputs)) if isinstance(node.op, CoreOp) else ()
+    return [(node.inputs[i], start) for i, start in offsets]
 
 
 def unsettled(node: Node) -> list[DimLike]:
-    """The node's constraints that some sizes break. Views have none: what makes them clamps their bounds."""
+    """The constraints of `node` that some sizes may violate.
+
+    Views have none: the builders that create them clamp their bounds.
+    """
     if not node.op.computes or category(node.op) is Category.VIEW:
         return []
-    found = (d for d, _ in node.op.constraints(*(x.type for x in node.inputs)))
-    return [d for d in found if (low := bounds(d)[0]) is None or low < 0]
+    dims = (d for d, _ in node.op.constraints(*(x.type for x in node.inputs)))
+    return [d for d in dims if (low := bounds(d)[0]) is None or low < 0]
 
 
 def category(op: Op) -> Category:
-    """The op's category; OPAQUE for ops that are no CORE primitives."""
+    """The op's category; OPAQUE unless it is a CORE primitive."""
     return op.category if isinstance(op, CoreOp) else Category.OPAQUE
 
 
 def is_contraction(node: Node) -> bool:
-    """Whether it is a sum of products of CORE: a matmul or a convolution."""
+    """Whether the node is a CORE sum of products: dot_general or convolution."""
     return category(node.op) is Category.CONTRACTION
 
 
 def permute(values: Sequence, perm: Perm) -> tuple:
-    """values[perm[0]], values[perm[1]], ...: what transpose does to a shape."""
+    """(values[perm[0]], values[perm[1]], ...): the effect of a transpose on a shape."""
     return tuple(values[p] for p in perm)
 
 
 def inverse(perm: Perm) -> Perm:
     """The permutation that undoes `perm`."""
-    out = [0] * len(perm)
+    result = [0] * len(perm)
     for i, p in enumerate(perm):
-        out[p] = i
-    return tuple(out)
+        result[p] = i
+    return tuple(result)
 
 
 def whole(shape: Shape) -> Box:
-    """The box that holds all of `shape`."""
+    """The box that covers all of `shape`."""
     return tuple((0, d) for d in shape)
 
 
 def sizes(box: Box) -> Shape:
+    """The shape of `box`."""
     return tuple(high - low for low, high in box)
 
 
-def is_whole(box: Box, shape: Shape, axes: Sequence[int] | None = None) -> bool:
-    """Whether `box` leaves nothing of `axes` out (of any axis unless told)."""
+def is_full_box(box: Box, shape: Shape, axes: Sequence[int] | None = None) -> bool:
+    """Whether `box` covers `axes` of `shape` completely (by default all axes)."""
     return all(box[d] == (0, shape[d]) for d in (range(len(shape)) if axes is None else axes))
 
 
@@ -112,48 +120,49 @@ def show_shape(shape: Shape) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def known(*dims: DimLike) -> bool:
-    """Whether all of `dims` are plain ints."""
-    return not any(isinstance(d, Dim) for d in dims)
+def fit_constraints(
+    parts: Iterable[DimLike], shape: Shape, what: str, result_shape: Shape = ()
+) -> Iterator[tuple[DimLike, str]]:
+    """Constraints: `parts` (a slice or window) must fit into `shape` on every axis.
 
-
-def within(parts: Iterable[DimLike], shape: Shape, what: str, results: Shape = ()) -> Iterator[tuple[DimLike, str]]:
-    """The constraints that a part is no larger than the whole on any axis. results: how many parts there are, as a
-    shape: where there are none, the whole may be nothing."""
-    some = dim_min(product(results), 1)
+    result_shape: how many parts are taken, as a shape; if it has no elements, `shape` may be smaller.
+    """
+    n_required = dim_min(product(result_shape), 1)
     for axis, (part, size) in enumerate(zip(parts, shape, strict=True)):
-        yield size - part * some, f"axis {axis}: expected a {what} of at most {size}, got {part}"
+        yield size - part * n_required, f"axis {axis}: expected a {what} of at most {size}, got {part}"
 
 
 def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> DimLike:
-    """How many windows fit into `size` (padding and base dilation already counted).
+    """The number of windows that fit into `size`, which includes padding and base dilation.
 
-    A static size smaller than the window gives 0; a symbolic one is taken to hold at least one window.
+    A static size smaller than the window gives 0. A symbolic size is assumed to hold at least one window.
     """
     count = (size - ((window - 1) * dilation + 1)) // stride + 1
     return max(count, 0) if isinstance(count, int) else count
 
 
-def positions_read(size: int, window: int, count: int, stride: int, padding: tuple[int, int], dilation: int) -> range:
-    """Of a window's positions those that read more than padding at some of its `count` places; one if none does.
+def taps_in_bounds(
+    size: int, window: int, n_positions: int, stride: int, padding: tuple[int, int], dilation: int
+) -> range:
+    """The taps of a window that read an element, not only padding, for at least one of `n_positions` outputs.
 
-    What is left out at either end is no more than the padding there.
+    Never empty: at least one tap remains. At either end no more taps are dropped than the padding covers.
     """
     low, high = padding
-    first = min(window - 1, max(0, low - (count - 1) * stride) // dilation)
+    first = min(window - 1, max(0, low - (n_positions - 1) * stride) // dilation)
     last = min(window - 1, max((size - 1 + low) // dilation, window - 1 - max(0, high) // dilation))
     return range(first, max(first, last) + 1)
 
 
 def dilated(size: DimLike, dilation: int) -> DimLike:
-    """The size after dilation - 1 holes between neighbours; 0 stays 0, and a symbolic size is taken to be another."""
+    """The size with dilation - 1 holes between neighbors. 0 stays 0; a symbolic size is assumed to be nonzero."""
     if dilation == 1 or size == 0:
         return size
     return (size - 1) * dilation + 1
 
 
-def dilatable(sizes: Iterable[DimLike], dilations: Iterable[int]) -> Iterator[tuple[DimLike, str]]:
-    """The constraints that symbolic sizes have the element that `dilated` takes for granted."""
+def dilation_constraints(sizes: Iterable[DimLike], dilations: Iterable[int]) -> Iterator[tuple[DimLike, str]]:
+    """Constraints: symbolic sizes that are dilated must be nonzero, as `dilated` assumes."""
     for size, dilation in zip(sizes, dilations, strict=True):
         if dilation > 1 and isinstance(size, Dim):
             yield size - 1, f"expected elements to dilate, got {size}"
@@ -168,28 +177,30 @@ def check_dims(op: Op, dims: Sequence[int], rank: int, what: str) -> None:
 
 
 def check_count(op: Op, inputs: Sequence[TensorType], count: int) -> None:
+    """Raise ShapeError unless there are `count` operands."""
     op.expect(len(inputs) == count, f"expected {count} operands, got {len(inputs)}")
 
 
 def check_scalar_index(op: Op, inputs: Sequence[TensorType]) -> None:
+    """Raise ShapeError unless all `inputs` are integer scalars."""
     for t in inputs:
         op.expect(t.rank == 0 and t.dtype.is_integer, f"start index: expected an integer scalar, got {t}")
 
 
-# References compute narrow floats in f32 and sub-byte integers in a byte, and round once at the end.
-_NARROW = {t.numpy for t in DTYPES.values() if t.is_float and t.bits < 32}
+# References compute narrow floats in f32 and sub-byte integers in 8 bits, and round once at the end.
+_NARROW_FLOATS = {t.numpy for t in DTYPES.values() if t.is_float and t.bits < 32}
 
 
 def widen(x: np.ndarray) -> np.ndarray:
-    """`x` in a type that numpy computes in."""
-    if x.dtype in _NARROW:
+    """`x` in a dtype that numpy computes in: narrow floats as f32, sub-byte integers as 8 bits."""
+    if x.dtype in _NARROW_FLOATS:
         return x.astype(np.float32)
     dtype = dtype_of(x)
     return x.astype(DTYPES[f"{dtype.kind}8"].numpy) if dtype.bits < 8 else x
 
 
-def finish(y: np.ndarray | np.generic, dtype: DType) -> np.ndarray:
-    """`y` as an array of `dtype`, rounded once; integers wrap."""
+def round_to(y: np.ndarray | np.generic, dtype: DType) -> np.ndarray:
+    """`y` as an array of `dtype`: floats are rounded, integers wrap."""
     y = np.asarray(y)
     if y.dtype == dtype.numpy:
         return y
@@ -201,7 +212,10 @@ def finish(y: np.ndarray | np.generic, dtype: DType) -> np.ndarray:
 
 
 def identity_of(kind: str, dtype: DType) -> int | float | bool:
-    """The value that leaves a sum, prod, max, min, and, or of `dtype` unchanged."""
+    """The identity element of the reduction `kind` (sum, prod, max, min, and, or) in `dtype`.
+
+    For max and min of floats it is -inf and inf, or the lowest and highest number of a format without infinities.
+    """
     if kind == "sum":
         return False if dtype.kind == "b" else 0.0 if dtype.is_float else 0
     if kind == "prod":
@@ -214,8 +228,8 @@ def identity_of(kind: str, dtype: DType) -> int | float | bool:
         return kind == "min"
     if dtype.is_float:
         if dtype in FLOAT_FORMATS and dtype != f8e5m2:  # has no infinity
-            ends = ml_dtypes.finfo(dtype.numpy)
-            return float(ends.min if kind == "max" else ends.max)
+            limits = ml_dtypes.finfo(dtype.numpy)
+            return float(limits.min if kind == "max" else limits.max)
         return float("-inf") if kind == "max" else float("inf")
     low, high = dtype.range
     return low if kind == "max" else high

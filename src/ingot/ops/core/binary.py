@@ -1,4 +1,4 @@
-"""Elementwise primitives on two or three operands, and conversions. See elementwise.py."""
+"""Elementwise primitives of two or three operands, and conversions; see elementwise.py."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ingot.ir.node import Samples
 from ingot.ir.types import DType, TensorType, boolean, dtype_of, truncated_in, u64
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
-from ingot.ops.core.base import finish, widen
+from ingot.ops.core.base import round_to, widen
 from ingot.ops.core.elementwise import Elementwise, widen_expr
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class BinaryOp(Elementwise):
-    """Base: two operands of one dtype."""
+    """Base: two operands of one dtype; both shapes are equal (builders broadcast)."""
 
     arity: ClassVar[int] = 2
     kinds: ClassVar[str] = "fiu"
@@ -27,7 +27,7 @@ class BinaryOp(Elementwise):
 
 @dataclass(frozen=True)
 class Add(BinaryOp):
-    """Sum; integers wrap; `or` on bool."""
+    """a + b; integers wrap; or of bool."""
 
     name: ClassVar[str] = "add"
     commutative: ClassVar[bool] = True
@@ -42,6 +42,8 @@ class Add(BinaryOp):
 
 @dataclass(frozen=True)
 class Sub(BinaryOp):
+    """a - b; integers wrap."""
+
     name: ClassVar[str] = "subtract"
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -53,7 +55,7 @@ class Sub(BinaryOp):
 
 @dataclass(frozen=True)
 class Mul(BinaryOp):
-    """Product; integers wrap; `and` on bool."""
+    """a * b; integers wrap; and of bool."""
 
     name: ClassVar[str] = "multiply"
     commutative: ClassVar[bool] = True
@@ -68,7 +70,7 @@ class Mul(BinaryOp):
 
 @dataclass(frozen=True)
 class Div(BinaryOp):
-    """Quotient; integers truncate, x / 0 has all bits set and the lowest integer / -1 wraps to itself (as XLA does)."""
+    """a / b; integers truncate towards zero. As in XLA, integer x / 0 has all bits set and lowest / -1 = lowest."""
 
     name: ClassVar[str] = "divide"
 
@@ -89,7 +91,7 @@ class Div(BinaryOp):
 
 @dataclass(frozen=True)
 class Rem(BinaryOp):
-    """Remainder with the dividend's sign (fmod); integers: x rem 0 = x (as XLA does)."""
+    """The remainder of a / b with the sign of a (C's fmod and %). As in XLA, integer x rem 0 = x."""
 
     name: ClassVar[str] = "remainder"
 
@@ -111,7 +113,7 @@ def _minus_one(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Max(BinaryOp):
-    """The larger; NaN if either is NaN; `or` on bool."""
+    """The larger of a and b; NaN if either is NaN; or of bool."""
 
     name: ClassVar[str] = "maximum"
     commutative: ClassVar[bool] = True
@@ -126,7 +128,7 @@ class Max(BinaryOp):
 
 @dataclass(frozen=True)
 class Min(BinaryOp):
-    """The smaller; NaN if either is NaN; `and` on bool."""
+    """The smaller of a and b; NaN if either is NaN; and of bool."""
 
     name: ClassVar[str] = "minimum"
     commutative: ClassVar[bool] = True
@@ -141,7 +143,7 @@ class Min(BinaryOp):
 
 @dataclass(frozen=True)
 class Pow(BinaryOp):
-    """a to the power b: IEEE pow on floats; on integers wraps, and a negative power gives 0 unless a is 1 or -1."""
+    """a to the power b: IEEE pow of floats; integers wrap, and a negative power gives 0 unless a is 1 or -1."""
 
     name: ClassVar[str] = "power"
     costly: ClassVar[bool] = True
@@ -163,7 +165,7 @@ class Pow(BinaryOp):
 
 @dataclass(frozen=True)
 class Atan2(BinaryOp):
-    """The angle of the point (b, a): atan(a / b) in the right quadrant."""
+    """The angle of the point (x=b, y=a): atan(a / b) in the quadrant of the point."""
 
     name: ClassVar[str] = "atan2"
     kinds: ClassVar[str] = "f"
@@ -178,6 +180,8 @@ class Atan2(BinaryOp):
 
 @dataclass(frozen=True)
 class And(BinaryOp):
+    """Bitwise and of integers, logical and of bool."""
+
     name: ClassVar[str] = "and"
     commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "iub"
@@ -191,6 +195,8 @@ class And(BinaryOp):
 
 @dataclass(frozen=True)
 class Or(BinaryOp):
+    """Bitwise or of integers, logical or of bool."""
+
     name: ClassVar[str] = "or"
     commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "iub"
@@ -204,6 +210,8 @@ class Or(BinaryOp):
 
 @dataclass(frozen=True)
 class Xor(BinaryOp):
+    """Bitwise exclusive or of integers, logical of bool."""
+
     name: ClassVar[str] = "xor"
     commutative: ClassVar[bool] = True
     kinds: ClassVar[str] = "iub"
@@ -217,7 +225,7 @@ class Xor(BinaryOp):
 
 @dataclass(frozen=True)
 class Shift(BinaryOp):
-    """Base. A negative amount or one of the width or more shifts everything out: 0, or the sign when arithmetic."""
+    """Base: a shifted by b bits. For b < 0 or b >= the bit width: 0, or the sign bit in all bits if arithmetic."""
 
     kinds: ClassVar[str] = "iu"
     fn: ClassVar[str] = ""
@@ -225,13 +233,13 @@ class Shift(BinaryOp):
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         width = 8 * a.dtype.itemsize
         unsigned = b.view(f"u{b.dtype.itemsize}")
-        out = unsigned >= width
-        safe = np.where(out, 0, unsigned).astype(a.dtype)
+        overflows = unsigned >= width
+        safe = np.where(overflows, 0, unsigned).astype(a.dtype)
         if self.fn == "shl":
-            return np.where(out, 0, np.left_shift(a, safe)).astype(a.dtype)
+            return np.where(overflows, 0, np.left_shift(a, safe)).astype(a.dtype)
         bits = a.view(f"{'u' if self.fn == 'lshr' else 'i'}{a.dtype.itemsize}")
-        gone = np.zeros_like(bits) if self.fn == "lshr" else bits >> (width - 1)
-        return np.where(out, gone, np.right_shift(bits, safe.astype(bits.dtype))).astype(bits.dtype).view(a.dtype)
+        fill = np.zeros_like(bits) if self.fn == "lshr" else bits >> (width - 1)
+        return np.where(overflows, fill, np.right_shift(bits, safe.astype(bits.dtype))).astype(bits.dtype).view(a.dtype)
 
     def rule(self, a: Expr, b: Expr) -> Expr:
         return sc.shift(self.fn, a, b)
@@ -243,18 +251,24 @@ class Shift(BinaryOp):
 
 @dataclass(frozen=True)
 class ShiftLeft(Shift):
+    """a << b."""
+
     name: ClassVar[str] = "shift_left"
     fn: ClassVar[str] = "shl"
 
 
 @dataclass(frozen=True)
 class ShiftRightArithmetic(Shift):
+    """a >> b with the sign bit shifted in."""
+
     name: ClassVar[str] = "shift_right_arithmetic"
     fn: ClassVar[str] = "ashr"
 
 
 @dataclass(frozen=True)
 class ShiftRightLogical(Shift):
+    """a >> b with zeros shifted in."""
+
     name: ClassVar[str] = "shift_right_logical"
     fn: ClassVar[str] = "lshr"
 
@@ -271,7 +285,7 @@ _COMPARE = {
 
 @dataclass(frozen=True)
 class Compare(BinaryOp):
-    """IEEE comparison: with NaN only NE is true. `direction` is one of EQ NE LT LE GT GE."""
+    """a `direction` b as a bool. direction: EQ, NE, LT, LE, GT or GE. With NaN only NE is true (IEEE 754)."""
 
     name: ClassVar[str] = "compare"
     kinds: ClassVar[str] = "fiub"
@@ -279,8 +293,8 @@ class Compare(BinaryOp):
 
     def result(self, *inputs: TensorType) -> DType:
         super().result(*inputs)
-        known = " ".join(_COMPARE)
-        self.expect(self.direction in _COMPARE, f"direction: expected one of {known}, got {self.direction}")
+        choices = " ".join(_COMPARE)
+        self.expect(self.direction in _COMPARE, f"direction: expected one of {choices}, got {self.direction}")
         return boolean
 
     def compute(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -297,7 +311,7 @@ class Compare(BinaryOp):
 
 @dataclass(frozen=True)
 class Select(Elementwise):
-    """pred ? a : b. pred is bool; a and b share a dtype."""
+    """pred ? a : b, for a bool pred and a, b of one dtype."""
 
     name: ClassVar[str] = "select"
     arity: ClassVar[int] = 3
@@ -323,8 +337,10 @@ class Select(Elementwise):
 
 @dataclass(frozen=True)
 class Clamp(Elementwise):
-    """min(max(x, lo), hi); NaN propagates. open: its slope by x is 0 at the bounds, as PyTorch's hardtanh and
-    JAX's lax.clamp have it, else 1, as PyTorch's clamp has."""
+    """min(max(x, lo), hi) for operands (lo, x, hi); NaN propagates.
+
+    open: the derivative by x at the bounds is 0 (PyTorch's hardtanh, jax.lax.clamp), else 1 (torch.clamp).
+    """
 
     name: ClassVar[str] = "clamp"
     open: bool = False
@@ -340,8 +356,11 @@ class Clamp(Elementwise):
 
 @dataclass(frozen=True)
 class Convert(Elementwise):
-    """To `dtype`, as `kernel.Cast`: float to integer truncates, NaN and what does not fit as on x86; integer to integer
-    wraps; to bool is x != 0."""
+    """x in `dtype`, as `kernel.Cast` converts.
+
+    Float to integer truncates; NaN and values out of range give what x86 gives. Integer to integer wraps. To bool: x !=
+    0.
+    """
 
     name: ClassVar[str] = "convert"
     dtype: DType
@@ -356,7 +375,7 @@ class Convert(Elementwise):
             return np.asarray(x != 0)
         if x.dtype.kind == "f" and self.dtype.is_integer:
             return _truncate(x, self.dtype)
-        return finish(x, self.dtype)
+        return round_to(x, self.dtype)
 
     def scalar(self, *xs: Expr) -> Expr:
         (x,) = xs
@@ -372,19 +391,19 @@ class Convert(Elementwise):
 
 def _truncate(x: np.ndarray, dtype: DType) -> np.ndarray:
     word = truncated_in(dtype)
-    half, zero = x.dtype.type(2.0 ** (word.bits - 1)), x.dtype.type(0)
-    fits = np.abs(x) < half
-    whole = np.where(fits, np.where(fits, x, zero).astype(np.int64), word.range[0])
+    limit, zero = x.dtype.type(2.0 ** (word.bits - 1)), x.dtype.type(0)
+    fits = np.abs(x) < limit
+    truncated = np.where(fits, np.where(fits, x, zero).astype(np.int64), word.range[0])
     if dtype == u64:
-        upper = (x >= half) & (x < 2 * half)
-        above = np.where(upper, x, zero).astype(np.uint64)
-        return np.where(x >= half, above, whole.astype(np.uint64))
-    return finish(whole, dtype)
+        needs_top_bit = (x >= limit) & (x < 2 * limit)
+        unsigned = np.where(needs_top_bit, x, zero).astype(np.uint64)
+        return np.where(x >= limit, unsigned, truncated.astype(np.uint64))
+    return round_to(truncated, dtype)
 
 
 @dataclass(frozen=True)
 class BitcastConvert(Elementwise):
-    """The same bits as another dtype of the same width."""
+    """The bits of x as another dtype of the same width; bool is excluded."""
 
     name: ClassVar[str] = "bitcast_convert"
     dtype: DType

@@ -1,4 +1,4 @@
-"""Sums of products: dot_general and convolution, with dimension numbers as StableHLO has them."""
+"""Sums of products: dot_general and convolution, with StableHLO's dimension numbers."""
 
 from __future__ import annotations
 
@@ -19,57 +19,61 @@ from ingot.ops.core.base import (
     Pairs,
     check_count,
     check_dims,
-    dilatable,
     dilated,
+    dilation_constraints,
     extent,
-    finish,
-    is_whole,
+    is_full_box,
+    round_to,
     widen,
 )
 from ingot.ops.core.shape import pad_array
 from ingot.support.dataclass import dataclass
 
-Sides = tuple[tuple[int, ...], tuple[int, ...]]
+AxisPairs = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _result_dtype(op: Op, a: TensorType, b: TensorType, dtype: DType | None) -> DType:
-    """The result's dtype: as asked, else the operands'. Operands of one kind may mix when it is given; floats may sum
-    products of bytes."""
-    kind = (a.dtype.is_integer and b.dtype.is_integer) or (a.dtype.is_float and b.dtype.is_float)
+    """The dtype of the result: `dtype`, by default that of the operands.
+
+    With a given `dtype`, operands may be different dtypes of one kind, and products of 8-bit operands may be summed in
+    floats.
+    """
+    same_kind = (a.dtype.is_integer and b.dtype.is_integer) or (a.dtype.is_float and b.dtype.is_float)
     op.expect(
-        a.dtype == b.dtype or (kind and dtype is not None),
+        a.dtype == b.dtype or (same_kind and dtype is not None),
         f"expected operands of one dtype (or of one kind and a result dtype), got {a.dtype} and {b.dtype}",
     )
     op.expect(a.dtype.kind != "b", "expected number operands, got bool")
-    out = dtype or a.dtype
-    bytes_in_floats = out.is_float and max(a.dtype.bits, b.dtype.bits) <= 8
-    fits = out.is_float == a.dtype.is_float or bytes_in_floats
-    op.expect(fits, f"dtype: expected the kind of the operands {a.dtype}, got {out}")
-    return out
+    result = dtype or a.dtype
+    bytes_in_floats = result.is_float and max(a.dtype.bits, b.dtype.bits) <= 8
+    is_allowed = result.is_float == a.dtype.is_float or bytes_in_floats
+    op.expect(is_allowed, f"dtype: expected the kind of the operands {a.dtype}, got {result}")
+    return result
 
 
-def _computable(a: np.ndarray, b: np.ndarray, out: DType) -> tuple[np.ndarray, np.ndarray]:
-    """Operands for numpy's product: f32 through BLAS, small integers exactly through f64."""
+def _widen_operands(a: np.ndarray, b: np.ndarray, out: DType) -> tuple[np.ndarray, np.ndarray]:
+    """The operands in a dtype for numpy's product: f32 or f64 for BLAS; small integers as f64, which is exact."""
     a, b = widen(a), widen(b)
     if a.dtype.kind == "f":
         wide = np.result_type(a, b, np.float64 if out.bits == 64 else np.float32)
         return a.astype(wide, copy=False), b.astype(wide, copy=False)
-    # |a*b| < 2^32, so that sums of less than 2^20 of them are exact in f64
-    exact = max(a.dtype.itemsize, b.dtype.itemsize) <= 2 and max(a.size, b.size) < 1 << 20
-    wide = np.float64 if exact else np.int64
+    # |a*b| < 2^32, so sums of fewer than 2^20 products are exact in f64
+    fits_f64 = max(a.dtype.itemsize, b.dtype.itemsize) <= 2 and max(a.size, b.size) < 1 << 20
+    wide = np.float64 if fits_f64 else np.int64
     return a.astype(wide), b.astype(wide)
 
 
 def _round(y: np.ndarray, out: DType) -> np.ndarray:
-    return finish(y.astype(np.int64) if out.is_integer else y, out)
+    return round_to(y.astype(np.int64) if out.is_integer else y, out)
 
 
 @dataclass(frozen=True)
 class DotGeneral(CoreOp):
-    """Sum over `contract` of lhs * rhs for each index of `batch`; dims: batch, lhs free, rhs free.
+    """The sum over the `contract` axes of lhs * rhs, for each index of the `batch` axes (StableHLO dot_general).
 
-    `batch` and `contract` are (lhs axes, rhs axes), paired in order. dtype: of the result (i8 x i8 -> i32, bf16 x bf16
-    -> f32, f32 x f16 -> f32), the operands' unless given. f16 and bf16 accumulate in f32.
+    Result dimensions: batch, free axes of lhs, free axes of rhs. batch, contract: (lhs axes, rhs axes), paired in
+    order. dtype: the dtype of the result (i8 x i8 -> i32, bf16 x bf16 -> f32, f32 x f16 -> f32), by default that of the
+    operands. f16 and bf16 accumulate in f32.
     """
 
     name: ClassVar[str] = "dot_general"
@@ -77,12 +81,12 @@ class DotGeneral(CoreOp):
     category: ClassVar[Category] = Category.CONTRACTION
     stored_weights: ClassVar[tuple[int, ...]] = (1,)
     stored_values: ClassVar[tuple[int, ...]] = (0,)
-    batch: Sides = ((), ())
-    contract: Sides = ((), ())
+    batch: AxisPairs = ((), ())
+    contract: AxisPairs = ((), ())
     dtype: DType | None = None
 
-    def free(self, rank_a: int, rank_b: int) -> Sides:
-        """The axes of lhs and of rhs that are neither batch nor contracted, in order."""
+    def free(self, rank_a: int, rank_b: int) -> AxisPairs:
+        """The axes of lhs and of rhs that are neither batch nor contracted, ascending."""
         used_a, used_b = (*self.batch[0], *self.contract[0]), (*self.batch[1], *self.contract[1])
         return (
             tuple(d for d in range(rank_a) if d not in used_a),
@@ -90,21 +94,21 @@ class DotGeneral(CoreOp):
         )
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        reads: list[Box | None] = []
-        batch, rest = len(self.batch[0]), box[len(self.batch[0]) :]
+        boxes: list[Box | None] = []
+        batch, remaining = len(self.batch[0]), box[len(self.batch[0]) :]
         free = self.free(inputs[0].rank, inputs[1].rank)
-        for x, side, axes in zip(inputs, self.batch, free, strict=True):
-            own, rest = rest[: len(axes)], rest[len(axes) :]
-            at = dict(zip((*side, *axes), (*box[:batch], *own), strict=True))
-            reads.append(tuple(at.get(d, (0, size)) for d, size in enumerate(x.shape)))
-        return self, tuple(reads)
+        for x, batch_axes, axes in zip(inputs, self.batch, free, strict=True):
+            free_box, remaining = remaining[: len(axes)], remaining[len(axes) :]
+            ranges = dict(zip((*batch_axes, *axes), (*box[:batch], *free_box), strict=True))
+            boxes.append(tuple(ranges.get(d, (0, size)) for d, size in enumerate(x.shape)))
+        return self, tuple(boxes)
 
     def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
         x, w = inputs
-        _, kept = self.free(x.rank, w.rank)
-        if any(self.batch) or len(kept) != 1 or len(self.contract[0]) != 1:
+        _, free = self.free(x.rank, w.rank)
+        if any(self.batch) or len(free) != 1 or len(self.contract[0]) != 1:
             return None
-        return WeightAxes(kept[0], x.rank - 1, (self.contract[0][0], self.contract[1][0]), plain=True)
+        return WeightAxes(free[0], x.rank - 1, (self.contract[0][0], self.contract[1][0]), plain=True)
 
     def with_sums(self, dtype: DType) -> Op:
         return replace(self, dtype=dtype)
@@ -138,7 +142,7 @@ class DotGeneral(CoreOp):
         types = tuple(TensorType(dtype_of(x), x.shape) for x in inputs)
         out = self.infer(*types)
         lhs, rhs = inputs
-        a, b = _computable(lhs, rhs, out.dtype)
+        a, b = _widen_operands(lhs, rhs, out.dtype)
         free_a, free_b = self.free(a.ndim, b.ndim)
         batch = [a.shape[d] for d in self.batch[0]]
         depth = int(np.prod([a.shape[d] for d in self.contract[0]]))
@@ -173,12 +177,14 @@ def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Convolution(CoreOp):
-    """StableHLO convolution (cross-correlation). Layouts name each axis: lhs and out N, C and spatial letters, rhs O, I
-    and the same spatial letters: "NCHW", "OIHW"; the spatial attributes follow lhs_layout's order of those letters.
+    """The cross-correlation of lhs and rhs (StableHLO convolution).
 
-    feature_groups splits C (rhs I = C / groups); batch_groups splits N. dtype: of the result; by default the operands'.
-    zeros: how many positions at both ends of each spatial axis of x are known to hold zeros, padding that has become a
-    part of x; () for none.
+    Layouts name each axis by a letter: N, C and spatial letters for lhs and the result, O, I and the same spatial
+    letters for rhs, such as "NCHW" and "OIHW". Spatial attributes are in the order of the letters in lhs_layout.
+
+    feature_groups: splits C (I of rhs = C / groups); batch_groups: splits N. dtype: the dtype of the result, by default
+    that of the operands. zeros: (low, high) for each spatial axis, how many positions of lhs at its ends are known to
+    be zeros because padding was folded into lhs; () for none.
     """
 
     name: ClassVar[str] = "convolution"
@@ -204,15 +210,15 @@ class Convolution(CoreOp):
         return "".join(c for c in self.lhs_layout if c not in "NC")
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        """Images and output channels; positions are all read."""
+        """The result may be cropped along images and output channels, not along spatial axes."""
         x, w = inputs
-        at, shape = dict(zip(self.out_layout, box, strict=True)), self.infer(*inputs).shape
+        ranges, shape = dict(zip(self.out_layout, box, strict=True)), self.infer(*inputs).shape
         spatial = [d for d, c in enumerate(self.out_layout) if c not in "NC"]
         channels = [self.out_layout.index("C")] if self.feature_groups > 1 else []
-        if self.batch_groups > 1 or not is_whole(box, shape, spatial + channels):
+        if self.batch_groups > 1 or not is_full_box(box, shape, spatial + channels):
             return None
-        images = tuple(at["N"] if c == "N" else (0, d) for c, d in zip(self.lhs_layout, x.shape, strict=True))
-        weights = tuple(at["C"] if c == "O" else (0, d) for c, d in zip(self.rhs_layout, w.shape, strict=True))
+        images = tuple(ranges["N"] if c == "N" else (0, d) for c, d in zip(self.lhs_layout, x.shape, strict=True))
+        weights = tuple(ranges["C"] if c == "O" else (0, d) for c, d in zip(self.rhs_layout, w.shape, strict=True))
         return self, (images, weights)
 
     def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
@@ -269,7 +275,7 @@ class Convolution(CoreOp):
             [x.shape[layout.index(c)] for c in self.spatial]
             for x, layout in zip(inputs, (self.lhs_layout, self.rhs_layout), strict=True)
         )
-        yield from dilatable(image, self.lhs_dilation)
+        yield from dilation_constraints(image, self.lhs_dilation)
         yield from ((n - 1, f"expected a window of elements, got {inputs[1]}") for n in window if isinstance(n, Dim))
 
     def flops(self, *inputs: TensorType) -> DimLike:
@@ -279,7 +285,7 @@ class Convolution(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         out = self.infer(*(TensorType(dtype_of(v), v.shape) for v in inputs))
         lhs, rhs = inputs
-        x, w = _computable(lhs, rhs, out.dtype)
+        x, w = _widen_operands(lhs, rhs, out.dtype)
         letters = self.spatial
         x = x.transpose([self.lhs_layout.index(c) for c in "NC" + letters])
         w = w.transpose([self.rhs_layout.index(c) for c in "OI" + letters])
@@ -288,7 +294,7 @@ class Convolution(CoreOp):
         sizes = dict(zip(self.out_layout, (int(d) for d in out.shape), strict=True))
         spatial = tuple(sizes[c] for c in letters)
         if self.batch_groups > 1:
-            # the n-th part of the batch meets the n-th part of the kernel's outputs
+            # group n of the batch is convolved with group n of the kernel's output channels
             parts = zip(np.split(x, self.batch_groups, 0), np.split(w, self.batch_groups, 0), strict=True)
             y = np.concatenate([self._convolve(p, q, spatial) for p, q in parts], 1)
         else:
@@ -303,7 +309,7 @@ class Convolution(CoreOp):
         return np.ascontiguousarray(_round(y, out.dtype)).reshape(tuple(int(d) for d in out.shape))
 
     def _convolve(self, x: np.ndarray, w: np.ndarray, spatial: tuple[int, ...]) -> np.ndarray:
-        """One group: x[N,C,*S] (padded) and w[O,C,*K] to [N,O,*spatial], as one product over windows."""
+        """One group, padded x[N,C,*S] and w[O,C,*K] to [N,O,*spatial], as one product over windows."""
         n, o, rank = x.shape[0], w.shape[0], len(spatial)
         y = np.zeros((n, o, *spatial), np.result_type(x, w))
         if not y.size or not w.size:
@@ -311,9 +317,9 @@ class Convolution(CoreOp):
         window = tuple((k - 1) * d + 1 for k, d in zip(w.shape[2:], self.rhs_dilation, strict=True))
         axes = tuple(range(2, 2 + rank))
         taps = sliding_window_view(x, window, axes) if rank else x
-        pick = (slice(None, None, s) for s in self.strides)
-        dilation = (slice(None, None, d) for d in self.rhs_dilation)
-        taps = taps[(slice(None), slice(None), *pick, *dilation)]
+        steps = (slice(None, None, s) for s in self.strides)
+        dilations = (slice(None, None, d) for d in self.rhs_dilation)
+        taps = taps[(slice(None), slice(None), *steps, *dilations)]
         with np.errstate(all="ignore"):
             for i in range(n):  # one image at a time bounds the copy that tensordot makes
                 y[i] = np.tensordot(w, taps[i], ((1, *axes), (0, *range(1 + rank, 1 + 2 * rank))))
@@ -360,12 +366,17 @@ class Convolution(CoreOp):
 
 
 def is_depthwise(node: Node) -> bool:
-    """A convolution, channels last, of a static kernel, in which every output channel reads its own input channel."""
+    """Whether the node is a channels-last depthwise convolution: a static kernel, one input channel per group."""
     op = node.op
     if not isinstance(op, Convolution) or op.batch_groups != 1 or op.lhs_layout[-1] != "C":
         return False
     x, w = node.inputs
     if not w.type.is_static:
         return False
-    own = w.shape[op.rhs_layout.index("I")] == 1 and w.shape[op.rhs_layout.index("O")] == op.feature_groups
-    return own and op.feature_groups > 1 and x.shape[-1] == op.feature_groups and op.lhs_layout == op.out_layout
+    one_channel_each = w.shape[op.rhs_layout.index("I")] == 1 and w.shape[op.rhs_layout.index("O")] == op.feature_groups
+    return (
+        one_channel_each
+        and op.feature_groups > 1
+        and x.shape[-1] == op.feature_groups
+        and op.lhs_layout == op.out_layout
+    )

@@ -1,6 +1,6 @@
-"""Control flow: ops that hold graphs.
+"""Control flow: ops that contain graphs.
 
-A graph reads its own inputs and constants only: pass what it needs as operands.
+A graph reads only its own inputs and constants; other values must be passed as operands.
 """
 
 from __future__ import annotations
@@ -28,24 +28,29 @@ def _show(types: tuple[TensorType, ...]) -> str:
     return f"({', '.join(map(str, types))})"
 
 
-# a graph with more inputs behind its own, and the values of these for a next turn
-Threaded = Callable[[Graph], tuple[Graph, tuple[Node, ...]]]
+# graph -> the graph with extra inputs after its own, and their values for the next iteration
+ExtendGraph = Callable[[Graph], tuple[Graph, tuple[Node, ...]]]
 
 
 class Control(CoreOp):
-    """An op that holds graphs."""
+    """An op that contains graphs."""
 
     category: ClassVar[Category] = Category.CONTROL
 
-    def threaded(self, thread: Threaded) -> Op:
-        """This op on more operands behind its own, which `thread` brings into its graphs. Results, if they are more,
-        are behind its own."""
-        raise NotImplementedError(f"{type(self).__name__}.threaded")
+    def with_extra_operands(self, extend: ExtendGraph) -> Op:
+        """This op with extra operands after its own; `extend` adds them to its graphs as inputs.
+
+        Extra results, if any, come after the op's own.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.with_extra_operands")
 
 
 @dataclass(frozen=True)
 class While(Control):
-    """Values = body(values) as long as cond(values); the values' types stay the same."""
+    """values = body(values) while cond(values): the final values, of the operands' types (StableHLO while).
+
+    cond: operands -> bool[]. body: operands -> values of the same types.
+    """
 
     name: ClassVar[str] = "while"
     cond: Graph
@@ -54,17 +59,17 @@ class While(Control):
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
         self.expect(len(inputs) > 0, "expected at least one operand, got none")
         for what, graph in (("cond", self.cond), ("body", self.body)):
-            takes = _types(graph.inputs)
-            self.expect(takes == inputs, f"{what}: expected inputs {_show(inputs)}, got {_show(takes)}")
-        stops, gives = _types(self.cond.results), _types(self.body.results)
-        self.expect(stops == (TensorType(boolean),), f"cond: expected the output bool[], got {_show(stops)}")
-        self.expect(gives == inputs, f"body: expected outputs {_show(inputs)}, got {_show(gives)}")
+            got = _types(graph.inputs)
+            self.expect(got == inputs, f"{what}: expected inputs {_show(inputs)}, got {_show(got)}")
+        cond_types, body_types = _types(self.cond.results), _types(self.body.results)
+        self.expect(cond_types == (TensorType(boolean),), f"cond: expected the output bool[], got {_show(cond_types)}")
+        self.expect(body_types == inputs, f"body: expected outputs {_show(inputs)}, got {_show(body_types)}")
         return inputs[0] if len(inputs) == 1 else inputs
 
-    def threaded(self, thread: Threaded) -> While:
-        (cond, _), (body, after) = thread(self.cond), thread(self.body)
-        found = body.outputs[len(body.results) :]
-        return While(cond, replace(body, outputs=(*body.results, *after, *found)))
+    def with_extra_operands(self, extend: ExtendGraph) -> While:
+        (cond, _), (body, next_values) = extend(self.cond), extend(self.body)
+        extra_outputs = body.outputs[len(body.results) :]
+        return While(cond, replace(body, outputs=(*body.results, *next_values, *extra_outputs)))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         values = inputs
@@ -83,7 +88,10 @@ class While(Control):
 
 @dataclass(frozen=True)
 class Case(Control):
-    """branches[index](operands); an index out of range takes the last branch. Operands: index, then theirs."""
+    """branches[index](operands...), for operands (index, operands...); see StableHLO case.
+
+    An index out of range selects the last branch. All branches have the same input and result types.
+    """
 
     name: ClassVar[str] = "case"
     branches: tuple[Graph, ...]
@@ -91,18 +99,23 @@ class Case(Control):
     def infer(self, *inputs: TensorType) -> TensorType | tuple[TensorType, ...]:
         self.expect(len(self.branches) > 0, "expected at least one branch, got none")
         self.expect(len(inputs) > 0, "expected an index operand, got none")
-        index, *rest = inputs
+        index, *operands = inputs
         self.expect(index.rank == 0 and index.dtype.is_integer, f"index: expected an integer scalar, got {index}")
         result = _types(self.branches[0].results)
         self.expect(len(result) > 0, "expected branches with outputs")
         for n, graph in enumerate(self.branches):
-            takes, gives = _types(graph.inputs), _types(graph.results)
-            self.expect(takes == tuple(rest), f"branch {n}: expected inputs {_show(tuple(rest))}, got {_show(takes)}")
-            self.expect(gives == result, f"branch {n}: expected outputs {_show(result)}, got {_show(gives)}")
+            input_types, output_types = _types(graph.inputs), _types(graph.results)
+            self.expect(
+                input_types == tuple(operands),
+                f"branch {n}: expected inputs {_show(tuple(operands))}, got {_show(input_types)}",
+            )
+            self.expect(
+                output_types == result, f"branch {n}: expected outputs {_show(result)}, got {_show(output_types)}"
+            )
         return result[0] if len(result) == 1 else result
 
-    def threaded(self, thread: Threaded) -> Case:
-        return Case(tuple(thread(branch)[0] for branch in self.branches))
+    def with_extra_operands(self, extend: ExtendGraph) -> Case:
+        return Case(tuple(extend(branch)[0] for branch in self.branches))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray | tuple[np.ndarray, ...]:
         index = int(inputs[0])

@@ -1,4 +1,4 @@
-"""Slices that begin at run-time positions, which are clamped so that the slice lies inside."""
+"""Slices at run-time offsets, which are clamped so that the slice is inside the operand."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from ingot.ops.core.base import (
     Category,
     CoreOp,
     check_scalar_index,
-    within,
+    fit_constraints,
 )
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class DynamicSlice(CoreOp):
-    """A window of `sizes` at run-time starts, clamped so that it fits. Operands: x, then a start per axis."""
+    """The slice of x of shape `sizes` at run-time start indices (StableHLO dynamic_slice).
+
+    Operands: x, then one integer scalar for each axis. Start indices are clamped so that the slice is inside x.
+    """
 
     name: ClassVar[str] = "dynamic_slice"
     rearranges: ClassVar[bool] = True
@@ -39,7 +42,7 @@ class DynamicSlice(CoreOp):
         return x.with_shape(self.sizes)
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        return within(self.sizes, inputs[0].shape, "window")
+        return fit_constraints(self.sizes, inputs[0].shape, "window")
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, *starts = inputs
@@ -48,14 +51,17 @@ class DynamicSlice(CoreOp):
     @classmethod
     def samples(cls) -> Samples:
         i = np.asarray
-        yield cls((2, 3)), (s.counted(4, 5), i(1, np.int64), i(2, np.int64))
-        yield cls((2, 3)), (s.counted(4, 5), i(9, np.int32), i(-4, np.int32))
-        yield cls((0,)), (s.counted(3), i(2, np.int64))
+        yield cls((2, 3)), (s.iota(4, 5), i(1, np.int64), i(2, np.int64))
+        yield cls((2, 3)), (s.iota(4, 5), i(9, np.int32), i(-4, np.int32))
+        yield cls((0,)), (s.iota(3), i(2, np.int64))
 
 
 @dataclass(frozen=True)
 class DynamicUpdateSlice(CoreOp):
-    """x with `update` written at run-time starts, clamped so that it fits. Operands: x, update, one start per axis."""
+    """x with the slice at run-time start indices replaced by `update` (StableHLO dynamic_update_slice).
+
+    Operands: x, update, then one integer scalar for each axis. Start indices are clamped so that update is inside x.
+    """
 
     name: ClassVar[str] = "dynamic_update_slice"
     category: ClassVar[Category] = Category.SCATTER
@@ -73,7 +79,7 @@ class DynamicUpdateSlice(CoreOp):
         return x
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        return within(inputs[1].shape, inputs[0].shape, "update")
+        return fit_constraints(inputs[1].shape, inputs[0].shape, "update")
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, update, *starts = inputs
@@ -84,10 +90,11 @@ class DynamicUpdateSlice(CoreOp):
     @classmethod
     def samples(cls) -> Samples:
         i = np.asarray
-        yield cls(), (s.counted(4, 5), -s.counted(2, 3), i(1, np.int64), i(2, np.int64))
-        yield cls(), (s.counted(4, 5), -s.counted(2, 3), i(9, np.int64), i(-4, np.int64))
+        yield cls(), (s.iota(4, 5), -s.iota(2, 3), i(1, np.int64), i(2, np.int64))
+        yield cls(), (s.iota(4, 5), -s.iota(2, 3), i(9, np.int64), i(-4, np.int64))
 
 
 def _window(x: np.ndarray, sizes: list[int], starts: list[np.ndarray]) -> tuple[slice, ...]:
-    at = [min(max(int(s), 0), n - w) for s, n, w in zip(starts, x.shape, sizes, strict=True)]
-    return tuple(slice(a, a + w) for a, w in zip(at, sizes, strict=True))
+    """The slices of `sizes` at `starts`, clamped into x."""
+    offsets = [min(max(int(s), 0), n - w) for s, n, w in zip(starts, x.shape, sizes, strict=True)]
+    return tuple(slice(a, a + w) for a, w in zip(offsets, sizes, strict=True))

@@ -1,7 +1,7 @@
-"""Elementwise primitives: same shapes in, same shape out, each with its value as a kernel expression.
+"""Elementwise primitives: operands and result have the same shape, and an element is a kernel expression.
 
-`compute` is the semantics in numpy on computable types; `rule` the scalar expression on the same types. Narrow floats
-(f16, bf16, f8) go through f32 in both and are rounded once.
+`compute` defines the op in numpy, `rule` as a scalar kernel expression. Both get narrow floats (f16, bf16, f8) as f32
+and sub-byte integers as 8 bits; the result is rounded once.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from ingot.ir.node import Cropped, Samples
 from ingot.ir.types import DTYPES, Box, DType, TensorType, boolean, dtype_of, f32
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
-from ingot.ops.core.base import Category, CoreOp, Perm, check_count, finish, widen
+from ingot.ops.core.base import Category, CoreOp, Perm, check_count, round_to, widen
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class Elementwise(CoreOp):
-    """Base: `arity` operands of one shape and one dtype whose kind is in `kinds`."""
+    """Base: `arity` operands of one shape and one dtype, whose kind is in `kinds` (f, i, u, b as in `DType.kind`)."""
 
     category: ClassVar[Category] = Category.ELEMENTWISE
     arity: ClassVar[int] = 1
     kinds: ClassVar[str] = "f"
-    exact: ClassVar[bool] = False  # the reference computes f32 in f64
+    exact: ClassVar[bool] = False  # the reference computes f32 operands in f64
     compute: ClassVar[Callable[..., np.ndarray]]  # (self, *arrays)
     rule: ClassVar[Callable[..., Expr]]  # (self, *expressions)
 
     def result(self, *inputs: TensorType) -> DType:
-        """The dtype rule; checks operands."""
+        """The dtype of the result. Raise ShapeError for operands of the wrong dtype."""
         first = inputs[0].dtype
-        # the hottest type rule: messages are made only where they are needed
+        # the most frequently called type rule: format messages only on failure
         if any(t.dtype != first for t in inputs):
             self.expect(False, f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in inputs)}")
         if first.kind not in self.kinds:
@@ -51,17 +51,17 @@ class Elementwise(CoreOp):
         return first if dtype == first.dtype else TensorType(dtype, first.shape)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        out = self.result(*(TensorType(dtype_of(x), x.shape) for x in inputs))
+        result_dtype = self.result(*(TensorType(dtype_of(x), x.shape) for x in inputs))
         wide = [widen(x) for x in inputs]
         if self.exact:
             wide = [x.astype(np.float64) if x.dtype == np.float32 else x for x in wide]
         with np.errstate(all="ignore"):
-            return finish(self.compute(*wide), out)
+            return round_to(self.compute(*wide), result_dtype)
 
     def scalar(self, *xs: Expr) -> Expr:
-        """The value of one element (or of `lanes` elements) as a kernel expression."""
-        out = self.result(*(TensorType(x.dtype) for x in xs))
-        return k.cast(self.rule(*(widen_expr(x) for x in xs)), out)
+        """One element of the result (or one vector of elements) as a kernel expression of the operands' elements."""
+        result_dtype = self.result(*(TensorType(x.dtype) for x in xs))
+        return k.cast(self.rule(*(widen_expr(x) for x in xs)), result_dtype)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return self, perm
@@ -75,7 +75,7 @@ class Elementwise(CoreOp):
 
 
 def widen_expr(x: Expr) -> Expr:
-    """Narrow floats as f32, sub-byte integers as bytes."""
+    """`x` with narrow floats cast to f32, sub-byte integers to 8 bits."""
     if x.dtype.is_float:
         return k.cast(x, f32) if x.dtype.bits < 32 else x
     return k.cast(x, DTYPES[f"{x.dtype.kind}8"]) if x.dtype.bits < 8 else x
@@ -91,6 +91,8 @@ def _kinds(kinds: str) -> str:
 
 @dataclass(frozen=True)
 class Abs(Elementwise):
+    """|x|; the lowest signed integer wraps to itself."""
+
     name: ClassVar[str] = "abs"
     kinds: ClassVar[str] = "fiu"
 
@@ -103,6 +105,8 @@ class Abs(Elementwise):
 
 @dataclass(frozen=True)
 class Neg(Elementwise):
+    """-x; integers wrap."""
+
     name: ClassVar[str] = "negate"
     kinds: ClassVar[str] = "fiu"
 
@@ -115,7 +119,7 @@ class Neg(Elementwise):
 
 @dataclass(frozen=True)
 class Sign(Elementwise):
-    """-1, 0 or 1; NaN and -0.0 are kept."""
+    """-1, 0 or 1; NaN and -0.0 give themselves."""
 
     name: ClassVar[str] = "sign"
     kinds: ClassVar[str] = "fiu"
@@ -131,6 +135,8 @@ class Sign(Elementwise):
 
 @dataclass(frozen=True)
 class Floor(Elementwise):
+    """The largest integer not above x, as a float."""
+
     name: ClassVar[str] = "floor"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
@@ -142,6 +148,8 @@ class Floor(Elementwise):
 
 @dataclass(frozen=True)
 class Ceil(Elementwise):
+    """The smallest integer not below x, as a float."""
+
     name: ClassVar[str] = "ceil"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
@@ -153,7 +161,7 @@ class Ceil(Elementwise):
 
 @dataclass(frozen=True)
 class RoundEven(Elementwise):
-    """To the nearest integer, ties to even."""
+    """x rounded to the nearest integer, ties to even."""
 
     name: ClassVar[str] = "round_nearest_even"
 
@@ -166,7 +174,7 @@ class RoundEven(Elementwise):
 
 @dataclass(frozen=True)
 class RoundAway(Elementwise):
-    """To the nearest integer, ties away from zero."""
+    """x rounded to the nearest integer, ties away from zero."""
 
     name: ClassVar[str] = "round_nearest_afz"
 
@@ -182,6 +190,8 @@ class RoundAway(Elementwise):
 
 @dataclass(frozen=True)
 class Sqrt(Elementwise):
+    """The square root; NaN for x < 0."""
+
     name: ClassVar[str] = "sqrt"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
@@ -193,7 +203,7 @@ class Sqrt(Elementwise):
 
 @dataclass(frozen=True)
 class Not(Elementwise):
-    """Logical on bool, bitwise on integers."""
+    """Logical not of bool, bitwise not of integers."""
 
     name: ClassVar[str] = "not"
     kinds: ClassVar[str] = "iub"
@@ -207,14 +217,14 @@ class Not(Elementwise):
 
 @dataclass(frozen=True)
 class BitCount(Elementwise):
-    """Base: counts bits of integers of whole bytes."""
+    """Base of bit counts, for integers of 8 bits or more."""
 
     kinds: ClassVar[str] = "iu"
 
     def result(self, *inputs: TensorType) -> DType:
-        out = super().result(*inputs)
-        self.expect(out.bits >= 8, f"expected integers of 8 bits or more, got {out}")
-        return out
+        result_dtype = super().result(*inputs)
+        self.expect(result_dtype.bits >= 8, f"expected integers of 8 bits or more, got {result_dtype}")
+        return result_dtype
 
     @classmethod
     def samples(cls) -> Samples:
@@ -223,7 +233,7 @@ class BitCount(Elementwise):
 
 @dataclass(frozen=True)
 class PopulationCount(BitCount):
-    """The number of one bits."""
+    """The number of set bits."""
 
     name: ClassVar[str] = "popcnt"
 
@@ -236,7 +246,7 @@ class PopulationCount(BitCount):
 
 @dataclass(frozen=True)
 class CountLeadingZeros(BitCount):
-    """Zero bits above the highest one bit; the width for 0."""
+    """The number of zero bits above the highest set bit; the bit width for 0."""
 
     name: ClassVar[str] = "count_leading_zeros"
 
@@ -249,7 +259,7 @@ class CountLeadingZeros(BitCount):
 
 
 def _bits(x: np.ndarray) -> np.ndarray:
-    """Bits, most significant first, in a new last dimension."""
+    """The bits of x, most significant first, along a new last dimension."""
     size = x.dtype.itemsize
     octets = np.ascontiguousarray(x.astype(x.dtype.newbyteorder(">"))).reshape(-1).view(np.uint8)
     return np.unpackbits(octets).reshape(*x.shape, 8 * size)
@@ -257,7 +267,7 @@ def _bits(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Predicate(Elementwise):
-    """Base: float in, bool out."""
+    """Base: a float operand, a bool result."""
 
     def result(self, *inputs: TensorType) -> DType:
         super().result(*inputs)
@@ -266,6 +276,8 @@ class Predicate(Elementwise):
 
 @dataclass(frozen=True)
 class IsFinite(Predicate):
+    """Whether x is neither infinite nor NaN."""
+
     name: ClassVar[str] = "is_finite"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
@@ -277,6 +289,8 @@ class IsFinite(Predicate):
 
 @dataclass(frozen=True)
 class IsNan(Predicate):
+    """Whether x is NaN."""
+
     name: ClassVar[str] = "is_nan"
 
     def compute(self, x: np.ndarray) -> np.ndarray:

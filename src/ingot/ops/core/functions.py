@@ -1,7 +1,7 @@
-"""Elementwise primitives that are functions of floats: exponentials, logarithms, circular functions, roots, GELU.
+"""Elementwise functions of floats: exponentials, logarithms, trigonometric functions, roots, GELU.
 
-Kernels name them, and a pass over kernels makes them of arithmetic where a target has none of its own. The reference
-computes f32 in f64, as numpy does not round its functions correctly: it is the more exact side of every comparison.
+Kernels call them by name; a pass over kernels expands them into arithmetic for targets without such a function. The
+reference computes f32 in f64, because numpy's f32 functions are not correctly rounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Transcendental(Elementwise):
-    """Base: a function of floats, which kernels call `fn`."""
+    """Base: a function of floats; kernels call it by the name `fn`."""
 
     exact: ClassVar[bool] = True
     costly: ClassVar[bool] = True
@@ -34,6 +34,8 @@ class Transcendental(Elementwise):
 
 @dataclass(frozen=True)
 class Exp(Transcendental):
+    """e^x."""
+
     name: ClassVar[str] = "exponential"
     fn: ClassVar[str] = "exp"
 
@@ -43,6 +45,8 @@ class Exp(Transcendental):
 
 @dataclass(frozen=True)
 class Expm1(Transcendental):
+    """e^x - 1, accurate near 0."""
+
     name: ClassVar[str] = "exponential_minus_one"
     fn: ClassVar[str] = "expm1"
 
@@ -52,6 +56,8 @@ class Expm1(Transcendental):
 
 @dataclass(frozen=True)
 class Log(Transcendental):
+    """The natural logarithm; -inf at 0, NaN below."""
+
     name: ClassVar[str] = "log"
     fn: ClassVar[str] = "log"
 
@@ -61,6 +67,8 @@ class Log(Transcendental):
 
 @dataclass(frozen=True)
 class Log1p(Transcendental):
+    """log(1 + x), accurate near 0."""
+
     name: ClassVar[str] = "log_plus_one"
     fn: ClassVar[str] = "log1p"
 
@@ -81,6 +89,8 @@ class Logistic(Transcendental):
 
 @dataclass(frozen=True)
 class Tanh(Transcendental):
+    """The hyperbolic tangent."""
+
     name: ClassVar[str] = "tanh"
     fn: ClassVar[str] = "tanh"
 
@@ -90,6 +100,8 @@ class Tanh(Transcendental):
 
 @dataclass(frozen=True)
 class Sin(Transcendental):
+    """The sine of x radians."""
+
     name: ClassVar[str] = "sine"
     fn: ClassVar[str] = "sin"
 
@@ -99,6 +111,8 @@ class Sin(Transcendental):
 
 @dataclass(frozen=True)
 class Cos(Transcendental):
+    """The cosine of x radians."""
+
     name: ClassVar[str] = "cosine"
     fn: ClassVar[str] = "cos"
 
@@ -108,6 +122,8 @@ class Cos(Transcendental):
 
 @dataclass(frozen=True)
 class Tan(Transcendental):
+    """The tangent of x radians."""
+
     name: ClassVar[str] = "tan"
     fn: ClassVar[str] = "tan"
 
@@ -117,6 +133,8 @@ class Tan(Transcendental):
 
 @dataclass(frozen=True)
 class Asin(Transcendental):
+    """The inverse sine, in [-pi/2, pi/2]."""
+
     name: ClassVar[str] = "asin"
     fn: ClassVar[str] = "asin"
 
@@ -126,6 +144,8 @@ class Asin(Transcendental):
 
 @dataclass(frozen=True)
 class Acos(Transcendental):
+    """The inverse cosine, in [0, pi]."""
+
     name: ClassVar[str] = "acos"
     fn: ClassVar[str] = "acos"
 
@@ -135,6 +155,8 @@ class Acos(Transcendental):
 
 @dataclass(frozen=True)
 class Atan(Transcendental):
+    """The inverse tangent, in [-pi/2, pi/2]."""
+
     name: ClassVar[str] = "atan"
     fn: ClassVar[str] = "atan"
 
@@ -144,6 +166,8 @@ class Atan(Transcendental):
 
 @dataclass(frozen=True)
 class Sinh(Transcendental):
+    """The hyperbolic sine."""
+
     name: ClassVar[str] = "sinh"
     fn: ClassVar[str] = "sinh"
 
@@ -153,6 +177,8 @@ class Sinh(Transcendental):
 
 @dataclass(frozen=True)
 class Cosh(Transcendental):
+    """The hyperbolic cosine."""
+
     name: ClassVar[str] = "cosh"
     fn: ClassVar[str] = "cosh"
 
@@ -162,6 +188,8 @@ class Cosh(Transcendental):
 
 @dataclass(frozen=True)
 class Asinh(Transcendental):
+    """The inverse hyperbolic sine."""
+
     name: ClassVar[str] = "asinh"
     fn: ClassVar[str] = "asinh"
 
@@ -171,6 +199,8 @@ class Asinh(Transcendental):
 
 @dataclass(frozen=True)
 class Acosh(Transcendental):
+    """The inverse hyperbolic cosine; NaN below 1."""
+
     name: ClassVar[str] = "acosh"
     fn: ClassVar[str] = "acosh"
 
@@ -180,6 +210,8 @@ class Acosh(Transcendental):
 
 @dataclass(frozen=True)
 class Atanh(Transcendental):
+    """The inverse hyperbolic tangent; infinite at 1 and -1, NaN beyond."""
+
     name: ClassVar[str] = "atanh"
     fn: ClassVar[str] = "atanh"
 
@@ -187,21 +219,23 @@ class Atanh(Transcendental):
         return np.arctanh(x)
 
 
-_ERF: Callable[..., np.ndarray] = np.frompyfunc(erf, 1, 1)
+_ERF_UFUNC: Callable[..., np.ndarray] = np.frompyfunc(erf, 1, 1)
 
 
 @dataclass(frozen=True)
 class Erf(Transcendental):
+    """The error function, 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x."""
+
     name: ClassVar[str] = "erf"
     fn: ClassVar[str] = "erf"
 
     def compute(self, x: np.ndarray) -> np.ndarray:
-        return np.asarray(_ERF(x), np.float64)
+        return np.asarray(_ERF_UFUNC(x), np.float64)
 
 
 @dataclass(frozen=True)
 class Rsqrt(Transcendental):
-    """1 / sqrt(x); rsqrt(+-0) = +-inf."""
+    """1 / sqrt(x); rsqrt(+-0) = +-inf (IEEE 754)."""
 
     name: ClassVar[str] = "rsqrt"
     costly: ClassVar[bool] = False
@@ -216,6 +250,8 @@ class Rsqrt(Transcendental):
 
 @dataclass(frozen=True)
 class Cbrt(Transcendental):
+    """The real cube root."""
+
     name: ClassVar[str] = "cbrt"
     fn: ClassVar[str] = "cbrt"
 
@@ -223,12 +259,15 @@ class Cbrt(Transcendental):
         return np.cbrt(x)
 
 
-_TANH_SLOPE, _TANH_CUBE = sqrt(8 / pi), 0.044715 * sqrt(8 / pi)
+_TANH_LINEAR, _TANH_CUBIC = sqrt(8 / pi), 0.044715 * sqrt(8 / pi)
 
 
 @dataclass(frozen=True)
 class Gelu(Transcendental):
-    """x * Phi(x) (Hendrycks and Gimpel 2016); approximate "tanh": 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    """x * Phi(x), Phi being the normal distribution function (Hendrycks and Gimpel 2016).
+
+    approximate: "none", or "tanh" for 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    """
 
     name: ClassVar[str] = "gelu"
     fn: ClassVar[str] = "gelu"
@@ -241,11 +280,11 @@ class Gelu(Transcendental):
     def compute(self, x: np.ndarray) -> np.ndarray:
         if self.approximate == "tanh":
             return 0.5 * x * (1 + np.tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))
-        return 0.5 * x * (1 + np.asarray(_ERF(x * sqrt(0.5)), np.float64))
+        return 0.5 * x * (1 + np.asarray(_ERF_UFUNC(x * sqrt(0.5)), np.float64))
 
     def scalar(self, *xs: Expr) -> Expr:
         (x,) = xs
-        if x.dtype == bf16 and self.approximate == "none":  # which needs fewer digits than f32 has
+        if x.dtype == bf16 and self.approximate == "none":  # bf16 needs fewer digits than f32
             return k.cast(k.call("gelu_narrow", k.cast(x, f32)), bf16)
         return super().scalar(x)
 
@@ -253,10 +292,10 @@ class Gelu(Transcendental):
         (x,) = xs
         if self.approximate == "none":
             return super().rule(x)
-        # (1 + tanh(u)) / 2 = logistic(2 u), which is cheaper and does not cancel for x << 0
+        # (1 + tanh(u)) / 2 = logistic(2 u), which is cheaper and has no cancellation for x << 0
         square = k.mul(x, x)
-        slope = k.add(k.mul(square, k.lit(_TANH_CUBE, x.dtype)), k.lit(_TANH_SLOPE, x.dtype))
-        return k.mul(x, k.call("logistic", k.mul(x, slope)))
+        argument = k.add(k.mul(square, k.lit(_TANH_CUBIC, x.dtype)), k.lit(_TANH_LINEAR, x.dtype))
+        return k.mul(x, k.call("logistic", k.mul(x, argument)))
 
     @classmethod
     def samples(cls) -> Samples:

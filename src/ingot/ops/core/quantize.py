@@ -1,4 +1,4 @@
-"""Rounding to evenly spaced levels."""
+"""Quantization: rounding to evenly spaced levels."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.support.dataclass import dataclass
 
 QUANTIZED = (u8, i8, u16, i16)
-# The last bit of its sum with a float below 2^22 is worth 1: it is rounded, half to even, and the low bits are it.
-_ROUNDER = np.float32(3 << 22)
+# Adding it to a float of magnitude below 2^22 rounds that to an integer, half to even, which the low bits then hold.
+_ROUNDING_OFFSET = np.float32(3 << 22)
 
 
 @dataclass(frozen=True)
 class Quantize(Elementwise):
-    """round(x / scale) + zero, half to even, cut to the range of zero's type: u8, i8, u16 or i16; NaN: its least.
+    """round_half_even(x / scale) + zero, clamped to the range of the dtype of zero (u8, i8, u16 or i16).
 
-    x, scale: f32, the quotient rounded to f32 (ONNX's QuantizeLinear, StableHLO's uniform_quantize). divides: False
-    says of a known scale that multiplying by its reciprocal gives the same levels (`multiplies`).
+    x, scale: f32; the quotient is rounded to f32 (ONNX QuantizeLinear, StableHLO uniform_quantize). NaN gives the
+    lowest level. divides: False if the scale is constant and multiplying by its reciprocal gives the same levels (see
+    `multiplies`).
     """
 
     name: ClassVar[str] = "quantize"
@@ -45,17 +46,17 @@ class Quantize(Elementwise):
         return np.clip(np.where(np.isnan(y), low, y), low, high).astype(zero.dtype)
 
     def scalar(self, *xs: Expr) -> Expr:
-        x, scale, zero = xs[0], *map(_unspread, xs[1:])
+        x, scale, zero = xs[0], *map(_unsplat, xs[1:])
         low, high = (k.binary("sub", k.lit(float(end), f32), k.cast(zero, f32)) for end in zero.dtype.range)
         if self.divides:
-            y = _cut(k.binary("div", x, scale), low, high)
+            y = _clamp(k.binary("div", x, scale), low, high)
         else:
-            # beyond the ends' own quotients all is cut, and these are exact: what is cut need not be divided
+            # clamp x instead of the quotient: the limits times scale are the inputs of the extreme levels
             low, high = (k.binary("mul", end, scale) for end in (low, high))
-            y = _quotient(_cut(x, low, high), scale)
-        rounded = k.binary("add", y, k.lit(float(_ROUNDER), f32))
-        moved = k.binary("sub", k.cast(zero, i32), k.lit(int(_ROUNDER.view(np.int32)), i32))
-        return k.cast(k.binary("add", k.bitcast(rounded, i32), moved), zero.dtype)
+            y = _reciprocal_quotient(_clamp(x, low, high), scale)
+        rounded = k.binary("add", y, k.lit(float(_ROUNDING_OFFSET), f32))
+        offset = k.binary("sub", k.cast(zero, i32), k.lit(int(_ROUNDING_OFFSET.view(np.int32)), i32))
+        return k.cast(k.binary("add", k.bitcast(rounded, i32), offset), zero.dtype)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -71,18 +72,18 @@ class Quantize(Elementwise):
         yield cls(), (halves, np.full(halves.shape, 0.25, np.float32), np.full(halves.shape, 3, np.int8))
 
 
-def _cut(x: Expr, low: Expr, high: Expr) -> Expr:
-    """min(max(x, low), high), low where x is NaN."""
+def _clamp(x: Expr, low: Expr, high: Expr) -> Expr:
+    """min(max(x, low), high); low if x is NaN."""
     return k.binary("minnum", k.binary("maxnum", x, low), high)
 
 
-def _unspread(e: Expr) -> Expr:
-    """The one value of all lanes, where it is known to be one."""
+def _unsplat(e: Expr) -> Expr:
+    """The scalar that all lanes of `e` hold if it is a splat, else `e`."""
     return k.lit(e.value, e.dtype) if isinstance(e, k.Lit) else e.a if isinstance(e, k.Splat) else e
 
 
-def _quotient(x: Expr, scale: Expr) -> Expr:
-    """x / scale by the reciprocal and one correction; a division takes as long as ten of these."""
+def _reciprocal_quotient(x: Expr, scale: Expr) -> Expr:
+    """x / scale as a product with the reciprocal and one correction step; a division takes ten times as long."""
     reciprocal = k.binary("div", k.lit(1.0, f32), scale)
     y = k.binary("mul", x, reciprocal)
     return k.fma(k.fma(y, k.unary("neg", scale), x), reciprocal, y)
@@ -90,22 +91,28 @@ def _quotient(x: Expr, scale: Expr) -> Expr:
 
 @lru_cache(maxsize=1024)
 def multiplies(scale: float) -> bool:
-    """Whether `_quotient` leads to the same levels of 8 bits as a division for every x: it is off by less than an ulp,
-    so only x next to where levels meet can differ, and these are tried."""
+    """Whether `_reciprocal_quotient` gives the same 8-bit levels as a division, for every x.
+
+    Its error is below one ulp, so only x next to a boundary between two levels can differ; all of these are checked.
+    """
     s = np.float32(scale)
     if not 2.0**-60 < s < 2.0**60:
         return False
-    meet = (np.arange(-256, 256, dtype=np.float64) + 0.5) * np.float64(s)
-    x = np.float32(meet)
-    around = [x]
+    boundaries = (np.arange(-256, 256, dtype=np.float64) + 0.5) * np.float64(s)
+    x = np.float32(boundaries)
+    neighbors = [x]
     for _ in range(3):
-        around = [np.nextafter(around[0], np.float32(-np.inf)), *around, np.nextafter(around[-1], np.float32(np.inf))]
-    x = np.stack(around)
+        neighbors = [
+            np.nextafter(neighbors[0], np.float32(-np.inf)),
+            *neighbors,
+            np.nextafter(neighbors[-1], np.float32(np.inf)),
+        ]
+    x = np.stack(neighbors)
     reciprocal = np.float32(1) / s
     y = x * reciprocal
-    # products of two f32 are exact in f64; their small differences, too
-    left = (np.float64(x) - np.float64(y) * np.float64(s)).astype(np.float32)
-    corrected = (np.float64(y) + np.float64(left) * np.float64(reciprocal)).astype(np.float32)
+    # products of two f32 are exact in f64, and so are their small differences
+    residual = (np.float64(x) - np.float64(y) * np.float64(s)).astype(np.float32)
+    corrected = (np.float64(y) + np.float64(residual) * np.float64(reciprocal)).astype(np.float32)
     return bool((np.rint(corrected) == np.rint(x / s)).all())
 
 

@@ -1,4 +1,4 @@
-"""Reductions: over dimensions, over windows, over prefixes, and of indices."""
+"""Reductions: over dimensions, over windows, over prefixes, and the index of an extremum."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from ingot.ops.core.base import (
     Perm,
     check_count,
     check_dims,
-    dilatable,
     dilated,
+    dilation_constraints,
     extent,
-    finish,
     identity_of,
     inverse,
-    is_whole,
+    is_full_box,
     permute,
-    positions_read,
+    round_to,
+    taps_in_bounds,
     widen,
 )
 from ingot.ops.core.shape import pad_array
 from ingot.support.dataclass import dataclass
 
-_UFUNC: dict[str, np.ufunc] = {
+_UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
     "prod": np.multiply,
     "max": np.maximum,
@@ -56,33 +56,33 @@ def _data(*shape: int, dtype: type = np.float32) -> np.ndarray:
 
 
 class Reduction(CoreOp):
-    """Folds whole dimensions of its operand away."""
+    """Base: reduces entire dimensions of its operand."""
 
     category: ClassVar[Category] = Category.REDUCTION
     kind: str
 
     @property
     def reduced(self) -> tuple[int, ...]:
-        """The dimensions that it folds, in order."""
+        """The reduced dimensions, ascending."""
         raise NotImplementedError
 
     def over(self, dims: tuple[int, ...]) -> Reduction:
-        """The same fold of as many other dimensions."""
+        """The same reduction over other dimensions, of the same number."""
         raise NotImplementedError
 
 
 def reduced_dims(node: Node) -> tuple[int, ...]:
-    """The dimensions that a reduction folds, in order."""
+    """The dimensions that a reduction node reduces, ascending."""
     assert isinstance(node.op, Reduction)
     return node.op.reduced
 
 
 @dataclass(frozen=True)
 class Reduce(Reduction):
-    """Fold `dims` away. kind: sum prod max min and or.
+    """The reduction of x over `dims`, which the result does not have. kind: sum, prod, max, min, and, or.
 
-    f16 and bf16 accumulate in f32 (the reference sums f32 in f64); max and min propagate NaN; of nothing they are
-    -inf and +inf, or the integer type's lowest and highest.
+    f16 and bf16 accumulate in f32 (the reference sums f32 in f64). max and min propagate NaN. A reduction of no
+    elements gives the identity (`identity_of`): -inf for max of floats, the lowest integer for max of integers.
     """
 
     name: ClassVar[str] = "reduce"
@@ -102,7 +102,7 @@ class Reduce(Reduction):
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 1)
         (x,) = inputs
-        _check_kind(self, self.kind, x, tuple(_UFUNC))
+        _check_kind(self, self.kind, x, tuple(_UFUNCS))
         check_dims(self, self.dims, x.rank, "dims")
         return x.with_shape(tuple(d for axis, d in enumerate(x.shape) if axis not in self.dims))
 
@@ -114,17 +114,19 @@ class Reduce(Reduction):
             wide = wide.astype(np.float64)
         with np.errstate(all="ignore"):
             initial = identity_of(self.kind, dtype)
-            out = _UFUNC[self.kind].reduce(wide, axis=self.dims, dtype=wide.dtype, initial=initial)
-            return finish(out, dtype)
+            out = _UFUNCS[self.kind].reduce(wide, axis=self.dims, dtype=wide.dtype, initial=initial)
+            return round_to(out, dtype)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
-        kept = [axis for axis in range(len(perm)) if axis not in self.dims]
-        result = tuple(kept.index(p) for p in perm if p in kept)
+        kept_dims = [axis for axis in range(len(perm)) if axis not in self.dims]
+        result = tuple(kept_dims.index(p) for p in perm if p in kept_dims)
         return replace(self, dims=tuple(inverse(perm)[d] for d in self.dims)), result
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        kept = iter(box)
-        return self, (tuple((0, d) if axis in self.dims else next(kept) for axis, d in enumerate(inputs[0].shape)),)
+        kept_ranges = iter(box)
+        return self, (
+            tuple((0, d) if axis in self.dims else next(kept_ranges) for axis, d in enumerate(inputs[0].shape)),
+        )
 
     @classmethod
     def samples(cls) -> Samples:
@@ -144,7 +146,10 @@ class Reduce(Reduction):
 
 @dataclass(frozen=True)
 class ArgReduce(Reduction):
-    """The index (i64) of the max or min along `dim`; NaN wins over any number; ties go to the first, or the `last`."""
+    """The index (i64) of the maximum or minimum (`kind`) along `dim`, which the result does not have.
+
+    NaN wins over any number. Ties go to the first index, or to the last one if `last`.
+    """
 
     name: ClassVar[str] = "arg_reduce"
     kind: str
@@ -175,14 +180,14 @@ class ArgReduce(Reduction):
         x = widen(inputs[0])
         if not x.size:
             return np.zeros([n for axis, n in enumerate(x.shape) if axis != self.dim], np.int64)
-        pick = np.argmax if self.kind == "max" else np.argmin
+        function = np.argmax if self.kind == "max" else np.argmin
         if self.last:
-            return np.asarray(x.shape[self.dim] - 1 - pick(np.flip(x, self.dim), axis=self.dim), np.int64)
-        return np.asarray(pick(x, axis=self.dim), np.int64)
+            return np.asarray(x.shape[self.dim] - 1 - function(np.flip(x, self.dim), axis=self.dim), np.int64)
+        return np.asarray(function(x, axis=self.dim), np.int64)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
-        kept = [axis for axis in range(len(perm)) if axis != self.dim]
-        return replace(self, dim=inverse(perm)[self.dim]), tuple(kept.index(p) for p in perm if p != self.dim)
+        kept_dims = [axis for axis in range(len(perm)) if axis != self.dim]
+        return replace(self, dim=inverse(perm)[self.dim]), tuple(kept_dims.index(p) for p in perm if p != self.dim)
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
         return self, ((*box[: self.dim], (0, inputs[0].shape[self.dim]), *box[self.dim :]),)
@@ -199,9 +204,10 @@ class ArgReduce(Reduction):
 
 @dataclass(frozen=True)
 class ReduceWindow(CoreOp):
-    """Fold a window around each position of every axis, starting from the identity (padding holds it too).
+    """The reduction over a window at each position (StableHLO reduce_window). kind: sum, prod, max, min.
 
-    All attributes are of full rank. kind: sum prod max min. dilation: of the window; base_dilation: of x.
+    window, strides, padding, dilation (of the window) and base_dilation (of x) have an entry for each axis. Padding and
+    the initial value are the identity of the reduction (`identity_of`).
     """
 
     name: ClassVar[str] = "reduce_window"
@@ -233,20 +239,20 @@ class ReduceWindow(CoreOp):
         return x.with_shape(tuple(out))
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        return dilatable(inputs[0].shape, self.base_dilation)
+        return dilation_constraints(inputs[0].shape, self.base_dilation)
 
     def narrowed(self, x: TensorType) -> ReduceWindow:
-        """The same fold without positions that read padding wherever the window is, and the padding of these."""
+        """This op without window taps that read only padding, and without their padding."""
         window, padding = list(self.window), list(self.padding)
         for axis, (size, count) in enumerate(zip(x.shape, self.infer(x).shape, strict=True)):
             (low, high), step = padding[axis], self.dilation[axis]
             if isinstance(size, Dim) or isinstance(count, Dim) or isinstance(low, Dim) or isinstance(high, Dim):
                 continue
             if count and size:
-                full = (size - 1) * self.base_dilation[axis] + 1
-                read = positions_read(full, window[axis], count, self.strides[axis], (low, high), step)
-                padding[axis] = low - read.start * step, high - (window[axis] - read.stop) * step
-                window[axis] = len(read)
+                dilated_size = (size - 1) * self.base_dilation[axis] + 1
+                taps = taps_in_bounds(dilated_size, window[axis], count, self.strides[axis], (low, high), step)
+                padding[axis] = low - taps.start * step, high - (window[axis] - taps.stop) * step
+                window[axis] = len(taps)
         return replace(self, window=tuple(window), padding=tuple(padding))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
@@ -265,15 +271,15 @@ class ReduceWindow(CoreOp):
         padded = pad_array(wide, low, high, tuple(b - 1 for b in self.base_dilation), start)
         out = np.full(tuple(int(d) for d in shape), start)
         if not out.size:
-            return finish(out, dtype)
+            return round_to(out, dtype)
         with np.errstate(all="ignore"):
             for tap in np.ndindex(*self.window):
                 view = tuple(
                     slice(t * d, t * d + (n - 1) * s + 1, s)
                     for t, d, n, s in zip(tap, self.dilation, out.shape, self.strides, strict=True)
                 )
-                _UFUNC[self.kind](out, padded[view], out=out)
-            return finish(out, dtype)
+                _UFUNCS[self.kind](out, padded[view], out=out)
+            return round_to(out, dtype)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return (
@@ -302,7 +308,10 @@ class ReduceWindow(CoreOp):
 
 @dataclass(frozen=True)
 class CumReduce(CoreOp):
-    """result[i] = fold of x[:i + 1] along `dim` (x[:i] when exclusive; from the other end in reverse)."""
+    """result[i] = the reduction of x[:i + 1] along `dim`. kind: sum, prod, max, min.
+
+    exclusive: of x[:i] instead. reverse: from the end of the axis.
+    """
 
     name: ClassVar[str] = "cum_reduce"
     category: ClassVar[Category] = Category.SCAN
@@ -330,14 +339,14 @@ class CumReduce(CoreOp):
             start = np.full_like(np.take(wide, [0], self.dim), identity_of(self.kind, dtype))
             wide = np.concatenate([start, np.delete(wide, -1, self.dim)], self.dim)
         with np.errstate(all="ignore"):
-            out = _UFUNC[self.kind].accumulate(wide, axis=self.dim, dtype=wide.dtype)
-            return finish(np.flip(out, self.dim).copy() if self.reverse else out, dtype)
+            out = _UFUNCS[self.kind].accumulate(wide, axis=self.dim, dtype=wide.dtype)
+            return round_to(np.flip(out, self.dim).copy() if self.reverse else out, dtype)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return replace(self, dim=inverse(perm)[self.dim]), perm
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        return (self, (box,)) if is_whole(box, inputs[0].shape, [self.dim]) else None
+        return (self, (box,)) if is_full_box(box, inputs[0].shape, [self.dim]) else None
 
     @classmethod
     def samples(cls) -> Samples:

@@ -1,4 +1,4 @@
-"""Primitives that only move data: broadcast, reshape, transpose, slice, pad, concatenate, reverse, and the sources."""
+"""Primitives that only move data: broadcast, reshape, transpose, slice, windows, pad, concatenate, reverse."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ingot.ops.core.base import (
     Perm,
     check_count,
     check_dims,
-    dilatable,
     dilated,
+    dilation_constraints,
     inverse,
     permute,
     show_shape,
@@ -33,29 +33,29 @@ from ingot.support.errors import ShapeError
 
 
 class View(CoreOp):
-    """A view of one operand: `index_map` says which element of it each of the result's is."""
+    """Base: each element of the result is an element of the first operand (or padding), by `index_map`."""
 
     category: ClassVar[Category] = Category.VIEW
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        """Where the view, of `shape`, reads its (first) operand, of shape `x`."""
+        """The map from indices of the result, of `shape`, to indices of the first operand, of shape `x`."""
         raise NotImplementedError
 
-    def of_box(self, box: Box) -> CoreOp | None:
-        """The op that gives `box` of the result from what that reads; None: there is none."""
+    def op_for_box(self, box: Box) -> CoreOp | None:
+        """The op that computes `box` of the result from the elements that it reads; None if there is none."""
         return None
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
         x, *values = inputs
-        view, op = self.infer(*inputs), self.of_box(box)
-        assert isinstance(view, TensorType)
-        read = read_box(self.index_map(x.shape, view.shape), x.shape, view.shape, box)
-        return None if op is None or read is None else (op, (read, *(whole(v.shape) for v in values)))
+        result, op = self.infer(*inputs), self.op_for_box(box)
+        assert isinstance(result, TensorType)
+        source_box = read_box(self.index_map(x.shape, result.shape), x.shape, result.shape, box)
+        return None if op is None or source_box is None else (op, (source_box, *(whole(v.shape) for v in values)))
 
 
 @dataclass(frozen=True)
 class BroadcastInDim(View):
-    """result[i0, i1, ...] = x[i_dims[0], i_dims[1], ...], where a size of 1 in x repeats."""
+    """result[i0, i1, ...] = x[i_dims[0], i_dims[1], ...]; axes of size 1 in x repeat (StableHLO broadcast_in_dim)."""
 
     name: ClassVar[str] = "broadcast_in_dim"
     rearranges: ClassVar[bool] = True
@@ -68,8 +68,8 @@ class BroadcastInDim(View):
         (x,) = inputs
         self.expect(len(self.dims) == x.rank, f"dims: expected one for each of {x.rank} axes, got {self.dims}")
         check_dims(self, self.dims, len(self.shape), "dims")
-        least = min((d for d in self.shape if isinstance(d, int)), default=0)
-        self.expect(least >= 0, f"expected sizes of 0 or more, got {show_shape(self.shape)}")
+        smallest = min((d for d in self.shape if isinstance(d, int)), default=0)
+        self.expect(smallest >= 0, f"expected sizes of 0 or more, got {show_shape(self.shape)}")
         for axis, d in enumerate(self.dims):
             size = x.shape[axis]
             self.expect(
@@ -82,17 +82,17 @@ class BroadcastInDim(View):
         (x,) = inputs
         shape = tuple(int(d) for d in self.shape)
         order = sorted(range(x.ndim), key=lambda axis: self.dims[axis])
-        form = [1] * len(shape)
+        aligned_shape = [1] * len(shape)
         for axis in order:
-            form[self.dims[axis]] = x.shape[axis]
-        return np.broadcast_to(x.transpose(order).reshape(form), shape).copy()
+            aligned_shape[self.dims[axis]] = x.shape[axis]
+        return np.broadcast_to(x.transpose(order).reshape(aligned_shape), shape).copy()
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        ends = enumerate(zip(x, self.dims, strict=True))
-        return tuple(Place((own,), 0, ((d, 1),) if size == shape[d] else ()) for own, (size, d) in ends)
+        axes = enumerate(zip(x, self.dims, strict=True))
+        return tuple(Place((axis,), 0, ((d, 1),) if size == shape[d] else ()) for axis, (size, d) in axes)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
-        """The result in the operand's order, new dimensions behind the ones that they stand behind."""
+        """The result takes the order of x; new dimensions stay after the dimension of x that precedes them."""
         dims = permute(self.dims, perm)
         if list(self.dims) != sorted(self.dims):
             return replace(self, dims=dims), tuple(range(len(self.shape)))
@@ -102,26 +102,26 @@ class BroadcastInDim(View):
             order += range(start, end)
         return BroadcastInDim(permute(self.shape, tuple(order)), tuple(map(order.index, dims))), tuple(order)
 
-    def of_box(self, box: Box) -> CoreOp | None:
+    def op_for_box(self, box: Box) -> CoreOp | None:
         return BroadcastInDim(sizes(box), self.dims)
 
     def yielding(self, perm: Perm) -> CoreOp | None:
-        back = inverse(perm)
-        return BroadcastInDim(permute(self.shape, perm), tuple(back[d] for d in self.dims))
+        new_dim = inverse(perm)
+        return BroadcastInDim(permute(self.shape, perm), tuple(new_dim[d] for d in self.dims))
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((2, 3, 4), (2,)), (s.counted(4),)
-        yield cls((2, 3, 4), (0, 2)), (s.counted(2, 1),)
-        yield cls((2, 3), (1, 0)), (s.counted(3, 2),)
+        yield cls((2, 3, 4), (2,)), (s.iota(4),)
+        yield cls((2, 3, 4), (0, 2)), (s.iota(2, 1),)
+        yield cls((2, 3), (1, 0)), (s.iota(3, 2),)
         yield cls((2, 2), ()), (np.asarray(3, np.int64),)
-        yield cls((0, 3), (1,)), (s.counted(3),)
+        yield cls((0, 3), (1,)), (s.iota(3),)
         yield cls((), ()), (np.asarray(True),)
 
 
 @dataclass(frozen=True)
 class Reshape(View):
-    """The same elements in row-major order with another shape."""
+    """The elements of x in row-major order, in another `shape` of the same size."""
 
     name: ClassVar[str] = "reshape"
     rearranges: ClassVar[bool] = True
@@ -142,27 +142,27 @@ class Reshape(View):
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
         return reshape_map(x, shape)
 
-    def of_box(self, box: Box) -> CoreOp | None:
+    def op_for_box(self, box: Box) -> CoreOp | None:
         return Reshape(sizes(box))
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        """Where what is read has no gaps: the box around it holds no more than the part."""
-        found = super().cropped(box, *inputs)
-        part = found and found[1][0]
-        if not part or any(map(negative, sizes(part))) or product(sizes(part)) != product(sizes(box)):
+        """Only if the elements read are contiguous: their bounding box has no more elements than `box`."""
+        result = super().cropped(box, *inputs)
+        source_box = result and result[1][0]
+        if not source_box or any(map(negative, sizes(source_box))) or product(sizes(source_box)) != product(sizes(box)):
             return None
-        return found
+        return result
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((6, 4)), (s.counted(2, 3, 4),)
-        yield cls(()), (s.counted(1, 1),)
-        yield cls((0, 7)), (s.counted(3, 0),)
+        yield cls((6, 4)), (s.iota(2, 3, 4),)
+        yield cls(()), (s.iota(1, 1),)
+        yield cls((0, 7)), (s.iota(3, 0),)
 
 
 @dataclass(frozen=True)
 class Transpose(View):
-    """result.shape[i] = x.shape[permutation[i]]."""
+    """The axes of x permuted: result.shape[i] = x.shape[permutation[i]]."""
 
     name: ClassVar[str] = "transpose"
     rearranges: ClassVar[bool] = True
@@ -183,13 +183,13 @@ class Transpose(View):
         return inputs[0].transpose(self.permutation)
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        return tuple(Place((own,), 0, ((d, 1),)) for own, d in enumerate(inverse(self.permutation)))
+        return tuple(Place((axis,), 0, ((d, 1),)) for axis, d in enumerate(inverse(self.permutation)))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
-        back = inverse(perm)
-        return Transpose(tuple(back[p] for p in self.permutation)), tuple(range(len(perm)))
+        new_dim = inverse(perm)
+        return Transpose(tuple(new_dim[p] for p in self.permutation)), tuple(range(len(perm)))
 
-    def of_box(self, box: Box) -> CoreOp | None:
+    def op_for_box(self, box: Box) -> CoreOp | None:
         return self
 
     def yielding(self, perm: Perm) -> CoreOp | None:
@@ -197,9 +197,9 @@ class Transpose(View):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((2, 0, 1)), (s.counted(2, 3, 4),)
-        yield cls(()), (s.counted(),)
-        yield cls((1, 0)), (s.counted(0, 3, dtype=np.int8),)
+        yield cls((2, 0, 1)), (s.iota(2, 3, 4),)
+        yield cls(()), (s.iota(),)
+        yield cls((1, 0)), (s.iota(0, 3, dtype=np.int8),)
 
 
 @dataclass(frozen=True)
@@ -246,31 +246,34 @@ class Slice(View):
         return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        """All of an axis is read up to its limit: of a symbolic size, the last step is not known."""
-        read: list[tuple[DimLike, DimLike]] = []
-        for at, size, start, limit, step in zip(box, self._shape, self.start, self.limit, self.strides, strict=True):
-            low, high = at
-            if at == (0, size):
-                read.append((start, limit))
+        """A complete axis is read up to `limit`: of a symbolic size the last element read is unknown."""
+        source_box: list[tuple[DimLike, DimLike]] = []
+        for axis_range, size, start, limit, step in zip(
+            box, self._shape, self.start, self.limit, self.strides, strict=True
+        ):
+            low, high = axis_range
+            if axis_range == (0, size):
+                source_box.append((start, limit))
             elif step == 1:
-                read.append((start + low, start + high))
+                source_box.append((start + low, start + high))
             elif isinstance(low, int) and isinstance(high, int) and high > low:
-                read.append((start + low * step, start + (high - 1) * step + 1))
+                source_box.append((start + low * step, start + (high - 1) * step + 1))
             else:
                 return None
-        return Slice((0,) * len(read), sizes(tuple(read)), self.strides), (tuple(read),)
+        return Slice((0,) * len(source_box), sizes(tuple(source_box)), self.strides), (tuple(source_box),)
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((1, 0, 2), (4, 3, 9), (2, 1, 3)), (s.counted(5, 3, 9),)
-        yield cls((2,), (2,), (1,)), (s.counted(4, dtype=np.int64),)
-        yield cls((), (), ()), (s.counted(),)
+        yield cls((1, 0, 2), (4, 3, 9), (2, 1, 3)), (s.iota(5, 3, 9),)
+        yield cls((2,), (2,), (1,)), (s.iota(4, dtype=np.int64),)
+        yield cls((), (), ()), (s.iota(),)
 
 
 @dataclass(frozen=True)
 class Windows(View):
-    """Windows of `size` elements, `dilation` apart, every `step` along `dim`, as long as they fit: an axis counts the
-    windows, a new one behind it runs through each of them.   y[.., i, j, ..] = x[.., i * step + j * dilation, ..]
+    """All windows of `size` elements along `dim`: y[.., i, j, ..] = x[.., i * step + j * dilation, ..].
+
+    Dimension `dim` of the result is the number of windows that fit, dimension `dim` + 1 has `size` elements.
     """
 
     name: ClassVar[str] = "windows"
@@ -289,21 +292,21 @@ class Windows(View):
             f"expected a size, a step and a dilation >= 1, got {self.size}, {self.step}, {self.dilation}",
         )
         self.expect_constraints(*inputs)
-        left = self._beyond(x)
-        return x.with_shape((*x.shape[: self.dim], left // self.step + 1, self.size, *x.shape[self.dim + 1 :]))
+        room = self._room(x)
+        return x.with_shape((*x.shape[: self.dim], room // self.step + 1, self.size, *x.shape[self.dim + 1 :]))
 
-    def _beyond(self, x: TensorType) -> DimLike:
-        """What one window leaves of the axis."""
+    def _room(self, x: TensorType) -> DimLike:
+        """How much longer the axis is than one window."""
         return x.shape[self.dim] - self.dilation * (self.size - 1) - 1
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        yield self._beyond(inputs[0]), f"expected a window of {self.size} to fit {inputs[0]} along axis {self.dim}"
+        yield self._room(inputs[0]), f"expected a window of {self.size} to fit {inputs[0]} along axis {self.dim}"
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
         count = (x.shape[self.dim] - self.dilation * (self.size - 1) - 1) // self.step + 1
-        at = np.arange(count)[:, None] * self.step + np.arange(self.size) * self.dilation
-        return np.take(x, at, self.dim)
+        index = np.arange(count)[:, None] * self.step + np.arange(self.size) * self.dilation
+        return np.take(x, index, self.dim)
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
         places = [Place((d,), 0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
@@ -312,19 +315,19 @@ class Windows(View):
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls(0, 3), (s.counted(7),)
-        yield cls(1, 3, 2, 2), (s.counted(2, 11, 5),)
-        yield cls(2, 4, 4), (s.counted(3, 2, 9, dtype=np.int64),)
-        yield cls(1, 5, 1, 3), (s.counted(2, 13),)
-        yield cls(0, 1, 5), (s.counted(6, 0),)
+        yield cls(0, 3), (s.iota(7),)
+        yield cls(1, 3, 2, 2), (s.iota(2, 11, 5),)
+        yield cls(2, 4, 4), (s.iota(3, 2, 9, dtype=np.int64),)
+        yield cls(1, 5, 1, 3), (s.iota(2, 13),)
+        yield cls(0, 1, 5), (s.iota(6, 0),)
 
 
 @dataclass(frozen=True)
 class Pad(View):
-    """`value` around x and `interior` of it between neighbours; negative low/high crop.
+    """x with `value` around it, and `interior` copies between neighbors; negative low and high crop (StableHLO pad).
 
-    An axis of unknown size n that gets an interior has at least one element: there the result is always reckoned with
-    (n - 1) * (interior + 1) + 1, where an axis of known size 0 stays 0.
+    An axis of symbolic size n with an interior must have at least one element: its result size is
+    (n - 1) * (interior + 1) + low + high + 1, while a static size 0 stays 0 before low and high are added.
     """
 
     name: ClassVar[str] = "pad"
@@ -342,15 +345,15 @@ class Pad(View):
             f"expected {x.rank} lows, highs and interiors, got {self.low}, {self.high}, {self.interior}",
         )
         self.expect(all(i >= 0 for i in self.interior), f"expected interiors >= 0, got {self.interior}")
-        out = tuple(
+        result_shape = tuple(
             dilated(size, i + 1) + lo + hi
             for size, lo, hi, i in zip(x.shape, self.low, self.high, self.interior, strict=True)
         )
-        self.expect(not any(map(negative, out)), f"{x} cropped below nothing: {show_shape(out)}")
-        return x.with_shape(out)
+        self.expect(not any(map(negative, result_shape)), f"{x} cropped below nothing: {show_shape(result_shape)}")
+        return x.with_shape(result_shape)
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
-        return dilatable(inputs[0].shape, [i + 1 for i in self.interior])
+        return dilation_constraints(inputs[0].shape, [i + 1 for i in self.interior])
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, value = inputs
@@ -360,23 +363,23 @@ class Pad(View):
         return Pad(permute(self.low, perm), permute(self.high, perm), permute(self.interior, perm)), perm
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        around = enumerate(zip(self.low, self.high, self.interior, strict=True))
-        return tuple(Place((d,), -lo, ((d, 1),), i + 1, (lo != 0, hi != 0)) for d, (lo, hi, i) in around)
+        pads = enumerate(zip(self.low, self.high, self.interior, strict=True))
+        return tuple(Place((d,), -lo, ((d, 1),), i + 1, (lo != 0, hi != 0)) for d, (lo, hi, i) in pads)
 
-    def of_box(self, box: Box) -> CoreOp | None:
+    def op_for_box(self, box: Box) -> CoreOp | None:
         return self
 
-    def held(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
+    def operand_offsets(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
         return ((0, self.low),)
 
     @classmethod
     def samples(cls) -> Samples:
         v = np.asarray(-1, np.float32)
-        yield cls((1, 0), (2, 3), (0, 2)), (s.counted(3, 4), v)
-        yield cls((-1, 1), (0, -2), (1, 0)), (s.counted(3, 4), v)
-        yield cls((2,), (1,), (0,)), (s.counted(0), v)
-        yield cls((-5,), (1,), (1,)), (s.counted(3), v)
-        yield cls((), (), ()), (s.counted(), v)
+        yield cls((1, 0), (2, 3), (0, 2)), (s.iota(3, 4), v)
+        yield cls((-1, 1), (0, -2), (1, 0)), (s.iota(3, 4), v)
+        yield cls((2,), (1,), (0,)), (s.iota(0), v)
+        yield cls((-5,), (1,), (1,)), (s.iota(3), v)
+        yield cls((), (), ()), (s.iota(), v)
 
 
 def pad_array(
@@ -391,15 +394,15 @@ def pad_array(
 
 
 def fill_byte(pad: Node) -> int | None:
-    """The byte that all bytes of what a Pad adds are: 0 for 0.0, any for numbers of 8 bits; None where they differ."""
+    """The byte that every byte of a Pad's value equals, for memset (0 for 0.0); None if its bytes differ."""
     value = pad.inputs[1].op
-    found = set(value.value.tobytes()) if isinstance(value, Const) else set[int]()
-    return found.pop() if len(found) == 1 else None
+    values = set(value.value.tobytes()) if isinstance(value, Const) else set[int]()
+    return values.pop() if len(values) == 1 else None
 
 
 @dataclass(frozen=True)
 class Concat(CoreOp):
-    """Operands one after the other along `dimension`."""
+    """The operands joined along `dimension` (StableHLO concatenate)."""
 
     name: ClassVar[str] = "concatenate"
     holds_operands: ClassVar[bool] = True
@@ -414,10 +417,10 @@ class Concat(CoreOp):
         for i, t in enumerate(inputs):
             self.expect(t.dtype == first.dtype, f"operand {i}: expected {first.dtype}, got {t.dtype}")
             self.expect(t.rank == first.rank, f"operand {i}: expected rank {first.rank}, got {t}")
-            for axis, (want, got) in enumerate(zip(first.shape, t.shape, strict=True)):
-                if axis != self.dimension and want != got:
-                    where = f"{self.name}: operand {i} differs on axis {axis}: expected {want}, got {got}"
-                    raise ShapeError(f"{where}; only axis {self.dimension} may differ").between((want, got))
+            for axis, (expected, got) in enumerate(zip(first.shape, t.shape, strict=True)):
+                if axis != self.dimension and expected != got:
+                    message = f"{self.name}: operand {i} differs on axis {axis}: expected {expected}, got {got}"
+                    raise ShapeError(f"{message}; only axis {self.dimension} may differ").between((expected, got))
             total = total + t.shape[self.dimension]
         return first.with_shape((*first.shape[: self.dimension], total, *first.shape[self.dimension + 1 :]))
 
@@ -428,38 +431,38 @@ class Concat(CoreOp):
         return Concat(inverse(perm)[self.dimension]), perm
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        """Operands that lie outside are not read."""
+        """Operands outside `box` are not read."""
         low, high = box[self.dimension]
-        read: list[Box | None] = []
+        boxes: list[Box | None] = []
         start: DimLike = 0
         for x in inputs:
             end = start + x.shape[self.dimension]
             if at_most(high, start) or at_most(end, low):
-                read.append(None)
+                boxes.append(None)
             elif not (at_most(low, start) or at_most(start, low)) or not (at_most(end, high) or at_most(high, end)):
                 return None
             else:
-                inside = (dim_max(low, start) - start, dim_min(high, end) - start)
-                read.append((*box[: self.dimension], inside, *box[self.dimension + 1 :]))
+                axis_range = (dim_max(low, start) - start, dim_min(high, end) - start)
+                boxes.append((*box[: self.dimension], axis_range, *box[self.dimension + 1 :]))
             start = end
-        return (self, tuple(read)) if any(b is not None for b in read) else None
+        return (self, tuple(boxes)) if any(b is not None for b in boxes) else None
 
-    def held(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
+    def operand_offsets(self, *inputs: TensorType) -> tuple[tuple[int, Shape], ...]:
         starts = accumulate((x.shape[self.dimension] for x in inputs[:-1]), initial=0)
-        return tuple((i, self._corner(start, inputs[i].rank)) for i, start in enumerate(starts))
+        return tuple((i, self._offset(start, inputs[i].rank)) for i, start in enumerate(starts))
 
-    def _corner(self, start: DimLike, rank: int) -> Shape:
+    def _offset(self, start: DimLike, rank: int) -> Shape:
         return tuple(start if d == self.dimension else 0 for d in range(rank))
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls(1), (s.counted(2, 3), s.counted(2, 0), s.counted(2, 5))
-        yield cls(0), (s.counted(4, dtype=np.int8),)
+        yield cls(1), (s.iota(2, 3), s.iota(2, 0), s.iota(2, 5))
+        yield cls(0), (s.iota(4, dtype=np.int8),)
 
 
 @dataclass(frozen=True)
 class Reverse(View):
-    """The order along `dims` reversed."""
+    """x with the order of elements reversed along `dims`."""
 
     name: ClassVar[str] = "reverse"
     rearranges: ClassVar[bool] = True
@@ -475,16 +478,16 @@ class Reverse(View):
         return np.flip(inputs[0], self.dims).copy()
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        back = {d: Place((d,), x[d] - 1, ((d, -1),)) for d in self.dims}
-        return tuple(back.get(d) or Place((d,), 0, ((d, 1),)) for d in range(len(x)))
+        reversed_places = {d: Place((d,), x[d] - 1, ((d, -1),)) for d in self.dims}
+        return tuple(reversed_places.get(d) or Place((d,), 0, ((d, 1),)) for d in range(len(x)))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Reverse(tuple(sorted(inverse(perm)[d] for d in self.dims))), perm
 
-    def of_box(self, box: Box) -> CoreOp | None:
+    def op_for_box(self, box: Box) -> CoreOp | None:
         return self
 
     @classmethod
     def samples(cls) -> Samples:
-        yield cls((0, 2)), (s.counted(2, 3, 4),)
-        yield cls(()), (s.counted(),)
+        yield cls((0, 2)), (s.iota(2, 3, 4),)
+        yield cls(()), (s.iota(),)

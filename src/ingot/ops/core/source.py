@@ -1,4 +1,4 @@
-"""Sources: values that come from sizes alone."""
+"""Ops without tensor operands: iota, and symbolic sizes as values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Iota(CoreOp):
-    """0, 1, 2, ... along `dimension`, constant along the others."""
+    """A tensor of `type` whose elements are their index along `dimension` (StableHLO iota)."""
 
     name: ClassVar[str] = "iota"
     duplicable: ClassVar[bool] = True
@@ -39,9 +39,9 @@ class Iota(CoreOp):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         shape = tuple(int(d) for d in self.type.shape)
-        line = np.arange(shape[self.dimension]).astype(self.type.dtype.numpy)
-        form = [-1 if d == self.dimension else 1 for d in range(len(shape))]
-        return np.ascontiguousarray(np.broadcast_to(line.reshape(form), shape))
+        values = np.arange(shape[self.dimension]).astype(self.type.dtype.numpy)
+        axis_shape = [-1 if d == self.dimension else 1 for d in range(len(shape))]
+        return np.ascontiguousarray(np.broadcast_to(values.reshape(axis_shape), shape))
 
     def yielding(self, perm: Perm) -> CoreOp | None:
         return Iota(TensorType(self.type.dtype, permute(self.type.shape, perm)), inverse(perm)[self.dimension])
@@ -55,7 +55,7 @@ class Iota(CoreOp):
 
 @dataclass(frozen=True)
 class DimValue(CoreOp):
-    """A symbolic size as an i64 scalar."""
+    """The size `dim`, static or symbolic, as an i64 scalar."""
 
     name: ClassVar[str] = "dim_value"
     duplicable: ClassVar[bool] = True

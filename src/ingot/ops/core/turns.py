@@ -1,4 +1,4 @@
-"""How many turns a loop makes, where that can be told before the run.
+"""The trip count of a loop, if it is a constant or depends on sizes alone.
 
 i = 2;  while i < n: ...; i = i + 1        ->        max(n - 2, 0)
 """
@@ -19,49 +19,57 @@ from ingot.ops.group import Group
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
-def turns(op: While, told: Callable[[int], DimLike | None]) -> DimLike | None:
-    """The turns of a loop whose counter goes up or down by one until a bound that stays; None: only the run knows.
+def turns(op: While, initial_value: Callable[[int], DimLike | None]) -> DimLike | None:
+    """The trip count of a loop whose counter changes by 1 or -1 until an invariant bound; None if it is unknown.
 
-    told: the number that operand i is at the beginning, if that is known. The graphs may be fused.
+    initial_value: operand index -> its value before the loop, None if unknown. The graphs may be fused.
     """
-    counts = [_counted(op, part, told) for part in _asked(op, op.cond.results[0], told)]
-    known = [n for n in counts if n is not None]
-    return reduce(dim_min, known) if known and len(known) == len(counts) else None
+    counts = [
+        _comparison_trip_count(op, condition, initial_value)
+        for condition in _loop_conditions(op, op.cond.results[0], initial_value)
+    ]
+    known_counts = [n for n in counts if n is not None]
+    return reduce(dim_min, known_counts) if known_counts and len(known_counts) == len(counts) else None
 
 
-def _asked(op: While, ends: Node, told: Callable[[int], DimLike | None]) -> list[Node]:
-    """What has to hold for a turn: parts of a conjunction, but those that stay true, which ONNX's loops also ask."""
-    ends = _opened(ends)
-    if isinstance(ends.op, And):
-        return [part for x in ends.inputs for part in _asked(op, x, told)]
-    return [] if _bound(op, ends, told) == 1 else [ends]
+def _loop_conditions(op: While, condition: Node, initial_value: Callable[[int], DimLike | None]) -> list[Node]:
+    """The conjuncts of the loop condition, without those that are always true (ONNX loops have such ones)."""
+    condition = _without_groups(condition)
+    if isinstance(condition.op, And):
+        return [conjunct for x in condition.inputs for conjunct in _loop_conditions(op, x, initial_value)]
+    return [] if _invariant_value(op, condition, initial_value) == 1 else [condition]
 
 
-def _counted(op: While, ends: Node, told: Callable[[int], DimLike | None]) -> DimLike | None:
-    """The turns until one comparison fails."""
-    if not isinstance(ends.op, Compare):
+def _comparison_trip_count(
+    op: While, condition: Node, initial_value: Callable[[int], DimLike | None]
+) -> DimLike | None:
+    """The number of iterations until the comparison `condition` fails."""
+    if not isinstance(condition.op, Compare):
         return None
-    a, b = ends.inputs
-    for counter, bound, direction in ((a, b, ends.op.direction), (b, a, _MIRRORED.get(ends.op.direction, ""))):
+    a, b = condition.inputs
+    for counter, bound, direction in (
+        (a, b, condition.op.direction),
+        (b, a, _MIRRORED.get(condition.op.direction, "")),
+    ):
         if counter not in op.cond.inputs:
             continue
         i = op.cond.inputs.index(counter)
-        first, last, step = told(i), _bound(op, bound, told), _step(op.body, i)
-        if first is None or last is None or step is None:
+        start, end, step = initial_value(i), _invariant_value(op, bound, initial_value), _step(op.body, i)
+        if start is None or end is None or step is None:
             continue
         limits = np.iinfo(counter.dtype.numpy)
-        if (direction, step) == ("LT", 1) or ((direction, step) == ("LE", 1) and last != limits.max):
-            return dim_max(last - first + (direction == "LE"), 0)
-        if (direction, step) == ("GT", -1) or ((direction, step) == ("GE", -1) and last != limits.min):
-            return dim_max(first - last + (direction == "GE"), 0)
+        if (direction, step) == ("LT", 1) or ((direction, step) == ("LE", 1) and end != limits.max):
+            return dim_max(end - start + (direction == "LE"), 0)
+        if (direction, step) == ("GT", -1) or ((direction, step) == ("GE", -1) and end != limits.min):
+            return dim_max(start - end + (direction == "GE"), 0)
     return None
 
 
 def value_of(node: Node) -> DimLike | None:
-    """The integer that a value is, if it is known before the run; 1 of true."""
-    node = _opened(node)
-    while (inner := _shown(node)) is not None:
-        node = _opened(inner)
+    """The integer value of `node` if it is a constant or a size, else None; true is 1."""
+    node = _without_groups(node)
+    while (inner := _scalar_source(node)) is not None:
+        node = _without_groups(inner)
     if isinstance(node.op, DimValue):
         return node.op.dim
     if node.constant is not None and node.type.size == 1 and (node.dtype.is_integer or node.dtype == boolean):
@@ -69,8 +77,8 @@ def value_of(node: Node) -> DimLike | None:
     return None
 
 
-def _shown(node: Node) -> Node | None:
-    """What a value of one integer is in another type or shape, or the part of a vector that it is cut from."""
+def _scalar_source(node: Node) -> Node | None:
+    """The operand whose value a one-element integer node has: of a conversion, a reshape, or a slice of a concat."""
     if node.type.size != 1 or not node.inputs:
         return None
     x = node.inputs[0]
@@ -78,38 +86,38 @@ def _shown(node: Node) -> Node | None:
         return x
     if isinstance(node.op, Reshape):
         return x
-    x = _opened(x)
+    x = _without_groups(x)
     if not isinstance(node.op, Slice) or not isinstance(x.op, Concat) or node.type.rank != 1:
         return None
-    at = node.op.start[0]
-    ones = all(part.type.size == 1 for part in x.inputs)
-    return x.inputs[at] if ones and isinstance(at, int) else None
+    start = node.op.start[0]
+    scalars_only = all(part.type.size == 1 for part in x.inputs)
+    return x.inputs[start] if scalars_only and isinstance(start, int) else None
 
 
-def _bound(op: While, bound: Node, told: Callable[[int], DimLike | None]) -> DimLike | None:
-    """What the counter is compared with, if no turn changes it."""
-    if bound not in op.cond.inputs:
-        return value_of(bound)
-    i = op.cond.inputs.index(bound)
-    return told(i) if _opened(op.body.results[i]) is op.body.inputs[i] else None
+def _invariant_value(op: While, operand: Node, initial_value: Callable[[int], DimLike | None]) -> DimLike | None:
+    """The value of `operand` if it is loop-invariant and known, else None."""
+    if operand not in op.cond.inputs:
+        return value_of(operand)
+    i = op.cond.inputs.index(operand)
+    return initial_value(i) if _without_groups(op.body.results[i]) is op.body.inputs[i] else None
 
 
 def _step(body: Graph, i: int) -> int | None:
-    """What a turn adds to value i."""
-    new, old = _opened(body.results[i]), body.inputs[i]
+    """The constant that an iteration adds to value i, or None."""
+    new, old = _without_groups(body.results[i]), body.inputs[i]
     if not isinstance(new.op, Add | Sub):
         return None
     a, b = new.inputs
     if isinstance(new.op, Add) and b is old:
         a, b = b, a
-    by = value_of(b) if a is old else None
-    if not isinstance(by, int):
+    increment = value_of(b) if a is old else None
+    if not isinstance(increment, int):
         return None
-    return by if isinstance(new.op, Add) else -by
+    return increment if isinstance(new.op, Add) else -increment
 
 
-def _opened(node: Node) -> Node:
-    """A value of a fused graph as the op that gives it."""
+def _without_groups(node: Node) -> Node:
+    """`node` as computed outside of groups: the result of a fused group becomes the op that computes it."""
     while True:
         index, group = (node.op.index, node.inputs[0]) if isinstance(node.op, Project) else (0, node)
         if not isinstance(group.op, Group):

@@ -1,6 +1,6 @@
-"""Linear algebra: factorizations as loops over columns or panels of columns, and what is built of them."""
+"""Linear algebra: factorizations as loops over columns or panels of columns, and functions built on them."""
 
-# ruff: noqa: F401 - this file is the flat face of the room
+# ruff: noqa: F401 - re-exports the names of the room
 
 from ingot.ops.linalg.cholesky import Cholesky
 from ingot.ops.linalg.jacobi import SVD, Eigh, singular_values

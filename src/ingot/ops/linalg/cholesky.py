@@ -1,4 +1,4 @@
-"""Cholesky's factorization."""
+"""Cholesky factorization."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Cholesky(Op):
-    """The lower triangular l with l l^T = x, zeros above its diagonal; of x[..., n, n] the lower triangle is read.
+    """The lower triangular l[..., n, n] with l l^T = x[..., n, n]; only the lower triangle of x is read.
 
-    From the first column on whose pivot is not positive the lower triangle is NaN.
+    Above the diagonal l is zero. From the first column with a non-positive pivot on, its lower triangle is NaN.
     """
 
     name: ClassVar[str] = "cholesky"
@@ -41,48 +41,49 @@ class Cholesky(Op):
 
     @m.in_f32
     def lower(self, *inputs: Node) -> Node:
-        """By panels of columns; what is right of a panel becomes less by its product with itself."""
+        """By panels of columns: the product of a panel and its transpose is subtracted from the columns to its
+        right."""
         x = m.as_batch(inputs[0])
         n = x.shape[1]
-        total = m.whole_panels(n)
+        total = m.padded_columns(n)
 
-        def panel(first: Term, many: Term, x: Term) -> list[Term]:
-            width = m.width_of(n)
-            columns = _columns(m.cut(x, 2, first, width), first, many)
+        def panel(first: Term, n_columns: Term, x: Term) -> list[Term]:
+            width = m.panel_width(n)
+            columns = _factor_panel(m.dynamic_slice(x, 2, first, width), first, n_columns)
             if width != n:
-                right = m.column_of(x) >= first + width
-                x = m.where(right, x - m.times(columns, m.transposed(columns)), x)
-            return [m.put(x, columns, 2, first)]
+                is_right = m.column_of(x) >= first + width
+                x = m.where(is_right, x - m.times(columns, m.transposed(columns)), x)
+            return [m.dynamic_update(x, columns, 2, first)]
 
-        (out,) = m.by_panels(n, [m.padded(x, total, total)], panel)
+        (out,) = m.panel_loop(n, [m.pad_to(x, total, total)], panel)
         return m.triangle(out.slice(1, 0, n).slice(2, 0, n)).reshape(inputs[0].shape).node
 
     @classmethod
     def samples(cls) -> Samples:
         rng = np.random.default_rng(0)
         for dtype, shape in ((np.float32, (2, 5, 5)), (np.float32, (3, 0, 0))):
-            yield cls(), (_positive(rng, shape, dtype),)
-        bad = _positive(rng, (3, 4, 4), np.float64)
-        bad[0, 2, 2], bad[1, 1, 1], bad[2, 3, 0] = -1, 0, np.nan
-        yield cls(), (bad,)
+            yield cls(), (_positive_definite(rng, shape, dtype),)
+        indefinite = _positive_definite(rng, (3, 4, 4), np.float64)
+        indefinite[0, 2, 2], indefinite[1, 1, 1], indefinite[2, 3, 0] = -1, 0, np.nan
+        yield cls(), (indefinite,)
 
 
-def _columns(x: Term, first: Term, many: Term) -> Term:
-    """The factor's columns from `first` on, zeros above the diagonal, of a panel."""
+def _factor_panel(x: Term, first: Term, n_columns: Term) -> Term:
+    """The columns of the factor for the panel x, which starts at column `first`; zeros above the diagonal."""
 
     def column(j: Term, x: Term, first: Term) -> list[Term]:
-        pivot = m.cut(m.cut(x, 2, j), 1, first + j)
+        pivot = m.dynamic_slice(m.dynamic_slice(x, 2, j), 1, first + j)
         root = m.where(pivot > 0.0, pivot, float("nan")).map(Sqrt())
-        row, at = m.row_of(x), m.column_of(x)
-        below = m.where(row >= first + j, m.cut(x, 2, j) / root, 0.0)
-        # the panel's own part of the column, as a row
-        across = m.transposed(m.cut(below, 1, first, x.shape[2]))
-        return [m.where(at.equals(j), below, m.where(at > j, x - below * across, x))]
+        row, column_index = m.row_of(x), m.column_of(x)
+        below = m.where(row >= first + j, m.dynamic_slice(x, 2, j) / root, 0.0)
+        # the rows of the column that belong to the panel, as a row
+        panel_row = m.transposed(m.dynamic_slice(below, 1, first, x.shape[2]))
+        return [m.where(column_index.equals(j), below, m.where(column_index > j, x - below * panel_row, x))]
 
-    (out,) = m.repeat(many, [x], column, [first])
+    (out,) = m.for_loop(n_columns, [x], column, [first])
     return out
 
 
-def _positive(rng: np.random.Generator, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def _positive_definite(rng: np.random.Generator, shape: tuple[int, ...], dtype: type) -> np.ndarray:
     x = rng.normal(size=shape)
     return (x @ x.swapaxes(-1, -2) + shape[-1] * np.eye(shape[-1])).astype(dtype)

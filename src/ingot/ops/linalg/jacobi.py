@@ -1,11 +1,11 @@
-"""Singular values and eigenvalues by one-sided Jacobi rotations.
+"""Singular values and eigenvalues of symmetric matrices by one-sided Jacobi rotations.
 
-The rows of x are rotated in pairs until they are orthogonal: then x = v s u^T, with the rotations' product v, the rows'
-lengths s and their directions u ("Inversion of matrices by biorthogonalization", Hestenes, 1958). Half of all rows meet
-the other half at once, in the order of a round robin ("The solution of singular-value and symmetric eigenvalue problems
-on multiprocessor arrays", Brent and Luk, 1985).
+The rows of x are rotated in pairs until they are orthogonal: then x = v s u^T, with v the product of the rotations, s
+the lengths of the rows and u their directions ("Inversion of matrices by biorthogonalization", Hestenes, 1958). Each
+round rotates half of the rows with the other half, in round-robin order ("The solution of singular-value and symmetric
+eigenvalue problems on multiprocessor arrays", Brent and Luk, 1985).
 
-A symmetric matrix plus so much of the identity that it is positive has its eigenvectors as v.
+For a symmetric matrix, shifted by a multiple of the identity to be positive definite, v are the eigenvectors.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-_SWEEPS = 40  # quadratic convergence takes 6 to 10
+_MAX_SWEEPS = 40  # usually 6 to 10, as convergence is quadratic
 
 
 @dataclass(frozen=True)
 class Eigh(Op):
-    """The eigenvalues w[..., n] of symmetric x[..., n, n], ascending, and eigenvectors, the columns of v[..., n, n].
+    """(w, v) of a symmetric x[..., n, n]: eigenvalues w[..., n], ascending, and eigenvectors, the columns of v[..., n,
+    n].
 
-    The lower triangle of x is read. Of each vector the first among the elements of largest size is positive.
+    Only the lower triangle of x is read. The first of the elements of largest magnitude of each vector is positive. All
+    is NaN if x has a NaN or an infinity.
     """
 
     name: ClassVar[str] = "eigh"
@@ -60,14 +62,14 @@ class Eigh(Op):
         n = x.shape[1]
         scale = m.magnitude(m.triangle(x))
         x = m.symmetric(x) / scale
-        size = t.absolute(x)
-        assert isinstance(size, Term)
-        # no eigenvalue is larger than the largest sum of a row
-        shift = size.sum((2,)).max((1,))
-        _, v = _orthogonal(x + m.identity(x) * shift, vectors=True)
+        absolute = t.absolute(x)
+        assert isinstance(absolute, Term)
+        # no eigenvalue exceeds the largest absolute row sum
+        shift = absolute.sum((2,)).max((1,))
+        _, v = _orthogonalize_rows(x + m.identity(x) * shift, vectors=True)
         values = (v * m.times(v, x)).sum((2,), keepdims=False)
-        values, order = _sorted(values)
-        v = m.rows_at(v, order)
+        values, order = _sort(values)
+        v = m.take_rows(v, order)
         v = v * _sign_of(v, values)
         w = values * scale.reshape((scale.shape[0], 1))
         return w.reshape(inputs[0].shape[:-1]).node, m.transposed(v).reshape((*inputs[0].shape[:-2], n, n)).node
@@ -76,17 +78,17 @@ class Eigh(Op):
     def samples(cls) -> Samples:
         rng = np.random.default_rng(0)
         yield cls(), (rng.normal(size=(2, 5, 5)).astype(np.float32),)
-        bad = rng.normal(size=(3, 3, 3))
-        bad[0, 1, 0], bad[1, 2, 2], bad[2] = np.nan, np.inf, bad[2] * 1e-200
-        yield cls(), (bad,)
+        special = rng.normal(size=(3, 3, 3))
+        special[0, 1, 0], special[1, 2, 2], special[2] = np.nan, np.inf, special[2] * 1e-200
+        yield cls(), (special,)
 
 
 @dataclass(frozen=True)
 class SVD(Op):
-    """u[..., m, k], s[..., k] descending and v[..., n, k] with x[..., m, n] = u diag(s) v^T, k = min(m, n).
+    """(u, s, v) with x[..., m, n] = u diag(s) v^T: u[..., m, k], s[..., k] descending, v[..., n, k], k = min(m, n).
 
-    Of each column of v (of u where x is wide) the first among the elements of largest size is positive. Which of m and
-    n is larger has to be known.
+    The first of the elements of largest magnitude of each column of v (of u if m < n) is positive. For symbolic m and n
+    it must be known which is larger. All is NaN if x has a NaN or an infinity.
     """
 
     name: ClassVar[str] = "svd"
@@ -122,15 +124,15 @@ class SVD(Op):
         scale = m.magnitude(x)
         x = x / scale
         packed, tau = HouseholderQR()(x.node).results
-        tall = rows != columns
-        core = m.triangle(Term(packed).slice(1, 0, columns), upper=True) if tall else x
-        lines, v = _orthogonal(m.transposed(core), vectors=True)
-        s, order = _sorted((lines * lines).sum((2,), keepdims=False).map(Sqrt()), descending=True)
-        lines, v = m.rows_at(lines, order), m.rows_at(v, order)
-        # the directions of the lines; where these have no length, what is orthogonal to the others
-        u = _directions(m.transposed(lines))
-        if tall:
-            u = Term(Reflect()(packed, tau, m.padded(u, rows, columns).node))
+        is_tall = rows != columns
+        core = m.triangle(Term(packed).slice(1, 0, columns), upper=True) if is_tall else x
+        rows_of_core, v = _orthogonalize_rows(m.transposed(core), vectors=True)
+        s, order = _sort((rows_of_core * rows_of_core).sum((2,), keepdims=False).map(Sqrt()), descending=True)
+        rows_of_core, v = m.take_rows(rows_of_core, order), m.take_rows(v, order)
+        # the directions of the rows; zero rows get directions orthogonal to the others
+        u = _normalize_columns(m.transposed(rows_of_core))
+        if is_tall:
+            u = Term(Reflect()(packed, tau, m.pad_to(u, rows, columns).node))
         sign = _sign_of(v, s)
         u, v = u * m.transposed(sign), m.transposed(v * sign)
         s = s * scale.reshape((scale.shape[0], 1))
@@ -144,13 +146,13 @@ class SVD(Op):
     def samples(cls) -> Samples:
         rng = np.random.default_rng(0)
         yield cls(), (rng.normal(size=(2, 3, 5)).astype(np.float32),)
-        bad = rng.normal(size=(3, 3, 3))
-        bad[0, 1, 0], bad[1, 2, 2], bad[2] = np.nan, np.inf, bad[2] * 1e-200
-        yield cls(), (bad,)
+        special = rng.normal(size=(3, 3, 3))
+        special[0, 1, 0], special[1, 2, 2], special[2] = np.nan, np.inf, special[2] * 1e-200
+        yield cls(), (special,)
 
 
 def _smaller(op: Op, rows: DimLike, columns: DimLike) -> DimLike:
-    """The smaller of two sizes; which it is has to be known."""
+    """The smaller of two sizes. Raise ShapeError if it is unknown which is smaller."""
     op.expect(
         at_most(rows, columns) or at_most(columns, rows),
         f"expected sizes of which one is known to be the smaller, got {rows} and {columns}",
@@ -159,47 +161,47 @@ def _smaller(op: Op, rows: DimLike, columns: DimLike) -> DimLike:
 
 
 def singular_values(x: Node) -> Node:
-    """s[..., min(m, n)], descending."""
+    """The singular values of x[..., m, n], s[..., min(m, n)], descending."""
     *batch, rows, columns = x.shape
-    given = m.as_batch(x if at_most(columns, rows) else m.transposed(Term(x)))
-    k = given.shape[2]
-    scale = m.magnitude(given)
-    given = given / scale
-    if given.shape[1] != k:
-        given = m.triangle(Term(HouseholderQR()(given.node).results[0]).slice(1, 0, k), upper=True)
-    lines, _ = _orthogonal(m.transposed(given), vectors=False)
-    s, _ = _sorted((lines * lines).sum((2,), keepdims=False).map(Sqrt()), descending=True)
+    x_batch = m.as_batch(x if at_most(columns, rows) else m.transposed(Term(x)))
+    k = x_batch.shape[2]
+    scale = m.magnitude(x_batch)
+    x_batch = x_batch / scale
+    if x_batch.shape[1] != k:
+        x_batch = m.triangle(Term(HouseholderQR()(x_batch.node).results[0]).slice(1, 0, k), upper=True)
+    rotated, _ = _orthogonalize_rows(m.transposed(x_batch), vectors=False)
+    s, _ = _sort((rotated * rotated).sum((2,), keepdims=False).map(Sqrt()), descending=True)
     return (s * scale.reshape((scale.shape[0], 1))).reshape((*batch, k)).node
 
 
-def _orthogonal(x: Term, vectors: bool) -> tuple[Term, Term]:
-    """(v^T x, v^T) with orthogonal rows v^T x, for x[b, n, w]; nothing in the place of v^T where not `vectors`."""
+def _orthogonalize_rows(x: Term, vectors: bool) -> tuple[Term, Term]:
+    """(v^T x, v^T) for x[b, n, w], with orthogonal rows v^T x; without `vectors`, v^T has no columns."""
     batch, n, width = x.shape
     if n == 0:
         return x, m.transposed(x)
     half = (n + 1) // 2
     rounds = 2 * half - 1
-    turns = t.concat([x, m.identity(x).broadcast((batch, n, n))], 2) if vectors else x
-    turns = turns.pad(1, 0, 2 * half - n, 0.0)
-    # products of rows are off by this much of their lengths' product, and rows that are shorter are off by their length
+    rows = t.concat([x, m.identity(x).broadcast((batch, n, n))], 2) if vectors else x
+    rows = rows.pad(1, 0, 2 * half - n, 0.0)
+    # the error of a product of rows relative to their lengths, and the length below which a row is only rounding error
     error = float(np.finfo(x.dtype.numpy).eps)
-    least = (x * x).sum((1, 2)).map(Sqrt()) * error
-    # where each row goes: the first stays, the others go around
-    place = t.iota((2 * half,), 0)
+    min_length = (x * x).sum((1, 2)).map(Sqrt()) * error
+    # the source of each row in a round robin: the first stays, the others rotate
+    position = t.iota((2 * half,), 0)
     size = t.as_term(t.size(half))
-    before = m.where(place < 2, size * place, place - 1)
-    # of two rows both stay
-    last = m.where(size > 1, size - 1, 1)
-    source = m.where(place < size, before, m.where(place < size * 2 - 1, place + 1, last))
-    source = m.where(place.equals(0), 0, source)
+    top_source = m.where(position < 2, size * position, position - 1)
+    # two rows both stay
+    last_source = m.where(size > 1, size - 1, 1)
+    source = m.where(position < size, top_source, m.where(position < size * 2 - 1, position + 1, last_source))
+    source = m.where(position.equals(0), 0, source)
 
-    def turn(i: Term, x: Term, worst: Term, least: Term, source: Term) -> list[Term]:
+    def rotate(i: Term, x: Term, max_angle: Term, min_length: Term, source: Term) -> list[Term]:
         top, bottom = x.slice(1, 0, half), x.slice(1, half, 2 * half)
         p, q = top.slice(2, 0, width), bottom.slice(2, 0, width)
         a, b, g = (p * p).sum((2,)), (q * q).sum((2,)), (p * q).sum((2,))
-        bound = t.maximum(a.map(Sqrt()), least)
-        other = t.maximum(b.map(Sqrt()), least)
-        angle = t.absolute(g) / (bound * other)
+        p_length = t.maximum(a.map(Sqrt()), min_length)
+        q_length = t.maximum(b.map(Sqrt()), min_length)
+        angle = t.absolute(g) / (p_length * q_length)
         assert isinstance(angle, Term)
         active = angle > error
         zeta = (b - a) / (m.where(active, g, 1.0) * 2.0)
@@ -209,38 +211,38 @@ def _orthogonal(x: Term, vectors: bool) -> tuple[Term, Term]:
         tangent = m.where(active, m.where(zeta < 0.0, -tangent, tangent), 0.0)
         cosine = t.rsqrt(tangent * tangent + 1.0)
         sine = cosine * tangent
-        turned = t.concat([top * cosine - bottom * sine, top * sine + bottom * cosine], 1)
-        # matrices with a NaN have no end
-        before = m.where(_every(i, rounds), 0.0, worst)
+        rotated = t.concat([top * cosine - bottom * sine, top * sine + bottom * cosine], 1)
+        # comparisons with NaN are false, so a matrix with NaN does not prolong the loop
+        previous_max = m.where(_is_multiple(i, rounds), 0.0, max_angle)
         size = m.where(active, angle, 0.0)
-        now = m.where(size > before, size, before).reduce("max", (0, 1, 2), keepdims=False)
-        return [t.take(turned, source, 1), now]
+        next_max = m.where(size > previous_max, size, previous_max).reduce("max", (0, 1, 2), keepdims=False)
+        return [t.take(rotated, source, 1), next_max]
 
-    def going(i: Term, x: Term, worst: Term) -> Term:
-        amid = t.mod(i, t.size(rounds))
-        assert isinstance(amid, Term)
-        return (amid > 0) | (worst > error * 8)
+    def is_unfinished(i: Term, x: Term, max_angle: Term) -> Term:
+        round_in_sweep = t.mod(i, t.size(rounds))
+        assert isinstance(round_in_sweep, Term)
+        return (round_in_sweep > 0) | (max_angle > error * 8)
 
-    start = [turns, t.scalar(float("inf"), x.dtype)]
-    turns = m.repeat(rounds * _SWEEPS, start, turn, [least, source], going)[0].slice(1, 0, n)
-    return turns.slice(2, 0, width), turns.slice(2, width, turns.shape[2])
+    start = [rows, t.scalar(float("inf"), x.dtype)]
+    rows = m.for_loop(rounds * _MAX_SWEEPS, start, rotate, [min_length, source], is_unfinished)[0].slice(1, 0, n)
+    return rows.slice(2, 0, width), rows.slice(2, width, rows.shape[2])
 
 
-def _every(i: Term, count: DimLike) -> Term:
+def _is_multiple(i: Term, count: DimLike) -> Term:
     """Whether i is a multiple of `count`."""
-    rest = t.mod(i, t.size(count))
-    assert isinstance(rest, Term)
-    return rest.equals(0)
+    remainder = t.mod(i, t.size(count))
+    assert isinstance(remainder, Term)
+    return remainder.equals(0)
 
 
-def _sorted(x: Term, descending: bool = False) -> tuple[Term, Term]:
-    """x[b, n] in order, and where each came from."""
+def _sort(x: Term, descending: bool = False) -> tuple[Term, Term]:
+    """x[b, n] sorted, and the source index of each element."""
     values, order = Sort(1, descending)(x.node, t.iota(x.shape, 1).node).results
     return Term(values), Term(order)
 
 
-def _directions(x: Term) -> Term:
-    """Orthonormal columns: those of x[b, m, k], which are orthogonal, over their lengths."""
+def _normalize_columns(x: Term) -> Term:
+    """The orthogonal columns of x[b, m, k], scaled to length 1."""
     packed, tau = HouseholderQR()(x.node).results
     q = Term(Reflect()(packed, tau, m.identity(x, x.shape[2]).broadcast(x.shape).node))
     length = m.diagonal(Term(packed)).expand(1)
@@ -248,19 +250,19 @@ def _directions(x: Term) -> Term:
 
 
 def _sign_of(rows: Term, values: Term) -> Term:
-    """[b, k, 1]: the sign of each row's first element of largest size, NaN for rows of no value."""
+    """[b, k, 1]: the sign of the first element of largest magnitude in each row, NaN if its value is NaN."""
     size = t.absolute(rows)
     assert isinstance(size, Term)
     if rows.shape[2] == 0:
         return t.full((rows.shape[0], rows.shape[1], 1), 1.0, rows.dtype)
-    at = size.map(ArgReduce("max", 2)).expand(2)
-    chosen = m.where(m.column_of(rows).equals(at), rows, 0.0).sum((2,))
-    sign = m.where(chosen < 0.0, -1.0, t.scalar(1.0, rows.dtype))
+    index = size.map(ArgReduce("max", 2)).expand(2)
+    largest = m.where(m.column_of(rows).equals(index), rows, 0.0).sum((2,))
+    sign = m.where(largest < 0.0, -1.0, t.scalar(1.0, rows.dtype))
     return m.where(values.equals(values).expand(2), sign, float("nan"))
 
 
 def _signs(columns: np.ndarray) -> np.ndarray:
     if not columns.shape[-2]:
         return np.ones((*columns.shape[:-2], 1, columns.shape[-1]))
-    at = np.abs(columns).argmax(-2, keepdims=True)
-    return np.where(np.take_along_axis(columns, at, -2) < 0, -1.0, 1.0)
+    index = np.abs(columns).argmax(-2, keepdims=True)
+    return np.where(np.take_along_axis(columns, index, -2) < 0, -1.0, 1.0)

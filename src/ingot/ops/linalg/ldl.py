@@ -1,4 +1,4 @@
-"""Factorization of symmetric matrices that need not be definite, and what is solved by it."""
+"""LDL factorization of symmetric indefinite matrices, and the solution of systems with it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-_ALPHA = (1 + math.sqrt(17)) / 8  # least growth of elements (Bunch and Kaufman 1977)
+_ALPHA = (1 + math.sqrt(17)) / 8  # minimizes the growth of elements (Bunch and Kaufman 1977)
 
 
 @dataclass(frozen=True)
 class LDL(Op):
-    """x = l d l^T, d of blocks of 1x1 and 2x2, for x[..., n, n], of which the lower triangle is read (LAPACK's sytrf).
+    """x = l d l^T for a symmetric x[..., n, n], d of 1x1 and 2x2 diagonal blocks (LAPACK sytrf); reads the lower
+    triangle.
 
-    Results: d and, below its blocks, l, zeros above the diagonal; pivots i64[..., n] as LAPACK has them, counted from
-    1: row i changed places with row pivots[i], or, in a block of 2x2, row i + 1 with row -pivots[i] = -pivots[i + 1];
-    what of l is to the left kept its place. info i32[...]: the first zero block, counted from 1, or 0.
+    Results: d and, below its blocks, l in one matrix, zeros above the diagonal; pivots i64[..., n] as in LAPACK,
+    counted from 1: row i was exchanged with row pivots[i], or, for a 2x2 block, row i + 1 with row -pivots[i] =
+    -pivots[i + 1], without the columns of l to the left; info i32[...]: the first zero block, counted from 1, or 0.
     """
 
     name: ClassVar[str] = "ldl"
@@ -46,7 +47,7 @@ class LDL(Op):
                 a += np.tril(a, -1).T
                 k = 0
                 while k < n:
-                    size, other = _block(a, k)
+                    size, other = _choose_pivot(a, k)
                     if size == 0:
                         info[b] = info[b] or k + 1
                     is_zero, size, last = size == 0, max(size, 1), k + max(size, 1) - 1
@@ -67,11 +68,11 @@ class LDL(Op):
 
     @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
-        """Column by column, where the second one of a block of 2x2 has nothing left to do."""
+        """Column by column; the second column of a 2x2 block is finished with the first."""
         x = m.symmetric(m.as_batch(inputs[0]))
         batch, n, _ = x.shape
         state = [x, t.full((batch, n), 0, i64), t.full((batch, 1, 1), 0, i64), t.full((batch, 1, 1), 0, i64)]
-        x, pivots, info, _ = m.repeat(n, state, _column)
+        x, pivots, info, _ = m.for_loop(n, state, _factor_column)
         lead = inputs[0].shape[:-2]
         return (
             m.triangle(x).reshape(inputs[0].shape).node,
@@ -92,8 +93,8 @@ class LDL(Op):
         yield cls(), (special,)
 
 
-def _block(a: np.ndarray, k: int) -> tuple[int, int]:
-    """(size of the block at k, the row that changes places with its last one); size 0 for a column of zeros."""
+def _choose_pivot(a: np.ndarray, k: int) -> tuple[int, int]:
+    """(size of the block at k, the row to exchange with its last row); size 0 for a zero column."""
     pivot, column = abs(a[k, k]), np.abs(a[k + 1 :, k])
     largest = column.max(initial=0)
     if np.isnan(pivot) or max(pivot, largest) == 0:
@@ -107,50 +108,62 @@ def _block(a: np.ndarray, k: int) -> tuple[int, int]:
     return (1 if abs(a[other, other]) >= _ALPHA * row else 2), other
 
 
-def _column(j: Term, x: Term, pivots: Term, info: Term, second: Term) -> list[Term]:
-    """One column of each matrix, whose part that is left is whole, not a triangle. second: of a block, so done."""
+def _factor_column(j: Term, x: Term, pivots: Term, info: Term, is_second: Term) -> list[Term]:
+    """Factor column j of each matrix. The trailing matrix is stored in full, not as a triangle.
+
+    is_second: 1 if the column is the second of a 2x2 block, which is finished.
+    """
     row, column = m.row_of(x), m.column_of(x)
-    own = _absolute(m.cut(x, 2, j))
-    pivot = m.cut(own, 1, j)
-    farthest = m.where(row > j, own, -1.0).map(ArgReduce("max", 1))
-    line = _absolute(m.rows_at(x, farthest))
-    farthest = farthest.expand(2)
-    largest = m.where(row > j, own, 0.0).max((1,))
-    others = (column >= j) & ((column < farthest) | (column > farthest))
-    highest = m.where(others, line, 0.0).max((2,))
-    opposite = m.where(column.equals(farthest), line, 0.0).sum((2,))
-    is_done = second > 0
+    magnitudes = _absolute(m.dynamic_slice(x, 2, j))
+    pivot = m.dynamic_slice(magnitudes, 1, j)
+    largest_row = m.where(row > j, magnitudes, -1.0).map(ArgReduce("max", 1))
+    row_magnitudes = _absolute(m.take_rows(x, largest_row))
+    largest_row = largest_row.expand(2)
+    largest = m.where(row > j, magnitudes, 0.0).max((1,))
+    is_off_diagonal = (column >= j) & ((column < largest_row) | (column > largest_row))
+    largest_in_row = m.where(is_off_diagonal, row_magnitudes, 0.0).max((2,))
+    other_diagonal = m.where(column.equals(largest_row), row_magnitudes, 0.0).sum((2,))
+    is_done = is_second > 0
     is_zero = t.term(t.maximum(pivot, largest)).equals(0.0) | _is_nan(pivot)
     bound = largest * _ALPHA
-    is_own = is_done | is_zero | (pivot >= bound) | (pivot >= bound * (largest / highest))
-    is_single = is_own | (opposite >= highest * _ALPHA)
+    is_unpermuted = is_done | is_zero | (pivot >= bound) | (pivot >= bound * (largest / largest_in_row))
+    is_single = is_unpermuted | (other_diagonal >= largest_in_row * _ALPHA)
     block = m.where(is_single, t.scalar(0, i64), t.scalar(1, i64))
-    last, other = j + block, m.where(is_own, j, farthest)
+    last, other = j + block, m.where(is_unpermuted, j, largest_row)
 
-    y = _exchanged(_exchanged(x, last, other, 1), last, other, 2)
-    x = m.where(column >= j, y, x)
-    first_column, next_column = m.cut(x, 2, j), m.cut(x, 2, j + 1)  # of the last column that itself
+    exchanged = _exchange(_exchange(x, last, other, 1), last, other, 2)
+    x = m.where(column >= j, exchanged, x)
+    first_column, next_column = (
+        m.dynamic_slice(x, 2, j),
+        m.dynamic_slice(x, 2, j + 1),
+    )  # for the last column this is the column itself
     below = row > last
     u, v = (m.where(below, part, 0.0) for part in (first_column, next_column))
-    head, corner, tail = m.cut(first_column, 1, j), _under(first_column, j), _under(next_column, j)
-    # of a block of 2x2 as LAPACK has it, by its corner
+    head, corner, tail = (
+        m.dynamic_slice(first_column, 1, j),
+        _element_below(first_column, j),
+        _element_below(next_column, j),
+    )
+    # the inverse of a 2x2 block, scaled by its off-diagonal element as in LAPACK
     p, q = tail / corner, head / corner
     scale = 1.0 / (p * q - 1.0) / corner
-    left = m.where(is_single, u / head, (u * p - v) * scale)
-    right = m.where(is_single, 0.0, (v * q - u) * scale)
-    reduced = x - m.times(left, m.transposed(u)) - m.times(right, m.transposed(m.where(is_single, 0.0, v)))
+    first_factor = m.where(is_single, u / head, (u * p - v) * scale)
+    second_factor = m.where(is_single, 0.0, (v * q - u) * scale)
+    reduced = (
+        x - m.times(first_factor, m.transposed(u)) - m.times(second_factor, m.transposed(m.where(is_single, 0.0, v)))
+    )
     reduced = m.where(below & (column > last), reduced, x)
-    reduced = m.where(below & column.equals(j), left, reduced)
-    reduced = m.where(below & column.equals(last) & (column > j), right, reduced)
+    reduced = m.where(below & column.equals(j), first_factor, reduced)
+    reduced = m.where(below & column.equals(last) & (column > j), second_factor, reduced)
 
-    place = t.iota((1, pivots.shape[1]), 1)
+    position = t.iota((1, pivots.shape[1]), 1)
     flat = (v.shape[0], 1)
-    number = m.where(is_single, other + 1, -other - 1).reshape(flat)
-    ours = (place >= j) & (place <= last.reshape(flat)) & (is_done.reshape(flat).equals(False))
+    pivot_code = m.where(is_single, other + 1, -other - 1).reshape(flat)
+    is_block = (position >= j) & (position <= last.reshape(flat)) & (is_done.reshape(flat).equals(False))
     return [
         m.where(is_done | is_zero, x, reduced),
-        m.where(ours, number, pivots),
-        m.where(info.equals(0) & is_zero & (second.equals(0)), j + 1, info),
+        m.where(is_block, pivot_code, pivots),
+        m.where(info.equals(0) & is_zero & (is_second.equals(0)), j + 1, info),
         block,
     ]
 
@@ -163,58 +176,61 @@ def _is_nan(x: Term) -> Term:
     return x.map(IsNan())
 
 
-def _under(column: Term, j: Term) -> Term:
-    """The element below that of row j."""
+def _element_below(column: Term, j: Term) -> Term:
+    """The element in row j + 1."""
     return m.where(m.row_of(column).equals(j + 1), column, 0.0).sum((1,))
 
 
-def _exchanged(x: Term, a: Term, b: Term, axis: int) -> Term:
-    """Each matrix with rows (columns) a[b, 1, 1] and b[b, 1, 1] in each other's place."""
+def _exchange(x: Term, a: Term, b: Term, axis: int) -> Term:
+    """Each matrix with rows (columns) a[b, 1, 1] and b[b, 1, 1] exchanged."""
     if axis == 2:
-        return m.transposed(_exchanged(m.transposed(x), a, b, 1))
+        return m.transposed(_exchange(m.transposed(x), a, b, 1))
     row, flat = t.iota((1, x.shape[1]), 1), (x.shape[0], 1)
     a, b = (v.broadcast((x.shape[0], 1, 1)).reshape(flat) for v in (a, b))
     order = m.where(row.equals(a), b, m.where(row.equals(b), a, row.broadcast((x.shape[0], x.shape[1]))))
-    return m.rows_at(x, order)
+    return m.take_rows(x, order)
 
 
 def ldl_solve(ld: Node, pivots: Node, b: Node) -> Node:
-    """x with a x = b, for a's `LDL`, of one batch with b[..., n, k] (LAPACK's sytrs)."""
+    """The solution of a x = b for the `LDL` of a and b[..., n, k] of the same batch (LAPACK sytrs)."""
     d, x = m.as_batch(ld), m.as_batch(b)
     batch, n, _ = d.shape
-    number = Term(pivots).cast(i64).reshape((batch, n, 1))
-    paired = number < 0
-    # how many columns of blocks of 2x2 stand in front of each tells the first of a block from the second
-    before = paired.cast(i64).map(CumReduce("sum", 1, False, True))
-    second = paired & t.term(t.mod(before, 2)).equals(1)
-    first = m.where(paired & second.equals(False), t.scalar(1, i64), t.scalar(0, i64))
-    place = m.row_of(number)
-    # the row that changes places in each column, and with which one
-    last = place + first
-    other = m.where(second, place, t.term(t.absolute(number)) - 1)
-    factor = m.where(m.row_of(d) > m.transposed(last), d, 0.0)
+    pivot_codes = Term(pivots).cast(i64).reshape((batch, n, 1))
+    in_block = pivot_codes < 0
+    # the parity of the number of 2x2 block columns before a column tells whether it is second in its block
+    n_before = in_block.cast(i64).map(CumReduce("sum", 1, False, True))
+    is_second = in_block & t.term(t.mod(n_before, 2)).equals(1)
+    is_first = m.where(in_block & is_second.equals(False), t.scalar(1, i64), t.scalar(0, i64))
+    position = m.row_of(pivot_codes)
+    # the pair of rows exchanged in each column
+    source = position + is_first
+    target = m.where(is_second, position, t.term(t.absolute(pivot_codes)) - 1)
+    factor = m.where(m.row_of(d) > m.transposed(source), d, 0.0)
 
-    def forward(j: Term, x: Term, factor: Term, last: Term, other: Term) -> list[Term]:
-        x = _exchanged(x, m.cut(last, 1, j), m.cut(other, 1, j), 1)
-        return [x - m.cut(factor, 2, j) * m.cut(x, 1, j)]
+    def forward(j: Term, x: Term, factor: Term, source: Term, target: Term) -> list[Term]:
+        x = _exchange(x, m.dynamic_slice(source, 1, j), m.dynamic_slice(target, 1, j), 1)
+        return [x - m.dynamic_slice(factor, 2, j) * m.dynamic_slice(x, 1, j)]
 
-    def backward(i: Term, x: Term, factor: Term, last: Term, other: Term) -> list[Term]:
+    def backward(i: Term, x: Term, factor: Term, source: Term, target: Term) -> list[Term]:
         j = t.as_term(t.size(n)) - 1 - i
-        x = m.put(x, m.cut(x, 1, j) - m.times(m.transposed(m.cut(factor, 2, j)), x), 1, j)
-        return [_exchanged(x, m.cut(last, 1, j), m.cut(other, 1, j), 1)]
+        x = m.dynamic_update(
+            x, m.dynamic_slice(x, 1, j) - m.times(m.transposed(m.dynamic_slice(factor, 2, j)), x), 1, j
+        )
+        return [_exchange(x, m.dynamic_slice(source, 1, j), m.dynamic_slice(target, 1, j), 1)]
 
     if n == 0:
         return b
-    (x,) = m.repeat(n, [x], forward, [factor, last, other])
-    x = _over_blocks(d, x, first.equals(1), second)
-    (x,) = m.repeat(n, [x], backward, [factor, last, other])
+    (x,) = m.for_loop(n, [x], forward, [factor, source, target])
+    x = _solve_blocks(d, x, is_first.equals(1), is_second)
+    (x,) = m.for_loop(n, [x], backward, [factor, source, target])
     return x.reshape(b.shape).node
 
 
-def _over_blocks(d: Term, x: Term, first: Term, second: Term) -> Term:
+def _solve_blocks(d: Term, x: Term, is_first: Term, is_second: Term) -> Term:
+    """The solution of d y = x for the diagonal blocks d."""
     n = d.shape[1]
-    own = m.diagonal(d).expand(2)
-    corner = m.where(m.row_of(d).equals(m.column_of(d) + 1), d, 0.0).sum((1,)).reshape(own.shape)
+    diagonal = m.diagonal(d).expand(2)
+    corner = m.where(m.row_of(d).equals(m.column_of(d) + 1), d, 0.0).sum((1,)).reshape(diagonal.shape)
 
     def next_row(v: Term) -> Term:
         return v.slice(1, 1, n).pad(1, 0, 1, 0.0)
@@ -222,8 +238,8 @@ def _over_blocks(d: Term, x: Term, first: Term, second: Term) -> Term:
     def row_above(v: Term) -> Term:
         return v.slice(1, 0, n - 1).pad(1, 1, 0, 0.0)
 
-    p, q = next_row(own) / corner, own / corner
+    p, q = next_row(diagonal) / corner, diagonal / corner
     scale = 1.0 / (p * q - 1.0)
     upper = (p * (x / corner) - next_row(x) / corner) * scale
     lower = (q * (next_row(x) / corner) - x / corner) * scale
-    return m.where(first, upper, m.where(second, row_above(lower), x / own))
+    return m.where(is_first, upper, m.where(is_second, row_above(lower), x / diagonal))

@@ -21,11 +21,11 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class LU(Op):
-    """x[..., m, n] with its rows in another order is l u, l lower triangular with ones on its diagonal.
+    """x[order] = l u for x[..., m, n], with l lower triangular and a unit diagonal (LAPACK getrf).
 
-    Results: u and, below the diagonal, l, as x; pivots i64[..., min(m, n)]: row i changed places with row
-    pivots[i] >= i, one after the other; the order i64[..., m] that this gives: x[order] = l u. A column whose pivot is
-    0 stays as it is.
+    Results: l (below the diagonal) and u in one matrix [..., m, n]; pivots i64[..., min(m, n)]: rows i and pivots[i] >=
+    i are exchanged, for i = 0, 1, ...; order i64[..., m], the resulting permutation. A column whose pivot is 0 is not
+    eliminated.
     """
 
     name: ClassVar[str] = "lu"
@@ -56,33 +56,37 @@ class LU(Op):
 
     @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
-        """By panels of columns: the rows beside a panel go where its rows went, those of u are solved for, and what is
-        right of and below it becomes less by the product of the two."""
+        """By panels of columns: apply the panel's row exchanges to the other columns, solve for the rows of u, and
+        subtract the product of l and u from the trailing matrix."""
         x = m.as_batch(inputs[0])
         batch, rows, columns = x.shape
         count = dim_min(rows, columns)
-        total, width = m.whole_panels(count), m.width_of(count)
-        x = m.padded(x, dim_max(rows, total), dim_max(columns, total))
+        total, width = m.padded_columns(count), m.panel_width(count)
+        x = m.pad_to(x, dim_max(rows, total), dim_max(columns, total))
         pivots = t.full((batch, total), 0, i64)
         order = t.iota((batch, x.shape[1]), 1)
 
-        def panel(first: Term, many: Term, x: Term, pivots: Term, order: Term) -> list[Term]:
-            moved = t.iota(order.shape, 1)
-            own, pivots, moved = _panel(m.cut(x, 2, first, width), pivots, moved, first, many)
-            order = m.rows_at(order.expand(2), moved).reshape(order.shape)
+        def panel(first: Term, n_columns: Term, x: Term, pivots: Term, order: Term) -> list[Term]:
+            panel_order = t.iota(order.shape, 1)
+            panel_values, pivots, panel_order = _factor_panel(
+                m.dynamic_slice(x, 2, first, width), pivots, panel_order, first, n_columns
+            )
+            order = m.take_rows(order.expand(2), panel_order).reshape(order.shape)
             if width == count and columns == count:
-                return [own, pivots, order]
+                return [panel_values, pivots, order]
             row, column = m.row_of(x), m.column_of(x)
-            x = m.rows_at(x, moved)
+            x = m.take_rows(x, panel_order)
             solve = TriangularSolve(unit=True)
-            upper = Term(solve(m.cut(own, 1, first, width).node, m.cut(x, 1, first, width).node))
-            below = m.where(m.row_of(own) >= first + width, own, 0.0)
-            solved = m.put(x, upper, 1, first)
-            later = m.where(row >= first + width, x - m.times(below, upper), solved)
-            x = m.where(column >= first + width, later, x)
-            return [m.put(x, own, 2, first), pivots, order]
+            upper = Term(
+                solve(m.dynamic_slice(panel_values, 1, first, width).node, m.dynamic_slice(x, 1, first, width).node)
+            )
+            below = m.where(m.row_of(panel_values) >= first + width, panel_values, 0.0)
+            solved = m.dynamic_update(x, upper, 1, first)
+            updated = m.where(row >= first + width, x - m.times(below, upper), solved)
+            x = m.where(column >= first + width, updated, x)
+            return [m.dynamic_update(x, panel_values, 2, first), pivots, order]
 
-        out, pivots, order = m.by_panels(count, [x, pivots, order], panel)
+        out, pivots, order = m.panel_loop(count, [x, pivots, order], panel)
         out = out.slice(1, 0, rows).slice(2, 0, columns)
         lead = inputs[0].shape[:-2]
         return (
@@ -103,32 +107,34 @@ class LU(Op):
         yield cls(), (singular,)
 
 
-def _panel(x: Term, pivots: Term, order: Term, first: Term, many: Term) -> tuple[Term, Term, Term]:
+def _factor_panel(x: Term, pivots: Term, order: Term, first: Term, n_columns: Term) -> tuple[Term, Term, Term]:
     """The factorization of the rows from `first` on of a panel, whose first column has that number."""
 
     def column(j: Term, x: Term, pivots: Term, order: Term, first: Term) -> list[Term]:
         top = first + j
-        row, at = m.row_of(x), m.column_of(x)
-        size = t.absolute(m.cut(x, 2, j))
+        row, column_index = m.row_of(x), m.column_of(x)
+        size = t.absolute(m.dynamic_slice(x, 2, j))
         assert isinstance(size, Term)
-        chosen = m.where(row >= top, size, -1.0).map(ArgReduce("max", 1))
-        pivot, swapped = m.rows_at(x, chosen), m.cut(x, 1, top)
-        to = chosen.expand(2)
-        x = m.where(row.equals(top), pivot, m.where(row.equals(to), swapped, x))
-        places = t.iota((1, order.shape[1]), 1)
-        number = m.rows_at(order.expand(2), chosen).reshape(chosen.shape)
-        order = m.where(places.equals(top), number, m.where(places.equals(chosen), _at(order, top), order))
-        value = m.cut(pivot, 2, j)
-        column = m.cut(x, 2, j)
-        column = m.where(value.equals(0.0), column, column / value)
-        reduced = m.where(at > j, x - column * pivot, m.where(at.equals(j), column, x))
+        pivot_row = m.where(row >= top, size, -1.0).map(ArgReduce("max", 1))
+        pivot_values, top_values = m.take_rows(x, pivot_row), m.dynamic_slice(x, 1, top)
+        pivot_index = pivot_row.expand(2)
+        x = m.where(row.equals(top), pivot_values, m.where(row.equals(pivot_index), top_values, x))
+        positions = t.iota((1, order.shape[1]), 1)
+        pivot_origin = m.take_rows(order.expand(2), pivot_row).reshape(pivot_row.shape)
+        order = m.where(
+            positions.equals(top), pivot_origin, m.where(positions.equals(pivot_row), _column_of(order, top), order)
+        )
+        pivot_value = m.dynamic_slice(pivot_values, 2, j)
+        column = m.dynamic_slice(x, 2, j)
+        column = m.where(pivot_value.equals(0.0), column, column / pivot_value)
+        reduced = m.where(column_index > j, x - column * pivot_values, m.where(column_index.equals(j), column, x))
         index = t.iota((1, pivots.shape[1]), 1)
-        return [m.where(row > top, reduced, x), m.where(index.equals(top), chosen, pivots), order]
+        return [m.where(row > top, reduced, x), m.where(index.equals(top), pivot_row, pivots), order]
 
-    out, pivots, order = m.repeat(many, [x, pivots, order], column, [first])
+    out, pivots, order = m.for_loop(n_columns, [x, pivots, order], column, [first])
     return out, pivots, order
 
 
-def _at(x: Term, column: Term) -> Term:
-    """x[:, column] as [b, 1]."""
-    return m.cut(x.expand(1), 2, column).reshape((x.shape[0], 1))
+def _column_of(x: Term, column: Term) -> Term:
+    """x[:, column], as [b, 1]."""
+    return m.dynamic_slice(x.expand(1), 2, column).reshape((x.shape[0], 1))

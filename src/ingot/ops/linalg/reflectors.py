@@ -1,8 +1,8 @@
-"""Householder's reflections: QR factorization, and products with its Q.
+"""Householder reflections: QR factorization, and products with its Q.
 
-A reflection is I - tau v v^T. Those of a panel are applied at once as I - V T V^T ("A storage-efficient WY
-representation for products of Householder transformations", Schreiber and Van Loan, 1989), where T's inverse is known:
-its diagonal is 1 / tau, and what is above it V^T V ("Accumulating Householder transformations, revisited", Joffrain et
+A reflection is I - tau v v^T. Those of a panel are applied together as I - V T V^T ("A storage-efficient WY
+representation for products of Householder transformations", Schreiber and Van Loan, 1989). The inverse of T has the
+diagonal 1 / tau, and above it the elements of V^T V ("Accumulating Householder transformations, revisited", Joffrain et
 al., 2006).
 """
 
@@ -27,8 +27,11 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class HouseholderQR(Op):
-    """x[..., m, n] = q r as LAPACK's geqrf has it: r on and above the diagonal, and below it the vectors v of q's
-    min(m, n) reflections, whose first elements are 1; their factors tau[..., min(m, n)]."""
+    """x[..., m, n] = q r in packed form (LAPACK geqrf).
+
+    Results: a matrix [..., m, n] with r on and above the diagonal, and below it the vectors v of the min(m, n)
+    reflections of q, whose first elements are an implicit 1; the factors tau[..., min(m, n)].
+    """
 
     name: ClassVar[str] = "householder_qr"
 
@@ -58,26 +61,26 @@ class HouseholderQR(Op):
 
     @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
-        """By panels of columns, whose reflections are applied to what is right of them."""
-        given = m.as_batch(inputs[0])
-        batch, rows, columns = given.shape
+        """By panels of columns, whose reflections are applied to the columns to their right."""
+        x_batch = m.as_batch(inputs[0])
+        batch, rows, columns = x_batch.shape
         count = dim_min(rows, columns)
-        total, width = m.whole_panels(count), m.width_of(count)
-        scale = m.magnitude(given)
-        x = m.padded(given / scale, rows, columns + (total - count))
+        total, width = m.padded_columns(count), m.panel_width(count)
+        scale = m.magnitude(x_batch)
+        x = m.pad_to(x_batch / scale, rows, columns + (total - count))
         tau = t.full((batch, 1, total), 0.0, x.dtype)
 
-        def panel(first: Term, many: Term, x: Term, tau: Term) -> list[Term]:
-            own, factors = _panel(m.cut(x, 2, first, width), first, many)
-            tau = m.put(tau, factors, 2, first)
+        def panel(first: Term, n_columns: Term, x: Term, tau: Term) -> list[Term]:
+            panel_values, factors = _reduce_panel(m.dynamic_slice(x, 2, first, width), first, n_columns)
+            tau = m.dynamic_update(tau, factors, 2, first)
             if width == count and columns == count:
-                return [own, tau]
-            vectors = _vectors(own, first, many)
-            right = m.column_of(x) >= first + width
-            x = m.where(right, _reflected(x, vectors, factors, adjoint=True), x)
-            return [m.put(x, own, 2, first), tau]
+                return [panel_values, tau]
+            vectors = _vectors(panel_values, first, n_columns)
+            is_right = m.column_of(x) >= first + width
+            x = m.where(is_right, _apply_block_reflector(x, vectors, factors, adjoint=True), x)
+            return [m.dynamic_update(x, panel_values, 2, first), tau]
 
-        out, tau = m.by_panels(count, [x, tau], panel)
+        out, tau = m.panel_loop(count, [x, tau], panel)
         out = out.slice(2, 0, columns)
         out = m.where(m.row_of(out) <= m.column_of(out), out * scale, out)
         shape = (*inputs[0].shape[:-2], count)
@@ -95,8 +98,11 @@ class HouseholderQR(Op):
 
 @dataclass(frozen=True)
 class Reflect(Op):
-    """q c (q^T c where `adjoint`) for c[..., m, n], q being the product of the reflections whose vectors are below the
-    diagonal of v[..., m, k] and whose factors are tau[..., k], k at most m."""
+    """q c, or q^T c if `adjoint`, for c[..., m, n] (LAPACK ormqr). Operands: v, tau, c.
+
+    q is the product of k <= m reflections: vectors below the diagonal of v[..., m, k], factors tau[..., k], as
+    `HouseholderQR` gives them.
+    """
 
     name: ClassVar[str] = "reflect"
     adjoint: bool = False
@@ -105,10 +111,10 @@ class Reflect(Op):
         check_count(self, inputs, 3)
         v, tau, c = inputs
         m.check_matrices(self, v, c)
-        same = v.dtype == c.dtype and v.shape[:-1] == c.shape[:-1]
-        self.expect(same, f"expected vectors of c's type, batch and number of rows, got {v} and {c}")
-        wanted = v.with_shape((*v.shape[:-2], v.shape[-1]))
-        self.expect(tau == wanted, f"expected factors {wanted}, got {tau}")
+        fits = v.dtype == c.dtype and v.shape[:-1] == c.shape[:-1]
+        self.expect(fits, f"expected vectors of c's type, batch and number of rows, got {v} and {c}")
+        expected = v.with_shape((*v.shape[:-2], v.shape[-1]))
+        self.expect(tau == expected, f"expected factors {expected}, got {tau}")
         return c
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
@@ -125,15 +131,15 @@ class Reflect(Op):
     def lower(self, *inputs: Node) -> Node:
         v, c = m.as_batch(inputs[0]), m.as_batch(inputs[2])
         batch, rows, count = v.shape
-        total, width = m.whole_panels(count), m.width_of(count)
-        v = m.padded(v, rows, total)
+        total, width = m.padded_columns(count), m.panel_width(count)
+        v = m.pad_to(v, rows, total)
         tau = Term(inputs[1]).reshape((batch, 1, count)).pad(2, 0, total - count, 0.0)
 
-        def panel(first: Term, many: Term, c: Term, v: Term, tau: Term) -> list[Term]:
-            vectors = _vectors(m.cut(v, 2, first, width), first, many)
-            return [_reflected(c, vectors, m.cut(tau, 2, first, width), self.adjoint), v, tau]
+        def panel(first: Term, n_columns: Term, c: Term, v: Term, tau: Term) -> list[Term]:
+            vectors = _vectors(m.dynamic_slice(v, 2, first, width), first, n_columns)
+            return [_apply_block_reflector(c, vectors, m.dynamic_slice(tau, 2, first, width), self.adjoint), v, tau]
 
-        out = m.by_panels(count, [c, v, tau], panel, backwards=not self.adjoint)[0]
+        out = m.panel_loop(count, [c, v, tau], panel, reverse=not self.adjoint)[0]
         return out.reshape(inputs[2].shape).node
 
     @classmethod
@@ -147,41 +153,42 @@ class Reflect(Op):
             yield cls(rows != 4), (v.astype(dtype), tau.astype(dtype), c.astype(dtype))
 
 
-def _panel(x: Term, first: Term, many: Term) -> tuple[Term, Term]:
-    """A panel of columns reduced from row `first` on, and the reflections' factors [b, 1, w]."""
+def _reduce_panel(x: Term, first: Term, n_columns: Term) -> tuple[Term, Term]:
+    """The panel x reduced from row `first` on, and the factors of its reflections [b, 1, w]."""
 
     def column(j: Term, x: Term, tau: Term, first: Term) -> list[Term]:
         top = first + j
-        row, at = m.row_of(x), m.column_of(x)
-        own = m.cut(x, 2, j)
-        head = m.cut(own, 1, top)
-        below = m.where(row > top, own, 0.0)
-        rest = (below * below).sum((1,))
-        length = (head * head + rest).map(Sqrt())
+        row, column_index = m.row_of(x), m.column_of(x)
+        values = m.dynamic_slice(x, 2, j)
+        head = m.dynamic_slice(values, 1, top)
+        below = m.where(row > top, values, 0.0)
+        rest_square = (below * below).sum((1,))
+        length = (head * head + rest_square).map(Sqrt())
         beta = m.where(head < 0.0, length, -length)
-        none = rest.equals(0.0)
-        factor = m.where(none, 0.0, (beta - head) / beta)
-        v = m.where(row.equals(top), 1.0, m.where(none, 0.0, below / (head - beta)))
+        is_reduced = rest_square.equals(0.0)
+        factor = m.where(is_reduced, 0.0, (beta - head) / beta)
+        v = m.where(row.equals(top), 1.0, m.where(is_reduced, 0.0, below / (head - beta)))
         v = m.where(row >= top, v, 0.0)
         reduced = x - v * (m.times(m.transposed(v), x) * factor)
-        stored = m.where(row > top, v, m.where(row.equals(top), m.where(none, head, beta), own))
-        x = m.where(at > j, m.where(row >= top, reduced, x), m.where(at.equals(j), stored, x))
-        return [x, m.put(tau, factor, 2, j)]
+        stored = m.where(row > top, v, m.where(row.equals(top), m.where(is_reduced, head, beta), values))
+        x = m.where(column_index > j, m.where(row >= top, reduced, x), m.where(column_index.equals(j), stored, x))
+        return [x, m.dynamic_update(tau, factor, 2, j)]
 
     start = t.full((x.shape[0], 1, x.shape[2]), 0.0, x.dtype)
-    out, tau = m.repeat(many, [x, start], column, [first])
+    out, tau = m.for_loop(n_columns, [x, start], column, [first])
     return out, tau
 
 
-def _vectors(packed: Term, first: Term, many: Term) -> Term:
-    """The vectors of a panel's reflections as columns."""
-    row, at = m.row_of(packed), m.column_of(packed)
-    below = m.where(row > at + first, packed, 0.0)
-    return m.where(at < many, m.where(row.equals(at + first), 1.0, below), 0.0)
+def _vectors(packed: Term, first: Term, n_columns: Term) -> Term:
+    """The vectors of a panel's reflections, as columns."""
+    row, column = m.row_of(packed), m.column_of(packed)
+    below = m.where(row > column + first, packed, 0.0)
+    return m.where(column < n_columns, m.where(row.equals(column + first), 1.0, below), 0.0)
 
 
-def _reflected(c: Term, v: Term, tau: Term, adjoint: bool) -> Term:
-    """c - V T V^T c (T^T where `adjoint`), with T = (I + D S)^-1 D, D = diag(tau), S = V^T V above its diagonal."""
+def _apply_block_reflector(c: Term, v: Term, tau: Term, adjoint: bool) -> Term:
+    """c - V T V^T c (T^T if `adjoint`), with T = (I + D S)^-1 D, D = diag(tau), S the strict upper triangle of V^T
+    V."""
     s = m.strict_triangle(m.times(m.transposed(v), v), upper=True)
     weights = m.transposed(tau)
     x = m.times(m.transposed(v), c)

@@ -1,4 +1,4 @@
-"""What factorizations are for: systems of equations, inverses, determinants. Builders on matrices [..., m, n]."""
+"""Builders on matrices [..., m, n]: systems of equations, inverses, determinants."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from ingot.ops.nn.terms import Term
 
 
 def transposed(x: Node) -> Node:
+    """Each matrix transposed."""
     return m.transposed(Term(x)).node
 
 
 def diagonal(x: Node) -> Node:
-    """[..., min(m, n)]."""
-    found = m.diagonal(m.as_batch(x))
-    return found.reshape((*x.shape[:-2], found.shape[1])).node
+    """The diagonal of each matrix, [..., min(m, n)]."""
+    result = m.diagonal(m.as_batch(x))
+    return result.reshape((*x.shape[:-2], result.shape[1])).node
 
 
 def triangle(x: Node, upper: bool = False) -> Node:
-    """x on its diagonal and below it (above it), zeros elsewhere."""
+    """The lower (upper) triangle of x with the diagonal, zeros elsewhere."""
     return m.triangle(m.as_batch(x), upper).reshape(x.shape).node
 
 
@@ -37,7 +38,10 @@ def symmetric(x: Node) -> Node:
 def solve_triangular(
     a: Node, b: Node, *, upper: bool = False, unit: bool = False, left: bool = True, transpose: bool = False
 ) -> Node:
-    """x with a x = b, or x a = b where not `left`; a^T for a where `transpose`. Of `a` one triangle is read."""
+    """The solution x of a x = b, or of x a = b unless `left`, for the lower (upper) triangle of a.
+
+    transpose: solve with a^T. unit: the diagonal is taken as ones.
+    """
     if transpose == left:
         a, upper = transposed(a), not upper
     if left:
@@ -46,30 +50,30 @@ def solve_triangular(
 
 
 def cholesky(x: Node, upper: bool = False) -> Node:
-    """The lower (upper) factor, of the same triangle of x."""
+    """The lower (upper) Cholesky factor of x, from the same triangle of x."""
     return transposed(Cholesky()(transposed(x))) if upper else Cholesky()(x)
 
 
 def cholesky_solve(b: Node, factor: Node, upper: bool = False) -> Node:
-    """x with a x = b, for a's factor."""
-    half = solve_triangular(factor, b, upper=upper, transpose=upper)
-    return solve_triangular(factor, half, upper=upper, transpose=not upper)
+    """The solution of a x = b for the Cholesky factor of a."""
+    partial = solve_triangular(factor, b, upper=upper, transpose=upper)
+    return solve_triangular(factor, partial, upper=upper, transpose=not upper)
 
 
 def reordered(x: Node, order: Node) -> Node:
-    """x[..., order, :], an order of rows for each matrix."""
+    """x[..., order, :]: the rows of each matrix in its order."""
     flat = Term(order).reshape((m.as_batch(x).shape[0], order.shape[-1]))
-    return m.rows_at(m.as_batch(x), flat).reshape((*order.shape, x.shape[-1])).node
+    return m.take_rows(m.as_batch(x), flat).reshape((*order.shape, x.shape[-1])).node
 
 
 def inverse_order(order: Node) -> Node:
-    """The order that undoes `order`, i64[..., n]."""
+    """The inverse of the permutation `order`, i64[..., n]."""
     axis = order.type.rank - 1
     return Sort(axis)(order, t.iota(order.shape, axis).node).results[1]
 
 
 def order_of(pivots: Node, rows: DimLike) -> Node:
-    """i64[..., rows]: where rows 0, 1, ... end that change places with rows pivots[..., i], one after the other."""
+    """i64[..., rows]: the permutation that results from exchanging rows i and pivots[..., i] for i = 0, 1, ..."""
     *lead, count = pivots.shape
     flat = Term(pivots).cast(i64).reshape((1, product(lead), count))
     order = t.iota((flat.shape[1], rows), 1)
@@ -77,43 +81,48 @@ def order_of(pivots: Node, rows: DimLike) -> Node:
         return order.reshape((*lead, rows)).node
 
     def swap(i: Term, order: Term, pivots: Term) -> list[Term]:
-        to = m.cut(pivots, 2, i).reshape((order.shape[0], 1))
-        place = t.iota((1, rows), 1)
-        there = m.rows_at(order.expand(2), to).reshape(to.shape)
-        here = m.cut(order.expand(0), 2, i).reshape(to.shape)
-        return [m.where(place.equals(i), there, m.where(place.equals(to), here, order))]
+        target = m.dynamic_slice(pivots, 2, i).reshape((order.shape[0], 1))
+        position = t.iota((1, rows), 1)
+        target_value = m.take_rows(order.expand(2), target).reshape(target.shape)
+        current_value = m.dynamic_slice(order.expand(0), 2, i).reshape(target.shape)
+        return [m.where(position.equals(i), target_value, m.where(position.equals(target), current_value, order))]
 
-    return m.repeat(count, [order], swap, [flat])[0].reshape((*lead, rows)).node
+    return m.for_loop(count, [order], swap, [flat])[0].reshape((*lead, rows)).node
 
 
 def lu_solve(lu: Node, order: Node, b: Node, *, left: bool = True, adjoint: bool = False) -> Node:
-    """x with a x = b (x a = b where not `left`), a^T for a where `adjoint`, for a's LU and its order of rows."""
+    """The solution of a x = b, or of x a = b unless `left`, for the LU of a and its order of rows.
+
+    adjoint: solve with a^T.
+    """
     if not left:
         return transposed(lu_solve(lu, order, transposed(b), adjoint=not adjoint))
     if not adjoint:
-        half = solve_triangular(lu, reordered(b, order), unit=True)
-        return solve_triangular(lu, half, upper=True)
-    half = solve_triangular(lu, b, upper=True, transpose=True)
-    return reordered(solve_triangular(lu, half, unit=True, transpose=True), inverse_order(order))
+        partial = solve_triangular(lu, reordered(b, order), unit=True)
+        return solve_triangular(lu, partial, upper=True)
+    partial = solve_triangular(lu, b, upper=True, transpose=True)
+    return reordered(solve_triangular(lu, partial, unit=True, transpose=True), inverse_order(order))
 
 
 def solve(a: Node, b: Node, left: bool = True) -> Node:
+    """The solution of a x = b, or of x a = b unless `left`."""
     lu, _, order = LU()(a).results
     return lu_solve(lu, order, b, left=left)
 
 
 def inverse(a: Node) -> Node:
+    """The inverse of each matrix."""
     return solve(a, m.identity(Term(a)).reshape(a.shape[-2:]).broadcast(a.shape).node)
 
 
 def determinant(lu: Node, pivots: Node) -> Node:
-    """det a of [..., n, n], for a's LU."""
+    """The determinant of a[..., n, n], from its LU."""
     rows = Term(diagonal(lu))
     return (_sign(pivots, rows) * rows.reduce("prod", (rows.rank - 1,), keepdims=False)).node
 
 
 def _sign(pivots: Node, like: Term) -> Term:
-    """-1 for an odd number of rows that change places."""
-    places = Term(pivots)
-    stays = places.equals(t.iota(places.shape, places.rank - 1))
-    return m.where(stays, t.scalar(1.0, like.dtype), -1.0).reduce("prod", (places.rank - 1,), keepdims=False)
+    """The sign of the permutation: -1 for an odd number of exchanges."""
+    pivot_rows = Term(pivots)
+    is_fixed = pivot_rows.equals(t.iota(pivot_rows.shape, pivot_rows.rank - 1))
+    return m.where(is_fixed, t.scalar(1.0, like.dtype), -1.0).reduce("prod", (pivot_rows.rank - 1,), keepdims=False)

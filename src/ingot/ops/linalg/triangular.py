@@ -17,9 +17,10 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class TriangularSolve(Op):
-    """x with a x = b, for a[..., n, n], of which one triangle is read, and b[..., n, k]. unit: its diagonal is ones.
+    """The solution x[..., n, k] of a x = b for a triangular a[..., n, n] and b[..., n, k] (StableHLO triangular_solve).
 
-    A zero on the diagonal gives infinities and NaN, as a division does.
+    Only the lower (upper) triangle of a is read. unit: the diagonal of a is not read but taken as ones. A zero on the
+    diagonal gives infinities and NaN.
     """
 
     name: ClassVar[str] = "triangular_solve"
@@ -31,8 +32,8 @@ class TriangularSolve(Op):
         a, b = inputs
         m.check_matrices(self, a, square=True)
         m.check_matrices(self, b)
-        same = a.dtype == b.dtype and a.shape[:-1] == b.shape[:-1]
-        self.expect(same, f"expected operands of one type, batch and number of rows, got {a} and {b}")
+        fits = a.dtype == b.dtype and a.shape[:-1] == b.shape[:-1]
+        self.expect(fits, f"expected operands of one type, batch and number of rows, got {a} and {b}")
         return b
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
@@ -41,45 +42,45 @@ class TriangularSolve(Op):
         x = np.zeros_like(b)
         with np.errstate(all="ignore"):
             for i in reversed(range(n)) if self.upper else range(n):
-                done = slice(i + 1, n) if self.upper else slice(0, i)
-                row = b[..., i, :] - (a[..., i, None, done] @ x[..., done, :])[..., 0, :]
+                solved = slice(i + 1, n) if self.upper else slice(0, i)
+                row = b[..., i, :] - (a[..., i, None, solved] @ x[..., solved, :])[..., 0, :]
                 x[..., i, :] = row if self.unit else row / a[..., i, i, None]
             return x.astype(inputs[1].dtype)
 
     @m.in_f32
     def lower(self, *inputs: Node) -> Node:
-        """By panels of rows, each less the product of a's panel and the rows above (below) it."""
+        """By panels of rows: the product of a's panel and the rows solved before is subtracted from b."""
         a, b = (m.as_batch(x) for x in inputs)
         n = b.shape[1]
-        total = m.whole_panels(n)
+        total = m.padded_columns(n)
         pivots = m.diagonal(a).expand(2).pad(1, 0, total - n, 1.0)
-        strict = m.padded(m.strict_triangle(a, self.upper), total, total)
-        rows = m.padded(b, total, b.shape[2])
+        strict = m.pad_to(m.strict_triangle(a, self.upper), total, total)
+        rows = m.pad_to(b, total, b.shape[2])
 
         def panel(first: Term, _: Term, x: Term, strict: Term, pivots: Term, rows: Term) -> list[Term]:
-            width = m.width_of(n)
-            line = m.cut(strict, 1, first, width)
-            given = m.cut(rows, 1, first, width)
+            width = m.panel_width(n)
+            panel_rows = m.dynamic_slice(strict, 1, first, width)
+            rhs = m.dynamic_slice(rows, 1, first, width)
             if width != n:
-                given = given - m.times(line, x)
-            own = m.cut(line, 2, first, width)
-            solved = self.by_rows(own, m.cut(pivots, 1, first, width), given)
-            return [m.put(x, solved, 1, first), strict, pivots, rows]
+                rhs = rhs - m.times(panel_rows, x)
+            block = m.dynamic_slice(panel_rows, 2, first, width)
+            solved = self._substitute(block, m.dynamic_slice(pivots, 1, first, width), rhs)
+            return [m.dynamic_update(x, solved, 1, first), strict, pivots, rows]
 
         empty = t.full(rows.shape, 0.0, b.dtype)
-        x = m.by_panels(n, [empty, strict, pivots, rows], panel, backwards=self.upper)[0]
+        x = m.panel_loop(n, [empty, strict, pivots, rows], panel, reverse=self.upper)[0]
         return x.slice(1, 0, n).reshape(inputs[1].shape).node
 
-    def by_rows(self, strict: Term, pivots: Term, b: Term) -> Term:
-        """x for the strict triangle, the diagonal [b, n, 1] and the right side, one row after the other."""
+    def _substitute(self, strict: Term, pivots: Term, b: Term) -> Term:
+        """The solution for the strict triangle, the diagonal [b, n, 1] and the right-hand side b, row by row."""
         n = b.shape[1]
 
         def row(i: Term, x: Term, strict: Term, pivots: Term, b: Term) -> list[Term]:
-            at = t.as_term(t.size(n)) - 1 - i if self.upper else i
-            value = m.cut(b, 1, at) - m.times(m.cut(strict, 1, at), x)
-            return [m.put(x, value if self.unit else value / m.cut(pivots, 1, at), 1, at)]
+            index = t.as_term(t.size(n)) - 1 - i if self.upper else i
+            value = m.dynamic_slice(b, 1, index) - m.times(m.dynamic_slice(strict, 1, index), x)
+            return [m.dynamic_update(x, value if self.unit else value / m.dynamic_slice(pivots, 1, index), 1, index)]
 
-        return m.repeat(n, [t.full(b.shape, 0.0, b.dtype)], row, [strict, pivots, b])[0]
+        return m.for_loop(n, [t.full(b.shape, 0.0, b.dtype)], row, [strict, pivots, b])[0]
 
     @classmethod
     def samples(cls) -> Samples:

@@ -1,4 +1,4 @@
-"""MODEL ops: what frontends import into. Each lowers to CORE primitives."""
+"""MODEL ops, which frontends build. Each lowers to CORE primitives."""
 
 from ingot.ops.nn.activation import (
     Celu,

@@ -1,6 +1,6 @@
-"""Activations: one operand, elementwise (PRelu: a second one that broadcasts).
+"""Activations: elementwise ops of one operand (PRelu has a second one, which broadcasts).
 
-Narrow floats are computed in f32 and rounded once, as PyTorch does.
+Narrow floats are computed in f32 and rounded once, as in PyTorch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
 from ingot.ops.build import broadcast_shapes, clip
-from ingot.ops.core.base import check_count, finish, widen
+from ingot.ops.core.base import check_count, round_to, widen
 from ingot.ops.core.functions import Expm1, Log1p
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -34,7 +34,7 @@ def _floats() -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class Activation(Op):
-    """Base: f[*] -> f[*]. A subclass gives `compute` (numpy, f32 or f64) and `formula` (the same in terms)."""
+    """Base: floats [*] -> floats [*]. A subclass defines `compute` (numpy, f32 or f64) and `formula` (in terms)."""
 
     integers: ClassVar[bool] = False
 
@@ -54,7 +54,7 @@ class Activation(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
         with np.errstate(all="ignore"):
-            return finish(self.compute(widen(x)), dtype_of(x))
+            return round_to(self.compute(widen(x)), dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         (x,) = inputs
@@ -71,14 +71,14 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-wide))
 
 
-def _within(x: Term, high: float) -> Term:
-    """0 to `high`, with the slopes at these of PyTorch's own formulas."""
+def _clip_from_zero(x: Term, high: float) -> Term:
+    """x clamped to [0, high], with derivative 0 at the bounds, as in PyTorch."""
     return Term(clip(x.node, 0.0, high, open=True))
 
 
 @dataclass(frozen=True)
 class Relu(Activation):
-    """max(x, 0); NaN stays NaN. Numbers of any kind."""
+    """max(x, 0) of floats or integers; NaN gives NaN (ONNX Relu)."""
 
     name: ClassVar[str] = "relu"
     integers: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class Relu(Activation):
 
 @dataclass(frozen=True)
 class Silu(Activation):
-    """x * sigmoid(alpha x); alpha 1: SiLU, Swish."""
+    """x * sigmoid(alpha x); SiLU or Swish for alpha = 1 (Ramachandran et al. 2017)."""
 
     name: ClassVar[str] = "silu"
     alpha: float = 1.0
@@ -117,7 +117,7 @@ class Silu(Activation):
 
 @dataclass(frozen=True)
 class HardSwish(Activation):
-    """x * min(max(x + 3, 0), 6) / 6."""
+    """x * min(max(x + 3, 0), 6) / 6 (ONNX HardSwish)."""
 
     name: ClassVar[str] = "hard_swish"
 
@@ -125,12 +125,12 @@ class HardSwish(Activation):
         return x * np.clip(x + 3, 0, 6) / 6
 
     def formula(self, x: Term) -> Term:
-        return x * _within(x + 3, 6) * (1 / 6)
+        return x * _clip_from_zero(x + 3, 6) * (1 / 6)
 
 
 @dataclass(frozen=True)
 class HardSigmoid(Activation):
-    """min(max(alpha x + beta, 0), 1). ONNX: 0.2, 0.5; PyTorch: 1/6, 0.5."""
+    """min(max(alpha x + beta, 0), 1). The defaults of (alpha, beta) are (0.2, 0.5) in ONNX, (1/6, 0.5) in PyTorch."""
 
     name: ClassVar[str] = "hard_sigmoid"
     alpha: float = 1 / 6
@@ -140,7 +140,7 @@ class HardSigmoid(Activation):
         return np.clip(x * self.alpha + self.beta, 0, 1)
 
     def formula(self, x: Term) -> Term:
-        return _within(x * self.alpha + self.beta, 1)
+        return _clip_from_zero(x * self.alpha + self.beta, 1)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -150,7 +150,7 @@ class HardSigmoid(Activation):
 
 @dataclass(frozen=True)
 class LeakyRelu(Activation):
-    """x where x > 0, else alpha x."""
+    """x if x > 0, else alpha x (ONNX LeakyRelu)."""
 
     name: ClassVar[str] = "leaky_relu"
     alpha: float = 0.01
@@ -162,14 +162,14 @@ class LeakyRelu(Activation):
         return t.term(t.where(x > 0, x, x * self.alpha))
 
 
-def _negative(x: Term) -> Term:
-    """x, and 0 where it is positive: its exponential does not overflow, and has a slope, where it is not chosen."""
+def _negative_part(x: Term) -> Term:
+    """min(x, 0): its exponential never overflows, so that the branch not selected has a finite derivative."""
     return t.term(t.where(x > 0, 0.0, x))
 
 
 @dataclass(frozen=True)
 class Elu(Activation):
-    """x where x > 0, else alpha (e^x - 1)."""
+    """x if x > 0, else alpha (e^x - 1) (Clevert et al. 2015)."""
 
     name: ClassVar[str] = "elu"
     alpha: float = 1.0
@@ -178,7 +178,7 @@ class Elu(Activation):
         return np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64)))
 
     def formula(self, x: Term) -> Term:
-        return t.term(t.where(x > 0, x, _negative(x).map(Expm1()) * self.alpha))
+        return t.term(t.where(x > 0, x, _negative_part(x).map(Expm1()) * self.alpha))
 
 
 @dataclass(frozen=True)
@@ -193,12 +193,12 @@ class Selu(Activation):
         return self.gamma * np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64)))
 
     def formula(self, x: Term) -> Term:
-        return t.term(t.where(x > 0, x * self.gamma, _negative(x).map(Expm1()) * (self.alpha * self.gamma)))
+        return t.term(t.where(x > 0, x * self.gamma, _negative_part(x).map(Expm1()) * (self.alpha * self.gamma)))
 
 
 @dataclass(frozen=True)
 class Celu(Activation):
-    """x where x > 0, else alpha (e^(x / alpha) - 1)."""
+    """x if x > 0, else alpha (e^(x / alpha) - 1) (Barron 2017)."""
 
     name: ClassVar[str] = "celu"
     alpha: float = 1.0
@@ -207,7 +207,7 @@ class Celu(Activation):
         return np.where(x > 0, x, self.alpha * np.expm1(x.astype(np.float64) / self.alpha))
 
     def formula(self, x: Term) -> Term:
-        return t.term(t.where(x > 0, x, (_negative(x) / self.alpha).map(Expm1()) * self.alpha))
+        return t.term(t.where(x > 0, x, (_negative_part(x) / self.alpha).map(Expm1()) * self.alpha))
 
     @classmethod
     def samples(cls) -> Samples:
@@ -217,15 +217,15 @@ class Celu(Activation):
 
 @dataclass(frozen=True)
 class PRelu(Op):
-    """(x, slope): x where x > 0, else slope * x; slope broadcasts to x as in numpy, aligned at the last dimension."""
+    """x if x > 0, else slope * x, for operands (x, slope); slope broadcasts to x as in numpy (ONNX PRelu)."""
 
     name: ClassVar[str] = "prelu"
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
         x, slope = inputs
-        number = x.dtype.is_float or x.dtype.is_integer
-        self.expect(number and x.dtype == slope.dtype, f"expected numbers of one dtype, got {x} and {slope}")
+        is_number = x.dtype.is_float or x.dtype.is_integer
+        self.expect(is_number and x.dtype == slope.dtype, f"expected numbers of one dtype, got {x} and {slope}")
         shape = broadcast_shapes(x.shape, slope.shape)
         self.expect(shape == x.shape, f"expected a slope that broadcasts to {x}, got {slope}")
         return x
@@ -233,7 +233,7 @@ class PRelu(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, slope = widen(inputs[0]), widen(inputs[1])
         with np.errstate(all="ignore"):
-            return finish(np.where(x > 0, x, x * slope), dtype_of(inputs[0]))
+            return round_to(np.where(x > 0, x, x * slope), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, slope = t.floating(inputs[0]), t.floating(inputs[1])
@@ -248,7 +248,7 @@ class PRelu(Op):
 
 @dataclass(frozen=True)
 class Softplus(Activation):
-    """log(1 + e^(beta x)) / beta; x itself where beta x > threshold."""
+    """log(1 + e^(beta x)) / beta; x itself if beta x > threshold (torch.nn.Softplus)."""
 
     name: ClassVar[str] = "softplus"
     beta: float = 1.0
@@ -295,7 +295,7 @@ class Mish(Activation):
 
     def formula(self, x: Term) -> Term:
         # tanh(log(1 + e^x)) = n / (n + 2) with n = e^x (e^x + 2): one exponential, and no cancellation for x << 0;
-        # from x = 20 on the quotient is 1 to the last bit of f64, while e^2x would overflow
+        # for x >= 20 the quotient is 1 to the last bit of f64, while e^2x would overflow
         e = t.exp(t.term(t.minimum(x, 20)))
         n = e * (e + 2)
         return x * (n / (n + 2))
@@ -303,7 +303,7 @@ class Mish(Activation):
 
 @dataclass(frozen=True)
 class ThresholdedRelu(Activation):
-    """x where x > alpha, else 0 (also for NaN)."""
+    """x if x > alpha, else 0, also for NaN (ONNX ThresholdedRelu)."""
 
     name: ClassVar[str] = "thresholded_relu"
     alpha: float = 1.0
@@ -322,30 +322,30 @@ class ThresholdedRelu(Activation):
 
 @dataclass(frozen=True)
 class Softshrink(Activation):
-    """x - lambd where x > lambd, x + lambd where x < -lambd, else 0; NaN stays NaN."""
+    """x - lambd if x > lambd, x + lambd if x < -lambd, else 0; NaN gives NaN (torch.nn.Softshrink)."""
 
     name: ClassVar[str] = "softshrink"
     lambd: float = 0.5
 
     def compute(self, x: np.ndarray) -> np.ndarray:
-        edge = x.dtype.type(self.lambd)
-        return np.where(x > edge, x - edge, np.where(x < -edge, x + edge, x * 0))
+        threshold = x.dtype.type(self.lambd)
+        return np.where(x > threshold, x - threshold, np.where(x < -threshold, x + threshold, x * 0))
 
     def formula(self, x: Term) -> Term:
-        below = t.where(x < -self.lambd, x + self.lambd, x * 0)
-        return t.term(t.where(x > self.lambd, x - self.lambd, below))
+        otherwise = t.where(x < -self.lambd, x + self.lambd, x * 0)
+        return t.term(t.where(x > self.lambd, x - self.lambd, otherwise))
 
 
 @dataclass(frozen=True)
 class Hardshrink(Activation):
-    """0 where -lambd <= x <= lambd, else x."""
+    """0 if -lambd <= x <= lambd, else x (torch.nn.Hardshrink)."""
 
     name: ClassVar[str] = "hardshrink"
     lambd: float = 0.5
 
     def compute(self, x: np.ndarray) -> np.ndarray:
-        edge = x.dtype.type(self.lambd)
-        return np.where((x >= -edge) & (x <= edge), x.dtype.type(0), x)
+        threshold = x.dtype.type(self.lambd)
+        return np.where((x >= -threshold) & (x <= threshold), x.dtype.type(0), x)
 
     def formula(self, x: Term) -> Term:
         return t.term(t.where((x >= -self.lambd) & (x <= self.lambd), 0, x))

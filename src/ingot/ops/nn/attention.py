@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, product
+from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, TensorType, boolean, dtype_of
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import finish, known
+from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -25,10 +25,13 @@ _INF = float("inf")
 class Attention(Op):
     """softmax(softcap(q k^T * scale) + mask) v, for q[B,Hq,Sq,D], k[B,Hk,Sk,D], v[B,Hk,Sk,Dv] -> [B,Hq,Sq,Dv].
 
-    Query head h reads key head h // (Hq / Hk). mask broadcasts to [B,Hq,Sq,Sk]: bool (True keeps) or float (added).
-    causal: "upper_left" lets query i see keys up to i, "lower_right" up to i + Sk - Sq. softcap c > 0: c tanh(s / c).
-    A row with no key left gives 0 (as flash kernels and ONNX 24 do), and, if `guarded`, one whose weights are NaN.
-    Computed in f32 (f64 for f64), rounded once.
+    Operands: q, k, v and optionally mask, which broadcasts to [B,Hq,Sq,Sk]: bool (True: visible) or float (added). q, k
+    and v have one float dtype; the op is computed in f32 (f64 for f64) and rounded once. Query head h attends to key
+    head h // (Hq / Hk).
+
+    causal: "none", "upper_left" (query i attends to keys j <= i) or "lower_right" (j <= i + Sk - Sq). softcap: c > 0
+    for c tanh(s / c), 0 for none. guarded: rows whose weights are NaN give 0. Rows without any visible key always give
+    0 (as in flash attention and ONNX 24).
     """
 
     name: ClassVar[str] = "attention"
@@ -45,14 +48,14 @@ class Attention(Op):
         self.expect(self.causal in choices, f"causal: expected one of {' '.join(choices)}, got {self.causal}")
         self.expect(self.softcap >= 0, f"softcap: expected 0 (none) or more, got {self.softcap}")
         q, k, v = inputs[:3]
-        same = q.dtype == k.dtype == v.dtype and q.dtype.is_float
-        self.expect(same, f"expected q, k and v of one float dtype, got {q}, {k}, {v}")
+        one_dtype = q.dtype == k.dtype == v.dtype and q.dtype.is_float
+        self.expect(one_dtype, f"expected q, k and v of one float dtype, got {q}, {k}, {v}")
         self.expect(q.rank == k.rank == v.rank == 4, f"expected q, k and v of rank 4, got {q}, {k}, {v}")
         batch, heads, rows, depth = q.shape
         fits = k.shape[0] == v.shape[0] == batch and k.shape[1:3] == v.shape[1:3] and k.shape[3] == depth
         self.expect(fits, f"expected k [{batch},H,S,{depth}] and v [{batch},H,S,D] for q {q}, got {k} and {v}")
-        groups = known(heads, k.shape[1]) and k.shape[1] != 0 and heads % k.shape[1] == 0
-        self.expect(heads == k.shape[1] or groups, f"expected query heads in groups of the key heads, got {q} and {k}")
+        divides = is_static((heads, k.shape[1])) and k.shape[1] != 0 and heads % k.shape[1] == 0
+        self.expect(heads == k.shape[1] or divides, f"expected query heads in groups of the key heads, got {q} and {k}")
         if len(inputs) == 4:
             mask, scores = inputs[3], (batch, heads, rows, k.shape[2])
             self.expect(mask.dtype == boolean or mask.dtype.is_float, f"mask: expected bool or float, got {mask}")
@@ -61,12 +64,13 @@ class Attention(Op):
         return q.with_shape((batch, heads, rows, v.shape[3]))
 
     def flops(self, *inputs: TensorType) -> DimLike:
-        """Both products in full: what a causal mask leaves out is counted."""
+        """The operations of both products, including scores that a causal mask hides."""
         q, k, v = inputs[:3]
         return product(q.shape[:3]) * k.shape[2] * (q.shape[3] + v.shape[3]) * 2
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
-        """Any queries without a causal mask, the first ones or the last ones with it; heads that share no keys."""
+        """Crops any range of queries without a causal mask, a prefix or suffix with one; heads unless keys are
+        shared."""
         q, k = inputs[:2]
         batch, heads, (low, high), depth = box
         rows, cols = q.shape[2], k.shape[2]
@@ -81,20 +85,22 @@ class Attention(Op):
                 return None
         if heads != (0, q.shape[1]) and k.shape[1] != q.shape[1]:
             return None
-        shared = heads if k.shape[1] == q.shape[1] else (0, k.shape[1])
-        keys, values = (batch, shared, (0, cols), (0, q.shape[3])), (batch, shared, (0, cols), depth)
-        reads: list[Box | None] = [(batch, heads, (low, high), (0, q.shape[3])), keys, values]
+        key_heads = heads if k.shape[1] == q.shape[1] else (0, k.shape[1])
+        keys, values = (batch, key_heads, (0, cols), (0, q.shape[3])), (batch, key_heads, (0, cols), depth)
+        boxes: list[Box | None] = [(batch, heads, (low, high), (0, q.shape[3])), keys, values]
         for mask in inputs[3:]:
-            seen = (batch, heads, (low, high), (0, cols))[4 - mask.rank :]
-            reads.append(tuple((0, 1) if d == 1 else at for d, at in zip(mask.shape, seen, strict=True)))
-        return replace(self, causal=causal), tuple(reads)
+            mask_box = (batch, heads, (low, high), (0, cols))[4 - mask.rank :]
+            boxes.append(
+                tuple((0, 1) if d == 1 else axis_range for d, axis_range in zip(mask.shape, mask_box, strict=True))
+            )
+        return replace(self, causal=causal), tuple(boxes)
 
     def offset(self, rows: DimLike, cols: DimLike) -> DimLike:
-        """The number of keys that the first query sees besides key 0, under a causal mask."""
+        """Under a causal mask, query i attends to keys j <= i + offset."""
         return cols - rows if self.causal == "lower_right" else 0
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        q, k, v = (t.exact(x) for x in inputs[:3])
+        q, k, v = (t.as_f64(x) for x in inputs[:3])
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         k, v = np.repeat(k, group, 1), np.repeat(v, group, 1)
         with np.errstate(all="ignore"):
@@ -103,21 +109,22 @@ class Attention(Op):
                 s = self.softcap * np.tanh(s / self.softcap)
             if len(inputs) == 4:
                 mask = inputs[3]
-                s = np.where(mask, s, -_INF) if mask.dtype == bool else s + t.exact(mask)
+                s = np.where(mask, s, -_INF) if mask.dtype == bool else s + t.as_f64(mask)
             if self.causal != "none":
                 rows, cols = s.shape[2:]
-                seen = np.arange(cols) <= np.arange(rows)[:, None] + self.offset(rows, cols)
-                s = np.where(seen, s, -_INF)
-            top = s.max(3, keepdims=True, initial=-_INF)
-            e = np.exp(s - np.where(top == -_INF, 0, top))
+                visible = np.arange(cols) <= np.arange(rows)[:, None] + self.offset(rows, cols)
+                s = np.where(visible, s, -_INF)
+            row_max = s.max(3, keepdims=True, initial=-_INF)
+            e = np.exp(s - np.where(row_max == -_INF, 0, row_max))
             total = e.sum(3, keepdims=True)
             y = (e / np.where(total == 0, 1, total)) @ v
             if self.guarded:
                 y = np.where(np.isnan(total), 0, y)
-        return finish(y, dtype_of(inputs[0]))
+        return round_to(y, dtype_of(inputs[0]))
 
     def weights(self, q: Node, k: Node, *mask: Node) -> Node:
-        """[B, Hq, Sq, Sk]: what each query takes of each value, for what has to be done to it in between."""
+        """The attention weights [B, Hq, Sq, Sk] of each query, for models that process them before the product with
+        v."""
         e, total = self.exponentials(self.scores(q, k), mask)
         w = e / t.term(t.where(total.equals(0), 1.0, total)).restore(e.shape, (e.rank - 1,))
         return w.reshape((*q.shape[:3], k.shape[2])).cast(q.dtype).node
@@ -132,34 +139,36 @@ class Attention(Op):
         return y.reshape((*inputs[0].shape[:3], v.shape[3])).cast(inputs[0].dtype).node
 
     def scores(self, query: Node, key: Node) -> Term:
-        """Capped, without masks: [B, Hk, G, Sq, Sk], without G where no keys are shared."""
+        """The scaled and capped scores without masks, [B, Hk, G, Sq, Sk]; without G if no keys are shared."""
         q, k = t.operand(query), t.operand(key)
         batch, heads, rows, depth = q.shape
         keys = k.shape[1]
-        # [B,Hk,G,Sq,D]: the queries that share a key head side by side
+        # [B,Hk,G,Sq,D]: the G query heads that share a key head
         grouped = q if heads == keys else q.reshape((batch, keys, heads // keys, rows, depth))
         n = grouped.rank
         s = t.contract(grouped, k, [(n - 1, 3)], [(0, 0), (1, 1)], t.sums_dtype(q.dtype)) * self.scale
         return t.tanh(s / self.softcap) * self.softcap if self.softcap else s
 
     def exponentials(
-        self, s: Term, mask: Sequence[Node], first: Term | None = None, rows: DimLike | None = None
+        self, s: Term, mask: Sequence[Node], first_row: Term | None = None, rows: DimLike | None = None
     ) -> tuple[Term, Term]:
-        """Weights of scores and what they are still to be divided by. first, rows: where these are not all `rows`
-        queries, but those from `first` on."""
+        """The exponentials of scores `s` after masking, and their sums, by which they have yet to be divided.
+
+        first_row, rows: if `s` is a block of the `rows` queries, the index of its first one.
+        """
         n = s.rank
         if mask:
-            s = self._masked(s, Term(mask[0]))
+            s = self._apply_mask(s, Term(mask[0]))
         if self.causal != "none":
             count, cols = s.shape[-2:]
-            seen = self._seen(count, cols, self.offset(count if rows is None else rows, cols), first)
-            s = t.term(t.where(seen.broadcast(s.shape), s, -_INF))
-        top = s.max((n - 1,), keepdims=False)
-        # of a row with no key: -inf - 0 = -inf, all weights 0
-        e = t.exp(s - t.term(t.where(top.equals(-_INF), 0.0, top)).restore(s.shape, (n - 1,)))
+            visible = self._causal_mask(count, cols, self.offset(count if rows is None else rows, cols), first_row)
+            s = t.term(t.where(visible.broadcast(s.shape), s, -_INF))
+        row_max = s.max((n - 1,), keepdims=False)
+        # for a row without visible keys: -inf - 0 = -inf, all weights 0
+        e = t.exp(s - t.term(t.where(row_max.equals(-_INF), 0.0, row_max)).restore(s.shape, (n - 1,)))
         return e, e.sum((n - 1,), keepdims=False)
 
-    def _masked(self, s: Term, mask: Term) -> Term:
+    def _apply_mask(self, s: Term, mask: Term) -> Term:
         full = mask.reshape((*(1,) * (4 - mask.rank), *mask.shape))
         if s.rank == 5:
             b, h, *rest = full.shape
@@ -169,10 +178,10 @@ class Attention(Op):
             return t.term(t.where(full.broadcast(s.shape), s, -_INF))
         return s + full.cast(s.dtype)
 
-    def _seen(self, rows: DimLike, cols: DimLike, offset: DimLike, first: Term | None) -> Term:
-        """[Sq,Sk]: whether the query sees the key."""
+    def _causal_mask(self, rows: DimLike, cols: DimLike, offset: DimLike, first_row: Term | None) -> Term:
+        """[Sq,Sk]: whether the query attends to the key."""
         row, col = t.iota((rows, cols), 0), t.iota((rows, cols), 1)
-        row = row if first is None else row + first
+        row = row if first_row is None else row + first_row
         return col <= (row if offset == 0 else row + t.size(offset))
 
     @classmethod
@@ -181,23 +190,23 @@ class Attention(Op):
         k2, v2 = k[:, :2], v[:, :2]
         keep = np.random.default_rng(1).random((2, 1, 5, 7)) < 0.6
         keep[0, 0, 2] = False
-        added = _data(4, 5, 7) * 3
-        added[1, 2, 3:], added[2, 1] = -_INF, -_INF
+        bias = _data(4, 5, 7) * 3
+        bias[1, 2, 3:], bias[2, 1] = -_INF, -_INF
         yield cls("none", 0.35), (q, k, v)
         yield cls("upper_left", 0.35), (q, k, v)
         yield cls("lower_right", 0.35), (q, k, v)
         yield cls("lower_right", 0.35), (k, q, _data(2, 4, 5, 3))
         yield cls("none", 0.35, 2.0), (q, k2, v2)
         yield cls("none", 0.35), (q, k2, v2, keep)
-        yield cls("none", 0.35), (q, k2, v2, added)
-        yield cls("upper_left", 0.35, 5.0), (q, k2, v2, added)
+        yield cls("none", 0.35), (q, k2, v2, bias)
+        yield cls("upper_left", 0.35, 5.0), (q, k2, v2, bias)
         yield cls("lower_right", 0.35), (q, k[:, :1], v[:, :1], keep)
         yield cls("none", 0.35), (q, k, v, np.asarray([True, False, True, True, True, False, True]))
         yield cls("none", 0.35), (q, k, v, _data(5, 1))
         yield cls("none", 0.35), (q, k[:, :, :0], v[:, :, :0])
-        poisoned = np.array(added)
-        poisoned[:, 0, 3], poisoned[2, 4, 0] = np.nan, _INF
-        yield cls("none", 0.35, guarded=True), (q, k2, v2, poisoned)
+        bias_with_nan = np.array(bias)
+        bias_with_nan[:, 0, 3], bias_with_nan[2, 4, 0] = np.nan, _INF
+        yield cls("none", 0.35, guarded=True), (q, k2, v2, bias_with_nan)
         yield cls("upper_left", 0.35), tuple(x.astype(np.float16) for x in (q, k2, v2))
         yield cls("none", 0.35), tuple(x.astype(np.float64) for x in (q, k, v))
 

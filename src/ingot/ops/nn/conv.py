@@ -1,4 +1,4 @@
-"""Convolutions over N, C and any number of spatial dimensions, in PyTorch's and ONNX's layout."""
+"""Convolutions of x[N,C,*S] with any number of spatial dimensions, in the layouts of PyTorch and ONNX."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, mod
+from ingot.ir.dims import DimLike, is_static, mod
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import full
-from ingot.ops.core.base import Pairs, check_count, finish, known
+from ingot.ops.core.base import Pairs, check_count, round_to
 from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-# any letters but N, C, O and I
+# any letters other than N, C, O and I
 _SPATIAL = "XYZUVW"
 
 
 def layouts(rank: int) -> tuple[str, str]:
-    """(data, kernel) layouts of `rank` spatial dimensions: NCW OIW, NCHW OIHW, NCDHW OIDHW."""
+    """The layouts (data, kernel) for `rank` spatial dimensions: NCW OIW, NCHW OIHW, NCDHW OIDHW."""
     letters = {1: "W", 2: "HW", 3: "DHW"}.get(rank, _SPATIAL[:rank])
     return "NC" + letters, "OI" + letters
 
@@ -41,10 +41,10 @@ def _check_positive(op: Op, **values: tuple[int, ...]) -> None:
 
 @dataclass(frozen=True)
 class Conv(Op):
-    """x[N,C,*S], w[O,C/groups,*K] -> [N,O,*S'], S' = (S + padding - dilation (K - 1) - 1) // stride + 1.
+    """The cross-correlation of x[N,C,*S] and w[O,C/groups,*K] -> [N,O,*S'] (ONNX Conv, torch.nn.Conv2d).
 
-    Cross-correlation. padding: (low, high) for each spatial dimension; negative ones crop. dtype: of the result, x's
-    unless given.
+    S' = (S + padding - dilation (K - 1) - 1) // stride + 1. padding: (low, high) for each spatial dimension; negative
+    values crop. dtype: the dtype of the result, by default that of x.
     """
 
     name: ClassVar[str] = "conv"
@@ -69,11 +69,13 @@ class Conv(Op):
         self.expect(mod(w.shape[0], self.groups) == 0, f"expected output channels in {self.groups} groups, got {w}")
         for i, (size, (low, high)) in enumerate(zip(x.shape[2:], self.padding, strict=True)):
             span = (w.shape[2 + i] - 1) * self.dilation[i] + 1
-            fits = size + low + high - span
-            self.expect(not isinstance(fits, int) or fits >= 0, f"spatial axis {i}: kernel {w} exceeds the padded {x}")
-        return self._core().infer(x, w)
+            slack = size + low + high - span
+            self.expect(
+                not isinstance(slack, int) or slack >= 0, f"spatial axis {i}: kernel {w} exceeds the padded {x}"
+            )
+        return self._convolution().infer(x, w)
 
-    def _core(self) -> Convolution:
+    def _convolution(self) -> Convolution:
         data, kernel = layouts(len(self.strides))
         ones = (1,) * len(self.strides)
         spatial = (self.strides, self.padding, ones, self.dilation)
@@ -84,10 +86,12 @@ class Conv(Op):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w = inputs
-        return finish(replace(self._core(), dtype=None).reference(t.exact(x), t.exact(w)), self.dtype or dtype_of(x))
+        return round_to(
+            replace(self._convolution(), dtype=None).reference(t.as_f64(x), t.as_f64(w)), self.dtype or dtype_of(x)
+        )
 
     def lower(self, *inputs: Node) -> Node:
-        return self._core()(*inputs)
+        return self._convolution()(*inputs)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -107,10 +111,11 @@ class Conv(Op):
 
 @dataclass(frozen=True)
 class ConvTranspose(Op):
-    """x[N,C,*S], w[C,O/groups,*K] -> [N,O,*S'], S' = (S - 1) stride - padding + dilation (K - 1) + output_padding + 1.
+    """The transposed convolution of x[N,C,*S] and w[C,O/groups,*K] -> [N,O,*S'] (ONNX ConvTranspose).
 
-    The gradient of Conv with respect to its input: each element of x adds a scaled kernel to the result, from which
-    `padding` is then cut off. dtype: of the result, x's unless given.
+    S' = (S - 1) stride - padding + dilation (K - 1) + output_padding + 1. It is the gradient of Conv with respect to
+    its input: each element of x adds a scaled kernel to the result, which is then cropped by `padding`. dtype: the
+    dtype of the result, by default that of x.
     """
 
     name: ClassVar[str] = "conv_transpose"
@@ -136,7 +141,7 @@ class ConvTranspose(Op):
             x.shape[1] == w.shape[0] and mod(x.shape[1], self.groups) == 0,
             f"expected a kernel [{x.shape[1]}, O / {self.groups}, ...] for x {x} in {self.groups} groups, got {w}",
         )
-        self.expect(known(*w.shape[2:]), f"expected a kernel of static sizes, got {w}")
+        self.expect(is_static(w.shape[2:]), f"expected a kernel of static sizes, got {w}")
         out: list[DimLike] = [x.shape[0], w.shape[1] * self.groups]
         for i, size in enumerate(x.shape[2:]):
             span = (w.shape[2 + i] - 1) * self.dilation[i] + 1
@@ -147,13 +152,13 @@ class ConvTranspose(Op):
             out.append(extent)
         return TensorType(self.dtype or x.dtype, tuple(out))
 
-    def _core(self, w: Shape) -> Convolution:
-        """The convolution over x with stride - 1 holes between elements, by the flipped kernel."""
+    def _convolution(self, w: Shape) -> Convolution:
+        """The convolution of x, dilated by the stride, with the flipped kernel."""
         data, kernel = layouts(len(self.strides))
         padding = []
         for i, (low, high) in enumerate(self.padding):
-            reach = (w[2 + i] - 1) * self.dilation[i]
-            padding.append((reach - low, reach - high + self.output_padding[i]))
+            span = (w[2 + i] - 1) * self.dilation[i]
+            padding.append((span - low, span - high + self.output_padding[i]))
         ones = (1,) * len(self.strides)
         spatial = (ones, tuple(padding), self.strides, self.dilation)
         return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype)
@@ -162,42 +167,42 @@ class ConvTranspose(Op):
         return WeightAxes(1, 1, (1, 0)) if self.groups == 1 else None
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, w = t.exact(inputs[0]), t.exact(inputs[1])
+        x, w = t.as_f64(inputs[0]), t.as_f64(inputs[1])
         n, c, *sizes = x.shape
-        per, kernel = w.shape[1], w.shape[2:]
+        group_outputs, kernel = w.shape[1], w.shape[2:]
         spans = [(k - 1) * d + 1 for k, d in zip(kernel, self.dilation, strict=True)]
-        room = [
+        full_sizes = [
             max(0, (s - 1) * st + span + op)
             for s, st, span, op in zip(sizes, self.strides, spans, self.output_padding, strict=True)
         ]
-        y = np.zeros((n, per * self.groups, *room), np.result_type(x, w))
+        y = np.zeros((n, group_outputs * self.groups, *full_sizes), np.result_type(x, w))
         xs = x.reshape(n, self.groups, c // self.groups, *sizes)
-        ws = w.reshape(self.groups, c // self.groups, per, *kernel)
+        ws = w.reshape(self.groups, c // self.groups, group_outputs, *kernel)
         for tap in np.ndindex(*kernel):
-            part = np.einsum("ngc...,gco->ngo...", xs, ws[(..., *tap)])
-            at = tuple(
+            products = np.einsum("ngc...,gco->ngo...", xs, ws[(..., *tap)])
+            slices = tuple(
                 slice(k * d, k * d + (s - 1) * st + 1, st) if s else slice(0, 0)
                 for k, d, s, st in zip(tap, self.dilation, sizes, self.strides, strict=True)
             )
-            y[(slice(None), slice(None), *at)] += part.reshape(n, per * self.groups, *sizes)
-        # low padding cuts; a negative one widens
+            y[(slice(None), slice(None), *slices)] += products.reshape(n, group_outputs * self.groups, *sizes)
+        # padding crops; negative padding extends
         low = [max(0, p) for p, _ in self.padding]
-        high = [r - max(0, p) for r, (_, p) in zip(room, self.padding, strict=True)]
+        high = [r - max(0, p) for r, (_, p) in zip(full_sizes, self.padding, strict=True)]
         y = y[(slice(None), slice(None), *(slice(a, b) for a, b in zip(low, high, strict=True)))]
-        extra = [(max(0, -p), max(0, -q)) for p, q in self.padding]
-        return finish(np.pad(y, [(0, 0), (0, 0), *extra]), self.dtype or dtype_of(inputs[0]))
+        added_padding = [(max(0, -p), max(0, -q)) for p, q in self.padding]
+        return round_to(np.pad(y, [(0, 0), (0, 0), *added_padding]), self.dtype or dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, w = inputs
-        if 0 in x.shape[2:]:  # no element of x, between which there are holes
+        if 0 in x.shape[2:]:  # x has no elements to dilate
             return full(self.infer(x.type, w.type).shape, 0, self.dtype or x.dtype)
         spatial = len(self.strides)
-        core = self._core(w.shape)
+        core = self._convolution(w.shape)
         kernel = Term(w).map(Reverse(tuple(range(2, 2 + spatial))))
-        c, per, *sizes = w.shape
-        grouped = kernel.reshape((self.groups, c // self.groups, per, *sizes))
+        c, group_outputs, *sizes = w.shape
+        grouped = kernel.reshape((self.groups, c // self.groups, group_outputs, *sizes))
         swapped = grouped.transpose((0, 2, 1, *range(3, 3 + spatial)))
-        return core(x, swapped.reshape((self.groups * per, c // self.groups, *sizes)).node)
+        return core(x, swapped.reshape((self.groups * group_outputs, c // self.groups, *sizes)).node)
 
     @classmethod
     def samples(cls) -> Samples:

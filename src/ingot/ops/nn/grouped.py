@@ -1,4 +1,4 @@
-"""Products of sorted groups of rows, each with a matrix of its own: the experts of a mixture."""
+"""Products of sorted groups of rows, each with its own matrix, as in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 from ingot.ir.dims import DimLike, dim_min, estimate
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, finish
+from ingot.ops.core.base import check_count, round_to
 from ingot.ops.core.reduce import CumReduce
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
-# Rows of a block: more share a matrix that is read once, but the blocks' last rows are padding.
-_MOST_ROWS = 64
+# A block's rows share one read of the matrix; larger blocks have more padding rows at the end of a group.
+_MAX_BLOCK_ROWS = 64
 
 
 @dataclass(frozen=True)
 class GroupedMatMul(Op):
-    """x [S, K], w [G, K, N], ends [G] -> [S, N]: rows ends[g - 1] to ends[g] of x, multiplied by w[g].
+    """x[S,K], w[G,K,N], ends[G] -> [S,N]: rows ends[g - 1]:ends[g] of the result are those of x times w[g].
 
-    `ends` ascends from 0 or more to S or less; rows from the last end on are 0. torch.nn.functional.grouped_mm of a 2-d
-    and a 3-d operand.
+    ends: integers, ascending, in [0, S]; rows from the last end on are 0. As torch.nn.functional.grouped_mm of a 2-d
+    and a 3-d operand. The number of groups is static.
     """
 
     name: ClassVar[str] = "grouped_matmul"
@@ -42,17 +42,19 @@ class GroupedMatMul(Op):
         return x.with_shape((x.shape[0], w.shape[2]))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, w, ends = t.exact(inputs[0]), t.exact(inputs[1]), inputs[2]
+        x, w, ends = t.as_f64(inputs[0]), t.as_f64(inputs[1]), inputs[2]
         out, start = np.zeros((x.shape[0], w.shape[2]), x.dtype), 0
         with np.errstate(all="ignore"):
             for matrix, end in zip(w, ends.tolist(), strict=True):
                 out[start:end] = x[start:end] @ matrix
                 start = end
-        return finish(out, dtype_of(inputs[0]))
+        return round_to(out, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        """Groups are cut into blocks of equally many rows, each of one group: there are at most S / rows + G of them,
-        whatever the groups' sizes are (the blocks of MegaBlocks, Gale et al. 2022)."""
+        """Each group is split into blocks of equally many rows: at most S / rows + G blocks, whatever the group sizes.
+
+        As in MegaBlocks (Gale et al. 2022).
+        """
         x, w, ends = Term(inputs[0]), Term(inputs[1]), Term(inputs[2]).cast(i64)
         (count, depth), (groups, _, width) = x.shape, w.shape
         if 0 in (count, depth, groups, width):
@@ -61,26 +63,26 @@ class GroupedMatMul(Op):
         rows = _block_rows(count, groups)
         blocks = dim_min(count, (count + groups * (rows - 1)) // rows)
         starts = t.concat((t.full((1,), 0, i64), ends.slice(0, 0, groups - 1)), 0)
-        sized = (ends - starts + (rows - 1)) / rows
-        last = sized.map(CumReduce("sum", 0))
-        first = last - sized
+        group_blocks = (ends - starts + (rows - 1)) / rows
+        block_ends = group_blocks.map(CumReduce("sum", 0))
+        block_starts = block_ends - group_blocks
 
-        # block b: rows of its group from `low` on
-        place = t.iota((blocks,), 0)
-        group = t.minimum(_counted(last, place), groups - 1)
-        low = t.take(starts, group, 0) + (place - t.take(first, group, 0)) * rows
-        at = low.expand(1) + t.iota((blocks, rows), 1)
-        held = t.take(x, t.minimum(at, t.size(count) - 1), 0)
-        products = t.contract(held, t.take(w, group, 0), [(2, 1)], [(0, 0)])
+        # block b: rows of its group from first_row on
+        block = t.iota((blocks,), 0)
+        group = t.minimum(_count_ends(block_ends, block), groups - 1)
+        first_row = t.take(starts, group, 0) + (block - t.take(block_starts, group, 0)) * rows
+        row_index = first_row.expand(1) + t.iota((blocks, rows), 1)
+        block_x = t.take(x, t.minimum(row_index, t.size(count) - 1), 0)
+        products = t.contract(block_x, t.take(w, group, 0), [(2, 1)], [(0, 0)])
 
-        # row s: its place in the blocks
+        # row s: its position in the blocks
         row = t.iota((count,), 0)
-        own = _counted(ends, row)
-        group = t.minimum(own, groups - 1)
-        inside = row - t.take(starts, group, 0)
-        flat = t.minimum(t.take(first, group, 0) * rows + inside, t.size(blocks) * rows - 1)
+        row_group = _count_ends(ends, row)
+        group = t.minimum(row_group, groups - 1)
+        row_in_group = row - t.take(starts, group, 0)
+        flat = t.minimum(t.take(block_starts, group, 0) * rows + row_in_group, t.size(blocks) * rows - 1)
         y = t.take(products.reshape((blocks * rows, width)), flat, 0)
-        out = t.where((own < groups).expand(1), y, 0)
+        out = t.where((row_group < groups).expand(1), y, 0)
         assert isinstance(out, Term)
         return out.node
 
@@ -109,13 +111,13 @@ class GroupedMatMul(Op):
 
 
 def _block_rows(count: DimLike, groups: int) -> int:
-    """A power of 2: as many rows as a group is likely to have."""
+    """The rows of a block: a power of two near the average rows of a group."""
     rows = 1
-    while rows < _MOST_ROWS and rows * groups < estimate(count):
+    while rows < _MAX_BLOCK_ROWS and rows * groups < estimate(count):
         rows *= 2
     return rows
 
 
-def _counted(ends: Term, place: Term) -> Term:
-    """How many of the ascending `ends` are at most `place`, for each."""
-    return (ends.expand(0) <= place.expand(1)).cast(i64).sum((1,), keepdims=False)
+def _count_ends(ends: Term, positions: Term) -> Term:
+    """For each position, the number of the ascending `ends` that are at most the position."""
+    return (ends.expand(0) <= positions.expand(1)).cast(i64).sum((1,), keepdims=False)

@@ -12,7 +12,7 @@ from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import check_count, finish
+from ingot.ops.core.base import check_count, round_to
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
@@ -20,8 +20,8 @@ from ingot.support.errors import ShapeError
 
 
 def _check_numbers(op: Op, inputs: Sequence[TensorType]) -> None:
-    same = all(x.dtype == inputs[0].dtype for x in inputs) and inputs[0].dtype.kind != "b"
-    op.expect(same, f"expected numbers of one dtype, got {', '.join(map(str, inputs))}")
+    one_dtype = all(x.dtype == inputs[0].dtype for x in inputs) and inputs[0].dtype.kind != "b"
+    op.expect(one_dtype, f"expected numbers of one dtype, got {', '.join(map(str, inputs))}")
 
 
 def _data(*shapes: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarray, ...]:
@@ -32,9 +32,10 @@ def _data(*shapes: tuple[int, ...], dtype: type = np.float32) -> tuple[np.ndarra
 
 @dataclass(frozen=True)
 class MatMul(Op):
-    """numpy's matmul: [..., M, K] x [..., K, N] -> [..., M, N], leading dimensions broadcast, vectors promoted.
+    """numpy.matmul: [..., M, K] x [..., K, N] -> [..., M, N]; leading dimensions broadcast, vectors are promoted.
 
-    dtype: of the result, the operands' unless given (f32 sums of bf16, to which a bias is added before rounding).
+    The operands have one dtype. dtype: the dtype of the result, by default that of the operands (f32 for products of
+    bf16 to which a bias is added before rounding).
     """
 
     name: ClassVar[str] = "matmul"
@@ -64,14 +65,14 @@ class MatMul(Op):
         return WeightAxes(1, x.rank - 1, (x.rank - 1, 0), plain=True) if w.rank == 2 else None
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        a, b = (t.exact(x) for x in inputs)
+        a, b = (t.as_f64(x) for x in inputs)
         with np.errstate(all="ignore"):
-            return finish(np.asarray(np.matmul(a, b)), self.dtype or dtype_of(inputs[0]))
+            return round_to(np.asarray(np.matmul(a, b)), self.dtype or dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         a, b = Term(inputs[0]), Term(inputs[1])
         if b.rank <= 2 or (a.rank > 1 and all(d == 1 for d in b.shape[:-2]) and b.rank <= a.rank):
-            # one plain right side for every row of a: no batch
+            # one matrix for all rows of a: not batched
             right = b if b.rank <= 2 else b.reshape(b.shape[-2:])
             return t.contract(a, right, [(a.rank - 1, max(right.rank - 2, 0))], dtype=self.dtype).node
         vector = a.rank == 1
@@ -114,9 +115,9 @@ _ELLIPSIS = "."
 
 @dataclass(frozen=True)
 class Equation:
-    """A parsed einsum: one label string per operand and for the result.
+    """A parsed einsum equation: one string of labels for each operand, and one for the result.
 
-    The dimensions of an ellipsis get labels from chr(0xE000) on, aligned at the right, as numpy broadcasts.
+    The dimensions of an ellipsis have labels from chr(0xE000) on, aligned at the right, as numpy broadcasts.
     """
 
     operands: tuple[str, ...]
@@ -124,39 +125,40 @@ class Equation:
 
     @classmethod
     def parse(cls, text: str, ranks: Sequence[int]) -> Equation:
-        """Raises ShapeError on a malformed equation or one that does not fit the operands' ranks."""
-        left, arrow, right = text.replace(" ", "").partition("->")
-        terms = left.replace("...", _ELLIPSIS).split(",")
+        """Parse `text`. Raise ShapeError if it is malformed or does not fit the ranks of the operands."""
+        lhs, arrow, rhs = text.replace(" ", "").partition("->")
+        terms = lhs.replace("...", _ELLIPSIS).split(",")
         if len(terms) != len(ranks):
             raise ShapeError(f"einsum {text!r}: expected {len(terms)} operands, got {len(ranks)}")
         widths = [rank - len(term.replace(_ELLIPSIS, "")) for term, rank in zip(terms, ranks, strict=True)]
         for i, (term, width) in enumerate(zip(terms, widths, strict=True)):
             letters = term.replace(_ELLIPSIS, "", 1)
             if width < 0 or (width > 0 and _ELLIPSIS not in term) or not (letters.isalpha() or not letters):
-                want = f"{len(letters)} or more" if _ELLIPSIS in term else len(letters)
-                raise ShapeError(f"einsum {text!r}: operand {i}: expected rank {want}, got {ranks[i]}")
-        most = max((w for term, w in zip(terms, widths, strict=True) if _ELLIPSIS in term), default=0)
-        marks = "".join(chr(0xE000 + i) for i in range(most))
+                expected = f"{len(letters)} or more" if _ELLIPSIS in term else len(letters)
+                raise ShapeError(f"einsum {text!r}: operand {i}: expected rank {expected}, got {ranks[i]}")
+        max_width = max((w for term, w in zip(terms, widths, strict=True) if _ELLIPSIS in term), default=0)
+        ellipsis_labels = "".join(chr(0xE000 + i) for i in range(max_width))
         operands = tuple(
-            term.replace(_ELLIPSIS, marks[most - width :] if width else "")
+            term.replace(_ELLIPSIS, ellipsis_labels[max_width - width :] if width else "")
             for term, width in zip(terms, widths, strict=True)
         )
         if arrow:
-            result = right.replace("...", _ELLIPSIS).replace(_ELLIPSIS, marks)
+            result = rhs.replace("...", _ELLIPSIS).replace(_ELLIPSIS, ellipsis_labels)
         else:
-            joined = "".join(operands)
-            once = sorted(c for c in set(joined) if joined.count(c) == 1 and c not in marks)
-            result = marks + "".join(once)
-        if len(set(result)) != len(result) or not set(result) <= set("".join(operands)) | set(marks):
-            raise ShapeError(f"einsum {text!r}: expected distinct result labels that operands have, got {right!r}")
+            all_labels = "".join(operands)
+            single_labels = sorted(c for c in set(all_labels) if all_labels.count(c) == 1 and c not in ellipsis_labels)
+            result = ellipsis_labels + "".join(single_labels)
+        if len(set(result)) != len(result) or not set(result) <= set("".join(operands)) | set(ellipsis_labels):
+            raise ShapeError(f"einsum {text!r}: expected distinct result labels that operands have, got {rhs!r}")
         return cls(operands, result)
 
 
 @dataclass(frozen=True)
 class Einsum(Op):
-    """Einstein summation with repeated labels (diagonals), ellipses, and sizes of 1 that broadcast.
+    """Einstein summation of any number of operands of one dtype (numpy.einsum, ONNX Einsum).
 
-    Without "->" the result has the ellipsis, then the labels that occur once, in alphabetical order.
+    Repeated labels of an operand select diagonals, ellipses and sizes of 1 broadcast. Without "->" the result has the
+    ellipsis, then the labels that occur once, in alphabetical order.
     """
 
     name: ClassVar[str] = "einsum"
@@ -166,11 +168,11 @@ class Einsum(Op):
         sizes: dict[str, DimLike] = {}
         for i, (labels, shape) in enumerate(zip(equation.operands, shapes, strict=True)):
             for c, d in zip(labels, shape, strict=True):
-                known = sizes.setdefault(c, d)
-                if known == 1:
+                previous = sizes.setdefault(c, d)
+                if previous == 1:
                     sizes[c] = d
-                what = f"{self.equation!r}: operand {i}: label {c!r}: expected size {known}, got {d}"
-                self.expect(d == 1 or known in (1, d), what, (known, d))
+                message = f"{self.equation!r}: operand {i}: label {c!r}: expected size {previous}, got {d}"
+                self.expect(d == 1 or previous in (1, d), message, (previous, d))
         return sizes
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -186,22 +188,22 @@ class Einsum(Op):
         order = {c: i for i, c in enumerate(sizes)}
         parts: list[object] = []
         for labels, x in zip(equation.operands, inputs, strict=True):
-            x = np.broadcast_to(t.exact(x), tuple(int(sizes[c]) for c in labels))
+            x = np.broadcast_to(t.as_f64(x), tuple(int(sizes[c]) for c in labels))
             parts += [x, [order[c] for c in labels]]
         out = np.einsum(*parts, [order[c] for c in equation.result])  # type: ignore[call-overload]
-        return finish(np.asarray(out), dtype_of(inputs[0]))
+        return round_to(np.asarray(out), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         equation = Equation.parse(self.equation, [len(x.shape) for x in inputs])
         sizes = self._sizes(equation, [x.shape for x in inputs])
         result = equation.result
-        left, labels = _simple(Term(inputs[0]), equation.operands[0], sizes)
+        left, labels = _normalize_operand(Term(inputs[0]), equation.operands[0], sizes)
         for i in range(1, len(inputs)):
-            right, others = _simple(Term(inputs[i]), equation.operands[i], sizes)
+            right, others = _normalize_operand(Term(inputs[i]), equation.operands[i], sizes)
             needed = set(result) | set("".join(equation.operands[i + 1 :]))
             left, labels = _product(left, labels, right, others, needed)
         left, labels = _sum_out(left, labels, set(result))
-        # labels whose every occurrence had size 1 were dropped
+        # labels of size 1 in all operands were dropped
         missing = [c for c in result if c not in labels]
         order = [c for c in result if c in labels]
         out = left.transpose([labels.index(c) for c in order])
@@ -243,12 +245,12 @@ class Einsum(Op):
         yield cls("ij,jk->ik"), _data((3, 4), (4, 5), dtype=np.float16)
 
 
-def _simple(x: Term, labels: str, sizes: dict[str, DimLike]) -> tuple[Term, str]:
-    """`x` without broadcast dimensions of size 1 and with each label once."""
-    stretched = [i for i, c in enumerate(labels) if x.shape[i] == 1]
-    if stretched:
-        x = x.reshape(tuple(d for i, d in enumerate(x.shape) if i not in stretched))
-        labels = "".join(c for i, c in enumerate(labels) if i not in stretched)
+def _normalize_operand(x: Term, labels: str, sizes: dict[str, DimLike]) -> tuple[Term, str]:
+    """`x` without dimensions of size 1, and with each label once."""
+    unit_axes = [i for i, c in enumerate(labels) if x.shape[i] == 1]
+    if unit_axes:
+        x = x.reshape(tuple(d for i, d in enumerate(x.shape) if i not in unit_axes))
+        labels = "".join(c for i, c in enumerate(labels) if i not in unit_axes)
     for c in sorted(set(labels)):
         while labels.count(c) > 1:
             x, labels = _diagonal(x, labels, labels.index(c), labels.rindex(c))
@@ -256,32 +258,32 @@ def _simple(x: Term, labels: str, sizes: dict[str, DimLike]) -> tuple[Term, str]
 
 
 def _diagonal(x: Term, labels: str, i: int, j: int) -> tuple[Term, str]:
-    """Fold axis j onto axis i: all but the diagonal as zeros, summed."""
-    form = (x.shape[i], x.shape[j])
-    on = t.iota(form, 0).equals(t.iota(form, 1)).spread(x.shape, (i, j))
-    masked = t.where(on, x, 0)
+    """The diagonal of axes i and j, as axis i: elements off the diagonal are zeroed, and axis j is summed."""
+    axis_sizes = (x.shape[i], x.shape[j])
+    is_diagonal = t.iota(axis_sizes, 0).equals(t.iota(axis_sizes, 1)).spread(x.shape, (i, j))
+    masked = t.where(is_diagonal, x, 0)
     assert isinstance(masked, Term)
     return masked.sum((j,), keepdims=False), labels[:j] + labels[j + 1 :]
 
 
 def _sum_out(x: Term, labels: str, needed: set[str]) -> tuple[Term, str]:
-    gone = tuple(i for i, c in enumerate(labels) if c not in needed)
-    return x.sum(gone, keepdims=False), "".join(c for c in labels if c in needed)
+    summed = tuple(i for i, c in enumerate(labels) if c not in needed)
+    return x.sum(summed, keepdims=False), "".join(c for c in labels if c in needed)
 
 
 def _product(a: Term, la: str, b: Term, lb: str, needed: set[str]) -> tuple[Term, str]:
-    """The product of two terms, summed over the labels that nothing else needs."""
+    """The product of two terms, summed over shared labels that are not in `needed`."""
     a, la = _sum_out(a, la, needed | set(lb))
     b, lb = _sum_out(b, lb, needed | set(la))
     shared = [c for c in la if c in lb]
-    over = [c for c in shared if c not in needed]
+    contracting = [c for c in shared if c not in needed]
     batch = [c for c in shared if c in needed]
     free_a, free_b = ([c for c in labels if c not in shared] for labels in (la, lb))
     labels = "".join((*batch, *free_a, *free_b))
-    if not over:
-        # nothing to sum: an elementwise product of the two, broadcast
+    if not contracting:
+        # no summation: a broadcast elementwise product
         shape = tuple(a.shape[la.index(c)] if c in la else b.shape[lb.index(c)] for c in labels)
         left = a.spread(shape, [labels.index(c) for c in la])
         return left * b.spread(shape, [labels.index(c) for c in lb]), labels
-    pairs = [(la.index(c), lb.index(c)) for c in over]
+    pairs = [(la.index(c), lb.index(c)) for c in contracting]
     return t.contract(a, b, pairs, [(la.index(c), lb.index(c)) for c in batch]), labels

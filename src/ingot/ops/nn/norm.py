@@ -1,4 +1,5 @@
-"""Normalizations. Statistics are two-pass (mean, then mean of squared deviations), in f32 for narrow floats."""
+"""Normalizations. Statistics are computed in two passes (mean, then mean squared deviation), in f32 for narrow
+floats."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ingot.ir.dims import mod
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of, f32
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import check_dims, finish
+from ingot.ops.core.base import check_dims, round_to
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, Sqrt
 from ingot.ops.core.reduce import ReduceWindow
@@ -22,11 +23,11 @@ from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
 
-def _check(op: Op, inputs: Sequence[TensorType], least: int, most: int, rank: int) -> TensorType:
-    """The float operand x, after x[, scale[, bias]] were counted."""
-    op.expect(least <= len(inputs) <= most, f"expected {least} to {most} operands, got {len(inputs)}")
+def _check(op: Op, inputs: Sequence[TensorType], min_count: int, max_count: int, min_rank: int) -> TensorType:
+    """Operand x, after checking the number, dtypes and rank of the operands x[, scale[, bias]]."""
+    op.expect(min_count <= len(inputs) <= max_count, f"expected {min_count} to {max_count} operands, got {len(inputs)}")
     x = inputs[0]
-    op.expect(x.dtype.is_float and x.rank >= rank, f"expected a float operand of rank {rank} or more, got {x}")
+    op.expect(x.dtype.is_float and x.rank >= min_rank, f"expected a float operand of rank {min_rank} or more, got {x}")
     for i, p in enumerate(inputs[1:], 1):
         op.expect(p.dtype.is_float, f"operand {i}: expected a float operand, got {p}")
     return x
@@ -43,26 +44,26 @@ def _standardize(x: Term, axes: Sequence[int], eps: float) -> Term:
 
 
 def _with_moments(x: Term, axes: Sequence[int], eps: float) -> tuple[Term, Term, Term]:
-    """x standardized, its mean and its variance."""
+    """x standardized over `axes`, the mean and the variance."""
     mean = x.mean(axes, keepdims=False)
     d = x - mean.restore(x.shape, axes)
     variance = (d * d).mean(axes, keepdims=False)
     return d * t.rsqrt(variance + eps).restore(x.shape, axes), mean, variance
 
 
-def _standardized(x: np.ndarray, axes: tuple[int, ...], eps: float) -> np.ndarray:
+def _standardize_reference(x: np.ndarray, axes: tuple[int, ...], eps: float) -> np.ndarray:
     d = x - x.mean(axes, keepdims=True)
     return d / np.sqrt((d * d).mean(axes, keepdims=True) + eps)
 
 
-def _along(p: Node, x: Term, dims: Sequence[int], shape: Shape | None = None) -> Term:
-    """A parameter in x's type, its dimensions being `dims` of x (of `shape`)."""
+def _align(p: Node, x: Term, dims: Sequence[int], shape: Shape | None = None) -> Term:
+    """Parameter p in the dtype of x, broadcast to `shape` (x's by default): its dimension i becomes dims[i]."""
     return Term(p).cast(x.dtype).spread(shape or x.shape, dims)
 
 
-def _column(p: np.ndarray, rank: int) -> np.ndarray:
-    """A per-channel parameter against [N, C, ...]."""
-    return t.exact(p).reshape(-1, *(1,) * (rank - 2))
+def _align_channels(p: np.ndarray, rank: int) -> np.ndarray:
+    """A per-channel parameter, reshaped to broadcast against x[N,C,*S]."""
+    return t.as_f64(p).reshape(-1, *(1,) * (rank - 2))
 
 
 def _data(*shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
@@ -72,9 +73,10 @@ def _data(*shape: int, dtype: DTypeLike = np.float32) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LayerNorm(Op):
-    """(x - mean) / sqrt(var + eps) [* scale [+ bias]] over `axes` (non-negative, ascending).
+    """(x - mean) / sqrt(var + eps) [* scale [+ bias]], with moments over `axes` (Ba et al. 2016).
 
-    scale and bias broadcast to the sizes of those axes (numpy's rule).
+    Operands: x[, scale[, bias]], floats; scale and bias broadcast to the sizes of `axes`, as in numpy. axes:
+    non-negative, ascending.
     """
 
     name: ClassVar[str] = "layer_norm"
@@ -87,20 +89,20 @@ class LayerNorm(Op):
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, *rest = (t.exact(v) for v in inputs)
+        x, *parameters = (t.as_f64(v) for v in inputs)
         with np.errstate(all="ignore"):
-            y = _standardized(x, self.axes, self.eps)
-            for i, p in enumerate(rest):
-                p = _parameter(p, x, self.axes)
+            y = _standardize_reference(x, self.axes, self.eps)
+            for i, p in enumerate(parameters):
+                p = _align_to_axes_reference(p, x, self.axes)
                 y = y + p if i else y * p
-        return finish(y, dtype_of(inputs[0]))
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, *parameters = inputs
         y = _standardize(t.floating(x), self.axes, self.eps)
         for i, p in enumerate(parameters):
-            column = _normalized(p, y, self.axes)
-            y = y + column if i else y * column
+            aligned = _align_to_axes(p, y, self.axes)
+            y = y + aligned if i else y * aligned
         return y.cast(x.dtype).node
 
     @classmethod
@@ -129,20 +131,22 @@ def _check_axes(op: Op, axes: tuple[int, ...], x: TensorType, *parameters: Tenso
         op.expect(fits, f"expected scale and bias that broadcast to {list(sizes)}, got {p}")
 
 
-def _parameter(p: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+def _align_to_axes_reference(p: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     sizes = tuple(x.shape[a] for a in axes)
     return np.broadcast_to(p, sizes).reshape([x.shape[i] if i in axes else 1 for i in range(x.ndim)])
 
 
-def _normalized(p: Node, x: Term, axes: tuple[int, ...]) -> Term:
-    """A parameter that broadcasts to the sizes of `axes`, spread over x."""
-    return _along(p, x, axes[len(axes) - len(p.shape) :])
+def _align_to_axes(p: Node, x: Term, axes: tuple[int, ...]) -> Term:
+    """A parameter that broadcasts to the sizes of `axes`, broadcast to x."""
+    return _align(p, x, axes[len(axes) - len(p.shape) :])
 
 
 @dataclass(frozen=True)
 class Standardize(Op):
-    """(x - mean) / sqrt(var + eps), and mean and var over `axes` (non-negative, ascending), which these results do not
-    have; they are f32 where x is narrower. Batch normalization in training mode: its running statistics need both."""
+    """x -> ((x - mean) / sqrt(var + eps), mean, var), with moments over `axes`: batch normalization in training mode.
+
+    mean and var do not have `axes`; they are f32 if x is narrower. axes: non-negative, ascending.
+    """
 
     name: ClassVar[str] = "standardize"
     axes: tuple[int, ...]
@@ -151,19 +155,19 @@ class Standardize(Op):
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         x = _check(self, inputs, 1, 1, 1)
         _check_axes(self, self.axes, x)
-        kept = tuple(d for i, d in enumerate(x.shape) if i not in self.axes)
-        moment = TensorType(x.dtype if x.dtype.bits >= 32 else f32, kept)
+        moment_shape = tuple(d for i, d in enumerate(x.shape) if i not in self.axes)
+        moment = TensorType(x.dtype if x.dtype.bits >= 32 else f32, moment_shape)
         return x, moment, moment
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        x, dtype = t.exact(inputs[0]), dtype_of(inputs[0])
+        x, dtype = t.as_f64(inputs[0]), dtype_of(inputs[0])
         with np.errstate(all="ignore"):
             count = np.float64(np.prod([x.shape[a] for a in self.axes]))
             mean = x.sum(self.axes, keepdims=True) / count
             var = ((x - mean) ** 2).sum(self.axes, keepdims=True) / count
-            y = finish((x - mean) / np.sqrt(var + self.eps), dtype)
+            y = round_to((x - mean) / np.sqrt(var + self.eps), dtype)
             wide = dtype if dtype.bits >= 32 else f32
-            return y, *(finish(v.squeeze(self.axes), wide) for v in (mean, var))
+            return y, *(round_to(v.squeeze(self.axes), wide) for v in (mean, var))
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         (x,) = inputs
@@ -184,7 +188,10 @@ class Standardize(Op):
 
 @dataclass(frozen=True)
 class RMSNorm(Op):
-    """x / sqrt(mean(x^2) + eps) [* scale] over `axes` (Zhang and Sennrich 2019); scale broadcasts as in layer_norm."""
+    """x / sqrt(mean(x^2) + eps) [* scale], with the mean over `axes` (Zhang and Sennrich 2019).
+
+    Operands: x[, scale]; scale broadcasts to the sizes of `axes`, as in LayerNorm.
+    """
 
     name: ClassVar[str] = "rms_norm"
     axes: tuple[int, ...]
@@ -196,19 +203,19 @@ class RMSNorm(Op):
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, *rest = (t.exact(v) for v in inputs)
+        x, *scales = (t.as_f64(v) for v in inputs)
         with np.errstate(all="ignore"):
             y = x / np.sqrt((x * x).mean(self.axes, keepdims=True) + self.eps)
-            for p in rest:
-                y = y * _parameter(p, x, self.axes)
-        return finish(y, dtype_of(inputs[0]))
+            for p in scales:
+                y = y * _align_to_axes_reference(p, x, self.axes)
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        first, *rest = inputs
+        first, *scales = inputs
         x = t.floating(first)
         y = x * t.rsqrt((x * x).mean(self.axes, keepdims=False) + self.eps).restore(x.shape, self.axes)
-        for p in rest:
-            y = y * _normalized(p, y, self.axes)
+        for p in scales:
+            y = y * _align_to_axes(p, y, self.axes)
         return y.cast(first.dtype).node
 
     @classmethod
@@ -225,7 +232,8 @@ class RMSNorm(Op):
 
 @dataclass(frozen=True)
 class GroupNorm(Op):
-    """x[N,C,*S] standardized over each of `groups` runs of channels and all of S [* scale[C] [+ bias[C]]]."""
+    """x[N,C,*S] standardized over S and each of `groups` groups of channels [* scale[C] [+ bias[C]]] (Wu and He
+    2018)."""
 
     name: ClassVar[str] = "group_norm"
     groups: int
@@ -234,19 +242,19 @@ class GroupNorm(Op):
     def infer(self, *inputs: TensorType) -> TensorType:
         x = _check(self, inputs, 1, 3, 2)
         channels = x.shape[1]
-        divisible = self.groups >= 1 and mod(channels, self.groups) == 0
-        self.expect(divisible, f"expected channels in {self.groups} groups, got {x}")
+        divides = self.groups >= 1 and mod(channels, self.groups) == 0
+        self.expect(divides, f"expected channels in {self.groups} groups, got {x}")
         _check_channels(self, inputs)
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, *rest = (t.exact(v) for v in inputs)
+        x, *parameters = (t.as_f64(v) for v in inputs)
         grouped = x.reshape(x.shape[0], self.groups, x.shape[1] // self.groups, *x.shape[2:])
         with np.errstate(all="ignore"):
-            y = _standardized(grouped, tuple(range(2, grouped.ndim)), self.eps).reshape(x.shape)
-            for i, p in enumerate(rest):
-                y = y + _column(p, x.ndim) if i else y * _column(p, x.ndim)
-        return finish(y, dtype_of(inputs[0]))
+            y = _standardize_reference(grouped, tuple(range(2, grouped.ndim)), self.eps).reshape(x.shape)
+            for i, p in enumerate(parameters):
+                y = y + _align_channels(p, x.ndim) if i else y * _align_channels(p, x.ndim)
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -272,7 +280,8 @@ class GroupNorm(Op):
 
 @dataclass(frozen=True)
 class InstanceNorm(Op):
-    """x[N,C,*S] standardized over S, for each channel of each sample [* scale[C] [+ bias[C]]]."""
+    """x[N,C,*S] standardized over S for each sample and channel [* scale[C] [+ bias[C]]] (ONNX
+    InstanceNormalization)."""
 
     name: ClassVar[str] = "instance_norm"
     eps: float = 1e-5
@@ -283,18 +292,18 @@ class InstanceNorm(Op):
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, *rest = (t.exact(v) for v in inputs)
+        x, *parameters = (t.as_f64(v) for v in inputs)
         with np.errstate(all="ignore"):
-            y = _standardized(x, tuple(range(2, x.ndim)), self.eps)
-            for i, p in enumerate(rest):
-                y = y + _column(p, x.ndim) if i else y * _column(p, x.ndim)
-        return finish(y, dtype_of(inputs[0]))
+            y = _standardize_reference(x, tuple(range(2, x.ndim)), self.eps)
+            for i, p in enumerate(parameters):
+                y = y + _align_channels(p, x.ndim) if i else y * _align_channels(p, x.ndim)
+        return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
         y = _standardize(x, tuple(range(2, x.rank)), self.eps)
         for i, p in enumerate(inputs[1:]):
-            y = y + _along(p, x, (1,)) if i else y * _along(p, x, (1,))
+            y = y + _align(p, x, (1,)) if i else y * _align(p, x, (1,))
         return y.cast(inputs[0].dtype).node
 
     @classmethod
@@ -309,7 +318,10 @@ class InstanceNorm(Op):
 
 @dataclass(frozen=True)
 class BatchNorm(Op):
-    """Inference: (x[N,C,*S] - mean[C]) / sqrt(var[C] + eps) * scale[C] + bias[C], as one multiply-add per element."""
+    """(x[N,C,*S] - mean[C]) / sqrt(var[C] + eps) * scale[C] + bias[C]: batch normalization in inference mode.
+
+    Operands: x, scale, bias, mean, var, as in ONNX BatchNormalization. It lowers to one multiply-add per element.
+    """
 
     name: ClassVar[str] = "batch_norm"
     eps: float = 1e-5
@@ -320,10 +332,10 @@ class BatchNorm(Op):
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, *parameters = (t.exact(v) for v in inputs)
-        scale, bias, mean, var = (_column(p, x.ndim) for p in parameters)
+        x, *parameters = (t.as_f64(v) for v in inputs)
+        scale, bias, mean, var = (_align_channels(p, x.ndim) for p in parameters)
         with np.errstate(all="ignore"):
-            return finish((x - mean) / np.sqrt(var + self.eps) * scale + bias, dtype_of(inputs[0]))
+            return round_to((x - mean) / np.sqrt(var + self.eps) * scale + bias, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -344,7 +356,10 @@ class BatchNorm(Op):
 
 @dataclass(frozen=True)
 class LocalResponseNorm(Op):
-    """x / (bias + alpha / size * sum of x^2 over `size` neighbouring channels)^beta (ONNX's window)."""
+    """x / (bias + alpha / size * sum of x^2 over `size` neighboring channels)^beta, with the window of ONNX LRN.
+
+    For x[N,C,*S], the window of channel c is c - (size - 1) // 2 to c + size // 2.
+    """
 
     name: ClassVar[str] = "local_response_norm"
     size: int
@@ -361,12 +376,12 @@ class LocalResponseNorm(Op):
         return (self.size - 1) // 2, self.size // 2
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x = t.exact(inputs[0])
+        x = t.as_f64(inputs[0])
         low, high = self._reach
         total = np.zeros_like(x)
         for c in range(x.shape[1]):
             total[:, c] = (x[:, max(0, c - low) : c + high + 1] ** 2).sum(1)
-        return finish(x / (self.bias + self.alpha / self.size * total) ** self.beta, dtype_of(inputs[0]))
+        return round_to(x / (self.bias + self.alpha / self.size * total) ** self.beta, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -388,7 +403,7 @@ class LocalResponseNorm(Op):
 
 @dataclass(frozen=True)
 class LpNorm(Op):
-    """x over its p-norm along `axis` (non-negative), p 1 or 2; 0 where the norm is 0 (ONNX LpNormalization)."""
+    """x divided by its p-norm along `axis`, for p = 1 or 2; 0 if the norm is 0 (ONNX LpNormalization)."""
 
     name: ClassVar[str] = "lp_norm"
     axis: int = -1
@@ -401,11 +416,11 @@ class LpNorm(Op):
         return x
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x = t.exact(inputs[0])
+        x = t.as_f64(inputs[0])
         with np.errstate(all="ignore"):
             total = (np.abs(x) ** self.p).sum(self.axis, keepdims=True)
             norm = np.sqrt(total) if self.p == 2 else total
-            return finish(np.where(norm == 0, 0, x / norm), dtype_of(inputs[0]))
+            return round_to(np.where(norm == 0, 0, x / norm), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])

@@ -1,7 +1,7 @@
 """Pooling over the spatial dimensions of x[N,C,*S], with the output sizes of PyTorch and of ONNX since opset 19.
 
-In ceil mode a window may reach past the padded input, but must start inside the input or its low padding. So does the
-one window of an input that is shorter by less than a stride, in either mode (ONNX Runtime; PyTorch refuses it).
+In ceil mode a window may extend past the padded input, but must start inside the input or its low padding. In either
+mode, an input that is shorter than a window by less than a stride has one window (ONNX Runtime; PyTorch refuses it).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ingot.ir.dims import Dim, DimLike, dim_min, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of, i64
-from ingot.ops.core.base import Pairs, check_count, finish, identity_of, positions_read, widen
+from ingot.ops.core.base import Pairs, check_count, identity_of, round_to, taps_in_bounds, widen
 from ingot.ops.core.binary import Pow
 from ingot.ops.core.elementwise import Abs, IsNan
 from ingot.ops.core.reduce import ReduceWindow
@@ -42,43 +42,47 @@ class Axis:
         return (self.kernel - 1) * self.dilation + 1
 
     @property
-    def room(self) -> DimLike:
-        """By how much the padded input is longer than a window."""
+    def slack(self) -> DimLike:
+        """How much longer the padded input is than a window."""
         return self.size + self.low + self.high - self.span
 
     @property
     def is_short(self) -> bool:
-        return isinstance(self.room, int) and -self.stride < self.room < 0
+        return isinstance(self.slack, int) and -self.stride < self.slack < 0
 
     @property
     def count(self) -> DimLike:
         """The number of windows."""
         if not self.ceil_mode and not self.is_short:
-            return self.room // self.stride + 1
+            return self.slack // self.stride + 1
         starts = (self.size + self.low + self.stride - 1) // self.stride
-        return dim_min((self.room + self.stride - 1) // self.stride + 1, starts)
+        return dim_min((self.slack + self.stride - 1) // self.stride + 1, starts)
 
     @property
     def reach(self) -> DimLike:
-        """The high padding that makes exactly `count` windows fit."""
+        """The high padding with which exactly `count` windows fit."""
         if not self.ceil_mode and not self.is_short:
             return self.high
         needed = (self.count - 1) * self.stride + self.span - self.size - self.low
         return max(needed, 0) if isinstance(needed, int) else needed
 
-    def counted(self, include_pad: bool) -> Value:
-        """How many elements each window holds (of the input, or of the padded input): an array, or a term."""
+    def element_counts(self, include_pad: bool) -> Value:
+        """The number of elements of the input (of the padded input if `include_pad`) in each window."""
         start = t.arange(self.count) * self.stride - self.low
         first, end = (-self.low, self.size + self.high) if include_pad else (0, self.size)
-        # window positions before `first` and before `end`
-        before = t.div_floor(t.maximum(first - start, 0) + (self.dilation - 1), self.dilation)
-        within = t.div_floor(t.maximum(t.size(end) - start, 0) + (self.dilation - 1), self.dilation)
-        return t.maximum(t.minimum(within, self.kernel) - before, 0)
+        # taps before `first` and before `end`
+        taps_before_start = t.div_floor(t.maximum(first - start, 0) + (self.dilation - 1), self.dilation)
+        taps_before_end = t.div_floor(t.maximum(t.size(end) - start, 0) + (self.dilation - 1), self.dilation)
+        return t.maximum(t.minimum(taps_before_end, self.kernel) - taps_before_start, 0)
 
 
 @dataclass(frozen=True)
 class Pool(Op):
-    """Base: windows over the last len(kernel) dimensions of x[N,C,*S]."""
+    """Base: windows over the spatial dimensions of x[N,C,*S] -> [N,C,*S'] (see `Axis.count` for S').
+
+    kernel, strides, padding (low, high) and dilation have an entry for each spatial dimension. ceil_mode: round the
+    number of windows up.
+    """
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -101,12 +105,12 @@ class Pool(Op):
         self.expect(all(v >= 1 for v in positive), "expected kernel, strides and dilations >= 1")
         self.expect(x.dtype.kind != "b", f"expected a number operand, got {x}")
         for i, axis in enumerate(self.axes(x.shape)):
-            fits = isinstance(axis.room, Dim) or axis.room >= 0 or axis.is_short
+            fits = isinstance(axis.slack, Dim) or axis.slack >= 0 or axis.is_short
             self.expect(fits, f"spatial axis {i}: a window of {axis.span} exceeds the padded size of {x}")
         return x.with_shape((*x.shape[:2], *(axis.count for axis in self.axes(x.shape))))
 
     def window(self, kind: str, shape: Shape) -> ReduceWindow:
-        """The fold of each window, padding ignored."""
+        """The reduction `kind` of each window; padding is the identity."""
         return ReduceWindow(
             kind,
             (1, 1, *self.kernel),
@@ -117,22 +121,22 @@ class Pool(Op):
         )
 
     def taps(self, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """For each position of the window: the elements there, and whether they are inside x."""
+        """For each tap of the window: its values at all outputs, and whether they are inside x."""
         axes = self.axes(x.shape)
         counts = [int(axis.count) for axis in axes]
-        read = (
-            positions_read(int(a.size), a.kernel, n, a.stride, (int(a.low), int(a.reach)), a.dilation)
+        tap_ranges = (
+            taps_in_bounds(int(a.size), a.kernel, n, a.stride, (int(a.low), int(a.reach)), a.dilation)
             for a, n in zip(axes, counts, strict=True)
         )
-        for tap in combinations(*read):
-            inside = np.ones(counts, bool)
-            view = x
+        for tap in combinations(*tap_ranges):
+            in_bounds = np.ones(counts, bool)
+            values = x
             for i, (axis, k) in enumerate(zip(axes, tap, strict=True)):
-                at = np.arange(counts[i]) * axis.stride - axis.low + k * axis.dilation
-                valid = (at >= 0) & (at < int(axis.size))
-                inside &= valid.reshape([-1 if j == i else 1 for j in range(len(axes))])
-                view = np.take(view, np.clip(at, 0, max(int(axis.size) - 1, 0)), i + 2)
-            yield view, np.broadcast_to(inside, view.shape)
+                index = np.arange(counts[i]) * axis.stride - axis.low + k * axis.dilation
+                axis_in_bounds = (index >= 0) & (index < int(axis.size))
+                in_bounds &= axis_in_bounds.reshape([-1 if j == i else 1 for j in range(len(axes))])
+                values = np.take(values, np.clip(index, 0, max(int(axis.size) - 1, 0)), i + 2)
+            yield values, np.broadcast_to(in_bounds, values.shape)
 
 
 def _samples(cls: type[Pool], *, dtypes: Sequence[type] = (np.float32, np.float16, np.float64)) -> Samples:
@@ -154,7 +158,7 @@ def sample_image(*shape: int) -> np.ndarray:
     return (np.random.default_rng(sum(shape)).integers(-64, 65, shape) / 8).astype(np.float32)
 
 
-def _edges() -> np.ndarray:
+def _special_values() -> np.ndarray:
     x = sample_image(1, 2, 6, 6)
     x[0, 0, 1, 1], x[0, 0, 1, 2], x[0, 1, :3, :3], x[0, 1, 5, 5] = np.nan, np.nan, -np.inf, np.inf
     return x
@@ -162,7 +166,7 @@ def _edges() -> np.ndarray:
 
 @dataclass(frozen=True)
 class MaxPool(Pool):
-    """The largest element of each window; NaN if it holds one; padding never wins."""
+    """The largest element of each window, NaN if it contains one; padding is ignored (ONNX MaxPool)."""
 
     name: ClassVar[str] = "max_pool"
 
@@ -170,11 +174,11 @@ class MaxPool(Pool):
         (x,) = inputs
         wide, out = widen(x), None
         lowest = np.asarray(identity_of("max", dtype_of(x)), wide.dtype)
-        for values, inside in self.taps(wide):
-            values = np.where(inside, values, lowest)
+        for values, in_bounds in self.taps(wide):
+            values = np.where(in_bounds, values, lowest)
             out = values if out is None else np.maximum(out, values)
         assert out is not None
-        return finish(out, dtype_of(x))
+        return round_to(out, dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         return self.window("max", inputs[0].shape)(*inputs)
@@ -182,14 +186,14 @@ class MaxPool(Pool):
     @classmethod
     def samples(cls) -> Samples:
         yield from _samples(cls, dtypes=(np.float16, np.float64, np.int8, np.uint8, np.int64))
-        yield cls((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), (_edges(),)
+        yield cls((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), (_special_values(),)
 
 
 @dataclass(frozen=True)
 class MaxPoolIndices(Pool):
-    """max_pool and where its elements came from: i64, flat over the spatial dimensions of x (PyTorch's rule).
+    """MaxPool and the index of each maximum: i64, flat over the spatial dimensions of x, as in PyTorch.
 
-    The first of equal elements wins, the last NaN over all; a window of padding only gives -1.
+    The first of equal elements wins, and the last NaN over all. A window of only padding has index -1.
     """
 
     name: ClassVar[str] = "max_pool_indices"
@@ -201,67 +205,70 @@ class MaxPoolIndices(Pool):
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         (x,) = inputs
         wide = widen(x)
-        places = np.broadcast_to(np.arange(prod(x.shape[2:])).reshape(x.shape[2:]), x.shape)
+        positions = np.broadcast_to(np.arange(prod(x.shape[2:])).reshape(x.shape[2:]), x.shape)
         lowest = np.asarray(identity_of("max", dtype_of(x)), wide.dtype)
         best: np.ndarray | None = None
         index = np.zeros(0, np.int64)
-        for (values, inside), (at, _) in zip(self.taps(wide), self.taps(places), strict=True):
-            values, at = np.where(inside, values, lowest), np.where(inside, at, -1)
+        for (values, in_bounds), (position, _) in zip(self.taps(wide), self.taps(positions), strict=True):
+            values, position = np.where(in_bounds, values, lowest), np.where(in_bounds, position, -1)
             if best is None:
-                best, index = values, at
+                best, index = values, position
                 continue
-            wins = (values > best) | np.isnan(values) | ((index < 0) & (at >= 0) & ~np.isnan(best))
-            best, index = np.where(wins, values, best), np.where(wins, at, index)
+            wins = (values > best) | np.isnan(values) | ((index < 0) & (position >= 0) & ~np.isnan(best))
+            best, index = np.where(wins, values, best), np.where(wins, position, index)
         assert best is not None
-        return finish(best, dtype_of(x)), index.astype(np.int64)
+        return round_to(best, dtype_of(x)), index.astype(np.int64)
 
     def lower(self, *inputs: Node) -> tuple[Node, Node]:
-        """The places separably: along the last axis first, so that ties still go to the first element in row-major
-        order. The maxima are made without them, as often nothing reads places."""
+        """Indices are computed separably, along the last axis first, so that ties go to the first in row-major order.
+
+        The maxima are computed apart from them, because often only the maxima are used.
+        """
         (node,) = inputs
         lowest = identity_of("max", node.dtype)
         x, spatial = Term(node), node.shape[2:]
-        places = t.iota((product(spatial),), 0).reshape(spatial).broadcast(node.shape)
+        positions = t.iota((product(spatial),), 0).reshape(spatial).broadcast(node.shape)
         for i in reversed(range(len(self.kernel))):
             axis = self.axes(node.shape)[i]
-            padded = axis.low != 0 or axis.reach != 0
-            x, places = x.pad(i + 2, axis.low, axis.reach, lowest), places.pad(i + 2, axis.low, axis.reach, -1)
-            x, places = self._fold(x, places, i + 2, axis, padded)
-        return self.window("max", node.shape)(node), places.node
+            is_padded = axis.low != 0 or axis.reach != 0
+            x, positions = x.pad(i + 2, axis.low, axis.reach, lowest), positions.pad(i + 2, axis.low, axis.reach, -1)
+            x, positions = self._reduce_axis(x, positions, i + 2, axis, is_padded)
+        return self.window("max", node.shape)(node), positions.node
 
-    def _fold(self, x: Term, places: Term, dim: int, axis: Axis, padded: bool) -> tuple[Term, Term]:
-        """The best along one axis, tap by tap."""
+    def _reduce_axis(self, x: Term, positions: Term, dim: int, axis: Axis, is_padded: bool) -> tuple[Term, Term]:
+        """The maxima along one axis and their positions, tap by tap."""
         length = (axis.count - 1) * axis.stride + 1
-        best, index = x.slice(dim, 0, length, axis.stride), places.slice(dim, 0, length, axis.stride)
+        best, index = x.slice(dim, 0, length, axis.stride), positions.slice(dim, 0, length, axis.stride)
         for k in range(1, axis.kernel):
             start = k * axis.dilation
             value = x.slice(dim, start, start + length, axis.stride)
-            at = places.slice(dim, start, start + length, axis.stride)
+            position = positions.slice(dim, start, start + length, axis.stride)
             wins = value > best
             if x.dtype.is_float:
                 wins = wins | value.map(IsNan())
-            if padded:
-                real = (index < 0) & (at >= 0)
-                wins = wins | (real & best.equals(best) if x.dtype.is_float else real)
-            best, index = _pick(wins, value, best), _pick(wins, at, index)
+            if is_padded:
+                replaces_padding = (index < 0) & (position >= 0)
+                wins = wins | (replaces_padding & best.equals(best) if x.dtype.is_float else replaces_padding)
+            best, index = _select(wins, value, best), _select(wins, position, index)
         return best, index
 
     @classmethod
     def samples(cls) -> Samples:
         yield from _samples(cls, dtypes=(np.float16, np.int8, np.int64))
-        yield cls((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), (_edges(),)
+        yield cls((3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)), (_special_values(),)
         yield cls((3, 2), (1, 1), ((1, 1), (1, 1)), (2, 2)), (np.zeros((1, 1, 5, 5), np.float32),)
 
 
-def _pick(condition: Term, a: Term, b: Term) -> Term:
+def _select(condition: Term, a: Term, b: Term) -> Term:
     return t.term(t.where(condition, a, b))
 
 
 @dataclass(frozen=True)
 class AvgPool(Pool):
-    """The mean of each window, or its sum over `divisor`.
+    """The mean of each window, or its sum divided by `divisor` if that is given (torch.nn.AvgPool2d, ONNX AveragePool).
 
-    Padding counts as zeros where count_include_pad, what a ceil-mode window covers beyond it never. Integers truncate.
+    count_include_pad: padding counts as zeros; elements of a ceil-mode window beyond the padding never count. Integers
+    truncate.
     """
 
     name: ClassVar[str] = "avg_pool"
@@ -275,8 +282,8 @@ class AvgPool(Pool):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
         total: np.ndarray | int = 0
-        for values, inside in self.taps(t.exact(x)):
-            total = total + np.where(inside, values, 0)
+        for values, in_bounds in self.taps(t.as_f64(x)):
+            total = total + np.where(in_bounds, values, 0)
         if self.divisor is not None:
             count: np.ndarray | int = self.divisor
         else:
@@ -284,13 +291,15 @@ class AvgPool(Pool):
             shape = [int(n) for n in x.shape]
             if self.count_include_pad:
                 shape = [n + a + b for n, a, b in zip(shape, low, high, strict=True)]
-                plain = AvgPool(self.kernel, self.strides, ((0, 0),) * len(self.kernel), self.dilation, self.ceil_mode)
+                unpadded = AvgPool(
+                    self.kernel, self.strides, ((0, 0),) * len(self.kernel), self.dilation, self.ceil_mode
+                )
             else:
-                plain = self
-            count = _count_taps(plain, shape, [int(a.count) for a in self.axes(x.shape)])
+                unpadded = self
+            count = _count_taps(unpadded, shape, [int(a.count) for a in self.axes(x.shape)])
         if isinstance(total, np.ndarray) and total.dtype.kind in "iu":
-            return finish(np.trunc(total / count), dtype_of(x))
-        return finish(np.asarray(total / count), dtype_of(x))
+            return round_to(np.trunc(total / count), dtype_of(x))
+        return round_to(np.asarray(total / count), dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs
@@ -299,15 +308,17 @@ class AvgPool(Pool):
         if self.divisor is not None:
             return (total / self.divisor).cast(node.dtype).node
         axes = self.axes(node.shape)
-        counts = [axis.counted(self.count_include_pad) for axis in axes]
+        counts = [axis.element_counts(self.count_include_pad) for axis in axes]
         count: Value | int = 1
         for i, c in enumerate(counts):
             if isinstance(c, np.ndarray) and c.size and (c == c[0]).all():
                 count = count * int(c[0])
                 continue
-            form = (-1, *(1,) * (len(axes) - 1 - i))
-            column = c.expand(*range(1, len(axes) - i)) if isinstance(c, Term) else c.reshape(form)
-            if isinstance(count, Term) or (isinstance(column, np.ndarray) and column.size * np.size(count) > _TABLE):
+            column_shape = (-1, *(1,) * (len(axes) - 1 - i))
+            column = c.expand(*range(1, len(axes) - i)) if isinstance(c, Term) else c.reshape(column_shape)
+            if isinstance(count, Term) or (
+                isinstance(column, np.ndarray) and column.size * np.size(count) > _MAX_COUNT_ELEMENTS
+            ):
                 column = t.as_term(column)
             count = column * count
         if isinstance(count, int):
@@ -328,7 +339,7 @@ class AvgPool(Pool):
         yield cls((2, 2), (2, 2), ((0, 0), (0, 0)), one), (x.astype(np.int64),)
 
 
-_TABLE = 1 << 20  # counts that are written down: of more, each axis has its own, and the program multiplies them
+_MAX_COUNT_ELEMENTS = 1 << 20  # of a table of counts; larger ones are multiplied from per-axis counts at run time
 
 
 def _count_taps(pool: Pool, shape: Sequence[int], counts: Sequence[int]) -> np.ndarray:
@@ -336,17 +347,17 @@ def _count_taps(pool: Pool, shape: Sequence[int], counts: Sequence[int]) -> np.n
     total = np.zeros(tuple(counts), np.int64)
     parts = tuple(zip(pool.strides, pool.padding, pool.dilation, shape[2:], strict=True))
     for tap in np.ndindex(*pool.kernel):
-        inside = np.ones(tuple(counts), bool)
+        in_bounds = np.ones(tuple(counts), bool)
         for i, (k, (stride, (low, _), dilation, size)) in enumerate(zip(tap, parts, strict=True)):
-            at = np.arange(counts[i]) * stride - low + k * dilation
-            inside &= ((at >= 0) & (at < size)).reshape([-1 if j == i else 1 for j in range(len(counts))])
-        total += inside
+            index = np.arange(counts[i]) * stride - low + k * dilation
+            in_bounds &= ((index >= 0) & (index < size)).reshape([-1 if j == i else 1 for j in range(len(counts))])
+        total += in_bounds
     return np.maximum(total, 1)
 
 
 @dataclass(frozen=True)
 class LpPool(Pool):
-    """(sum |x|^p)^(1/p) over each window (ONNX)."""
+    """(sum |x|^p)^(1/p) over each window, for floats (ONNX LpPool)."""
 
     name: ClassVar[str] = "lp_pool"
     p: int = 2
@@ -359,9 +370,9 @@ class LpPool(Pool):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
         total: np.ndarray | int = 0
-        for values, inside in self.taps(t.exact(x)):
-            total = total + np.where(inside, np.abs(values) ** self.p, 0)
-        return finish(np.asarray(total) ** (1 / self.p), dtype_of(x))
+        for values, in_bounds in self.taps(t.as_f64(x)):
+            total = total + np.where(in_bounds, np.abs(values) ** self.p, 0)
+        return round_to(np.asarray(total) ** (1 / self.p), dtype_of(x))
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs

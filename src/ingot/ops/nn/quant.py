@@ -1,4 +1,4 @@
-"""Quantized values: integers that stand for evenly spaced levels, and floats of few bits with a scale."""
+"""Quantized values: integers that represent evenly spaced levels, and narrow floats with a scale."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import numpy as np
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i32
 from ingot.ops.build import broadcast_shapes
-from ingot.ops.core.base import finish
+from ingot.ops.core.base import round_to
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
 
-def _computed_in(scale: DType) -> DType:
+def _compute_dtype(scale: DType) -> DType:
     return f32 if scale.bits < 32 else scale
 
 
 @dataclass(frozen=True)
 class Dequantize(Op):
-    """x, zero -> x - zero, i32; x, zero, scale -> (x - zero) * scale, of scale's type: ONNX's DequantizeLinear.
+    """(x - zero) * scale in the dtype of scale, or x - zero in i32 without a scale (ONNX DequantizeLinear).
 
-    x: integers of at most 32 bits, or floats of at most 8, which have a scale. zero: of x's type, or of scale's. zero
-    and scale broadcast against x without making it larger. f16 and bf16 are computed in f32. Products of such values
-    are computed in 8 bits where the machine is made for it (`passes/core/quantized.py`); weights stay as small as they
-    are (`passes/core/block_quantized.py`).
+    Operands: x, zero[, scale]. x: integers of at most 32 bits, or, with a scale, floats of at most 8 bits. zero: the
+    dtype of x or of scale. zero and scale broadcast to x. f16 and bf16 are computed in f32. Products of dequantized
+    values are computed in 8 bits if the machine supports it (`passes/core/quantized.py`); weights stay quantized in
+    memory (`passes/core/block_quantized.py`).
     """
 
     name: ClassVar[str] = "dequantize"
@@ -34,11 +34,11 @@ class Dequantize(Op):
     def infer(self, *inputs: TensorType) -> TensorType:
         self.expect(len(inputs) in (2, 3), f"expected x, zero and maybe scale, got {len(inputs)} operands")
         x, zero, *scale = inputs
-        levels = x.dtype.is_integer and x.dtype.bits <= 32
-        levels = levels or (x.dtype.is_float and x.dtype.bits <= 8 and bool(scale))
-        self.expect(levels, f"expected integers of at most 32 bits, or floats of at most 8 and a scale, got {x}")
-        same = zero.dtype == x.dtype or (bool(scale) and zero.dtype == scale[0].dtype)
-        self.expect(same, f"expected a zero of {x.dtype} or of the scale's type, got {zero}")
+        is_quantized = x.dtype.is_integer and x.dtype.bits <= 32
+        is_quantized = is_quantized or (x.dtype.is_float and x.dtype.bits <= 8 and bool(scale))
+        self.expect(is_quantized, f"expected integers of at most 32 bits, or floats of at most 8 and a scale, got {x}")
+        zero_fits = zero.dtype == x.dtype or (bool(scale) and zero.dtype == scale[0].dtype)
+        self.expect(zero_fits, f"expected a zero of {x.dtype} or of the scale's type, got {zero}")
         for p in (zero, *scale):
             self.expect(broadcast_shapes(x.shape, p.shape) == x.shape, f"expected {p} to broadcast to {x}")
         if not scale:
@@ -50,17 +50,17 @@ class Dequantize(Op):
         x, zero, *scale = inputs
         if not scale:
             return x.astype(np.int32) - zero.astype(np.int32)
-        wide = _computed_in(dtype_of(scale[0])).numpy
+        dtype = _compute_dtype(dtype_of(scale[0])).numpy
         with np.errstate(all="ignore"):
-            y = (x.astype(wide) - zero.astype(wide)) * scale[0].astype(wide)
-        return finish(y, dtype_of(scale[0]))
+            y = (x.astype(dtype) - zero.astype(dtype)) * scale[0].astype(dtype)
+        return round_to(y, dtype_of(scale[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, zero, *scale = map(Term, inputs)
         if not scale:
             return (x.cast(i32) - zero.cast(i32)).node
-        wide = _computed_in(scale[0].dtype)
-        return ((x.cast(wide) - zero.cast(wide)) * scale[0].cast(wide)).cast(scale[0].dtype).node
+        dtype = _compute_dtype(scale[0].dtype)
+        return ((x.cast(dtype) - zero.cast(dtype)) * scale[0].cast(dtype)).cast(scale[0].dtype).node
 
     @classmethod
     def samples(cls) -> Samples:

@@ -1,4 +1,4 @@
-"""Ops that select: the largest elements, one-hot rows, triangles."""
+"""Selections: the largest elements, one-hot rows, triangles."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ingot.ir.types import TensorType, i64
 from ingot.ops.core.base import check_count, check_dims, widen
 from ingot.ops.core.indexing import Sort
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.index import sample_values, wrap, wrapped
+from ingot.ops.nn.index import sample_values, wrap_index_node, wrap_indices
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class TopK(Op):
-    """The k largest (or smallest) along `axis` (non-negative) and their indices (i64), in order.
+    """The k largest (or smallest) elements along `axis` (non-negative) and their indices (i64), in order (ONNX TopK).
 
-    Equal elements: the lower index first (ONNX). NaN counts as the largest of all (PyTorch). `sorted` False permits any
-    order; this implementation sorts all the same.
+    Of equal elements the lower index comes first (ONNX). NaN is the largest (PyTorch). sorted: False permits any order;
+    this implementation always sorts.
     """
 
     name: ClassVar[str] = "top_k"
@@ -49,18 +49,18 @@ class TopK(Op):
         (x,) = inputs
         wide = widen(x)
         if self.largest:
-            # ascending from the far end, reversed: equal elements come out in their order
+            # sort the flipped x ascending, and flip the order: equal elements keep their order
             order = np.argsort(np.flip(wide, self.axis), axis=self.axis, kind="stable")
             order = x.shape[self.axis] - 1 - np.flip(order, self.axis)
         else:
             order = np.argsort(wide, axis=self.axis, kind="stable")
-        at = np.take(order, range(int(self.k)), self.axis).astype(np.int64)
-        return np.take_along_axis(x, at, self.axis), at
+        indices = np.take(order, range(int(self.k)), self.axis).astype(np.int64)
+        return np.take_along_axis(x, indices, self.axis), indices
 
     def lower(self, *inputs: Node) -> tuple[Node, Node]:
         (x,) = inputs
-        places = t.iota(x.shape, self.axis)
-        values, order = Sort(self.axis, self.largest, keep=self.k)(x, places.node).results
+        positions = t.iota(x.shape, self.axis)
+        values, order = Sort(self.axis, self.largest, keep=self.k)(x, positions.node).results
         return values, order
 
     @classmethod
@@ -77,9 +77,10 @@ class TopK(Op):
 
 @dataclass(frozen=True)
 class OneHot(Op):
-    """(indices, values[2]): values[1] where a new dimension of size `depth` at `axis` meets the index, else values[0].
+    """values[1] at the index along a new dimension `axis` of size `depth`, values[0] elsewhere (ONNX OneHot).
 
-    Negative indices in [-depth, 0) count from the end; others out of range match nothing (ONNX). Floats truncate.
+    Operands: indices, values[2]. Negative indices in [-depth, 0) count from the end; others out of range match nothing.
+    Float indices truncate.
     """
 
     name: ClassVar[str] = "one_hot"
@@ -96,33 +97,36 @@ class OneHot(Op):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         indices, values = inputs
-        at = np.expand_dims(wrap(widen(indices), int(self.depth)), self.axis)
-        form = [-1 if d == self.axis else 1 for d in range(at.ndim)]
-        return np.where(at == np.arange(int(self.depth)).reshape(form), values[1], values[0])
+        index = np.expand_dims(wrap_indices(widen(indices), int(self.depth)), self.axis)
+        axis_shape = [-1 if d == self.axis else 1 for d in range(index.ndim)]
+        return np.where(index == np.arange(int(self.depth)).reshape(axis_shape), values[1], values[0])
 
     def lower(self, *inputs: Node) -> Node:
         indices, values = Term(inputs[0]), Term(inputs[1])
         if not indices.dtype.is_integer or indices.dtype.bits < 64:
             indices = indices.cast(i64)
-        at = wrapped(indices.node, t.size(self.depth)).expand(self.axis)
+        index = wrap_index_node(indices.node, t.size(self.depth)).expand(self.axis)
         shape = (*inputs[0].shape[: self.axis], self.depth, *inputs[0].shape[self.axis :])
-        hit = t.iota(shape, self.axis, at.dtype).equals(at)
+        matches = t.iota(shape, self.axis, index.dtype).equals(index)
         off, on = values.slice(0, 0, 1).reshape(()), values.slice(0, 1, 2).reshape(())
-        return t.term(t.where(hit, on, off)).node
+        return t.term(t.where(matches, on, off)).node
 
     @classmethod
     def samples(cls) -> Samples:
-        at = np.asarray([[0, 3, -1], [9, -4, -9]])
-        yield cls(2, 4), (at, np.asarray([0, 1], np.float32))
-        yield cls(0, 4), (at, np.asarray([5, -5], np.int32))
-        yield cls(1, 4), (at.astype(np.int8), np.asarray([False, True]))
+        indices = np.asarray([[0, 3, -1], [9, -4, -9]])
+        yield cls(2, 4), (indices, np.asarray([0, 1], np.float32))
+        yield cls(0, 4), (indices, np.asarray([5, -5], np.int32))
+        yield cls(1, 4), (indices.astype(np.int8), np.asarray([False, True]))
         yield cls(0, 3), (np.asarray(2, np.uint8), np.asarray([0, 1], np.float16))
         yield cls(1, 3), (np.asarray([0.9, 2, 1], np.float32), np.asarray([0, 1], np.float32))
 
 
 @dataclass(frozen=True)
 class Trilu(Op):
-    """The upper (or lower) triangle of the last two dimensions, zeros elsewhere; k shifts the diagonal up."""
+    """The upper (or lower) triangle of x[..., m, n], zeros elsewhere (ONNX Trilu, numpy.triu).
+
+    k: the diagonal that bounds the triangle; k > 0 is above the main diagonal.
+    """
 
     name: ClassVar[str] = "trilu"
     upper: bool = True
@@ -141,11 +145,11 @@ class Trilu(Op):
 
     def lower(self, *inputs: Node) -> Node:
         x = Term(inputs[0])
-        square = x.shape[-2:]
-        row, col = t.iota(square, 0) + self.k, t.iota(square, 1)
-        kept = col >= row if self.upper else col <= row
+        matrix_shape = x.shape[-2:]
+        row, col = t.iota(matrix_shape, 0) + self.k, t.iota(matrix_shape, 1)
+        in_triangle = col >= row if self.upper else col <= row
         zero = Term(const(np.zeros((), x.dtype.numpy)))
-        return t.term(t.where(kept, x, zero)).node
+        return t.term(t.where(in_triangle, x, zero)).node
 
     @classmethod
     def samples(cls) -> Samples:

@@ -1,4 +1,5 @@
-"""The softmax family. Rows with +inf or only -inf give NaN, as in PyTorch and ONNX; narrow floats go through f32."""
+"""The softmax family. Rows with +inf or only -inf give NaN, as in PyTorch and ONNX. Narrow floats are computed in
+f32."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
-from ingot.ops.core.base import check_count, check_dims, finish
+from ingot.ops.core.base import check_count, check_dims, round_to
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
@@ -26,7 +27,7 @@ def _rows() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Normalizer(Op):
-    """Base of softmax and log_softmax: f[*] -> f[*] along one axis (non-negative)."""
+    """Base of softmax and log_softmax: floats [*] -> floats [*], along a non-negative `axis`."""
 
     axis: int = -1
 
@@ -51,20 +52,20 @@ class Normalizer(Op):
 
 @dataclass(frozen=True)
 class Softmax(Normalizer):
-    """e^(x - max) over its sum, along `axis`."""
+    """e^(x - max) / sum e^(x - max), along `axis`."""
 
     name: ClassVar[str] = "softmax"
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x = t.exact(inputs[0])
+        x = t.as_f64(inputs[0])
         with np.errstate(all="ignore"):
             e = np.exp(x - x.max(self.axis, keepdims=True, initial=-_INF))
-            return finish(e / e.sum(self.axis, keepdims=True), dtype_of(inputs[0]))
+            return round_to(e / e.sum(self.axis, keepdims=True), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
         e = t.exp(x - x.max((self.axis,)))
-        # one division per row: the sum is at least 1, or there is nothing to divide
+        # one division per row: the sum is at least 1 unless the row is empty
         return (e * (1.0 / e.sum((self.axis,)))).cast(inputs[0].dtype).node
 
 
@@ -75,10 +76,10 @@ class LogSoftmax(Normalizer):
     name: ClassVar[str] = "log_softmax"
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x = t.exact(inputs[0])
+        x = t.as_f64(inputs[0])
         with np.errstate(all="ignore"):
             d = x - x.max(self.axis, keepdims=True, initial=-_INF)
-            return finish(d - np.log(np.exp(d).sum(self.axis, keepdims=True)), dtype_of(inputs[0]))
+            return round_to(d - np.log(np.exp(d).sum(self.axis, keepdims=True)), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
@@ -88,7 +89,10 @@ class LogSoftmax(Normalizer):
 
 @dataclass(frozen=True)
 class LogSumExp(Op):
-    """log(sum e^x) over `axes`, without overflow: -inf of nothing and of only -inf, inf where there is one."""
+    """log(sum e^x) over `axes`, without overflow: -inf for no elements or only -inf, inf if any element is inf.
+
+    keepdims: `axes` remain with size 1.
+    """
 
     name: ClassVar[str] = "log_sum_exp"
     axes: tuple[int, ...]
@@ -104,19 +108,19 @@ class LogSumExp(Op):
         return x.with_shape(tuple(d for i, d in enumerate(x.shape) if i not in self.axes))
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x = t.exact(inputs[0])
+        x = t.as_f64(inputs[0])
         with np.errstate(all="ignore"):
-            top = x.max(self.axes, keepdims=True, initial=-_INF)
-            top = np.where(np.isinf(top), 0, top)
-            out = np.log(np.exp(x - top).sum(self.axes, keepdims=True)) + top
-        return finish(out if self.keepdims else np.squeeze(out, self.axes), dtype_of(inputs[0]))
+            row_max = x.max(self.axes, keepdims=True, initial=-_INF)
+            row_max = np.where(np.isinf(row_max), 0, row_max)
+            out = np.log(np.exp(x - row_max).sum(self.axes, keepdims=True)) + row_max
+        return round_to(out if self.keepdims else np.squeeze(out, self.axes), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x = t.floating(inputs[0])
-        raw = x.max(self.axes, keepdims=False)
-        top = t.where(t.equals(t.absolute(raw), _INF), 0.0, raw)
-        assert isinstance(top, Term)
-        out = t.log(t.exp(x - top.restore(x.shape, self.axes)).sum(self.axes, keepdims=False)) + top
+        unguarded_max = x.max(self.axes, keepdims=False)
+        row_max = t.where(t.equals(t.absolute(unguarded_max), _INF), 0.0, unguarded_max)
+        assert isinstance(row_max, Term)
+        out = t.log(t.exp(x - row_max.restore(x.shape, self.axes)).sum(self.axes, keepdims=False)) + row_max
         return (out.expand(*self.axes) if self.keepdims else out).cast(inputs[0].dtype).node
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Terms: what the lowerings of MODEL ops are written in.
+"""Terms: nodes with Python's operators, for the lowerings of MODEL ops.
 
-A `Term` is a node with Python's operators, broadcasting as numpy does. The functions of this module (`where`, `floor`,
-`clamp`...) take terms or numpy arrays, so that one formula (a coordinate map, an index map) serves as the reference
-(numpy), as a constant (static sizes) and as arithmetic in the graph (symbolic sizes).
+Operators broadcast as numpy does. The functions of this module (`where`, `floor`, `clamp`...) take terms or numpy
+arrays, so that one formula (a coordinate map, an index map) serves as the reference (numpy), as a constant (static
+sizes) and as arithmetic in the graph (symbolic sizes).
 
     y = (x - x.mean(axes)) * rsqrt(variance + eps)
 """
@@ -47,11 +47,11 @@ Number = int | float | bool
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A node under arithmetic. Binary operators broadcast; a Python number takes the other side's dtype."""
+    """A node with operators. Binary operators broadcast; a Python number takes the dtype of the other operand."""
 
     node: Node
 
-    # numpy leaves `array * term` to Term.__rmul__
+    # lets numpy defer `array * term` to Term.__rmul__
     __array_ufunc__ = None
 
     @property
@@ -106,7 +106,7 @@ class Term:
         return _binary(ShiftLeft(), self, by)
 
     def __rshift__(self, by: int) -> Term:
-        """As numpy's: the sign stays."""
+        """Arithmetic for signed integers, logical for unsigned ones, as in numpy."""
         return _binary(ShiftRightArithmetic() if self.dtype.kind == "i" else ShiftRightLogical(), self, by)
 
     def __neg__(self) -> Term:
@@ -129,7 +129,7 @@ class Term:
         return _binary(Compare("EQ"), self, other)
 
     def map(self, op: Op) -> Term:
-        """`op` of this one operand."""
+        """`op` applied to this term."""
         return Term(op(self.node))
 
     def cast(self, dtype: DType) -> Term:
@@ -142,24 +142,24 @@ class Term:
         return Term(build.transpose(self.node, permutation))
 
     def expand(self, *axes: int) -> Term:
-        """A dimension of size 1 at each of `axes` of the result."""
+        """This term with a dimension of size 1 at each of `axes` of the result."""
         return Term(build.expand_dims(self.node, axes))
 
     def broadcast(self, shape: Shape) -> Term:
-        """To `shape`, aligned at the last dimension."""
+        """This term broadcast to `shape`, aligned at the last dimension."""
         return Term(build.broadcast_to(self.node, shape))
 
     def spread(self, shape: Shape, dims: Sequence[int]) -> Term:
-        """To `shape`, dimension i of this term becoming dims[i]."""
-        same = tuple(shape) == self.shape and tuple(dims) == tuple(range(self.rank))
-        return self if same else self.map(BroadcastInDim(tuple(shape), tuple(dims)))
+        """This term broadcast to `shape`; its dimension i becomes dims[i] (see `BroadcastInDim`)."""
+        is_identity = tuple(shape) == self.shape and tuple(dims) == tuple(range(self.rank))
+        return self if is_identity else self.map(BroadcastInDim(tuple(shape), tuple(dims)))
 
     def restore(self, shape: Shape, axes: Sequence[int]) -> Term:
-        """A reduction's result (without kept dimensions) against `shape`, of which `axes` were folded."""
+        """The result of reducing a term of `shape` over `axes` (without keepdims), broadcast back to `shape`."""
         return self.spread(shape, [i for i in range(len(shape)) if i not in axes])
 
     def slice(self, axis: int, start: DimLike, limit: DimLike, stride: int = 1) -> Term:
-        """x[..., start:limit:stride, ...] on one axis."""
+        """x[..., start:limit:stride, ...] on `axis`."""
         if start == 0 and limit == self.shape[axis] and stride == 1:
             return self
         starts: list[DimLike] = [0] * self.rank
@@ -174,7 +174,7 @@ class Term:
         return Term(build.pad(self.node, tuple(lows), tuple(highs), value))
 
     def reduce(self, kind: str, axes: Sequence[int], keepdims: bool = True) -> Term:
-        """Fold `axes` (non-negative); they stay with size 1 unless told."""
+        """The reduction `kind` over `axes` (non-negative), which remain with size 1 if `keepdims`."""
         return Term(build.reduce(kind, self.node, axes, keepdims))
 
     def sum(self, axes: Sequence[int], keepdims: bool = True) -> Term:
@@ -184,7 +184,7 @@ class Term:
         return self.reduce("max", axes, keepdims)
 
     def mean(self, axes: Sequence[int], keepdims: bool = True) -> Term:
-        """The sum over the number of elements, which may be symbolic. Floats only."""
+        """The mean over `axes`, whose sizes may be symbolic. Floats only."""
         return self.sum(axes, keepdims) / size(product(self.shape[a] for a in axes), self.dtype)
 
 
@@ -201,13 +201,13 @@ def _binary(op: Op, a: Operand, b: Operand) -> Term:
 
 
 def term(x: Operand) -> Term:
-    """`x`, which is no number of numpy's."""
+    """`x` as a Term, for type checkers: assert that it is not an array or number."""
     assert isinstance(x, Term)
     return x
 
 
 def as_term(value: Operand | Node, dtype: DType | None = None) -> Term:
-    """`value` as a term; numbers and arrays become constants, of `dtype` where given."""
+    """`value` as a term; numbers and arrays become constants of `dtype` (by default their own)."""
     if isinstance(value, Term):
         return value
     if isinstance(value, Node):
@@ -225,22 +225,22 @@ def full(shape: Shape, value: Number, dtype: DType) -> Term:
 
 
 def iota(shape: Shape, dimension: int, dtype: DType = i64) -> Term:
-    """Each element's index on `dimension`."""
+    """A term of `shape` whose elements are their index along `dimension`."""
     return Term(Iota(TensorType(dtype, shape), dimension)())
 
 
-_WRITTEN_DOWN = 1 << 22  # of more, the program counts: nobody's memory is held by numbers from 0 on
+_MAX_CONSTANT_ELEMENTS = 1 << 22  # longer ranges are computed at run time to save memory
 
 
 def arange(count: DimLike, dtype: DType = i64) -> Value:
-    """0 .. count - 1: an array for a static count that one can write down, else a term."""
-    if isinstance(count, int) and count <= _WRITTEN_DOWN:
+    """0, ..., count - 1: an array if the count is static and not too large for a constant, else a term."""
+    if isinstance(count, int) and count <= _MAX_CONSTANT_ELEMENTS:
         return np.arange(count, dtype=dtype.numpy)
     return iota((count,), 0, dtype)
 
 
 def size(dim: DimLike, dtype: DType = i64) -> Operand:
-    """A size as a value: a number of numpy's for a static one, else a scalar term."""
+    """The size `dim` as a value: a numpy scalar if it is static, else a scalar term."""
     if isinstance(dim, Dim):
         return Term(DimValue(dim)()).cast(dtype)
     return np.asarray(dim, dtype.numpy)
@@ -251,7 +251,7 @@ def concat(parts: Sequence[Term], dimension: int) -> Term:
 
 
 def floating(x: Node) -> Term:
-    """`x` in the type that its float arithmetic happens in: narrow floats in f32."""
+    """`x` in the dtype that its arithmetic is computed in: narrow floats as f32, all others as they are."""
     t = Term(x)
     return t.cast(f32) if t.dtype.is_float and t.dtype.bits < 32 else t
 
@@ -267,8 +267,8 @@ def sums_dtype(dtype: DType) -> DType:
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
-def exact(x: np.ndarray) -> np.ndarray:
-    """`x` as references compute: floats in f64, so that the reference is the more exact side of a comparison."""
+def as_f64(x: np.ndarray) -> np.ndarray:
+    """`x` with floats in f64, in which references compute; integers stay as they are."""
     return x.astype(np.float64) if dtype_of(x).is_float else x
 
 
@@ -276,28 +276,28 @@ def is_term(*values: Operand) -> bool:
     return any(isinstance(v, Term) for v in values)
 
 
-def _unary(op: Op, function: Callable[..., np.ndarray], x: Value) -> Value:
+def _dispatch_unary(op: Op, function: Callable[..., np.ndarray], x: Value) -> Value:
     return x.map(op) if isinstance(x, Term) else function(x)
 
 
-def _both(op: Op, function: Callable[..., np.ndarray], a: Operand, b: Operand) -> Value:
+def _dispatch_binary(op: Op, function: Callable[..., np.ndarray], a: Operand, b: Operand) -> Value:
     return _binary(op, a, b) if is_term(a, b) else function(a, b)
 
 
 def floor(x: Value) -> Value:
-    return _unary(Floor(), np.floor, x)
+    return _dispatch_unary(Floor(), np.floor, x)
 
 
 def ceil(x: Value) -> Value:
-    return _unary(Ceil(), np.ceil, x)
+    return _dispatch_unary(Ceil(), np.ceil, x)
 
 
 def absolute(x: Value) -> Value:
-    return _unary(Abs(), np.abs, x)
+    return _dispatch_unary(Abs(), np.abs, x)
 
 
 def round_even(x: Value) -> Value:
-    return _unary(RoundEven(), np.round, x)
+    return _dispatch_unary(RoundEven(), np.round, x)
 
 
 def exp(x: Term) -> Term:
@@ -321,11 +321,11 @@ def logistic(x: Term) -> Term:
 
 
 def maximum(a: Operand, b: Operand) -> Value:
-    return _both(Max(), np.maximum, a, b)
+    return _dispatch_binary(Max(), np.maximum, a, b)
 
 
 def minimum(a: Operand, b: Operand) -> Value:
-    return _both(Min(), np.minimum, a, b)
+    return _dispatch_binary(Min(), np.minimum, a, b)
 
 
 def clamp(low: Operand, x: Operand, high: Operand) -> Value:
@@ -339,18 +339,18 @@ def equals(a: Operand, b: Operand) -> Value:
     return b.equals(a) if isinstance(b, Term) else np.equal(a, b)
 
 
-def both(a: Value, b: Value) -> Value:
-    """Elementwise and of bools."""
-    return _both(And(), np.logical_and, a, b)
+def logical_and(a: Value, b: Value) -> Value:
+    """Elementwise `a and b` of bools."""
+    return _dispatch_binary(And(), np.logical_and, a, b)
 
 
-def either(a: Value, b: Value) -> Value:
-    """Elementwise or of bools."""
-    return _both(Or(), np.logical_or, a, b)
+def logical_or(a: Value, b: Value) -> Value:
+    """Elementwise `a or b` of bools."""
+    return _dispatch_binary(Or(), np.logical_or, a, b)
 
 
 def where(condition: Value, a: Operand, b: Operand) -> Value:
-    """Elementwise choice, broadcasting all three."""
+    """condition ? a : b, elementwise, broadcasting all three."""
     if not (isinstance(condition, Term) or isinstance(a, Term) or isinstance(b, Term)):
         return np.where(condition, a, b)
     if isinstance(a, Term):
@@ -366,39 +366,42 @@ def convert(x: Value, dtype: DType) -> Value:
 
 
 def mod(a: Value, b: Operand) -> Value:
-    """a modulo b with a result in [0, b), for integers and b > 0."""
+    """a modulo b, in [0, b), for integers and b > 0."""
     if not (isinstance(a, Term) or isinstance(b, Term)):
         return np.mod(a, b)
-    once = _binary(Rem(), a, b)
-    return _binary(Rem(), once + b, b)
+    remainder = _binary(Rem(), a, b)
+    return _binary(Rem(), remainder + b, b)
 
 
 def div_floor(a: Value, b: Operand) -> Value:
     """floor(a / b) for integers a >= 0, b > 0."""
-    return _both(Div(), np.floor_divide, a, b)
+    return _dispatch_binary(Div(), np.floor_divide, a, b)
 
 
 def take(x: Term, indices: Value, axis: int) -> Term:
-    """x at `indices` (in range, any rank) on `axis`: numpy's take."""
-    at = as_term(indices)
+    """numpy.take(x, indices, axis), for indices in range, of any rank."""
+    index = as_term(indices)
     rank = x.rank
-    shape = tuple(1 if i == axis else d for i, d in enumerate(x.shape))
-    after = range(axis + at.rank, rank - 1 + at.rank)
+    slice_sizes = tuple(1 if i == axis else d for i, d in enumerate(x.shape))
+    dims_after = range(axis + index.rank, rank - 1 + index.rank)
     gather = Gather(
-        offset_dims=(*range(axis), *after),
+        offset_dims=(*range(axis), *dims_after),
         collapsed_slice_dims=(axis,),
         operand_batching_dims=(),
         start_indices_batching_dims=(),
         start_index_map=(axis,),
-        index_vector_dim=at.rank,
-        slice_sizes=shape,
+        index_vector_dim=index.rank,
+        slice_sizes=slice_sizes,
     )
-    return Term(gather(x.node, at.node))
+    return Term(gather(x.node, index.node))
 
 
 def windows(x: Term, start: Value, count: DimLike, axis: int) -> Term:
-    """`count` neighbours from each place in `start` on: one dimension of places in place of `axis`, then theirs."""
-    rows = Gather(
+    """Windows of `count` elements along `axis`, one from each index in `start`.
+
+    `axis` becomes two dimensions: the windows, and the elements of a window.
+    """
+    gather = Gather(
         offset_dims=(*range(axis), *range(axis + 1, x.rank + 1)),
         collapsed_slice_dims=(),
         operand_batching_dims=(),
@@ -407,16 +410,23 @@ def windows(x: Term, start: Value, count: DimLike, axis: int) -> Term:
         index_vector_dim=1,
         slice_sizes=(*x.shape[:axis], count, *x.shape[axis + 1 :]),
     )
-    return Term(rows(x.node, as_term(start).node))
+    return Term(gather(x.node, as_term(start).node))
 
 
 def contract(
-    a: Term, b: Term, over: Sequence[tuple[int, int]], batch: Sequence[tuple[int, int]] = (), dtype: DType | None = None
+    a: Term,
+    b: Term,
+    contracting: Sequence[tuple[int, int]],
+    batch: Sequence[tuple[int, int]] = (),
+    dtype: DType | None = None,
 ) -> Term:
-    """The sum over pairs of dimensions `over`: batch dims, a's others, b's others."""
+    """The sum of a * b over pairs of dimensions (of a, of b) in `contracting`.
+
+    Dimensions of the result: those of `batch`, the others of a, the others of b.
+    """
     op = DotGeneral(
         batch=(tuple(p for p, _ in batch), tuple(q for _, q in batch)),
-        contract=(tuple(p for p, _ in over), tuple(q for _, q in over)),
+        contract=(tuple(p for p, _ in contracting), tuple(q for _, q in contracting)),
         dtype=dtype,
     )
     return Term(op(a.node, b.node))

@@ -1,4 +1,4 @@
-"""Resized and sampled images, and boxes that overlap, beside what each must be by its definition."""
+"""Resizing, sampling and box suppression against their definitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = RNG.normal(size=(2, 3, 5, 7)).astype(np.float32)
 AXES = {0: {2: "h", 3: "w"}}
 
 
-def test_nearest_by_whole_factors_repeats() -> None:
+def test_nearest_by_integer_factors_repeats() -> None:
     check(Resize((10, 21), (2, 3)), X, want=X.repeat(2, 2).repeat(3, 3))
 
 
@@ -23,14 +23,14 @@ def test_nearest_by_whole_factors_repeats() -> None:
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("sizes", [(3, 4), (8, 7), (11, 2)])
 def test_weights_sum_to_one(mode: str, antialias: bool, sizes: tuple[int, int]) -> None:
-    """So an image of one value stays one, and a mirrored image gives the mirrored result."""
+    """A constant image stays constant, and a mirrored image gives the mirrored result."""
     op = Resize(sizes, (2, 3), mode, antialias=antialias)
     check(op, np.full((1, 1, 5, 7), 2.5, np.float32), want=np.full((1, 1, *sizes), 2.5, np.float32))
     (one,) = run(op, X)
     check(op, X[..., ::-1, ::-1].copy(), want=one[..., ::-1, ::-1])
 
 
-def test_a_ramp_stays_a_ramp() -> None:
+def test_linear_resize_keeps_ramps() -> None:
     ramp = np.arange(9, dtype=np.float64).reshape(1, 1, 9)
     corners = Resize((33,), (2,), "linear", "align_corners")
     check(corners, ramp, want=np.linspace(0, 8, 33).reshape(1, 1, 33))
@@ -38,40 +38,40 @@ def test_a_ramp_stays_a_ramp() -> None:
     check(Resize((27,), (2,), "linear"), ramp, want=pixels.clip(0, 8).reshape(1, 1, 27))
 
 
-def identity(*sizes: int, corners: bool = False) -> np.ndarray:
-    """The grid[1,*sizes,2] that reads every element where it lies."""
-    ends = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in sizes]
-    return np.stack(np.meshgrid(*ends, indexing="ij")[::-1], -1)[None].astype(np.float32)
+def identity_grid(*sizes: int, corners: bool = False) -> np.ndarray:
+    """The grid[1,*sizes,2] that samples every element at its own position."""
+    axes = [np.linspace(-1, 1, n) if corners else (2 * np.arange(n) + 1) / n - 1 for n in sizes]
+    return np.stack(np.meshgrid(*axes, indexing="ij")[::-1], -1)[None].astype(np.float32)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("corners", [False, True])
-def test_a_grid_of_its_own_places_reads_the_image(mode: str, corners: bool) -> None:
-    grid = np.repeat(identity(5, 7, corners=corners), 2, 0)
+def test_identity_grid_reads_the_image(mode: str, corners: bool) -> None:
+    grid = np.repeat(identity_grid(5, 7, corners=corners), 2, 0)
     check(GridSample(mode, "border", corners), X, grid, want=X, scale=20)
-    turned = grid[:, ::-1].copy()
-    check(GridSample(mode, "zeros", corners), X, turned, want=X[:, :, ::-1], scale=20)
+    flipped = grid[:, ::-1].copy()
+    check(GridSample(mode, "zeros", corners), X, flipped, want=X[:, :, ::-1], scale=20)
 
 
-def test_what_lies_outside() -> None:
-    far = np.repeat(identity(5, 7) + np.float32(2), 2, 0)  # a whole image further, down and to the right
-    check(GridSample("nearest", "zeros"), X, far, want=np.zeros_like(X), dynamic=AXES)
-    check(GridSample("nearest", "border"), X, far, want=np.broadcast_to(X[..., -1:, -1:], X.shape), dynamic=AXES)
-    check(GridSample("nearest", "reflection"), X, far, want=X[..., ::-1, ::-1], dynamic=AXES)
+def test_padding_modes() -> None:
+    shifted = np.repeat(identity_grid(5, 7) + np.float32(2), 2, 0)  # shifted by the size of the image
+    check(GridSample("nearest", "zeros"), X, shifted, want=np.zeros_like(X), dynamic=AXES)
+    check(GridSample("nearest", "border"), X, shifted, want=np.broadcast_to(X[..., -1:, -1:], X.shape), dynamic=AXES)
+    check(GridSample("nearest", "reflection"), X, shifted, want=X[..., ::-1, ::-1], dynamic=AXES)
 
 
-def by_definition(boxes: np.ndarray, count: int, most: int, threshold: float) -> list[int]:
-    """Greedy suppression of corners [4, n], one pair at a time."""
+def expected_kept(boxes: np.ndarray, count: int, max_kept: int, threshold: float) -> list[int]:
+    """The boxes that greedy suppression of corners [4, n] keeps, one pair at a time."""
     kept: list[int] = []
     for i in range(count):
-        shared = [
+        intersections = [
             max(0.0, min(boxes[2, i], boxes[2, j]) - max(boxes[0, i], boxes[0, j]))
             * max(0.0, min(boxes[3, i], boxes[3, j]) - max(boxes[1, i], boxes[1, j]))
             for j in kept
         ]
         areas = [(boxes[2, j] - boxes[0, j]) * (boxes[3, j] - boxes[1, j]) for j in (i, *kept)]
-        unions = [areas[0] + area - both for area, both in zip(areas[1:], shared, strict=True)]
-        if len(kept) < most and all(s <= threshold * u for s, u in zip(shared, unions, strict=True)):
+        unions = [areas[0] + area - intersection for area, intersection in zip(areas[1:], intersections, strict=True)]
+        if len(kept) < max_kept and all(s <= threshold * u for s, u in zip(intersections, unions, strict=True)):
             kept.append(i)
     return kept
 
@@ -83,13 +83,13 @@ def test_boxes_are_kept_greedily(strict: bool, threshold: float, most: int) -> N
     boxes, counts = np.concatenate([corner, corner + size], 1), np.array([12, 7])
     kept = np.zeros((2, 12), bool)
     for p in range(2):
-        kept[p, by_definition(boxes[p], counts[p], most, threshold)] = True
-    given = boxes, counts, np.asarray(most), np.asarray(threshold)
-    check(ops.SuppressOverlaps(strict), *given, want=kept, dynamic={0: {2: "n"}})
+        kept[p, expected_kept(boxes[p], counts[p], most, threshold)] = True
+    operands = boxes, counts, np.asarray(most), np.asarray(threshold)
+    check(ops.SuppressOverlaps(strict), *operands, want=kept, dynamic={0: {2: "n"}})
 
 
-def test_boxes_without_an_area() -> None:
-    """Of two that are one point, the quotient is 0 / 0: it is above no threshold."""
+def test_boxes_without_area() -> None:
+    """The overlap of two equal points is 0 / 0, which is not above any threshold."""
     point = np.ones((1, 4, 2))
     for strict in (False, True):
         with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Recurrent layers beside their equations, one element of the batch and one step at a time, in f64."""
+"""Recurrent layers against their equations, one element of the batch and one step at a time, in f64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lstm(x: np.ndarray, states: States, w: np.ndarray, r: np.ndarray, b: np.ndar
 
 
 def gru(x: np.ndarray, states: States, w: np.ndarray, r: np.ndarray, b: np.ndarray) -> States:
-    """With the reset gate in front of the product, as ONNX has it by default."""
+    """With the reset gate before the product, the default of ONNX."""
     (h,) = states
     of_x, of_h = w @ x + b[: len(w)], b[len(w) :]
     z, reset = (sigmoid(of_x[k : k + H] + r[k : k + H] @ h + of_h[k : k + H]) for k in (0, H))
@@ -50,7 +50,7 @@ def operands(cls: type[Recurrent], passes: int = 1) -> tuple[np.ndarray, ...]:
 
 
 def by_steps(cls: type[Recurrent], given: tuple[np.ndarray, ...], lengths: np.ndarray, backwards: bool) -> States:
-    """y[S,1,B,H] and the last states: an element's steps end with its length, in whichever order they come."""
+    """y[S,1,B,H] and the final states; each element has as many steps as its length, in either direction."""
     x, w, r, b, *starts = given
     y, last = np.zeros((S, 1, B, H)), [s.copy() for s in starts]
     for e in range(B):

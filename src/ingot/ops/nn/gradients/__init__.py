@@ -1,1 +1,1 @@
-"""Ops of backward passes: gradients with kernels or algorithms of their own, and what has none."""
+"""Ops of backward passes: gradients with special algorithms, custom gradients, and values without gradients."""

@@ -1,4 +1,4 @@
-"""Attention backwards, without stored scores."""
+"""The backward pass of attention, without stored scores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of
-from ingot.ops.core.base import finish
+from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.linalg import matrices as m
 from ingot.ops.nn import terms as t
@@ -19,18 +19,19 @@ from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
 _INF = float("inf")
-_ROWS = 16  # blocks of queries are multiples of so many: whole tiles of registers
+_ROW_MULTIPLE = 16  # blocks of queries are multiples of it, so that register tiles are full
 
 
 @dataclass(frozen=True)
 class AttentionGradients(Op):
-    """The gradients of q, k and v from that of attention(q, k, v, mask), g[B,Hq,Sq,Dv]: operands q, k, v, g and maybe a
-    mask. Attributes as in `Attention`. most: scores that are there at once, unless a row of all heads has more. A row
-    that gives 0, as it has no keys or is guarded, has gradients of 0.
+    """The gradients (dq, dk, dv) of attention(q, k, v[, mask]) for the gradient g[B,Hq,Sq,Dv] of its result.
 
-    Rows of scores are computed again, by blocks of queries whose rows are whole, so that nothing of them is stored
-    between the passes (Dao et al. 2022, FlashAttention, algorithm 4, whose log-sum-exp whole rows need not). Of 16-bit
-    operands, weights and their gradients are rounded to 16 bits before they are multiplied, as there.
+    Operands: q, k, v, g[, mask]. Attributes are those of `Attention`, and most: the maximal number of scores in memory,
+    unless one row of all heads has more. Rows that give 0 (no visible key, or guarded) have gradients of 0.
+
+    Scores are recomputed by blocks of queries, so that none are stored between the passes (FlashAttention, Dao et al.
+    2022, algorithm 4). Blocks have complete rows, which need no stored log-sum-exp. The weights and
+    gradients of scores of 16-bit operands are rounded to 16 bits before they are multiplied, as there.
     """
 
     name: ClassVar[str] = "attention_gradients"
@@ -53,7 +54,7 @@ class AttentionGradients(Op):
         return q, k, v
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        q, k, v, g = (t.exact(x) for x in inputs[:4])
+        q, k, v, g = (t.as_f64(x) for x in inputs[:4])
         batch, keys, cols, _ = k.shape
         group = q.shape[1] // keys if keys else 1
         wide_k, wide_v = np.repeat(k, group, 1), np.repeat(v, group, 1)
@@ -62,25 +63,25 @@ class AttentionGradients(Op):
             if self.softcap:
                 s = capped = self.softcap * np.tanh(s / self.softcap)
             if len(inputs) == 5:
-                s = np.where(inputs[4], s, -_INF) if inputs[4].dtype == bool else s + t.exact(inputs[4])
+                s = np.where(inputs[4], s, -_INF) if inputs[4].dtype == bool else s + t.as_f64(inputs[4])
             if self.causal != "none":
                 rows = s.shape[2]
-                seen = np.arange(cols) <= np.arange(rows)[:, None] + self.forward.offset(rows, cols)
-                s = np.where(seen, s, -_INF)
-            top = s.max(3, keepdims=True, initial=-_INF)
-            e = np.exp(s - np.where(top == -_INF, 0, top))
+                visible = np.arange(cols) <= np.arange(rows)[:, None] + self.forward.offset(rows, cols)
+                s = np.where(visible, s, -_INF)
+            row_max = s.max(3, keepdims=True, initial=-_INF)
+            e = np.exp(s - np.where(row_max == -_INF, 0, row_max))
             total = e.sum(3, keepdims=True)
             p = e / np.where(total == 0, 1, total)
             if self.guarded:
                 p = np.where(np.isnan(total), 0, p)
-            inner = p * (g @ wide_v.swapaxes(2, 3))
-            ds = inner - p * inner.sum(3, keepdims=True)
+            p_dp = p * (g @ wide_v.swapaxes(2, 3))
+            ds = p_dp - p * p_dp.sum(3, keepdims=True)
             if self.softcap:
                 ds = ds * (1 - (capped / self.softcap) ** 2)
             ds = ds * self.scale
-            found = ds @ wide_k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g
-        of_k, of_v = (x.reshape(batch, keys, group, *x.shape[2:]).sum(2) for x in found[1:])
-        return tuple(finish(y, dtype_of(x)) for x, y in zip(inputs, (found[0], of_k, of_v), strict=False))
+            gradients = ds @ wide_k, ds.swapaxes(2, 3) @ q, p.swapaxes(2, 3) @ g
+        dk, dv = (x.reshape(batch, keys, group, *x.shape[2:]).sum(2) for x in gradients[1:])
+        return tuple(round_to(y, dtype_of(x)) for x, y in zip(inputs, (gradients[0], dk, dv), strict=False))
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         q, k, v, g = (t.operand(x) for x in inputs[:4])
@@ -88,94 +89,96 @@ class AttentionGradients(Op):
         samples, rows = self._block(q.shape, k.shape[2])
         batch, count = q.shape[0], q.shape[2]
         if samples == batch and rows == count:
-            found = self._gradients(q, k, v, g, masks, None, count)
+            gradients = self._gradients(q, k, v, g, masks, None, count)
         else:
-            found = self._by_blocks(q, k, v, g, masks, samples, rows)
-        return tuple(y.reshape(x.shape).cast(x.dtype).node for x, y in zip(inputs, found, strict=False))
+            gradients = self._by_blocks(q, k, v, g, masks, samples, rows)
+        return tuple(y.reshape(x.shape).cast(x.dtype).node for x, y in zip(inputs, gradients, strict=False))
 
     def _block(self, queries: Sequence[DimLike], cols: DimLike) -> tuple[int, DimLike]:
-        """Samples and rows of a block. Samples that are no known number go one by one."""
+        """The number of samples and of rows in a block; one sample if the batch size is symbolic."""
         batch, heads, rows, _ = queries
-        row = max(1, estimate(product((heads, cols))))
-        sample = row * estimate(rows)
-        if sample <= self.most:
+        row_scores = max(1, estimate(product((heads, cols))))
+        sample_scores = row_scores * estimate(rows)
+        if sample_scores <= self.most:
             if not isinstance(batch, int):
                 return 1, rows
-            most = max(1, self.most // max(1, sample))
-            return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= most) if batch else 0, rows
+            max_samples = max(1, self.most // max(1, sample_scores))
+            return max(n for n in range(1, batch + 1) if batch % n == 0 and n <= max_samples) if batch else 0, rows
         if not isinstance(rows, int):
             return 1, rows
-        blocks = -(-rows // max(_ROWS, self.most // row))
-        return 1, min(rows, -(-rows // (blocks * _ROWS)) * _ROWS)
+        blocks = -(-rows // max(_ROW_MULTIPLE, self.most // row_scores))
+        return 1, min(rows, -(-rows // (blocks * _ROW_MULTIPLE)) * _ROW_MULTIPLE)
 
     def _by_blocks(
         self, q: Term, k: Term, v: Term, g: Term, masks: list[Term], samples: int, rows: DimLike
     ) -> list[Term]:
         batch, count = q.shape[0], q.shape[2]
         blocks = 1 if rows == count else ceildiv(count, rows)
-        more = blocks * rows - count  # rows behind the last: zeros, which add nothing
-        wide_q, wide_g = (x.pad(2, 0, more, 0.0) for x in (q, g))
-        wide_masks = [x if x.shape[2] == 1 else x.pad(2, 0, more, 0) for x in masks]
-        of_samples = [i for i, x in enumerate(masks) if x.shape[0] != 1]
-        of_rows = [i for i, x in enumerate(masks) if x.shape[2] != 1]
+        padding_rows = blocks * rows - count  # zero rows after the last one do not contribute
+        wide_q, wide_g = (x.pad(2, 0, padding_rows, 0.0) for x in (q, g))
+        wide_masks = [x if x.shape[2] == 1 else x.pad(2, 0, padding_rows, 0) for x in masks]
+        masks_by_sample = [i for i, x in enumerate(masks) if x.shape[0] != 1]
+        masks_by_row = [i for i, x in enumerate(masks) if x.shape[2] != 1]
 
-        def turn(step: Term, of_q: Term, of_k: Term, of_v: Term, q: Term, k: Term, v: Term, g: Term, *masks: Term):
+        def add_block(step: Term, dq: Term, dk: Term, dv: Term, q: Term, k: Term, v: Term, g: Term, *masks: Term):
             sample = t.term(t.div_floor(step, t.size(blocks))) if blocks != 1 else step
-            first = (step - sample * t.size(blocks)) * t.size(rows) if blocks != 1 else t.scalar(0, step.dtype)
-            start = sample * samples
+            first_row = (step - sample * t.size(blocks)) * t.size(rows) if blocks != 1 else t.scalar(0, step.dtype)
+            first_sample = sample * samples
 
-            def own(x: Term) -> Term:
-                return m.cut(x, 0, start, samples)
+            def of_sample(x: Term) -> Term:
+                return m.dynamic_slice(x, 0, first_sample, samples)
 
-            def part(x: Term) -> Term:
-                return m.cut(own(x), 2, first, rows)
+            def of_block(x: Term) -> Term:
+                return m.dynamic_slice(of_sample(x), 2, first_row, rows)
 
-            seen = list(masks)
-            for i in of_samples:
-                seen[i] = own(seen[i])
-            for i in of_rows:
-                seen[i] = m.cut(seen[i], 2, first, rows)
-            a, b, c = self._gradients(part(q), own(k), own(v), part(g), seen, first, count, bool(more))
+            block_masks = list(masks)
+            for i in masks_by_sample:
+                block_masks[i] = of_sample(block_masks[i])
+            for i in masks_by_row:
+                block_masks[i] = m.dynamic_slice(block_masks[i], 2, first_row, rows)
+            a, b, c = self._gradients(
+                of_block(q), of_sample(k), of_sample(v), of_block(g), block_masks, first_row, count, bool(padding_rows)
+            )
             a = a.reshape((samples, *q.shape[1:2], rows, q.shape[3]))
-            of_q = m.put(of_q, m.put(own(of_q), a, 2, first), 0, start)
+            dq = m.dynamic_update(dq, m.dynamic_update(of_sample(dq), a, 2, first_row), 0, first_sample)
             if blocks != 1:
-                b, c = own(of_k) + b, own(of_v) + c
-            return [of_q, m.put(of_k, b, 0, start), m.put(of_v, c, 0, start)]
+                b, c = of_sample(dk) + b, of_sample(dv) + c
+            return [dq, m.dynamic_update(dk, b, 0, first_sample), m.dynamic_update(dv, c, 0, first_sample)]
 
         zeros = [t.full(x.shape, 0.0, t.sums_dtype(x.dtype)) for x in (wide_q, k, v)]
-        fixed = (wide_q, k, v, wide_g, *wide_masks)
-        of_q, of_k, of_v = m.repeat(ceildiv(batch, samples) * blocks, zeros, turn, fixed)
-        return [of_q.slice(2, 0, count), of_k, of_v]
+        invariants = (wide_q, k, v, wide_g, *wide_masks)
+        dq, dk, dv = m.for_loop(ceildiv(batch, samples) * blocks, zeros, add_block, invariants)
+        return [dq.slice(2, 0, count), dk, dv]
 
     def _gradients(
-        self, q: Term, k: Term, v: Term, g: Term, masks: Sequence[Term], first: Term | None, rows: DimLike,
-        over: bool = False,
+        self, q: Term, k: Term, v: Term, g: Term, masks: Sequence[Term], first_row: Term | None, rows: DimLike,
+        is_padded: bool = False,
     ) -> list[Term]:  # fmt: skip
-        """Of a block of queries, whole rows of scores. over: the block may reach beyond the last of `rows`."""
+        """[dq, dk, dv] of a block of queries from `first_row` on. is_padded: the block may extend past `rows`."""
         forward = self.forward
         s = forward.scores(q.node, k.node)
-        e, total = forward.exponentials(s, [x.node for x in masks], first, rows)
+        e, total = forward.exponentials(s, [x.node for x in masks], first_row, rows)
         n = s.rank
-        last, lead = (n - 1,), [(0, 0), (1, 1)]
-        p = e / t.term(t.where(total.equals(0.0), 1.0, total)).restore(s.shape, last)
+        row_axis, batch_dims = (n - 1,), [(0, 0), (1, 1)]
+        p = e / t.term(t.where(total.equals(0.0), 1.0, total)).restore(s.shape, row_axis)
         if self.guarded:
-            p = t.term(t.where(total.map(IsNan()).restore(s.shape, last), 0.0, p))
+            p = t.term(t.where(total.map(IsNan()).restore(s.shape, row_axis), 0.0, p))
         q, g = (x.reshape((*s.shape[:-1], x.shape[3])) for x in (q, g))
         sums = t.sums_dtype(q.dtype)
-        inner = p * t.contract(g, v, [(n - 1, 3)], lead, sums)
-        if over:
-            assert first is not None
-            exists = (t.iota(s.shape, n - 2) + first) < t.term(t.as_term(t.size(rows)))
-            p, inner = (t.term(t.where(exists, x, 0.0)) for x in (p, inner))
-        ds = inner - p * inner.sum(last)
+        p_dp = p * t.contract(g, v, [(n - 1, 3)], batch_dims, sums)
+        if is_padded:
+            assert first_row is not None
+            is_row = (t.iota(s.shape, n - 2) + first_row) < t.term(t.as_term(t.size(rows)))
+            p, p_dp = (t.term(t.where(is_row, x, 0.0)) for x in (p, p_dp))
+        ds = p_dp - p * p_dp.sum(row_axis)
         if self.softcap:
             ds = ds * (1.0 - (s / self.softcap) * (s / self.softcap))
         ds = ds * self.scale
         shared = [(0, 0), (1, 1)]
         summed = [(d, d) for d in range(2, n - 1)]
         ds, p = ds.cast(q.dtype), p.cast(q.dtype)
-        of_q = t.contract(ds, k, [(n - 1, 2)], lead, sums)
-        return [of_q, t.contract(ds, q, summed, shared, sums), t.contract(p, g, summed, shared, sums)]
+        dq = t.contract(ds, k, [(n - 1, 2)], batch_dims, sums)
+        return [dq, t.contract(ds, q, summed, shared, sums), t.contract(p, g, summed, shared, sums)]
 
     @classmethod
     def samples(cls) -> Samples:
@@ -188,9 +191,9 @@ class AttentionGradients(Op):
         q, k, v, g = (
             rng.normal(size=(3, *d)).astype(np.float32) for d in ((4, 37, 8), (2, 7, 8), (2, 7, 6), (4, 37, 6))
         )
-        added = rng.normal(size=(3, 1, 37, 7)).astype(np.float32)
-        added[1, 0, 5] = -_INF
-        # a sample at a time, and a third of its rows
-        yield cls("none", 0.35, most=1100), (q, k, v, g, added)
-        yield cls("lower_right", 0.35, 2.0, True, 512), (q, k, v, g, added[:1] < 0.5)
+        bias = rng.normal(size=(3, 1, 37, 7)).astype(np.float32)
+        bias[1, 0, 5] = -_INF
+        # blocks of one sample and a third of its rows
+        yield cls("none", 0.35, most=1100), (q, k, v, g, bias)
+        yield cls("lower_right", 0.35, 2.0, True, 512), (q, k, v, g, bias[:1] < 0.5)
         yield cls("upper_left", 0.35, most=512), (q, k, v, g)

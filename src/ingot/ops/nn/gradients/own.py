@@ -1,4 +1,4 @@
-"""Functions that bring a gradient of their own."""
+"""Functions with custom gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cotangent(Op):
-    """The cotangent of the `number`-th y, of y's type, in the gradients of an `OwnGradient`; zeros anywhere else."""
+    """The cotangent of result `number` of an `OwnGradient`, as its gradient operands read it; zeros elsewhere.
+
+    Operand: that result, whose type it has.
+    """
 
     name: ClassVar[str] = "cotangent"
     number: int = 0
@@ -40,10 +43,10 @@ class Cotangent(Op):
 
 @dataclass(frozen=True)
 class OwnGradient(Op):
-    """y..., cotangents of y..., x..., gradients of x...   ->   y...
+    """y..., cotangents of y..., x..., gradients of x...   ->   y...   (torch.autograd.Function, jax.custom_vjp)
 
-    Of the first `count` operands the cotangents become those of the xs by way of the gradients, which are computed from
-    `Cotangent`s; what computed the ys is not differentiated: `torch.autograd.Function`, `jax.custom_vjp`.
+    The values are the first `count` operands, y. Differentiation replaces the `Cotangent` nodes in the gradients of x
+    by the cotangents of y, and does not differentiate the computation of y.
     """
 
     name: ClassVar[str] = "own_gradient"
@@ -75,11 +78,14 @@ class OwnGradient(Op):
         yield cls(2), (y, x, y, x)
 
 
-def straight_through(y: Node, x: Node, inside: Node | None = None) -> Node:
-    """y, of x's type, with the gradient of x (Bengio et al. 2013, "Estimating or propagating gradients through
-    stochastic neurons"). inside: where x has one; everywhere unless given."""
+def straight_through(y: Node, x: Node, has_gradient: Node | None = None) -> Node:
+    """y, of x's type, with the gradient of x: the straight-through estimator.
+
+    Bengio et al. 2013, "Estimating or propagating gradients through stochastic neurons". has_gradient: a mask of
+    elements whose gradient passes to x; the others get 0. By default all pass.
+    """
     g = Cotangent()(y)
-    slope = g if inside is None else Select()(inside, g, t.full(g.shape, 0.0, g.dtype).node)
+    slope = g if has_gradient is None else Select()(has_gradient, g, t.full(g.shape, 0.0, g.dtype).node)
     return OwnGradient(1)(y, g, x, slope)
 
 

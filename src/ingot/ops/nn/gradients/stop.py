@@ -1,4 +1,4 @@
-"""Values that are differentiated as constants, and those that must not be differentiated."""
+"""Values that are constants in differentiation, and values that must not be differentiated."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
 
 
-class _Same(Op):
-    """x as it is."""
+class _Identity(Op):
+    """Base: the identity."""
 
     def infer(self, *inputs: TensorType) -> TensorType:
         self.expect(len(inputs) == 1, f"expected 1 operand, got {len(inputs)}")
@@ -30,15 +30,18 @@ class _Same(Op):
 
 
 @dataclass(frozen=True)
-class StopGradient(_Same):
-    """x, through which nothing has a gradient: PyTorch's detach, StopGradient of TensorFlow, JAX's stop_gradient."""
+class StopGradient(_Identity):
+    """x, with gradient 0 (torch.Tensor.detach, tf.stop_gradient, jax.lax.stop_gradient)."""
 
     name: ClassVar[str] = "stop_gradient"
 
 
 @dataclass(frozen=True)
-class UnknownGradient(_Same):
-    """x where a function reads it that does not tell its gradient by x: refused where the loss depends on x so."""
+class UnknownGradient(_Identity):
+    """x as an operand of a function whose gradient with respect to x is unknown.
+
+    Differentiation raises an error if the loss depends on it.
+    """
 
     name: ClassVar[str] = "unknown_gradient"
 

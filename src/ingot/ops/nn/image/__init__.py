@@ -1,1 +1,1 @@
-"""Ops on images: resizing, sampling at computed places, boxes."""
+"""Ops on images: resizing, sampling at computed coordinates, boxes."""

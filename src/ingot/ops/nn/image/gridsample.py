@@ -11,21 +11,22 @@ import numpy as np
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
-from ingot.ops.core.base import check_count, finish, within
+from ingot.ops.core.base import check_count, fit_constraints, round_to
 from ingot.ops.core.indexing import Gather
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 from ingot.support.dataclass import dataclass
 
-_A = -0.75
+_KEYS_A = -0.75
 
 
 @dataclass(frozen=True)
 class GridSample(Op):
-    """x[N,C,*S] at grid[N,*T,len(S)] -> [N,C,*T]; grid holds (..., y, x) reversed, in [-1, 1] over each size.
+    """x[N,C,*S] sampled at grid[N,*T,len(S)] -> [N,C,*T] (ONNX GridSample, torch.nn.functional.grid_sample).
 
-    mode: nearest (ties to even), linear, cubic (Keys' kernel, a = -0.75). padding outside x: zeros, border, reflection.
-    align_corners: -1 and 1 are the centres of the corner elements, else their outer edges (PyTorch, ONNX).
+    The last dimension of grid is a coordinate vector (x, y, ...), the last spatial axis first; [-1, 1] spans an axis.
+    mode: nearest (ties to even), linear or cubic (Keys' kernel, a = -0.75). padding (outside x): zeros, border or
+    reflection. align_corners: -1 and 1 are the centers of the corner elements, else their outer edges.
     """
 
     name: ClassVar[str] = "grid_sample"
@@ -47,95 +48,100 @@ class GridSample(Op):
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
         x, grid = inputs
-        return within((1,) * (x.rank - 2), x.shape[2:], "sample", grid.shape[:-1])
+        return fit_constraints((1,) * (x.rank - 2), x.shape[2:], "sample", grid.shape[:-1])
 
     def _coordinate(self, g: Value, size: DimLike) -> Value:
         """The input coordinate of a grid value."""
         n = t.size(size, _dtype(g))
         if self.align_corners:
-            at = (g + 1) * ((n - 1) * 0.5)
+            coordinate = (g + 1) * ((n - 1) * 0.5)
         else:
-            at = ((g + 1) * n - 1) * 0.5
+            coordinate = ((g + 1) * n - 1) * 0.5
         if self.mode == "cubic":
-            # taps are padded one by one
-            return at
-        return self._padded(at, size)
+            # padding applies to each tap
+            return coordinate
+        return self._apply_padding(coordinate, size)
 
-    def _padded(self, at: Value, size: DimLike) -> Value:
-        """A coordinate brought inside x, unless padding is zeros."""
+    def _apply_padding(self, coordinate: Value, size: DimLike) -> Value:
+        """`coordinate` moved inside x by border or reflection padding."""
         if self.padding == "zeros":
-            return at
-        n = t.size(size, _dtype(at))
+            return coordinate
+        n = t.size(size, _dtype(coordinate))
         if self.padding == "reflection":
             low = 0.0 if self.align_corners else -0.5
             span = n - 1 if self.align_corners else n
-            # a size of 1 has no room to reflect in
-            room = t.maximum(span, 1) if self.align_corners else span
-            away = t.absolute(at - low)
-            turns = t.floor(away / room)
-            rest = away - turns * room
-            odd = turns - t.floor(turns * 0.5) * 2
-            back = t.where(t.equals(odd, 0), rest + low, span - rest + low)
-            at = t.where(t.equals(span, 0), at * 0, back) if self.align_corners else back
-        return t.clamp(0, at, n - 1)
+            # an axis of size 1 has nothing to reflect
+            divisor = t.maximum(span, 1) if self.align_corners else span
+            distance = t.absolute(coordinate - low)
+            periods = t.floor(distance / divisor)
+            remainder = distance - periods * divisor
+            is_odd = periods - t.floor(periods * 0.5) * 2
+            reflected = t.where(t.equals(is_odd, 0), remainder + low, span - remainder + low)
+            coordinate = t.where(t.equals(span, 0), coordinate * 0, reflected) if self.align_corners else reflected
+        return t.clamp(0, coordinate, n - 1)
 
     def _axis(self, g: Value, size: DimLike) -> list[tuple[Value, Value, Value]]:
-        """(index inside x, weight, whether the tap is inside x) triples of one axis."""
-        at = self._coordinate(g, size)
+        """The taps of one axis: (index clamped into x, weight, whether the tap is inside x)."""
+        coordinate = self._coordinate(g, size)
         if self.mode == "nearest":
-            return [self._tap(t.round_even(at), None, size)]
-        floor = t.floor(at)
-        ratio = at - floor
+            return [self._tap(t.round_even(coordinate), None, size)]
+        floor = t.floor(coordinate)
+        ratio = coordinate - floor
         if self.mode == "linear":
             return [self._tap(floor, 1 - ratio, size), self._tap(floor + 1, ratio, size)]
-        return [self._tap(self._padded(floor + k, size), _keys(ratio - k), size) for k in (-1, 0, 1, 2)]
+        return [self._tap(self._apply_padding(floor + k, size), _keys(ratio - k), size) for k in (-1, 0, 1, 2)]
 
-    def _tap(self, at: Value, weight: Value | None, size: DimLike) -> tuple[Value, Value, Value]:
-        n = t.size(size, _dtype(at))
-        inside = t.both(at >= 0, at <= n - 1)
-        index = t.convert(t.where(inside, at, t.clamp(0, t.where(t.equals(at, at), at, 0.0), n - 1)), i64)
-        return index, inside if weight is None else weight, inside
+    def _tap(self, coordinate: Value, weight: Value | None, size: DimLike) -> tuple[Value, Value, Value]:
+        n = t.size(size, _dtype(coordinate))
+        in_bounds = t.logical_and(coordinate >= 0, coordinate <= n - 1)
+        index = t.convert(
+            t.where(
+                in_bounds, coordinate, t.clamp(0, t.where(t.equals(coordinate, coordinate), coordinate, 0.0), n - 1)
+            ),
+            i64,
+        )
+        return index, in_bounds if weight is None else weight, in_bounds
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, grid = t.exact(inputs[0]), t.exact(inputs[1])
+        x, grid = t.as_f64(inputs[0]), t.as_f64(inputs[1])
         spatial = x.ndim - 2
         out = np.zeros((*x.shape[:1], *grid.shape[1:-1], x.shape[1]))
         n = np.arange(x.shape[0]).reshape(-1, *(1,) * spatial)
-        last = np.moveaxis(x, 1, -1)
+        channels_last = np.moveaxis(x, 1, -1)
         with np.errstate(all="ignore"):
             axes = [self._axis(grid[..., spatial - 1 - i], x.shape[i + 2]) for i in range(spatial)]
             for taps in cartesian(*axes):
-                value = last[(n, *(np.asarray(index) for index, _, _ in taps))]
-                for _, weight, inside in taps:
-                    value = np.where(np.asarray(inside)[..., None], value, 0)
+                value = channels_last[(n, *(np.asarray(index) for index, _, _ in taps))]
+                for _, weight, in_bounds in taps:
+                    value = np.where(np.asarray(in_bounds)[..., None], value, 0)
                     if self.mode != "nearest":
                         value = value * np.asarray(weight)[..., None]
                 out = out + value
-        return finish(np.moveaxis(out, -1, 1), dtype_of(inputs[0]))
+        return round_to(np.moveaxis(out, -1, 1), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
         x, grid = t.floating(inputs[0]), t.floating(inputs[1])
         grid = grid.cast(x.dtype)
         spatial = x.rank - 2
-        form = grid.shape[:-1]
-        parts = [grid.slice(spatial + 1, i, i + 1).reshape(form) for i in range(spatial)]
+        grid_shape = grid.shape[:-1]
+        parts = [grid.slice(spatial + 1, i, i + 1).reshape(grid_shape) for i in range(spatial)]
         axes = [self._axis(parts[spatial - 1 - i], x.shape[i + 2]) for i in range(spatial)]
         sizes = (1, x.shape[1], *(1,) * spatial)
         dims = tuple(range(2, x.rank))
         gather = Gather((1,), dims, (0,), (0,), dims, spatial + 1, sizes)
-        shape = (*x.shape[:2], *form[1:])
-        along = (0, *range(2, x.rank))
+        shape = (*x.shape[:2], *grid_shape[1:])
+        dims_of_weight = (0, *range(2, x.rank))
         out: Term | None = None
         for taps in cartesian(*axes):
             index = t.concat([t.as_term(at).expand(spatial + 1) for at, _, _ in taps], spatial + 1)
             value = Term(gather(x.node, index.node))
-            for _, weight, inside in taps:
+            for _, weight, in_bounds in taps:
                 if self.padding == "zeros":
-                    kept = t.where(t.as_term(inside).spread(shape, along), value, 0.0)
-                    assert isinstance(kept, Term)
-                    value = kept
+                    masked = t.where(t.as_term(in_bounds).spread(shape, dims_of_weight), value, 0.0)
+                    assert isinstance(masked, Term)
+                    value = masked
                 if self.mode != "nearest":
-                    value = value * t.as_term(weight).spread(shape, along)
+                    value = value * t.as_term(weight).spread(shape, dims_of_weight)
             out = value if out is None else out + value
         assert out is not None
         return out.cast(inputs[0].dtype).node
@@ -161,8 +167,8 @@ class GridSample(Op):
 def _keys(distance: Value) -> Value:
     """Keys' cubic kernel (1981)."""
     x = t.absolute(distance)
-    near = ((_A + 2) * x - (_A + 3)) * x * x + 1
-    far = ((_A * x - 5 * _A) * x + 8 * _A) * x - 4 * _A
+    near = ((_KEYS_A + 2) * x - (_KEYS_A + 3)) * x * x + 1
+    far = ((_KEYS_A * x - 5 * _KEYS_A) * x + 8 * _KEYS_A) * x - 4 * _KEYS_A
     return t.where(x <= 1, near, far)
 
 

@@ -1,8 +1,7 @@
-"""Resampling: resize with ONNX's and PyTorch's coordinate maps, and padding from x's own elements.
+"""Resampling: resize with the coordinate maps of ONNX and PyTorch, and padding with elements of x.
 
 Resize is separable: per axis, a map from output positions to input coordinates, then 1 (nearest), 2 (linear) or 4
-(cubic) taps at neighbouring indices with weights. The same formulas run on numpy arrays and, for
-symbolic sizes, on terms.
+(cubic) weighted taps at neighboring indices. The same formulas run on numpy arrays and, for symbolic sizes, on terms.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, negative
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, is_static, negative
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
-from ingot.ops.core.base import check_count, check_dims, finish, known, show_shape
+from ingot.ops.core.base import check_count, check_dims, round_to, show_shape
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Operand, Term, Value
 from ingot.support.dataclass import dataclass
 
-COORDINATES = (
+COORDINATE_MODES = (
     "half_pixel",
     "align_corners",
     "asymmetric",
@@ -30,7 +29,7 @@ COORDINATES = (
     "tf_half_pixel_for_nn",
     "tf_crop_and_resize",
 )
-NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def _cubic(distance: Value, a: float) -> Value:
@@ -47,14 +46,14 @@ def _triangle(distance: Value) -> Value:
 
 @dataclass(frozen=True)
 class Resize(Op):
-    """x resampled to `sizes` on `axes`.
+    """x resampled to `sizes` on `axes` (ONNX Resize, torch.nn.functional.interpolate).
 
-    mode: nearest, linear, cubic (Keys' kernel with `cubic_a`). coordinates: ONNX's coordinate_transformation_mode.
-    scales: output over input sizes as the user gave them; coordinates use them instead of the ratio of sizes (for ONNX
-    with sizes, pass the f32 ratios: ONNX Runtime's rounding of ties follows). roi:
-    (start, end) per axis for tf_crop_and_resize, in which coordinates outside x give `extrapolation`. exclude_outside:
-    taps outside x weigh nothing (else they repeat the edge). antialias: the kernel is stretched by 1 / scale where it
-    shrinks x (PyTorch's antialias also excludes outside taps). Integers are computed in f32 and truncated.
+    mode: nearest, linear or cubic (Keys' kernel with `cubic_a`). coordinates: ONNX's coordinate_transformation_mode.
+    scales: output / input size for each axis, if the user gave them; coordinates use them instead of the ratio of sizes
+    (for ONNX models with sizes, pass the f32 ratios, to round ties as ONNX Runtime does). roi: (start, end) for each
+    axis for tf_crop_and_resize, where coordinates outside x give `extrapolation`. exclude_outside: taps outside x have
+    weight 0; otherwise they repeat the edge. antialias: when shrinking, the kernel is stretched by 1 / scale (PyTorch's
+    antialias also excludes outside taps). Integers are computed in f32 and truncated.
     """
 
     name: ClassVar[str] = "resize"
@@ -76,24 +75,24 @@ class Resize(Op):
         check_dims(self, self.axes, x.rank, "axes")
         for what, value, choices in (
             ("mode", self.mode, ("nearest", "linear", "cubic")),
-            ("coordinates", self.coordinates, COORDINATES),
-            ("nearest_mode", self.nearest_mode, NEAREST),
+            ("coordinates", self.coordinates, COORDINATE_MODES),
+            ("nearest_mode", self.nearest_mode, NEAREST_MODES),
         ):
             self.expect(value in choices, f"{what}: expected one of {' '.join(choices)}, got {value}")
         count = len(self.axes)
         lengths = (len(self.sizes), count if self.scales is None else len(self.scales))
         self.expect(lengths == (count, count), f"expected {count} sizes and scales, got {lengths}")
-        crop = self.coordinates == "tf_crop_and_resize"
-        self.expect(not crop or (self.roi is not None and len(self.roi) == count), f"roi: expected {count} ranges")
+        crops = self.coordinates == "tf_crop_and_resize"
+        self.expect(not crops or (self.roi is not None and len(self.roi) == count), f"roi: expected {count} ranges")
         self.expect(x.dtype.kind != "b" or self.mode == "nearest", f"{self.mode}: expected numbers, got {x}")
         self.expect(not self.antialias or self.mode != "nearest", "antialias: expected mode linear or cubic")
         self.expect_constraints(*inputs)
         shape = list(x.shape)
         for i, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True)):
             self.expect(not negative(size), f"sizes: expected 0 or more, got {size}")
-            settled = known(x.shape[axis], size) or self.scales is not None or self.exclude_outside
+            is_supported = is_static((x.shape[axis], size)) or self.scales is not None or self.exclude_outside
             self.expect(
-                not self.antialias or settled or x.shape[axis] == size,
+                not self.antialias or is_supported or x.shape[axis] == size,
                 f"axis {axis}: antialias with edge taps expects static sizes or scales, got {x.shape[axis]} to {size}",
             )
             if self.scales is not None:
@@ -105,45 +104,45 @@ class Resize(Op):
         for axis, size in zip(self.axes, self.sizes, strict=True):
             yield inputs[0].shape[axis] - dim_min(size, 1), f"expected elements on axis {axis}, got {inputs[0]}"
 
-    def _identity(self, i: int, size: DimLike) -> bool:
-        """Whether the i-th axis stays as it is; one without elements does at any scale."""
+    def _is_identity(self, i: int, size: DimLike) -> bool:
+        """Whether axis i is unchanged; an axis without elements is, at any scale."""
         unscaled = self.scales is None or self.scales[i] == 1 or size == 0
         return size == self.sizes[i] and unscaled and self.coordinates != "tf_crop_and_resize"
 
     def _position(self, i: int, size: DimLike, dtype: DType) -> Value:
-        """Input coordinates of all outputs on the i-th axis, in `dtype`."""
+        """The input coordinates of all outputs on axis i, in `dtype`."""
         out = self.sizes[i]
-        at = t.arange(out, dtype)
+        position = t.arange(out, dtype)
         n, m = t.size(size, dtype), t.size(out, dtype)
-        half = at + 0.5
+        half = position + 0.5
         if self.coordinates == "align_corners":
-            # (0 output or) 1 output: coordinate 0
-            return at * (n - 1) / t.maximum(m - 1, 1)
+            # one output (or none): coordinate 0
+            return position * (n - 1) / t.maximum(m - 1, 1)
         if self.coordinates == "tf_crop_and_resize":
             assert self.roi is not None
             start, end = self.roi[i]
             if out == 1:
-                return at + (n - 1) * (0.5 * (start + end))
-            return at * ((n - 1) * (end - start) / t.maximum(m - 1, 1)) + (n - 1) * start
-        scaled = self._unscale(i, at, n, m)
-        centred = self._unscale(i, half, n, m)
+                return position + (n - 1) * (0.5 * (start + end))
+            return position * ((n - 1) * (end - start) / t.maximum(m - 1, 1)) + (n - 1) * start
+        scaled = self._unscale(i, position, n, m)
+        centered = self._unscale(i, half, n, m)
         if self.coordinates == "asymmetric":
             return scaled
         if self.coordinates == "tf_half_pixel_for_nn":
-            return centred
+            return centered
         if self.coordinates == "pytorch_half_pixel" and out == 1:
-            return at
+            return position
         if self.coordinates == "pytorch_half_pixel" and isinstance(out, Dim):
-            return t.where(t.as_term(m) > 1, centred - 0.5, at)
+            return t.where(t.as_term(m) > 1, centered - 0.5, position)
         if self.coordinates == "half_pixel_symmetric" and self.scales is not None:
-            return n / 2 * (1 - m / (n * self.scales[i])) + centred - 0.5
-        return centred - 0.5
+            return n / 2 * (1 - m / (n * self.scales[i])) + centered - 0.5
+        return centered - 0.5
 
     def _unscale(self, i: int, x: Value, n: Operand, m: Operand) -> Value:
-        """x over the scale, rounded as the frameworks round (a tie of nearest hangs on the last bit).
+        """x / scale with the rounding of the frameworks, because ties of mode nearest depend on the last bit.
 
-        Without scales: times in / out (PyTorch). With scales: a division (ONNX Runtime), which its rounding modes do
-        exactly where the scale is the ratio of the sizes.
+        Without scales: x * (in / out) (PyTorch). With scales: a division (ONNX Runtime), which is exact for its
+        rounding modes if the scale is the ratio of the sizes.
         """
         if self.scales is None:
             return x * (n / m)
@@ -163,7 +162,7 @@ class Resize(Op):
         return t.clamp(0, t.convert(rounded, i64), t.size(size) - 1)
 
     def _taps(self, i: int, size: DimLike, dtype: DType) -> list[tuple[Value, Value]]:
-        """(index, weight) pairs of the i-th axis: vectors over the outputs. Indices lie inside x."""
+        """The taps of axis i: (index, weight), vectors over the outputs. Indices are inside x."""
         position = self._position(i, size, dtype)
         floor = t.floor(position)
         ratio = position - floor
@@ -178,20 +177,20 @@ class Resize(Op):
         for step in steps:
             distance = ratio - step if stretch is None else (ratio - step) * stretch
             weight = _cubic(distance, self.cubic_a) if self.mode == "cubic" else _triangle(distance)
-            at = first + step
-            inside = t.clamp(0, at, last)
+            index = first + step
+            clamped = t.clamp(0, index, last)
             if self.exclude_outside:
-                weight = t.where(t.equals(at, inside), weight, weight * 0)
-            taps.append((inside, weight))
+                weight = t.where(t.equals(index, clamped), weight, weight * 0)
+            taps.append((clamped, weight))
         if self.exclude_outside or stretch is not None:
             total = taps[0][1]
             for _, weight in taps[1:]:
                 total = total + weight
-            taps = [(at, weight / total) for at, weight in taps]
+            taps = [(index, weight / total) for index, weight in taps]
         return taps
 
     def _stretch(self, i: int, size: DimLike) -> float | None:
-        """The scale, where antialiasing widens the kernel by its inverse."""
+        """The scale if antialiasing stretches the kernel by its inverse, else None."""
         if not self.antialias:
             return None
         out = self.sizes[i]
@@ -203,43 +202,43 @@ class Resize(Op):
             return None
         return scale if scale < 1 else None
 
-    def _outside(self, i: int, size: DimLike, dtype: DType) -> Value | None:
-        """Where tf_crop_and_resize extrapolates."""
+    def _extrapolated(self, i: int, size: DimLike, dtype: DType) -> Value | None:
+        """The outputs of axis i that tf_crop_and_resize extrapolates; None for other modes."""
         if self.coordinates != "tf_crop_and_resize":
             return None
         position = self._position(i, size, dtype)
-        return t.either(position < 0, position > t.size(size, dtype) - 1)
+        return t.logical_or(position < 0, position > t.size(size, dtype) - 1)
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
         dtype = dtype_of(x)
-        work = f64 if dtype == f64 else f32
-        y = x if self.mode == "nearest" else t.exact(x) if dtype.is_float else x.astype(np.float64)
-        # what shrinks first: an axis that grows while another is still long may need a thousand times the result
+        compute_dtype = f64 if dtype == f64 else f32
+        y = x if self.mode == "nearest" else t.as_f64(x) if dtype.is_float else x.astype(np.float64)
+        # shrinking axes first: enlarging an axis while another is still long may need far more memory than the result
         growth = [int(out) / max(x.shape[axis], 1) for out, axis in zip(self.sizes, self.axes, strict=True)]
         for i in np.argsort(growth, kind="stable").tolist():
             axis, size = self.axes[i], int(x.shape[self.axes[i]])
-            if self._identity(i, size) or not y.size:
+            if self._is_identity(i, size) or not y.size:
                 y = np.take(y, np.zeros(int(self.sizes[i]), int), axis) if not y.size else y
                 continue
-            form = [-1 if d == axis else 1 for d in range(x.ndim)]
+            axis_shape = [-1 if d == axis else 1 for d in range(x.ndim)]
             if self.mode == "nearest":
-                y = np.take(y, np.asarray(self._nearest(self._position(i, size, work), size)), axis)
+                y = np.take(y, np.asarray(self._nearest(self._position(i, size, compute_dtype), size)), axis)
             else:
                 parts = [
-                    self._part(np.take(y, np.asarray(at), axis), np.asarray(weight).reshape(form))
-                    for at, weight in self._taps(i, size, work)
+                    self._weighted(np.take(y, np.asarray(index), axis), np.asarray(weight).reshape(axis_shape))
+                    for index, weight in self._taps(i, size, compute_dtype)
                 ]
                 y = np.sum(parts, axis=0)
         for i, axis in enumerate(self.axes):
-            outside = self._outside(i, x.shape[axis], work)
+            outside = self._extrapolated(i, x.shape[axis], compute_dtype)
             if outside is not None:
-                form = [-1 if d == axis else 1 for d in range(x.ndim)]
-                y = np.where(np.asarray(outside).reshape(form), y.dtype.type(self.extrapolation), y)
-        return finish(np.trunc(y) if dtype.is_integer and y.dtype.kind == "f" else y, dtype)
+                axis_shape = [-1 if d == axis else 1 for d in range(x.ndim)]
+                y = np.where(np.asarray(outside).reshape(axis_shape), y.dtype.type(self.extrapolation), y)
+        return round_to(np.trunc(y) if dtype.is_integer and y.dtype.kind == "f" else y, dtype)
 
-    def _part(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        """What elements add to a result: in windows as wide as the scale demands, nothing where they weigh nothing."""
+    def _weighted(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """x * weight; with antialiasing, elements of weight 0 contribute nothing, even if they are NaN or infinite."""
         return np.where(weight == 0, 0, x * weight) if self.antialias else x * weight
 
     def lower(self, *inputs: Node) -> Node:
@@ -247,74 +246,79 @@ class Resize(Op):
         x = Term(node)
         if self.mode != "nearest":
             x = t.floating(node) if node.dtype.is_float else x.cast(f32)
-        work = f64 if node.dtype == f64 else f32
-        # the outermost last, where most elements are: neighbours along the others are computed alike
+        compute_dtype = f64 if node.dtype == f64 else f32
+        # the innermost axis first, the outermost last, where there are the most elements
         for i, axis in sorted(enumerate(self.axes), key=lambda pair: -pair[1]):
             size = node.shape[axis]
-            if not self._identity(i, size):
-                x = self._axis(x, i, axis, size, work)
+            if not self._is_identity(i, size):
+                x = self._resample(x, i, axis, size, compute_dtype)
         for i, axis in enumerate(self.axes):
-            outside = self._outside(i, node.shape[axis], work)
+            outside = self._extrapolated(i, node.shape[axis], compute_dtype)
             if outside is not None:
                 mask = t.as_term(outside).spread(x.shape, (axis,))
                 x = t.term(t.where(mask, self.extrapolation, x))
         return x.cast(node.dtype).node
 
-    def _axis(self, x: Term, i: int, axis: int, size: DimLike, work: DType) -> Term:
-        """x resampled on one axis."""
+    def _resample(self, x: Term, i: int, axis: int, size: DimLike, compute_dtype: DType) -> Term:
+        """x resampled on `axis`, the i-th of `axes`."""
         if self.mode == "nearest":
-            factor = self._repeats(i, size)
+            factor = self._repeat_factor(i, size)
             if factor is not None:
-                return _repeat(x, axis, factor)
-            return t.take(x, self._nearest(self._position(i, size, work), size), axis)
+                return _repeat_elements(x, axis, factor)
+            return t.take(x, self._nearest(self._position(i, size, compute_dtype), size), axis)
         if self.antialias:
-            return self._windowed(x, i, axis, size, work)
+            return self._resample_antialiased(x, i, axis, size, compute_dtype)
         out: Term | None = None
-        for at, weight in self._taps(i, size, work):
-            part = t.take(x, at, axis)
-            part = part * t.as_term(weight, work).cast(x.dtype).spread(part.shape, (axis,))
+        for index, weight in self._taps(i, size, compute_dtype):
+            part = t.take(x, index, axis)
+            part = part * t.as_term(weight, compute_dtype).cast(x.dtype).spread(part.shape, (axis,))
             out = part if out is None else out + part
         assert out is not None
         return out
 
-    def _repeats(self, i: int, size: DimLike) -> int | None:
-        """k where output j is input j // k."""
+    def _repeat_factor(self, i: int, size: DimLike) -> int | None:
+        """k such that output j is input j // k; None if there is none."""
         factor = divides(self.sizes[i], size)
         if not isinstance(factor, int) or factor < 1 or size == 0:
             return None
         index = self._nearest(self._position(i, size, f32), size) if isinstance(size, int) else None
         if isinstance(size, int) and isinstance(index, np.ndarray):
             return factor if np.array_equal(index, np.repeat(np.arange(size), factor)) else None
-        scaled = self.scales is None or self.scales[i] == factor
-        rounds = self.nearest_mode.startswith("round")
-        plain = self.coordinates in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric") and rounds
-        floors = self.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and self.nearest_mode == "floor"
-        return factor if scaled and (plain or floors) else None
+        integer_scale = self.scales is None or self.scales[i] == factor
+        is_rounding = self.nearest_mode.startswith("round")
+        rounds_half_pixel = (
+            self.coordinates in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric") and is_rounding
+        )
+        floors_asymmetric = self.coordinates in ("asymmetric", "tf_half_pixel_for_nn") and self.nearest_mode == "floor"
+        return factor if integer_scale and (rounds_half_pixel or floors_asymmetric) else None
 
-    def _windowed(self, x: Term, i: int, axis: int, size: DimLike, work: DType) -> Term:
-        """Antialiasing has as many taps as the scale demands: windows as rows, times their weights. A product with an
-        [out, in] matrix would spread NaN and infinities to all outputs by its zeros."""
+    def _resample_antialiased(self, x: Term, i: int, axis: int, size: DimLike, compute_dtype: DType) -> Term:
+        """x resampled on `axis` with antialiasing: the sum over windows of elements times weights.
+
+        The number of taps depends on the scale. A product with an [out, in] matrix would spread NaN and infinities to
+        all outputs through its zeros.
+        """
         stretch = self._stretch(i, size)
-        if stretch is not None or known(size, self.sizes[i]) or not self.exclude_outside:
-            start, count, weight = _rows(self._taps(i, size, work), size)
+        if stretch is not None or is_static((size, self.sizes[i])) or not self.exclude_outside:
+            start, count, weight = _windows(self._taps(i, size, compute_dtype), size)
         else:
-            start, count, weight = self._open_rows(i, size, work)
+            start, count, weight = self._symbolic_windows(i, size, compute_dtype)
         rows = t.windows(x, start, count, axis)
-        spread = t.as_term(weight, work).cast(x.dtype).spread(rows.shape, (axis, axis + 1))
-        # what weighs nothing is no part of a window
-        part = t.where(spread.equals(0), 0, rows * spread)
+        weights = t.as_term(weight, compute_dtype).cast(x.dtype).spread(rows.shape, (axis, axis + 1))
+        # elements of weight 0 contribute nothing, even NaN
+        part = t.where(weights.equals(0), 0, rows * weights)
         return t.term(part).sum((axis + 1,), keepdims=False)
 
-    def _open_rows(self, i: int, size: DimLike, work: DType) -> tuple[Value, DimLike, Value]:
-        """As `_rows` where the scale is known at run time only, taps outside x excluded."""
-        out, half = self.sizes[i], 2 if self.mode == "cubic" else 1
-        position = t.as_term(self._position(i, size, work))
-        shrink = t.minimum(t.term(t.as_term(t.size(out, work)) / t.size(size, work)), 1)
-        count = dim_min(2 * dim_max(ceildiv(half * size, out), half) + 1, size)
-        first = t.convert(t.ceil(position - half / t.term(t.as_term(shrink))), i64)
+    def _symbolic_windows(self, i: int, size: DimLike, compute_dtype: DType) -> tuple[Value, DimLike, Value]:
+        """As `_windows`, for a scale known only at run time; taps outside x are excluded."""
+        out, radius = self.sizes[i], 2 if self.mode == "cubic" else 1
+        position = t.as_term(self._position(i, size, compute_dtype))
+        shrink = t.minimum(t.term(t.as_term(t.size(out, compute_dtype)) / t.size(size, compute_dtype)), 1)
+        count = dim_min(2 * dim_max(ceildiv(radius * size, out), radius) + 1, size)
+        first = t.convert(t.ceil(position - radius / t.term(t.as_term(shrink))), i64)
         start = t.clamp(0, first, t.size(size - count))
-        places = t.term(t.as_term(start)).expand(1) + t.as_term(t.arange(count))
-        distance = (position.expand(1) - places.cast(work)) * shrink
+        positions = t.term(t.as_term(start)).expand(1) + t.as_term(t.arange(count))
+        distance = (position.expand(1) - positions.cast(compute_dtype)) * shrink
         weight = t.term(_cubic(distance, self.cubic_a) if self.mode == "cubic" else _triangle(distance))
         return start, count, weight / weight.sum((1,))
 
@@ -322,22 +326,29 @@ class Resize(Op):
     def samples(cls) -> Samples:
         x = _data(2, 2, 5, 7)
         for mode in ("nearest", "linear", "cubic"):
-            for coordinates in COORDINATES[:-1]:
+            for coordinates in COORDINATE_MODES[:-1]:
                 yield cls((8, 4), (2, 3), mode, coordinates), (x,)
                 yield cls((3, 1), (2, 3), mode, coordinates), (x,)
                 yield cls((8, 5), (2, 3), mode, coordinates, scales=(1.7, 0.8)), (x,)
-            for exclude in (False, True):
+            for exclude_outside in (False, True):
                 for antialias in (False, True)[: 1 + (mode != "nearest")]:
-                    yield cls((3, 9), (2, 3), mode, exclude_outside=exclude, antialias=antialias), (x,)
+                    yield cls((3, 9), (2, 3), mode, exclude_outside=exclude_outside, antialias=antialias), (x,)
                     yield (
-                        cls((2, 3), (3, 2), mode, exclude_outside=exclude, antialias=antialias, scales=(0.3, 0.7)),
+                        cls(
+                            (2, 3),
+                            (3, 2),
+                            mode,
+                            exclude_outside=exclude_outside,
+                            antialias=antialias,
+                            scales=(0.3, 0.7),
+                        ),
                         (x,),
                     )
                     if antialias:
-                        holes = _holes()
-                        if mode == "cubic":  # the signs of its weights that are 0 but for rounding tell nothing
-                            holes[np.isinf(holes)] = np.nan
-                        yield cls((3, 9), (2, 3), mode, exclude_outside=exclude, antialias=True), (holes,)
+                        special = _special_values()
+                        if mode == "cubic":  # weights that are 0 up to rounding have either sign
+                            special[np.isinf(special)] = np.nan
+                        yield cls((3, 9), (2, 3), mode, exclude_outside=exclude_outside, antialias=True), (special,)
             crop = {"coordinates": "tf_crop_and_resize", "roi": ((0.2, 0.9), (-0.2, 1.1)), "extrapolation": 9.5}
             yield cls((4, 6), (2, 3), mode, **crop), (x,)
             yield cls((1, 6), (2, 3), mode, **crop), (x,)
@@ -347,38 +358,40 @@ class Resize(Op):
             yield cls((5,), (1,), mode, "asymmetric"), (np.arange(0, 240, 30, dtype=np.uint8).reshape(1, 4, 2),)
             yield cls((3,), (1,), mode), (np.zeros((0, 4), np.float32),)
             yield cls((0, 3), (1, 2), mode, "asymmetric", scales=(2.0, 1.5)), (np.zeros((4, 0, 2), np.float32),)
-        for nearest in NEAREST:
-            for coordinates in COORDINATES[:-1]:
+        for nearest in NEAREST_MODES:
+            for coordinates in COORDINATE_MODES[:-1]:
                 yield cls((7, 12), (2, 3), "nearest", coordinates, nearest), (x,)
                 yield cls((10, 21), (2, 3), "nearest", coordinates, nearest), (x,)
 
 
-def _repeat(x: Term, axis: int, factor: int) -> Term:
-    """Each element `factor` times in a row."""
+def _repeat_elements(x: Term, axis: int, factor: int) -> Term:
+    """x with each element repeated `factor` times along `axis`."""
     shape = (*x.shape[: axis + 1], factor, *x.shape[axis + 1 :])
     dims = [d for d in range(len(shape)) if d != axis + 1]
     return x.spread(shape, dims).reshape((*x.shape[:axis], x.shape[axis] * factor, *x.shape[axis + 1 :]))
 
 
-def _rows(taps: list[tuple[Value, Value]], size: DimLike) -> tuple[Value, DimLike, Value]:
-    """The taps as windows of one length: their first indices [out], the length and the weights [out, length]. Taps at
-    one index add up."""
+def _windows(taps: list[tuple[Value, Value]], size: DimLike) -> tuple[Value, DimLike, Value]:
+    """The taps as windows of equal length: first indices [out], the length, and weights [out, length].
+
+    The weights of taps at the same index are added.
+    """
     count = dim_min(len(taps), size)
     start = t.minimum(taps[0][0], t.size(size - count))
-    places = t.arange(count)
+    positions = t.arange(count)
     total: Value | None = None
-    for at, weight in taps:
-        if t.is_term(at, start, places, weight):
-            hit = t.as_term(places).equals(t.term(t.as_term(at) - start).expand(1))
-            part = t.where(hit, t.term(t.as_term(weight)).expand(1), 0.0)
+    for index, weight in taps:
+        if t.is_term(index, start, positions, weight):
+            matches = t.as_term(positions).equals(t.term(t.as_term(index) - start).expand(1))
+            part = t.where(matches, t.term(t.as_term(weight)).expand(1), 0.0)
         else:
-            part = np.where(np.asarray(at - start)[:, None] == places, np.asarray(weight)[:, None], 0)
+            part = np.where(np.asarray(index - start)[:, None] == positions, np.asarray(weight)[:, None], 0)
         total = part if total is None else total + part
     assert total is not None
     return start, count, total
 
 
-def _holes() -> np.ndarray:
+def _special_values() -> np.ndarray:
     x = _data(1, 2, 24, 20)
     x[0, 0, 2, 3], x[0, 1, 0, 0], x[0, 1, 20, 19] = np.nan, np.inf, -np.inf
     return x
@@ -390,7 +403,10 @@ def _data(*shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PadMode(Op):
-    """x padded from its own elements. mode: reflect (the edge once), edge, wrap; as numpy.pad. Negative pads crop."""
+    """x padded with its own elements (numpy.pad). mode: reflect (without repeating the edge), edge or wrap.
+
+    low, high: the padding of each axis; negative values crop.
+    """
 
     name: ClassVar[str] = "pad_mode"
     low: Shape
@@ -415,14 +431,14 @@ class PadMode(Op):
 
     def _source(self, size: DimLike, low: DimLike, out: DimLike) -> Value:
         """The input index of each output index."""
-        at, n = t.arange(out) - t.size(low), t.size(size)
+        position, n = t.arange(out) - t.size(low), t.size(size)
         if self.mode == "edge":
-            return t.clamp(0, at, n - 1)
+            return t.clamp(0, position, n - 1)
         if self.mode == "wrap":
-            return t.mod(at, n)
+            return t.mod(position, n)
         period = t.maximum(n * 2 - 2, 1)
-        back = t.mod(at, period)
-        return t.minimum(back, period - back) if size != 1 else back
+        reflected = t.mod(position, period)
+        return t.minimum(reflected, period - reflected) if size != 1 else reflected
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         (x,) = inputs
@@ -451,8 +467,10 @@ class PadMode(Op):
         return x.node
 
     def _pieces(self, x: Term, axis: int, low: DimLike, high: DimLike) -> list[Term]:
-        """x between what lies before and behind it along `axis`: lines that are copied, where a lookup would gather.
-        Nothing where it would take more than one piece on a side, or sizes are not known."""
+        """The pieces to concatenate along `axis`: low padding, x, high padding. Copying them is faster than a gather.
+
+        Empty if either padding needs more than one piece, or sizes are symbolic.
+        """
         size = x.shape[axis]
         if not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int) or min(low, high) < 0:
             return []
@@ -467,14 +485,14 @@ class PadMode(Op):
 
         match self.mode:
             case "edge" if size > 0:
-                around = edge(0, low), edge(size - 1, high)
+                pads = edge(0, low), edge(size - 1, high)
             case "wrap" if max(low, high) <= size:
-                around = part(size - low, size), part(0, high)
+                pads = part(size - low, size), part(0, high)
             case "reflect" if max(low, high) < size:
-                around = part(1, low + 1), part(size - 1 - high, size - 1)
+                pads = part(1, low + 1), part(size - 1 - high, size - 1)
             case _:
                 return []
-        return [p for p in (around[0], x, around[1]) if p.shape[axis] != 0]
+        return [p for p in (pads[0], x, pads[1]) if p.shape[axis] != 0]
 
     @classmethod
     def samples(cls) -> Samples:

@@ -1,4 +1,4 @@
-"""The activation functions of recurrent cells by their ONNX names: in numpy for references, in terms for lowerings."""
+"""The activation functions of recurrent cells by ONNX name: in numpy for references, in terms for lowerings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ingot.ops.core.functions import Expm1, Log1p
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term, Value
 
-# name, alpha, beta: lower-case ONNX names; alpha and beta where the function has them
+# (name, alpha, beta): the ONNX name in lower case; alpha and beta are 0 if the function has none
 Activation = tuple[str, float, float]
 
 SIGMOID: Activation = ("sigmoid", 0.0, 0.0)
@@ -53,11 +53,13 @@ TERMS: dict[str, Callable[[Term, float, float], Value]] = {
 }
 
 
-def computed(activation: Activation, x: np.ndarray) -> np.ndarray:
+def apply_numpy(activation: Activation, x: np.ndarray) -> np.ndarray:
+    """activation(x) in numpy."""
     name, alpha, beta = activation
     return _NUMPY[name](x, alpha, beta)
 
 
-def applied(activation: Activation, x: Term) -> Term:
+def apply_term(activation: Activation, x: Term) -> Term:
+    """activation(x) as a term."""
     name, alpha, beta = activation
     return t.term(TERMS[name](x, alpha, beta))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.node import Samples
 from ingot.ops.nn import terms as t
-from ingot.ops.nn.recurrent.activations import SIGMOID, TANH, TERMS, Activation, applied, computed
+from ingot.ops.nn.recurrent.activations import SIGMOID, TANH, TERMS, Activation, apply_numpy, apply_term
 from ingot.ops.nn.recurrent.layer import Parameters, Recurrent
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
@@ -16,11 +16,14 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class LSTM(Recurrent):
-    """Long short-term memory (Hochreiter and Schmidhuber 1997), gates in ONNX's order i o f c; states h, c.
+    """Long short-term memory (Hochreiter and Schmidhuber 1997; ONNX LSTM). Gates are in the order i, o, f, c; states h,
+    c.
 
-        i = f(x Wi + h Ri + Pi c)   f likewise   c' = f c + i g(x Wc + h Rc)   o = f(x Wo + h Ro + Po c')   h' = o h(c')
+        i = a(x Wi + h Ri + Pi c)   f = a(x Wf + h Rf + Pf c)   c' = f c + i u(x Wc + h Rc)
+        o = a(x Wo + h Ro + Po c')  h' = o v(c')                a, u, v: activations[0], [1], [2]
 
-    input_forget couples f = 1 - i. has_peephole: the last operand holds Pi, Po, Pf.
+    Operands and attributes: see `Recurrent`. input_forget: f = 1 - i. has_peephole: the operand peephole has Pi, Po,
+    Pf.
     """
 
     name: ClassVar[str] = "lstm"
@@ -36,13 +39,13 @@ class LSTM(Recurrent):
     def cell(self, index: int, row: Term, p: Parameters) -> tuple[Term, ...]:
         gate, update, output = self.activation(index)
         h, c = p.states
-        i, o, f, g = self._split(row + t.contract(self._rounded(h), p.r, [(1, 1)]), 4)
+        i, o, f, g = self._split(row + t.contract(self._quantize_state(h), p.r, [(1, 1)]), 4)
         pi, po, pf = self._split(p.peephole, 3) if p.peephole is not None else (None, None, None)
-        i = applied(gate, self._clip(i if pi is None else i + c * pi))
-        f = 1.0 - i if self.input_forget else applied(gate, self._clip(f if pf is None else f + c * pf))
-        new = f * c + i * applied(update, self._clip(g))
-        o = applied(gate, self._clip(o if po is None else o + new * po))
-        return o * applied(output, new), new
+        i = apply_term(gate, self._clip(i if pi is None else i + c * pi))
+        f = 1.0 - i if self.input_forget else apply_term(gate, self._clip(f if pf is None else f + c * pf))
+        new = f * c + i * apply_term(update, self._clip(g))
+        o = apply_term(gate, self._clip(o if po is None else o + new * po))
+        return o * apply_term(output, new), new
 
     def compute(
         self,
@@ -55,12 +58,14 @@ class LSTM(Recurrent):
     ) -> tuple[np.ndarray, ...]:
         gate, update, output = self.activation(index)
         h, c = states
-        i, o, f, g = np.split(row + self._levelled(h) @ r.T + b[: b.size // 2] + b[b.size // 2 :], 4, axis=1)
+        i, o, f, g = np.split(
+            row + self._quantize_state_reference(h) @ r.T + b[: b.size // 2] + b[b.size // 2 :], 4, axis=1
+        )
         pi, po, pf = np.split(peephole, 3) if peephole is not None else (0, 0, 0)
-        i = computed(gate, self._clipped(i + pi * c))
-        f = 1 - i if self.input_forget else computed(gate, self._clipped(f + pf * c))
-        new = f * c + i * computed(update, self._clipped(g))
-        return computed(gate, self._clipped(o + po * new)) * computed(output, new), new
+        i = apply_numpy(gate, self._clip_reference(i + pi * c))
+        f = 1 - i if self.input_forget else apply_numpy(gate, self._clip_reference(f + pf * c))
+        new = f * c + i * apply_numpy(update, self._clip_reference(g))
+        return apply_numpy(gate, self._clip_reference(o + po * new)) * apply_numpy(output, new), new
 
     @classmethod
     def samples(cls) -> Samples:
@@ -92,10 +97,10 @@ class LSTM(Recurrent):
 
 @dataclass(frozen=True)
 class GRU(Recurrent):
-    """Gated recurrent unit (Cho et al. 2014), gates in ONNX's order z r h; state h.
+    """Gated recurrent unit (Cho et al. 2014; ONNX GRU). Gates are in the order z, r, h; state h.
 
-    h' = (1 - z) n + z h with n = g(x Wh + (r h) Rh + bias), or, with linear_before_reset (PyTorch, cuDNN),
-    n = g(x Wh + b_Wh + r (h Rh + b_Rh)).
+    h' = (1 - z) n + z h with n = g(x Wh + (r h) Rh + bias), or, if linear_before_reset (PyTorch, cuDNN),
+    n = g(x Wh + b_Wh + r (h Rh + b_Rh)). Operands and attributes: see `Recurrent`.
     """
 
     name: ClassVar[str] = "gru"
@@ -103,7 +108,7 @@ class GRU(Recurrent):
     functions: ClassVar[tuple[Activation, ...]] = (SIGMOID, TANH)
     linear_before_reset: bool = False
 
-    def bias_inside(self) -> bool:
+    def cell_reads_bias(self) -> bool:
         return self.linear_before_reset
 
     def rounds_state(self) -> bool:
@@ -121,15 +126,15 @@ class GRU(Recurrent):
         (h,) = p.states
         n = self.hidden
         if self.linear_before_reset:
-            inner = t.contract(self._rounded(h), p.r, [(1, 1)])
+            inner = t.contract(self._quantize_state(h), p.r, [(1, 1)])
             (xz, xr, xn), (hz, hr, hn) = self._split(row, 3), self._split(inner, 3)
-            z, r = applied(gate, self._clip(xz + hz)), applied(gate, self._clip(xr + hr))
-            new = applied(update, self._clip(xn + r * (hn + p.b.slice(0, 5 * n, 6 * n))))
+            z, r = apply_term(gate, self._clip(xz + hz)), apply_term(gate, self._clip(xr + hr))
+            new = apply_term(update, self._clip(xn + r * (hn + p.b.slice(0, 5 * n, 6 * n))))
         else:
             inner = t.contract(h, p.r.slice(0, 0, 2 * n), [(1, 1)])
             (xz, xr, xn), (hz, hr) = self._split(row, 3), self._split(inner, 2)
-            z, r = applied(gate, self._clip(xz + hz)), applied(gate, self._clip(xr + hr))
-            new = applied(update, self._clip(xn + t.contract(r * h, p.r.slice(0, 2 * n, 3 * n), [(1, 1)])))
+            z, r = apply_term(gate, self._clip(xz + hz)), apply_term(gate, self._clip(xr + hr))
+            new = apply_term(update, self._clip(xn + t.contract(r * h, p.r.slice(0, 2 * n, 3 * n), [(1, 1)])))
         return ((1.0 - z) * new + z * h,)
 
     def compute(
@@ -143,22 +148,25 @@ class GRU(Recurrent):
     ) -> tuple[np.ndarray, ...]:
         gate, update = self.activation(index)
         (h,) = states
-        read = self._levelled(h)
+        state = self._quantize_state_reference(h)
         (xz, xr, xn), (rz, rr, rn) = np.split(row, 3, axis=1), np.split(r, 3)
         wz, wr, wn, bz, br, bn = np.split(b, 6)
-        z = computed(gate, self._clipped(xz + wz + read @ rz.T + bz))
-        reset = computed(gate, self._clipped(xr + wr + read @ rr.T + br))
-        inner = reset * (read @ rn.T + bn) if self.linear_before_reset else (reset * h) @ rn.T + bn
-        return ((1 - z) * computed(update, self._clipped(xn + wn + inner)) + z * h,)
+        z = apply_numpy(gate, self._clip_reference(xz + wz + state @ rz.T + bz))
+        reset = apply_numpy(gate, self._clip_reference(xr + wr + state @ rr.T + br))
+        inner = reset * (state @ rn.T + bn) if self.linear_before_reset else (reset * h) @ rn.T + bn
+        return ((1 - z) * apply_numpy(update, self._clip_reference(xn + wn + inner)) + z * h,)
 
     @classmethod
     def samples(cls) -> Samples:
         for direction, passes in (("forward", 1), ("reverse", 1), ("bidirectional", 2)):
             base = _data(3, 1, passes)
-            for linear in (False, True):
-                yield cls(4, direction, linear_before_reset=linear), base
+            for linear_before_reset in (False, True):
+                yield cls(4, direction, linear_before_reset=linear_before_reset), base
                 lengths = np.asarray([5, 1, 0], np.int64)
-                yield cls(4, direction, 0.4, has_lengths=True, linear_before_reset=linear), (*base, lengths)
+                yield (
+                    cls(4, direction, 0.4, has_lengths=True, linear_before_reset=linear_before_reset),
+                    (*base, lengths),
+                )
             levels = _bytes(3, passes)
             yield (
                 cls(4, direction, levels=True, has_scales=True, linear_before_reset=True),
@@ -169,13 +177,16 @@ class GRU(Recurrent):
 
 @dataclass(frozen=True)
 class RNN(Recurrent):
-    """h' = f(x W + h R + b): the simple recurrent layer; f is activations[0], tanh unless told."""
+    """The simple recurrent layer h' = f(x W + h R + b) (ONNX RNN); f is activations[0], tanh by default.
+
+    Operands and attributes: see `Recurrent`.
+    """
 
     name: ClassVar[str] = "rnn"
 
     def cell(self, index: int, row: Term, p: Parameters) -> tuple[Term, ...]:
         (function,) = self.activation(index)
-        return (applied(function, self._clip(row + t.contract(self._rounded(p.states[0]), p.r, [(1, 1)]))),)
+        return (apply_term(function, self._clip(row + t.contract(self._quantize_state(p.states[0]), p.r, [(1, 1)]))),)
 
     def compute(
         self,
@@ -187,8 +198,8 @@ class RNN(Recurrent):
         peephole: np.ndarray | None,
     ) -> tuple[np.ndarray, ...]:
         (function,) = self.activation(index)
-        total = row + self._levelled(states[0]) @ r.T + b[: b.size // 2] + b[b.size // 2 :]
-        return (computed(function, self._clipped(total)),)
+        total = row + self._quantize_state_reference(states[0]) @ r.T + b[: b.size // 2] + b[b.size // 2 :]
+        return (apply_numpy(function, self._clip_reference(total)),)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -206,7 +217,7 @@ def _values(*shape: int) -> np.ndarray:
 
 
 def _bytes(gates: int, passes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Levels of r, and the scales of its rows."""
+    """Quantized r, and the scales of its rows."""
     rows = 4 * gates
     return (_values(passes, rows, 4) * 127).astype(np.int8), abs(_values(passes, rows)) * np.float32(0.02)
 
