@@ -31,12 +31,12 @@ from ingot.pipeline.build import likely
 from ingot.pipeline.target import target_of
 from ingot.plan.link import Launch
 from ingot.plan.work import group_bytes, group_flops
-from ingot.runtime import describe, timing
+from ingot.runtime import describe
 from ingot.runtime.bind import Binding
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Program
-from ingot.support import progress
+from ingot.support import progress, timing
 from ingot.support.dataclass import dataclass
 
 

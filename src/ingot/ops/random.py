@@ -172,19 +172,8 @@ def seeded(graph: Graph, name: str) -> Graph:
     state = Input(label, STATE)()
     calls = b.index_axis(state, 0, 1)
     seeds = dict.fromkeys(key.seed for key in _keys(graph))
-<<<<<<< HEAD
-    firsts = {seed: b.index_axis(state, 0, 0) if seed is None else b.scalar(seed, i64) for seed in seeds}
-    keys = {seed: counted_key(x, calls) for seed, x in firsts.items()}
-    inner = _drawing(graph, keys)
-    after = b.add(state, b.stack([b.scalar(0, i64), b.scalar(1, i64)]))
-    held = len(graph.state)
-    outputs = (*inner.outputs[:held], after, *inner.outputs[held:])
-    names = (*graph.output_names[:held], f"next {label}", *graph.output_names[held:]) if graph.output_names else ()
-    inputs, kept = (*graph.inputs, state), (*graph.state, name)
-    return replace(inner, inputs=inputs, outputs=outputs, output_names=names, state=kept)
-=======
     seed_values = {seed: b.index_axis(state, 0, 0) if seed is None else b.scalar(seed, i64) for seed in seeds}
-    keys = {seed: _pack_key(threefry(words(Term(x)), words(Term(calls))), (2,)) for seed, x in seed_values.items()}
+    keys = {seed: counted_key(x, calls) for seed, x in seed_values.items()}
     inner = _with_keys(graph, keys)
     next_state = b.add(state, b.stack([b.scalar(0, i64), b.scalar(1, i64)]))
     n_state = len(graph.state)
@@ -194,7 +183,6 @@ def seeded(graph: Graph, name: str) -> Graph:
     )
     inputs, state_names = (*graph.inputs, state), (*graph.state, name)
     return replace(inner, inputs=inputs, outputs=outputs, output_names=names, state=state_names)
->>>>>>> n-ops
 
 
 def _keys(graph: Graph) -> Iterator[RandomKey]:
