@@ -35,9 +35,9 @@ NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 def _cubic(distance: Value, a: float) -> Value:
     """Keys' kernel (1981) at |distance|."""
     x = t.absolute(distance)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return t.where(x <= 1, near, t.where(x < 2, far, far * 0))
+    inner = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return t.where(x <= 1, inner, t.where(x < 2, outer, outer * 0))
 
 
 def _triangle(distance: Value) -> Value:
