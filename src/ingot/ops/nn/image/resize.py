@@ -403,10 +403,7 @@ def _data(*shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PadMode(Op):
-    """x padded with its own elements (numpy.pad). mode: reflect (without repeating the edge), edge or wrap.
-
-    low, high: the padding of each axis; negative values crop.
-    """
+    """x padded with its own elements, as numpy.pad. mode: reflect, edge or wrap. Negative low and high crop."""
 
     name: ClassVar[str] = "pad_mode"
     low: Shape
@@ -467,10 +464,7 @@ class PadMode(Op):
         return x.node
 
     def _pieces(self, x: Term, axis: int, low: DimLike, high: DimLike) -> list[Term]:
-        """The pieces to concatenate along `axis`: low padding, x, high padding. Copying them is faster than a gather.
-
-        Empty if either padding needs more than one piece, or sizes are symbolic.
-        """
+        """The pieces [low padding, x, high padding] along `axis`, if one piece each suffices and sizes are static."""
         size = x.shape[axis]
         if not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int) or min(low, high) < 0:
             return []
