@@ -196,31 +196,31 @@ def _hankel(order: int, x: Term, kind: int) -> Term:
 def _first_kind(order: int, x: Term) -> Term:
     """J of `order`."""
     a = x.map(Abs())
-    near = _even_series(a, _SERIES_LIMIT, _FIRST_KIND[order][0])
-    value = where(a <= _SERIES_LIMIT, near * a if order else near, _hankel(order, a, 0))
+    small_value = _even_series(a, _SERIES_LIMIT, _FIRST_KIND[order][0])
+    value = where(a <= _SERIES_LIMIT, small_value * a if order else small_value, _hankel(order, a, 0))
     return where(x < 0.0, -value, value) if order else value
 
 
 def _second_kind(order: int, x: Term) -> Term:
     """Y of `order`; -inf at 0, NaN below."""
-    near = _even_series(x, _SERIES_LIMIT, _SECOND_KIND[order])
+    small_value = _even_series(x, _SERIES_LIMIT, _SECOND_KIND[order])
     first = _even_series(x, _SERIES_LIMIT, _FIRST_KIND[order][0])
     log = x.map(Log()) * (2 / math.pi)
-    near = near / x + log * first * x if order else near + log * first
-    value = where(x <= _SERIES_LIMIT, near, _hankel(order, x, 1))
+    small_value = small_value / x + log * first * x if order else small_value + log * first
+    value = where(x <= _SERIES_LIMIT, small_value, _hankel(order, x, 1))
     return where(x.equals(0.0), -math.inf, where(x < 0.0, math.nan, value))
 
 
 def _modified(order: int, scaled: bool, x: Term) -> Term:
     """K of `order`, or exp(x) K if `scaled`; inf at 0, NaN below."""
-    growing, series, far = _MODIFIED[order]
-    near = _even_series(x, _K_SERIES_LIMIT, series)
+    growing, series, asymptotic = _MODIFIED[order]
+    small_value = _even_series(x, _K_SERIES_LIMIT, series)
     log, first = x.map(Log()), _even_series(x, _K_SERIES_LIMIT, growing)
-    near = near / x + log * first * x if order else near - log * first
+    small_value = small_value / x + log * first * x if order else small_value - log * first
     large_x = at_least(x, _K_SERIES_LIMIT)
-    value = chebyshev(4.0 / large_x - 1, far) / large_x.map(Sqrt())
-    near, value = (near * x.map(Exp()), value) if scaled else (near, value * (-large_x).map(Exp()))
-    value = where(x <= _K_SERIES_LIMIT, near, value)
+    value = chebyshev(4.0 / large_x - 1, asymptotic) / large_x.map(Sqrt())
+    small_value, value = (small_value * x.map(Exp()), value) if scaled else (small_value, value * (-large_x).map(Exp()))
+    value = where(x <= _K_SERIES_LIMIT, small_value, value)
     return where(x.equals(0.0), math.inf, where(x < 0.0, math.nan, value))
 
 
@@ -246,11 +246,13 @@ def airy_ai(x: Term) -> Term:
     phase = size * root * (2 / 3)
     scale = (root * math.pi).map(Sqrt())
     inverse = _AIRY_PHASE_LIMIT / phase
-    right = (-phase).map(Exp()) * chebyshev(inverse * 2 - 1, _AIRY_RIGHT) / (scale * 2)
+    positive_value = (-phase).map(Exp()) * chebyshev(inverse * 2 - 1, _AIRY_RIGHT) / (scale * 2)
     z = inverse * inverse * 2 - 1
     p, q = chebyshev(z, _AIRY_P), chebyshev(z, _AIRY_Q) / phase
     angle = phase + math.pi / 4
-    left = (p * angle.map(Sin()) - q * angle.map(Cos())) / scale
-    middle = chebyshev(at_most(at_least(x, -_AIRY_SERIES_LIMIT), _AIRY_SERIES_LIMIT) * (1 / _AIRY_SERIES_LIMIT), _AIRY)
-    value = where(x > _AIRY_SERIES_LIMIT, right, where(x < -_AIRY_SERIES_LIMIT, left, middle))
+    negative_value = (p * angle.map(Sin()) - q * angle.map(Cos())) / scale
+    series_value = chebyshev(
+        at_most(at_least(x, -_AIRY_SERIES_LIMIT), _AIRY_SERIES_LIMIT) * (1 / _AIRY_SERIES_LIMIT), _AIRY
+    )
+    value = where(x > _AIRY_SERIES_LIMIT, positive_value, where(x < -_AIRY_SERIES_LIMIT, negative_value, series_value))
     return where(x.map(IsNan()) | size.equals(math.inf), math.nan, value)

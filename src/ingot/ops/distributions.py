@@ -115,15 +115,15 @@ def binomial(key: Node, count: Node, chance: Node) -> Node:
         u = u - 0.5
         us = 0.5 - u.map(Abs())
         k = ((a * 2.0 / us + b) * u + n * p + 0.5).map(Floor())
-        inside = (k >= 0.0) & (k <= n)
-        m, k_in = ((n + 1.0) * p).map(Floor()), where(inside, k, 0.0)
+        in_range = (k >= 0.0) & (k <= n)
+        m, k_in = ((n + 1.0) * p).map(Floor()), where(in_range, k, 0.0)
         likelihood = (
             _log_factorial(m) + _log_factorial(n - m) - _log_factorial(k_in) - _log_factorial(n - k_in)
             + (k_in - m) * (p / q).map(Log())
         )  # fmt: skip
         scaled = v * (2.83 + 5.1 / b) * deviation / (a / (us * us) + b)
         quick_accept = (us >= 0.07) & (v <= 0.92 - 4.2 / b)
-        return k, inside & (quick_accept | (scaled.map(Log()) <= likelihood))
+        return k, in_range & (quick_accept | (scaled.map(Log()) <= likelihood))
 
     def step(k: Term, probability: Term, remaining: Term, n: Term, odds: Term) -> tuple[Sequence[Term], Term]:
         going = (remaining > probability) & (k < n)

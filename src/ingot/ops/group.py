@@ -67,16 +67,16 @@ def same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
     value: a result that must depend on `p` as well, if given.
     """
     users = body.uses()
-    stack, seen = [p], {p}
+    stack, visited = [p], {p}
     while stack:
         for u in users.get(stack.pop(), ()):
             elementwise = category(u.op) is Category.ELEMENTWISE and all(i.shape == u.shape for i in u.inputs)
             if not elementwise and not isinstance(u.op, Reshape):
                 return False
-            if u not in seen:
-                seen.add(u)
+            if u not in visited:
+                visited.add(u)
                 stack.append(u)
-    return all(n.shape == p.shape for n in body.outputs) and (value is None or value in seen)
+    return all(n.shape == p.shape for n in body.outputs) and (value is None or value in visited)
 
 
 def label(node: Node) -> str:

@@ -111,29 +111,33 @@ def dawson(x: Term) -> Term:
         n = 2.0 * i + 1
         total = total + (power / (even + n) + 1.0 / ((even - n) * power)) * math.exp(-((n * _RYBICKI_STEP) ** 2))
         power = power * growth * growth
-    far = total * (-(remainder * remainder)).map(Exp()) / (size * math.sqrt(math.pi))
-    return where(a <= _DAWSON_SERIES_LIMIT, x * series, where(a > 1e9, 0.5 / x, x * far))
+    large_value = total * (-(remainder * remainder)).map(Exp()) / (size * math.sqrt(math.pi))
+    return where(a <= _DAWSON_SERIES_LIMIT, x * series, where(a > 1e9, 0.5 / x, x * large_value))
 
 
 @in_f64
 def exponential_integral(x: Term) -> Term:
     """Ei(x), the integral of exp(t) / t up to x; -inf at 0, NaN below."""
-    near = at_most(x, _EI_NEAR_LIMIT)
-    near = chebyshev((near - 2.0) / 4.0, _EI_NEAR) * near + near.map(Log()) + _EULER_GAMMA
+    small_value = at_most(x, _EI_NEAR_LIMIT)
+    small_value = chebyshev((small_value - 2.0) / 4.0, _EI_NEAR) * small_value + small_value.map(Log()) + _EULER_GAMMA
     large_x = at_least(x, _EI_NEAR_LIMIT)
     inverse, low, high = 1.0 / large_x, 1 / _EI_MIDDLE_LIMIT, 1 / _EI_NEAR_LIMIT
-    middle = chebyshev((at_least(inverse, low) - (low + high) / 2) * (2 / (high - low)), _EI_MIDDLE)
-    far = chebyshev(at_most(inverse, low) * (2 / low) - 1.0, _EI_FAR)
+    middle_value = chebyshev((at_least(inverse, low) - (low + high) / 2) * (2 / (high - low)), _EI_MIDDLE)
+    large_value = chebyshev(at_most(inverse, low) * (2 / low) - 1.0, _EI_FAR)
     half = (large_x * 0.5).map(Exp())  # multiplied twice, because exp(x) overflows before Ei(x)
-    value = where(x <= _EI_NEAR_LIMIT, near, half * (half * inverse * where(x <= _EI_MIDDLE_LIMIT, middle, far)))
+    value = where(
+        x <= _EI_NEAR_LIMIT,
+        small_value,
+        half * (half * inverse * where(x <= _EI_MIDDLE_LIMIT, middle_value, large_value)),
+    )
     return where(x.equals(math.inf), math.inf, where(x < 0.0, math.nan, value))
 
 
 def _fresnel(x: Term, sine: bool) -> Term:
     a = x.map(Abs())
-    near = at_most(a, _FRESNEL_LIMIT)
-    square = near * near
-    inner = near * chebyshev(square * square / 8.0 - 1.0, _FRESNEL_S if sine else _FRESNEL_C)
+    small_x = at_most(a, _FRESNEL_LIMIT)
+    square = small_x * small_x
+    inner = small_x * chebyshev(square * square / 8.0 - 1.0, _FRESNEL_S if sine else _FRESNEL_C)
     size = at_most(at_least(a, _FRESNEL_LIMIT), 1e18)
     inverse = 1.0 / (size * size)
     argument = inverse * inverse * 32.0 - 1.0

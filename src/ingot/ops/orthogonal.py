@@ -48,10 +48,10 @@ def _angle_ratio(x: Term, numerator: Term, denominator: float, sine: bool) -> Te
     is_circular = x < 1.0
     angle, arc = where(is_circular, x, 0.0).map(Acos()), where(is_circular, 2.0, x).map(Acosh())
     circular, hyperbolic = (Sin(), Sinh()) if sine else (Cos(), Cosh())
-    near = (angle * numerator).map(circular) / (angle * denominator).map(circular)
-    far = (arc * numerator).map(hyperbolic) / (arc * denominator).map(hyperbolic)
+    circular_ratio = (angle * numerator).map(circular) / (angle * denominator).map(circular)
+    hyperbolic_ratio = (arc * numerator).map(hyperbolic) / (arc * denominator).map(hyperbolic)
     limit = numerator * (1 / denominator) if sine else 1.0
-    return where(x.equals(1.0), limit, where(is_circular, near, far))
+    return where(x.equals(1.0), limit, where(is_circular, circular_ratio, hyperbolic_ratio))
 
 
 @_of_degree
@@ -59,9 +59,9 @@ def chebyshev_t(x: Term, n: Term) -> Term:
     """The Chebyshev polynomial of the first kind, cos(n arccos x)."""
     a = x.map(Abs())
     is_circular = a <= 1.0
-    near = (where(is_circular, a, 1.0).map(Acos()) * n).map(Cos())
-    far = (where(is_circular, 1.0, a).map(Acosh()) * n).map(Cosh())
-    return _sign(x, n) * where(is_circular, near, far)
+    circular = (where(is_circular, a, 1.0).map(Acos()) * n).map(Cos())
+    hyperbolic = (where(is_circular, 1.0, a).map(Acosh()) * n).map(Cosh())
+    return _sign(x, n) * where(is_circular, circular, hyperbolic)
 
 
 @_of_degree

@@ -159,8 +159,8 @@ def erfc(x: Node) -> Node:
 def erfcx(x: Node) -> Node:
     """exp(x^2) erfc(x)."""
     a = ops.cast(x, f64)
-    near = ops.mul(Exp()(ops.mul(a, a)), ops.sub(1.0, Erf()(a)))
-    return ops.cast(ops.where(ops.compare("GT", a, _ERFC_TAIL_START), _scaled_tail(a), near), x.dtype)
+    value = ops.mul(Exp()(ops.mul(a, a)), ops.sub(1.0, Erf()(a)))
+    return ops.cast(ops.where(ops.compare("GT", a, _ERFC_TAIL_START), _scaled_tail(a), value), x.dtype)
 
 
 def _scaled_tail(a: Node) -> Node:
@@ -189,12 +189,12 @@ def erf_inv(x: Node) -> Node:
     """y with erf(y) = x, infinite at 1 and -1: Giles' polynomials and two steps of Halley's method."""
     a = ops.cast(x, f64)
     w = ops.sub(0.0, Log1p()(ops.sub(0.0, ops.mul(a, a))))
-    near = ops.compare("LT", w, 5.0)
+    is_central = ops.compare("LT", w, 5.0)
     inner, outer = (
         _horner(ops.sub(w, 2.5), _ERF_INV_CENTER[::-1]),
         _horner(ops.sub(Sqrt()(w), 3.0), _ERF_INV_TAIL[::-1]),
     )
-    y = ops.mul(a, ops.where(near, inner, outer))
+    y = ops.mul(a, ops.where(is_central, inner, outer))
     for _ in range(2):
         slope = ops.mul(Exp()(ops.sub(0.0, ops.mul(y, y))), 2 / math.sqrt(math.pi))
         step = ops.div(ops.sub(Erf()(y), a), slope)
@@ -234,12 +234,12 @@ def ndtri(p: Node) -> Node:
     is_lower = ops.compare("LT", q, 0.0)
     tail = Sqrt()(ops.sub(0.0, Log()(ops.where(is_lower, a, ops.sub(1.0, a)))))
     arguments = ops.sub(0.180625, ops.mul(q, q)), ops.sub(tail, 1.6), ops.sub(tail, 5.0)
-    middle, near, far = (
+    middle, near_tail, far_tail = (
         ops.div(_horner(argument, numerator), _horner(argument, denominator))
         for argument, (numerator, denominator) in zip(arguments, _QUANTILES, strict=True)
     )
-    far = ops.where(ops.compare("LE", tail, 5.0), near, far)
-    outer = ops.where(ops.compare("EQ", tail, _INF), _INF, far)
+    far_tail = ops.where(ops.compare("LE", tail, 5.0), near_tail, far_tail)
+    outer = ops.where(ops.compare("EQ", tail, _INF), _INF, far_tail)
     outer = ops.where(is_lower, ops.sub(0.0, outer), outer)
     y = ops.where(ops.compare("LE", Abs()(q), 0.425), ops.mul(q, middle), outer)
     return ops.cast(y, p.dtype)
@@ -296,14 +296,14 @@ def _chebyshev(t: Node, coefficients: Sequence[float]) -> Node:
 
 def _bessel(order: int, x: Node) -> Node:
     """exp(-|x|) I(x) of `order` 0 or 1."""
-    near, far = ((_I0_SERIES, _I0_ASYMPTOTIC), (_I1_SERIES, _I1_ASYMPTOTIC))[order]
+    series, asymptotic = ((_I0_SERIES, _I0_ASYMPTOTIC), (_I1_SERIES, _I1_ASYMPTOTIC))[order]
     signed = ops.cast(x, f64)
     a = Abs()(signed)
     small = ops.compare("LE", a, 8.0)
-    low = _chebyshev(ops.where(small, ops.sub(ops.mul(a, 0.25), 1.0), 0.0), near)
+    low = _chebyshev(ops.where(small, ops.sub(ops.mul(a, 0.25), 1.0), 0.0), series)
     if order:
         low = ops.mul(low, a)
-    high = ops.div(_chebyshev(ops.where(small, 0.0, ops.sub(ops.div(16.0, a), 1.0)), far), Sqrt()(a))
+    high = ops.div(_chebyshev(ops.where(small, 0.0, ops.sub(ops.div(16.0, a), 1.0)), asymptotic), Sqrt()(a))
     value = ops.where(small, low, high)
     if order:
         value = ops.where(ops.compare("LT", signed, 0.0), ops.sub(0.0, value), value)

@@ -309,9 +309,9 @@ class Windows(View):
         return np.take(x, index, self.dim)
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        places = [Place((d,), 0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
-        places[self.dim] = Place((self.dim,), 0, ((self.dim, self.step), (self.dim + 1, self.dilation)))
-        return tuple(places)
+        index_places = [Place((d,), 0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
+        index_places[self.dim] = Place((self.dim,), 0, ((self.dim, self.step), (self.dim + 1, self.dilation)))
+        return tuple(index_places)
 
     @classmethod
     def samples(cls) -> Samples:

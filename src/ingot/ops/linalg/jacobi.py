@@ -196,8 +196,8 @@ def _orthogonalize_rows(x: Term, vectors: bool) -> tuple[Term, Term]:
     source = m.where(position.equals(0), 0, source)
 
     def rotate(i: Term, x: Term, max_angle: Term, min_length: Term, source: Term) -> list[Term]:
-        top, bottom = x.slice(1, 0, half), x.slice(1, half, 2 * half)
-        p, q = top.slice(2, 0, width), bottom.slice(2, 0, width)
+        upper, lower = x.slice(1, 0, half), x.slice(1, half, 2 * half)
+        p, q = upper.slice(2, 0, width), lower.slice(2, 0, width)
         a, b, g = (p * p).sum((2,)), (q * q).sum((2,)), (p * q).sum((2,))
         p_length = t.maximum(a.map(Sqrt()), min_length)
         q_length = t.maximum(b.map(Sqrt()), min_length)
@@ -211,7 +211,7 @@ def _orthogonalize_rows(x: Term, vectors: bool) -> tuple[Term, Term]:
         tangent = m.where(active, m.where(zeta < 0.0, -tangent, tangent), 0.0)
         cosine = t.rsqrt(tangent * tangent + 1.0)
         sine = cosine * tangent
-        rotated = t.concat([top * cosine - bottom * sine, top * sine + bottom * cosine], 1)
+        rotated = t.concat([upper * cosine - lower * sine, upper * sine + lower * cosine], 1)
         # comparisons with NaN are false, so a matrix with NaN does not prolong the loop
         previous_max = m.where(_is_multiple(i, rounds), 0.0, max_angle)
         size = m.where(active, angle, 0.0)

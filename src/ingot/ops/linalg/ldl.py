@@ -47,13 +47,13 @@ class LDL(Op):
                 a += np.tril(a, -1).T
                 k = 0
                 while k < n:
-                    size, other = _choose_pivot(a, k)
+                    size, pivot_row = _choose_pivot(a, k)
                     if size == 0:
                         info[b] = info[b] or k + 1
                     is_zero, size, last = size == 0, max(size, 1), k + max(size, 1) - 1
-                    a[[last, other], k:] = a[[other, last], k:]
-                    a[k:, [last, other]] = a[k:, [other, last]]
-                    pivots[b, k : last + 1] = other + 1 if size == 1 else -other - 1
+                    a[[last, pivot_row], k:] = a[[pivot_row, last], k:]
+                    a[k:, [last, pivot_row]] = a[k:, [pivot_row, last]]
+                    pivots[b, k : last + 1] = pivot_row + 1 if size == 1 else -pivot_row - 1
                     if not is_zero:
                         below = a[last + 1 :, k : last + 1]
                         factor = below @ np.linalg.inv(a[k : last + 1, k : last + 1])
@@ -101,11 +101,11 @@ def _choose_pivot(a: np.ndarray, k: int) -> tuple[int, int]:
         return 0, k
     if pivot >= _ALPHA * largest:
         return 1, k
-    other = k + 1 + int(np.argmax(column))
-    row = np.delete(np.abs(a[other, k:]), other - k).max()
+    pivot_row = k + 1 + int(np.argmax(column))
+    row = np.delete(np.abs(a[pivot_row, k:]), pivot_row - k).max()
     if pivot >= _ALPHA * largest * (largest / row):
         return 1, k
-    return (1 if abs(a[other, other]) >= _ALPHA * row else 2), other
+    return (1 if abs(a[pivot_row, pivot_row]) >= _ALPHA * row else 2), pivot_row
 
 
 def _factor_column(j: Term, x: Term, pivots: Term, info: Term, is_second: Term) -> list[Term]:
@@ -129,9 +129,9 @@ def _factor_column(j: Term, x: Term, pivots: Term, info: Term, is_second: Term) 
     is_unpermuted = is_done | is_zero | (pivot >= bound) | (pivot >= bound * (largest / largest_in_row))
     is_single = is_unpermuted | (other_diagonal >= largest_in_row * _ALPHA)
     block = m.where(is_single, t.scalar(0, i64), t.scalar(1, i64))
-    last, other = j + block, m.where(is_unpermuted, j, largest_row)
+    last, pivot_row = j + block, m.where(is_unpermuted, j, largest_row)
 
-    exchanged = _exchange(_exchange(x, last, other, 1), last, other, 2)
+    exchanged = _exchange(_exchange(x, last, pivot_row, 1), last, pivot_row, 2)
     x = m.where(column >= j, exchanged, x)
     first_column, next_column = (
         m.dynamic_slice(x, 2, j),
@@ -158,7 +158,7 @@ def _factor_column(j: Term, x: Term, pivots: Term, info: Term, is_second: Term) 
 
     position = t.iota((1, pivots.shape[1]), 1)
     flat = (v.shape[0], 1)
-    pivot_code = m.where(is_single, other + 1, -other - 1).reshape(flat)
+    pivot_code = m.where(is_single, pivot_row + 1, -pivot_row - 1).reshape(flat)
     is_block = (position >= j) & (position <= last.reshape(flat)) & (is_done.reshape(flat).equals(False))
     return [
         m.where(is_done | is_zero, x, reduced),

@@ -111,25 +111,27 @@ def _factor_panel(x: Term, pivots: Term, order: Term, first: Term, n_columns: Te
     """The factorization of the rows from `first` on of a panel, whose first column has that number."""
 
     def column(j: Term, x: Term, pivots: Term, order: Term, first: Term) -> list[Term]:
-        top = first + j
+        diagonal_row = first + j
         row, column_index = m.row_of(x), m.column_of(x)
         size = t.absolute(m.dynamic_slice(x, 2, j))
         assert isinstance(size, Term)
-        pivot_row = m.where(row >= top, size, -1.0).map(ArgReduce("max", 1))
-        pivot_values, top_values = m.take_rows(x, pivot_row), m.dynamic_slice(x, 1, top)
+        pivot_row = m.where(row >= diagonal_row, size, -1.0).map(ArgReduce("max", 1))
+        pivot_values, top_values = m.take_rows(x, pivot_row), m.dynamic_slice(x, 1, diagonal_row)
         pivot_index = pivot_row.expand(2)
-        x = m.where(row.equals(top), pivot_values, m.where(row.equals(pivot_index), top_values, x))
+        x = m.where(row.equals(diagonal_row), pivot_values, m.where(row.equals(pivot_index), top_values, x))
         positions = t.iota((1, order.shape[1]), 1)
         pivot_origin = m.take_rows(order.expand(2), pivot_row).reshape(pivot_row.shape)
         order = m.where(
-            positions.equals(top), pivot_origin, m.where(positions.equals(pivot_row), _column_of(order, top), order)
+            positions.equals(diagonal_row),
+            pivot_origin,
+            m.where(positions.equals(pivot_row), _column_of(order, diagonal_row), order),
         )
         pivot_value = m.dynamic_slice(pivot_values, 2, j)
         column = m.dynamic_slice(x, 2, j)
         column = m.where(pivot_value.equals(0.0), column, column / pivot_value)
         reduced = m.where(column_index > j, x - column * pivot_values, m.where(column_index.equals(j), column, x))
         index = t.iota((1, pivots.shape[1]), 1)
-        return [m.where(row > top, reduced, x), m.where(index.equals(top), pivot_row, pivots), order]
+        return [m.where(row > diagonal_row, reduced, x), m.where(index.equals(diagonal_row), pivot_row, pivots), order]
 
     out, pivots, order = m.for_loop(n_columns, [x, pivots, order], column, [first])
     return out, pivots, order

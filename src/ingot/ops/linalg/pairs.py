@@ -113,18 +113,18 @@ def householder(x: Pair, count: DimLike, offset: int = 0, similarity: bool = Fal
     def column(j: Term, *values: Term) -> list[Term]:
         y, q, sign = Pair(*values[:2]), Pair(*values[2:4]), values[4]
         row = m.row_of(y.re)
-        top = j + offset
-        values_below = where(row >= top, y.map(lambda v: m.dynamic_slice(v, 2, j)), 0.0)
-        head = values_below.map(lambda v: m.dynamic_slice(v, 1, top))
+        pivot_row = j + offset
+        values_below = where(row >= pivot_row, y.map(lambda v: m.dynamic_slice(v, 2, j)), 0.0)
+        head = values_below.map(lambda v: m.dynamic_slice(v, 1, pivot_row))
         length = values_below.square().sum((1,)).map(Sqrt())
-        rest_square = where(row > top, values_below, 0.0).square().sum((1,))
+        rest_square = where(row > pivot_row, values_below, 0.0).square().sum((1,))
         is_reduced = rest_square.equals(0.0) & head.im.equals(0.0)
-        v = values_below + where(row.equals(top), phase(head) * length, 0.0)
+        v = values_below + where(row.equals(pivot_row), phase(head) * length, 0.0)
         v_square = v.square().sum((1,))
         scale = m.where(is_reduced, 0.0, 2.0 / m.where(is_reduced, 1.0, v_square))
         # set the eliminated elements to exact zeros
         image = y - matmul(v, matmul(v.adjoint(), y)) * scale
-        image = where((m.column_of(y.re).equals(j)) & (row > top), _zeros_like(image), image)
+        image = where((m.column_of(y.re).equals(j)) & (row > pivot_row), _zeros_like(image), image)
         if similarity:
             image = image - matmul(matmul(image, v), v.adjoint()) * scale
         y = where(is_reduced.broadcast(y.re.shape), y, image)

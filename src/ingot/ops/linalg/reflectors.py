@@ -48,12 +48,12 @@ class HouseholderQR(Op):
         with np.errstate(all="ignore"):
             for a, factors in zip(x, tau, strict=True):
                 for j in range(len(factors)):
-                    first, rest = a[j, j], a[j + 1 :, j]
-                    if not rest.any():
+                    first, tail = a[j, j], a[j + 1 :, j]
+                    if not tail.any():
                         continue
                     beta = -np.copysign(np.hypot.reduce(a[j:, j]), first)
                     factors[j] = (beta - first) / beta
-                    v = np.concatenate([[1.0], rest / (first - beta)])
+                    v = np.concatenate([[1.0], tail / (first - beta)])
                     a[j:, j + 1 :] -= factors[j] * np.outer(v, v @ a[j:, j + 1 :])
                     a[j, j], a[j + 1 :, j] = beta, v[1:]
             dtype = inputs[0].dtype
@@ -157,21 +157,21 @@ def _reduce_panel(x: Term, first: Term, n_columns: Term) -> tuple[Term, Term]:
     """The panel x reduced from row `first` on, and the factors of its reflections [b, 1, w]."""
 
     def column(j: Term, x: Term, tau: Term, first: Term) -> list[Term]:
-        top = first + j
+        pivot_row = first + j
         row, column_index = m.row_of(x), m.column_of(x)
         values = m.dynamic_slice(x, 2, j)
-        head = m.dynamic_slice(values, 1, top)
-        below = m.where(row > top, values, 0.0)
+        head = m.dynamic_slice(values, 1, pivot_row)
+        below = m.where(row > pivot_row, values, 0.0)
         rest_square = (below * below).sum((1,))
         length = (head * head + rest_square).map(Sqrt())
         beta = m.where(head < 0.0, length, -length)
         is_reduced = rest_square.equals(0.0)
         factor = m.where(is_reduced, 0.0, (beta - head) / beta)
-        v = m.where(row.equals(top), 1.0, m.where(is_reduced, 0.0, below / (head - beta)))
-        v = m.where(row >= top, v, 0.0)
+        v = m.where(row.equals(pivot_row), 1.0, m.where(is_reduced, 0.0, below / (head - beta)))
+        v = m.where(row >= pivot_row, v, 0.0)
         reduced = x - v * (m.times(m.transposed(v), x) * factor)
-        stored = m.where(row > top, v, m.where(row.equals(top), m.where(is_reduced, head, beta), values))
-        x = m.where(column_index > j, m.where(row >= top, reduced, x), m.where(column_index.equals(j), stored, x))
+        stored = m.where(row > pivot_row, v, m.where(row.equals(pivot_row), m.where(is_reduced, head, beta), values))
+        x = m.where(column_index > j, m.where(row >= pivot_row, reduced, x), m.where(column_index.equals(j), stored, x))
         return [x, m.dynamic_update(tau, factor, 2, j)]
 
     start = t.full((x.shape[0], 1, x.shape[2]), 0.0, x.dtype)

@@ -205,9 +205,9 @@ def _halves(x: Pair, axis: int) -> tuple[Pair, Pair]:
     return x.map(lambda v: v.slice(axis, 0, 1)), x.map(lambda v: v.slice(axis, 1, 2))
 
 
-def _update_halves(x: Pair, a: Pair, b: Pair, axis: int, at: Term) -> Pair:
+def _update_halves(x: Pair, a: Pair, b: Pair, axis: int, index: Term) -> Pair:
     parts = zip(x.parts, a.parts, b.parts, strict=True)
-    return Pair(*(m.dynamic_update(v, t.concat([u, w], axis), axis, at) for v, u, w in parts))
+    return Pair(*(m.dynamic_update(v, t.concat([u, w], axis), axis, index) for v, u, w in parts))
 
 
 def _triangular_vectors(x: Pair) -> Pair:

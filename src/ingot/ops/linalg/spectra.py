@@ -40,8 +40,8 @@ def completed(q: Node) -> Node:
     axis = q.type.rank - 1
     full, _ = qr(q, complete=True)
     # the r of q is the identity up to signs, so the first columns are q
-    rest = Term(full).slice(axis, columns, rows)
-    return t.concat([Term(q), rest], axis).node
+    extra_columns = Term(full).slice(axis, columns, rows)
+    return t.concat([Term(q), extra_columns], axis).node
 
 
 def svd(x: Node, full: bool = False) -> tuple[Node, Node, Node]:
@@ -52,34 +52,34 @@ def svd(x: Node, full: bool = False) -> tuple[Node, Node, Node]:
     return u, s, v
 
 
-def pseudo_inverse(x: Node, least: Node) -> Node:
-    """The Moore-Penrose inverse of x; singular values up to `least`[...] count as 0."""
+def pseudo_inverse(x: Node, tolerance: Node) -> Node:
+    """The Moore-Penrose inverse of x; singular values up to `tolerance`[...] count as 0."""
     u, s, v = SVD()(x).results
-    return _product(v, _reciprocal(s, least), transposed(u))
+    return _product(v, _reciprocal(s, tolerance), transposed(u))
 
 
-def _reciprocal(s: Node, least: Node) -> Node:
+def _reciprocal(s: Node, tolerance: Node) -> Node:
     values = Term(s)
-    is_nonzero = values > Term(least).expand(values.rank - 1)
+    is_nonzero = values > Term(tolerance).expand(values.rank - 1)
     return m.where(is_nonzero, 1.0 / m.where(is_nonzero, values, 1.0), values * 0.0).node
 
 
-def _product(left: Node, weights: Node, right: Node) -> Node:
-    """left diag(weights) right."""
-    a, b = m.as_batch(left), m.as_batch(right)
+def _product(lhs: Node, weights: Node, rhs: Node) -> Node:
+    """lhs diag(weights) rhs."""
+    a, b = m.as_batch(lhs), m.as_batch(rhs)
     scaled = a * Term(weights).reshape((a.shape[0], 1, a.shape[2]))
-    return m.times(scaled, b).reshape((*left.shape[:-1], right.shape[-1])).node
+    return m.times(scaled, b).reshape((*lhs.shape[:-1], rhs.shape[-1])).node
 
 
-def least_squares(a: Node, b: Node, least: Node) -> tuple[Node, Node]:
+def least_squares(a: Node, b: Node, tolerance: Node) -> tuple[Node, Node]:
     """The least-squares solution x[..., n, k] of a x = b of minimal norm, and the singular values of a.
 
-    Singular values up to `least`[...] count as 0.
+    Singular values up to `tolerance`[...] count as 0.
     """
     u, s, v = SVD()(a).results
     projected = m.times(m.transposed(m.as_batch(u)), m.as_batch(b))
     shape = (*s.shape[:-1], s.shape[-1], b.shape[-1])
-    return _product(v, _reciprocal(s, least), projected.reshape(shape).node), s
+    return _product(v, _reciprocal(s, tolerance), projected.reshape(shape).node), s
 
 
 def exponential(x: Node) -> Node:

@@ -47,8 +47,8 @@ def _scale(x: Pair) -> Term:
 def _interleave(x: Pair) -> Term:
     """The real matrix [b, 2 m, 2 n] with a block [[re, -im], [im, re]] for each element."""
     batch, rows, columns = x.re.shape
-    lines = [t.concat([a.expand(3), b.expand(3)], 3) for a, b in ((x.re, -x.im), (x.im, x.re))]
-    return t.concat([line.expand(2) for line in lines], 2).reshape((batch, 2 * rows, 2 * columns))
+    block_rows = [t.concat([a.expand(3), b.expand(3)], 3) for a, b in ((x.re, -x.im), (x.im, x.re))]
+    return t.concat([line.expand(2) for line in block_rows], 2).reshape((batch, 2 * rows, 2 * columns))
 
 
 def _interleave_rows(x: Pair) -> Term:

@@ -171,9 +171,9 @@ class Attention(Op):
     def _apply_mask(self, s: Term, mask: Term) -> Term:
         full = mask.reshape((*(1,) * (4 - mask.rank), *mask.shape))
         if s.rank == 5:
-            b, h, *rest = full.shape
+            b, h, *sizes = full.shape
             split = (1, 1) if h == 1 else s.shape[1:3]
-            full = full.reshape((b, *split, *rest))
+            full = full.reshape((b, *split, *sizes))
         if mask.dtype == boolean:
             return t.term(t.where(full.broadcast(s.shape), s, -_INF))
         return s + full.cast(s.dtype)

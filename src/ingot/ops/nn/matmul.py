@@ -197,16 +197,16 @@ class Einsum(Op):
         equation = Equation.parse(self.equation, [len(x.shape) for x in inputs])
         sizes = self._sizes(equation, [x.shape for x in inputs])
         result = equation.result
-        left, labels = _normalize_operand(Term(inputs[0]), equation.operands[0], sizes)
+        product, labels = _normalize_operand(Term(inputs[0]), equation.operands[0], sizes)
         for i in range(1, len(inputs)):
-            right, others = _normalize_operand(Term(inputs[i]), equation.operands[i], sizes)
+            operand, others = _normalize_operand(Term(inputs[i]), equation.operands[i], sizes)
             needed = set(result) | set("".join(equation.operands[i + 1 :]))
-            left, labels = _product(left, labels, right, others, needed)
-        left, labels = _sum_out(left, labels, set(result))
+            product, labels = _product(product, labels, operand, others, needed)
+        product, labels = _sum_out(product, labels, set(result))
         # labels of size 1 in all operands were dropped
         missing = [c for c in result if c not in labels]
         order = [c for c in result if c in labels]
-        out = left.transpose([labels.index(c) for c in order])
+        out = product.transpose([labels.index(c) for c in order])
         return out.expand(*(result.index(c) for c in missing)).node if missing else out.node
 
     @classmethod
@@ -283,7 +283,7 @@ def _product(a: Term, la: str, b: Term, lb: str, needed: set[str]) -> tuple[Term
     if not contracting:
         # no summation: a broadcast elementwise product
         shape = tuple(a.shape[la.index(c)] if c in la else b.shape[lb.index(c)] for c in labels)
-        left = a.spread(shape, [labels.index(c) for c in la])
-        return left * b.spread(shape, [labels.index(c) for c in lb]), labels
+        expanded_a = a.spread(shape, [labels.index(c) for c in la])
+        return expanded_a * b.spread(shape, [labels.index(c) for c in lb]), labels
     pairs = [(la.index(c), lb.index(c)) for c in contracting]
     return t.contract(a, b, pairs, [(la.index(c), lb.index(c)) for c in batch]), labels

@@ -147,14 +147,14 @@ def roi_align(
     pixels = b.reshape(b.transpose(x, (0, 2, 3, 1)), (n * height * width, channels))
     image = b.expand_dims(image, (1, 2))
     low_weights = [b.sub(1.0, v[2]) for v in (rows, cols)]
-    inside = b.and_(b.expand_dims(rows[3], 2), b.expand_dims(cols[3], 1))
+    is_inside = b.and_(b.expand_dims(rows[3], 2), b.expand_dims(cols[3], 1))
     parts: list[Node] = []
     for yi, wy in ((rows[0], low_weights[0]), (rows[1], rows[2])):
         for xi, wx in ((cols[0], low_weights[1]), (cols[1], cols[2])):
             row_index = b.add(b.mul(image, height), b.expand_dims(yi, 2))
             flat_index = b.add(b.mul(row_index, width), b.expand_dims(xi, 1))
             weight = b.mul(b.expand_dims(wy, 2), b.expand_dims(wx, 1))
-            weight = b.where(inside, weight, 0.0)
+            weight = b.where(is_inside, weight, 0.0)
             parts.append(b.mul(Take(0)(pixels, flat_index), b.expand_dims(weight, 3)))
     split = (rois.shape[0], out[0], grid, out[1], grid, channels)
     if maximum:
@@ -172,9 +172,9 @@ def _sample_positions(start: Node, size: Node, count: int, grid: int, limit: Dim
     step = b.div(size, float(count * grid))
     position = b.add(b.expand_dims(start, 1), b.mul(b.expand_dims(step, 1), b.expand_dims(b.add(samples, 0.5), 0)))
     limit_value = b.cast(b.scalar(limit, i64), start.dtype)
-    inside = b.and_(b.compare("GE", position, -1.0), b.compare("LE", position, limit_value))
+    is_inside = b.and_(b.compare("GE", position, -1.0), b.compare("LE", position, limit_value))
     last_index = b.sub(limit_value, 1.0)
     position = b.minimum(b.maximum(position, 0.0), last_index)
     low = Floor()(position)
     high = b.minimum(b.add(low, 1.0), last_index)
-    return b.cast(low, i64), b.cast(high, i64), b.sub(position, low), inside
+    return b.cast(low, i64), b.cast(high, i64), b.sub(position, low), is_inside

@@ -167,9 +167,9 @@ class GridSample(Op):
 def _keys(distance: Value) -> Value:
     """Keys' cubic kernel (1981)."""
     x = t.absolute(distance)
-    near = ((_KEYS_A + 2) * x - (_KEYS_A + 3)) * x * x + 1
-    far = ((_KEYS_A * x - 5 * _KEYS_A) * x + 8 * _KEYS_A) * x - 4 * _KEYS_A
-    return t.where(x <= 1, near, far)
+    inner = ((_KEYS_A + 2) * x - (_KEYS_A + 3)) * x * x + 1
+    outer = ((_KEYS_A * x - 5 * _KEYS_A) * x + 8 * _KEYS_A) * x - 4 * _KEYS_A
+    return t.where(x <= 1, inner, outer)
 
 
 def _dtype(x: Operand):

@@ -35,9 +35,9 @@ NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 def _cubic(distance: Value, a: float) -> Value:
     """Keys' kernel (1981) at |distance|."""
     x = t.absolute(distance)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return t.where(x <= 1, near, t.where(x < 2, far, far * 0))
+    inner = ((a + 2) * x - (a + 3)) * x * x + 1
+    outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return t.where(x <= 1, inner, t.where(x < 2, outer, outer * 0))
 
 
 def _triangle(distance: Value) -> Value:
@@ -403,10 +403,7 @@ def _data(*shape: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PadMode(Op):
-    """x padded with its own elements (numpy.pad). mode: reflect (without repeating the edge), edge or wrap.
-
-    low, high: the padding of each axis; negative values crop.
-    """
+    """x padded with its own elements, as numpy.pad. mode: reflect, edge or wrap. Negative low and high crop."""
 
     name: ClassVar[str] = "pad_mode"
     low: Shape
@@ -467,10 +464,7 @@ class PadMode(Op):
         return x.node
 
     def _pieces(self, x: Term, axis: int, low: DimLike, high: DimLike) -> list[Term]:
-        """The pieces to concatenate along `axis`: low padding, x, high padding. Copying them is faster than a gather.
-
-        Empty if either padding needs more than one piece, or sizes are symbolic.
-        """
+        """The pieces [low padding, x, high padding] along `axis`, if one piece each suffices and sizes are static."""
         size = x.shape[axis]
         if not isinstance(size, int) or not isinstance(low, int) or not isinstance(high, int) or min(low, high) < 0:
             return []

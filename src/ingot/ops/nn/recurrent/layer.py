@@ -266,8 +266,8 @@ class Recurrent(Op):
         valid = None if ends is None else (time < ends).expand(1)
         inner = Parameters(p.w, r, p.b if b is None else b, tuple(states), peephole)
         value, *new_states = self.step(d.index, row, inner, valid)
-        written = DynamicUpdateSlice()(out.node, value.expand(0).node, time.node, zero, zero)
-        exit_ = ((step + 1).node, total.node, written, *(s.node for s in new_states), *entry[3 + self.states :])
+        next_out = DynamicUpdateSlice()(out.node, value.expand(0).node, time.node, zero, zero)
+        exit_ = ((step + 1).node, total.node, next_out, *(s.node for s in new_states), *entry[3 + self.states :])
         cond = Graph(entry, (Compare("LT")(step.node, total.node),))
         results = While(cond, Graph(entry, exit_))(*(v.node for v in operands)).results
         return [Term(n) for n in results[2 : 3 + self.states]]
@@ -290,8 +290,8 @@ class Recurrent(Op):
         low, high = (
             t.term(fn(x.reduce(kind, axes, False), 0)) for fn, kind in ((t.minimum, "min"), (t.maximum, "max"))
         )
-        least = (high - low) / 255.0
-        scale = t.term(t.where(least.equals(0.0), 1.0, least))
+        range_step = (high - low) / 255.0
+        scale = t.term(t.where(range_step.equals(0.0), 1.0, range_step))
         zero = t.term(t.clamp(0, t.round_even(-low / scale), 255)).cast(u8)
         step, offset = scale.spread(x.shape, ()), zero.spread(x.shape, ())
         return Term(Quantize()(x.node, step.node, offset.node)), zero, scale
