@@ -81,9 +81,11 @@ class CudaTarget:
         """Describe the first architecture, limited to the shared memory, box copies and 8-bit floats that all of them
         have."""
         machines = [MACHINES[capability(arch)] for arch in (features.arch, *features.features)]
-        shared, boxes = min(m.shared for m in machines), all(m.boxes for m in machines)
-        f8 = all(m.f8 for m in machines)
-        return replace(machines[0], shared=shared, boxes=boxes, f8=f8, measured=measured)
+        shared_bytes = min(m.shared_bytes for m in machines)
+        boxes, f8 = all(m.has_box_copies for m in machines), all(m.has_f8_products for m in machines)
+        return replace(
+            machines[0], shared_bytes=shared_bytes, has_box_copies=boxes, has_f8_products=f8, measured=measured
+        )
 
     def passes(self, features: Features, options: Options) -> tuple[NamedPass, ...]:
         has_kernel = partial(_has_kernel, machine=self.machine(features, 1, {}))

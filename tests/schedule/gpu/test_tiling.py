@@ -60,7 +60,7 @@ def test_turns_under_way_fit_into_shared_memory(dtype, machine) -> None:
     for m, n, length in ((8192, 8192, 8192), (128, 768, 3072), (1, 4096, 4096), (17, 31, 40)):
         t = ProductShape(m, n, length, 1, dtype, is_k_contiguous=True).candidates(machine)[0]
         nbytes = (t.rows + t.columns) * t.depth * dtype.nbytes * t.stages
-        assert t.rows == 1 or nbytes <= machine.shared
+        assert t.rows == 1 or nbytes <= machine.shared_bytes
 
 
 def test_sizes_that_are_not_known_are_not_cut_into_parts() -> None:
@@ -74,4 +74,4 @@ def test_a_single_row_takes_columns_whose_terms_lie_side_by_side() -> None:
 
 def test_a_program_for_several_gpus_takes_the_shared_memory_of_the_least() -> None:
     machine = TARGET.machine(TARGET.features("sm_90a,sm_89"), 1, {})
-    assert (machine.capability, machine.shared) == (90, 99 << 10)
+    assert (machine.capability, machine.shared_bytes) == (90, 99 << 10)

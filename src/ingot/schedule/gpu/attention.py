@@ -168,7 +168,7 @@ class _Flash:
             height,
             width,
             warps,
-            3 if self.depth <= SHORT_HEAD_SIZE or self.machine.shared >= LONG_HEAD_SHARED_BYTES else 2,
+            3 if self.depth <= SHORT_HEAD_SIZE or self.machine.shared_bytes >= LONG_HEAD_SHARED_BYTES else 2,
             parts,
         )
 
@@ -185,7 +185,7 @@ class _Flash:
         are_powers_of_two = all(n > 0 and n & n - 1 == 0 for n in (c.queries, c.keys, c.warps))
         fits = MIN_TILE_SIDE <= c.queries <= 128 and MIN_TILE_SIDE <= c.keys <= 128
         copied_elements = c.queries * self.depth + c.stages * c.keys * (self.depth + self.width)
-        fits = fits and copied_elements * self.anchor.inputs[0].dtype.nbytes <= self.machine.shared
+        fits = fits and copied_elements * self.anchor.inputs[0].dtype.nbytes <= self.machine.shared_bytes
         return (
             are_powers_of_two
             and fits

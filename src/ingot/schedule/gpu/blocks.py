@@ -300,7 +300,7 @@ class Elements:
         """min_size, max_size: bounds of the elements per program."""
         top, chunk, shape = Block(), k.var("chunk"), anchor.types[0].shape
         total = product(shape)
-        size = min(max_size, max(min_size, power_of_two(estimate(total) // machine.programs)))
+        size = min(max_size, max(min_size, power_of_two(estimate(total) // machine.target_programs)))
         span = Span.of(top, k.mul(chunk, integer(size)), size, total, 1)
         em = group.emitter(() if span.in_bounds is None else (span.in_bounds,))
         order = memory_order(group, anchor)

@@ -72,7 +72,7 @@ class _DigitPass:
     def parts(self) -> int:
         """Parts of a row, one per program."""
         tiles = -(-max(1, estimate(self.rows.length)) // TILE_ELEMENTS)
-        max_parts = self.machine.programs // max(1, estimate(self.rows.count))
+        max_parts = self.machine.target_programs // max(1, estimate(self.rows.count))
         return min(MAX_PARTS, power_of_two(tiles), power_of_two(max(1, max_parts)))
 
     @property

@@ -11,29 +11,29 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared: bytes of shared memory per
-    program, at most. registers: 32-bit registers that a program's tiles may occupy without spills. boxes: whether there
-    is a bulk copy engine for tiles of matrices. f8: whether tensor cores multiply 8-bit floats. measured: tuned
-    choices, by the key of their site."""
+    """One kind of GPU. capability: 90 for sm_90a. processors: multiprocessors. shared_bytes: of shared memory per
+    program, at most. registers: 32-bit registers that a program's tiles may occupy without spills. has_box_copies:
+    whether there is a bulk copy engine for tiles of matrices. has_f8_products: whether tensor cores multiply 8-bit
+    floats. measured: tuned choices, by the key of their site."""
 
     capability: int = 90
     processors: int = 132
-    shared: int = 227 << 10
+    shared_bytes: int = 227 << 10
     registers: int = 1 << 14
-    boxes: bool = True
-    f8: bool = True
+    has_box_copies: bool = True
+    has_f8_products: bool = True
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def programs(self) -> int:
+    def target_programs(self) -> int:
         """Programs that keep the GPU busy: several per multiprocessor hide each other's latencies."""
         return 4 * self.processors
 
 
 H100 = Machine()
-A100 = Machine(80, 108, 163 << 10, boxes=False, f8=False)
-A40 = Machine(86, 84, 99 << 10, boxes=False, f8=False)
-L40 = Machine(89, 142, 99 << 10, boxes=False)
+A100 = Machine(80, 108, 163 << 10, has_box_copies=False, has_f8_products=False)
+A40 = Machine(86, 84, 99 << 10, has_box_copies=False, has_f8_products=False)
+L40 = Machine(89, 142, 99 << 10, has_box_copies=False)
 B200 = Machine(100, 148, 227 << 10)
 RTX5090 = Machine(120, 170, 99 << 10)
 MACHINES = {m.capability: m for m in (A100, A40, L40, H100, B200, RTX5090)}

@@ -169,7 +169,7 @@ class _RowTiles:
         fits_in_tile = isinstance(length, int) and length <= MAX_ROW_ELEMENTS
         width = power_of_two(max(1, estimate(length))) if fits_in_tile else TILE_ELEMENTS
         width = min(width, MAX_ROW_ELEMENTS)
-        rows_per_program = power_of_two(max(1, rows // self.machine.programs))
+        rows_per_program = power_of_two(max(1, rows // self.machine.target_programs))
         return max(1, min(TILE_ELEMENTS // width, rows_per_program, 128)), width
 
     def _interleaved_tile(self, length: DimLike) -> Tile:
@@ -187,9 +187,9 @@ class _RowTiles:
         (height, width), rows = self.tile, estimate(product(self.rows.kept_shape))
         tiles = estimate(product(self.reduced_shape)) // width
         programs = -(-rows // height)
-        if self.has_full_rows or tiles < MIN_TILES_TO_SPLIT or 2 * programs > self.machine.programs:
+        if self.has_full_rows or tiles < MIN_TILES_TO_SPLIT or 2 * programs > self.machine.target_programs:
             return 1
-        return min(MAX_PARTS, power_of_two(self.machine.programs // max(1, programs)), power_of_two(tiles))
+        return min(MAX_PARTS, power_of_two(self.machine.target_programs // max(1, programs)), power_of_two(tiles))
 
     @property
     def _warps(self) -> int:

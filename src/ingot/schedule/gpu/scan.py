@@ -69,11 +69,11 @@ class _Scan:
         rows = max(1, estimate(product(n for d, n in enumerate(shape) if d != dim)))
         if is_innermost:
             tile_length = min(MAX_TILE_LENGTH, power_of_two(row_length))
-            tile_rows = min(TILE_ELEMENTS // tile_length, power_of_two(max(1, rows // machine.programs)))
+            tile_rows = min(TILE_ELEMENTS // tile_length, power_of_two(max(1, rows // machine.target_programs)))
         else:
             tile_rows = min(MAX_INTERLEAVED_ROWS, power_of_two(rows))
             tile_length = min(TILE_ELEMENTS // tile_rows, power_of_two(row_length))
-        max_parts = machine.programs * tile_rows // max(rows, tile_rows)  # programs per `tile_rows` rows
+        max_parts = machine.target_programs * tile_rows // max(rows, tile_rows)  # programs per `tile_rows` rows
         parts = min(MAX_PARTS, power_of_two(max(1, max_parts)), power_of_two(-(-row_length // tile_length)))
         return _Scan(anchor, group, int(is_innermost), tile_rows, tile_length, parts)
 

@@ -1,30 +1,30 @@
-"""The driver: LLVM IR, compiled into every blob, that runs a model's steps on the caller and its workers.
+"""The driver: LLVM IR that is linked into every blob and runs a model's steps on the caller and its workers.
 
     run(ctx):  for step in ctx.steps:  for round in step.rounds:
                    for chunk in parallel(step.chunks):  step.kernel(bases, args, round * chunks + chunk, scratch)
 
-A round's chunks are dealt out as one range per thread, so that a thread finds in its cache what it wrote a step ago:
+Each thread gets a contiguous range of a round's chunks, so that its cache holds what it wrote in the previous step:
 
     range of a thread:  [ end, 32 bits | begin, 32 bits ]    next:  [ bit 63: run is over | 32 bits: tag, +1 per round ]
 
-- **claim**: compare-and-swap one's own range to `begin + 1`; once it is empty, another's to `end - 1`. A swap that
-  succeeds says that this chunk is free *now*, so it does not matter how old the value was. What round it belongs to is
-  read afterwards, while the chunk held keeps that round, and so its context, from ending. Before that a late thread
-  reads nothing but pool memory.
-- **pay**: `done` counts a round's chunks and its publisher, down. A thread adds up what it finished and subtracts it in
-  one go when its range is empty: one contended operation per round, not one per chunk.
-- **advance**: whoever brings `done` to 0 owns the run: it publishes the next round of the step or the next step, or
-  runs rounds of one chunk itself on the way. No thread waits for one that holds nothing, so a preempted or sleeping
-  worker costs its help and nothing else. With no worker at all the caller does it alone.
-- **wait**: spin for `spin` ticks, then sleep on a futex (the tag half of `next`). A sleeper announces itself
-  before the kernel compares the tag, and the publisher changes the tag before it looks for sleepers, so no
-  wake-up is lost (Dekker's pattern; both sides sequentially consistent).
-- **make room**: a thread that has run for `turn` ticks offers its core to whoever waits for it (`sched_yield`) while it
-  holds nothing. Otherwise the kernel would take the core in the middle of a chunk, and all would wait for that chunk.
-- **report**: a run returns to Python every `slice` ticks, at a border of chunks and while the caller holds nothing, so
-  that Python sees to signals; workers go on meanwhile. Python calls it again until it is over, or ends it.
-- **settle**: every thread notes its core now and then. A worker that finds another thread of its pool there moves to a
-  core where none is: two threads on one core would wait for each other in turns of milliseconds.
+- **claim**: compare-and-swap the thread's own range to `begin + 1`; once it is empty, another's to `end - 1`. A swap
+  that succeeds proves that the chunk is free *now*, so the age of the value does not matter. The chunk's round is read
+  afterwards, while the claimed chunk keeps that round, and so its context, from ending. Before that a late thread reads
+  only pool memory.
+- **pay**: `done` counts down a round's chunks and its publisher. A thread sums up its finished chunks and subtracts
+  them at once when its range is empty: one contended operation per round instead of one per chunk.
+- **advance**: the thread that brings `done` to 0 owns the run: it publishes the next round of the step or the next
+  step, and runs rounds of one chunk itself. No thread waits for one without a chunk, so a preempted or sleeping worker
+  costs only its help. Without workers the caller runs everything.
+- **wait**: spin for `spin` ticks, then sleep on a futex (the tag half of `next`). A sleeper announces itself before the
+  kernel compares the tag, and the publisher changes the tag before it looks for sleepers, so no wake-up is lost
+  (Dekker's pattern; both sides sequentially consistent).
+- **make room**: a thread that has run for `turn` ticks yields its core (`sched_yield`) while it holds no chunk.
+  Otherwise the operating system would preempt it in the middle of a chunk, and all others would wait for that chunk.
+- **report**: a run returns to Python every `slice` ticks, between chunks and while the caller holds none, so that
+  Python handles signals; workers go on meanwhile. Python calls it again until it is over, or stops it.
+- **settle**: every thread records its core now and then. A worker that shares its core with another thread of the pool
+  moves to a free core: two threads on one core would alternate in time slices of milliseconds.
 
 Memory of the caller (`runtime/cpu/pool.py` and `instance.py` lay it out; all fields are 8 bytes):
 

@@ -1,10 +1,10 @@
-"""Where a run and a worker enter the driver, in LLVM IR, and whether a run wakes workers.
+"""The entry points of a run and of a worker, in LLVM IR, and the decision whether a run wakes workers.
 
-To wake a sleeping worker takes 5 to 20 us, more than half of a small program. So where workers sleep, a run that took
-less than four times `spin` with them tries what it takes alone, and later ones do what took less: each time is the
-least that was seen, but may grow by an eighth with each run that takes longer, and that of the other way shrinks by
-1/1024, so that it is tried again now and then. The third of three runs that follow each other closely wakes them in
-any case, as they stay awake between such runs. Results are the same, to the bit: chunks are what they are.
+Waking a sleeping worker takes 5 to 20 us, more than half of a small program. So if workers sleep, a run that took less
+than four times `spin` with them is tried alone, and later runs use the faster way. The time of each way is the minimum
+so far, but grows by up to an eighth with each slower run, and that of the other way shrinks by 1/1024, so that it is
+tried again now and then. The third of three runs in close succession wakes the workers in any case, as they stay awake
+between such runs. Results are bitwise the same, as the chunks are.
 
 The fields of pool and context are described in `targets/cpu/driver.py`.
 """

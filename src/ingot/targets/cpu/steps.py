@@ -1,11 +1,11 @@
-"""What a thread does with a step, in LLVM IR: its kernel, clock and jump; and a run of all steps without workers.
+"""The execution of a step by a thread, in LLVM IR: kernel, clock and jump; and a run of all steps without workers.
 
 The fields of step and context are described in `targets/cpu/driver.py`.
 """
 
 from __future__ import annotations
 
-# What a step's record says: its chunks and rounds; a jump goes back to %step at once.
+# Load a step's chunks and rounds; a jump branches back to %step.
 STEP_FIELDS = """\
   %here = mul i64 %i, 32
   %at = getelementptr i8, ptr %steps, i64 %here

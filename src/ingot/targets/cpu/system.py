@@ -1,4 +1,4 @@
-"""What the driver asks of processor and kernel, in LLVM IR: a clock, waking sleepers, where a thread runs.
+"""The driver's use of processor and operating system, in LLVM IR: the clock, futexes, and the core of a thread.
 
 The fields of the pool are described in `targets/cpu/driver.py`.
 """

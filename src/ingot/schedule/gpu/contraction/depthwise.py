@@ -145,7 +145,7 @@ def _sum_of_taps(
 
 def _default_tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
     """Return the default tile: as many channels as divide their number."""
-    elements_per_program = positions * channels // machine.programs
+    elements_per_program = positions * channels // machine.target_programs
     size = (
         max(MIN_TILE_ELEMENTS, power_of_two(elements_per_program))
         if taps <= MAX_LARGE_TILE_TAPS

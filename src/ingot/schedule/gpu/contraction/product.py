@@ -74,7 +74,7 @@ def lower_contraction(
 
 def product_dtypes(x: DType, y: DType, machine: Machine) -> tuple[DType, DType] | None:
     """The dtypes in which tensor cores multiply the two operands exactly; None if they cannot."""
-    if machine.f8 and x in F8_DTYPES and y in F8_DTYPES:
+    if machine.has_f8_products and x in F8_DTYPES and y in F8_DTYPES:
         return x, y
     if x in DTYPES_EXACT_IN_F16 and y in DTYPES_EXACT_IN_F16:
         return f16, f16
@@ -158,7 +158,7 @@ class _Product:
             and dtypes is not None
             and needs_column_copy(loops, b.offset, y.dtype)
         )
-        if machine.boxes and packed_levels is None and dtypes == (x.dtype, y.dtype):
+        if machine.has_box_copies and packed_levels is None and dtypes == (x.dtype, y.dtype):
             b_source = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
             box_loops = loops if pack is None else packed_loops(loops, axes)
             boxes = boxes_of(box_loops, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), b_source)

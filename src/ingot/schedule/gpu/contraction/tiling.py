@@ -133,7 +133,7 @@ class ProductShape:
         min_step = 16 if self.dtype.bits > 8 else 32
         if self.sums_in_runs and (t.depth > F8_RUN_TERMS or area > MAX_RUN_ELEMENTS_PER_WARP * t.warps):
             return False
-        fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared
+        fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared_bytes
         return min(t.rows, t.columns) >= 16 and t.depth >= min_step and fits and area <= max_area
 
     def _tiles(self, t: Tiling) -> int:
@@ -159,17 +159,17 @@ class ProductShape:
             if width < 1 or step < 1 or step % self.block:
                 continue
             programs = -(-n // width) * count
-            parts = max(1, min(machine.programs // programs, self._max_parts(step)))
+            parts = max(1, min(machine.target_programs // programs, self._max_parts(step)))
             yield Tiling(1, width, step, 4, 3, parts)
             if number == 0:
                 yield from (Tiling(1, width, step, 8, 3, parts), Tiling(1, width, step, 4, 3, max(1, parts // 2)))
 
     def _contiguous_tile(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
         """(columns, k-step) of a program for a single row, if B's `columns` columns are contiguous."""
-        min_width = 4 if columns >= 4 * machine.programs else 2
+        min_width = 4 if columns >= 4 * machine.target_programs else 2
         step = min(ROW_STEP_ELEMENTS // 4 * self.packed_halves, max(self.block, power_of_two(length)))
         max_width = min(ROW_STEP_ELEMENTS * self.packed_halves // step, 4 * min_width)
-        width = max(min_width, min(max_width, power_of_two(columns // machine.programs)))
+        width = max(min_width, min(max_width, power_of_two(columns // machine.target_programs)))
         return max(1, width // self.products), step
 
     def _tile_tilings(self, machine: Machine) -> list[Tiling]:
@@ -206,7 +206,7 @@ class ProductShape:
     ) -> tuple[int, int, int]:
         """(k-step, stages, programs resident on a multiprocessor) for `programs` programs of `length` terms each.
         Shared memory that a program does not need is left to others."""
-        step, shared = self._step, machine.shared * 7 // 8
+        step, shared = self._step, machine.shared_bytes * 7 // 8
         waves, by_registers = -(-programs // machine.processors), 2 * machine.registers // (a * b)
         max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS))
         step_bytes = (a + b) * step * self.dtype.nbytes
@@ -216,7 +216,7 @@ class ProductShape:
         max_stages = MAX_STAGES if self.dtype.bits <= 16 else 3
         resident = next((n for n in range(max_resident, 1, -1) if shared // n // step_bytes >= 3), 1)
         stages = max(1, min(shared // resident // step_bytes, max_stages, -(-length // step) + 1))
-        return step, stages, max(1, min(max_resident, machine.shared // (stages * step_bytes)))
+        return step, stages, max(1, min(max_resident, machine.shared_bytes // (stages * step_bytes)))
 
     def _microseconds(self, tile: _Tile, programs: int, parts: int, resident: int, machine: Machine) -> float:
         """The predicted time. 8-bit operands are taken as 16-bit ones: only the order of the tilings matters. resident:
