@@ -16,7 +16,7 @@ def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     """An Attention, and the reshapes and transposes behind it. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
     group = AttentionGroup(anchor, body, ins, outs, machine)
-    return Decode(group).lower() if Decode.suits(group) else Flash(group).lower()
+    return Decode(group).lower() if Decode.supports(group) else Flash(group).lower()
 
 
 __all__ = ["lower_attention"]

@@ -33,7 +33,7 @@ from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.windows.pool_epilogue import PoolEpilogue
-from ingot.schedule.cpu.winograd.weights import side_by_side
+from ingot.schedule.cpu.winograd.weights import contiguous_copy
 from ingot.schedule.emit import Index, load_at
 from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
@@ -107,7 +107,7 @@ class Depthwise:
         self.temps = self.fold.temps
         if not self.packed and self.w_layout.strides[order[-1]] != 1:  # each line of the image would gather them again
             places = Arg("in", self.w_index), Arg("temp", len(self.temps))
-            step, self.w_layout = side_by_side(w, self.w_layout, order[-1], machine, *places)
+            step, self.w_layout = contiguous_copy(w, self.w_layout, order[-1], machine, *places)
             self.copied, self.temps = (step,), (*self.temps, w.type.nbytes)
         self.w_layout = self.w_layout.transpose(order)
 

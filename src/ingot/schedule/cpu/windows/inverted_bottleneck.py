@@ -26,7 +26,7 @@ from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.contraction.cost_model import plan_of, rank_tiles
 from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel
 from ingot.schedule.cpu.contraction.operands import Operand
-from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.windows.depthwise import Depthwise
 from ingot.schedule.dimension_numbers import convolution_loops
@@ -66,18 +66,18 @@ class _InvertedBottleneck(Depthwise):
         tile = next(t for t in rank_tiles(self.c, machine) if t[0] == 1)
         lines = -(-static_shape((rows[-1].extent,))[0] // tile[1])
         self.plan = plan_of(self.c, machine, Direct(*tile, panels=1, tiles=lines, entries=1, blocks=1, prefetch=0))
-        self.expand_pack = panels(self.b_at, self.c, self.plan, *static_shape((b_layout.offset,)))
+        self.expand_pack = pack_panels(self.b_at, self.c, self.plan, *static_shape((b_layout.offset,)))
         self.padded = anchor.inputs[0]
         self.made, self.low = self.padded, (0, 0)
         if isinstance(self.padded.op, ops.Pad):
             above, left = static_shape(self.padded.op.low[1:3])
             self.made, self.low = self.padded.inputs[0], (above, left)
-        self.line = static_shape(self.padded.shape[2:])[0] * self.plan.panel  # elements of a row in scratch
+        self.line = static_shape(self.padded.shape[2:])[0] * self.plan.panel_columns  # elements of a row in scratch
         super().__init__(anchor, body, ins, outs, constant, machine)
 
     def _input(self) -> tuple[Buffer, Layout]:
         x = self.padded
-        return Buffer("none", x.dtype), Layout(x.shape, (0, self.line, self.plan.panel, 1))
+        return Buffer("none", x.dtype), Layout(x.shape, (0, self.line, self.plan.panel_columns, 1))
 
     def _rows_of(self, strip: int) -> int:
         """Input rows of a strip of output rows."""
@@ -102,7 +102,7 @@ class _InvertedBottleneck(Depthwise):
     def lower(self) -> Lowered:
         images, height, width, _ = self.anchor.shape
         self.tile = self._tile(width)
-        parts = -(-self.channels // self.plan.panel)
+        parts = -(-self.channels // self.plan.panel_columns)
         strip = self._strip(parts)
         chunk, top = k.var("chunk"), Block()
         extents: tuple[DimLike, ...] = (images, ceildiv(height, strip), parts)
@@ -115,15 +115,15 @@ class _InvertedBottleneck(Depthwise):
         first = top.let(ix.mul(low, stride), "h")
         last = top.let(ix.add(ix.mul(ix.sub(high, low), stride), integer(self._rows_of(1) - self.op.strides[0])), "h")
         last = top.let(ix.add(first, last), "h")
-        channel = top.let(ix.mul(panel, integer(self.plan.panel)), "c")
+        channel = top.let(ix.mul(panel, integer(self.plan.panel_columns)), "c")
         if isinstance(channel, k.Var):
-            top.multiples[channel.name] = self.plan.panel
+            top.multiples[channel.name] = self.plan.panel_columns
         size = self._rows_of(strip) * self.line
         self.x_buffer = top.alloc("wide", self.made.dtype, size, scratch=0)
         self.shift = top.let(ix.sub(ix.mul(first, integer(-self.line)), channel), "s")
         self._clear(top, first, last)
         self._widen(top, image, panel, first, last)
-        end = top.let(k.binary("min", ix.add(channel, integer(self.plan.panel)), integer(self.channels)), "c")
+        end = top.let(k.binary("min", ix.add(channel, integer(self.plan.panel_columns)), integer(self.channels)), "c")
 
         def row(block: Block, oh: Expr) -> None:
             def line(b: Block, c: Expr, mask: Expr | None) -> None:
@@ -145,7 +145,7 @@ class _InvertedBottleneck(Depthwise):
     def _clear(self, top: Block, first: Expr, last: Expr) -> None:
         """Zeros at the places of scratch outside the image."""
         height, width = static_shape(self.made.shape[1:3])
-        lanes, panel, (above, left) = self.lanes, self.plan.panel, self.low
+        lanes, panel, (above, left) = self.lanes, self.plan.panel_columns, self.low
         zero = k.lit(0.0, self.made.dtype, lanes)
 
         def fill(block: Block, row: Expr, begin: int, end: int) -> None:
@@ -180,7 +180,7 @@ class _InvertedBottleneck(Depthwise):
             bind_result(self.em, block, self.expand, block.let(k.cast(acc, self.expand.dtype), "acc"))
             n, h, w, c = self.loops.result(self.loops.full(place))
             value = self.em.value(block, self.made, (n, h, w, c), mask)
-            at = ix.linear((ix.add(h, above), ix.add(w, left), c), (self.line, self.plan.panel, 1))
+            at = ix.linear((ix.add(h, above), ix.add(w, left), c), (self.line, self.plan.panel_columns, 1))
             store_at(block, self.x_buffer, ix.add(at, self.shift), value, mask)
 
         a = Operand(self.operands.ins[self.a_at], self.a_layout.offset)
