@@ -1,10 +1,10 @@
-"""Attention for a few queries, as in generating a token: K and V are read once, with vectors along the head.
+"""Attention for few queries, as in generating a token: K and V are read once, with vectors along the head.
 
     chunk (batch, key head, rows, split):
         for block of keys:  s[row][key] = q[row] . K[key]     16 keys at a time, their 16 sums folded together
                             p = exp(s - m'), a = exp(m - m')
                             o[row] = a o[row] + sum of p[row][key] V[key]
-        out = o / l, or (o, m, l) to memory where several chunks share the keys of a row; then
+        out = o / l, or (o, m, l) to memory if several chunks share the keys of a row; then
     chunk (batch, head, query):  combine the splits
 
 Query heads that share a key head are rows of one chunk. Splitting the keys: Flash-Decoding (Dao et al. 2023).
@@ -28,11 +28,11 @@ from ingot.schedule.emit import load_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 
-MAX_QUERIES = 8  # more of them fill vectors: the other kernel is faster
-BLOCK_KEYS = 64  # keys
-PREFETCH_KEYS = 16  # keys that are fetched in advance
-MIN_SPLIT_KEYS = 256  # keys of a chunk, at least
-MAX_CHUNK_ROWS = 8  # of a chunk
+MAX_QUERIES = 8  # with more, `Flash` is faster: they fill vectors
+BLOCK_KEYS = 64
+PREFETCH_KEYS = 16  # between a load and its prefetch
+MIN_SPLIT_KEYS = 256  # of a chunk
+MAX_CHUNK_ROWS = 8
 
 
 class Decode:
@@ -66,7 +66,7 @@ class Decode:
         self.rows = next(n for n in range(min(MAX_CHUNK_ROWS, total), 0, -1) if total % n == 0)
         self.row_blocks = total // self.rows
         self.depth_vectors, self.column_vectors = -(-group.depth // lanes), -(-group.cols // lanes)  # in vectors
-        # rows whose results are in registers at once
+        # rows whose results are in registers together
         self.tile_rows = next(
             n for n in range(max(1, min(self.rows, 20 // self.column_vectors)), 0, -1) if self.rows % n == 0
         )
@@ -88,7 +88,7 @@ class Decode:
         self.first_row: Expr = ZERO
 
     def _split(self) -> tuple[int, DimLike]:
-        """(keys of a chunk, number of splits): enough chunks for all threads."""
+        """(keys of a chunk, number of splits), so that there are chunks for all threads. No splits: (0, 1)."""
         group = self.group
         chunks = estimate(group.batch) * estimate(group.key_heads) * self.row_blocks
         target_splits = -(-4 * group.machine.threads // max(chunks, 1))
@@ -138,14 +138,14 @@ class Decode:
         block.loop("r", 0, self.rows, 1, body)
 
     def _head_and_query(self, block: Block, row: Expr) -> tuple[Expr, Expr]:
-        """(query head, query) of a chunk's row."""
+        """Return (query head, query) of a chunk's row."""
         index = block.let(k.add(self.first_row, row), "at")
         head = k.binary("div", index, integer(self.queries))
         query_head = k.add(k.mul(self.head, integer(self.group_size)), head)
         return block.let(query_head, "h"), block.let(k.binary("rem", index, integer(self.queries)), "q")
 
     def _vectors(self, block: Block, count: int, size: int, body: Callable[[Block, Expr, Expr | None], None]) -> None:
-        """body(block, first element, mask) for the vectors of a head of `size` elements."""
+        """Emit body(block, first element, mask) for each vector of a head of `size` elements."""
         full_size = size // self.lanes * self.lanes
         block.loop("d", 0, full_size, self.lanes, lambda b, d: body(b, d, None))
         if full_size < count * self.lanes:
@@ -179,7 +179,7 @@ class Decode:
     def _scores(self, block: Block, first: Expr, stop: Expr, base: Expr) -> None:
         group, lanes = self.group, self.lanes
         stride = dim_expr(group.k.layout.strides[2])
-        # one row reads the keys once, as fast as they come: keys far apart in memory escape the hardware's prefetcher
+        # a single row reads the keys once, at the speed of memory; the hardware prefetcher does not follow their stride
         prefetch_distance = k.mul(stride, integer(PREFETCH_KEYS)) if self.rows == 1 else None
 
         def emit_keys(b: Block, i: Expr) -> None:
@@ -236,7 +236,7 @@ class Decode:
         lanes = self.lanes
         mask_value = load_at(block, mask.buffer, mask.offset(*index), live if self.group.machine.masks else None)
         if not self.group.machine.masks:
-            # the last keys of a block may not exist: read the last one again
+            # keys of the block may be beyond the end: read the last key again
             last_key = block.let(k.binary("min", index[-1], dim_expr(self.group.keys - 1)), "near")
             mask_value = load_at(block, mask.buffer, mask.offset(*index[:-1], last_key))
         if mask.buffer.dtype == boolean:
@@ -244,7 +244,7 @@ class Decode:
         return block.let(k.add(value, k.splat(block.let(k.cast(mask_value, self.dtype), "m"), lanes)), "s")
 
     def _update_softmax(self, block: Block) -> None:
-        """p = exp(s - m) in place; the factor for what was summed before."""
+        """p = exp(s - m) in place. Rescale the running sum, and save the factor for the result."""
         lanes, dtype = self.lanes, self.dtype
         vectors = BLOCK_KEYS // lanes
 

@@ -1,4 +1,4 @@
-"""Attention without a matrix of scores: a running maximum and sum over blocks of keys.
+"""Attention without a matrix of scores: a running maximum and a running sum over blocks of keys.
 
     chunk (batch, head, 48 queries):  Qt = transpose(q * scale)                 [D][48]
         for block of keys:            St = K Qt;  m' = max(m, max St)           [keys][48]
@@ -6,8 +6,8 @@
                                       Ot = a Ot + V^T Pt                        [Dv][48]
         out = transpose(Ot / l)
 
-Lanes are queries. So the softmax has no operation across lanes, keys and values are read where they lie, one broadcast
-element for every multiply-add of three vectors, and only the small blocks Q and O are transposed.
+Lanes are queries, so the softmax needs no operation across lanes. Keys and values are read in place, one broadcast
+element for each multiply-add of three vectors, and only the small blocks Q and O are transposed.
 
 Online softmax: Milakov and Gimelshein 2018; tiling: FlashAttention, Dao et al. 2022.
 """
@@ -32,15 +32,13 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered
 from ingot.support.dataclass import dataclass
 
-SCORE_BLOCK_BYTES = (
-    16 << 10
-)  # bytes of a block of scores: it shares the first-level cache with the queries and the result
+SCORE_BLOCK_BYTES = 16 << 10  # shares the L1 cache with the queries and the result
 
 
 @dataclass(frozen=True)
 class _Tiling:
-    """lanes of a vector; vectors: of queries in a chunk; keys, values: rows of the register tiles of both products;
-    block: keys of a block."""
+    """lanes: of a vector. vectors: vectors of queries in a chunk. key_rows, value_rows: rows of the register tiles of
+    the two products. block_keys: keys of a block."""
 
     lanes: int
     vectors: int
@@ -59,7 +57,7 @@ def _tiling(rows: DimLike, keys: DimLike, depth: int, cols: int, dtype: DType, m
     row_vectors = -(-estimate(rows) // lanes)
 
     def cost(vectors: int) -> float:
-        # lanes without a query are wasted; one vector reads a broadcast element for every multiply-add
+        # lanes without a query are wasted; a single vector needs a broadcast for each multiply-add
         return -(-row_vectors // vectors) * vectors * (1.1 if vectors == 1 else 1.0)
 
     vectors = min((v for v in (2, 3, 4, 1) if fits_registers(4, v, machine)), key=cost)
@@ -68,7 +66,7 @@ def _tiling(rows: DimLike, keys: DimLike, depth: int, cols: int, dtype: DType, m
     value_rows = -(-cols // -(-cols // key_rows))
     block_keys = max(1, SCORE_BLOCK_BYTES // (lanes * vectors * dtype.nbytes * key_rows)) * key_rows
     if isinstance(keys, int) and keys < 2 * block_keys:
-        # one block, or two of equal size
+        # one block, or two equal ones
         count = -(-keys // (block_keys + block_keys // 3)) or 1
         block_keys = -(-keys // count // key_rows) * key_rows or key_rows
     return _Tiling(lanes, vectors, key_rows, value_rows, block_keys)
@@ -94,9 +92,8 @@ class Flash:
         self.has_query_mask = mask is not None and mask.layout.strides[2] != 0
         self.mask_block = scratch.alloc("added", dtype, t.block_keys * t.width) if self.has_query_mask else None
         self.scratch = scratch
-        # operands of the chunk
-        self.batch_index: Expr = ZERO
-        self.head: Expr = ZERO
+        # the chunk's position, and the offsets of its keys and values
+        self.batch_head: tuple[Expr, Expr] = (ZERO, ZERO)
         self.first_query: Expr = ZERO
         self.k_offset: Expr = ZERO
         self.v_offset: Expr = ZERO
@@ -107,14 +104,15 @@ class Flash:
         batch_head = top.let(k.binary("div", chunk, dim_expr(blocks)), "bh")
         query_block = top.let(k.binary("rem", chunk, dim_expr(blocks)), "part")
         if group.op.causal != "none":
-            # the longest rows first
+            # the queries with the most keys first
             query_block = top.let(k.sub(dim_expr(blocks - 1), query_block), "part")
-        self.batch_index = top.let(k.binary("div", batch_head, dim_expr(group.heads)), "b")
-        self.head = top.let(k.binary("rem", batch_head, dim_expr(group.heads)), "h")
+        batch = top.let(k.binary("div", batch_head, dim_expr(group.heads)), "b")
+        head = top.let(k.binary("rem", batch_head, dim_expr(group.heads)), "h")
+        self.batch_head = batch, head
         self.first_query = top.let(k.mul(query_block, integer(t.width)), "row")
-        key_head = group.key_head_of(top, self.head)
-        self.k_offset = top.let(self.k.offset(self.batch_index, key_head, ZERO, ZERO), "kb")
-        self.v_offset = top.let(self.v.offset(self.batch_index, key_head, ZERO, ZERO), "vb")
+        key_head = group.key_head_of(top, head)
+        self.k_offset = top.let(self.k.offset(batch, key_head, ZERO, ZERO), "kb")
+        self.v_offset = top.let(self.v.offset(batch, key_head, ZERO, ZERO), "vb")
         self._load_queries()
         self._clear_state()
         self._key_blocks()
@@ -124,7 +122,7 @@ class Flash:
     # --- queries
 
     def _clamp_query(self, block: Block, row: Expr) -> Expr:
-        """A row that exists: rows beyond the end compute what the last one does, and are not stored."""
+        """Return `row`, clamped to the last query. Results of queries beyond the end are not stored."""
         if isinstance(self.group.rows, int) and self.group.rows % self.t.width == 0:
             return row
         return block.let(k.binary("min", row, dim_expr(self.group.rows - 1)), "r")
@@ -149,15 +147,8 @@ class Flash:
                     store(b, ix.add(d, integer(j)), v, column)
 
             if group.q.last_stride == 1 and lanes > 1:
-                row_offsets = [
-                    block.let(
-                        group.q.offset(
-                            self.batch_index, self.head, self._clamp_query(block, k.add(first, integer(i))), ZERO
-                        ),
-                        "qr",
-                    )
-                    for i in range(lanes)
-                ]
+                queries = (self._clamp_query(block, k.add(first, integer(i))) for i in range(lanes))
+                row_offsets = [block.let(group.q.offset(*self.batch_head, q, ZERO), "qr") for q in queries]
                 block.loop("d", 0, full_depth, lanes, lambda b, d: transpose_square(b, d, None, lanes))
                 if tail and self.machine.masks:
                     mask = k.binary("lt", k.ramp(ZERO, lanes), integer(tail))
@@ -168,12 +159,8 @@ class Flash:
                 index = k.ramp(first, lanes)
                 if not (isinstance(group.rows, int) and group.rows % t.width == 0):
                     index = b.let(k.binary("min", index, dim_expr(group.rows - 1)), "r")
-                store(
-                    b,
-                    d,
-                    v,
-                    k.splat(load_at(b, group.q.buffer, group.q.offset(self.batch_index, self.head, index, d)), lanes),
-                )
+                value = load_at(b, group.q.buffer, group.q.offset(*self.batch_head, index, d))
+                store(b, d, v, k.splat(value, lanes))
 
             block.loop("d", full_depth, group.depth, 1, load_element)
 
@@ -198,10 +185,9 @@ class Flash:
         end = dim_expr(group.keys)
         first_hidden: Expr | None = None
         if group.op.causal != "none":
-            # query `row` sees keys below row + offset + 1
-            first_hidden = top.let(
-                ix.add(self.first_query, dim_expr(group.op.offset(group.rows, group.keys) + 1)), "seen"
-            )
+            # query `row` attends to keys below row + offset + 1
+            offset = group.op.offset(group.rows, group.keys) + 1
+            first_hidden = top.let(ix.add(self.first_query, dim_expr(offset)), "seen")
             end = top.let(k.binary("min", end, ix.add(first_hidden, integer(t.width - 1))), "end")
 
         def emit_block(b: Block, first: Expr) -> None:
@@ -237,11 +223,10 @@ class Flash:
         count = b.let(k.sub(stop, first), "n")
         v_offset = b.let(ix.add(self.v_offset, ix.mul(first, dim_expr(self.v.layout.strides[2]))), "vj")
         cols, tail_columns = self.group.cols, self.group.cols % t.value_rows
-        b.loop(
-            "c", 0, cols - tail_columns, t.value_rows, lambda x, c: self._values(x, c, t.value_rows, v_offset, count)
-        )
+        rows, full = t.value_rows, cols - tail_columns
+        b.loop("c", 0, full, rows, lambda x, c: self._values(x, c, rows, v_offset, count))
         if tail_columns:
-            self._values(b, integer(cols - tail_columns), tail_columns, v_offset, count)
+            self._values(b, integer(full), tail_columns, v_offset, count)
 
     def _tiles(
         self,
@@ -252,14 +237,14 @@ class Flash:
         extent: DimLike,
         emit_tile: Callable[[Block, Expr, int], None],
     ) -> None:
-        """tile(block, j, n) for n = `size` rows at a time from `first`; what is left in one piece where its size is
-        known, else in powers of two."""
+        """Emit tiles of `size` keys from `first` to `stop`: emit_tile(block, first key, keys). The tail is one tile if
+        its size is static, otherwise tiles of powers of two."""
         count = k.binary("div", k.sub(stop, first), integer(size))
         full_end = block.let(ix.add(first, k.mul(count, integer(size))), "w")
         block.loop("j", first, full_end, size, lambda b, j: emit_tile(b, j, size))
         is_causal = self.group.op.causal != "none"
         if isinstance(extent, int) and not is_causal:
-            # blocks are whole tiles, but for the last
+            # all blocks but the last consist of full tiles
             tail = extent % size
             if tail:
                 block.when(k.binary("lt", full_end, stop), lambda b: emit_tile(b, full_end, tail))
@@ -273,7 +258,7 @@ class Flash:
             power //= 2
 
     def _scores(self, block: Block, first: Expr, j: Expr, rows: int, row_max: Buffer, is_masked: bool) -> None:
-        """St for `rows` keys from j: products, softcap, mask, and the running maximum."""
+        """Emit St for `rows` keys from `j`: products, softcap, mask, and the running maximum."""
         t, lanes, group = self.t, self.t.lanes, self.group
         acc = self._product(
             block, rows, group.depth, integer(group.depth), self.qt, ZERO, self.k.buffer,
@@ -310,7 +295,8 @@ class Flash:
         step_stride: DimLike,
         init: Callable[[Block, Buffer], None] | None = None,
     ) -> Buffer:
-        """acc[rows][vectors] += a[row, turn] * b[turn][vectors] over `end` turns; `turns`: that number, if known."""
+        """acc[rows][vectors] = sum of a[row, i] * b[i][vectors] for i < end. steps: the value of `end` if static, else
+        0. init(block, acc): emits the initial values; None: zeros."""
         t, lanes = self.t, self.t.lanes
         acc = block.alloc("acc", self.dtype, rows * t.vectors, lanes=lanes)
         if init is None:
@@ -356,14 +342,14 @@ class Flash:
             if mask.buffer.dtype == boolean:
                 return k.select(k.binary("eq", added, k.lit(0.0, self.dtype, lanes)), value, least)
             return k.add(value, added)
-        at = mask.offset(self.batch_index, self.head, ZERO, key)
+        at = mask.offset(*self.batch_head, ZERO, key)
         one = block.let(k.load(mask.buffer, at), "a")
         if mask.buffer.dtype == boolean:
             return k.select(k.splat(one, lanes), value, least)
         return k.add(value, k.splat(block.let(k.cast(one, self.dtype), "a"), lanes))
 
     def _transpose_mask(self, block: Block, first: Expr, stop: Expr) -> None:
-        """added[key][query] for the block's keys: the mask, or 0 and -inf for a bool one."""
+        """mask_block[key][query] for the block's keys: the mask, or 0 and -inf for a bool mask."""
         mask, mask_block, t, lanes = self.group.mask, self.mask_block, self.t, self.t.lanes
         assert mask is not None and mask_block is not None
 
@@ -383,13 +369,8 @@ class Flash:
                 y.store(mask_block, ix.add(column, ix.mul(key, integer(t.width))), value)
 
             if can_transpose:
-                row_offsets = [
-                    x.let(
-                        mask.offset(self.batch_index, self.head, self._clamp_query(x, k.add(row, integer(i))), ZERO),
-                        "mr",
-                    )
-                    for i in range(lanes)
-                ]
+                queries = (self._clamp_query(x, k.add(row, integer(i))) for i in range(lanes))
+                row_offsets = [x.let(mask.offset(*self.batch_head, q, ZERO), "mr") for q in queries]
 
                 def transpose_square(y: Block, key: Expr) -> None:
                     rows = [
@@ -405,7 +386,7 @@ class Flash:
 
             def load_element(y: Block, key: Expr) -> None:
                 index = y.let(k.binary("min", k.ramp(row, lanes), dim_expr(self.group.rows - 1)), "r")
-                value = k.splat(load_at(y, mask.buffer, mask.offset(self.batch_index, self.head, index, key)), lanes)
+                value = k.splat(load_at(y, mask.buffer, mask.offset(*self.batch_head, index, key)), lanes)
                 store(y, key, to_scores(y, value))
 
             x.loop("j", start, stop, 1, load_element)
@@ -413,14 +394,14 @@ class Flash:
         block.loop("v", 0, t.vectors, 1, emit_vector)
 
     def _update_softmax(self, block: Block, first: Expr, stop: Expr, block_max: Buffer) -> None:
-        """Pt = exp(St - m) in place, and what the new maximum makes of the sum and of the result so far."""
+        """Pt = exp(St - m) in place. Rescale the running sum for the new maximum, and save the result's factor."""
         t, lanes = self.t, self.t.lanes
         sums = block.alloc("l", self.dtype, t.vectors, lanes=lanes)
         maxima: list[Expr] = []
         for v in range(t.vectors):
             new_max = block.let(k.load(block_max, integer(v)), "m")
             is_empty = k.binary("eq", new_max, k.lit(-inf, self.dtype, lanes))
-            # of a query with no key so far: exp(-inf - 0) = 0, where -inf - -inf would be NaN
+            # a query without keys so far: exp(-inf - 0) = 0, but -inf - -inf would be NaN
             finite_max = block.let(k.select(is_empty, k.lit(0.0, self.dtype, lanes), new_max), "m")
             maxima.append(finite_max)
             offset = integer(v * lanes)
@@ -490,7 +471,7 @@ class Flash:
                     q = ix.add(first, integer(i))
 
                     def store(x: Block, row: Expr = row, q: Expr = q) -> None:
-                        group.store(x, (self.batch_index, self.head, q, k.ramp(c, lanes)), row, mask)
+                        group.store(x, (*self.batch_head, q, k.ramp(c, lanes)), row, mask)
 
                     if is_exact:
                         store(b)
@@ -500,7 +481,7 @@ class Flash:
             def store_column(b: Block, c: Expr) -> None:
                 live = None if is_exact else b.let(k.binary("lt", k.ramp(first, lanes), dim_expr(group.rows)), "live")
                 index = k.ramp(first, lanes) if lanes > 1 else first
-                group.store(b, (self.batch_index, self.head, index, c), value(b, c), live)
+                group.store(b, (*self.batch_head, index, c), value(b, c), live)
 
             full_end = transposed_columns - transposed_columns % lanes
             block.loop("c", 0, full_end, lanes, lambda b, c: store_square(b, c, lanes))

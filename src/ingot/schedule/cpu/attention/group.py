@@ -1,4 +1,4 @@
-"""What the kernels of an attention group share: its operands in memory, its sizes, and the way to its result."""
+"""An attention group as all of its kernels see it: the operands in memory, the sizes, and the result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ class Tensor:
 
 
 class AttentionGroup:
-    """What the kernels share: operands in memory, sizes, and the way back to the group's result."""
+    """The operands in memory, the sizes, and the stores of the result, which all kernels share.
+
+    rows: queries. depth, cols: the head size of keys and of values. key_heads: heads of keys and values. steps: steps
+    before the kernel, which write temporaries of `temps` bytes. extra_params: parameters for these.
+    """
 
     def __init__(self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine):
         op = anchor.op
@@ -75,7 +79,7 @@ class AttentionGroup:
         return Tensor(self.operands.ins[position], layout)
 
     def converted(self, operand: int, tensor: Tensor) -> Tensor:
-        """An operand as f32, converted by a step of its own: a broadcast conversion would cost more than its use."""
+        """Return an operand as f32, converted by a separate step: conversions within the loops would cost more."""
         if tensor.buffer.dtype == self.dtype:
             return tensor
         node = self.anchor.inputs[operand]
@@ -112,7 +116,8 @@ class AttentionGroup:
         return block.let(k.binary("div", head, integer(self.heads // self.key_heads)), "kh")
 
     def normalizer(self, block: Block, total: Expr, lanes: int) -> Callable[[Expr], Expr]:
-        """x -> x / the sum of a row's weights. A row without any keeps its zeros; one of NaN is 0 under a guard."""
+        """Return x -> x / total, the sum of a row's weights. A row without weights stays zero; a guarded op gives 0 for
+        a row of NaN."""
         one, zero = (k.lit(c, self.dtype, total.lanes) for c in (1.0, 0.0))
         is_empty = k.binary("eq", total, zero)
         inverse = k.splat(block.let(k.binary("div", one, k.select(is_empty, one, total)), "l"), lanes)
@@ -130,7 +135,7 @@ class AttentionGroup:
 
 
 class Scratch:
-    """Places in a worker's scratch."""
+    """Allocates buffers in a worker's scratch."""
 
     def __init__(self, block: Block):
         self.block, self.nbytes = block, 0
