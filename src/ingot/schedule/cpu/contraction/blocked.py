@@ -28,7 +28,7 @@ from ingot.schedule.cpu.contraction.plan import CACHE_LINE_BYTES, Plan
 from ingot.schedule.cpu.contraction.prologue import InnerRows, computed_a, is_computed
 from ingot.schedule.cpu.contraction.tuning_site import tuning_site
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
-from ingot.schedule.cpu.windows.pool_epilogue import PoolEpilogue, lower_apart
+from ingot.schedule.cpu.windows.pool_epilogue import PoolEpilogue, append_pools
 from ingot.schedule.cpu.winograd.lower import lower_winograd
 from ingot.schedule.cpu.winograd.plan import Shape
 from ingot.schedule.dimension_numbers import (
@@ -101,7 +101,7 @@ def lower_blocked(
     choice = decide(site, machine.measured)
     if isinstance(choice, Pieces):
         lowered = replace(lower_winograd(body, ins, g.outs, g.anchor, choice, machine, g.packed), site=site)
-        return lower_apart(lowered, full_body, ins, full_outs, machine)
+        return append_pools(lowered, full_body, ins, full_outs, machine)
     assert isinstance(choice, Direct)
     plan = plan_of(c, machine, choice)
     if packs_at_run_time:
@@ -131,7 +131,7 @@ def lower_blocked(
     step = g.step("contraction", c, params, chunk, chunks, top, scratch)
     lowered = Lowered((*b.steps, step), b.temp_bytes, packs, site)
     if line_pools is None:
-        return lower_apart(lowered, full_body, ins, full_outs, machine)
+        return append_pools(lowered, full_body, ins, full_outs, machine)
     steps = (*lowered.steps, *line_pools.pools.steps(ins, full_outs, machine))
     return replace(lowered, steps=steps, temps=line_pools.pools.temps)
 

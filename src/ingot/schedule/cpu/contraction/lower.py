@@ -30,7 +30,7 @@ from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.cpu.rows.lower import lower_first
 from ingot.schedule.cpu.windows.depthwise import lower_depthwise
-from ingot.schedule.cpu.windows.pool_epilogue import lower_apart
+from ingot.schedule.cpu.windows.pool_epilogue import append_pools
 from ingot.schedule.cpu.winograd.plan import winograd_shape_of
 from ingot.schedule.dimension_numbers import flat_rows, rows_as_they_lie
 from ingot.schedule.emit import Index
@@ -49,7 +49,7 @@ def lower_contraction(
     first_result, first_out = body.with_outputs(body.outputs[:1]), outs[:1]
     if any(d == 0 for n in anchor.inputs for d in n.shape):
         lowered = lower_pointwise(_zero_contraction(first_result, anchor), ins, first_out, machine)
-        return lower_apart(lowered, body, ins, outs, machine)
+        return append_pools(lowered, body, ins, outs, machine)
     is_a_computed = is_computed(body, anchor.inputs[0])
     if ops.is_depthwise(anchor) or (not is_a_computed and _has_narrow_groups(body, anchor, constant, machine)):
         return lower_depthwise(body, ins, outs, constant, machine)
@@ -60,7 +60,7 @@ def lower_contraction(
     g = ContractionGroup.of(first_result, ins, first_out, constant, anchor, machine)
     if isinstance(anchor.inputs[1].op, ops.Densify):
         lowering = SparseBytes if anchor.inputs[1].dtype == i8 else SparseProducts
-        return lower_apart(lowering(g).lower(), body, ins, outs, machine)
+        return append_pools(lowering(g).lower(), body, ins, outs, machine)
     if is_a_computed or has_weight_form:
         return lower_blocked(g, body, outs, inner[0] if inner else None, winograd_shape=None, transposes_panels=False)
     winograd_shape = winograd_shape_of(anchor, g.a_layout, g.b_layout, g.packed) if machine.winograd else None
@@ -71,7 +71,7 @@ def lower_contraction(
     if not should_pack(c, machine):
         dots = as_dot_products(c, loops, (g.b_input, g.b_layout.offset), machine, max_cycle_ratio=max_cycle_ratio)
     if dots is not None:
-        return lower_apart(_lower_dots(g, dots), body, ins, outs, machine)
+        return append_pools(_lower_dots(g, dots), body, ins, outs, machine)
     if should_swap_operands(anchor, c, machine):
         swapped = rebuilt(body.outputs, {anchor: swap_operands(anchor)})
         return lower_contraction(body.with_outputs(swapped), ins, outs, constant, machine)
