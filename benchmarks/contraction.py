@@ -259,7 +259,7 @@ def main() -> None:
         cells, tile, chunks, ms = [], "", 0, 0.0
         for t in threads:
             got, plan, ms, chunks = rate(shape, t, options.seconds)
-            tile = f"{plan.lines}x{plan.width}x{plan.panel}"
+            tile = f"{plan.lines}x{plan.width}x{plan.panel_columns}"
             shares[t].append(got.best / peak / t)
             text = f"{got.best:5.0f} {got.best / peak / t:4.0%} ({got.median / peak / t:4.0%})"
             if options.peers:

@@ -72,21 +72,21 @@ def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.
     ("size", "window", "dilation", "stride"),
     [((9, 40), 3, 6, 1), ((12, 12), 3, 40, 1), ((7, 30), 5, 4, 2), ((7, 7), 3, 1, 1)],
 )
-def test_turns_that_read_padding_alone_are_left_out(
+def test_window_iterations_that_read_only_padding_are_skipped(
     size: tuple[int, int], window: int, dilation: int, stride: int, machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[bool] = []
-    turns = MacroKernel._turns
+    is_clamped: list[bool] = []
+    nonzero_range = MacroKernel._nonzero_range
 
     def spy(nest, block, tile, axis, extent):
-        low, high = turns(nest, block, tile, axis, extent)
-        found.append(not isinstance(low, k.Lit))
+        low, high = nonzero_range(nest, block, tile, axis, extent)
+        is_clamped.append(not isinstance(low, k.Lit))
         return low, high
 
-    monkeypatch.setattr(MacroKernel, "_turns", spy)
-    around = dilation * (window // 2)
+    monkeypatch.setattr(MacroKernel, "_nonzero_range", spy)
+    padding = dilation * (window // 2)
     op = ops.Convolution(
-        (stride, stride), ((around, around),) * 2, (1, 1), (dilation, dilation), "NHWC", "HWIO", "NHWC"
+        (stride, stride), ((padding, padding),) * 2, (1, 1), (dilation, dilation), "NHWC", "HWIO", "NHWC"
     )
     rng = np.random.default_rng(0)
     xs = [rng.standard_normal((2, *size, 8)).astype(np.float32)]
@@ -94,7 +94,7 @@ def test_turns_that_read_padding_alone_are_left_out(
     (x,) = inputs_like(xs)
     graph = explicit_padding(Graph((x,), (op(x, weights),)))
     check(graph, xs, machine=replace(machine, winograd=False))
-    assert any(found)
+    assert any(is_clamped)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")

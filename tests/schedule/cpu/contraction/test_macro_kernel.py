@@ -17,8 +17,8 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import Operand
-from ingot.schedule.cpu.contraction.pack import panels
-from ingot.schedule.cpu.contraction.plan import Plan, pieces
+from ingot.schedule.cpu.contraction.pack import pack_panels
+from ingot.schedule.cpu.contraction.plan import Plan, scattered_run
 from ingot.schedule.cpu.machine import AVX2, AVX512, Machine
 from ingot.schedule.index import linear
 from ingot.targets.cpu.workers import host_features
@@ -101,7 +101,7 @@ def test_matmul(shape: tuple[int, int, int], machine: Machine) -> None:
     c = matmul(m, n, kk)
     kernel, plan = build(c, machine, (n, 1), bias=True)
     a, b, bias, out = random(m, kk), random(kk, n), random(n), place(np.full((m, n), np.nan, np.float32))
-    run(kernel, [a, place(panels(1, c, plan).apply(b)), out, bias])
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out, bias])
     np.testing.assert_allclose(out, np.maximum(a @ b + bias, 0), rtol=1e-4, atol=1e-4)
 
 
@@ -112,7 +112,7 @@ def test_f64_and_run_time_b(packed: bool, machine: Machine) -> None:
     c = matmul(m, n, kk, f64, packed)
     kernel, plan = build(c, machine, (n, 1))
     a, b, out = random(m, kk, dtype=f64), random(kk, n, dtype=f64), place(np.full((m, n), np.nan))
-    run(kernel, [a, place(panels(1, c, plan).apply(b)) if packed else b, out])
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)) if packed else b, out])
     np.testing.assert_allclose(out, a @ b, rtol=1e-12, atol=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_dynamic_rows_packed_b() -> None:
     c = matmul(m, 200, 48)
     kernel, plan = build(c, MACHINES[0], (200, 1), bias=True)
     b, bias = random(48, 200), random(200)
-    packed = place(panels(1, c, plan).apply(b))
+    packed = place(pack_panels(1, c, plan).apply(b))
     native = Native(kernel)
     for rows in (1, 2, 7, 29, 300):
         a, out = random(rows, 48), place(np.full((rows, 200), np.nan, np.float32))
@@ -159,7 +159,7 @@ def test_convolution(conv: tuple[int, ...], machine: Machine) -> None:
     x, weights, bias = random(n, h, w, ci), random(s, s, ci // groups, co), random(co)
     kernel, plan = build(c, machine, (co // groups, oh * ow * co, ow * co, co, 1))
     out = place(np.full((n, oh, ow, co), np.nan, np.float32))
-    run(kernel, [x, place(panels(1, c, plan).apply(weights)), out])
+    run(kernel, [x, place(pack_panels(1, c, plan).apply(weights)), out])
     np.testing.assert_allclose(out, reference(x, weights, stride, groups), rtol=1e-4, atol=1e-4)
     del bias
 
@@ -192,7 +192,12 @@ def reference(x: np.ndarray, weights: np.ndarray, stride: int, groups: int) -> n
 def test_pieces_of_places() -> None:
     """Grouped convolutions prefetch; where a group has the whole place, or more than a line of it, hardware does."""
     grouped, dense, wide = (convolution(conv)[0] for conv in (CONVS[-1], CONVS[1], (1, 9, 9, 64, 64, 3, 1, 2)))
-    assert (pieces(grouped), pieces(dense), pieces(wide), pieces(matmul(9, 9, 9))) == (16, 0, 0, 0)
+    assert (scattered_run(grouped), scattered_run(dense), scattered_run(wide), scattered_run(matmul(9, 9, 9))) == (
+        16,
+        0,
+        0,
+        0,
+    )
     kernel, _ = build(grouped, AVX512, (16, 6 * 10 * 48, 10 * 48, 48, 1))
     assert "prefetch a[" in show_kernel(kernel)
 
@@ -203,12 +208,14 @@ def test_every_tile_shape_is_exact(tile: tuple[int, int, int]) -> None:
     conv = (1, 7, 7, 16, 70, 1, 1, 1)
     c, oh, ow = convolution(conv)
     lines, width, vectors = tile
-    plan = replace(plan_contraction(c, AVX512), lines=lines, width=width, vectors=vectors, row_run=2, panels=2)
-    plan = replace(plan, row_block=ow if lines > 1 else min(width, ow))
+    plan = replace(
+        plan_contraction(c, AVX512), lines=lines, width=width, vectors=vectors, chunk_line_groups=2, chunk_panels=2
+    )
+    plan = replace(plan, chunk_rows=ow if lines > 1 else min(width, ow))
     x, weights = random(1, 7, 7, 16), random(1, 1, 16, 70)
     kernel, _ = build(c, AVX512, (70, oh * ow * 70, ow * 70, 70, 1), plan=plan)
     out = place(np.full((1, oh, ow, 70), np.nan, np.float32))
-    run(kernel, [x, place(panels(1, c, plan).apply(weights)), out])
+    run(kernel, [x, place(pack_panels(1, c, plan).apply(weights)), out])
     np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
 
 
@@ -217,7 +224,7 @@ def test_transposed_output() -> None:
     c = matmul(m, n, kk)
     kernel, plan = build(c, MACHINES[0], (1, m))
     a, b, out = random(m, kk), random(kk, n), place(np.full((n, m), np.nan, np.float32))
-    run(kernel, [a, place(panels(1, c, plan).apply(b)), out])
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out])
     np.testing.assert_allclose(out, (a @ b).T, rtol=1e-4, atol=1e-4)
 
 
@@ -227,25 +234,27 @@ def test_reduction_in_blocks(rows: object) -> None:
     m = symbol("m") if rows == "m" else rows
     c = matmul(m, 70, 96)
     plan = replace(
-        plan_contraction(c, AVX512), width=6, vectors=2, row_block=24, panels=2, unroll=4, k_block=24,
-        prefetch=2, scratch_bytes=24 * 32 * 4,
+        plan_contraction(c, AVX512), width=6, vectors=2, chunk_rows=24, chunk_panels=2, unroll=4, k_block=24,
+        prefetch_lines=2, scratch_bytes=24 * 32 * 4,
     )  # fmt: skip
     kernel, _ = build(c, AVX512, (70, 1), plan=plan)
     kernel = replace(kernel, scratch_bytes=plan.scratch_bytes)
     a, b, out = random(45, 96), random(96, 70), place(np.full((45, 70), np.nan, np.float32))
-    run(kernel, [a, place(panels(1, c, plan).apply(b)), out], {"m": 45})
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out], {"m": 45})
     np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_convolution_in_blocks_of_kernel_rows() -> None:
     conv = (1, 9, 9, 16, 40, 3, 1, 1)
     c, oh, ow = convolution(conv)
-    plan = replace(plan_contraction(c, AVX512), lines=1, width=7, vectors=2, k_block=1, row_run=3, row_block=ow)
+    plan = replace(
+        plan_contraction(c, AVX512), lines=1, width=7, vectors=2, k_block=1, chunk_line_groups=3, chunk_rows=ow
+    )
     plan = replace(plan, scratch_bytes=3 * 7 * 32 * 4)
     x, weights = random(1, 9, 9, 16), random(3, 3, 16, 40)
     kernel, _ = build(c, AVX512, (40, oh * ow * 40, ow * 40, 40, 1), plan=plan)
     out = place(np.full((1, oh, ow, 40), np.nan, np.float32))
-    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(panels(1, c, plan).apply(weights)), out])
+    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(pack_panels(1, c, plan).apply(weights)), out])
     np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
 
 
@@ -260,7 +269,7 @@ def test_transposed_run_time_b(n: int | str, kk: int | str, machine: Machine) ->
         f32, f32, f32, False,
     )  # fmt: skip
     kernel, plan = build(c, machine, (21 * columns, columns, 1))
-    assert (plan.panel_at >= 0) == isinstance(kk, int)
+    assert (plan.panel_offset >= 0) == isinstance(kk, int)
     x, y = 45 if n == "n" else int(str(n)), 40
     a, b, out = random(2, 21, y), random(2, x, y), place(np.full((2, 21, x), np.nan, np.float32))
     run(replace(kernel, scratch_bytes=plan.scratch_bytes), [a, b, out], {"n": x, "kk": y})
@@ -273,7 +282,7 @@ def test_half_operands_accumulate_in_f32(dtype: DType) -> None:
     kernel, plan = build(c, MACHINES[0], (50, 1))
     a, b = random(19, 24, dtype=dtype), random(24, 50, dtype=dtype)
     out = place(np.full((19, 50), np.nan, np.float32))
-    run(kernel, [a, place(panels(1, c, plan).apply(b)), out])
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out])
     np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-4, atol=1e-4)
 
 
@@ -283,10 +292,10 @@ def test_rows_of_unknown_number_share_a_panel() -> None:
         c = matmul(symbol("m"), 256, 256)
         plan = plan_contraction(c, AVX512)
         assert plan.width >= 4
-        assert isinstance(plan.row_block, int)
-        assert plan.row_block >= 32
+        assert isinstance(plan.chunk_rows, int)
+        assert plan.chunk_rows >= 32
         kernel, _ = build(c, AVX512, (256, 1), plan=plan)
     for m in (1, 37):
         a, b, out = random(m, 256), random(256, 256), place(np.full((m, 256), np.nan, np.float32))
-        run(kernel, [a, place(panels(1, c, plan).apply(b)), out], {"m": m})
+        run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out], {"m": m})
         np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)

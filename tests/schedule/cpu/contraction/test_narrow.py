@@ -14,7 +14,7 @@ from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DType, bf16, f16, f32, i8, i32, u8
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction
-from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.machine import AVX2, AVX512, Machine, machine_of
 from ingot.support.native import Features
 from ingot.targets.cpu.workers import host_features
@@ -44,7 +44,7 @@ def run(
     kernel, plan = build(c, machine, strides)
     kernel = replace(kernel, scratch_bytes=plan.scratch_bytes)
     verify_kernel(kernel)
-    packed = place(panels(1, c, plan).apply(b)) if c.packed else place(b)
+    packed = place(pack_panels(1, c, plan).apply(b)) if c.packed else place(b)
     sizes = dims or {}
     values = [sizes[v.name] for v in kernel.dims]
     Native(kernel, features)([place(a), packed, out], values, count(kernel.chunks, sizes))
@@ -162,7 +162,7 @@ def test_packed_pairs() -> None:
     c = replace(matmul(4, 3, 5), a=bf16, b=bf16)
     b = np.arange(15, dtype=np.float32).reshape(5, 3).astype(ml_dtypes.bfloat16)
     plan = plan_contraction(c, AVX2)
-    packed = panels(1, c, plan).apply(b).astype(np.float32).reshape(3, 8, 2)
+    packed = pack_panels(1, c, plan).apply(b).astype(np.float32).reshape(3, 8, 2)
     assert packed[:, :3].tolist() == [[[0, 3], [1, 4], [2, 5]], [[6, 9], [7, 10], [8, 11]], [[12, 0], [13, 0], [14, 0]]]
     assert not packed[:, 3:].any()
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from ingot.schedule.cpu.contraction.pack import stepped
+from ingot.schedule.cpu.contraction.pack import strided_view
 
 
 def row_major(array: np.ndarray, offset: int, extents: tuple[int, ...], steps: tuple[int, ...]) -> np.ndarray:
@@ -29,12 +29,12 @@ def test_axes_of_a_transposed_array(order: tuple[int, ...]):
         (0, (1, c), (12345, 1)),
     ]
     for offset, extents, steps in cases:
-        got = stepped(array, offset, extents, steps)
+        got = strided_view(array, offset, extents, steps)
         assert np.array_equal(got, row_major(array, offset, extents, steps)), (offset, extents, steps)
 
 
 def test_a_transposed_array_is_read_where_it_is():
     array = np.zeros((7, 9), np.float32)
-    view = stepped(array.T, 0, (9, 7), (7, 1))
+    view = strided_view(array.T, 0, (9, 7), (7, 1))
     assert np.shares_memory(view, array) and not view.flags.writeable
-    assert stepped(np.zeros((0, 3), np.float32), 0, (0, 3), (3, 1)).shape == (0, 3)
+    assert strided_view(np.zeros((0, 3), np.float32), 0, (0, 3), (3, 1)).shape == (0, 3)

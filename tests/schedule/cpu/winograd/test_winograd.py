@@ -19,11 +19,11 @@ from ingot.passes.core.layout import explicit_padding
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.axes import Axis, Contraction, Inside
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction
-from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.machine import AVX2, Machine
 from ingot.schedule.cpu.winograd.kernel_gradient import has_winograd_gradient
 from ingot.schedule.cpu.winograd.lower import lower_winograd
-from ingot.schedule.cpu.winograd.plan import Pieces, Shape, covered, plan_winograd
+from ingot.schedule.cpu.winograd.plan import Pieces, Shape, plan_winograd, winograd_shape_of
 from ingot.schedule.cpu.winograd.toom_cook import array, transform, transformed_weights
 from ingot.schedule.lowered import Lowered
 from tests.schedule.compiled import MACHINES, NATIVE, compile_graph
@@ -409,7 +409,7 @@ def test_packed_weights_are_the_panels_of_the_products() -> None:
     u[:, :, :70] = transformed_weights(weights.transpose(2, 3, 1, 0), transform(4, 3))
     dense = np.ascontiguousarray(u.reshape(36, 12, 2, 48).transpose(2, 0, 1, 3))
     c = _products(36, 12, 48)
-    np.testing.assert_array_equal(got, panels(1, c, plan_contraction(c, NATIVE)).apply(dense))
+    np.testing.assert_array_equal(got, pack_panels(1, c, plan_contraction(c, NATIVE)).apply(dense))
 
 
 def _products(products: int, ci: int, columns: int) -> Contraction:
@@ -509,7 +509,7 @@ def test_windows_that_read_padding_stay_direct() -> None:
     x, w = (1, 48, 48, 64), (64, 64, 3, 3)
     op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (12, 12), "N01C", "OI01", "N01C")
     node = op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))())
-    s = covered(node, Layout.contiguous(x), Layout.contiguous(w))
+    s = winograd_shape_of(node, Layout.contiguous(x), Layout.contiguous(w))
     axes = Axis(24, 48 * 64), Axis(24, 64)
     c = Contraction((), axes, (Axis(64, 0, 1),), (Axis(9, 12 * 64, 64 * 64), Axis(64, 1, 64)), f32, f32, f32)
     assert s is not None and plan_winograd(s, plan_contraction(c, NATIVE), NATIVE) is not None
@@ -519,7 +519,7 @@ def test_windows_that_read_padding_stay_direct() -> None:
 def test_only_where_it_is_covered() -> None:
     def shape(op: ops.Convolution, x: tuple[DimLike, ...], w: tuple[DimLike, ...]) -> Shape | None:
         node = op(Input("x", TensorType(f32, x))(), Input("w", TensorType(f32, w))())
-        return covered(node, Layout.contiguous(x), Layout.contiguous(w))
+        return winograd_shape_of(node, Layout.contiguous(x), Layout.contiguous(w))
 
     plain = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "N01C", "OI01", "N01C")
     assert shape(plain, (symbol("n"), 9, 8, 16), (24, 16, 3, 3)) == Shape(symbol("n"), 7, 6, 16, 24, 3, f32)

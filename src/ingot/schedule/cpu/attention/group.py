@@ -1,4 +1,4 @@
-"""What the kernels of an attention group share: its operands in memory, its sizes, and the way to its result."""
+"""An attention group as all of its kernels see it: the operands in memory, the sizes, and the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
-LINE = 64
+CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,20 @@ class Tensor:
     buffer: Buffer
     layout: Layout
 
-    def at(self, *index: Expr) -> Expr:
+    def offset(self, *index: Expr) -> Expr:
         return ix.linear(index, self.layout.strides, self.layout.offset)
 
     @property
-    def last(self) -> DimLike:
+    def last_stride(self) -> DimLike:
         return self.layout.strides[-1]
 
 
 class AttentionGroup:
-    """What the kernels share: operands in memory, sizes, and the way back to the group's result."""
+    """The operands in memory, the sizes, and the stores of the result, which all kernels share.
+
+    rows: queries. depth, cols: the head size of keys and of values. key_heads: heads of keys and values. steps: steps
+    before the kernel, which write temporaries of `temps` bytes. extra_params: parameters for these.
+    """
 
     def __init__(self, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine):
         op = anchor.op
@@ -51,7 +55,7 @@ class AttentionGroup:
         self.op, self.anchor, self.body, self.outs, self.machine = op, anchor, body, outs, machine
         q, key, value = anchor.inputs[:3]
         self.batch, self.heads, self.rows, depth = q.shape
-        self.shared, self.keys, cols = key.shape[1], key.shape[2], value.shape[3]
+        self.key_heads, self.keys, cols = key.shape[1], key.shape[2], value.shape[3]
         if isinstance(depth, Dim) or isinstance(cols, Dim):
             raise CompileError("attention", expected="a static head size", got=f"{q.type} and {value.type}")
         self.depth, self.cols = depth, cols
@@ -59,43 +63,43 @@ class AttentionGroup:
         self.operands = Operands.of(body)
         self.em: Emitter = self.operands.emitter(body, ins)
         self.dims: list[DimLike] = [*body_dims(body, (*ins, *outs))]
-        self.before: list[Step] = []
+        self.steps: list[Step] = []
         self.temps: list[DimLike] = []
-        self.extra: list[tuple[Buffer, Arg]] = []
+        self.extra_params: list[tuple[Buffer, Arg]] = []
         self.q, self.k, self.v = (self._tensor(x, ins) for x in (q, key, value))
         self.mask: Tensor | None = None
         if len(anchor.inputs) == 4:
             mask = self._tensor(anchor.inputs[3], ins)
             scores = (self.batch, self.heads, self.rows, self.keys)
-            own = tuple(range(4 - len(mask.layout.shape), 4))
-            self.mask = Tensor(mask.buffer, mask.layout.broadcast(scores, own))
+            dims = tuple(range(4 - len(mask.layout.shape), 4))
+            self.mask = Tensor(mask.buffer, mask.layout.broadcast(scores, dims))
 
     def _tensor(self, operand: Node, ins: tuple[Layout, ...]) -> Tensor:
-        at, layout = operand_memory(self.body, operand, ins)
-        return Tensor(self.operands.ins[at], layout)
+        position, layout = operand_memory(self.body, operand, ins)
+        return Tensor(self.operands.ins[position], layout)
 
-    def widened(self, operand: int, tensor: Tensor) -> Tensor:
-        """An operand as f32, converted by a step of its own: a broadcast conversion would cost more than its use."""
+    def converted(self, operand: int, tensor: Tensor) -> Tensor:
+        """Return an operand as f32, converted by a separate step: conversions within the loops would cost more."""
         if tensor.buffer.dtype == self.dtype:
             return tensor
         node = self.anchor.inputs[operand]
         x = Input("x", node.type)()
         dense = Layout.contiguous(node.shape)
-        low = lower_pointwise(Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine)
-        source, wide = Arg("in", self.operands.ins.index(tensor.buffer)), Arg("temp", len(self.temps))
-        self.before += low.within([source], [wide], len(self.temps)).steps
+        lowered = lower_pointwise(Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine)
+        source, target = Arg("in", self.operands.ins.index(tensor.buffer)), Arg("temp", len(self.temps))
+        self.steps += lowered.within([source], [target], len(self.temps)).steps
         buffer = Buffer(f"wide{operand}", self.dtype)
-        self.extra.append((buffer, wide))
+        self.extra_params.append((buffer, target))
         self.temps.append(TensorType(self.dtype, node.shape).nbytes)
         return Tensor(buffer, dense)
 
     def kernel(self, name: str, chunk: k.Var, chunks: DimLike, top: Block, scratch: int) -> Lowered:
-        extra = tuple(b for b, _ in self.extra)
-        args = tuple(a for _, a in self.extra)
+        buffers = tuple(b for b, _ in self.extra_params)
+        args = tuple(a for _, a in self.extra_params)
         dims = symbol_params(*self.dims)
-        kernel = Kernel(name, (*self.operands.params, *extra), dims, chunk, dim_expr(chunks), top.body, scratch)
+        kernel = Kernel(name, (*self.operands.params, *buffers), dims, chunk, dim_expr(chunks), top.body, scratch)
         step = Step(kernel, (*self.operands.args, *args))
-        return Lowered((*self.before, step), tuple(self.temps))
+        return Lowered((*self.steps, step), tuple(self.temps))
 
     def store(self, block: Block, index: Index, value: Expr, mask: Expr | None) -> None:
         """Store elements of the result."""
@@ -104,24 +108,25 @@ class AttentionGroup:
         index = result_index(block, self.body.outputs[0], self.anchor, index)
         store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
 
-    def key_head(self, block: Block, head: Expr) -> Expr:
+    def key_head_of(self, block: Block, head: Expr) -> Expr:
         """The key head that a query head reads."""
-        if self.shared == self.heads:
+        if self.key_heads == self.heads:
             return head
-        assert isinstance(self.heads, int) and isinstance(self.shared, int)
-        return block.let(k.binary("div", head, integer(self.heads // self.shared)), "kh")
+        assert isinstance(self.heads, int) and isinstance(self.key_heads, int)
+        return block.let(k.binary("div", head, integer(self.heads // self.key_heads)), "kh")
 
     def normalizer(self, block: Block, total: Expr, lanes: int) -> Callable[[Expr], Expr]:
-        """x -> x / the sum of a row's weights. A row without any keeps its zeros; one of NaN is 0 under a guard."""
+        """Return x -> x / total, the sum of a row's weights. A row without weights stays zero; a guarded op gives 0 for
+        a row of NaN."""
         one, zero = (k.lit(c, self.dtype, total.lanes) for c in (1.0, 0.0))
-        none = k.binary("eq", total, zero)
-        inverse = k.splat(block.let(k.binary("div", one, k.select(none, one, total)), "l"), lanes)
+        is_empty = k.binary("eq", total, zero)
+        inverse = k.splat(block.let(k.binary("div", one, k.select(is_empty, one, total)), "l"), lanes)
         if not self.op.guarded:
             return lambda x: k.mul(x, inverse)
-        poisoned = k.splat(block.let(k.binary("ne", total, total), "n"), lanes)
-        return lambda x: k.select(poisoned, k.lit(0.0, self.dtype, lanes), k.mul(x, inverse))
+        is_nan = k.splat(block.let(k.binary("ne", total, total), "n"), lanes)
+        return lambda x: k.select(is_nan, k.lit(0.0, self.dtype, lanes), k.mul(x, inverse))
 
-    def capped(self, value: Expr) -> Expr:
+    def softcap(self, value: Expr) -> Expr:
         """softcap(score)."""
         if not self.op.softcap:
             return value
@@ -130,14 +135,14 @@ class AttentionGroup:
 
 
 class Scratch:
-    """Places in a worker's scratch."""
+    """Allocates buffers in a worker's scratch."""
 
     def __init__(self, block: Block):
         self.block, self.nbytes = block, 0
 
     def alloc(self, hint: str, dtype: DType, size: int) -> Buffer:
         buffer = self.block.alloc(hint, dtype, size, scratch=self.nbytes)
-        self.nbytes += -(-size * dtype.nbytes // LINE) * LINE
+        self.nbytes += -(-size * dtype.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         return buffer
 
 

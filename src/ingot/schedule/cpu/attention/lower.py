@@ -1,4 +1,4 @@
-"""Attention groups: one Attention and the reshapes and transposes behind it."""
+"""Lower attention groups: an Attention and the reshapes and transposes of its result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ingot.schedule.lowered import Lowered
 
 
 def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """An Attention, and the reshapes and transposes behind it. Raises CompileError for a symbolic head size."""
+    """Lower an Attention, and reshapes and transposes of its result. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Attention))
     group = AttentionGroup(anchor, body, ins, outs, machine)
-    return Decode(group).lower() if Decode.suits(group) else Flash(group).lower()
+    return Decode(group).lower() if Decode.supports(group) else Flash(group).lower()
 
 
 __all__ = ["lower_attention"]

@@ -1,7 +1,7 @@
-"""Choosing a contraction's register tile, column panels and chunks: an analytic model of one core.
+"""The choice of a contraction's register tile, column panels and chunks, by an analytic model of one core.
 
-A register tile of `m` rows by `nv` vectors of columns does, for each k, m * nv multiply-adds, nv vector loads of B
-and m broadcast loads of A. It runs at the multiply-add peak when m * nv covers the latency and the loads fit beside it:
+For each k, a register tile of `m` rows by `nv` vectors of columns does m * nv multiply-adds, nv vector loads of B and m
+broadcast loads of A. It runs at the multiply-add peak if m * nv covers the latency and the loads take no longer:
 
     cycles per k = max(m * nv / fma_per_cycle, fma_latency, (m + nv) / loads_per_cycle, bytes of B / l2_rate)
 
@@ -12,105 +12,108 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, gcd, lcm
+from math import ceil, gcd, lcm, prod
 
-from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.types import bf16
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.choice import Choice, Direct
-from ingot.schedule.cpu.contraction.plan import AHEAD, LINE, Plan, transposed
+from ingot.schedule.cpu.contraction.plan import CACHE_LINE_BYTES, PREFETCH_DISTANCE_BYTES, Plan, needs_transpose
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
 
-def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened: int = 0) -> float:
-    """Cycles per k of a register tile, or per lane of k of one with dot instructions, whose latency is given.
-    widened: vectors that take an instruction more to become f32."""
+def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vectors: int = 0) -> float:
+    """Return the cycles per k of a register tile of `m` rows and `nv` vectors, or per lane of k with dot instructions.
+
+    latency: of the dot instruction. 0: multiply-adds. widened_vectors: vectors that are converted by one more
+    instruction.
+    """
     if m == 0 or nv == 0:
         return 0.0
-    arithmetic = (m * nv + widened) / machine.fma_per_cycle
+    arithmetic = (m * nv + widened_vectors) / machine.fma_per_cycle
     loads = (m + nv) / machine.loads_per_cycle
     stream = nv * machine.vector_bits / 8 / machine.l2_rate
-    # the rest breaks ties: fewer loads leave room for the epilogue's and for prefetches
+    # the last term breaks ties: fewer loads leave room for the epilogue's and for prefetches
     return max(arithmetic, float(latency or machine.fma_latency), loads, stream) + 0.03 * (m + nv)
 
 
-def _k_cycles(c: Contraction, m: int, nv: int, machine: Machine) -> float:
-    """Cycles per k, what narrow operands cost included."""
-    if _dots(c, machine):
+def _cycles_per_k(c: Contraction, m: int, nv: int, machine: Machine) -> float:
+    """Cycles per k, including the conversion of narrow operands."""
+    if _uses_dot(c, machine):
         return tile_cycles(m, nv, machine, machine.dot_latency) / c.per_lane
-    # pairs come apart by a shift and a mask, other narrow operands are converted as they are loaded
-    widened = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
-    return tile_cycles(m, nv, machine, widened=widened)
+    # a shift and a mask split pairs; other narrow operands are converted as they are loaded
+    widened_vectors = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
+    return tile_cycles(m, nv, machine, widened_vectors=widened_vectors)
 
 
-def _dots(c: Contraction, machine: Machine) -> bool:
+def _uses_dot(c: Contraction, machine: Machine) -> bool:
     return c.per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot)
 
 
-def _most_held(c: Contraction, nv: int, machine: Machine) -> int:
-    """Rows of a tile that are in registers at once; pairs that are widened there need both halves, and a single row of
-    levels has words and sums of a block beside those of all."""
+def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
+    """The most rows of a tile whose operands fit in registers. Pairs that are widened there need both halves. For a
+    single row, quantized levels need words and block sums in addition to the accumulators."""
     if c.of_levels:
-        return most_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
-    if c.per_lane == 1 or _dots(c, machine):
-        return most_rows(nv, machine)
+        return max_tile_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
+    if c.per_lane == 1 or _uses_dot(c, machine):
+        return max_tile_rows(nv, machine)
     return (machine.registers - 2) // nv - 2
 
 
-def fits(m: int, nv: int, machine: Machine) -> bool:
-    """Accumulators, the B vectors and one broadcast are in registers at once."""
-    return m <= most_rows(nv, machine)
+def fits_registers(m: int, nv: int, machine: Machine) -> bool:
+    """Whether the accumulators, the vectors of B and one broadcast fit in registers."""
+    return m <= max_tile_rows(nv, machine)
 
 
-def most_rows(nv: int, machine: Machine) -> int:
+def max_tile_rows(nv: int, machine: Machine) -> int:
     return (machine.registers - 1) // nv - 1
 
 
 def plan_contraction(c: Contraction, machine: Machine) -> Plan:
-    """The plan with the fewest modelled cycles."""
+    """Return the plan with the fewest predicted cycles."""
     return plan_of(c, machine, choose(c, machine))
 
 
 def choose(c: Contraction, machine: Machine) -> Direct:
-    """What the model chooses."""
+    """Return the choice of the cost model."""
     tile = rank_tiles(c, machine)[0]
-    return _around(c, machine, tile, rank_chunks(c, machine, tile)[0])
+    return _choice(c, machine, tile, rank_chunks(c, machine, tile)[0])
 
 
-def _around(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk: tuple[int, int, int]) -> Direct:
-    plain = Direct(*tile, *chunk, blocks=1, prefetch=0)
-    plan = plan_of(c, machine, plain)
-    run = tiles_at_once(c, machine, plain.width, plain.tiles)
-    prefetch = _prefetch(c, plan, run) if c.packed and not c.of_levels else 0
-    return replace(plain, blocks=_blocks(c, machine, plan, run), prefetch=prefetch)
+def _choice(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk: tuple[int, int, int]) -> Direct:
+    base = Direct(*tile, *chunk, blocks=1, prefetch=0)
+    plan = plan_of(c, machine, base)
+    tiles = tiles_per_a_block(c, machine, base.width, base.tiles)
+    prefetch = _prefetch_lines(c, plan, tiles) if c.packed and not c.of_levels else 0
+    return replace(base, blocks=_k_blocks(c, machine, plan, tiles), prefetch=prefetch)
 
 
-# Rows that a run-time number of them may well be, and how much slower a tile may be for as many than the best: likely
-# is a batch of 1, but tiles of a single row would read B again for each of a batch of 64.
-_MANY, _SLOWER = 64, 1.25
-_CHUNK_ROWS = 32  # of which a chunk takes at least so many
+# A dynamic batch is probably 1, but tiles of a single row would read B again for each row of a batch of 64: a tile may
+# be at most _MAX_SLOWDOWN times slower than the best one for _LIKELY_MAX_ROWS rows.
+_LIKELY_MAX_ROWS, _MAX_SLOWDOWN = 64, 1.25
+_MIN_CHUNK_ROWS = 32  # of a dynamic number of rows
 
 
 def rank_tiles(c: Contraction, machine: Machine) -> list[tuple[int, int, int]]:
-    """All register tiles (lines, width, vectors), the one with the fewest modelled cycles first; those that are slow
-    for more rows than are likely come last."""
-    costs = {tile: cost for cost, tile in _costs(c, machine, estimate(c.rows[-1].extent))}
-    if isinstance(c.rows[-1].extent, int) or estimate(c.rows[-1].extent) >= _MANY:
+    """Return all register tiles (lines, width, vectors), the one with the fewest predicted cycles first. If the number
+    of rows is dynamic, tiles that are slow for many rows come last."""
+    costs = {tile: cost for cost, tile in _tile_costs(c, machine, estimate(c.rows[-1].extent))}
+    if isinstance(c.rows[-1].extent, int) or estimate(c.rows[-1].extent) >= _LIKELY_MAX_ROWS:
         return sorted(costs, key=lambda tile: costs[tile])
-    many = {tile: cost for cost, tile in _costs(c, machine, _MANY)}
-    slow = _SLOWER * min(many.values())
-    return sorted(costs, key=lambda tile: (many[tile] > slow, costs[tile]))
+    costs_at_max = {tile: cost for cost, tile in _tile_costs(c, machine, _LIKELY_MAX_ROWS)}
+    max_cost = _MAX_SLOWDOWN * min(costs_at_max.values())
+    return sorted(costs, key=lambda tile: (costs_at_max[tile] > max_cost, costs[tile]))
 
 
-def least_cycles(c: Contraction, machine: Machine) -> float:
-    """What the model expects of the best register tile, for one batch entry on one core."""
+def min_cycles(c: Contraction, machine: Machine) -> float:
+    """Return the predicted cycles of the best register tile, for one batch entry on one core."""
     outer = product(estimate(x.extent) for x in (*c.rows[:-2], *c.cols[:-1]))
-    return min(cost for cost, _ in _costs(c, machine, estimate(c.rows[-1].extent))) * estimate(outer)
+    return min(cost for cost, _ in _tile_costs(c, machine, estimate(c.rows[-1].extent))) * estimate(outer)
 
 
-def _costs(c: Contraction, machine: Machine, inner: int) -> Iterator[tuple[float, tuple[int, int, int]]]:
-    """Register tiles (lines, width, vectors) with modelled cycles for `inner` rows along the last axis."""
+def _tile_costs(c: Contraction, machine: Machine, inner: int) -> Iterator[tuple[float, tuple[int, int, int]]]:
+    """Yield (cycles, (lines, width, vectors)) of each register tile, for `inner` rows along the last row axis."""
     lanes = machine.lanes(c.acc)
     outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
     columns = estimate(c.cols[-1].extent)
@@ -118,41 +121,42 @@ def _costs(c: Contraction, machine: Machine, inner: int) -> Iterator[tuple[float
     for nv in range(1, machine.registers):
         if nv > 1 and (nv - 1) * lanes >= columns:
             break
-        for lines, width in _shapes(c, inner, outer, nv, machine):
-            cost = _cost(c.widened, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
+        for lines, width in _tile_shapes(c, inner, outer, nv, machine):
+            cost = _tile_cost(c.widened, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
             yield cost, (lines, width, nv)
 
 
-def others(c: Contraction, machine: Machine) -> list[Choice]:
-    """What the model ranks next: other register tiles, each with its own best chunks."""
-    ranked = rank_tiles(c, machine)[1:TRIED_TILES]
-    return [_around(c, machine, tile, rank_chunks(c, machine, tile)[0]) for tile in ranked]
+def candidates(c: Contraction, machine: Machine) -> list[Choice]:
+    """Return the next best register tiles by the cost model, each with its best chunks."""
+    tiles = rank_tiles(c, machine)[1:MAX_TILE_CANDIDATES]
+    return [_choice(c, machine, tile, rank_chunks(c, machine, tile)[0]) for tile in tiles]
 
 
-TRIED_TILES, TRIED_CHUNKS = 10, 10
+MAX_TILE_CANDIDATES, MAX_CHUNK_CANDIDATES = 10, 10
 
 
-def neighbours(c: Contraction, machine: Machine, choice: Direct) -> list[Choice]:
-    """Choices that differ from one in its chunks, its blocks or its prefetching."""
+def neighbors(c: Contraction, machine: Machine, choice: Direct) -> list[Choice]:
+    """Return the choices that differ from `choice` only in chunks, in k blocks or in prefetching."""
     tile = (choice.lines, choice.width, choice.vectors)
-    out: list[Choice] = [_around(c, machine, tile, chunk) for chunk in rank_chunks(c, machine, tile)[:TRIED_CHUNKS]]
+    chunks = rank_chunks(c, machine, tile)[:MAX_CHUNK_CANDIDATES]
+    choices: list[Choice] = [_choice(c, machine, tile, chunk) for chunk in chunks]
     plan = plan_of(c, machine, choice)
-    cuts = list(_cuts(c, plan)) if choice.tiles > 1 else []
-    if choice.blocks in cuts:
-        at = cuts.index(choice.blocks)
-        out += [replace(choice, blocks=n) for n in (1, *cuts[max(at - 1, 0) : at + 2])]
+    block_counts = list(_k_block_counts(c, plan)) if choice.tiles > 1 else []
+    if choice.blocks in block_counts:
+        position = block_counts.index(choice.blocks)
+        choices += [replace(choice, blocks=n) for n in (1, *block_counts[max(position - 1, 0) : position + 2])]
     if c.packed:
         lines = choice.prefetch
-        out += [replace(choice, prefetch=n) for n in (0, 1, lines // 2, lines + 1, 2 * lines)]
-    return [x for x in dict.fromkeys(out) if x != choice and admits(c, machine, x)]
+        choices += [replace(choice, prefetch=n) for n in (0, 1, lines // 2, lines + 1, 2 * lines)]
+    return [x for x in dict.fromkeys(choices) if x != choice and admits(c, machine, x)]
 
 
-MOST_PREFETCH = 32  # cache lines of a turn
-MOST_SCRATCH = 4 << 20  # bytes of partial sums
+MAX_PREFETCH_LINES = 32  # cache lines per iteration of the innermost loop
+MAX_PARTIAL_SUMS_BYTES = 4 << 20
 
 
 def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
-    """Whether `choice` gives a kernel for `c`: it may have been read from a file."""
+    """Whether `choice` is valid for `c`. It may have been read from a file."""
     if not isinstance(choice, Direct):
         return False
     inner = estimate(c.rows[-1].extent)
@@ -160,156 +164,158 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
     lanes, columns = machine.lanes(c.acc), estimate(c.cols[-1].extent)
     if not 1 <= choice.vectors < machine.registers or (choice.vectors > 1 and (choice.vectors - 1) * lanes >= columns):
         return False
-    if (choice.lines, choice.width) not in _shapes(c, inner, outer, choice.vectors, machine):
+    if (choice.lines, choice.width) not in _tile_shapes(c, inner, outer, choice.vectors, machine):
         return False
     g = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes)
-    rows = choice.tiles <= g.across or (choice.tiles % g.across == 0 and choice.tiles < g.tiles + g.across)
-    counts = 1 <= choice.panels <= g.panels and 1 <= choice.entries <= g.entries and choice.tiles >= 1
-    if not rows or not counts or choice.prefetch > (MOST_PREFETCH if c.packed else 0):
+    per_line = g.tiles_per_line
+    has_valid_tiles = choice.tiles <= per_line or (choice.tiles % per_line == 0 and choice.tiles < g.tiles + per_line)
+    has_valid_counts = 1 <= choice.panels <= g.panels and 1 <= choice.entries <= g.entries and choice.tiles >= 1
+    if not has_valid_tiles or not has_valid_counts or choice.prefetch > (MAX_PREFETCH_LINES if c.packed else 0):
         return False
     if choice.blocks == 1:
         return True
     plan = plan_of(c, machine, replace(choice, blocks=1))
-    small = tiles_bytes(c, plan, choice.tiles) <= MOST_SCRATCH
-    return (choice.tiles > 1 or c.of_levels) and choice.blocks in _cuts(c, plan) and small
+    is_small = partial_sums_bytes(c, plan, choice.tiles) <= MAX_PARTIAL_SUMS_BYTES
+    return (choice.tiles > 1 or c.of_levels) and choice.blocks in _k_block_counts(c, plan) and is_small
 
 
 def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
-    """A choice in terms of the loops."""
-    levels, c = c.of_levels, c.widened
+    """Return the plan of the loops for `choice`."""
+    of_levels, c = c.of_levels, c.widened
     reduce = merge_axes(c.reduce)
     run = estimate(reduce[-1].extent) // c.per_lane
-    fixed = isinstance(reduce[-1].extent, int) and run > 0
-    unroll = c.per_lane * next((u for u in (2, 3) if fixed and run % u == 0), 1)  # measured: more gains nothing
+    is_static = isinstance(reduce[-1].extent, int) and run > 0
+    unroll = c.per_lane * next((u for u in (2, 3) if is_static and run % u == 0), 1)  # measured: more gains nothing
     lanes = machine.lanes(c.acc)
-    across = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).across
-    block: DimLike = choice.tiles * choice.width
+    per_line = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).tiles_per_line
+    chunk_rows: DimLike = choice.tiles * choice.width
     tiles = choice.tiles
-    if isinstance(c.rows[-1].extent, int) and choice.tiles >= across:
-        block = c.rows[-1].extent
-    elif choice.tiles >= across:
-        # a fixed size, and no few rows that would each read B again; rows beyond it are more chunks
-        each = max(across, -(-_CHUNK_ROWS // choice.width))
-        block, tiles = each * choice.width, max(1, choice.tiles // across) * each
-    run = tiles_at_once(c, machine, choice.width, choice.tiles)
-    p = Plan(
-        lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // across), block, choice.panels,
-        machine.masks, choice.entries, choice.prefetch, AHEAD // c.b.nbytes if run == 1 else 0,
+    if isinstance(c.rows[-1].extent, int) and choice.tiles >= per_line:
+        chunk_rows = c.rows[-1].extent
+    elif choice.tiles >= per_line:
+        # a static size, and enough rows to share each read of B; more rows make more chunks
+        line_tiles = max(per_line, -(-_MIN_CHUNK_ROWS // choice.width))
+        chunk_rows, tiles = line_tiles * choice.width, max(1, choice.tiles // per_line) * line_tiles
+    run = tiles_per_a_block(c, machine, choice.width, choice.tiles)
+    plan = Plan(
+        lanes, choice.lines, choice.width, choice.vectors, unroll, max(1, choice.tiles // per_line), chunk_rows,
+        choice.panels, machine.masks, choice.entries, choice.prefetch,
+        PREFETCH_DISTANCE_BYTES // c.b.nbytes if run == 1 else 0,
     )  # fmt: skip
     if choice.blocks > 1:
         outer = reduce[0].extent
         assert isinstance(outer, int)
-        p = replace(p, k_block=outer // choice.blocks, scratch_bytes=tiles_bytes(c, p, run if c.computed else tiles))
-    if isinstance(c.k, int) and (transposed(c) or (levels and product(x.extent for x in c.rows) != 1)):
-        depth = c.k // choice.blocks if levels else -(-c.k // lanes) * lanes
-        panel = depth * p.panel * c.acc.nbytes
-        at = -(-p.scratch_bytes // LINE) * LINE
-        p = replace(p, panel_at=at, scratch_bytes=at + panel)
+        scratch_bytes = partial_sums_bytes(c, plan, run if c.computed else tiles)
+        plan = replace(plan, k_block=outer // choice.blocks, scratch_bytes=scratch_bytes)
+    if isinstance(c.k, int) and (needs_transpose(c) or (of_levels and product(x.extent for x in c.rows) != 1)):
+        depth = c.k // choice.blocks if of_levels else -(-c.k // lanes) * lanes
+        panel = depth * plan.panel_columns * c.acc.nbytes
+        offset = -(-plan.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+        plan = replace(plan, panel_offset=offset, scratch_bytes=offset + panel)
     if c.computed:
-        at, rows = -(-p.scratch_bytes // LINE) * LINE, run * choice.width
-        p = replace(p, rows_at=at, rows_at_once=rows, scratch_bytes=at + rows * _row_bytes(c))
-    return p
+        offset, rows = -(-plan.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, run * choice.width
+        plan = replace(plan, a_block_offset=offset, a_block_rows=rows, scratch_bytes=offset + rows * _row_bytes(c))
+    return plan
 
 
-def tiles_at_once(c: Contraction, machine: Machine, width: int, tiles: int) -> int:
-    """Of a chunk's register tiles, those whose rows all panels read before the next ones: all, or as many as a computed
-    A may have in the first-level cache."""
+def tiles_per_a_block(c: Contraction, machine: Machine, width: int, tiles: int) -> int:
+    """Return how many of a chunk's `tiles` register tiles all panels read before the next tiles begin: all of them, or
+    as many as keep the computed rows of A in cache."""
     if not c.computed:
         return tiles
-    room = machine.l1 if c.inner is None else machine.l2 // 4
-    return min(tiles, max(1, room // max(1, width * _row_bytes(c))))
+    max_bytes = machine.l1 if c.inner is None else machine.l2 // 4
+    return min(tiles, max(1, max_bytes // max(1, width * _row_bytes(c))))
 
 
 def plan_rows(c: Contraction, machine: Machine, outer: Plan) -> Plan:
-    """The plan of a contraction that computes rows of A, all columns, for the chunks of another with the plan `outer`:
-    its tiles must end where the other's do. Its scratch lies behind the other's."""
+    """Return the plan of a contraction that computes full rows of A for another contraction with the plan `outer`. Its
+    tile width divides the outer one's. Its scratch follows the outer one's."""
     tile = next(t for t in rank_tiles(c, machine) if t[0] == 1 and outer.width % t[1] == 0)
-    tiles = max(1, outer.rows_at_once // tile[1])
+    tiles = max(1, outer.a_block_rows // tile[1])
     panels = -(-estimate(c.cols[-1].extent) // (tile[2] * machine.lanes(c.acc)))
     plan = plan_of(c, machine, Direct(*tile, panels=panels, tiles=tiles, entries=1, blocks=1, prefetch=0))
-    plan = replace(plan, prefetch=_prefetch(c, plan, tiles), scratch_bytes=outer.scratch_bytes)
+    plan = replace(plan, prefetch_lines=_prefetch_lines(c, plan, tiles), scratch_bytes=outer.scratch_bytes)
     if not c.computed:
         return plan
-    at, rows = -(-outer.scratch_bytes // LINE) * LINE, outer.rows_at_once
-    return replace(plan, rows_at=at, rows_at_once=rows, scratch_bytes=at + rows * _row_bytes(c))
+    offset, rows = -(-outer.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, outer.a_block_rows
+    return replace(plan, a_block_offset=offset, a_block_rows=rows, scratch_bytes=offset + rows * _row_bytes(c))
 
 
 def _row_bytes(c: Contraction) -> int:
     return estimate(c.rows[-1].a) * c.a.nbytes
 
 
-def _shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
-    """Tiles of one line, or of several whole lines."""
-    held = _most_held(c, nv, machine)
-    most = min(held, max(inner, 1)) if isinstance(c.rows[-1].extent, int) else held  # there may be more than likely
-    out = [(1, w) for w in range(1, most + 1)]
-    # a run-time number of lines would leave any number of them over
+def _tile_shapes(c: Contraction, inner: int, outer: int, nv: int, machine: Machine) -> list[tuple[int, int]]:
+    """The (lines, width) of tiles within one line, and of tiles of several full lines."""
+    max_rows = _max_tile_rows(c, nv, machine)
+    max_width = min(max_rows, max(inner, 1)) if isinstance(c.rows[-1].extent, int) else max_rows
+    shapes = [(1, w) for w in range(1, max_width + 1)]
+    # a dynamic number of lines could leave a tail of any size
     if len(c.rows) > 1 and all(isinstance(x.extent, int) for x in c.rows[-2:]) and outer > 1:
-        out += [(n, inner) for n in range(2, min(outer, machine.registers) + 1) if n * inner <= held]
-    return out
+        shapes += [(n, inner) for n in range(2, min(outer, machine.registers) + 1) if n * inner <= max_rows]
+    return shapes
 
 
-# Cycles around a tile's reduction loop: a constant, and for each accumulator (its zero, its share of the epilogue).
-_ENTRY, _PER_ACCUMULATOR = 20.0, 2.0
-# And for a tile of many rows that each read A alone, as in matmuls and pointwise convolutions. Measured inside models:
-# 14x2 takes some 100 cycles more than the sum of its parts, 1.4 times its time at k = 16 and 1.1 times at k = 64; 10x2,
-# 12x2 and 8x3 as well; 7x2, 6x4 and 7x3 do not, nor do windows, whose rows share lines. Nothing is spilled.
-_FEW_ROWS, _MANY_ROWS_COST = 7, 100.0
-# Per byte of B: the more of its stream a multiply-add needs, the less is hidden. Where k is long, 14x2 beats 7x2 and
-# 6x4 by 2% to 3%.
-_PER_STREAMED = 0.0025
+# Cycles outside a tile's reduction loop: a constant, and the initialization and epilogue of each accumulator.
+_TILE_CYCLES, _CYCLES_PER_ACCUMULATOR = 20.0, 2.0
+# A tile with more than _MAX_CHEAP_ROWS rows takes _MANY_ROWS_CYCLES more if its rows share no cache lines of A, as in
+# matmuls and pointwise convolutions. Measured inside models: 14x2 takes some 100 cycles more than the sum of its parts,
+# 1.4 times its time at k = 16 and 1.1 times at k = 64. So do 10x2, 12x2 and 8x3, but not 7x2, 6x4 and 7x3, nor windows,
+# whose rows share cache lines. Nothing is spilled.
+_MAX_CHEAP_ROWS, _MANY_ROWS_CYCLES = 7, 100.0
+# The more bytes of B a multiply-add needs, the less of the stream is hidden. For long k, 14x2 beats 7x2 and 6x4 by 2%
+# to 3%.
+_CYCLES_PER_STREAM_BYTE = 0.0025
 
 
-def _cost(
+def _tile_cost(
     c: Contraction, machine: Machine, tile: tuple[int, int, int], extents: tuple[int, int, int, int], lanes: int
 ) -> float:
     lines, width, nv = tile
     outer, inner, columns, k = extents
-    alone = len(merge_axes(c.reduce)) == 1
+    has_single_reduce_axis = len(merge_axes(c.reduce)) == 1
 
-    def one(m: int, v: int) -> float:
+    def cycles(m: int, v: int) -> float:
         if not m or not v:
             return 0.0
-        per_k = _k_cycles(c, m, v, machine) + _PER_STREAMED * v * machine.vector_bits / 8
-        more = _MANY_ROWS_COST if m > _FEW_ROWS and alone else 0.0
-        return per_k * k + _ENTRY + _PER_ACCUMULATOR * m * v + more
+        per_k = _cycles_per_k(c, m, v, machine) + _CYCLES_PER_STREAM_BYTE * v * machine.vector_bits / 8
+        penalty = _MANY_ROWS_CYCLES if m > _MAX_CHEAP_ROWS and has_single_reduce_axis else 0.0
+        return per_k * k + _TILE_CYCLES + _CYCLES_PER_ACCUMULATOR * m * v + penalty
 
-    def column(v: int) -> float:
-        full, rest = divmod(inner, width)
-        dynamic = not isinstance(c.rows[-1].extent, int)
-        over = sum(one(p, v) for p in _powers(rest)) if dynamic else one(lines * rest, v)
-        total = (full * one(lines * width, v) + over) * (outer // lines)
-        left = outer % lines
-        return total + (full * one(left * width, v) + one(left * rest, v) if left else 0.0)
+    def panel_cycles(v: int) -> float:
+        full, edge_rows = divmod(inner, width)
+        is_dynamic = not isinstance(c.rows[-1].extent, int)
+        edges = [cycles(p, v) for p in _powers_of_two(edge_rows)] if is_dynamic else [cycles(lines * edge_rows, v)]
+        total = (full * cycles(lines * width, v) + sum(edges)) * (outer // lines)
+        edge_lines = outer % lines
+        return total + (full * cycles(edge_lines * width, v) + cycles(edge_lines * edge_rows, v) if edge_lines else 0.0)
 
-    panels, rest = divmod(-(-columns // lanes), nv)
-    total = panels * column(nv) + column(rest)
-    # each kind of tile is code to print, compile and fetch
-    total *= 1 + 0.01 * (bool(panels) + bool(rest)) * (1 + bool(inner % width)) * (1 + bool(outer % lines))
+    panels, last_vectors = divmod(-(-columns // lanes), nv)
+    total = panels * panel_cycles(nv) + panel_cycles(last_vectors)
+    # each kind of tile is code to print, to compile and to fetch
+    total *= 1 + 0.01 * (bool(panels) + bool(last_vectors)) * (1 + bool(inner % width)) * (1 + bool(outer % lines))
     rows = outer * inner
     if rows > lines * width and k * nv * lanes * c.b.nbytes > machine.l2 * 0.6:
-        total *= 1.1  # a panel that the second-level cache does not keep comes from the third for every tile
+        total *= 1.1  # every tile reads a panel from L3 if L2 does not hold it
     if rows == 1:
-        total *= 1 + 0.02 * max(0, 8 - nv)  # a wide panel is a better stream from memory
-        pieces, hertz = (panels + bool(rest)) * _entries(c), machine.gflops * 1e9 / (2 * machine.fma_per_cycle * lanes)
-        if total / hertz > 8 * _CLAIM:  # worth cutting: panels that are too few leave threads idle
-            total *= -(-pieces // machine.threads) * machine.threads / pieces
-    return total * _conflicts(c, lines * width)
+        total *= 1 + 0.02 * max(0, 8 - nv)  # wide panels stream better from memory
+        chunks = (panels + bool(last_vectors)) * _entry_count(c)
+        hertz = machine.gflops * 1e9 / (2 * machine.fma_per_cycle * lanes)
+        if total / hertz > 8 * _CLAIM_SECONDS:  # worth splitting: too few panels leave threads idle
+            total *= -(-chunks // machine.threads) * machine.threads / chunks
+    return total * _conflict_factor(c, lines * width)
 
 
-def _entries(c: Contraction) -> int:
-    """Batch entries and outer columns."""
-    total = 1
-    for x in (*c.batch, *c.cols[:-1]):
-        total *= estimate(x.extent)
-    return total
+def _entry_count(c: Contraction) -> int:
+    """The number of batch entries times outer columns."""
+    return prod(estimate(x.extent) for x in (*c.batch, *c.cols[:-1]))
 
 
-def _conflicts(c: Contraction, m: int) -> float:
-    """Slow-down by rows of a tile that fall into the same sets of the first-level cache and evict each other.
+def _conflict_factor(c: Contraction, m: int) -> float:
+    """Return the slowdown from rows of a tile that map to the same sets of the L1 cache and evict each other.
 
-    Measured on a 12-way cache of 64 sets: nothing up to 3 rows in a set, 20% at 5, 40% at 7. Layouts whose row
-    stride is an odd number of cache lines have no conflicts.
+    Measured on a 12-way cache of 64 sets: none up to 3 rows in a set, 20% at 5, 40% at 7. Layouts whose row stride is
+    an odd number of cache lines have no conflicts.
     """
     stride = c.rows[-1].a
     if not isinstance(stride, int) or stride == 0 or stride * c.a.nbytes % 64:
@@ -318,26 +324,25 @@ def _conflicts(c: Contraction, m: int) -> float:
     return 1 + 0.1 * max(0.0, m / period - 3)
 
 
-def _powers(n: int) -> list[int]:
-    """n as a sum of powers of two, largest first."""
+def _powers_of_two(n: int) -> list[int]:
+    """The powers of two that sum to n, largest first."""
     return [1 << b for b in reversed(range(n.bit_length())) if n >> b & 1]
 
 
-# Seconds: of claiming a chunk and setting up its loops; and per byte that a core streams from the shared cache, of
-# which prefetching hides about half.
-_CLAIM, _PER_BYTE = 0.5e-6, 0.5 / 60e9
+_CLAIM_SECONDS = 0.5e-6  # to claim a chunk and to set up its loops
+_STREAM_SECONDS_PER_BYTE = 0.5 / 60e9  # from the shared cache to one core; prefetching hides about half
 _MAX_CHUNK_SECONDS = 0.05
-_MANY_PANELS = 1 << 14  # of more, chunks of powers of two are tried
-_PER_LEVEL = 8.0  # arithmetic operations in whose time one level is widened
+_MAX_EXACT_PANELS = 1 << 14  # with more panels, only chunks of a power of two of them are tried
+_OPS_PER_LEVEL = 8.0  # arithmetic operations that take as long as widening one quantized level
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """A contraction in register tiles. entries: batch entries and outer columns. tiles: of one column panel, `across`
-    of them along the last row axis."""
+    """The number of register tiles of a contraction. entries: batch entries times outer columns. tiles: register tiles
+    of one column panel. tiles_per_line: those along the last row axis."""
 
     entries: int
-    across: int
+    tiles_per_line: int
     tiles: int
     panels: int
 
@@ -346,132 +351,140 @@ class _Grid:
         rows = product(estimate(x.extent) for x in c.rows)
         assert isinstance(rows, int)
         inner = max(1, estimate(c.rows[-1].extent))
-        across = -(-inner // width)
-        tiles = -(-max(1, rows // inner) // lines) * across
-        return _Grid(_entries(c), across, tiles, -(-max(1, estimate(c.cols[-1].extent)) // panel))
+        tiles_per_line = -(-inner // width)
+        tiles = -(-max(1, rows // inner) // lines) * tiles_per_line
+        return _Grid(_entry_count(c), tiles_per_line, tiles, -(-max(1, estimate(c.cols[-1].extent)) // panel))
 
 
 def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """Ways to cut the output into chunks, (panels, tiles, entries) of each, best first: many enough to keep all threads
-    busy to the end, few enough to stream little twice, none longer than a call should take to notice an interrupt.
+    """Return chunk sizes (panels, tiles, entries), the fastest by the cost model first.
 
-    R row blocks stream B R times, C column blocks stream A C times. With n chunks on t threads the last ones to finish
-    leave others idle for at most one chunk; none does where t divides n and all are equal.
+    There should be enough chunks to keep all threads busy, few enough to stream little twice, and none so long that a
+    call is slow to notice an interrupt. R row blocks stream B R times; C column blocks stream A C times. With n chunks
+    on t threads, the last chunks to finish leave other threads idle for at most one chunk, or not at all if t divides n
+    and all chunks are equal.
     """
     lines, width, vectors = tile
     g = _Grid.of(c, lines, width, vectors * machine.lanes(c.acc))
-    entries, across, row_tiles, panels = g.entries, g.across, g.tiles, g.panels
+    entries, line_tiles, row_tiles, panels = g.entries, g.tiles_per_line, g.tiles, g.panels
     columns = max(1, estimate(c.cols[-1].extent))
-    a_bytes, b_bytes = _span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
-    work = c.flops / (machine.gflops * 1e9 * (c.per_lane if _dots(c, machine) else 1))
-    inner_work, inner_bytes = 0.0, 0
+    a_bytes, b_bytes = _a_span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
+    seconds = c.flops / (machine.gflops * 1e9 * (c.per_lane if _uses_dot(c, machine) else 1))
+    inner_seconds, inner_bytes = 0.0, 0
     if c.inner is not None:
-        inner_work, inner_bytes = c.inner.flops / (machine.gflops * 1e9), estimate(c.inner.k * c.k) * c.inner.b.nbytes
-    widening = _widening(c, machine)
+        inner_seconds = c.inner.flops / (machine.gflops * 1e9)
+        inner_bytes = estimate(c.inner.k * c.k) * c.inner.b.nbytes
+    widening_seconds = _widening_seconds(c, machine)
     threads = machine.threads
-    # nobody has prefetched a chunk's first panel for the thread that claims it
-    first = estimate(c.k) * vectors * machine.lanes(c.acc) * c.b.nbytes
-    late = c.packed and row_tiles > 1 and b_bytes > machine.l2 / 2
-    start = _CLAIM + (first * _PER_BYTE if late else 0.0)
-    found: dict[tuple[int, int, int], tuple[bool, float]] = {}
-    prompt = ceil(work / _MAX_CHUNK_SECONDS)
-    runs = range(1, panels + 1) if panels <= _MANY_PANELS else [1 << i for i in range(panels.bit_length())]
-    for n in sorted({-(-panels // per) for per in runs}):
-        per = -(-panels // n)
-        blocks = -(-panels // per)
-        for goal in (1, threads, 2 * threads, 4 * threads, 8 * threads, 16 * threads, 32 * threads, prompt):
-            batch_run = min(entries, max(1, entries * blocks // goal))
-            lots = -(-entries // batch_run)
-            tiles = _tile_run(-(-row_tiles // min(row_tiles, -(-goal // (blocks * lots)))), across)
-            row_blocks = -(-row_tiles // tiles) if tiles >= across else -(-across // tiles) * (row_tiles // across)
-            count = lots * blocks * row_blocks
-            total = work + inner_work * blocks
-            chunk = total * (batch_run / entries) * (per / panels) * (tiles / row_tiles)
-            even = count % threads == 0 and entries % batch_run == panels % per == row_tiles % tiles == 0
-            idle = 0.0 if even else chunk * (threads - 1) / threads
-            # what the second-level cache keeps from chunk to chunk is streamed once; a computed A is computed each time
+    # no prefetch has loaded the first panel of a chunk for the thread that claims it
+    first_panel_bytes = estimate(c.k) * vectors * machine.lanes(c.acc) * c.b.nbytes
+    is_first_panel_cold = c.packed and row_tiles > 1 and b_bytes > machine.l2 / 2
+    start_seconds = _CLAIM_SECONDS + (first_panel_bytes * _STREAM_SECONDS_PER_BYTE if is_first_panel_cold else 0.0)
+    costs: dict[tuple[int, int, int], tuple[bool, float]] = {}
+    min_chunks = ceil(seconds / _MAX_CHUNK_SECONDS)
+    panel_counts = range(1, panels + 1) if panels <= _MAX_EXACT_PANELS else [1 << i for i in range(panels.bit_length())]
+    for requested_blocks in sorted({-(-panels // chunk_panels) for chunk_panels in panel_counts}):
+        chunk_panels = -(-panels // requested_blocks)
+        blocks = -(-panels // chunk_panels)
+        for goal in (1, threads, 2 * threads, 4 * threads, 8 * threads, 16 * threads, 32 * threads, min_chunks):
+            chunk_entries = min(entries, max(1, entries * blocks // goal))
+            batches = -(-entries // chunk_entries)
+            tiles = _chunk_tiles(-(-row_tiles // min(row_tiles, -(-goal // (blocks * batches)))), line_tiles)
+            row_blocks = -(-row_tiles // tiles)
+            if tiles < line_tiles:
+                row_blocks = -(-line_tiles // tiles) * (row_tiles // line_tiles)
+            count = batches * blocks * row_blocks
+            total = seconds + inner_seconds * blocks
+            chunk_seconds = total * (chunk_entries / entries) * (chunk_panels / panels) * (tiles / row_tiles)
+            is_exact = entries % chunk_entries == panels % chunk_panels == row_tiles % tiles == 0
+            is_even = is_exact and count % threads == 0
+            idle_seconds = 0.0 if is_even else chunk_seconds * (threads - 1) / threads
+            # an operand that stays in L2 from chunk to chunk is streamed once; a computed A is computed by each chunk
             rows_fit = a_bytes * min(tiles, row_tiles) / row_tiles <= machine.l2 / 2
-            reads = blocks if rows_fit else panels
-            a_times = 2 * blocks if c.computed else reads if a_bytes > machine.l2 / 2 else 1
-            passes = row_blocks * -(-tiles // tiles_at_once(c, machine, width, tiles))
-            streams = b_bytes + inner_bytes
-            b_times = passes if streams > machine.l2 / 2 else 1
-            traffic = entries * (b_times * streams + a_times * a_bytes) * _PER_BYTE
-            # a neighbour may take a core at any time: smaller chunks let the other threads take over
-            total += widening * (1 if row_tiles == 1 else row_blocks)
-            cost = (total + traffic + count * start) / threads + max(idle, 0.2 * chunk * (threads > 1))
-            found.setdefault((per, tiles, batch_run), (chunk > 2 * _MAX_CHUNK_SECONDS, cost))
-    return sorted(found, key=lambda x: found[x])
+            a_reads = blocks if rows_fit else panels
+            a_times = 2 * blocks if c.computed else a_reads if a_bytes > machine.l2 / 2 else 1
+            passes = row_blocks * -(-tiles // tiles_per_a_block(c, machine, width, tiles))
+            stream_bytes = b_bytes + inner_bytes
+            b_times = passes if stream_bytes > machine.l2 / 2 else 1
+            traffic_seconds = entries * (b_times * stream_bytes + a_times * a_bytes) * _STREAM_SECONDS_PER_BYTE
+            # another process may take a core at any time: with smaller chunks, the other threads take over
+            total += widening_seconds * (1 if row_tiles == 1 else row_blocks)
+            cost = (total + traffic_seconds + count * start_seconds) / threads + max(
+                idle_seconds, 0.2 * chunk_seconds * (threads > 1)
+            )
+            costs.setdefault((chunk_panels, tiles, chunk_entries), (chunk_seconds > 2 * _MAX_CHUNK_SECONDS, cost))
+    return sorted(costs, key=lambda x: costs[x])
 
 
-def _widening(c: Contraction, machine: Machine) -> float:
-    """Seconds of widening the levels of B once, on one core."""
+def _widening_seconds(c: Contraction, machine: Machine) -> float:
+    """Seconds to widen the quantized levels of B once, on one core."""
     elements = estimate(c.k) * estimate(c.cols[-1].extent) if c.of_levels else 0
-    return elements * _PER_LEVEL / (machine.gflops * 1e9)
+    return elements * _OPS_PER_LEVEL / (machine.gflops * 1e9)
 
 
-def _tile_run(tiles: int, across: int) -> int:
-    """Row tiles of a chunk: whole line groups, or an even part of one."""
-    if tiles >= across:
-        return -(-tiles // across) * across
-    return -(-across // -(-across // tiles))
+def _chunk_tiles(tiles: int, line_tiles: int) -> int:
+    """Round the row tiles of a chunk to full line groups, or to an even part of one."""
+    if tiles >= line_tiles:
+        return -(-tiles // line_tiles) * line_tiles
+    return -(-line_tiles // -(-line_tiles // tiles))
 
 
-def _blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
-    """Blocks of a long reduction so that a chunk's rows of A and a panel of B fit the second-level cache together."""
-    alone = tiles < 2
-    if alone and (not c.of_levels or product(x.extent for x in c.rows) == 1):
+def _k_blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
+    """The number of blocks of a long reduction, so that a chunk's rows of A and a panel of B both fit in L2."""
+    is_single_tile = tiles < 2
+    if is_single_tile and (not c.of_levels or product(x.extent for x in c.rows) == 1):
         return 1
     axes, k = merge_axes(c.widened.reduce), estimate(c.k)
-    a_bytes = min(_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
-    b_bytes = k * p.panel * c.widened.b.nbytes
-    for n in _cuts(c, p):
-        if alone:  # what a tile reads once may as well be in the first-level cache
+    a_bytes = min(_a_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
+    b_bytes = k * p.panel_columns * c.widened.b.nbytes
+    for n in _k_block_counts(c, p):
+        if is_single_tile:  # data that a tile reads only once can be in L1
             if b_bytes / n <= machine.l1 / 2:
                 return n
             continue
-        small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.5 * machine.l2)
-        if small or k // n < 2 * MIN_K_BLOCK:
+        is_small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.5 * machine.l2)
+        if is_small or k // n < 2 * MIN_BLOCK_K:
             return n
     return 1
 
 
-def _cuts(c: Contraction, p: Plan) -> Iterator[int]:
-    """Into how many equal blocks of whole turns the outermost reduction loop can be cut; sizes must be known."""
+def _k_block_counts(c: Contraction, p: Plan) -> Iterator[int]:
+    """Yield the numbers of equal blocks that the outermost reduction loop can be split into; sizes must be static."""
     axes = merge_axes(c.widened.reduce)
     outer = axes[0].extent
     if not isinstance(outer, int) or not isinstance(c.k, int):
         return
     step = p.unroll if len(axes) == 1 else 1
-    if c.of_levels and len(axes) == 1:  # whole blocks, or whole words of the only one
-        own = merge_axes(c.reduce)
-        step = lcm(step, c.per_lane if len(own) == 1 else estimate(own[-1].extent))
+    if c.of_levels and len(axes) == 1:  # full quantization blocks, or full words of a single block
+        reduce = merge_axes(c.reduce)
+        step = lcm(step, c.per_lane if len(reduce) == 1 else estimate(reduce[-1].extent))
     yield from (n for n in range(1, outer // step + 1) if outer % n == 0 and (outer // n) % step == 0)
 
 
-MIN_K_BLOCK = 512
+MIN_BLOCK_K = 512
 
 
-def tiles_bytes(c: Contraction, p: Plan, tiles: int) -> int:
-    """Scratch for the partial sums of a chunk's tiles of one panel."""
-    return (tiles + 1) * p.lines * p.width * p.panel * c.acc.nbytes
+def partial_sums_bytes(c: Contraction, p: Plan, tiles: int) -> int:
+    """Return the bytes of scratch for the partial sums of a chunk's `tiles` register tiles of one panel."""
+    return (tiles + 1) * p.lines * p.width * p.panel_columns * c.acc.nbytes
 
 
-def _prefetch(c: Contraction, p: Plan, tiles: int) -> int:
-    """Cache lines of the next panel that each turn fetches, so that the row tiles of a chunk fetch it all in time.
+def _prefetch_lines(c: Contraction, p: Plan, tiles: int) -> int:
+    """Return the cache lines of the next panel that each iteration prefetches, so that the row tiles of a chunk
+    prefetch all of it.
 
-    Without it the first tile of a panel runs at the speed of memory. Where tiles are many that is a small part.
+    Without prefetching, the first tile of a panel runs at the speed of memory. With many tiles that hardly matters.
     """
     if tiles == 1:
-        return -(-p.unroll * p.panel * c.b.nbytes // 64)
+        return -(-p.unroll * p.panel_columns * c.b.nbytes // 64)
     if tiles > 64:
         return 0
-    lines = p.unroll * p.panel * c.b.nbytes / 64
-    return max(1, round(lines / tiles + 0.49))
+    lines_per_step = p.unroll * p.panel_columns * c.b.nbytes / 64
+    return max(1, round(lines_per_step / tiles + 0.49))
 
 
-def _span(c: Contraction) -> int:
-    """Elements of A between the first and the last that one batch entry touches, at most one for each product."""
+def _a_span(c: Contraction) -> int:
+    """Elements of A between the first and the last one that a batch entry reads."""
     total = 1
     for x in (*c.rows, *c.reduce):
         total += (estimate(x.extent) - 1) * abs(estimate(x.a))
@@ -479,6 +492,6 @@ def _span(c: Contraction) -> int:
 
 
 __all__ = [
-    "admits", "ceildiv", "choose", "least_cycles",
-    "neighbours", "others", "plan_contraction", "plan_of", "plan_rows", "tile_cycles",
+    "admits", "candidates", "choose", "min_cycles", "neighbors", "plan_contraction", "plan_of", "plan_rows",
+    "tile_cycles",
 ]  # fmt: skip

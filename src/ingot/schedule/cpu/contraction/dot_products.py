@@ -1,4 +1,4 @@
-"""Contractions as dot products: vectors run along the reduction, in both operands.
+"""Contractions as dot products: vectors run along the reduction in both operands.
 
     for 8 columns, for 3 rows:
         acc[3][8] = 0                                      24 vector registers
@@ -6,10 +6,10 @@
             acc[r][c] += A[row + r, k .. k + 16] * B[column + c, k .. k + 16]
         write(row + r, columns, sums of the lanes of acc[r][0..8])       all eight at once, by shuffles
 
-A register tile of `macro_kernel.py` has vectors along columns, which have to fill them and to lie side by side. Where
-there is one column, or three as in a network's last convolution, most lanes are empty; where a run-time B is transposed
-(queries against keys, a Gram matrix), it has to be turned first. Here both operands are read as they lie. Few columns
-and many rows are the same as few rows and many columns, with the operands changed round.
+The register tiles of `macro_kernel.py` have vectors along the columns, which must be contiguous. With one column, or
+three as in a network's last convolution, most lanes are empty; a transposed run-time B (queries against keys, a Gram
+matrix) must be transposed first. Here both operands are read in place. Few columns and many rows are handled as few
+rows and many columns, with swapped operands.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ingot.ir.types import static_shape
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import LongSums
-from ingot.schedule.cpu.contraction.cost_model import least_cycles
-from ingot.schedule.cpu.contraction.operands import Index, Operand, Write, one_by_one
-from ingot.schedule.cpu.contraction.pack import stepped
+from ingot.schedule.cpu.contraction.cost_model import min_cycles
+from ingot.schedule.cpu.contraction.operands import Index, Operand, Write, write_scalars
+from ingot.schedule.cpu.contraction.pack import strided_view
 from ingot.schedule.cpu.machine import STREAM, Machine
 from ingot.schedule.cpu.transpose import fold_lanes
 from ingot.schedule.dimension_numbers import Loops, contiguous_last
@@ -37,19 +37,19 @@ from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
 from ingot.schedule.lowered import Pack
 from ingot.support.dataclass import dataclass
 
-Read = Callable[[Buffer, Expr], Expr]
+Load = Callable[[Buffer, Expr], Expr]
 
-# Cycles around a tile's reduction loop, and of one more result: its share of the epilogue.
-_ENTRY, _PER_RESULT = 20.0, 2.0
-_TURNED = 0.25  # cycles to turn an element of a run-time B whose columns do not lie side by side
-_CHUNK = 20e-6  # seconds
+# Cycles outside a tile's reduction loop, and in the epilogue of each result.
+_TILE_CYCLES, _CYCLES_PER_RESULT = 20.0, 2.0
+_TRANSPOSE_CYCLES_PER_ELEMENT = 0.25  # of a run-time B with strided columns
+_CHUNK_SECONDS = 20e-6
 
 
 @dataclass(frozen=True)
 class DotPlan:
-    """rows, columns: of a register tile, columns a power of two no larger than a vector. slots: accumulators of each
-    result, which hide latency where results are few. tiles, entries: tiles of columns, and entries of batch, outer rows
-    and outer columns, of a chunk."""
+    """rows, columns: of a register tile; columns is a power of two up to the lanes of a vector. slots: accumulators per
+    result, which hide latency if results are few. tiles, entries: column tiles of a chunk, and its entries of batch,
+    outer rows and outer columns."""
 
     rows: int
     columns: int
@@ -59,292 +59,299 @@ class DotPlan:
 
 
 @dataclass(frozen=True)
-class Products:
-    """A contraction to be computed so. c: its axes; its last column axis has the vectors of results. changed: A is the
-    op's second operand. pack: the layout of a constant operand, which is then read from element 0."""
+class DotProducts:
+    """A contraction as dot products. c: its axes; vectors of results run along its last column axis. is_swapped: A is
+    the op's second operand. pack: the packing of a constant operand, which is then read from element 0."""
 
     c: Contraction
     loops: Loops
     dots: DotPlan
-    changed: bool
+    is_swapped: bool
     pack: Pack | None
 
 
 def as_dot_products(
-    c: Contraction, loops: Loops, b: tuple[int, DimLike], machine: Machine, part: float
-) -> Products | None:
-    """The contraction `c` with these loops as dot products, where they take less than `part` of the cycles of its
-    register tiles. b: the group's input that B is, and its offset there; one that is constant is packed."""
+    c: Contraction, loops: Loops, b: tuple[int, DimLike], machine: Machine, max_cycle_ratio: float
+) -> DotProducts | None:
+    """Return `c` as dot products if they take less than `max_cycle_ratio` times the cycles of its register tiles, else
+    None. b: the position of B among the group's inputs, and its offset. A constant B is packed."""
     lanes = machine.lanes(c.acc)
     if estimate(c.k) < lanes or (c.packed and estimate(c.cols[-1].extent) >= lanes):
         return None
     reduce = contiguous_last(loops).reduce
     pack = None
-    plain = replace(c, reduce=reduce)
+    candidate = replace(c, reduce=reduce)
     if c.packed:
-        pack = _packed(plain, *static_shape(b))
-        own = _dense((*c.batch, *c.cols, *reduce))
-        count = len(c.batch), len(c.batch) + len(c.cols)
-        plain = replace(plain, batch=own[: count[0]], cols=own[count[0] : count[1]], reduce=own[count[1] :])
-    inner = merge_axes(plain.reduce)[-1]
+        pack = _pack_columns(candidate, *static_shape(b))
+        packed_axes = _dense_b((*c.batch, *c.cols, *reduce))
+        splits = len(c.batch), len(c.batch) + len(c.cols)
+        batch, cols = packed_axes[: splits[0]], packed_axes[splits[0] : splits[1]]
+        candidate = replace(candidate, batch=batch, cols=cols, reduce=packed_axes[splits[1] :])
+    inner = merge_axes(candidate.reduce)[-1]
     if inner.a != 1 or inner.b != 1:
         return None
-    sides = [(plain, False), (plain.changed(), True)]
-    cycles, best, changed, dots = min(
-        ((_cycles(x, machine, d), x, changed, d) for x, changed in sides for d in _tiles(x, machine)),
-        key=lambda found: found[0],
+    orders = [(candidate, False), (candidate.changed(), True)]
+    cycles, best, is_swapped, dots = min(
+        ((_cycles(x, machine, d), x, is_swapped, d) for x, is_swapped in orders for d in _plans(x, machine)),
+        key=lambda result: result[0],
     )
-    other = least_cycles(c, machine)
+    tile_cycles = min_cycles(c, machine)
     if not c.packed and c.cols[-1].b != 1 and c.cols[-1].extent != 1:
-        other += _TURNED * estimate(c.k) * estimate(c.cols[-1].extent)
-    if cycles >= part * other:
+        tile_cycles += _TRANSPOSE_CYCLES_PER_ELEMENT * estimate(c.k) * estimate(c.cols[-1].extent)
+    if cycles >= max_cycle_ratio * tile_cycles:
         return None
     loops = replace(loops, batch=best.batch, rows=best.rows, cols=best.cols, reduce=best.reduce)
-    if changed:
-        loops = replace(loops, full=_full(c, loops.full))
-    return Products(best, loops, _chunks(best, machine, dots, cycles), changed, pack)
+    if is_swapped:
+        loops = replace(loops, full=_swapped_full(c, loops.full))
+    return DotProducts(best, loops, _with_chunks(best, machine, dots, cycles), is_swapped, pack)
 
 
-def _dense(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The axes, one inside the other in B."""
+def _dense_b(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes with the strides of a dense B."""
     return tuple(replace(x, b=product(y.extent for y in axes[i + 1 :])) for i, x in enumerate(axes))
 
 
-def _packed(c: Contraction, index: int, offset: int) -> Pack:
-    """The constant B, input `index` of the group, column by column."""
+def _pack_columns(c: Contraction, index: int, offset: int) -> Pack:
+    """Return the packing of the constant B, input `index` of the group, column by column."""
     axes = (*c.batch, *c.cols, *c.reduce)
     shape, steps = static_shape(tuple(x.extent for x in axes)), static_shape(tuple(x.b for x in axes))
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
-        out.reshape(shape)[...] = stepped(array, offset, shape, steps)
+        out.reshape(shape)[...] = strided_view(array, offset, shape, steps)
 
     key = f"columns {','.join(f'{n}:{s}' for n, s in zip(shape, steps, strict=True))} @{offset} {c.b}"
     return Pack(index, key, c.b, prod(shape), write)
 
 
-def _full(c: Contraction, full: Callable[[Index], Index]) -> Callable[[Index], Index]:
-    """`full` for places in the changed order: batch, columns, rows."""
-    first, rows = len(c.batch), len(c.batch) + len(c.cols)
-    return lambda place: full((*place[:first], *place[rows:], *place[first:rows]))
+def _swapped_full(c: Contraction, full: Callable[[Index], Index]) -> Callable[[Index], Index]:
+    """Return `full` for indices in the swapped order: batch, columns, rows."""
+    batch_rank, columns_end = len(c.batch), len(c.batch) + len(c.cols)
+    return lambda place: full((*place[:batch_rank], *place[columns_end:], *place[batch_rank:columns_end]))
 
 
 # Choosing
 
 
-def _tiles(c: Contraction, machine: Machine) -> Iterator[DotPlan]:
+def _plans(c: Contraction, machine: Machine) -> Iterator[DotPlan]:
     rows, columns = max(1, estimate(c.rows[-1].extent)), machine.lanes(c.acc)
     while columns:
         for r in range(1, rows + 1):
-            if r * columns + r + 1 > machine.registers:  # results, the rows' vectors and one of a column
+            if r * columns + r + 1 > machine.registers:  # accumulators, the rows' vectors and one column's vector
                 break
             yield DotPlan(r, columns, max(1, machine.fma_latency * machine.fma_per_cycle // (r * columns)))
         columns //= 2
 
 
-def _cycles(c: Contraction, machine: Machine, d: DotPlan) -> float:
-    """Modelled cycles of one batch entry's products, on one core."""
+def _cycles(c: Contraction, machine: Machine, plan: DotPlan) -> float:
+    """The predicted cycles of one batch entry on one core."""
     lanes, inner = machine.lanes(c.acc), max(1, estimate(merge_axes(c.reduce)[-1].extent))
-    turns = estimate(c.k) // inner * -(-inner // lanes)
+    steps = estimate(c.k) // inner * -(-inner // lanes)
 
-    def tile(rows: int) -> float:
+    def tile_cycles(rows: int) -> float:
         if not rows:
             return 0.0
-        narrow = (rows if c.a.nbytes < c.acc.nbytes else 0) + (d.columns if c.b.nbytes < c.acc.nbytes else 0)
-        arithmetic = (rows * d.columns + narrow) / machine.fma_per_cycle
-        loads = (rows + d.columns) / machine.loads_per_cycle
-        turn = max(arithmetic, loads, machine.fma_latency / d.slots)
-        halvings = (lanes // d.columns).bit_length() - 1
-        folds = rows * (3 * (d.columns - 1) + 2 * halvings) / 2
-        return turns * turn + folds + _ENTRY + _PER_RESULT * rows * d.columns
+        widened_vectors = (rows if c.a.nbytes < c.acc.nbytes else 0) + (
+            plan.columns if c.b.nbytes < c.acc.nbytes else 0
+        )
+        arithmetic = (rows * plan.columns + widened_vectors) / machine.fma_per_cycle
+        loads = (rows + plan.columns) / machine.loads_per_cycle
+        step_cycles = max(arithmetic, loads, machine.fma_latency / plan.slots)
+        halvings = (lanes // plan.columns).bit_length() - 1
+        fold_cycles = rows * (3 * (plan.columns - 1) + 2 * halvings) / 2
+        return steps * step_cycles + fold_cycles + _TILE_CYCLES + _CYCLES_PER_RESULT * rows * plan.columns
 
-    full, rest = divmod(max(1, estimate(c.rows[-1].extent)), d.rows)
-    columns = -(-max(1, estimate(c.cols[-1].extent)) // d.columns)
+    full, tail_rows = divmod(max(1, estimate(c.rows[-1].extent)), plan.rows)
+    columns = -(-max(1, estimate(c.cols[-1].extent)) // plan.columns)
     outer = prod(max(1, estimate(x.extent)) for x in (*c.rows[:-1], *c.cols[:-1]))
-    return outer * columns * (full * tile(d.rows) + tile(rest))
+    return outer * columns * (full * tile_cycles(plan.rows) + tile_cycles(tail_rows))
 
 
-def _chunks(c: Contraction, machine: Machine, d: DotPlan, cycles: float) -> DotPlan:
-    """Chunks of some 20 us, and several for each thread where there is work for that."""
+def _with_chunks(c: Contraction, machine: Machine, plan: DotPlan, cycles: float) -> DotPlan:
+    """Return `plan` with chunks of about `_CHUNK_SECONDS`, and several per thread if there is enough work."""
     hertz = machine.gflops * 1e9 / (2 * machine.fma_per_cycle * machine.lanes(c.acc))
     entries = prod(max(1, estimate(x.extent)) for x in (*c.batch, *c.rows[:-1], *c.cols[:-1]))
     rows, columns = max(1, estimate(c.rows[-1].extent)), max(1, estimate(c.cols[-1].extent))
-    tiles = -(-columns // d.columns)
+    tiles = -(-columns // plan.columns)
     batch = prod(max(1, estimate(x.extent)) for x in c.batch)
     seconds = max(cycles * batch / hertz, entries * (rows + columns) * estimate(c.k) * c.b.nbytes / STREAM)
-    goal = min(max(round(seconds / _CHUNK), min(4 * machine.threads, round(seconds / 2e-6)), 1), entries * tiles)
-    if goal <= entries:
-        return replace(d, tiles=tiles, entries=max(1, entries // goal))
-    return replace(d, tiles=max(1, tiles * entries // goal))
+    chunks = min(
+        max(round(seconds / _CHUNK_SECONDS), min(4 * machine.threads, round(seconds / 2e-6)), 1), entries * tiles
+    )
+    if chunks <= entries:
+        return replace(plan, tiles=tiles, entries=max(1, entries // chunks))
+    return replace(plan, tiles=max(1, tiles * entries // chunks))
 
 
 # Loops
 
 
 def emit_dot_products(
-    top: Block, chunk: k.Var, p: Products, a: Operand, b: Operand, machine: Machine, write: Write
+    top: Block, chunk: k.Var, p: DotProducts, a: Operand, b: Operand, machine: Machine, write: Write
 ) -> Expr:
-    """Print the nest of one chunk into `top`; the number of chunks is returned. `write(block, index, acc, mask)` is the
+    """Emit the loop nest of one chunk into `top`. Return the number of chunks. write(block, index, acc, mask): the
     epilogue, as in `emit_macro_kernel`."""
-    return _Nest(p.c, p.dots, a, b, machine, write).emit(top, chunk)
+    return _DotKernel(p.c, p.dots, a, b, machine, write).emit(top, chunk)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Rows and columns of a tile: where they are in the result, and where each one's elements start."""
+class _TilePosition:
+    """The rows and columns of a tile in the result, and their offsets in the operands."""
 
     batch: Index
     rows: Index
     columns: Index
-    a: Expr
-    b: tuple[Expr, ...]
+    a_offset: Expr
+    b_offsets: tuple[Expr, ...]
 
 
-class _Nest:
-    def __init__(self, c: Contraction, d: DotPlan, a: Operand, b: Operand, machine: Machine, write: Write) -> None:
-        self.c, self.d, self.a, self.b, self.write = c, d, a, b, write
-        self.lanes, self.masks = machine.lanes(c.acc), machine.masks
+class _DotKernel:
+    def __init__(self, c: Contraction, plan: DotPlan, a: Operand, b: Operand, machine: Machine, write: Write) -> None:
+        self.c, self.plan, self.a, self.b, self.write = c, plan, a, b, write
+        self.lanes, self.has_masks = machine.lanes(c.acc), machine.masks
         self.reduce = merge_axes(c.reduce)
-        self.rows, self.columns = c.rows[-1], c.cols[-1]
+        self.row_axis, self.column_axis = c.rows[-1], c.cols[-1]
 
     def emit(self, top: Block, chunk: k.Var) -> Expr:
         """chunk -> (batch entries, outer rows and outer columns; block of columns)"""
-        c, d = self.c, self.d
+        c, plan = self.c, self.plan
         axes = (*c.batch, *c.rows[:-1], *c.cols[:-1])
-        count, size = product(x.extent for x in axes), self.columns.extent
-        extents = (ceildiv(count, d.entries), ceildiv(ceildiv(size, d.columns), d.tiles))
-        lot, block = (top.let(e, "c") for e in delinearize(chunk, extents, top.multiples))
+        count, size = product(x.extent for x in axes), self.column_axis.extent
+        extents = (ceildiv(count, plan.entries), ceildiv(ceildiv(size, plan.columns), plan.tiles))
+        entry_block, column_block = (top.let(e, "c") for e in delinearize(chunk, extents, top.multiples))
         if product(extents) == 1:
-            lot = block = ZERO
-        wide = d.tiles * d.columns
-        low = top.let(mul(block, integer(wide)), "lo")
-        high = top.let(k.binary("min", add(low, integer(wide)), dim_expr(size)), "hi")
+            entry_block = column_block = ZERO
+        block_columns = plan.tiles * plan.columns
+        low = top.let(mul(column_block, integer(block_columns)), "lo")
+        high = top.let(k.binary("min", add(low, integer(block_columns)), dim_expr(size)), "hi")
 
-        def entry(x: Block, e: Expr) -> None:
-            at = tuple(x.let(i, "e") for i in delinearize(e, tuple(axis.extent for axis in axes), x.multiples))
-            a = x.let(linear(at, tuple(axis.a for axis in axes), self.a.offset), "a")
-            b = x.let(linear(at, tuple(axis.b for axis in axes), self.b.offset), "b")
-            rows, columns = len(c.batch), len(c.batch) + len(c.rows) - 1
-            place = _Place(at[:rows], at[rows:columns], at[columns:], a, (b,))
-            x.loop("n", low, high, d.columns, lambda y, n: self._column(y, place, n))
+        def emit_entry(x: Block, e: Expr) -> None:
+            index = tuple(x.let(i, "e") for i in delinearize(e, tuple(axis.extent for axis in axes), x.multiples))
+            a = x.let(linear(index, tuple(axis.a for axis in axes), self.a.offset), "a")
+            b = x.let(linear(index, tuple(axis.b for axis in axes), self.b.offset), "b")
+            rows_start, columns_start = len(c.batch), len(c.batch) + len(c.rows) - 1
+            batch, rows, columns = index[:rows_start], index[rows_start:columns_start], index[columns_start:]
+            position = _TilePosition(batch, rows, columns, a, (b,))
+            x.loop("n", low, high, plan.columns, lambda y, n: self._column(y, position, n))
 
-        first = top.let(mul(lot, integer(d.entries)), "lo")
-        last = top.let(k.binary("min", add(first, integer(d.entries)), dim_expr(count)), "hi")
-        top.loop("e", first, last, 1, entry)
+        first = top.let(mul(entry_block, integer(plan.entries)), "lo")
+        last = top.let(k.binary("min", add(first, integer(plan.entries)), dim_expr(count)), "hi")
+        top.loop("e", first, last, 1, emit_entry)
         return dim_expr(product(extents))
 
-    def _column(self, block: Block, place: _Place, n: Expr) -> None:
-        """All rows of the columns from n on; those beyond the last one read what it reads."""
-        d, size, extent = self.d, self.columns.extent, self.rows.extent
-        at = [add(n, integer(j)) for j in range(d.columns)]
-        if not isinstance(size, int) or size % d.columns:
-            at = [k.binary("min", x, dim_expr(size - 1)) for x in at]
-        b = tuple(block.let(add(place.b[0], mul(x, dim_expr(self.columns.b))), "b") for x in at)
+    def _column(self, block: Block, position: _TilePosition, n: Expr) -> None:
+        """Emit all rows of the columns from `n`. Columns beyond the last one read its elements."""
+        plan, size, extent = self.plan, self.column_axis.extent, self.row_axis.extent
+        columns = [add(n, integer(j)) for j in range(plan.columns)]
+        if not isinstance(size, int) or size % plan.columns:
+            columns = [k.binary("min", x, dim_expr(size - 1)) for x in columns]
+        b = tuple(block.let(add(position.b_offsets[0], mul(x, dim_expr(self.column_axis.b))), "b") for x in columns)
 
-        def tile(x: Block, m: Expr, rows: int) -> None:
-            a = x.let(add(place.a, mul(m, dim_expr(self.rows.a))), "a")
-            self._tile(x, replace(place, rows=(*place.rows, m), columns=(*place.columns, n), a=a, b=b), rows)
+        def emit_tile(x: Block, m: Expr, rows: int) -> None:
+            a = x.let(add(position.a_offset, mul(m, dim_expr(self.row_axis.a))), "a")
+            indices = (*position.rows, m), (*position.columns, n)
+            self._tile(x, _TilePosition(position.batch, *indices, a, b), rows)
 
-        whole = floordiv(extent, d.rows) * d.rows
-        block.loop("m", 0, whole, d.rows, lambda x, m: tile(x, m, d.rows))
-        if isinstance(extent, int) and isinstance(whole, int):
-            if whole < extent:
-                tile(block, integer(whole), extent - whole)
-        elif d.rows > 1:
-            block.loop("m", whole, extent, 1, lambda x, m: tile(x, m, 1))
+        full_rows = floordiv(extent, plan.rows) * plan.rows
+        block.loop("m", 0, full_rows, plan.rows, lambda x, m: emit_tile(x, m, plan.rows))
+        if isinstance(extent, int) and isinstance(full_rows, int):
+            if full_rows < extent:
+                emit_tile(block, integer(full_rows), extent - full_rows)
+        elif plan.rows > 1:
+            block.loop("m", full_rows, extent, 1, lambda x, m: emit_tile(x, m, 1))
 
-    def _tile(self, block: Block, place: _Place, rows: int) -> None:
-        c, d = self.c, self.d
-        acc = block.alloc("acc", c.acc, d.slots * rows * d.columns, lanes=self.lanes)
+    def _tile(self, block: Block, position: _TilePosition, rows: int) -> None:
+        c, plan = self.c, self.plan
+        acc = block.alloc("acc", c.acc, plan.slots * rows * plan.columns, lanes=self.lanes)
         zero = k.lit(0.0 if c.acc.is_float else 0, c.acc, self.lanes)
-        block.loop("i", 0, d.slots * rows * d.columns, 1, lambda x, i: x.store(acc, i, zero), unroll=True)
+        block.loop("i", 0, plan.slots * rows * plan.columns, 1, lambda x, i: x.store(acc, i, zero), unroll=True)
 
-        def multiply(x: Block, at: tuple[Expr, Expr], read: Read, slot: int) -> None:
-            starts = [add(place.a, mul(integer(r), dim_expr(self.rows.a))) for r in range(rows)]
-            row = [x.let(read(self.a.buffer, add(start, at[0])), "x") for start in starts]
-            for j, start in enumerate(place.b):
-                column = x.let(read(self.b.buffer, add(start, at[1])), "y")
+        def multiply(x: Block, offsets: tuple[Expr, Expr], load: Load, slot: int) -> None:
+            starts = [add(position.a_offset, mul(integer(r), dim_expr(self.row_axis.a))) for r in range(rows)]
+            row = [x.let(load(self.a.buffer, add(start, offsets[0])), "x") for start in starts]
+            for j, start in enumerate(position.b_offsets):
+                column = x.let(load(self.b.buffer, add(start, offsets[1])), "y")
                 for r in range(rows):
-                    own = integer((slot * rows + r) * d.columns + j)
-                    x.store(acc, own, k.fma(row[r], column, k.load(acc, own)))
+                    acc_index = integer((slot * rows + r) * plan.columns + j)
+                    x.store(acc, acc_index, k.fma(row[r], column, k.load(acc, acc_index)))
 
-        def nest(x: Block, axes: tuple[Axis, ...], at: tuple[Expr, Expr]) -> None:
-            axis, inner, level = axes[0], axes[1:], len(self.reduce) - len(axes)
+        def emit_loops(x: Block, axes: tuple[Axis, ...], offsets: tuple[Expr, Expr]) -> None:
+            axis, inner_axes, level = axes[0], axes[1:], len(self.reduce) - len(axes)
 
-            def inside(i: Expr) -> tuple[Expr, Expr]:
-                return add(at[0], mul(i, dim_expr(axis.a))), add(at[1], mul(i, dim_expr(axis.b)))
+            def offsets_at(i: Expr) -> tuple[Expr, Expr]:
+                return add(offsets[0], mul(i, dim_expr(axis.a))), add(offsets[1], mul(i, dim_expr(axis.b)))
 
-            if inner:
-                sums.loop(x, level, "k", 0, axis.extent, 1, lambda y, i: nest(y, inner, inside(i)))
+            if inner_axes:
+                sums.loop(x, level, "k", 0, axis.extent, 1, lambda y, i: emit_loops(y, inner_axes, offsets_at(i)))
             else:
-                self._innermost(x, axis.extent, sums, lambda y, i, read, slot: multiply(y, inside(i), read, slot))
+                self._innermost(x, axis.extent, sums, lambda y, i, load, slot: multiply(y, offsets_at(i), load, slot))
 
-        turn = self.lanes * d.slots
-        sums = LongSums.of(block, (acc,), [x.extent for x in self.reduce], turn, turn)
-        nest(block, self.reduce, (ZERO, ZERO))
+        step = self.lanes * plan.slots
+        sums = LongSums.of(block, (acc,), [x.extent for x in self.reduce], step, step)
+        emit_loops(block, self.reduce, (ZERO, ZERO))
         sums.finish(block)
-        self._finish(block, place, acc, rows)
+        self._finish(block, position, acc, rows)
 
     def _innermost(
-        self, block: Block, extent: DimLike, sums: LongSums, step: Callable[[Block, Expr, Read, int], None]
+        self, block: Block, extent: DimLike, sums: LongSums, emit_step: Callable[[Block, Expr, Load, int], None]
     ) -> None:
-        """Whole vectors of the reduction, several at once where there are slots for them, then what is left."""
+        """Emit full vectors of the reduction, one per slot and step, then the remaining vectors and elements."""
         lanes, acc = self.lanes, self.c.acc
-        turn, done = lanes * self.d.slots, floordiv(extent, lanes) * lanes
-        turns = floordiv(extent, turn) * turn
+        step, full_end = lanes * self.plan.slots, floordiv(extent, lanes) * lanes
+        steps_end = floordiv(extent, step) * step
 
-        def whole(buffer: Buffer, at: Expr) -> Expr:
-            return k.cast(k.load(buffer, at, lanes), acc)
+        def load_vector(buffer: Buffer, offset: Expr) -> Expr:
+            return k.cast(k.load(buffer, offset, lanes), acc)
 
-        def several(x: Block, i: Expr) -> None:
-            for slot in range(self.d.slots):
-                step(x, add(i, integer(slot * lanes)), whole, slot)
+        def emit_slots(x: Block, i: Expr) -> None:
+            for slot in range(self.plan.slots):
+                emit_step(x, add(i, integer(slot * lanes)), load_vector, slot)
 
-        sums.loop(block, len(self.reduce) - 1, "k", 0, turns, turn, several)
-        block.loop("k", turns, done, lanes, lambda x, i: step(x, i, whole, 0))
-        if done == extent:
+        sums.loop(block, len(self.reduce) - 1, "k", 0, steps_end, step, emit_slots)
+        block.loop("k", steps_end, full_end, lanes, lambda x, i: emit_step(x, i, load_vector, 0))
+        if full_end == extent:
             return
-        if not self.masks:
+        if not self.has_masks:
             zero = k.lit(0.0 if acc.is_float else 0, acc)
 
-            def one(buffer: Buffer, at: Expr) -> Expr:
-                return k.Shuffle(acc, lanes, k.cast(k.load(buffer, at), acc), zero, (0, *(1,) * (lanes - 1)))
+            def load_scalar(buffer: Buffer, offset: Expr) -> Expr:
+                return k.Shuffle(acc, lanes, k.cast(k.load(buffer, offset), acc), zero, (0, *(1,) * (lanes - 1)))
 
-            block.loop("k", done, extent, 1, lambda x, i: step(x, i, one, 0))
+            block.loop("k", full_end, extent, 1, lambda x, i: emit_step(x, i, load_scalar, 0))
             return
-        mask = block.let(k.binary("lt", k.ramp(ZERO, lanes), dim_expr(extent - done)), "mask")
-        step(block, dim_expr(done), lambda buffer, at: k.cast(k.load(buffer, at, lanes, mask), acc), 0)
+        mask = block.let(k.binary("lt", k.ramp(ZERO, lanes), dim_expr(extent - full_end)), "mask")
+        emit_step(block, dim_expr(full_end), lambda buffer, offset: k.cast(k.load(buffer, offset, lanes, mask), acc), 0)
 
-    def _finish(self, block: Block, place: _Place, acc: Buffer, rows: int) -> None:
-        d, (*outer, n), size = self.d, place.columns, self.columns.extent
-        ragged = d.columns > 1 and (not isinstance(size, int) or size % d.columns != 0)
-        index = k.ramp(n, d.columns) if d.columns > 1 else n
+    def _finish(self, block: Block, position: _TilePosition, acc: Buffer, rows: int) -> None:
+        plan, (*outer, n), size = self.plan, position.columns, self.column_axis.extent
+        has_tail = plan.columns > 1 and (not isinstance(size, int) or size % plan.columns != 0)
+        index = k.ramp(n, plan.columns) if plan.columns > 1 else n
         for r in range(rows):
             total = self._total(block, acc, rows, r)
-            before = (*place.batch, *place.rows[:-1], add(place.rows[-1], integer(r)), *outer)
-            if not ragged:
-                self.write(block, (*before, index), total, None)
-            elif self.masks:
+            row_index = (*position.batch, *position.rows[:-1], add(position.rows[-1], integer(r)), *outer)
+            if not has_tail:
+                self.write(block, (*row_index, index), total, None)
+            elif self.has_masks:
                 mask = block.let(k.binary("lt", index, dim_expr(size)), "mask")
-                self.write(block, (*before, index), total, mask)
+                self.write(block, (*row_index, index), total, mask)
             else:
-                one_by_one(block, before, n, total, size, self.write)
+                write_scalars(block, row_index, n, total, size, self.write)
 
     def _total(self, block: Block, acc: Buffer, rows: int, r: int) -> Expr:
-        """One row's results."""
-        d, sums = self.d, []
-        for j in range(d.columns):
-            slots = [k.load(acc, integer((slot * rows + r) * d.columns + j)) for slot in range(d.slots)]
+        """The sums of row `r`."""
+        plan, sums = self.plan, []
+        for j in range(plan.columns):
+            slots = [k.load(acc, integer((slot * rows + r) * plan.columns + j)) for slot in range(plan.slots)]
             while len(slots) > 1:
                 slots = [k.add(*slots[i : i + 2]) if len(slots) > i + 1 else slots[i] for i in range(0, len(slots), 2)]
             sums.append(block.let(slots[0], "o"))
-        if d.columns == 1:
+        if plan.columns == 1:
             return k.reduce("add", sums[0])
         total = fold_lanes(block, sums)
-        while total.lanes > d.columns:
+        while total.lanes > plan.columns:
             half = total.lanes // 2
             low, high = (k.Shuffle(total.dtype, half, total, total, tuple(range(i, i + half))) for i in (0, half))
             total = block.let(k.add(low, high), "o")
         return total
 
 
-__all__ = ["Products", "as_dot_products", "emit_dot_products"]
+__all__ = ["DotProducts", "as_dot_products", "emit_dot_products"]

@@ -1,5 +1,5 @@
-"""A group with a contraction in its middle, as all of its strategies see it: where the operands lie, what is done with
-the sums, and the parameters of its kernel."""
+"""A contraction group as all lowering strategies see it: the operands' layouts, the epilogue and the kernel
+parameters."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ Epilogue = Callable[[Block, Index, Expr, Expr | None], Index]
 
 @dataclass(frozen=True)
 class ContractionGroup:
-    """body: the group with its first result alone. a_at, b_at: the inputs that the operands of `anchor` are, A's -1
-    where the group computes it, B's its levels or values where it has such; a_layout, b_layout: where they lie there.
-    loops: over these. packed: B is a constant, to be laid out as a strategy likes."""
+    """A group around the contraction `anchor`.
+
+    body: the group with only its first result. a_input, b_input: positions of the group's inputs that hold A and B.
+    a_input is -1 if the group computes A; b_input is that of the levels or values if B is quantized or sparse.
+    a_layout, b_layout: the layouts of A and B. loops: the loops over them. packed: B is constant, so that each strategy
+    can choose its layout.
+    """
 
     body: Graph
     ins: tuple[Layout, ...]
@@ -43,9 +47,9 @@ class ContractionGroup:
     machine: Machine
     operands: Operands
     em: Emitter
-    a_at: int
+    a_input: int
     a_layout: Layout
-    b_at: int
+    b_input: int
     b_layout: Layout
     loops: Loops
     packed: bool
@@ -61,86 +65,86 @@ class ContractionGroup:
     ) -> ContractionGroup:
         a, b = anchor.inputs
         of_levels = isinstance(b.op, Dequantize)
-        b_at, b_layout = operand_memory(body, b.inputs[0] if isinstance(b.op, WEIGHT_FORMS) else b, ins)
+        b_input, b_layout = operand_memory(body, b.inputs[0] if isinstance(b.op, WEIGHT_FORMS) else b, ins)
         if isinstance(b.op, Densify):
-            b_layout = Layout.contiguous(b.shape)  # of what it stands for
-        a_at, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
+            b_layout = Layout.contiguous(b.shape)  # of the dense B
+        a_input, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
         loops = loops_of(anchor, a_layout, b_layout)
         if of_levels:
             blocks = tuple(replace(x, apart=True) for x in loops.reduce[:-1])
             loops = replace(loops, reduce=(*blocks, *loops.reduce[-1:]))
-        # a B that is repeated along an axis of unknown size, or begins at an unknown place, is read where it lies
+        # a B with a dynamic offset or a broadcast axis of dynamic extent is read in place
         axes = (*loops.batch, *loops.cols, *loops.reduce)
-        known = isinstance(b_layout.offset, int) and not any(isinstance(x.extent, Dim) for x in axes)
-        packed = constant[b_at] and known
+        is_static = isinstance(b_layout.offset, int) and not any(isinstance(x.extent, Dim) for x in axes)
+        packed = constant[b_input] and is_static
         operands = Operands.of(body)
         em = operands.emitter(body, ins)
         return ContractionGroup(
-            body, ins, outs, anchor, machine, operands, em, a_at, a_layout, b_at, b_layout, loops, packed
+            body, ins, outs, anchor, machine, operands, em, a_input, a_layout, b_input, b_layout, loops, packed
         )
 
     @property
     def a(self) -> Operand:
         """A in memory."""
-        return Operand(self.operands.ins[self.a_at], self.a_layout.offset)
+        return Operand(self.operands.ins[self.a_input], self.a_layout.offset)
 
     @property
     def b(self) -> Operand:
-        """B in memory, where it is not packed."""
-        return Operand(self.operands.ins[self.b_at], self.b_layout.offset)
+        """B in memory, if it is not packed."""
+        return Operand(self.operands.ins[self.b_input], self.b_layout.offset)
 
     def contraction(self, loops: Loops, computed: bool = False, inner: Contraction | None = None) -> Contraction:
-        a, b = self.anchor.inputs[0], self.body.inputs[self.b_at]
+        a, b = self.anchor.inputs[0], self.body.inputs[self.b_input]
         return Contraction(
             loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulates(self.anchor), self.packed,
             computed, inner,
         )  # fmt: skip
 
     def epilogue(self, loops: Loops) -> Epilogue:
-        """What stores the group's results for sums at a place of `loops`, and tells where they are in the first one."""
+        """Return a function that stores the group's results for sums at an index of `loops`, and returns their index in
+        the first result."""
 
-        def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> Index:
+        def write(block: Block, loop_index: Index, acc: Expr, mask: Expr | None) -> Index:
             bind_result(self.em, block, self.anchor, block.let(k.cast(acc, self.anchor.dtype), "acc"))
-            index = self.result_index(block, loops, place)
+            index = self.result_index(block, loops, loop_index)
             store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
             return index
 
         return write
 
-    def result_index(self, block: Block, loops: Loops, place: Index) -> Index:
-        """Where sums at a place of `loops` belong in the group's first result."""
-        return result_index(block, self.body.outputs[0], self.anchor, loops.result(loops.full(place)))
+    def result_index(self, block: Block, loops: Loops, loop_index: Index) -> Index:
+        """Return the index in the group's first result of sums at an index of `loops`."""
+        return result_index(block, self.body.outputs[0], self.anchor, loops.result(loops.full(loop_index)))
 
     def params(self, *b: Param) -> list[Param]:
-        """The kernel's parameters. An operand that only the contraction's own B was read from has no place among them
-        where B is other buffers."""
+        """Return the kernel's parameters. An input that only B was read from is left out if B is in other buffers."""
         params = list(zip(self.operands.params, self.operands.args, strict=True))
         if b[0][0] in self.operands.params:
             return params
         w = self.anchor.inputs[1]
-        parts = [(x, w) for x in w.inputs] if isinstance(w.op, WEIGHT_FORMS) else [(w, self.anchor)]
-        alone = [base_of(x) for x, by in parts if not reads(self.body, x, by)]
-        own = {Arg("in", self.body.inputs.index(x)) for x in alone if x in self.body.inputs}
-        return [*((x, arg) for x, arg in params if arg not in own or arg == Arg("in", self.a_at)), *b]
+        b_nodes = [(x, w) for x in w.inputs] if isinstance(w.op, WEIGHT_FORMS) else [(w, self.anchor)]
+        unread = [base_of(x) for x, by in b_nodes if not has_other_readers(self.body, x, by)]
+        unread_args = {Arg("in", self.body.inputs.index(x)) for x in unread if x in self.body.inputs}
+        return [*((x, arg) for x, arg in params if arg not in unread_args or arg == Arg("in", self.a_input)), *b]
 
     def step(
         self, name: str, c: Contraction, params: Sequence[Param], chunk: Var, chunks: Expr, top: Block, scratch: int
     ) -> Step:
-        """The kernel of `top`'s statements."""
+        """Return the kernel of the statements in `top`."""
         extents = tuple(x.extent for x in (*c.batch, *c.rows, *c.cols, *c.reduce))
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *extents)
         kernel = Kernel(name, tuple(b for b, _ in params), dims, chunk, chunks, top.body, scratch)
         return Step(kernel, tuple(arg for _, arg in params))
 
 
-def reads(body: Graph, node: Node, anchor: Node) -> bool:
-    """Whether something else than `anchor` reads the value under `node`, directly or through views of it."""
+def has_other_readers(body: Graph, node: Node, anchor: Node) -> bool:
+    """Whether anything but `anchor` reads the value of `node`, directly or through views."""
     chain = {node}
     while node.inputs:
         node = node.inputs[0]
         chain.add(node)
-    others = (n for n in body.nodes() if n is not anchor and n not in chain)
-    return any(i in chain for n in others for i in n.inputs) or any(o in chain for o in body.outputs)
+    readers = (n for n in body.nodes() if n is not anchor and n not in chain)
+    return any(i in chain for n in readers for i in n.inputs) or any(o in chain for o in body.outputs)
 
 
-__all__ = ["ContractionGroup", "reads"]
+__all__ = ["ContractionGroup", "has_other_readers"]

@@ -1,11 +1,11 @@
-"""One register tile of a contraction: sums in registers, the loops over the reduction, the epilogue.
+"""The register tile of a contraction: accumulators in registers, the loops over the reduction, and the epilogue.
 
     acc[r][c] = 0
     for k:  b[0..3] = B[panel, k]                         vector loads
             acc[r][c] += splat(A[row + r, k]) * b[c]
     write(row + r, column + c, acc[r][c])
 
-All offsets inside a tile are immediates where strides are static. `macro_kernel.py` has the loops around it.
+All offsets inside a tile are immediates if the strides are static. `macro_kernel.py` has the loops around the tile.
 """
 
 from __future__ import annotations
@@ -20,48 +20,57 @@ from ingot.ir.types import u8, u16, u32
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import LongSums
-from ingot.schedule.cpu.contraction.operands import Computed, Fetch, Index, LineEpilogue, Operand, Write, one_by_one
+from ingot.schedule.cpu.contraction.operands import (
+    ComputedA,
+    Index,
+    LineEpilogue,
+    Operand,
+    PrefetchInputs,
+    Write,
+    write_scalars,
+)
 from ingot.schedule.cpu.contraction.panel_loads import Columns, RowLoads
-from ingot.schedule.cpu.contraction.plan import Plan, pieces
+from ingot.schedule.cpu.contraction.plan import Plan, scattered_run
 from ingot.schedule.index import ZERO, add, dim_expr, integer, mul
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
 class TileRows:
-    """Rows of one register tile: `lines` of the last but one row axis by `rows` of the last, from (*at, w).
+    """The rows of one register tile: `lines` lines by `rows` rows, from (*line_index, first_row).
 
-    a: its first element in A. row: its first row, counted along the last axis from the start of the chunk. first:
-    whether it is the first of its lines in the chunk.
+    a_offset: the offset of its first element in A. chunk_row: its first row, counted from the start of the chunk.
+    is_first: whether it is the first tile of its lines in the chunk.
     """
 
-    at: Index
-    w: Expr
+    line_index: Index
+    first_row: Expr
     lines: int
     rows: int
-    a: Expr
-    row: Expr
-    first: Expr
+    a_offset: Expr
+    chunk_row: Expr
+    is_first: Expr
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """One step of the reduction: where its elements of A and B start, the stride of k in A, and how many k it takes."""
+class _KStep:
+    """One step of the reduction. a_offset, b_offset: of its first element in A and B. a_stride: of k in A. count: the
+    number of k that it covers."""
 
     acc: Buffer
-    bv: Buffer
-    a: Expr
-    b: Expr
-    stride: DimLike
+    b_vectors: Buffer
+    a_offset: Expr
+    b_offset: Expr
+    a_stride: DimLike
     count: int
 
 
 @dataclass(frozen=True)
-class _AtK:
-    """Where loops over the reduction stand: in A, in B, and in k, counted along all of its axes."""
+class _KPosition:
+    """The position of the reduction loops: offsets in A and B, and k counted over all reduction axes."""
 
-    a: Expr
-    b: Expr
+    a_offset: Expr
+    b_offset: Expr
     k: Expr
 
 
@@ -73,266 +82,285 @@ def _each_row(block: Block, tile: TileRows, body: Callable[[Block, Expr, Expr], 
 
 
 class MicroKernel:
-    """Prints the tiles of a nest. batch, outer: its batch entry and outer columns. a_tile: where tiles read A. loads:
-    how they read B. sums: partial sums of a blocked reduction."""
+    """Emits the register tiles of a loop nest.
+
+    batch_index, outer_column_index: of the current batch entry and outer columns. a_buffer: the buffer that tiles read
+    A from. loads: the loads of B. partial_sums: scratch for the sums of a blocked reduction.
+    """
 
     def __init__(
         self,
         c: Contraction,
         plan: Plan,
-        a: Operand | Computed,
+        a: Operand | ComputedA,
         b: Buffer,
         write: Write,
-        fetch: Fetch | None,
-        fold: LineEpilogue | None,
+        prefetch_inputs: PrefetchInputs | None,
+        line_epilogue: LineEpilogue | None,
     ) -> None:
-        self.c, self.plan, self.write, self.fetch, self.fold = c, plan, write, fetch, fold
+        self.c, self.plan, self.write = c, plan, write
+        self.prefetch_inputs, self.line_epilogue = prefetch_inputs, line_epilogue
         self.reduce = merge_axes(c.reduce)
         self.columns = c.cols[-1].extent
-        self.inner = c.rows[-1]
-        self.lines = c.rows[-2] if len(c.rows) > 1 else Axis(1)
-        self.batch: Index = ()
-        self.outer: Index = ()
-        self.sums = Buffer("none", c.acc)
-        self.pieces = pieces(c) if isinstance(a, Operand) else 0
-        self.a_tile = a.buffer if isinstance(a, Operand) else Buffer("none", c.a)
+        self.row_axis = c.rows[-1]
+        self.line_axis = c.rows[-2] if len(c.rows) > 1 else Axis(1)
+        self.batch_index: Index = ()
+        self.outer_column_index: Index = ()
+        self.partial_sums = Buffer("none", c.acc)
+        self.scattered_run = scattered_run(c) if isinstance(a, Operand) else 0
+        self.a_buffer = a.buffer if isinstance(a, Operand) else Buffer("none", c.a)
         self.loads = RowLoads(c, plan, b)
 
     def tile(self, block: Block, columns: Columns, tile: TileRows) -> None:
-        """One tile: its sums, or those of this part of a blocked reduction, and behind the last the epilogue."""
+        """Emit one tile: its sums over the reduction, or over one k block, and the epilogue after the last block."""
         acc_type, lanes = self.c.acc, self.plan.lanes
         size = tile.lines * tile.rows * columns.vectors
         acc = block.alloc("acc", acc_type, size, lanes=lanes)
-        bv = self.loads.registers(block, columns.vectors)
+        b_vectors = self.loads.registers(block, columns.vectors)
         zero = k.lit(0.0 if acc_type.is_float else 0, acc_type, lanes)
-        place = mul(tile.row, integer(self.plan.lines * self.plan.panel))
+        partial_base = mul(tile.chunk_row, integer(self.plan.lines * self.plan.panel_columns))
 
-        def partial(i: Expr) -> Expr:
-            return add(place, mul(i, integer(lanes)))
+        def partial_offset(i: Expr) -> Expr:
+            return add(partial_base, mul(i, integer(lanes)))
 
-        def join(x: Block) -> None:
+        def add_partial_sums(x: Block) -> None:
             def one(b: Block, i: Expr) -> None:
-                b.store(acc, i, k.add(k.load(self.sums, partial(i), lanes), k.load(acc, i)))
+                b.store(acc, i, k.add(k.load(self.partial_sums, partial_offset(i), lanes), k.load(acc, i)))
 
             x.loop("i", 0, size, 1, one, unroll=True)
 
-        def suspend(x: Block) -> None:
-            x.loop("i", 0, size, 1, lambda b, i: b.store(self.sums, partial(i), k.load(acc, i)), unroll=True)
+        def store_partial_sums(x: Block) -> None:
+            def store(b: Block, i: Expr) -> None:
+                b.store(self.partial_sums, partial_offset(i), k.load(acc, i))
+
+            x.loop("i", 0, size, 1, store, unroll=True)
 
         block.loop("i", 0, size, 1, lambda b, i: b.store(acc, i, zero), unroll=True)
-        ahead = self._ahead(block, columns, tile)
-        if self.fetch is not None and columns.last is None:
-            self._fetch_rows(block, columns, tile, self.fetch)
-        self._products(block, columns, tile, acc, bv, ahead)
-        if columns.first is not None:
-            block.when(k.unary("not", columns.first), join)
-        if columns.last is None:
+        prefetch_start = self._prefetch_start(block, columns, tile)
+        if self.prefetch_inputs is not None and columns.is_last_block is None:
+            self._prefetch_rows(block, columns, tile, self.prefetch_inputs)
+        self._accumulate(block, columns, tile, acc, b_vectors, prefetch_start)
+        if columns.is_first_block is not None:
+            block.when(k.unary("not", columns.is_first_block), add_partial_sums)
+        if columns.is_last_block is None:
             self.epilogue(block, columns, tile, acc)
         else:
-            block.when(columns.last, lambda b: self.epilogue(b, columns, tile, acc), suspend)
+            block.when(columns.is_last_block, lambda b: self.epilogue(b, columns, tile, acc), store_partial_sums)
 
-    def _ahead(self, block: Block, columns: Columns, tile: TileRows) -> Expr | None:
-        """Where the tile's share of the next panel begins, which it prefetches."""
-        if columns.ahead is None:
+    def _prefetch_start(self, block: Block, columns: Columns, tile: TileRows) -> Expr | None:
+        """The offset of the part of the next panel that the tile prefetches."""
+        if columns.next_panel is None:
             return None
-        share = self._ahead_per_k()
-        # tiles beyond the panel's end prefetch its last part again, which costs nothing
-        most = ceildiv(columns.width, share) - 1
-        number = k.binary("div", tile.row, integer(self.plan.width))
-        part = k.binary("min", number, dim_expr(most))
-        turns = floordiv(self.c.k * (self.plan.k_block or self.reduce[0].extent), self.reduce[0].extent)
-        return block.let(add(columns.ahead, mul(part, dim_expr(turns * share))), "pf")
+        share = self._prefetched_elements_per_k()
+        # tiles beyond the panel's end prefetch its last part again, at no cost
+        max_part = ceildiv(columns.width, share) - 1
+        number = k.binary("div", tile.chunk_row, integer(self.plan.width))
+        part = k.binary("min", number, dim_expr(max_part))
+        k_count = floordiv(self.c.k * (self.plan.k_block or self.reduce[0].extent), self.reduce[0].extent)
+        return block.let(add(columns.next_panel, mul(part, dim_expr(k_count * share))), "pf")
 
-    def _products(
-        self, block: Block, columns: Columns, tile: TileRows, acc: Buffer, bv: Buffer, ahead: Expr | None
+    def _accumulate(
+        self,
+        block: Block,
+        columns: Columns,
+        tile: TileRows,
+        acc: Buffer,
+        b_vectors: Buffer,
+        prefetch_start: Expr | None,
     ) -> None:
-        """The loops over k."""
-        each = self.c.per_lane
-        step: DimLike = columns.width  # between neighbouring k of a packed panel
+        """Emit the loops over k."""
+        per_lane = self.c.per_lane
+        panel_stride: DimLike = columns.width  # between neighbouring k of a packed panel
         extents = [self.plan.k_block or self.reduce[0].extent, *(x.extent for x in self.reduce[1:])]
         sums = LongSums.of(block, (acc,), extents, self.plan.unroll)
 
         inner = self.reduce[-1]
 
-        def once(x: Block, at: _AtK, here: Expr, count: int) -> None:
-            a_next, b_next = (
-                mul(here, dim_expr(inner.a)),
-                mul(here, dim_expr(step if self.loads.in_panels else inner.b)),
-            )
-            turn = _Turn(acc, bv, add(at.a, a_next), add(at.b, b_next), inner.a, count)
-            self._multiply(x, columns, tile, turn)
+        def multiply(x: Block, position: _KPosition, index: Expr, count: int) -> None:
+            a_offset = add(position.a_offset, mul(index, dim_expr(inner.a)))
+            b_stride = panel_stride if self.loads.reads_panels else inner.b
+            b_offset = add(position.b_offset, mul(index, dim_expr(b_stride)))
+            self._multiply(x, columns, tile, _KStep(acc, b_vectors, a_offset, b_offset, inner.a, count))
 
-        def innermost(b: Block, at: _AtK) -> None:
-            def turn(x: Block, i: Expr) -> None:
-                if ahead is not None:
-                    self._prefetch(x, ahead, add(at.k, i))
-                if self.pieces:
-                    self._prefetch_pieces(x, tile, at.a, i)
-                x.loop("u", 0, self.plan.unroll, each, lambda y, u: once(y, at, add(i, u), each), unroll=True)
+        def innermost(b: Block, position: _KPosition) -> None:
+            def emit_step(x: Block, i: Expr) -> None:
+                if prefetch_start is not None:
+                    self._prefetch(x, prefetch_start, add(position.k, i))
+                if self.scattered_run:
+                    self._prefetch_scattered_runs(x, tile, position.a_offset, i)
+
+                def unrolled(y: Block, u: Expr) -> None:
+                    multiply(y, position, add(i, u), per_lane)
+
+                x.loop("u", 0, self.plan.unroll, per_lane, unrolled, unroll=True)
 
             extent = extents[-1]
-            rest = 0 if isinstance(extent, Dim) else extent % each
-            sums.loop(b, len(extents) - 1, "k", 0, extent - rest, self.plan.unroll, turn)
-            if rest:
-                once(b, at, dim_expr(extent - rest), rest)
+            remainder = 0 if isinstance(extent, Dim) else extent % per_lane
+            sums.loop(b, len(extents) - 1, "k", 0, extent - remainder, self.plan.unroll, emit_step)
+            if remainder:
+                multiply(b, position, dim_expr(extent - remainder), remainder)
 
-        def around(level: int, visit: Callable[[Block, _AtK], None], b: Block, at: _AtK) -> None:
+        def emit_loop(level: int, visit: Callable[[Block, _KPosition], None], b: Block, position: _KPosition) -> None:
             axis = self.reduce[level]
-            inside = product(x.extent for x in self.reduce[level + 1 :])
-            if each > 1:
-                # rows of a panel
-                inside = floordiv(inside, inner.extent) * ceildiv(inner.extent, each) * each
-            b_step: DimLike = inside * step if self.loads.in_panels else axis.b
+            inner_k = product(x.extent for x in self.reduce[level + 1 :])
+            if per_lane > 1:
+                # a panel's rows include the padding of the innermost axis
+                inner_k = floordiv(inner_k, inner.extent) * ceildiv(inner.extent, per_lane) * per_lane
+            b_stride: DimLike = inner_k * panel_stride if self.loads.reads_panels else axis.b
 
-            def turn(x: Block, i: Expr) -> None:
-                a_next, b_next = add(at.a, mul(i, dim_expr(axis.a))), add(at.b, mul(i, dim_expr(b_step)))
-                visit(x, _AtK(a_next, b_next, add(at.k, mul(i, dim_expr(inside)))))
+            def emit_step(x: Block, i: Expr) -> None:
+                a_offset = add(position.a_offset, mul(i, dim_expr(axis.a)))
+                b_offset = add(position.b_offset, mul(i, dim_expr(b_stride)))
+                visit(x, _KPosition(a_offset, b_offset, add(position.k, mul(i, dim_expr(inner_k)))))
 
-            sums.loop(b, level, "k", *self._turns(b, tile, axis, extents[level]), 1, turn)
+            sums.loop(b, level, "k", *self._nonzero_range(b, tile, axis, extents[level]), 1, emit_step)
 
-        visit: Callable[[Block, _AtK], None] = innermost
+        visit: Callable[[Block, _KPosition], None] = innermost
         for level in reversed(range(len(extents) - 1)):
-            visit = functools.partial(around, level, visit)
-        visit(block, _AtK(tile.a, columns.base, ZERO))
+            visit = functools.partial(emit_loop, level, visit)
+        visit(block, _KPosition(tile.a_offset, columns.base, ZERO))
         sums.finish(block)
 
-    def _turns(self, block: Block, tile: TileRows, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:
-        """The turns of a window's loop in which some row of the tile reads more than padding."""
+    def _nonzero_range(self, block: Block, tile: TileRows, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:
+        """The range of a window's loop outside of which all rows of the tile read only padding."""
         low, high, inside = ZERO, dim_expr(extent), axis.inside
         if inside is None or self.plan.k_block:
             return low, high
-        if tile.at and inside.along(self.lines):
-            first, count = tile.at[-1], tile.lines
-        elif inside.along(self.inner):
-            first, count = tile.w, tile.rows
+        if tile.line_index and inside.along(self.line_axis):
+            first, count = tile.line_index[-1], tile.lines
+        elif inside.along(self.row_axis):
+            first, count = tile.first_row, tile.rows
         else:
             return low, high
         dilation, start = integer(inside.dilation), mul(first, integer(inside.step))
         end = add(start, integer((count - 1) * inside.step))
-        before = k.sub(integer(inside.low + inside.dilation - 1), end)
-        behind = k.sub(dim_expr(inside.high - 1), start)
-        low = k.binary("max", low, k.binary("div", before, dilation))
-        high = k.binary("min", high, add(k.binary("div", behind, dilation), integer(1)))
+        low_bound = k.sub(integer(inside.low + inside.dilation - 1), end)
+        high_bound = k.sub(dim_expr(inside.high - 1), start)
+        low = k.binary("max", low, k.binary("div", low_bound, dilation))
+        high = k.binary("min", high, add(k.binary("div", high_bound, dilation), integer(1)))
         return block.let(low, "k"), block.let(high, "k")
 
-    def _fetch_rows(self, block: Block, columns: Columns, tile: TileRows, fetch: Fetch) -> None:
-        def row(b: Block, i: Expr, j: Expr) -> None:
-            line = (*tile.at[:-1], add(tile.at[-1], i)) if tile.at else ()
-            place = (*self.batch, *line, add(tile.w, j), *self.outer, columns.start)
-            fetch(b, place, columns.vectors * self.plan.lanes)
+    def _prefetch_rows(self, block: Block, columns: Columns, tile: TileRows, prefetch_inputs: PrefetchInputs) -> None:
+        def prefetch_row(b: Block, i: Expr, j: Expr) -> None:
+            line = (*tile.line_index[:-1], add(tile.line_index[-1], i)) if tile.line_index else ()
+            index = (*self.batch_index, *line, add(tile.first_row, j), *self.outer_column_index, columns.first_column)
+            prefetch_inputs(b, index, columns.vectors * self.plan.lanes)
 
-        _each_row(block, tile, row)
+        _each_row(block, tile, prefetch_row)
 
-    def _prefetch_pieces(self, block: Block, tile: TileRows, a_index: Expr, i: Expr) -> None:
-        """Some of the pieces that the tile one line group further on reads where this one is in the reduction."""
-        each = -(-tile.rows // -(-self.pieces // self.plan.unroll))
-        first = add(a_index, dim_expr(self.plan.lines * self.lines.a))
-        at = mul(k.binary("div", i, integer(self.plan.unroll)), dim_expr(self.inner.a * each))
+    def _prefetch_scattered_runs(self, block: Block, tile: TileRows, a_offset: Expr, i: Expr) -> None:
+        """Prefetch some of the runs that the tile one line group further on reads at this step of the reduction."""
+        rows_per_step = -(-tile.rows // -(-self.scattered_run // self.plan.unroll))
+        first = add(a_offset, dim_expr(self.plan.lines * self.line_axis.a))
+        step_offset = mul(k.binary("div", i, integer(self.plan.unroll)), dim_expr(self.row_axis.a * rows_per_step))
         for line in range(tile.lines):
-            for r in range(each):
-                place = add(add(first, dim_expr(self.lines.a * line + self.inner.a * r)), at)
-                block.stmts.append(k.Prefetch(self.a_tile, place))
+            for r in range(rows_per_step):
+                offset = add(add(first, dim_expr(self.line_axis.a * line + self.row_axis.a * r)), step_offset)
+                block.stmts.append(k.Prefetch(self.a_buffer, offset))
 
-    def _ahead_per_k(self) -> int:
-        """Elements of the next panel that a tile prefetches for each k."""
-        return max(1, self.plan.prefetch * (64 // self.c.b.nbytes) // self.plan.unroll)
+    def _prefetched_elements_per_k(self) -> int:
+        """The number of elements of the next panel that a tile prefetches per k."""
+        return max(1, self.plan.prefetch_lines * (64 // self.c.b.nbytes) // self.plan.unroll)
 
-    def _prefetch(self, block: Block, ahead: Expr, at_k: Expr) -> None:
+    def _prefetch(self, block: Block, prefetch_start: Expr, k_index: Expr) -> None:
         line = 64 // self.c.b.nbytes
-        start = add(ahead, mul(at_k, integer(self._ahead_per_k())))
-        for i in range(self.plan.prefetch):
+        start = add(prefetch_start, mul(k_index, integer(self._prefetched_elements_per_k())))
+        for i in range(self.plan.prefetch_lines):
             block.stmts.append(k.Prefetch(self.loads.buffer, add(start, integer(i * line))))
 
-    def _multiply(self, block: Block, columns: Columns, tile: TileRows, at: _Turn) -> None:
-        """acc += the outer product of one column of A's tile and one row of B's panel, or of the k of a lane."""
+    def _multiply(self, block: Block, columns: Columns, tile: TileRows, step: _KStep) -> None:
+        """acc += the outer product of a column of A's tile and a row of B's panel, or of the k of one 32-bit lane."""
         nv = columns.vectors
-        self.loads.load(block, columns, at.b, at.count, at.bv)
+        self.loads.load(block, columns, step.b_offset, step.count, step.b_vectors)
 
         def row(x: Block, i: Expr, j: Expr) -> None:
             r = add(mul(i, integer(tile.rows)), j)
-            offset = add(mul(i, dim_expr(self.lines.a)), mul(j, dim_expr(self.inner.a)))
-            place = add(at.a, offset)
-            if self.loads.dots:
-                own = x.let(self._lane_of_a(place, at.count), "s")
+            row_offset = add(mul(i, dim_expr(self.line_axis.a)), mul(j, dim_expr(self.row_axis.a)))
+            offset = add(step.a_offset, row_offset)
+            if self.loads.uses_dot:
+                a_lanes = x.let(self._splat_a(offset, step.count), "s")
 
-                def both(y: Block, v: Expr) -> None:
+                def dot(y: Block, v: Expr) -> None:
                     slot = add(mul(r, integer(nv)), v)
-                    y.store(at.acc, slot, k.dot(own, k.load(at.bv, v), k.load(at.acc, slot)))
+                    y.store(step.acc, slot, k.dot(a_lanes, k.load(step.b_vectors, v), k.load(step.acc, slot)))
 
-                x.loop("v", 0, nv, 1, both, unroll=True)
+                x.loop("v", 0, nv, 1, dot, unroll=True)
                 return
-            for h in range(at.count):
-                value = k.cast(k.load(self.a_tile, add(place, mul(integer(h), dim_expr(at.stride)))), self.c.acc)
+            for h in range(step.count):
+                value = k.cast(k.load(self.a_buffer, add(offset, mul(integer(h), dim_expr(step.a_stride)))), self.c.acc)
                 value = x.let(k.splat(value, self.plan.lanes), "s")
 
-                def one(y: Block, v: Expr, h: int = h, value: Expr = value) -> None:
+                def multiply(y: Block, v: Expr, h: int = h, value: Expr = value) -> None:
                     slot = add(mul(r, integer(nv)), v)
-                    own = k.load(at.bv, add(integer(h * nv), v))
-                    y.store(at.acc, slot, k.fma(value, own, k.load(at.acc, slot)))
+                    b_vector = k.load(step.b_vectors, add(integer(h * nv), v))
+                    y.store(step.acc, slot, k.fma(value, b_vector, k.load(step.acc, slot)))
 
-                x.loop("v", 0, nv, 1, one, unroll=True)
+                x.loop("v", 0, nv, 1, multiply, unroll=True)
 
         _each_row(block, tile, row)
 
-    def _lane_of_a(self, place: Expr, count: int) -> Expr:
-        """`count` neighbouring k of A, and zeros behind them, in all lanes."""
-        a, whole = self.a_tile, self.c.per_lane
-        if count == whole:
-            word = k.bitcast(k.load(a, place, whole), u32)
+    def _splat_a(self, offset: Expr, count: int) -> Expr:
+        """Return `count` consecutive k of A, padded with zeros, in every lane."""
+        a, per_lane = self.a_buffer, self.c.per_lane
+        if count == per_lane:
+            word = k.bitcast(k.load(a, offset, per_lane), u32)
         else:
             bits = u16 if a.dtype.bits == 16 else u8
-            found = (k.cast(k.bitcast(k.load(a, add(place, integer(i))), bits), u32) for i in range(count))
-            shifted = (k.binary("shl", x, k.lit(i * bits.bits, u32)) for i, x in enumerate(found))
+            words = (k.cast(k.bitcast(k.load(a, add(offset, integer(i))), bits), u32) for i in range(count))
+            shifted = (k.binary("shl", x, k.lit(i * bits.bits, u32)) for i, x in enumerate(words))
             word = functools.reduce(lambda x, y: k.binary("or", x, y), shifted)
         return k.bitcast(k.splat(word, self.plan.lanes), a.dtype)
 
     def epilogue(self, block: Block, columns: Columns, tile: TileRows, acc: Buffer) -> None:
-        """Hands the sums in `acc`, vector by vector, to `write`."""
-        lanes, nv, at = self.plan.lanes, columns.vectors, tile.at
+        """Pass the sums in `acc` to `write`, one vector at a time."""
+        lanes, nv, line_index = self.plan.lanes, columns.vectors, tile.line_index
 
-        def finish(b: Block, v: Expr, full: bool) -> None:
-            n = add(columns.start, mul(v, integer(lanes)))
+        def write_column_vector(b: Block, v: Expr, is_full: bool) -> None:
+            n = add(columns.first_column, mul(v, integer(lanes)))
 
-            def row(x: Block, i: Expr, j: Expr) -> None:
+            def write_row(x: Block, i: Expr, j: Expr) -> None:
                 value = k.load(acc, add(mul(add(mul(i, integer(tile.rows)), j), integer(nv)), v))
-                self._finish(x, place(i, j), n, value, columns, full)
+                self._write_vector(x, row_index(i, j), n, value, columns, is_full)
 
-            def place(i: Expr, j: Expr) -> Index:
-                line = (*at[:-1], add(at[-1], i)) if at else ()
-                return (*self.batch, *line, add(tile.w, j), *self.outer)
+            def row_index(i: Expr, j: Expr) -> Index:
+                line = (*line_index[:-1], add(line_index[-1], i)) if line_index else ()
+                return (*self.batch_index, *line, add(tile.first_row, j), *self.outer_column_index)
 
-            if self.fold is None:
-                _each_row(b, tile, row)
+            if self.line_epilogue is None:
+                _each_row(b, tile, write_row)
                 return
-            fold, index, mask = self.fold, *self._lanes(b, n, columns, full)
+            line_epilogue, index, mask = self.line_epilogue, *self._column_lanes(b, n, columns, is_full)
 
-            def line(x: Block, i: Expr) -> None:
-                fold.begin(x, index.lanes)
-                x.loop("j", 0, tile.rows, 1, lambda y, j: row(y, i, j), unroll=True)
-                fold.end(x, (*place(i, ZERO), index), mask, tile.first)
+            def write_line(x: Block, i: Expr) -> None:
+                line_epilogue.begin(x, index.lanes)
+                x.loop("j", 0, tile.rows, 1, lambda y, j: write_row(y, i, j), unroll=True)
+                line_epilogue.end(x, (*row_index(i, ZERO), index), mask, tile.is_first)
 
-            b.loop("i", 0, tile.lines, 1, line, unroll=True)
+            b.loop("i", 0, tile.lines, 1, write_line, unroll=True)
 
-        whole = nv - 1 if columns.tail else nv
-        block.loop("v", 0, whole, 1, lambda b, v: finish(b, v, True), unroll=True)
-        if columns.tail:
-            finish(block, integer(whole), False)
+        full_vectors = nv - 1 if columns.tail_lanes else nv
+        block.loop("v", 0, full_vectors, 1, lambda b, v: write_column_vector(b, v, True), unroll=True)
+        if columns.tail_lanes:
+            write_column_vector(block, integer(full_vectors), False)
 
-    def _finish(self, block: Block, place: Index, n: Expr, value: Expr, columns: Columns, full: bool) -> None:
-        if (columns.masked or not full) and not self.plan.masks and not columns.tail:
-            one_by_one(block, place, n, value, self.columns, self.write)
+    def _write_vector(
+        self, block: Block, row_index: Index, n: Expr, value: Expr, columns: Columns, is_full: bool
+    ) -> None:
+        if (columns.is_masked or not is_full) and not self.plan.has_masks and not columns.tail_lanes:
+            write_scalars(block, row_index, n, value, self.columns, self.write)
             return
-        index, mask = self._lanes(block, n, columns, full)
+        index, mask = self._column_lanes(block, n, columns, is_full)
         if index.lanes < value.lanes:
             value = k.Shuffle(value.dtype, index.lanes, value, value, tuple(range(index.lanes)))
-        self.write(block, (*place, index), value, mask)
+        self.write(block, (*row_index, index), value, mask)
 
-    def _lanes(self, block: Block, n: Expr, columns: Columns, full: bool) -> tuple[Expr, Expr | None]:
-        """The columns of a vector from `n`, and which exist, None for all: without mask registers, those are fewer."""
+    def _column_lanes(self, block: Block, n: Expr, columns: Columns, is_full: bool) -> tuple[Expr, Expr | None]:
+        """Return the columns of the vector at column `n` and its mask. Without mask registers the vector is shortened
+        to the valid columns."""
         lanes = self.plan.lanes
-        if (columns.masked or not full) and self.plan.masks:
+        if (columns.is_masked or not is_full) and self.plan.has_masks:
             return k.ramp(n, lanes), block.let(k.binary("lt", k.ramp(n, lanes), dim_expr(self.columns)), "mask")
-        lanes = lanes if full else columns.tail
+        lanes = lanes if is_full else columns.tail_lanes
         return (k.ramp(n, lanes) if lanes > 1 else n), None
 
 

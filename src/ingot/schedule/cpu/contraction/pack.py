@@ -1,13 +1,13 @@
-"""B's panels: constant operands repacked at compile time, run-time ones whose columns lie apart transposed in scratch.
+"""B's panels: constant operands are packed at compile time, run-time ones with strided columns transposed in scratch.
 
     B[batch, reduce, cols]   ->   [batch][outer cols][panel][k][columns of the panel]
 
-A panel is what one register tile reads: for each k its columns lie side by side, so B is one contiguous stream. The
-last panel is as narrow as whole vectors allow; missing columns are zero (at run time: copies of the last).
+A register tile reads one panel. The columns of each k are contiguous, so B is one contiguous stream. The last panel is
+as narrow as full vectors allow; its missing columns are zero (copies of the last column, if packed at run time).
 
-Narrow weights have the k of one 32-bit lane side by side: [panel][k / 2][columns][2] for bf16, 4 instead of 2 for i8.
-What is missing at the end of the innermost reduction loop is zero. Levels of weights (`block_quantized.py`) lie so too,
-in words of 32 bits, signed ones moved by half of their range.
+In panels of narrow weights the k of one 32-bit lane are contiguous: [panel][k / 2][columns][2] for bf16, 4 instead of 2
+for i8. The end of the innermost reduction loop is padded with zeros. Quantized levels (`block_quantized.py`) are stored
+the same way in 32-bit words; signed levels are offset by half of their range.
 """
 
 from __future__ import annotations
@@ -33,46 +33,45 @@ from ingot.support.files import release
 
 
 def panel_widths(columns: int, plan: Plan) -> list[int]:
-    """Columns of each panel, whole vectors."""
-    full, rest = divmod(columns, plan.panel)
-    return [plan.panel] * full + ([-(-rest // plan.lanes) * plan.lanes] if rest else [])
+    """Return the columns of each panel, rounded up to full vectors."""
+    full, rest = divmod(columns, plan.panel_columns)
+    return [plan.panel_columns] * full + ([-(-rest // plan.lanes) * plan.lanes] if rest else [])
 
 
-def panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
-    """B, the contiguous constant operand `index`, repacked in panels. Strides of the axes count its elements, from
-    `offset`.
-    """
+def pack_panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack:
+    """Return the packing of B, the contiguous constant operand `index`, into panels. The strides of the axes count its
+    elements from `offset`."""
     axes = (*c.batch, *c.cols[:-1], *merge_axes(c.reduce), *c.cols[-1:])
     *shape, run, columns = static_shape(tuple(x.extent for x in axes))
     outer = prod(shape[: len(c.batch) + len(c.cols) - 1])
-    turns = -(-run // c.per_lane)
-    lines = prod(shape) // outer * turns * (1 if c.of_levels else c.per_lane)  # elements of a column
+    steps = -(-run // c.per_lane)
+    column_elements = prod(shape) // outer * steps * (1 if c.of_levels else c.per_lane)  # elements of a column
     widths = panel_widths(columns, plan)
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
-        dense = stepped(array, offset, (*shape, run, columns), static_shape(tuple(x.b for x in axes)))
+        dense = strided_view(array, offset, (*shape, run, columns), static_shape(tuple(x.b for x in axes)))
         rows = out.reshape(outer, -1)
         start = 0
         for width in widths:
             stop = min(start + width, columns)
             source = dense[..., start:stop]
-            panel = rows[:, start * lines : (start + width) * lines]
+            panel = rows[:, start * column_elements : (start + width) * column_elements]
             if c.of_levels:
-                panel.reshape(*shape, turns, width)[..., : stop - start] = _words(source, c)
+                panel.reshape(*shape, steps, width)[..., : stop - start] = _words(source, c)
             else:
-                panel = panel.reshape(*shape, turns, width, c.per_lane)
+                panel = panel.reshape(*shape, steps, width, c.per_lane)
                 for i in range(c.per_lane):
                     panel[..., : -(-(run - i) // c.per_lane), : stop - start, i] = source[..., i :: c.per_lane, :]
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
-    named = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
-    key = f"panels {named} @{offset} {plan.panel}x{plan.lanes} {c.b} {c.per_lane}"
-    return Pack(index, key, u32 if c.of_levels else c.b, outer * lines * sum(widths), write)
+    axes_key = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
+    key = f"panels {axes_key} @{offset} {plan.panel_columns}x{plan.lanes} {c.b} {c.per_lane}"
+    return Pack(index, key, u32 if c.of_levels else c.b, outer * column_elements * sum(widths), write)
 
 
-def product_panels(b: np.ndarray, out: np.ndarray, widths: Sequence[int]) -> None:
-    """[products, k, columns] as panels of each product; `out` is zero where columns are missing."""
+def pack_product_panels(b: np.ndarray, out: np.ndarray, widths: Sequence[int]) -> None:
+    """Pack [products, k, columns] into panels per product. `out` must be zero where columns are missing."""
     products, depth, _ = b.shape
     start = 0
     for width in widths:
@@ -82,8 +81,9 @@ def product_panels(b: np.ndarray, out: np.ndarray, widths: Sequence[int]) -> Non
         start += width
 
 
-def window_stream(w: np.ndarray, out: np.ndarray, lanes: int) -> None:
-    """[r, r, ci, columns] as [ci][vector of columns][r * r][lanes]; `out` is zero where columns are missing."""
+def pack_window_stream(w: np.ndarray, out: np.ndarray, lanes: int) -> None:
+    """Pack [r, r, ci, columns] as [ci][vector of columns][r * r][lanes]. `out` must be zero where columns are
+    missing."""
     r, _, ci, count = w.shape
     windows = out.reshape(ci, -1, r * r, lanes)
     for start in range(0, count, lanes):
@@ -92,89 +92,88 @@ def window_stream(w: np.ndarray, out: np.ndarray, lanes: int) -> None:
 
 
 def _words(levels: np.ndarray, c: Contraction) -> np.ndarray:
-    """[.., k, columns] as [.., k / per_lane, columns] of u32, the levels of smaller k in lower bits."""
-    each, bits = c.per_lane, c.b.bits
-    plain = np.swapaxes(levels, -1, -2).view(np.uint8) & ((1 << bits) - 1)
+    """Pack levels [.., k, columns] into u32 words [.., k / per_lane, columns], smaller k in lower bits."""
+    per_word, bits = c.per_lane, c.b.bits
+    values = np.swapaxes(levels, -1, -2).view(np.uint8) & ((1 << bits) - 1)
     if c.b.kind == "i":
-        plain ^= 1 << (bits - 1)
-    missing = -plain.shape[-1] % each
-    plain = np.pad(plain, [(0, 0)] * (plain.ndim - 1) + [(0, missing)]) if missing else plain
-    plain = np.ascontiguousarray(plain[..., ::2] | plain[..., 1::2] << 4 if bits == 4 else plain)
-    return np.swapaxes(plain.view("<u4"), -1, -2)
+        values ^= 1 << (bits - 1)
+    padding = -values.shape[-1] % per_word
+    values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)]) if padding else values
+    values = np.ascontiguousarray(values[..., ::2] | values[..., 1::2] << 4 if bits == 4 else values)
+    return np.swapaxes(values.view("<u4"), -1, -2)
 
 
-def stepped(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-    """A view of `array`, or of a copy of it, with axes of these extents that step through its elements.
+def strided_view(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> np.ndarray:
+    """Return a view of `array`, or of a copy of it, with these extents and steps.
 
-    offset, steps: count elements in row-major order. An array that lies in memory in another order, such as a
-    transposed weight, is read where it is if each axis stays within one dimension.
+    offset, steps: in elements, in row-major order. An array with another memory order, such as a transposed weight, is
+    not copied if each axis stays within one dimension.
     """
-    strides = _within(array, offset, extents, steps) if array.size else None
+    strides = _byte_strides(array, offset, extents, steps) if array.size else None
     if strides is None:
         array = np.ascontiguousarray(array).reshape(-1)[offset:]
         return by_strides(array, extents, [s * array.itemsize for s in steps])
-    start = array[tuple(slice(i, None) for i in np.unravel_index(offset, array.shape))]
-    return by_strides(start, extents, strides)
+    view = array[tuple(slice(i, None) for i in np.unravel_index(offset, array.shape))]
+    return by_strides(view, extents, strides)
 
 
-def _within(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> list[int] | None:
-    """The strides in bytes of `stepped`; None where an axis goes from one dimension to another."""
-    whole = [prod(array.shape[d + 1 :]) for d in range(array.ndim)]  # elements in a step of each dimension
+def _byte_strides(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> list[int] | None:
+    """The strides of `strided_view` in bytes; None if an axis crosses dimensions."""
+    dim_steps = [prod(array.shape[d + 1 :]) for d in range(array.ndim)]  # elements in a step of each dimension
     last = [int(i) for i in np.unravel_index(offset, array.shape)]
     strides: list[int] = []
     for extent, step in zip(extents, steps, strict=True):
-        d = next((d for d, size in enumerate(whole) if step >= size and array.shape[d] > 1), None)
-        if d is None or step % whole[d]:
+        d = next((d for d, size in enumerate(dim_steps) if step >= size and array.shape[d] > 1), None)
+        if d is None or step % dim_steps[d]:
             if extent > 1 and step:
                 return None
             strides.append(0)
             continue
-        last[d] += (extent - 1) * (step // whole[d])
-        strides.append(step // whole[d] * array.strides[d])
+        last[d] += (extent - 1) * (step // dim_steps[d])
+        strides.append(step // dim_steps[d] * array.strides[d])
     return strides if all(i < size for i, size in zip(last, array.shape, strict=True)) else None
 
 
 @dataclass(frozen=True)
 class Strip:
-    """Columns `first`... of a B in memory: column n starts at `base` + n * stride, its k lie side by side; `columns`
-    exist.
-    """
+    """The columns of a B in memory from `first_column`. Column n starts at `base` + n * stride and is contiguous in k.
+    columns: the number of valid columns."""
 
     buffer: Buffer
     base: Expr
     stride: DimLike
-    first: Expr
+    first_column: Expr
     columns: DimLike
 
 
 def transpose_panel(block: Block, b: Strip, out: Buffer, rows: int, depth: DimLike, width: int, plan: Plan) -> None:
-    """out[k, 0..width] = columns of the strip, by square blocks in registers. `rows`: depth in whole vectors; rows
-    beyond depth are written with anything."""
+    """out[k, 0..width] = columns of the strip, transposed in square register blocks. rows: depth rounded up to full
+    vectors; rows beyond `depth` get arbitrary values."""
     lanes = plan.lanes
-    whole = static_shape((depth,))[0] // lanes * lanes
+    full_rows = static_shape((depth,))[0] // lanes * lanes
 
-    def turn(x: Block, q: Expr, at_k: Expr, count: int) -> None:
+    def emit_block(x: Block, column: Expr, row: Expr, count: int) -> None:
         vectors = []
         for i in range(lanes):
-            n = k.binary("min", add(b.first, add(q, integer(i))), dim_expr(b.columns - 1))
-            at = add(add(b.base, mul(n, dim_expr(b.stride))), at_k)
-            vectors.append(x.let(k.cast(_some(b.buffer, at, lanes, count, plan.masks), out.dtype), "r"))
+            n = k.binary("min", add(b.first_column, add(column, integer(i))), dim_expr(b.columns - 1))
+            offset = add(add(b.base, mul(n, dim_expr(b.stride))), row)
+            vectors.append(x.let(k.cast(_load_partial(b.buffer, offset, lanes, count, plan.has_masks), out.dtype), "r"))
         for i, vector in enumerate(transpose_block(x, vectors)):
-            x.store(out, add(mul(add(at_k, integer(i)), integer(width)), q), vector)
+            x.store(out, add(mul(add(row, integer(i)), integer(width)), column), vector)
 
-    def across(x: Block, q: Expr) -> None:
-        x.loop("k", 0, whole, lanes, lambda y, at_k: turn(y, q, at_k, lanes))
-        if whole < rows:
-            turn(x, q, integer(whole), static_shape((depth,))[0] - whole)
+    def emit_columns(x: Block, column: Expr) -> None:
+        x.loop("k", 0, full_rows, lanes, lambda y, at_k: emit_block(y, column, at_k, lanes))
+        if full_rows < rows:
+            emit_block(x, column, integer(full_rows), static_shape((depth,))[0] - full_rows)
 
-    block.loop("q", 0, width, lanes, across)
+    block.loop("q", 0, width, lanes, emit_columns)
 
 
-def _some(buffer: Buffer, at: Expr, lanes: int, count: int, masks: bool) -> Expr:
-    """The first `count` elements at `at` as a vector."""
+def _load_partial(buffer: Buffer, offset: Expr, lanes: int, count: int, has_masks: bool) -> Expr:
+    """Load the first `count` elements at `at` into a vector."""
     if count == lanes:
-        return k.load(buffer, at, lanes)
-    if masks:
-        return k.load(buffer, at, lanes, k.binary("lt", k.ramp(integer(0), lanes), integer(count)))
-    short = k.load(buffer, at, count)
-    return k.Shuffle(short.dtype, lanes, short, short, tuple(min(i, count - 1) for i in range(lanes)))
+        return k.load(buffer, offset, lanes)
+    if has_masks:
+        return k.load(buffer, offset, lanes, k.binary("lt", k.ramp(integer(0), lanes), integer(count)))
+    partial = k.load(buffer, offset, count)
+    return k.Shuffle(partial.dtype, lanes, partial, partial, tuple(min(i, count - 1) for i in range(lanes)))

@@ -1,9 +1,9 @@
-"""Panels of a B that is no constant, which a kernel of its own fills at each call.
+"""Panels of a run-time B, which a separate kernel packs at each call.
 
-    B[batch, reduce, cols], columns side by side   ->   [batch][outer cols][panel][k][columns of the panel]
+    B[batch, reduce, cols], contiguous columns   ->   [batch][outer cols][panel][k][columns of the panel]
 
-Register tiles that read B in place walk it in steps of a whole row: every k is another page and often the same set of
-the first-level cache. Where many tiles read a long panel, a copy that is one stream costs less.
+Register tiles that read B in place advance by a full row per k: each k is in another page and often in the same set of
+the L1 cache. If many tiles read a long panel, a contiguous copy costs less.
 """
 
 from __future__ import annotations
@@ -21,80 +21,83 @@ from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.index import dim_expr
 from ingot.schedule.lowered import Arg, Step
 
-# Rows that read B, from which on the copy is a small part of their products; columns that lie apart are copied twice.
-_ROWS, _ROWS_APART = 128, 256
-_CHUNK = 16384  # elements that a chunk of the copy has, about
+# With this many rows, the copy costs little compared with the products. Strided columns are copied twice.
+_MIN_ROWS, _MIN_ROWS_STRIDED = 128, 256
+_CHUNK_ELEMENTS = 16384  # of the copy, approximately
 
 
-def worth_packing(c: Contraction, machine: Machine) -> bool:
-    """Whether B, which is no constant, should be copied into panels before it is read."""
+def should_pack(c: Contraction, machine: Machine) -> bool:
+    """Whether a run-time B should be copied into panels before it is read."""
     if c.packed or c.computed or not c.a == c.b == c.acc or c.acc not in (f32, f64):
         return False
     axes = (*c.batch, *c.rows, *c.cols, *c.reduce)
     if not all(isinstance(v, int) for x in axes for v in (x.extent, x.b)):
         return False
     if any(x.b == 0 for x in (*c.batch, *c.reduce)):
-        return False  # what is repeated is read where it lies
+        return False  # a broadcast B is read in place
     columns, rows, depth = static_shape((c.cols[-1].extent, product(x.extent for x in c.rows), c.k))
     panel = 2 * machine.lanes(c.acc)
-    least = _ROWS if c.cols[-1].b == 1 else _ROWS_APART
-    return rows >= least and columns > panel and depth * panel * c.b.nbytes > machine.l1 / 2
+    min_rows = _MIN_ROWS if c.cols[-1].b == 1 else _MIN_ROWS_STRIDED
+    return rows >= min_rows and columns > panel and depth * panel * c.b.nbytes > machine.l1 / 2
 
 
-def panels_step(c: Contraction, plan: Plan, offset: int, machine: Machine, source: Arg, to: Arg) -> tuple[Step, int]:
-    """The step, and how many bytes it fills. c: with the strides of B as it lies; plan: of the packed contraction."""
+def packing_step(
+    c: Contraction, plan: Plan, offset: int, machine: Machine, source: Arg, output: Arg
+) -> tuple[Step, int]:
+    """Return the packing step and the bytes that it fills. c: with the strides of the unpacked B. plan: of the packed
+    contraction."""
     entries, reduce, lanes = (*c.batch, *c.cols[:-1]), merge_axes(c.reduce), plan.lanes
     depth, columns = static_shape((c.k, c.cols[-1].extent))
-    whole = -(-columns // lanes) * lanes
+    padded_columns = -(-columns // lanes) * lanes
     run = reduce[-1]
-    turns = depth // static_shape((run.extent,))[0]
-    per = max(1, min(turns, _CHUNK // (plan.panel * static_shape((run.extent,))[0])))
-    parts, count = -(-turns // per), -(-columns // plan.panel)
+    steps = depth // static_shape((run.extent,))[0]
+    chunk_steps = max(1, min(steps, _CHUNK_ELEMENTS // (plan.panel_columns * static_shape((run.extent,))[0])))
+    parts, panel_count = -(-steps // chunk_steps), -(-columns // plan.panel_columns)
     buffer, out = Buffer("b", c.b, align=c.b.nbytes), Buffer("panels", c.b, writable=True)
     chunk, top = k.var("chunk"), Block()
-    extents = static_shape((*(x.extent for x in entries), count, parts))
-    *at, panel, part = (top.let(e, "c") for e in ix.delinearize(chunk, extents, top.multiples))
-    first = top.let(k.mul(panel, integer(plan.panel)), "n")
-    width = top.let(k.binary("min", integer(plan.panel), k.sub(integer(whole), first)), "w")
+    extents = static_shape((*(x.extent for x in entries), panel_count, parts))
+    *entry_index, panel, part = (top.let(e, "c") for e in ix.delinearize(chunk, extents, top.multiples))
+    first = top.let(k.mul(panel, integer(plan.panel_columns)), "n")
+    width = top.let(k.binary("min", integer(plan.panel_columns), k.sub(integer(padded_columns), first)), "w")
     last = top.let(k.binary("min", k.add(first, width), integer(columns)), "n")
-    base = ix.linear(tuple(at), tuple(x.b for x in entries), offset)
+    base = ix.linear(tuple(entry_index), tuple(x.b for x in entries), offset)
     base = top.let(base, "b")
-    start = ix.linear(tuple(at), _strides(entries, depth * whole))
-    start = top.let(k.add(start, k.mul(first, integer(depth))), "p")
+    panel_offset = ix.linear(tuple(entry_index), _dense_strides(entries, depth * padded_columns))
+    panel_offset = top.let(k.add(panel_offset, k.mul(first, integer(depth))), "p")
 
-    def line(block: Block, turn: Expr) -> None:
-        places = ix.delinearize(turn, static_shape(tuple(x.extent for x in reduce[:-1])), block.multiples)
-        row = block.let(k.add(base, ix.linear(tuple(places), tuple(x.b for x in reduce[:-1]))), "b")
-        target = block.let(k.add(start, k.mul(k.mul(turn, dim_expr(run.extent)), width)), "p")
+    def emit_step(block: Block, step: Expr) -> None:
+        index = ix.delinearize(step, static_shape(tuple(x.extent for x in reduce[:-1])), block.multiples)
+        source_row = block.let(k.add(base, ix.linear(tuple(index), tuple(x.b for x in reduce[:-1]))), "b")
+        target_offset = block.let(k.add(panel_offset, k.mul(k.mul(step, dim_expr(run.extent)), width)), "p")
 
-        def one(b: Block, i: Expr) -> None:
-            here = b.let(k.add(row, k.mul(i, dim_expr(run.b))), "b")
-            there = b.let(k.sub(k.add(target, k.mul(i, width)), first), "p")
+        def emit_row(b: Block, i: Expr) -> None:
+            source_offset = b.let(k.add(source_row, k.mul(i, dim_expr(run.b))), "b")
+            row_offset = b.let(k.sub(k.add(target_offset, k.mul(i, width)), first), "p")
 
-            def vector(z: Block, n: Expr, mask: Expr | None) -> None:
+            def emit_vector(z: Block, n: Expr, mask: Expr | None) -> None:
                 column = ix.first_lane(n)
-                value = z.let(k.load(buffer, k.add(here, column), n.lanes, mask), "v")
-                z.store(out, k.add(there, column), value)
+                value = z.let(k.load(buffer, k.add(source_offset, column), n.lanes, mask), "v")
+                z.store(out, k.add(row_offset, column), value)
 
-            vector_loop(b, first, last, lanes, machine, vector, multiple=lanes)
+            vector_loop(b, first, last, lanes, machine, emit_vector, multiple=lanes)
 
-        block.loop("i", 0, run.extent, 1, one)
+        block.loop("i", 0, run.extent, 1, emit_row)
 
-    low = top.let(k.mul(part, integer(per)), "t")
-    top.loop("t", low, top.let(k.binary("min", k.add(low, integer(per)), integer(turns)), "t"), 1, line)
+    low = top.let(k.mul(part, integer(chunk_steps)), "t")
+    top.loop("t", low, top.let(k.binary("min", k.add(low, integer(chunk_steps)), integer(steps)), "t"), 1, emit_step)
     chunks = dim_expr(product(extents))
     size = product(x.extent for x in entries)
     kernel = Kernel("panels", (buffer, out), (), chunk, chunks, top.body)
-    return Step(kernel, (source, to)), static_shape((size,))[0] * depth * whole * c.b.nbytes
+    return Step(kernel, (source, output)), static_shape((size,))[0] * depth * padded_columns * c.b.nbytes
 
 
-def _strides(entries: tuple[Axis, ...], size: int) -> tuple[int, ...]:
-    """Of dense entries of `size` elements each."""
-    out: list[int] = []
+def _dense_strides(entries: tuple[Axis, ...], size: int) -> tuple[int, ...]:
+    """The strides of dense entries of `size` elements each."""
+    strides: list[int] = []
     for x in reversed(entries):
-        out.append(size)
+        strides.append(size)
         size *= static_shape((x.extent,))[0]
-    return tuple(reversed(out))
+    return tuple(reversed(strides))
 
 
-__all__ = ["panels_step", "worth_packing"]
+__all__ = ["packing_step", "should_pack"]

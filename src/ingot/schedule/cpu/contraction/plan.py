@@ -1,4 +1,4 @@
-"""How a contraction is computed in registers, panels and chunks: what `cost_model.py` decides and kernels follow."""
+"""The blocking of a contraction: its register tile, its column panels and its chunks. `cost_model.py` chooses it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,31 @@ from ingot.ir.dims import DimLike
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.support.dataclass import dataclass
 
-LINE = 64  # bytes of a cache line
-AHEAD = 8192  # bytes: some hundred cycles of the stream before it is needed
+CACHE_LINE_BYTES = 64
+PREFETCH_DISTANCE_BYTES = 8192  # a stream arrives some hundred cycles before it is needed
 
 
 @dataclass(frozen=True)
 class Plan:
-    """lanes: of a vector. lines, width: the register tile's rows along the last two row axes. vectors: its columns.
-    unroll: of the innermost reduction loop. row_run: line groups of a chunk; row_block: rows along the last row axis
-    of a chunk (a multiple of `width`, or the whole axis); panels: column panels of a chunk. batch_run: batch entries
-    (and outer columns) of a chunk. prefetch: cache lines of B per turn of the innermost loop: of the next panel, or
-    of what lies `ahead` elements further on. k_block: turns of the outermost reduction loop of which sums are kept in
-    scratch (0: all at once). panel_at, rows_at: byte offsets in scratch of a panel of B that is transposed at run time
-    and of the rows of a computed A (-1: none); partial sums lie before both. rows_at_once: rows of A that are computed
-    before all panels of the chunk read them. scratch_bytes: what a worker needs.
+    """The blocking that the loop nest follows.
+
+    A line is one index of all row axes but the last: a row of an image, say. A line group is the `lines` lines of one
+    register tile. A chunk is the part of the output that a thread computes at a time.
+
+    lanes: lanes of a vector.
+    lines, width, vectors: the register tile: lines, rows along the last row axis, and vectors of columns.
+    unroll: the unroll factor of the innermost reduction loop.
+    chunk_line_groups, chunk_panels: line groups and column panels of a chunk.
+    chunk_rows: rows of a chunk along the last row axis: a multiple of `width`, or the entire axis.
+    has_masks: whether the machine has mask registers.
+    chunk_entries: batch entries (and outer columns) of a chunk.
+    prefetch_lines: cache lines of B that each iteration of the innermost loop prefetches.
+    prefetch_distance: elements between a load of B and its prefetch. 0: the next panel is prefetched.
+    k_block: iterations of the outermost reduction loop between stores of partial sums to scratch. 0: no blocking.
+    panel_offset: byte offset in scratch of a panel of B that is transposed at run time. -1: none.
+    a_block_offset: byte offset in scratch of computed rows of A. -1: none. Partial sums precede both.
+    a_block_rows: rows of A that are computed before all panels of the chunk read them.
+    scratch_bytes: scratch memory of a worker.
     """
 
     lanes: int
@@ -27,41 +38,45 @@ class Plan:
     width: int
     vectors: int
     unroll: int
-    row_run: int
-    row_block: DimLike
-    panels: int
-    masks: bool
-    batch_run: int = 1
-    prefetch: int = 0
-    ahead: int = 0
+    chunk_line_groups: int
+    chunk_rows: DimLike
+    chunk_panels: int
+    has_masks: bool
+    chunk_entries: int = 1
+    prefetch_lines: int = 0
+    prefetch_distance: int = 0
     k_block: int = 0
-    panel_at: int = -1
-    rows_at: int = -1
-    rows_at_once: int = 0
+    panel_offset: int = -1
+    a_block_offset: int = -1
+    a_block_rows: int = 0
     scratch_bytes: int = 0
 
     @property
-    def panel(self) -> int:
+    def panel_columns(self) -> int:
         """Columns of a full panel."""
         return self.lanes * self.vectors
 
     @property
-    def sums_bytes(self) -> int:
-        return next(at for at in (self.panel_at, self.rows_at, self.scratch_bytes) if at >= 0)
+    def partial_sums_bytes(self) -> int:
+        """Bytes of scratch for partial sums."""
+        return next(offset for offset in (self.panel_offset, self.a_block_offset, self.scratch_bytes) if offset >= 0)
 
 
-def pieces(c: Contraction) -> int:
-    """Of how many elements the pieces are that a batch entry reads of each place of an image, as grouped convolutions
-    do: a cache line or less, with others between them, which no hardware prefetcher follows. 0: A is read otherwise."""
-    run, step = merge_axes(c.reduce)[-1], c.rows[-1].a
-    if len(c.rows) < 2 or run.a != 1 or not isinstance(run.extent, int) or not isinstance(step, int):
+def scattered_run(c: Contraction) -> int:
+    """Return the length of the contiguous runs that a batch entry reads at each position of an image, in elements.
+
+    Grouped convolutions read runs of a cache line or less with gaps between them, which no hardware prefetcher
+    follows. Return 0 if A is read in longer runs or without gaps.
+    """
+    run, row_stride = merge_axes(c.reduce)[-1], c.rows[-1].a
+    if len(c.rows) < 2 or run.a != 1 or not isinstance(run.extent, int) or not isinstance(row_stride, int):
         return 0
-    return run.extent if run.extent * c.a.nbytes <= LINE < step * c.a.nbytes else 0
+    return run.extent if run.extent * c.a.nbytes <= CACHE_LINE_BYTES < row_stride * c.a.nbytes else 0
 
 
-def transposed(c: Contraction) -> bool:
-    """A run-time B whose reduction lies side by side and whose columns do not: panels are transposed in scratch."""
+def needs_transpose(c: Contraction) -> bool:
+    """Whether a run-time B is contiguous along K and not along its columns, so that its panels must be transposed."""
     return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
 
 
-__all__ = ["AHEAD", "LINE", "Plan", "pieces", "transposed"]
+__all__ = ["CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "needs_transpose", "scattered_run"]

@@ -1,8 +1,8 @@
-"""The rows of a contraction's first operand that its own kernel computes: a block of them in scratch, then all columns.
+"""Contractions that compute rows of their first operand: a block of rows into scratch, then its products.
 
 pointwise:    for row: scratch = relu(x * scale + shift)
 a norm:       for row: m = sum(x) / k; v = sum((x - m)^2) / k; scratch = (x - m) * rsqrt(v + eps)
-contraction:  the nest of another contraction, all its columns, with an epilogue that writes to scratch
+contraction:  the loop nest of another contraction, all its columns, with an epilogue that writes to scratch
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands
 from ingot.schedule.cpu.contraction.cost_model import plan_rows
 from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel
-from ingot.schedule.cpu.contraction.operands import Computed, Operand, computed_rows
-from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.operands import ComputedA, Operand, scratch_loops
+from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.rows.passes import RowPasses, Visit
@@ -35,45 +35,45 @@ from ingot.schedule.row_box import Rows
 
 
 def is_computed(body: Graph, a: Node) -> bool:
-    """Whether the group itself computes its operand `a`."""
+    """Whether the group computes `a`, rather than reading it from an input."""
     return base_of(a) not in body.inputs
 
 
-def computed_a(body: Graph, ins: tuple[Layout, ...], node: Node, loops: Loops, machine: Machine) -> Computed:
-    """An A of pointwise ops, and of reductions along its rows: each row where the chunk's contraction reads it, by the
-    passes that a kernel of rows would make."""
-    # reductions know their rows by their own shape, not by a view's
-    base = base_of(node, WHOLE_VIEWS) if _reductions_below(node) else node
-    part, last = body.with_outputs((base,)), base.type.rank - 1
-    rows = Rows(base.shape, (last,), last)
+def computed_a(body: Graph, ins: tuple[Layout, ...], node: Node, loops: Loops, machine: Machine) -> ComputedA:
+    """Return an A of pointwise ops and row reductions. The chunk computes each row with the passes of a row kernel."""
+    # the rows of a reduction are those of its own shape, not of a view's
+    base = base_of(node, WHOLE_VIEWS) if _has_reductions(node) else node
+    base_body, last_dim = body.with_outputs((base,)), base.type.rank - 1
+    rows = Rows(base.shape, (last_dim,), last_dim)
     (axis,) = loops.rows
 
     def fill(block: Block, batch: Index, span: tuple[Expr, Expr], out: Buffer) -> None:
         em = Operands.of(body).emitter(body, ins)
-        passes = RowPasses(part, em, rows, machine, caches=False)
+        passes = RowPasses(base_body, em, rows, machine, caches=False)
 
-        def row(b: Block, r: Expr) -> None:
-            at = loops.source(loops.full((*batch, r, *(ZERO for _ in loops.cols))), ZERO)
-            passes.visits = (Visit(_under_views(b, node, base, at)[:last]),)
-            start = b.let(ix.mul(ix.sub(r, span[0]), dim_expr(axis.a)), "to")
+        def emit_row(b: Block, r: Expr) -> None:
+            index = loops.source(loops.full((*batch, r, *(ZERO for _ in loops.cols))), ZERO)
+            passes.visits = (Visit(_base_index(b, node, base, index)[:last_dim]),)
+            out_offset = b.let(ix.mul(ix.sub(r, span[0]), dim_expr(axis.a)), "to")
             passes.fold(b)
 
-            def vector(x: Block, where: Index, mask: Expr | None, _: int) -> None:
-                store_at(x, out, ix.add(start, where[last]), em.value(x, base, where, mask), mask)
+            def emit_vector(x: Block, index: Index, mask: Expr | None, _: int) -> None:
+                store_at(x, out, ix.add(out_offset, index[last_dim]), em.value(x, base, index, mask), mask)
 
-            passes.over_row(b, vector, again=True)
+            passes.over_row(b, emit_vector, again=True)
 
-        block.loop("row", *span, 1, row)
+        block.loop("row", *span, 1, emit_row)
 
-    return Computed(fill)
+    return ComputedA(fill)
 
 
-def _reductions_below(node: Node) -> bool:
+def _has_reductions(node: Node) -> bool:
     return any(isinstance(n.op, ops.Reduce) for n in topological([node]))
 
 
-def _under_views(block: Block, node: Node, base: Node, index: Index) -> Index:
-    """Where in `base` the element of `node` at `index` lies, which is `base` behind reshapes and transposes."""
+def _base_index(block: Block, node: Node, base: Node, index: Index) -> Index:
+    """Return the index in `base` of the element of `node` at `index`. `node` is `base` behind reshapes and
+    transposes."""
     while node is not base:
         index = operand_index(block, node, index)
         (node,) = node.inputs
@@ -81,45 +81,46 @@ def _under_views(block: Block, node: Node, base: Node, index: Index) -> Index:
 
 
 class InnerRows:
-    """A contraction of a constant whose result, after pointwise ops, another reads row by row."""
+    """A contraction with a constant B whose result, after pointwise ops, another contraction reads row by row."""
 
     def __init__(
         self, anchor: Node, body: Graph, ins: tuple[Layout, ...], operands: Operands, em: Emitter, machine: Machine
     ):
         a, self.b = anchor.inputs
         self.anchor, self.em, self.machine = anchor, em, machine
-        self.b_at, b_layout = operand_memory(body, self.b, ins)
-        at, layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
-        self.loops = flat_rows(loops_of(anchor, layout, b_layout))
-        computed = at < 0 or len(self.loops.rows) > 1  # a halo around each image, say
-        if computed:
-            self.loops = computed_rows(self.loops, a)
-            self.a: Operand | Computed = computed_a(body, ins, a, self.loops, machine)
+        self.b_input, b_layout = operand_memory(body, self.b, ins)
+        a_input, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
+        self.loops = flat_rows(loops_of(anchor, a_layout, b_layout))
+        is_a_computed = a_input < 0 or len(self.loops.rows) > 1  # a halo around each image, say
+        if is_a_computed:
+            self.loops = scratch_loops(self.loops, a)
+            self.a: Operand | ComputedA = computed_a(body, ins, a, self.loops, machine)
         else:
-            self.a = Operand(operands.ins[at], layout.offset)
+            self.a = Operand(operands.ins[a_input], a_layout.offset)
         loops = self.loops
+        acc = accumulator(anchor.dtype)
         self.c = Contraction(
-            (), loops.rows, loops.cols, loops.reduce, a.dtype, self.b.dtype, accumulator(anchor.dtype), True, computed
+            (), loops.rows, loops.cols, loops.reduce, a.dtype, self.b.dtype, acc, packed=True, computed=is_a_computed
         )
         self.b_buffer, self.b_layout = Buffer("inner_b", self.b.dtype), b_layout
 
-    def rows(self, node: Node, outer: Loops, plan: Plan) -> tuple[Computed, Pack, int]:
-        """How the rows of `node` are computed for the loops `outer` of a contraction with this plan, from which packed
-        weights; the scratch of both."""
-        own = plan_rows(self.c, self.machine, plan)
-        pack = panels(self.b_at, self.c, own, *static_shape((self.b_layout.offset,)))
+    def lower_rows(self, node: Node, outer: Loops, plan: Plan) -> tuple[ComputedA, Pack, int]:
+        """Lower the rows of `node` for a contraction with the loops `outer` and this plan. Return them, the packed
+        weights and the scratch bytes of both contractions."""
+        inner_plan = plan_rows(self.c, self.machine, plan)
+        pack = pack_panels(self.b_input, self.c, inner_plan, *static_shape((self.b_layout.offset,)))
         (axis,) = outer.rows
 
         def fill(block: Block, batch: Index, rows: tuple[Expr, Expr], out: Buffer) -> None:
-            def write(b: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
+            def write(b: Block, loop_index: Index, acc: Expr, mask: Expr | None) -> None:
                 bind_result(self.em, b, self.anchor, b.let(k.cast(acc, self.anchor.dtype), "acc"))
-                index = self.loops.result(self.loops.full(place))
-                start = b.let(ix.mul(ix.sub(place[0], rows[0]), dim_expr(axis.a)), "to")
-                store_at(b, out, ix.add(start, place[-1]), self.em.value(b, node, index, mask), mask)
+                index = self.loops.result(self.loops.full(loop_index))
+                out_offset = b.let(ix.mul(ix.sub(loop_index[0], rows[0]), dim_expr(axis.a)), "to")
+                store_at(b, out, ix.add(out_offset, loop_index[-1]), self.em.value(b, node, index, mask), mask)
 
-            MacroKernel(self.c, own, self.a, Operand(self.b_buffer), write).emit_rows(block, rows)
+            MacroKernel(self.c, inner_plan, self.a, Operand(self.b_buffer), write).emit_rows(block, rows)
 
-        return Computed(fill), pack, own.scratch_bytes
+        return ComputedA(fill), pack, inner_plan.scratch_bytes
 
 
 __all__ = ["InnerRows", "computed_a", "is_computed"]

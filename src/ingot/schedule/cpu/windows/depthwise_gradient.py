@@ -1,12 +1,12 @@
-"""Gradients of depthwise convolutions' kernels: a vector of channels' taps stay in registers.
+"""Gradients of depthwise convolutions' kernels: the taps of a vector of channels stay in registers.
 
     for each part of the rows, block of channels:        for strips of rows: for 16 channels:
         taps[kh, kw] += x[oh*s + kh, ow*s + kw] * g[oh, ow]       over the strip's places, several at once
         part[kh, kw] += taps[kh, kw]
     for each tap, 16 channels:   out = sum of the parts, in their order
 
-Parts are cut by sizes alone, so that sums have the same bits on any number of threads; strips are short, so that no sum
-has many terms. Where all taps do not fit registers, lines of them take turns.
+Parts depend on sizes alone, so that sums have the same bits on any number of threads. Strips are short, so that no sum
+has many terms. If the taps do not fit in registers, groups of their lines are processed one after the other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ingot.schedule.group_io import bind_result, operand_memory, result_index, s
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 
-WORK = 1 << 18  # multiply-adds that a chunk should have
-PARTS = 64  # at most
-BLOCK = 1024  # bytes of a block of channels: lines that prefetching follows
-STRIP = 48  # places that are summed up in registers, about
-POSITIONS = 4  # whose cotangents are in registers at once
+CHUNK_MULTIPLY_ADDS = 1 << 18
+MAX_PARTS = 64
+CHANNEL_BLOCK_BYTES = 1024  # contiguous bytes that the hardware prefetcher follows
+STRIP_POSITIONS = 48  # that are summed in registers, approximately
+TILE_POSITIONS = 4  # whose cotangents are in registers together
 
 Taps = tuple[tuple[int, ...], ...]
 
@@ -45,7 +45,7 @@ Taps = tuple[tuple[int, ...], ...]
 def lower_depthwise_gradient(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
 ) -> Lowered:
-    """A KernelGradient of a group for each channel, and the reshapes and transposes behind it."""
+    """Lower a depthwise KernelGradient with the reshapes and transposes of its result."""
     return _Gradient(body, ins, outs, machine).lower()
 
 
@@ -56,169 +56,171 @@ class _Gradient:
         op = self.anchor.op
         assert isinstance(op, ops.KernelGradient)
         self.op, (x, g) = op, self.anchor.inputs
-        (self.x_at, self.x), (self.g_at, self.g) = (operand_memory(body, v, ins) for v in (x, g))
+        (self.x_input, self.x_layout), (self.g_input, self.g_layout) = (operand_memory(body, v, ins) for v in (x, g))
         self.dtype = accumulator(x.dtype)
         self.lanes = machine.lanes(self.dtype)
         self.channels = int(g.shape[-1])
-        self.makes = self.channels // int(x.shape[-1])  # output channels of an input channel
+        self.channel_multiplier = self.channels // int(x.shape[-1])  # output channels of an input channel
         self.outer, self.width = g.shape[:-2], g.shape[-2]  # places count rows, and places of a row
         self.operands = Operands.of(body)
         self.em = self.operands.emitter(body, ins)
         self.dims = symbol_params(*body_dims(body, (*ins, *outs)))
         self.rows = product(self.outer)
-        # channels in the order of vectors leave rows in pieces that hardware does not ask for ahead of time
-        self.far = x.type.rank > 3 and estimate(x.type.nbytes + g.type.nbytes) > machine.l2
-        self._cut()
+        # blocks of channels make rows discontiguous, which the hardware prefetcher does not follow
+        self.needs_prefetch = x.type.rank > 3 and estimate(x.type.nbytes + g.type.nbytes) > machine.l2
+        self._choose_sizes()
 
-    def _cut(self) -> None:
-        """Channels of a block, rows of a part and of a strip."""
+    def _choose_sizes(self) -> None:
+        """Choose the channels of a block and the rows of a part and of a strip."""
         width, vector = max(1, estimate(self.width)), self.lanes * self.dtype.nbytes
         vectors = -(-self.channels // self.lanes)
-        blocks = -(-vectors * vector // BLOCK)
-        self.block = -(-vectors // blocks) * self.lanes
-        self.blocks = -(-self.channels // self.block)
-        row = width * prod(self.op.window) * self.block
-        self.run = max(-(-WORK // row), -(-estimate(self.rows) // PARTS), 1)
-        self.strip = min(self.run, max(1, STRIP // width))
-        self.parts = ceildiv(self.rows, self.run)
+        blocks = -(-vectors * vector // CHANNEL_BLOCK_BYTES)
+        self.block_channels = -(-vectors // blocks) * self.lanes
+        self.blocks = -(-self.channels // self.block_channels)
+        row = width * prod(self.op.window) * self.block_channels
+        self.part_rows = max(-(-CHUNK_MULTIPLY_ADDS // row), -(-estimate(self.rows) // MAX_PARTS), 1)
+        self.strip_rows = min(self.part_rows, max(1, STRIP_POSITIONS // width))
+        self.parts = ceildiv(self.rows, self.part_rows)
 
     def lower(self) -> Lowered:
         taps = prod(self.op.window)
-        return Lowered((self._sum(), self._join()), (self.parts * (taps * self.channels * self.dtype.nbytes),))
+        return Lowered(
+            (self._sum_parts(), self._combine_parts()), (self.parts * (taps * self.channels * self.dtype.nbytes),)
+        )
 
-    def _groups(self) -> Iterator[Taps]:
-        """Taps whose sums are in registers at once: lines of the window, or pieces of a line."""
+    def _tap_groups(self) -> Iterator[Taps]:
+        """Yield the groups of taps whose sums fit in registers: lines of the window, or pieces of a line."""
         *outer, last = self.op.window
-        most = self.machine.registers - POSITIONS - 2
-        piece = -(-last // -(-last // most))
+        max_taps = self.machine.registers - TILE_POSITIONS - 2
+        piece = -(-last // -(-last // max_taps))
         lines = list(itertools.product(*(range(n) for n in outer)))
-        several = -(-len(lines) // -(-len(lines) // max(1, most // last)))
-        for first in range(0, len(lines), several):
+        group_lines = -(-len(lines) // -(-len(lines) // max(1, max_taps // last)))
+        for first in range(0, len(lines), group_lines):
             for begin in range(0, last, piece):
-                along = range(begin, min(begin + piece, last))
-                yield tuple((*line, j) for line in lines[first : first + several] for j in along)
+                columns = range(begin, min(begin + piece, last))
+                yield tuple((*line, j) for line in lines[first : first + group_lines] for j in columns)
 
-    def _place(self, part: Expr, tap: tuple[int, ...], c: Expr) -> Expr:
-        """Where a part's sums of a tap lie."""
+    def _sum_offset(self, part: Expr, tap: tuple[int, ...], c: Expr) -> Expr:
+        """Return the offset of a part's sums of a tap."""
         number = 0
-        for at, n in zip(tap, self.op.window, strict=True):
-            number = number * n + at
+        for i, n in zip(tap, self.op.window, strict=True):
+            number = number * n + i
         taps = prod(self.op.window)
         return ix.add(ix.mul(ix.add(ix.mul(part, integer(taps)), integer(number)), integer(self.channels)), c)
 
-    def _sum(self) -> Step:
-        """The step that sums parts."""
+    def _sum_parts(self) -> Step:
+        """The step that computes the sums of each part."""
         chunk, top = k.var("chunk"), Block()
         part = top.let(k.binary("div", chunk, integer(self.blocks)), "part")
-        low = top.let(k.mul(k.binary("rem", chunk, integer(self.blocks)), integer(self.block)), "c")
-        high = top.let(k.binary("min", k.add(low, integer(self.block)), integer(self.channels)), "c")
-        first = top.let(k.mul(part, integer(self.run)), "r")
-        last = top.let(k.binary("min", k.add(first, integer(self.run)), dim_expr(self.rows)), "r")
-        to = Buffer("sums", self.dtype, writable=True)
+        low = top.let(k.mul(k.binary("rem", chunk, integer(self.blocks)), integer(self.block_channels)), "c")
+        high = top.let(k.binary("min", k.add(low, integer(self.block_channels)), integer(self.channels)), "c")
+        first = top.let(k.mul(part, integer(self.part_rows)), "r")
+        last = top.let(k.binary("min", k.add(first, integer(self.part_rows)), dim_expr(self.rows)), "r")
+        sums = Buffer("sums", self.dtype, writable=True)
 
         def over_channels(block: Block, body) -> None:
             vector_loop(block, low, high, self.lanes, self.machine, body, self.lanes)
 
         def clear(b: Block, c: Expr, mask: Expr | None) -> None:
             for tap in itertools.product(*(range(n) for n in self.op.window)):
-                b.store(to, ix.first_lane(self._place(part, tap, c)), k.lit(0.0, self.dtype, c.lanes), mask)
+                b.store(sums, ix.first_lane(self._sum_offset(part, tap, c)), k.lit(0.0, self.dtype, c.lanes), mask)
 
-        def strip(b: Block, begin: Expr) -> None:
-            end = b.let(k.binary("min", k.add(begin, integer(self.strip)), last), "r")
-            for taps in self._groups():
-                over_channels(b, lambda z, c, mask, taps=taps: self._strip(z, to, part, (begin, end), taps, c, mask))
+        def emit_strip(b: Block, begin: Expr) -> None:
+            end = b.let(k.binary("min", k.add(begin, integer(self.strip_rows)), last), "r")
+            for taps in self._tap_groups():
+                over_channels(b, lambda z, c, mask, taps=taps: self._strip(z, sums, part, (begin, end), taps, c, mask))
 
         over_channels(top, clear)
-        top.loop("strip", first, last, self.strip, strip)
+        top.loop("strip", first, last, self.strip_rows, emit_strip)
         kernel = Kernel("depthwise_gradient", (), self.dims, chunk, dim_expr(self.parts * self.blocks), top.body)
-        given = (
-            (self.operands.ins[self.x_at], Arg("in", self.x_at)),
-            (self.operands.ins[self.g_at], Arg("in", self.g_at)),
+        inputs = (
+            (self.operands.ins[self.x_input], Arg("in", self.x_input)),
+            (self.operands.ins[self.g_input], Arg("in", self.g_input)),
         )
-        params = dict.fromkeys((*given, (to, Arg("temp", 0))))
+        params = dict.fromkeys((*inputs, (sums, Arg("temp", 0))))
         return Step(replace(kernel, params=tuple(b for b, _ in params)), tuple(a for _, a in params))
 
     def _strip(
-        self, block: Block, to: Buffer, part: Expr, rows: tuple[Expr, Expr], taps: Taps, c: Expr, mask: Expr | None
+        self, block: Block, sums: Buffer, part: Expr, rows: tuple[Expr, Expr], taps: Taps, c: Expr, mask: Expr | None
     ) -> None:
-        """Some taps of a vector of channels, summed over the places of some rows and added to the part's."""
+        """Sum some taps of a vector of channels over the positions of `rows`, and add them to the part's sums."""
         acc = block.alloc("acc", self.dtype, len(taps), lanes=c.lanes)
         for i in range(len(taps)):
             block.store(acc, integer(i), k.lit(0.0, self.dtype, c.lanes))
 
-        def row(b: Block, r: Expr) -> None:
-            at = tuple(b.let(e, "r") for e in ix.delinearize(r, self.outer, b.multiples))
-            width, size = self.width, POSITIONS
-            known = isinstance(width, int)
-            whole = (
+        def emit_row(b: Block, r: Expr) -> None:
+            index = tuple(b.let(e, "r") for e in ix.delinearize(r, self.outer, b.multiples))
+            width, size = self.width, TILE_POSITIONS
+            is_static = isinstance(width, int)
+            full_width = (
                 integer(width // size * size)
-                if known
+                if is_static
                 else k.mul(k.binary("div", dim_expr(width), integer(size)), integer(size))
             )
-            whole = b.let(whole, "whole")
-            b.loop("ow", ZERO, whole, size, lambda z, e: self._places(z, acc, at, e, size, taps, c, mask))
-            if not known:
-                b.loop("ow", whole, width, 1, lambda z, e: self._places(z, acc, at, e, 1, taps, c, mask))
+            full_width = b.let(full_width, "whole")
+            b.loop("ow", ZERO, full_width, size, lambda z, e: self._positions(z, acc, index, e, size, taps, c, mask))
+            if not is_static:
+                b.loop("ow", full_width, width, 1, lambda z, e: self._positions(z, acc, index, e, 1, taps, c, mask))
             elif width % size:
-                self._places(b, acc, at, whole, width % size, taps, c, mask)
+                self._positions(b, acc, index, full_width, width % size, taps, c, mask)
 
-        block.loop("row", *rows, 1, row)
+        block.loop("row", *rows, 1, emit_row)
         for i, tap in enumerate(taps):
-            place = block.let(ix.first_lane(self._place(part, tap, c)), "s")
-            total = k.add(k.load(to, place, c.lanes, mask), k.load(acc, integer(i)))
-            block.store(to, place, total, mask)
+            offset = block.let(ix.first_lane(self._sum_offset(part, tap, c)), "s")
+            total = k.add(k.load(sums, offset, c.lanes, mask), k.load(acc, integer(i)))
+            block.store(sums, offset, total, mask)
 
-    def _places(
+    def _positions(
         self, block: Block, acc: Buffer, row: Index, ow: Expr, count: int, taps: Taps, c: Expr, mask: Expr | None
     ) -> None:
-        """`count` neighbouring places of a row: what each reads of the image is loaded once for all."""
+        """Accumulate `count` neighboring positions of a row. Image elements that they share are loaded once."""
         op = self.op
         stride, dilation = op.strides[-1], op.dilation[-1]
-        g_buffer, x_buffer = self.operands.ins[self.g_at], self.operands.ins[self.x_at]
-        at = ix.linear((*row, ow, c), self.g.strides, self.g.offset)
-        step = dim_expr(self.g.strides[-2])
-        places = [ix.add(at, ix.mul(integer(t), step)) for t in range(count)]
-        g = [block.let(k.cast(load_at(block, g_buffer, p, mask), self.dtype), "g") for p in places]
-        if self.far:
-            below = dim_expr(self.g.strides[-3])
-            block.stmts += [k.Prefetch(g_buffer, ix.first_lane(ix.add(p, below))) for p in places]
+        g_buffer, x_buffer = self.operands.ins[self.g_input], self.operands.ins[self.x_input]
+        g_offset = ix.linear((*row, ow, c), self.g_layout.strides, self.g_layout.offset)
+        step = dim_expr(self.g_layout.strides[-2])
+        g_offsets = [ix.add(g_offset, ix.mul(integer(t), step)) for t in range(count)]
+        g = [block.let(k.cast(load_at(block, g_buffer, p, mask), self.dtype), "g") for p in g_offsets]
+        if self.needs_prefetch:
+            next_row = dim_expr(self.g_layout.strides[-3])
+            block.stmts += [k.Prefetch(g_buffer, ix.first_lane(ix.add(p, next_row))) for p in g_offsets]
         channel, leading = c, ix.first_lane(c)
-        if self.makes > 1:
-            channel = k.binary("div", c, k.splat(integer(self.makes), c.lanes))
-            leading = k.binary("div", leading, integer(self.makes))
-        step = dim_expr(self.x.strides[-2])
-        for line, own in itertools.groupby(enumerate(taps), key=lambda numbered: numbered[1][:-1]):
-            numbers = {tap[-1]: i for i, tap in own}
+        if self.channel_multiplier > 1:
+            channel = k.binary("div", c, k.splat(integer(self.channel_multiplier), c.lanes))
+            leading = k.binary("div", leading, integer(self.channel_multiplier))
+        step = dim_expr(self.x_layout.strides[-2])
+        for line, line_taps in itertools.groupby(enumerate(taps), key=lambda numbered: numbered[1][:-1]):
+            numbers = {tap[-1]: i for i, tap in line_taps}
             spatial = [
                 ix.add(ix.mul(r, integer(s)), integer(j * d))
                 for r, j, s, d in zip(row[1:], line, op.strides[:-1], op.dilation[:-1], strict=True)
             ]
             start = (row[0], *spatial, ix.mul(ow, integer(stride)))
-            base = ix.linear((*start, channel), self.x.strides, self.x.offset)
+            base = ix.linear((*start, channel), self.x_layout.strides, self.x_layout.offset)
             for position in range((count - 1) * stride + (op.window[-1] - 1) * dilation + 1):
                 uses = [(t, j) for t in range(count) for j in numbers if t * stride + j * dilation == position]
                 if not uses:
                     continue
-                place = ix.add(base, ix.mul(integer(position), step))
-                if self.far and line[-1] >= op.window[-2] - op.strides[-2] and position < count * stride:
-                    below = (
+                x_offset = ix.add(base, ix.mul(integer(position), step))
+                if self.needs_prefetch and line[-1] >= op.window[-2] - op.strides[-2] and position < count * stride:
+                    next_row = (
                         *start[:-2],
                         ix.add(start[-2], integer(op.strides[-2])),
                         ix.add(start[-1], integer(position)),
                     )
-                    ahead = ix.linear((*below, leading), self.x.strides, self.x.offset)
-                    block.stmts.append(k.Prefetch(x_buffer, ahead))
-                x = block.let(k.cast(load_at(block, x_buffer, place, mask), self.dtype), "x")
+                    next_offset = ix.linear((*next_row, leading), self.x_layout.strides, self.x_layout.offset)
+                    block.stmts.append(k.Prefetch(x_buffer, next_offset))
+                x = block.let(k.cast(load_at(block, x_buffer, x_offset, mask), self.dtype), "x")
                 for t, j in uses:
                     i = integer(numbers[j])
                     block.store(acc, i, k.fma(x, g[t], k.load(acc, i)))
 
-    def _join(self) -> Step:
-        """The step that sums the parts up."""
+    def _combine_parts(self) -> Step:
+        """The step that sums the parts."""
         chunk, top = k.var("chunk"), Block()
         sums = Buffer("sums", self.dtype)
         taps = prod(self.op.window)
-        between = taps * self.channels
+        part_stride = taps * self.channels
 
         def write(block: Block, index: Index, mask: Expr | None) -> None:
             tap, c = index
@@ -226,16 +228,16 @@ class _Gradient:
             block.store(total, ZERO, k.lit(0.0, self.dtype, c.lanes))
             first = block.let(ix.first_lane(ix.add(ix.mul(tap, integer(self.channels)), c)), "s")
 
-            def part(b: Block, p: Expr) -> None:
-                value = k.load(sums, k.add(first, k.mul(p, integer(between))), c.lanes, mask)
+            def add_part(b: Block, p: Expr) -> None:
+                value = k.load(sums, k.add(first, k.mul(p, integer(part_stride))), c.lanes, mask)
                 b.store(total, ZERO, k.add(k.load(total, ZERO), value))
 
-            block.loop("p", 0, self.parts, 1, part)
+            block.loop("p", 0, self.parts, 1, add_part)
             value = block.let(k.cast(k.load(total, ZERO), self.anchor.dtype), "y")
             bind_result(self.em, block, self.anchor, value)
-            at = (c, ZERO, *ix.delinearize(tap, self.op.window, block.multiples))
-            at = result_index(block, self.body.outputs[0], self.anchor, at)
-            store_results(self.em, block, self.body, self.operands.outs, self.outs, at, mask)
+            result = (c, ZERO, *ix.delinearize(tap, self.op.window, block.multiples))
+            result = result_index(block, self.body.outputs[0], self.anchor, result)
+            store_results(self.em, block, self.body, self.operands.outs, self.outs, result, mask)
 
         work = max(1, estimate(self.parts))
         chunks = chunked_loops(top, chunk, (taps, self.channels), 1, self.lanes, self.machine, write, work)

@@ -1,11 +1,11 @@
-"""Depthwise convolutions whose input a 1x1 convolution of the same group computes, as in inverted residuals.
+"""Depthwise convolutions whose input is computed by a 1x1 convolution of the same group, as in inverted residuals.
 
     for a strip of output rows, for a panel of channels:                      one chunk
         scratch = epilogue(A . B[panel]) at the input rows of the strip       zeros around the image
         out = epilogue(depthwise(scratch))
 
-The widened image is several times as large as what it is made from, and is never written to memory. A strip's scratch
-stays in the second-level cache; the rows that two strips share are computed twice.
+The widened image is several times as large as the input, and is never written to memory. A strip's scratch stays in L2;
+rows that two strips share are computed twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.contraction.cost_model import plan_of, rank_tiles
 from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel
 from ingot.schedule.cpu.contraction.operands import Operand
-from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.windows.depthwise import Depthwise
 from ingot.schedule.dimension_numbers import convolution_loops
@@ -40,7 +40,7 @@ from ingot.schedule.lowered import Lowered
 def lower_inverted_bottleneck(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """A 1x1 convolution, pointwise ops, zero padding, a depthwise convolution and its epilogue."""
+    """Lower a 1x1 convolution, pointwise ops, zero padding, a depthwise convolution and its epilogue."""
     expand, anchor = (n for n in body.nodes() if isinstance(n.op, ops.Convolution))
     return _InvertedBottleneck(expand, anchor, body, ins, outs, constant, machine).lower()
 
@@ -58,131 +58,135 @@ class _InvertedBottleneck(Depthwise):
     ):
         a, b = expand.inputs
         self.expand = expand
-        self.a_at, self.a_layout = operand_memory(body, a, ins)
-        self.b_at, b_layout = operand_memory(body, b, ins)
+        self.a_input, self.a_layout = operand_memory(body, a, ins)
+        self.b_input, b_layout = operand_memory(body, b, ins)
         self.loops = convolution_loops(expand, self.a_layout, b_layout)
         rows, cols = self.loops.rows, self.loops.cols
         self.c = Contraction((), rows, cols, self.loops.reduce, a.dtype, b.dtype, accumulator(expand.dtype))
         tile = next(t for t in rank_tiles(self.c, machine) if t[0] == 1)
         lines = -(-static_shape((rows[-1].extent,))[0] // tile[1])
         self.plan = plan_of(self.c, machine, Direct(*tile, panels=1, tiles=lines, entries=1, blocks=1, prefetch=0))
-        self.expand_pack = panels(self.b_at, self.c, self.plan, *static_shape((b_layout.offset,)))
+        self.expand_pack = pack_panels(self.b_input, self.c, self.plan, *static_shape((b_layout.offset,)))
         self.padded = anchor.inputs[0]
-        self.made, self.low = self.padded, (0, 0)
+        self.widened, self.padding = self.padded, (0, 0)
         if isinstance(self.padded.op, ops.Pad):
             above, left = static_shape(self.padded.op.low[1:3])
-            self.made, self.low = self.padded.inputs[0], (above, left)
-        self.line = static_shape(self.padded.shape[2:])[0] * self.plan.panel  # elements of a row in scratch
+            self.widened, self.padding = self.padded.inputs[0], (above, left)
+        self.row_elements = (
+            static_shape(self.padded.shape[2:])[0] * self.plan.panel_columns
+        )  # elements of a row in scratch
         super().__init__(anchor, body, ins, outs, constant, machine)
 
     def _input(self) -> tuple[Buffer, Layout]:
         x = self.padded
-        return Buffer("none", x.dtype), Layout(x.shape, (0, self.line, self.plan.panel, 1))
+        return Buffer("none", x.dtype), Layout(x.shape, (0, self.row_elements, self.plan.panel_columns, 1))
 
-    def _rows_of(self, strip: int) -> int:
-        """Input rows of a strip of output rows."""
+    def _input_rows(self, strip: int) -> int:
+        """The number of input rows of a strip of output rows."""
         return (strip - 1) * self.op.strides[0] + (self.window[0] - 1) * self.op.rhs_dilation[0] + 1
 
-    def _strip(self, parts: int) -> int:
-        """Output rows of a chunk: those that share few rows with others, and keep all threads busy to the end."""
+    def _strip_rows(self, parts: int) -> int:
+        """The output rows of a chunk, so that chunks share few input rows and all threads stay busy."""
         n, threads = estimate(self.anchor.shape[0]), self.machine.threads
         height, _ = static_shape(self.anchor.shape[1:3])
         best, cost = 1, float("inf")
         for strips in range(1, height + 1):
             strip = -(-height // strips)
-            if strip > 1 and self._rows_of(strip) * self.line * self.c.a.nbytes > self.machine.l2 // 2:
+            if strip > 1 and self._input_rows(strip) * self.row_elements * self.c.a.nbytes > self.machine.l2 // 2:
                 continue
             count = n * -(-height // strip) * parts
-            again = -(-height // strip) * self._rows_of(strip) / self._rows_of(height)
-            here = again * (-(-count // threads) * threads / count)
-            if here < cost * 0.99:
-                best, cost = strip, here
+            recomputation = -(-height // strip) * self._input_rows(strip) / self._input_rows(height)
+            strip_cost = recomputation * (-(-count // threads) * threads / count)
+            if strip_cost < cost * 0.99:
+                best, cost = strip, strip_cost
         return best
 
     def lower(self) -> Lowered:
         images, height, width, _ = self.anchor.shape
         self.tile = self._tile(width)
-        parts = -(-self.channels // self.plan.panel)
-        strip = self._strip(parts)
+        parts = -(-self.channels // self.plan.panel_columns)
+        strip = self._strip_rows(parts)
         chunk, top = k.var("chunk"), Block()
         extents: tuple[DimLike, ...] = (images, ceildiv(height, strip), parts)
-        image, which, panel = (top.let(e, "c") for e in ix.delinearize(chunk, extents, top.multiples))
+        image, strip_index, panel = (top.let(e, "c") for e in ix.delinearize(chunk, extents, top.multiples))
         image = ZERO if images == 1 else image
         panel = ZERO if parts == 1 else panel
-        low = top.let(ix.mul(which, integer(strip)), "oh")
+        low = top.let(ix.mul(strip_index, integer(strip)), "oh")
         high = top.let(k.binary("min", ix.add(low, integer(strip)), dim_expr(height)), "oh")
         stride = integer(self.op.strides[0])
         first = top.let(ix.mul(low, stride), "h")
-        last = top.let(ix.add(ix.mul(ix.sub(high, low), stride), integer(self._rows_of(1) - self.op.strides[0])), "h")
+        last = top.let(
+            ix.add(ix.mul(ix.sub(high, low), stride), integer(self._input_rows(1) - self.op.strides[0])), "h"
+        )
         last = top.let(ix.add(first, last), "h")
-        channel = top.let(ix.mul(panel, integer(self.plan.panel)), "c")
+        channel = top.let(ix.mul(panel, integer(self.plan.panel_columns)), "c")
         if isinstance(channel, k.Var):
-            top.multiples[channel.name] = self.plan.panel
-        size = self._rows_of(strip) * self.line
-        self.x_buffer = top.alloc("wide", self.made.dtype, size, scratch=0)
-        self.shift = top.let(ix.sub(ix.mul(first, integer(-self.line)), channel), "s")
-        self._clear(top, first, last)
+            top.multiples[channel.name] = self.plan.panel_columns
+        size = self._input_rows(strip) * self.row_elements
+        self.x_buffer = top.alloc("wide", self.widened.dtype, size, scratch=0)
+        self.shift = top.let(ix.sub(ix.mul(first, integer(-self.row_elements)), channel), "s")
+        self._clear_padding(top, first, last)
         self._widen(top, image, panel, first, last)
-        end = top.let(k.binary("min", ix.add(channel, integer(self.plan.panel)), integer(self.channels)), "c")
+        end = top.let(k.binary("min", ix.add(channel, integer(self.plan.panel_columns)), integer(self.channels)), "c")
 
-        def row(block: Block, oh: Expr) -> None:
-            def line(b: Block, c: Expr, mask: Expr | None) -> None:
+        def emit_row(block: Block, oh: Expr) -> None:
+            def emit_vector(b: Block, c: Expr, mask: Expr | None) -> None:
                 self._line(b, (image, oh), c, mask)
 
             if self.channels % self.lanes:
-                vector_loop(block, channel, end, self.lanes, self.machine, line, self.lanes)
+                vector_loop(block, channel, end, self.lanes, self.machine, emit_vector, self.lanes)
                 return
             lanes = self.lanes
-            block.loop("c", channel, end, lanes, lambda b, c: line(b, k.ramp(c, lanes), None), multiple=lanes)
+            block.loop("c", channel, end, lanes, lambda b, c: emit_vector(b, k.ramp(c, lanes), None), multiple=lanes)
 
-        top.loop("oh", low, high, 1, row)
+        top.loop("oh", low, high, 1, emit_row)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)))
         count = images * ceildiv(height, strip) * parts
-        bytes_ = size * self.made.dtype.nbytes
+        scratch_bytes = size * self.widened.dtype.nbytes
         self.packs = (*self.packs, self.expand_pack)
-        return self._lowered(Kernel("inverted_bottleneck", (), dims, chunk, dim_expr(count), top.body, bytes_))
+        return self._lowered(Kernel("inverted_bottleneck", (), dims, chunk, dim_expr(count), top.body, scratch_bytes))
 
-    def _clear(self, top: Block, first: Expr, last: Expr) -> None:
-        """Zeros at the places of scratch outside the image."""
-        height, width = static_shape(self.made.shape[1:3])
-        lanes, panel, (above, left) = self.lanes, self.plan.panel, self.low
-        zero = k.lit(0.0, self.made.dtype, lanes)
+    def _clear_padding(self, top: Block, first: Expr, last: Expr) -> None:
+        """Write zeros to the padding in scratch."""
+        height, width = static_shape(self.widened.shape[1:3])
+        lanes, panel, (above, left) = self.lanes, self.plan.panel_columns, self.padding
+        zero = k.lit(0.0, self.widened.dtype, lanes)
 
-        def fill(block: Block, row: Expr, begin: int, end: int) -> None:
-            def some(b: Block, i: Expr) -> None:
+        def clear(block: Block, row: Expr, begin: int, end: int) -> None:
+            def store(b: Block, i: Expr) -> None:
                 b.store(self.x_buffer, ix.add(row, i), zero)
 
-            block.loop("z", begin * panel, end * panel, lanes, some)
+            block.loop("z", begin * panel, end * panel, lanes, store)
 
-        def line(block: Block, h: Expr) -> None:
-            row = block.let(ix.mul(ix.sub(h, first), integer(self.line)), "z")
+        def clear_row(block: Block, h: Expr) -> None:
+            row = block.let(ix.mul(ix.sub(h, first), integer(self.row_elements)), "z")
 
-            def sides(b: Block) -> None:
-                fill(b, row, 0, left)
-                fill(b, row, left + width, self.line // panel)
+            def clear_edges(b: Block) -> None:
+                clear(b, row, 0, left)
+                clear(b, row, left + width, self.row_elements // panel)
 
             outside = k.binary("or", k.binary("lt", h, integer(above)), k.binary("ge", h, integer(above + height)))
-            block.when(outside, lambda b: fill(b, row, 0, self.line // panel), sides)
+            block.when(outside, lambda b: clear(b, row, 0, self.row_elements // panel), clear_edges)
 
-        if self.made is not self.padded:
-            top.loop("h", first, last, 1, line)
+        if self.widened is not self.padded:
+            top.loop("h", first, last, 1, clear_row)
 
     def _widen(self, top: Block, image: Expr, panel: Expr, first: Expr, last: Expr) -> None:
-        """The 1x1 convolution at the input rows [first, last) that lie in the image."""
-        height = dim_expr(self.made.shape[1])
-        above, left = (integer(n) for n in self.low)
+        """Emit the 1x1 convolution for the input rows [first, last) that are inside the image."""
+        height = dim_expr(self.widened.shape[1])
+        above, left = (integer(n) for n in self.padding)
         lines = (
             top.let(ix.add(ix.mul(image, height), k.binary("max", ix.sub(first, above), ZERO)), "g"),
             top.let(ix.add(ix.mul(image, height), k.binary("min", ix.sub(last, above), height)), "g"),
         )
 
-        def write(block: Block, place: Index, acc: Expr, mask: Expr | None) -> None:
+        def write(block: Block, loop_index: Index, acc: Expr, mask: Expr | None) -> None:
             bind_result(self.em, block, self.expand, block.let(k.cast(acc, self.expand.dtype), "acc"))
-            n, h, w, c = self.loops.result(self.loops.full(place))
-            value = self.em.value(block, self.made, (n, h, w, c), mask)
-            at = ix.linear((ix.add(h, above), ix.add(w, left), c), (self.line, self.plan.panel, 1))
-            store_at(block, self.x_buffer, ix.add(at, self.shift), value, mask)
+            n, h, w, c = self.loops.result(self.loops.full(loop_index))
+            value = self.em.value(block, self.widened, (n, h, w, c), mask)
+            offset = ix.linear((ix.add(h, above), ix.add(w, left), c), (self.row_elements, self.plan.panel_columns, 1))
+            store_at(block, self.x_buffer, ix.add(offset, self.shift), value, mask)
 
-        a = Operand(self.operands.ins[self.a_at], self.a_layout.offset)
-        nest = MacroKernel(self.c, self.plan, a, Operand(self.operands.ins[self.b_at]), write)
+        a = Operand(self.operands.ins[self.a_input], self.a_layout.offset)
+        nest = MacroKernel(self.c, self.plan, a, Operand(self.operands.ins[self.b_input]), write)
         nest.emit_lines(top, panel, lines)

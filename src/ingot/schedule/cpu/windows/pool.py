@@ -1,13 +1,13 @@
-"""Pools: a window slides over a value and is folded at each place, with the pointwise ops behind it.
+"""Pools: a window slides over a value and is reduced at each position, followed by pointwise ops.
 
     for rows: for a tile of T outputs along one dimension: for 16 channels:
         for the rows of the window:   column[i] = fold(column[i], x[row, T * stride * tile + i])
         out[t] = epilogue(fold(column[t * stride], column[t * stride + 1], ...))
 
-A tile folds across its dimension first and along it last, so that what neighbouring windows share is read and folded
-once. Where the image ends, the loops over the other dimensions of the window are shorter; columns outside are read at
-the image's edge, and then count as nothing. Windows that do not overlap read each element once, so what they read may
-be computed there.
+A tile reduces across its dimension first and along it last, so that elements that neighboring windows share are read
+and reduced once. At the image's edges, the loops over the other dimensions of the window are shorter; columns outside
+are read at the edge and replaced by the identity. Windows that do not overlap read each element once, so their input
+may be computed in place.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ingot.schedule.group_io import bind_result, result_index, store_results
 from ingot.schedule.index import ZERO, both, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 
-UNROLL = 64  # loads of a tile that are printed one by one
-TILE = 4  # outputs of a tile, at most: more streams than hardware follows cost more than they share
+MAX_UNROLLED_LOADS = 64  # of a tile, beyond which the taps are loops
+MAX_TILE_OUTPUTS = 4  # with more, the streams exceed what the hardware prefetcher follows
 
-Places = dict[int, Expr]  # by dimension: where x is read
+Positions = dict[int, Expr]  # the position in x of each dimension
 
 
 def lower_pool(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A ReduceWindow, what it reads where that is computed, and its epilogue."""
+    """Lower a ReduceWindow with its epilogue and its input, if that is computed."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, ops.ReduceWindow))
     return _Pool(anchor, body, ins, outs, machine).lower()
 
@@ -59,103 +59,110 @@ class _Pool:
         self.em = self.operands.emitter(body, ins)
         self.dtype = accumulator(self.x.dtype)
         self.rank = anchor.type.rank
-        self.axis = max((d for d in range(self.rank) if anchor.shape[d] != 1), default=self.rank - 1)
-        self.most = machine.registers * 2 // 3
-        self.along = self._tiled()
-        self.tile = 1 if self.along is None else self._tile(self.along)
+        self.vector_dim = max((d for d in range(self.rank) if anchor.shape[d] != 1), default=self.rank - 1)
+        self.max_columns = machine.registers * 2 // 3
+        self.tiled_dim = self._find_tiled_dim()
+        self.tile = 1 if self.tiled_dim is None else self._tile_outputs(self.tiled_dim)
 
-    def _tiled(self) -> int | None:
-        """The dimension along which a tile's windows share what they read: the last one that vectors do not run along,
-        and which has elements to read for columns outside of it."""
-        op, found = self.op, None
+    def _find_tiled_dim(self) -> int | None:
+        """The dimension along which the windows of a tile overlap: the last one that vectors do not run along and whose
+        columns outside the image can be read at its edge."""
+        op, result = self.op, None
         for d in range(self.rank):
-            some = (bounds(self.x.shape[d])[0] or 0) >= 1 and op.base_dilation[d] == 1
-            shared = (op.window[d] - 1) * op.dilation[d] >= op.strides[d] and op.window[d] <= self.most
-            if d != self.axis and some and shared:
-                found = d
-        return found
+            is_readable = (bounds(self.x.shape[d])[0] or 0) >= 1 and op.base_dilation[d] == 1
+            has_overlap = (op.window[d] - 1) * op.dilation[d] >= op.strides[d] and op.window[d] <= self.max_columns
+            if d != self.vector_dim and is_readable and has_overlap:
+                result = d
+        return result
 
-    def _tile(self, d: int) -> int:
-        """Outputs of a tile: the fewest steps for a row, with all columns in registers."""
+    def _tile_outputs(self, d: int) -> int:
+        """The outputs of a tile: those with the fewest steps per row whose columns fit in registers."""
         width, window = estimate(self.anchor.shape[d]), self.op.window[d]
-        across = prod(self.op.window) // window
+        other_taps = prod(self.op.window) // window
 
         def cost(tile: int) -> float:
-            return -(-width // tile) * (len(self._offsets(d, tile)) * (across + 1) + tile * window + 4)
+            return -(-width // tile) * (len(self._offsets(d, tile)) * (other_taps + 1) + tile * window + 4)
 
-        fitting = [t for t in range(1, min(TILE, width) + 1) if len(self._offsets(d, t)) <= self.most]
-        return min(fitting or [1], key=cost)
+        candidates = [
+            t for t in range(1, min(MAX_TILE_OUTPUTS, width) + 1) if len(self._offsets(d, t)) <= self.max_columns
+        ]
+        return min(candidates or [1], key=cost)
 
     def _offsets(self, d: int, tile: int) -> list[int]:
-        """The columns of a tile, relative to its first."""
+        """The columns of a tile, relative to its first column."""
         step, dilation = self.op.strides[d], self.op.dilation[d]
         return sorted({t * step + i * dilation for t in range(tile) for i in range(self.op.window[d])})
 
     @cached_property
     def offsets(self) -> list[int]:
-        return [0] if self.along is None else self._offsets(self.along, self.tile)
+        return [0] if self.tiled_dim is None else self._offsets(self.tiled_dim, self.tile)
 
     def lower(self) -> Lowered:
         chunk, top = k.var("chunk"), Block()
         shape = list(self.anchor.shape)
-        if self.along is not None:
-            shape[self.along] = ceildiv(shape[self.along], self.tile)
+        if self.tiled_dim is not None:
+            shape[self.tiled_dim] = ceildiv(shape[self.tiled_dim], self.tile)
         lanes = lanes_for(self.body, self.machine)
         work = max(1, self.tile * prod(self.op.window) // 4)
-        chunks = chunked_loops(top, chunk, tuple(shape), self.axis, lanes, self.machine, self._write, work=work)
+        chunks = chunked_loops(top, chunk, tuple(shape), self.vector_dim, lanes, self.machine, self._write, work=work)
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *self.anchor.shape)
         kernel = Kernel("pool", self.operands.params, dims, chunk, chunks, top.body)
         return Lowered((Step(kernel, self.operands.args),))
 
     def _write(self, block: Block, index: Index, mask: Expr | None) -> None:
         """The outputs of the tile at `index`, a vector of each."""
-        op, along, width = self.op, self.along, index[self.axis].lanes
+        op, tiled_dim, width = self.op, self.tiled_dim, index[self.vector_dim].lanes
         fn, start = combining(op.kind, self.dtype), Lit(self.dtype, width, identity_of(op.kind, self.dtype))
         acc = block.alloc("acc", self.dtype, len(self.offsets), lanes=width)
         for i in range(len(self.offsets)):
             block.store(acc, integer(i), start)
         columns, inside = self._columns(block, index)
 
-        def take(b: Block, at: Places, live: Expr | None) -> None:
+        def accumulate(b: Block, position: Positions, live: Expr | None) -> None:
             for i, column in enumerate(columns):
-                where = tuple(column if d == along else at[d] for d in range(self.rank))
-                value = k.cast(k.splat(self.em.value(b, self.x, where, live), width), self.dtype)
+                x_index = tuple(column if d == tiled_dim else position[d] for d in range(self.rank))
+                value = k.cast(k.splat(self.em.value(b, self.x, x_index, live), width), self.dtype)
                 if live is not None and live is not mask:
                     value = k.select(live, value, start)
                 b.store(acc, integer(i), k.binary(fn, k.load(acc, integer(i)), value))
 
-        self._taps(block, [d for d in range(self.rank) if d != along], index, {}, mask, take)
-        found = [block.let(k.load(acc, integer(i)), "o") for i in range(len(columns))]
-        for i, real in inside.items():
-            found[i] = block.let(k.select(real, found[i], start), "o")
-        if along is None:
-            self._finish(block, index, found[0], mask)
+        self._taps(block, [d for d in range(self.rank) if d != tiled_dim], index, {}, mask, accumulate)
+        results = [block.let(k.load(acc, integer(i)), "o") for i in range(len(columns))]
+        for i, is_inside in inside.items():
+            results[i] = block.let(k.select(is_inside, results[i], start), "o")
+        if tiled_dim is None:
+            self._finish(block, index, results[0], mask)
             return
-        at = {o: i for i, o in enumerate(self.offsets)}
-        first = block.let(ix.mul(index[along], integer(self.tile)), "t")
+        column_of = {o: i for i, o in enumerate(self.offsets)}
+        first = block.let(ix.mul(index[tiled_dim], integer(self.tile)), "t")
         for t in range(self.tile):
-            mine = [found[at[t * op.strides[along] + i * op.dilation[along]]] for i in range(op.window[along])]
-            value = reduce(lambda a, b: block.let(k.binary(fn, a, b), "o"), mine)
-            own = ix.add(first, integer(t))
-            if self._always(t):
-                self._finish(block, _with(index, along, own), value, mask)
+            taps = [
+                results[column_of[t * op.strides[tiled_dim] + i * op.dilation[tiled_dim]]]
+                for i in range(op.window[tiled_dim])
+            ]
+            value = reduce(lambda a, b: block.let(k.binary(fn, a, b), "o"), taps)
+            output = ix.add(first, integer(t))
+            if self._is_in_every_tile(t):
+                self._finish(block, _replace_index(index, tiled_dim, output), value, mask)
             else:
-                exists = k.binary("lt", own, dim_expr(self.anchor.shape[along]))
-                block.when(exists, lambda b, own=own, value=value: self._finish_there(b, index, own, value, mask))
+                exists = k.binary("lt", output, dim_expr(self.anchor.shape[tiled_dim]))
+                block.when(
+                    exists, lambda b, output=output, value=value: self._finish_in_branch(b, index, output, value, mask)
+                )
 
-    def _always(self, t: int) -> bool:
+    def _is_in_every_tile(self, t: int) -> bool:
         """Whether every tile has an output `t`."""
-        assert self.along is not None
-        size = self.anchor.shape[self.along]
-        left = size % self.tile if isinstance(size, int) else 1
-        return not left or t < left
+        assert self.tiled_dim is not None
+        size = self.anchor.shape[self.tiled_dim]
+        tail = size % self.tile if isinstance(size, int) else 1
+        return not tail or t < tail
 
-    def _finish_there(self, block: Block, index: Index, own: Expr, value: Expr, mask: Expr | None) -> None:
-        """`_finish` in a branch: a name of its own keeps loads of the epilogue inside of it."""
-        assert self.along is not None
-        here = block.fresh("t")
-        block.stmts.append(Let(here, own))
-        self._finish(block, _with(index, self.along, here), value, mask)
+    def _finish_in_branch(self, block: Block, index: Index, output: Expr, value: Expr, mask: Expr | None) -> None:
+        """`_finish` in a branch. A fresh name keeps the epilogue's loads inside the branch."""
+        assert self.tiled_dim is not None
+        name = block.fresh("t")
+        block.stmts.append(Let(name, output))
+        self._finish(block, _replace_index(index, self.tiled_dim, name), value, mask)
 
     def _finish(self, block: Block, index: Index, value: Expr, mask: Expr | None) -> None:
         bind_result(self.em, block, self.anchor, block.let(k.cast(value, self.x.dtype), "pool"))
@@ -163,77 +170,77 @@ class _Pool:
         store_results(self.em, block, self.body, self.operands.outs, self.outs, index, mask)
 
     def _columns(self, block: Block, index: Index) -> tuple[list[Expr], dict[int, Expr]]:
-        """Where the tile's columns are read, and for those that may lie outside whether they do not."""
-        d = self.along
+        """Return the positions of the tile's columns, and for columns that can be outside, whether they are inside."""
+        d = self.tiled_dim
         if d is None:
             return [ZERO], {}
         low, high = self.op.padding[d]
-        size, whole = self.x.shape[d], self._always(self.tile - 1)
+        size, is_full = self.x.shape[d], self._is_in_every_tile(self.tile - 1)
         first = ix.mul(index[d], integer(self.tile * self.op.strides[d]))
         first = block.let(ix.sub(first, dim_expr(low)), "x")
-        places: list[Expr] = []
+        positions: list[Expr] = []
         inside: dict[int, Expr] = {}
         for i, offset in enumerate(self.offsets):
-            at = block.let(ix.add(first, integer(offset)), "x")
+            position = block.let(ix.add(first, integer(offset)), "x")
             checks: list[Expr] = []
             if not _at_most(low, offset):
-                checks.append(k.binary("ge", at, ZERO))
-                at = k.binary("max", at, ZERO)
-            if not (whole and _at_most(high, self.offsets[-1] - offset)):
-                checks.append(k.binary("lt", at, dim_expr(size)))
-                at = k.binary("min", at, dim_expr(size - 1))
+                checks.append(k.binary("ge", position, ZERO))
+                position = k.binary("max", position, ZERO)
+            if not (is_full and _at_most(high, self.offsets[-1] - offset)):
+                checks.append(k.binary("lt", position, dim_expr(size)))
+                position = k.binary("min", position, dim_expr(size - 1))
             for check in checks:
                 inside[i] = both(inside.get(i), check)
-            places.append(block.let(at, "x"))
-        return places, {i: block.let(e, "in") for i, e in inside.items()}
+            positions.append(block.let(position, "x"))
+        return positions, {i: block.let(e, "in") for i, e in inside.items()}
 
     def _taps(
         self,
         block: Block,
-        left: list[int],
+        dims: list[int],
         index: Index,
-        at: Places,
+        position: Positions,
         live: Expr | None,
-        take: Callable[[Block, Places, Expr | None], None],
+        body: Callable[[Block, Positions, Expr | None], None],
     ) -> None:
-        """The window's positions in the dimensions `left`; take(block, places, mask) at each that is inside."""
-        if not left:
-            take(block, at, live)
+        """Emit body(block, positions, mask) for the taps along `dims` that are inside the image."""
+        if not dims:
+            body(block, position, live)
             return
-        d, *rest = left
+        d, *rest = dims
         op, window = self.op, self.op.window[d]
         origin = ix.sub(ix.mul(index[d], integer(op.strides[d])), dim_expr(op.padding[d][0]))
         origin = block.let(origin, "x")
         low, high = op.padding[d]
-        masked = op.base_dilation[d] != 1 or (index[d].lanes > 1 and not (_at_most(low, 0) and _at_most(high, 0)))
+        needs_mask = op.base_dilation[d] != 1 or (index[d].lanes > 1 and not (_at_most(low, 0) and _at_most(high, 0)))
 
-        def one(b: Block, i: Expr) -> None:
+        def emit_tap(b: Block, i: Expr) -> None:
             e, inside = ix.add(origin, ix.mul(i, integer(op.dilation[d]))), live
-            if masked:
-                e, inside = self._masked(b, d, e, inside)
-            checks = self._checks(d, i.value, e) if isinstance(i, Lit) and not masked else []
+            if needs_mask:
+                e, inside = self._mask_position(b, d, e, inside)
+            checks = self._bounds_checks(d, i.value, e) if isinstance(i, Lit) and not needs_mask else []
 
-            def there(c: Block) -> None:
-                own = e
-                if checks:  # a name of its own keeps loads inside the branch
-                    own = c.fresh("x")
-                    c.stmts.append(Let(own, e))
-                self._taps(c, rest, index, {**at, d: own}, inside, take)
+            def emit_inside(c: Block) -> None:
+                name = e
+                if checks:  # a fresh name keeps loads inside the branch
+                    name = c.fresh("x")
+                    c.stmts.append(Let(name, e))
+                self._taps(c, rest, index, {**position, d: name}, inside, body)
 
             if checks:
-                b.when(reduce(both, checks), there)
+                b.when(reduce(both, checks), emit_inside)
             else:
-                there(b)
+                emit_inside(b)
 
-        # printed one by one, each row of the image has loads of its own, which hardware can follow
-        if window * prod(op.window[o] for o in rest) * len(self.offsets) <= UNROLL:
+        # if unrolled, each row of the image has separate loads, which the hardware prefetcher can follow
+        if window * prod(op.window[o] for o in rest) * len(self.offsets) <= MAX_UNROLLED_LOADS:
             for i in range(window):
-                one(block, integer(i))
+                emit_tap(block, integer(i))
         else:
-            block.loop("k", *self._reach(block, d, origin), 1, one)
+            block.loop("k", *self._inside_range(block, d, origin), 1, emit_tap)
 
-    def _reach(self, block: Block, d: int, origin: Expr) -> tuple[Expr, Expr]:
-        """From where to where positions of a window that begins at `origin` are inside, in some lane at least."""
+    def _inside_range(self, block: Block, d: int, origin: Expr) -> tuple[Expr, Expr]:
+        """Return the range of taps of a window at `origin` that are inside the image in at least one lane."""
         op, (low, high) = self.op, self.op.padding[d]
         begin, end = ZERO, integer(op.window[d])
         lanes = [origin if origin.lanes == 1 else k.Extract(origin.dtype, 1, origin, i) for i in (0, origin.lanes - 1)]
@@ -249,8 +256,8 @@ class _Pool:
             end = block.let(k.binary("min", positions(ix.sub(size, lanes[0])), end), "k")
         return begin, end
 
-    def _checks(self, d: int, i: float, e: Expr) -> list[Expr]:
-        """What tells whether a scalar place, of position `i` of the window, is inside."""
+    def _bounds_checks(self, d: int, i: float, e: Expr) -> list[Expr]:
+        """Return the conditions for a scalar position, that of tap `i`, to be inside the image."""
         (low, high), last = self.op.padding[d], (self.op.window[d] - 1) * self.op.dilation[d]
         offset = int(i) * self.op.dilation[d]
         checks: list[Expr] = []
@@ -260,14 +267,14 @@ class _Pool:
             checks.append(k.binary("lt", e, dim_expr(self.x.shape[d])))
         return checks
 
-    def _masked(self, block: Block, d: int, e: Expr, live: Expr | None) -> tuple[Expr, Expr | None]:
-        """A place along a dimension that has gaps, or which vectors run along: lanes outside are masked off."""
+    def _mask_position(self, block: Block, d: int, e: Expr, live: Expr | None) -> tuple[Expr, Expr | None]:
+        """Return a position along a dilated or vectorized dimension, and the mask of the lanes that are inside."""
         low, high = self.op.padding[d]
         gap = self.op.base_dilation[d]
         if gap != 1:
             step = integer(gap)
-            whole = k.binary("eq", k.binary("rem", e, step), k.splat(ZERO, e.lanes))
-            live = both(live, k.binary("and", whole, k.binary("ge", e, ZERO)))
+            is_multiple = k.binary("eq", k.binary("rem", e, step), k.splat(ZERO, e.lanes))
+            live = both(live, k.binary("and", is_multiple, k.binary("ge", e, ZERO)))
             e = k.binary("div", e, step)
         elif not _at_most(low, 0):
             live = both(live, k.binary("ge", e, ZERO))
@@ -276,13 +283,13 @@ class _Pool:
         return e, None if live is None else block.let(live, "in")
 
 
-def _with(index: Index, d: int, e: Expr) -> Index:
-    return tuple(e if i == d else own for i, own in enumerate(index))
+def _replace_index(index: Index, d: int, e: Expr) -> Index:
+    return tuple(e if i == d else old for i, old in enumerate(index))
 
 
-def _at_most(size: DimLike, most: int) -> bool:
-    """Whether a padding is known to be no larger."""
-    return isinstance(size, int) and size <= most
+def _at_most(size: DimLike, limit: int) -> bool:
+    """Whether a padding is static and at most `limit`."""
+    return isinstance(size, int) and size <= limit
 
 
 __all__ = ["lower_pool"]

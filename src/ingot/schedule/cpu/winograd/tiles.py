@@ -1,4 +1,4 @@
-"""Where the tiles of Winograd's algorithm lie in their images, and which of their outputs they store."""
+"""The tiles of Winograd's algorithm: their positions in the images, and the outputs that each stores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
-    """Of a tile, all but `slice` for rows and columns of its image. slice: image of the batch, slice of it. first: the
-    image's in the slice. at: the tile's first output; stores: the first that it stores. ends: the image's size."""
+class TilePosition:
+    """The position of a tile. All fields but `slice_index` are for rows and columns.
 
-    slice: tuple[Expr, Expr]
-    first: tuple[Expr, ...]
-    at: tuple[Expr, ...]
-    stores: tuple[Expr, ...]
-    ends: tuple[Expr, ...]
+    slice_index: image of the batch, slice of the image. phase: the first row and column of a dilated slice's image in
+    the slice. origin: the tile's first output. store_start: the first output that it stores. image_size: of the image.
+    """
+
+    slice_index: tuple[Expr, Expr]
+    phase: tuple[Expr, ...]
+    origin: tuple[Expr, ...]
+    store_start: tuple[Expr, ...]
+    image_size: tuple[Expr, ...]
 
 
 @dataclass(frozen=True)
@@ -34,49 +37,54 @@ class Tiles:
     m: int
 
     @property
-    def short(self) -> tuple[bool, bool]:
-        """Of rows and columns, whether a slice may be smaller than a tile."""
-        rows, columns = ((bounds(size)[0] or 0) < self.m for size in self.shape.least())
+    def can_exceed_image(self) -> tuple[bool, bool]:
+        """Whether a tile can be larger than an image: (rows, columns)."""
+        rows, columns = ((bounds(size)[0] or 0) < self.m for size in self.shape.min_image_size())
         return rows, columns
 
-    def place(self, block: Block, unit: Expr, tile: Expr, depth: int) -> Place:
-        """Of tile `tile` of a unit whose images have `depth` slices."""
+    def position(self, block: Block, unit: Expr, tile: Expr, depth: int) -> TilePosition:
+        """Return the position of a unit's tile. depth: slices of an image."""
         s, m = self.shape, self.m
-        n, d, *first, y, x = (
-            block.let(e, "p") for e in ix.delinearize(tile, (1, depth, *s.dilation, *s.grid(m)), block.multiples)
+        n, d, *phase, y, x = (
+            block.let(tile_index, "p")
+            for tile_index in ix.delinearize(tile, (1, depth, *s.dilation, *s.tile_grid(m)), block.multiples)
         )
         image = n if s.units()[0] == 1 else unit
-        at, stores, ends = [], [], []
-        sizes = zip((y, x), first, (s.h, s.w), s.dilation, self.short, strict=True)
-        for e, begin, extent, step, short in sizes:
-            start = block.let(k.mul(e, integer(m)), "s")
-            stores.append(start)
+        origins, store_starts, image_sizes = [], [], []
+        sizes = zip((y, x), phase, (s.h, s.w), s.dilation, self.can_exceed_image, strict=True)
+        for tile_index, offset, extent, dilation, can_exceed in sizes:
+            start = block.let(k.mul(tile_index, integer(m)), "s")
+            store_starts.append(start)
             end = dim_expr(extent)
-            if step > 1:
-                left = k.sub(dim_expr(extent + step - 1), begin)
-                end = block.let(k.binary("div", left, integer(step)), "h")
-            ends.append(end)
-            last = k.sub(end, integer(m)) if step > 1 else dim_expr(extent - m)
-            last = k.binary("max", last, ZERO) if short else last
-            whole = extent % (step * m) == 0
-            at.append(start if whole else block.let(k.binary("min", start, last), "o"))
-        return Place((image, d), tuple(first), tuple(at), tuple(stores), tuple(ends))
+            if dilation > 1:
+                remaining = k.sub(dim_expr(extent + dilation - 1), offset)
+                end = block.let(k.binary("div", remaining, integer(dilation)), "h")
+            image_sizes.append(end)
+            last = k.sub(end, integer(m)) if dilation > 1 else dim_expr(extent - m)
+            last = k.binary("max", last, ZERO) if can_exceed else last
+            is_exact = extent % (dilation * m) == 0
+            origins.append(start if is_exact else block.let(k.binary("min", start, last), "o"))
+        return TilePosition((image, d), tuple(phase), tuple(origins), tuple(store_starts), tuple(image_sizes))
 
-    def in_slice(self, place: Place, dim: int, line: Expr) -> Expr:
-        """Where line `line` of a slice's image lies in the slice."""
-        return k.add(k.mul(line, integer(self.shape.dilation[dim])), place.first[dim])
+    def slice_line(self, position: TilePosition, dim: int, line: Expr) -> Expr:
+        """Return the line of the slice that is line `line` of one of its images."""
+        return k.add(k.mul(line, integer(self.shape.dilation[dim])), position.phase[dim])
 
-    def line(self, place: Place, dim: int, at: Expr) -> Expr:
-        """The input line `at` of a tile, one of the image."""
-        last = k.add(place.ends[dim], integer(self.shape.r - 2))
-        return k.binary("min", at, last) if self.short[dim] else at
+    def input_line(self, position: TilePosition, dim: int, line: Expr) -> Expr:
+        """Return a tile's input line `line`, clamped to the image."""
+        last = k.add(position.image_size[dim], integer(self.shape.r - 2))
+        return k.binary("min", line, last) if self.can_exceed_image[dim] else line
 
-    def where_stored(self, block: Block, dim: int, line: Expr, place: Place, then: Callable[[Block], None]) -> None:
-        """`then` where the output `line` is the image's and no earlier tile's."""
-        inside = [k.binary("lt", line, place.ends[dim])] if self.short[dim] else []
-        if place.at[dim] is not place.stores[dim]:
-            inside.append(k.binary("ge", line, place.stores[dim]))
-        block.when(k.binary("and", *inside) if len(inside) == 2 else inside[0], then) if inside else then(block)
+    def if_stored(
+        self, block: Block, dim: int, line: Expr, position: TilePosition, body: Callable[[Block], None]
+    ) -> None:
+        """Emit `body` under the condition that the output `line` is in the image and no earlier tile stores it."""
+        conditions = [k.binary("lt", line, position.image_size[dim])] if self.can_exceed_image[dim] else []
+        if position.origin[dim] is not position.store_start[dim]:
+            conditions.append(k.binary("ge", line, position.store_start[dim]))
+        block.when(
+            k.binary("and", *conditions) if len(conditions) == 2 else conditions[0], body
+        ) if conditions else body(block)
 
 
-__all__ = ["Place", "Tiles"]
+__all__ = ["TilePosition", "Tiles"]

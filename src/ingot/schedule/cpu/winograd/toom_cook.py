@@ -4,9 +4,9 @@
     Y = A^T [(G g G^T) . (B^T d B)] A                                                          for two
 
 F(m, r) evaluates at alpha - 1 finite points and at infinity (Toom-Cook; Lavin and Gray, "Fast algorithms for
-convolutional neural networks", 2016). The points decide the error. Those here were measured best among cheap ones
+convolutional neural networks", 2016). The points determine the error. These were measured as the best among cheap ones
 (docs/winograd.md); Barabasz et al., "Error analysis and improving the accuracy of Winograd convolution", 2020, explain
-why they lie around 1. All are dyadic, so that the matrices of the data's transforms are exact in float32.
+why good points are near 1. All are dyadic, so that the matrices of the data's transforms are exact in float32.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def array(matrix: Matrix) -> np.ndarray:
 
 @cache
 def transform(m: int, r: int) -> Transform:
-    """F(m, r). Raises CompileError where no points are known for alpha = m + r - 1."""
+    """Return F(m, r). Raises CompileError if there are no points for alpha = m + r - 1."""
     alpha = m + r - 1
     points = _POINTS.get(alpha)
     if points is None:
@@ -68,7 +68,7 @@ def transform(m: int, r: int) -> Transform:
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """Coefficients of the product of (x - root), constant first."""
+    """The coefficients of the product of (x - root), constant first."""
     c = [Fraction(1)]
     for root in roots:
         c = [low - root * high for low, high in zip([Fraction(0), *c], [*c, Fraction(0)], strict=True)]
@@ -78,30 +78,30 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 def transformed_weights(w: np.ndarray, t: Transform) -> np.ndarray:
     """[r, r, ci, co] -> [alpha * alpha, ci, co]: G g G^T in float64, rounded once to the weights' type."""
     g = array(t.g)
-    both = np.kron(g, g)
+    kron = np.kron(g, g)
     taps = np.ascontiguousarray(w, np.float64).reshape(t.r * t.r, -1)
-    out = np.empty((both.shape[0], taps.shape[1]), w.dtype)
-    # columns at a time: in cache, and so few that BLAS does not wake its threads, which costs more than the product
-    step = max(1, (1 << 18) // both.size)
-    for at in range(0, taps.shape[1], step):
-        out[:, at : at + step] = both @ taps[:, at : at + step]
-    return out.reshape(both.shape[0], *w.shape[2:])
+    out = np.empty((kron.shape[0], taps.shape[1]), w.dtype)
+    # blocks of columns stay in cache, and are so small that BLAS does not start threads, which would cost more
+    step = max(1, (1 << 18) // kron.size)
+    for start in range(0, taps.shape[1], step):
+        out[:, start : start + step] = kron @ taps[:, start : start + step]
+    return out.reshape(kron.shape[0], *w.shape[2:])
 
 
 # Application: a matrix times a list of vectors
 
 
 def apply(block: Block, matrix: Matrix, xs: Sequence[Expr]) -> list[Expr]:
-    """matrix @ xs, with what rows or columns of opposite points share computed once.
+    """Return matrix @ xs. Terms that the rows or columns of opposite points share are computed once.
 
     columns (c, c), (c, -c)   ->   s = x + y, d = x - y          rows e + o, e - o   ->   e, o once
     """
-    matrix, xs = _paired_columns(block, matrix, list(xs))
+    matrix, xs = _pair_columns(block, matrix, list(xs))
     out: list[Expr | None] = [None] * len(matrix)
     for i, row in enumerate(matrix):
         if out[i] is not None:
             continue
-        partner = next((j for j in range(i + 1, len(matrix)) if out[j] is None and _opposite(row, matrix[j])), None)
+        partner = next((j for j in range(i + 1, len(matrix)) if out[j] is None and _are_opposite(row, matrix[j])), None)
         if partner is None:
             out[i] = _sum(block, row, xs)
             continue
@@ -109,27 +109,27 @@ def apply(block: Block, matrix: Matrix, xs: Sequence[Expr]) -> list[Expr]:
         odd = [c if c != d else Fraction(0) for c, d in zip(row, matrix[partner], strict=True)]
         factor = next(c for c in reversed(odd) if c)
         e, o = _sum(block, even, xs), _sum(block, [c / factor for c in odd], xs)
-        out[i] = _plus(block, e, factor, o)
-        out[partner] = _plus(block, e, -factor, o)
+        out[i] = _add_scaled(block, e, factor, o)
+        out[partner] = _add_scaled(block, e, -factor, o)
     return [e for e in out if e is not None]
 
 
-def _opposite(a: Sequence[Fraction], b: Sequence[Fraction]) -> bool:
-    """Whether the rows are e + o and e - o, of two terms each at least."""
-    same = sum(x == y != 0 for x, y in zip(a, b, strict=True))
+def _are_opposite(a: Sequence[Fraction], b: Sequence[Fraction]) -> bool:
+    """Whether the rows are e + o and e - o, with more than two terms."""
+    equal = sum(x == y != 0 for x, y in zip(a, b, strict=True))
     negated = sum(x == -y != 0 for x, y in zip(a, b, strict=True))
-    agree = all(abs(x) == abs(y) for x, y in zip(a, b, strict=True))
-    return agree and same > 0 and negated > 0 and same + negated > 2
+    has_equal_magnitudes = all(abs(x) == abs(y) for x, y in zip(a, b, strict=True))
+    return has_equal_magnitudes and equal > 0 and negated > 0 and equal + negated > 2
 
 
-def _paired_columns(block: Block, matrix: Matrix, xs: list[Expr]) -> tuple[Matrix, list[Expr]]:
+def _pair_columns(block: Block, matrix: Matrix, xs: list[Expr]) -> tuple[Matrix, list[Expr]]:
     columns = [list(c) for c in zip(*matrix, strict=True)]
-    done: set[int] = set()
+    paired: set[int] = set()
     for i, a in enumerate(columns):
         for j in range(i + 1, len(columns)):
-            if i in done or j in done or not _opposite(a, columns[j]):
+            if i in paired or j in paired or not _are_opposite(a, columns[j]):
                 continue
-            done |= {i, j}
+            paired |= {i, j}
             total = block.let(k.add(xs[i], xs[j]), "s")
             xs[i], xs[j] = total, block.let(k.sub(xs[i], xs[j]), "d")
             b = columns[j]
@@ -143,11 +143,11 @@ def _sum(block: Block, row: Sequence[Fraction], xs: Sequence[Expr]) -> Expr:
     (c, x), *rest = terms
     total = x if c == 1 else block.let(k.mul(x, k.lit(float(c), x.dtype, x.lanes)))
     for c, x in rest:
-        total = _plus(block, total, c, x)
+        total = _add_scaled(block, total, c, x)
     return total
 
 
-def _plus(block: Block, a: Expr, c: Fraction, x: Expr) -> Expr:
+def _add_scaled(block: Block, a: Expr, c: Fraction, x: Expr) -> Expr:
     """a + c * x."""
     if c == 1:
         return block.let(k.add(a, x))

@@ -22,7 +22,7 @@ from ingot.ir.types import f32, static_shape, u32
 from ingot.schedule.axes import Axis, Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.operands import BlockQuantized
-from ingot.schedule.cpu.contraction.plan import AHEAD, Plan
+from ingot.schedule.cpu.contraction.plan import PREFETCH_DISTANCE_BYTES, Plan
 from ingot.schedule.index import ZERO, add, dim_expr, mul
 from ingot.support.dataclass import dataclass
 
@@ -54,7 +54,7 @@ class BlockQuantizedPanels:
         return axes if len(axes) == 2 else (Axis(1), *axes)  # type: ignore[return-value]
 
     def place(self, block: Block, panel: Expr, width: int) -> Place:
-        whole = mul(panel, integer(self.plan.panel))
+        whole = mul(panel, integer(self.plan.panel_columns))
         blocks, inner = self._axes
         rows = ceildiv(inner.extent, self.c.per_lane)
         words = block.let(mul(whole, dim_expr(blocks.extent * rows)), "bw")
@@ -126,7 +126,7 @@ class BlockQuantizedPanels:
             line = b.let(add(start, mul(w, integer(at.width))), "w")
             words = [b.let(k.load(self.b.words, add(line, integer(v)), lanes), "w") for v in range(0, at.width, lanes)]
             for v in range(0, at.width if ahead else 0, 16):
-                b.stmts.append(k.Prefetch(self.b.words, add(line, integer(AHEAD // 4 + v))))
+                b.stmts.append(k.Prefetch(self.b.words, add(line, integer(PREFETCH_DISTANCE_BYTES // 4 + v))))
             visit(b, mul(w, integer(each)), words, places)
 
         block.loop("w", 0, count // each, 1, lambda b, w: some(b, w, each))
@@ -144,7 +144,7 @@ class BlockQuantizedPanels:
     def _zeros(self, block: Block, at: Place, turn: Expr) -> list[list[Expr]]:
         """For each vector of columns what is to be taken off its levels."""
         lanes, zeros = self.plan.lanes, self._rows(block, at, turn, self.b.zeros)
-        if not self.b.exact:
+        if not self.b.has_integer_zeros:
             return [[k.lit(float(_MAGIC + self.b.bias), f32, lanes), zero] for zero in zeros]
         if isinstance(self.b.zeros, Lit):
             return [[k.lit(_MAGIC + self.b.zeros.value, f32, lanes)] for _ in zeros]

@@ -14,7 +14,7 @@ from ingot.ir.types import DType, f32, i32, static_shape, u8, u32
 from ingot.schedule.axes import Axis, Contraction
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
 from ingot.schedule.cpu.contraction.operands import BlockQuantized
-from ingot.schedule.cpu.contraction.pack import panels
+from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.contraction.plan import Plan
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack
@@ -28,7 +28,7 @@ def block_quantized_operand(
     bias = 1 << (c.b.bits - 1) if c.b.kind == "i" else 0  # levels are packed as unsigned
     words = Buffer("b", u32)
     params: list[Param] = [(words, Arg("pack", 0))]
-    packs = [panels(g.b_at, c, plan, *static_shape((g.b_layout.offset,)))]
+    packs = [pack_panels(g.b_input, c, plan, *static_shape((g.b_layout.offset,)))]
 
     def read(name: str, p: Node, moved: int) -> Buffer | Lit:
         if p.constant is not None and p not in g.body.inputs:
@@ -55,7 +55,9 @@ def _parameters(g: ContractionGroup, p: Node, c: Contraction, plan: Plan, moved:
     cols = Axis(layout.shape[column], 0, layout.strides[column])
     blocks = [Axis(layout.shape[d], 0, layout.strides[d]) for d in turns] or [Axis(1)]
     kind: tuple[DType, DType, DType] = (f32, f32, f32) if p.dtype.is_float else (u8, u8, i32)
-    pack = panels(index, Contraction((), c.rows, (cols,), tuple(blocks), *kind), plan, *static_shape((layout.offset,)))
+    pack = pack_panels(
+        index, Contraction((), c.rows, (cols,), tuple(blocks), *kind), plan, *static_shape((layout.offset,))
+    )
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         pack.write((array.astype(np.int16) + moved).astype(np.uint8), out)

@@ -31,8 +31,8 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import MOST
 from ingot.schedule.cpu.contraction.compressed.sparse_plan import plan_sparse
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
-from ingot.schedule.cpu.contraction.operands import one_by_one
-from ingot.schedule.cpu.contraction.plan import LINE
+from ingot.schedule.cpu.contraction.operands import write_scalars
+from ingot.schedule.cpu.contraction.plan import CACHE_LINE_BYTES
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.dimension_numbers import contiguous_last, flat_rows, join_rows, rows_as_they_lie
 from ingot.schedule.index import ZERO, Index, add, delinearize, dim_expr, linear, mul, split
@@ -90,7 +90,7 @@ class SparseProducts:
         at = mul(vector, integer(self.turned_at_once))
         places = [(b, mul(block, integer(size))) for (b, _), (_, _, size) in zip(temps, self._made(), strict=True)]
         self._turn(top, chunk, [(b, top.let(add(start, at), "t")) for b, start in places])
-        params = [(g.a.buffer, Arg("in", g.a_at)), *temps]
+        params = [(g.a.buffer, Arg("in", g.a_input)), *temps]
         return g.step("turned", g.contraction(self.loops), params, chunk, dim_expr(self.row_blocks * vectors), top, 0)
 
     def _row_of(self, lane: int) -> int:
@@ -185,7 +185,7 @@ class SparseProducts:
         wanted = (*sums, *(() if temps else self._made()))
         places = [0]
         for _, dtype, size in wanted:
-            places.append(places[-1] + -(-size * dtype.nbytes // LINE) * LINE)
+            places.append(places[-1] + -(-size * dtype.nbytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)
         own = [
             top.alloc(name, dtype, size, scratch=at) for (name, dtype, size), at in zip(wanted, places, strict=False)
         ]
@@ -214,7 +214,7 @@ class SparseProducts:
             self._write(b, rows, p)
 
         top.loop("p", low, high, 1, panel)
-        params = [*g.params((self.values, Arg("in", g.b_at))), *temps]
+        params = [*g.params((self.values, Arg("in", g.b_input))), *temps]
         return g.step("sparse", g.contraction(self.loops), params, chunk, dim_expr(product(extents)), top, places[-1])
 
     def _scratch(self) -> tuple[tuple[str, DType, int], ...]:
@@ -333,7 +333,7 @@ class SparseProducts:
 
             def some(x: Block) -> None:
                 if not self.masks:
-                    one_by_one(x, (place,), at, value, n, write)
+                    write_scalars(x, (place,), at, value, n, write)
                     return
                 mask = x.let(k.binary("lt", k.ramp(at, lanes), integer(n)), "mask")
                 write(x, (place, k.ramp(at, lanes)), value, mask)

@@ -18,9 +18,9 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, u8
 from ingot.schedule.axes import Contraction
-from ingot.schedule.cpu.contraction.cost_model import least_cycles
+from ingot.schedule.cpu.contraction.cost_model import min_cycles
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.winograd.plan import covered
+from ingot.schedule.cpu.winograd.plan import winograd_shape_of
 from ingot.schedule.dimension_numbers import flat_rows, loops_of, rows_as_they_lie
 from ingot.support.dataclass import dataclass
 
@@ -102,8 +102,8 @@ def dense_cycles(n: Node, machine: Machine) -> float:
     loops = flat_rows(rows_as_they_lie(loops_of(n, a, b)))
     x, w = (i.dtype for i in n.inputs)
     c = Contraction(loops.batch, loops.rows, loops.cols, loops.reduce, x, w, n.dtype)
-    faster = WINOGRAD if machine.winograd and covered(n, a, b) is not None else 1.0
-    return faster * least_cycles(c, machine)
+    faster = WINOGRAD if machine.winograd and winograd_shape_of(n, a, b) is not None else 1.0
+    return faster * min_cycles(c, machine)
 
 
 def sparse_height(n: Node, blocks: Callable[[int], int], machine: Machine) -> int:
