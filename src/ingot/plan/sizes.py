@@ -16,7 +16,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph
 from ingot.runtime import program as rt
 from ingot.runtime.expr import Expr
-from ingot.schedule.found import size_names, sizes_kernel
+from ingot.schedule.runtime_sizes import size_names, sizes_kernel
 from ingot.support.dataclass import dataclass
 
 
