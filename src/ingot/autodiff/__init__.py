@@ -5,11 +5,6 @@ from ingot.autodiff.reverse import gradients, pulled_back
 from ingot.autodiff.table import differentiable_operands
 
 __all__ = [
-    "differentiable",
-    "differentiable_operands",
-    "gradients",
-    "pullback",
-    "pullbacks",
-    "pulled_back",
+    "differentiable", "differentiable_operands", "gradients", "pullback", "pullbacks", "pulled_back",
     "value_and_gradients",
-]
+]  # fmt: skip

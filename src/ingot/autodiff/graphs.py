@@ -35,11 +35,8 @@ def pullbacks(of: Callable[..., Node], operands: Sequence[Node], cotangent: Node
     inputs = tuple(Input(f"pulled back {i}", x.type)() for i, x in enumerate((*operands, cotangent)))
     core = differentiable(Graph(inputs, (of(*inputs[:-1]),)))
     *variables, seed = core.inputs
-    return list(
-        rebuilt(
-            gradients(core.outputs[0], variables, seed), dict(zip(core.inputs, (*operands, cotangent), strict=True))
-        )
-    )
+    grads = gradients(core.outputs[0], variables, seed)
+    return list(rebuilt(grads, dict(zip(core.inputs, (*operands, cotangent), strict=True))))
 
 
 def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:
