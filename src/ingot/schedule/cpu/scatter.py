@@ -23,7 +23,7 @@ from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
-from ingot.schedule.cpu.chunks import CHUNK, chunked_loops, vector_loop
+from ingot.schedule.cpu.chunks import CHUNK_ELEMENTS, chunked_loops, vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.emit import Index, load_at, slice_starts, store_at
@@ -178,13 +178,13 @@ class _Scattering:
     def _chunk(self, rows: DimLike, columns: DimLike, depth: int) -> tuple[int, int]:
         """(rows, columns) of a chunk, each with `depth` updates."""
         # whole vectors, enough work, and no more chunks than help
-        block = max(64, CHUNK // depth)
+        block = max(64, CHUNK_ELEMENTS // depth)
         if isinstance(columns, int):
             share = -(-columns * max(1, estimate(rows)) // (8 * self.machine.threads))
             block = max(64, min(columns, max(block, share)))
         block = -(-block // 64) * 64
         # several rows, where they are many and short
-        run = max(1, CHUNK // (depth * max(1, estimate(columns)))) if ceildiv(columns, block) == 1 else 1
+        run = max(1, CHUNK_ELEMENTS // (depth * max(1, estimate(columns)))) if ceildiv(columns, block) == 1 else 1
         if isinstance(rows, int):
             run = max(1, min(run, rows // (4 * self.machine.threads)))
         return run, block

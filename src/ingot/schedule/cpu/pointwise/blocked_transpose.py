@@ -17,7 +17,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.rows.columns import read_columns, short_rows
+from ingot.schedule.cpu.rows.columns import is_short_row, read_columns
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at
 from ingot.schedule.index import integer
@@ -107,7 +107,7 @@ def find_transpose(
     for across in reversed(range(len(shape))):
         extent = shape[across]
         # rows of this length without gaps, which are no whole vectors
-        short = short_rows(extent, lanes) and extent % lanes != 0 and set(transposed.values()) == {extent}
+        short = is_short_row(extent, lanes) and extent % lanes != 0 and set(transposed.values()) == {extent}
         height = extent if short and isinstance(extent, int) else lanes
         if across == out or not (short or across in long):
             continue

@@ -21,14 +21,21 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Leaves, Operands, body_dims, symbol_params
 from ingot.schedule.collapse_dims import collapse_dims, reshaped_inputs
-from ingot.schedule.cpu.caches import AHEAD, leaves_caches
-from ingot.schedule.cpu.chunks import CHUNK, STREAMED, Line, Write, chunked_loops, vector_loop
+from ingot.schedule.cpu.caches import PREFETCH_BYTES, results_exceed_caches
+from ingot.schedule.cpu.chunks import (
+    CHUNK_ELEMENTS,
+    STREAMED_CHUNK_ELEMENTS,
+    AlignedLine,
+    Write,
+    chunked_loops,
+    vector_loop,
+)
 from ingot.schedule.cpu.interleave_vectors import vectors_to_interleave
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.blocked_transpose import TransposedLeaf, Transposition, find_transpose, reads_along
 from ingot.schedule.cpu.pointwise.short_lines import ShortLines
-from ingot.schedule.cpu.rows.short_rows import LINE
-from ingot.schedule.cpu.transpose import stored_as
+from ingot.schedule.cpu.rows.short_rows import CACHE_LINE_BYTES
+from ingot.schedule.cpu.transpose import storage_type
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
@@ -83,7 +90,7 @@ class _Loops:
     def of(
         body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], operands: Operands, machine: Machine
     ) -> _Loops:
-        stream = leaves_caches(body, machine)
+        stream = results_exceed_caches(body, machine)
         looked_up = _looked_up(body) if stream else []
         asking = _asking(operands, body, ins, looked_up)
         leaves = _reading(operands, body, ins, looked_up, machine) if stream else operands.leaves(body, ins)
@@ -100,7 +107,7 @@ class _Loops:
     @property
     def size(self) -> int:
         """Of a chunk."""
-        return STREAMED if self.stream else CHUNK
+        return STREAMED_CHUNK_ELEMENTS if self.stream else CHUNK_ELEMENTS
 
     def write(self, emitter: Emitter, block: Block, index: Index, mask: Expr | None) -> None:
         if self.stream and mask is None:
@@ -115,11 +122,11 @@ class _Loops:
         """Vectors along the dimension where they are cheapest."""
         axis, _ = _vector_axis(self.body, self.operands, self.ins, self.outs, self.machine)
         order = _read_order(self.body, self.ins, self.operands, self.shape, self.lanes) if self.stream else None
-        line = Line(self.outs[0], axis) if self.stream else None
+        line = AlignedLine(self.outs[0], axis) if self.stream else None
         write = partial(self.write, Emitter(self.leaves))
         return chunked_loops(
             top, chunk, self.shape, axis, self.lanes, self.machine, write,
-            order=order, line=line, size=self.size, several=self._several(axis),
+            order=order, line=line, chunk_operations=self.size, interleave=self._several(axis),
         )  # fmt: skip
 
     def _several(self, axis: int) -> int:
@@ -161,7 +168,7 @@ class _Loops:
             return block.when(fits, whole, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
 
         boxes, work = (*outer, ceildiv(rows, lanes)), short.size * lanes
-        return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, size=self.size)
+        return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, chunk_operations=self.size)
 
     def transposed(self, top: Block, chunk: k.Var, turn: Transposition) -> Expr:
         """Blocks that are transposed in registers, in strips along the results' lines."""
@@ -190,7 +197,9 @@ class _Loops:
             )
 
         work = turn.side * turn.height * strip
-        return chunked_loops(top, chunk, strips, turn.across, 1, self.machine, block_at, work=work, size=self.size)
+        return chunked_loops(
+            top, chunk, strips, turn.across, 1, self.machine, block_at, work=work, chunk_operations=self.size
+        )
 
     def strip(self, turn: Transposition) -> int:
         """Blocks that are done one after another along the results' lines."""
@@ -208,7 +217,7 @@ class _Loops:
         side, last, sizes = turn.side, self.strip(turn) - 1, self.held_bytes(turn)
         places = itertools.accumulate(sizes, initial=0)
         kept = [
-            block.alloc("held", stored_as(n.dtype), last * side * turn.height, scratch=at)
+            block.alloc("held", storage_type(n.dtype), last * side * turn.height, scratch=at)
             for n, at in zip(self.body.outputs, places, strict=False)
         ]
 
@@ -362,8 +371,8 @@ def _reading(
 def _read_on(buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr | None) -> Expr:
     flat = ix.linear(index, lay.strides, lay.offset)
     if flat.lanes > 1 and ix.lane_step(flat) == 1:
-        far = integer(AHEAD // buffer.dtype.nbytes)
-        for i in range(0, flat.lanes, LINE // buffer.dtype.nbytes):
+        far = integer(PREFETCH_BYTES // buffer.dtype.nbytes)
+        for i in range(0, flat.lanes, CACHE_LINE_BYTES // buffer.dtype.nbytes):
             block.stmts.append(k.Prefetch(buffer, k.add(k.add(ix.first_lane(flat), far), integer(i))))
     return load_at(block, buffer, flat, mask)
 
@@ -385,7 +394,7 @@ def _rows_on(lookup: Node, index: Index) -> Index:
     assert isinstance(op, ops.Gather)
     row = max(d for d in range(len(index)) if d not in op.offset_dims)
     nbytes = lookup.dtype.nbytes * max(1, estimate(product(lookup.shape[row + 1 :])))
-    on = k.binary("min", k.add(index[row], integer(-(-AHEAD // nbytes))), dim_expr(lookup.shape[row] - 1))
+    on = k.binary("min", k.add(index[row], integer(-(-PREFETCH_BYTES // nbytes))), dim_expr(lookup.shape[row] - 1))
     return (*index[:row], on, *index[row + 1 :])
 
 

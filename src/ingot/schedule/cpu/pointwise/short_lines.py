@@ -25,7 +25,7 @@ from ingot.ops.core.base import Category, category
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.pointwise.blocked_transpose import reads_along
-from ingot.schedule.cpu.rows.columns import dense_rows, short_rows
+from ingot.schedule.cpu.rows.columns import is_short_row, store_order
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
@@ -55,7 +55,7 @@ class ShortLines:
             return ShortLines(size, transposed=False)
         dense = all(lay.strides[-2:] == (size, 1) for lay in outs)
         lines = estimate(rows)
-        if not dense or not short_rows(size, lanes) or (lines % lanes and lines < 8 * lanes):
+        if not dense or not is_short_row(size, lanes) or (lines % lanes and lines < 8 * lanes):
             return None
         along, across = (reads_along(body, ins, buffers, shape, len(shape) - i, lanes) for i in (1, 2))
         if along is None or across is None or any(n.dtype == boolean for n in body.outputs):
@@ -72,7 +72,7 @@ class ShortLines:
         if self.transposed:
             em, rows, places = Emitter(leaves), k.ramp(row, lanes), range(self.size)
             columns = ([em.value(block, n, (*outer, rows, integer(j))) for j in places] for n in body.outputs)
-            yield from zip(*(dense_rows(block, [k.splat(v, lanes) for v in own]) for own in columns), strict=True)
+            yield from zip(*(store_order(block, [k.splat(v, lanes) for v in own]) for own in columns), strict=True)
             return
         shape = body.outputs[0].shape
         for i in range(self.size):
