@@ -47,19 +47,19 @@ class LongSums:
         sums: Sequence[Buffer],
         extents: Sequence[DimLike],
         step: int = 1,
-        apart: int = 1,
-        most: int = MOST,
+        separate: int = 1,
+        max_terms: int = MOST,
     ) -> LongSums:
         """Sums in parts of `most` terms, or of more if there would be more than `most` parts. step: of the innermost
         loop. apart: the number of consecutive elements of that loop that go to separate sums."""
         float_sums = tuple(s for s in sums if s.dtype.is_float)
         terms = product(extents)
-        if not float_sums or (isinstance(terms, int) and terms <= most * apart):
+        if not float_sums or (isinstance(terms, int) and terms <= max_terms * separate):
             return SHORT
-        most = max(most, isqrt(estimate(terms) // apart))
-        inner_terms = [-(-estimate(product(extents[i + 1 :])) // apart) for i in range(len(extents) - 1)] + [0]
-        level = next(i for i, terms in enumerate(inner_terms) if terms <= most)
-        part, extent = most // inner_terms[level] if inner_terms[level] else most * apart, extents[level]
+        max_terms = max(max_terms, isqrt(estimate(terms) // separate))
+        inner_terms = [-(-estimate(product(extents[i + 1 :])) // separate) for i in range(len(extents) - 1)] + [0]
+        level = next(i for i, terms in enumerate(inner_terms) if terms <= max_terms)
+        part, extent = max_terms // inner_terms[level] if inner_terms[level] else max_terms * separate, extents[level]
         if isinstance(extent, int):
             part = -(-extent // -(-extent // part))  # equal ones
         if not inner_terms[level]:
