@@ -47,7 +47,9 @@ def test_counters_that_reach_their_bound(start: int, end: int, direction: str, s
     assert jump_dims(loop(start, end, direction, step)) == [(trip_count,)]
 
 
-@pytest.mark.parametrize(("go", "is_constant", "trip_count"), [(True, True, [(5,)]), (False, True, [()]), (True, False, [()])])
+@pytest.mark.parametrize(
+    ("go", "is_constant", "trip_count"), [(True, True, [(5,)]), (False, True, [()]), (True, False, [()])]
+)
 def test_a_condition_besides_the_counter(go: bool, is_constant: bool, trip_count: list[Any]) -> None:
     """Loops of ONNX have a condition, which most never change."""
     (op,) = (n.op for n in loop(0, 5, "LT", 1).nodes() if isinstance(n.op, ops.While))
