@@ -1,4 +1,4 @@
-"""Groups write over operands that nobody reads afterwards, and new values over the old ones of what lasts."""
+"""Groups write over operands that nothing reads later, and new state over the old state."""
 
 from dataclasses import replace
 
@@ -52,10 +52,10 @@ def test_other_positions_stay():
     x = Input("x", TensorType(f32, (4, 4)))()
     a = group(ops.Exp(), x)
     p = Input("p0", a.type)()
-    turned = Group(Graph((p,), (ops.Neg()(ops.Transpose((1, 0))(p)),)), "pointwise")(a)
-    out = group(ops.Abs(), turned)
+    transposed = Group(Graph((p,), (ops.Neg()(ops.Transpose((1, 0))(p)),)), "pointwise")(a)
+    out = group(ops.Abs(), transposed)
     places = assign(Graph((x,), (out,))).places
-    assert places[turned].owner is turned
+    assert places[transposed].owner is transposed
 
 
 def test_results_hold():

@@ -2,6 +2,9 @@
 
 from ingot.autodiff.graphs import differentiable, pullback, pullbacks, value_and_gradients
 from ingot.autodiff.reverse import gradients, pulled_back
-from ingot.autodiff.table import ways
+from ingot.autodiff.table import differentiable_operands
 
-__all__ = ["differentiable", "gradients", "pullback", "pullbacks", "pulled_back", "value_and_gradients", "ways"]
+__all__ = [
+    "differentiable", "differentiable_operands", "gradients", "pullback", "pullbacks", "pulled_back",
+    "value_and_gradients",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whole graphs: made ready to be differentiated, and with their gradients."""
+"""Graphs prepared for differentiation, and graphs with gradients."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ingot.passes.model.lower import lower_model_ops
 
 
 def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
-    """A MODEL graph in ops that have reverse rules; its loops keep the values that their reverse reads. keep_products:
-    those of products, too, which it would compute again: more memory for less time."""
+    """A MODEL graph lowered to ops that have reverse rules, in which loops save the values that their backward pass
+    reads. keep_products: also save the results of matrix products, instead of recomputing them."""
     core = lower_model_ops(fuse_attention(graph), frozenset(RULES))
-    by: dict[Node, Node] = {}
+    replacements: dict[Node, Node] = {}
     for n in core.nodes():
-        if isinstance(n.op, ops.While) and (kept := with_history(n, keep_products)) is not n:
-            by |= dict(zip(n.results, kept.results, strict=False))
-    return core.replaced(by)
+        if isinstance(n.op, ops.While) and (with_saved := with_history(n, keep_products)) is not n:
+            replacements |= dict(zip(n.results, with_saved.results, strict=False))
+    return core.replaced(replacements)
 
 
 def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node) -> Node:
@@ -32,23 +32,22 @@ def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node) -> Node:
 
 def pullbacks(of: Callable[..., Node], operands: Sequence[Node], cotangent: Node) -> list[Node]:
     """The cotangent of each operand from that of `of(*operands)`, a MODEL-level computation."""
-    inside = tuple(Input(f"pulled back {i}", x.type)() for i, x in enumerate((*operands, cotangent)))
-    core = differentiable(Graph(inside, (of(*inside[:-1]),)))
-    *own, seed = core.inputs
-    return list(
-        rebuilt(gradients(core.outputs[0], own, seed), dict(zip(core.inputs, (*operands, cotangent), strict=True)))
-    )
+    inputs = tuple(Input(f"pulled back {i}", x.type)() for i, x in enumerate((*operands, cotangent)))
+    core = differentiable(Graph(inputs, (of(*inputs[:-1]),)))
+    *variables, seed = core.inputs
+    grads = gradients(core.outputs[0], variables, seed)
+    return list(rebuilt(grads, dict(zip(core.inputs, (*operands, cotangent), strict=True))))
 
 
 def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:
-    """A graph of the loss and of its gradients by the inputs numbered `wrt`, from a MODEL graph.
+    """A graph of the loss and its gradients with respect to the inputs numbered `wrt`, from a MODEL graph.
 
-    loss: makes a scalar of the graph's results. Names: `loss`, then `gradient of NAME`.
+    loss: computes a scalar from the graph's results. The outputs are named `loss`, then `gradient of NAME`.
     """
     value = loss(graph.results)
-    whole = replace(graph, outputs=(value, *graph.outputs[len(graph.results) :]), output_names=("loss",))
-    core = differentiable(whole)
-    by = [core.inputs[i] for i in wrt]
-    found = gradients(core.outputs[0], by)
-    names = ("loss", *(f"gradient of {x.op.label}" for x in by))  # type: ignore[attr-defined]
-    return replace(core, outputs=(core.outputs[0], *found, *core.outputs[1:]), output_names=names)
+    loss_graph = replace(graph, outputs=(value, *graph.outputs[len(graph.results) :]), output_names=("loss",))
+    core = differentiable(loss_graph)
+    variables = [core.inputs[i] for i in wrt]
+    grads = gradients(core.outputs[0], variables)
+    names = ("loss", *(f"gradient of {x.op.label}" for x in variables))  # type: ignore[attr-defined]
+    return replace(core, outputs=(core.outputs[0], *grads, *core.outputs[1:]), output_names=names)

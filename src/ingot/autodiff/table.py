@@ -10,24 +10,24 @@ from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 # (the node, the cotangents of its results, None for 0) -> the cotangents of its operands, None for 0
 Rule = Callable[[Node, Sequence[Node | None]], Sequence[Node | None]]
 RULES: dict[type[Op], Rule] = {}
-# rules that are also told which operands' cotangents are asked for
-Choosing = Callable[[Node, Sequence[Node | None], Sequence[bool]], Sequence[Node | None]]
-CHOOSING: dict[type[Op], Choosing] = {}
-# of ops through some of whose operands no gradient goes, whatever they are: the others
-WAYS: dict[type[Op], Callable[[Node], Sequence[Node]]] = {}
+# rules that also take which operands' cotangents are needed
+SelectiveRule = Callable[[Node, Sequence[Node | None], Sequence[bool]], Sequence[Node | None]]
+SELECTIVE_RULES: dict[type[Op], SelectiveRule] = {}
+# for ops some of whose operands never have a gradient: the others
+DIFFERENTIABLE_OPERANDS: dict[type[Op], Callable[[Node], Sequence[Node]]] = {}
 
 
-def ways(node: Node) -> Sequence[Node]:
-    """The operands that a rule may give cotangents to."""
-    chosen = WAYS.get(type(node.op))
-    return node.inputs if chosen is None else chosen(node)
+def differentiable_operands(node: Node) -> Sequence[Node]:
+    """The operands of a node that can have cotangents."""
+    active_operands = DIFFERENTIABLE_OPERANDS.get(type(node.op))
+    return node.inputs if active_operands is None else active_operands(node)
 
 
-def choosing(cls: type[Op]) -> Callable[[Choosing], Choosing]:
-    """Register a rule that is told what is asked for."""
+def selective(cls: type[Op]) -> Callable[[SelectiveRule], SelectiveRule]:
+    """Register a rule that computes only the cotangents that are needed."""
 
-    def register(f: Choosing) -> Choosing:
-        CHOOSING[cls] = f
+    def register(f: SelectiveRule) -> SelectiveRule:
+        SELECTIVE_RULES[cls] = f
         RULES[cls] = lambda node, cotangents: f(node, cotangents, [True] * len(node.inputs))
         return f
 
@@ -50,11 +50,11 @@ def reverse(*classes: type[Op]) -> Callable[[Callable[..., Sequence[Node | None]
 
 
 def constant_everywhere(*classes: type[Op]) -> None:
-    """Ops whose derivative is 0 where they have one: comparisons, roundings, positions."""
+    """Register ops whose derivative is 0 wherever it exists: comparisons, rounding, indices."""
     for c in classes:
         RULES[c] = lambda node, cotangents: [None] * len(node.inputs)
 
 
 def no_rule(node: Node, what: str) -> UnsupportedOpError:
-    """The error of an op that has a rule, but none for this kind of it."""
+    """The error for a kind of an op that its rule does not support."""
     return UnsupportedOpError([UnsupportedOp(node.op.name, node.loc or "the graph", f"no reverse rule for {what}")])

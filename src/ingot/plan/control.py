@@ -7,8 +7,8 @@
     Case(branches)(index, x...)        ->        is[i] = index selects branch i
                                                  jump to next if not is[0];  steps of branch 0;  jump to end;  next: ...
 
-The body writes its results over v where it can (`in_place`). A value that it hands on unchanged is not copied: the body
-reads it where it lies, and knows it if it is constant.
+The body writes its results over v where possible (`in_place`). A loop-invariant value is not copied: the body reads the
+operand's own memory, or the constant.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ingot.plan.in_place import Pairs
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
-NOWHERE = -1  # the buffer of a value that nothing reads: it is known
+NO_BUFFER = -1  # of a constant, which nothing reads from memory
 
 
 class Plan(Protocol):
-    """The linker, as control flow needs it."""
+    """The part of the linker that control flow uses."""
 
     graph: Graph
     lower: Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
@@ -43,11 +43,11 @@ class Plan(Protocol):
     buffers: list
 
     def buffer(self, node: Node) -> int: ...
-    def temp(self, nbytes: DimLike) -> int: ...
-    def append(self, low: Lowered, place: Callable[[Arg], int], packed: Sequence[int], what: str) -> None: ...
-    def jump(self, flag: int | None = None, target: int = 0, turns: DimLike | None = None) -> int: ...
-    def aim(self, number: int) -> None: ...
-    def nested(self, graph: Graph, places: Sequence[int], pairs: Pairs = ()) -> list[Place]: ...
+    def add_temp(self, nbytes: DimLike) -> int: ...
+    def append(self, lowered: Lowered, buffer_of: Callable[[Arg], int], packed: Sequence[int], name: str) -> None: ...
+    def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int: ...
+    def set_target(self, number: int) -> None: ...
+    def inline(self, graph: Graph, buffers: Sequence[int], pairs: Pairs = ()) -> list[Place]: ...
 
 
 def launch_control(plan: Plan, node: Node, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> None:
@@ -61,152 +61,155 @@ class _Control:
         assert isinstance(group, Group)
         self.plan, self.node, self.body, self.ins, self.outs = plan, node, group.body, ins, outs
         self.anchor = next(n for n in self.body.nodes() if category(n.op) is Category.CONTROL)
-        self.read = set(node.results).intersection(plan.graph.nodes())
+        self.used_results = set(node.results).intersection(plan.graph.nodes())
 
     def run(self) -> None:
         values = self._while() if isinstance(self.anchor.op, While) else self._case()
-        # the group's results: the anchor's, and the views behind them
+        # the group's results: the anchor's, and views of them
         results = self.anchor.results
         inputs = tuple(Input(f"v{i}", r.type)() for i, r in enumerate(results))
         views = rebuilt(self.body.outputs, dict(zip(results, inputs, strict=True)))
-        for view, own, layout in zip(views, self.node.results, self.outs, strict=True):
-            if own not in self.read:
+        for view, result, layout in zip(views, self.node.results, self.outs, strict=True):
+            if result not in self.used_results:
                 continue
-            target = self.plan.buffer(own)
-            used = [i for i, n in enumerate(inputs) if n in set(topological([view]))]
-            graph = Graph(tuple(inputs[i] for i in used), (view,))
-            sources = [values[i] or self._where(self.anchor.inputs[i]) for i in used]
+            target = self.plan.buffer(result)
+            positions = [i for i, n in enumerate(inputs) if n in set(topological([view]))]
+            graph = Graph(tuple(inputs[i] for i in positions), (view,))
+            sources = [values[i] or self._operand_place(self.anchor.inputs[i]) for i in positions]
             if sources != [(target, layout)] or view not in inputs:
                 self._write(graph, sources, (target, layout))
 
     def _write(self, graph: Graph, sources: Sequence[Place], target: Place) -> None:
-        """A pointwise graph of values in memory."""
+        """Append a pointwise graph of values in memory."""
         if any(d == 0 for d in graph.outputs[0].shape):
             return
         ins = tuple(layout for _, layout in sources)
-        low = self.plan.lower(Group(graph, "pointwise"), ins, (target[1],), (False,) * len(ins))
-        self.plan.append(low, lambda a: sources[a.index][0] if a.kind == "in" else target[0], (), self.anchor.op.name)
+        lowered = self.plan.lower(Group(graph, "pointwise"), ins, (target[1],), (False,) * len(ins))
+        self.plan.append(
+            lowered, lambda a: sources[a.index][0] if a.kind == "in" else target[0], (), self.anchor.op.name
+        )
 
     def _copy(self, value: Node, source: Place, target: Place) -> None:
         p = Input("p", value.type)()
         self._write(Graph((p,), (p,)), [source], target)
 
     def _evaluate(self, value: Node, target: Place) -> None:
-        """A view, a constant or another cheap value of the group's operands."""
-        needed = set(topological([value]))
-        used = [i for i, n in enumerate(self.body.inputs) if n in needed]
-        sources = [(self.plan.buffer(self.node.inputs[i]), self.ins[i]) for i in used]
-        self._write(Graph(tuple(self.body.inputs[i] for i in used), (value,)), sources, target)
+        """Compute a view, a constant or another cheap value of the group's operands."""
+        dependencies = set(topological([value]))
+        positions = [i for i, n in enumerate(self.body.inputs) if n in dependencies]
+        sources = [(self.plan.buffer(self.node.inputs[i]), self.ins[i]) for i in positions]
+        self._write(Graph(tuple(self.body.inputs[i] for i in positions), (value,)), sources, target)
 
-    def _fresh(self, value: Node) -> Place:
-        return self.plan.temp(value.type.nbytes), Layout.contiguous(value.shape)
+    def _new_place(self, value: Node) -> Place:
+        return self.plan.add_temp(value.type.nbytes), Layout.contiguous(value.shape)
 
-    def _in_place(self, operand: Node) -> int | None:
-        """The buffer that an operand fills, if it can be read there as it is."""
+    def _operand_buffer(self, operand: Node) -> int | None:
+        """The buffer of an operand that is an input of the group and contiguous, else None."""
         if operand not in self.body.inputs:
             return None
-        at = self.body.inputs.index(operand)
-        return self.plan.buffer(self.node.inputs[at]) if self.ins[at].is_contiguous else None
+        position = self.body.inputs.index(operand)
+        return self.plan.buffer(self.node.inputs[position]) if self.ins[position].is_contiguous else None
 
     def _constant(self, operand: Node) -> Node | None:
         if operand.constant is not None:
             return operand
-        outer = self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand
-        return outer if outer.constant is not None else None
+        value = self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand
+        return value if value.constant is not None else None
 
     def _number(self, operand: Node) -> DimLike | None:
-        """The integer that an operand is, if that is known beforehand."""
+        """The integer value of an operand, if it is known in advance."""
         return value_of(self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand)
 
-    def _copied(self, operand: Node, place: Place | None = None) -> Place:
-        place = place or self._fresh(operand)
+    def _copy_of(self, operand: Node, place: Place | None = None) -> Place:
+        place = place or self._new_place(operand)
         self._evaluate(operand, place)
         return place
 
-    def _result(self, i: int) -> Place | None:
-        """Where value i is to lie after the loop, if it can be there all along."""
-        for own, out, layout in zip(self.node.results, self.body.outputs, self.outs, strict=True):
-            if out is self.anchor.results[i] and own in self.read and layout.is_contiguous:
-                return self.plan.buffer(own), layout
+    def _result_place(self, i: int) -> Place | None:
+        """The place of the group's result that is value i, if the loop can keep the value there."""
+        for result, out, layout in zip(self.node.results, self.body.outputs, self.outs, strict=True):
+            if out is self.anchor.results[i] and result in self.used_results and layout.is_contiguous:
+                return self.plan.buffer(result), layout
         return None
 
-    def _where(self, operand: Node) -> Place:
-        """An operand's own memory, or else a copy."""
-        own = self._in_place(operand)
-        return self._copied(operand) if own is None else (own, Layout.contiguous(operand.shape))
+    def _operand_place(self, operand: Node) -> Place:
+        """The place of an operand: its own memory if it is contiguous, else a copy."""
+        buffer = self._operand_buffer(operand)
+        return self._copy_of(operand) if buffer is None else (buffer, Layout.contiguous(operand.shape))
 
     def _while(self) -> list[Place | None]:
-        """Where the values lie after the loop; None: as the operand."""
+        """The places of the values after the loop; None for a constant operand."""
         op, plan = self.anchor.op, self.plan
         assert isinstance(op, While)
         operands = self.anchor.inputs
-        count = range(len(operands))
-        fixed = [_hands_on(out, given) for out, given in zip(op.body.results, op.body.inputs, strict=True)]
-        constants = {i: c for i in count if fixed[i] and (c := self._constant(operands[i])) is not None}
+        indices = range(len(operands))
+        invariant = [_passes_through(out, x) for out, x in zip(op.body.results, op.body.inputs, strict=True)]
+        constants = {i: c for i in indices if invariant[i] and (c := self._constant(operands[i])) is not None}
         places: dict[int, Place] = {}
-        for i in count:
+        for i in indices:
             if i not in constants:
-                places[i] = self._where(operands[i]) if fixed[i] else self._copied(operands[i], self._result(i))
-        buffers = [places[i][0] if i in places else NOWHERE for i in count]
-        changing = [i for i in count if not fixed[i]]
+                x = operands[i]
+                places[i] = self._operand_place(x) if invariant[i] else self._copy_of(x, self._result_place(i))
+        buffers = [places[i][0] if i in places else NO_BUFFER for i in indices]
+        varying = [i for i in indices if not invariant[i]]
         start = len(plan.steps)
-        ((flag, _),) = plan.nested(_with_constants(op.cond, constants), buffers)
-        leave = plan.jump(flag, turns=turns(op, lambda i: self._number(operands[i])))
-        body = op.body.with_outputs([*(op.body.outputs[i] for i in changing), *op.body.found.values()])
+        ((flag, _),) = plan.inline(_with_constants(op.cond, constants), buffers)
+        exit_jump = plan.jump(flag, trip_count=turns(op, lambda i: self._number(operands[i])))
+        body = op.body.with_outputs([*(op.body.outputs[i] for i in varying), *op.body.found.values()])
         body = _with_constants(body, constants)
-        pairs = list(zip((body.inputs[i] for i in changing), body.results, strict=True))
-        for i, source in zip(changing, plan.nested(body, buffers, pairs), strict=True):
+        pairs = list(zip((body.inputs[i] for i in varying), body.results, strict=True))
+        for i, source in zip(varying, plan.inline(body, buffers, pairs), strict=True):
             if source != places[i]:
                 self._copy(op.body.outputs[i], source, places[i])
-        back = plan.jump(target=start)
-        plan.aim(leave)
+        back_jump = plan.jump(target=start)
+        plan.set_target(exit_jump)
         for b, _ in places.values():
-            plan.buffers[b].touch(back)  # what the loop reads lives as long as it may run again
-        return [places.get(i) for i in count]
+            plan.buffers[b].touch(back_jump)  # what the loop reads is live until it ends
+        return [places.get(i) for i in indices]
 
     def _case(self) -> list[Place | None]:
         op, plan = self.anchor.op, self.plan
         assert isinstance(op, Case)
         index, *operands = self.anchor.inputs
         last = len(op.branches) - 1
-        at = ops.Convert(i64)(index)
+        position = ops.Convert(i64)(index)
         low, high = const(0, np.int64), const(last, np.int64)
-        inside = ops.And()(ops.Compare("GE")(at, low), ops.Compare("LT")(at, high))
-        chosen = ops.Select()(inside, at, high)
+        in_range = ops.And()(ops.Compare("GE")(position, low), ops.Compare("LT")(position, high))
+        branch_index = ops.Select()(in_range, position, high)
         constants = {i: c for i, x in enumerate(operands) if (c := self._constant(x)) is not None}
-        buffers = [NOWHERE if i in constants else self._where(x)[0] for i, x in enumerate(operands)]
-        results: list[Place | None] = [self._fresh(n) for n in op.branches[0].results]
-        ends: list[int] = []
+        buffers = [NO_BUFFER if i in constants else self._operand_place(x)[0] for i, x in enumerate(operands)]
+        results: list[Place | None] = [self._new_place(n) for n in op.branches[0].results]
+        end_jumps: list[int] = []
         for number, branch in enumerate(op.branches):
-            skip: int | None = None
+            skip_jump: int | None = None
             if number < last:
-                flag = plan.temp(boolean.nbytes)
-                here = ops.Compare("EQ")(chosen, const(number, np.int64))
-                self._evaluate(here, (flag, Layout.contiguous(())))
-                skip = plan.jump(flag)
-            found = plan.nested(_with_constants(branch, constants), buffers)
-            for value, source, target in zip(branch.results, found, results, strict=True):
+                flag = plan.add_temp(boolean.nbytes)
+                is_branch = ops.Compare("EQ")(branch_index, const(number, np.int64))
+                self._evaluate(is_branch, (flag, Layout.contiguous(())))
+                skip_jump = plan.jump(flag)
+            values = plan.inline(_with_constants(branch, constants), buffers)
+            for value, source, target in zip(branch.results, values, results, strict=True):
                 assert target is not None
                 self._copy(value, source, target)
-            if skip is not None:
-                ends.append(plan.jump())
-                plan.aim(skip)
-        for number in ends:
-            plan.aim(number)
+            if skip_jump is not None:
+                end_jumps.append(plan.jump())
+                plan.set_target(skip_jump)
+        for number in end_jumps:
+            plan.set_target(number)
         return results
 
 
-def _hands_on(out: Node, given: Node) -> bool:
-    """Whether a fused graph's output is a plain copy of its input `given`."""
-    if out is given:
+def _passes_through(out: Node, operand: Node) -> bool:
+    """Whether a fused graph's output is its input `operand`, or a plain copy of it."""
+    if out is operand:
         return True
-    if not isinstance(out.op, Group) or out.inputs != (given,):
+    if not isinstance(out.op, Group) or out.inputs != (operand,):
         return False
     return out.op.body.outputs == out.op.body.inputs
 
 
 def _with_constants(graph: Graph, constants: dict[int, Node]) -> Graph:
-    """The graph with some of its inputs known; they stay inputs."""
+    """The graph with the uses of some inputs replaced by constants; the list of inputs is unchanged."""
     if not constants:
         return graph
     return graph.with_outputs(rebuilt(graph.outputs, {graph.inputs[i]: c for i, c in constants.items()}))

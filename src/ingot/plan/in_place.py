@@ -1,10 +1,11 @@
-"""Values that are written over others: which may be, and what has to be made before.
+"""Values written over others: which can be, and what must be computed before them.
 
-    y = relu(x)                                      ->   y lies over x, where nothing reads x afterwards
+    y = relu(x)                                      ->   y is written over x if nothing reads x afterwards
     new = scatter(old, i, rows); a = attention(new)  ->   the rows are written into old's memory, and read there
 
-What lasts from run to run (`Graph.lasting`), and what a loop hands to its next turn, is written over the old value
-where all that reads this can come before. Where that cannot be proven, the new value has memory of its own.
+State that lasts from run to run (`Graph.lasting`), and values carried from one iteration of a loop to the next, are
+written over the old value if all readers of it can run before. If that cannot be proven, the new value has its own
+memory.
 """
 
 from __future__ import annotations
@@ -20,68 +21,71 @@ from ingot.ops.group import Group, label, same_element
 from ingot.ops.views import base_of, pull_back, strided
 from ingot.support.dataclass import dataclass
 
-Pairs = Sequence[tuple[Node, Node]]  # inputs, and what is to lie in their memory behind a run
+Pairs = Sequence[tuple[Node, Node]]  # inputs, and the values that should be in their memory after a run
 
 
 @dataclass
 class InPlace:
-    """over: the input in whose memory a value is written. copied: why a new value of an input has memory of its own.
-    before: what has to be made before a node, and for which input's sake."""
+    """Values written over inputs.
 
-    over: dict[Node, Node] = field(default_factory=dict)
-    copied: dict[Node, str] = field(default_factory=dict)
-    before: dict[Node, dict[Node, Node]] = field(default_factory=dict)
+    memory_of: the input in whose memory a value is stored. copy_reasons: why an input's new value has its own memory.
+    predecessors: the nodes that must run before a node, each with the input whose old value they read.
+    """
+
+    memory_of: dict[Node, Node] = field(default_factory=dict)
+    copy_reasons: dict[Node, str] = field(default_factory=dict)
+    predecessors: dict[Node, dict[Node, Node]] = field(default_factory=dict)
 
 
 def in_place(graph: Graph, pairs: Pairs) -> InPlace:
-    """Where the second of each pair lies over the first, an input, and all that this takes."""
-    found, users = InPlace(), graph.uses()
+    """Write the second value of each pair over the first, an input, where possible."""
+    result, users = InPlace(), graph.uses()
     for old, new in pairs:
-        chain = [] if new is old else _chain(graph, users, old, new)
-        problem = _problem(graph, found, users, old, chain)
-        if problem:
-            found.copied[old] = problem
+        chain = [] if new is old else _update_chain(graph, users, old, new)
+        obstacle = _obstacle(graph, result, users, old, chain)
+        if obstacle:
+            result.copy_reasons[old] = obstacle
             continue
-        found.over |= dict.fromkeys(chain, old)
-        for held, value in zip([old, *chain], chain, strict=False):
-            maker = maker_of(value)
-            readers = [u for u in users.get(held, ()) if u is not maker]
-            found.before.setdefault(maker, {}).update(dict.fromkeys(readers, old))
+        result.memory_of |= dict.fromkeys(chain, old)
+        for overwritten, value in zip([old, *chain], chain, strict=False):
+            writer = producer(value)
+            readers = [u for u in users.get(overwritten, ()) if u is not writer]
+            result.predecessors.setdefault(writer, {}).update(dict.fromkeys(readers, old))
         if chain and graph.found:
-            # a size beyond its bounds ends the run: what lasts is then as it was
-            found.before[maker_of(chain[0])] |= dict.fromkeys(graph.found.values(), old)
-    while blocked := _blocked(graph, found.before):
-        for old in blocked:
-            found.copied[old] = "what reads the old value, or tells a size, needs the new one"
-        found.over = {n: old for n, old in found.over.items() if old not in blocked}
-        for node, needs in found.before.items():
-            found.before[node] = {n: old for n, old in needs.items() if old not in blocked}
-    return found
+            # a size out of its bounds ends the run, and must leave the state as it was
+            result.predecessors[producer(chain[0])] |= dict.fromkeys(graph.found.values(), old)
+    while cyclic := _cyclic_inputs(graph, result.predecessors):
+        for old in cyclic:
+            result.copy_reasons[old] = "what reads the old value, or tells a size, needs the new one"
+        result.memory_of = {n: old for n, old in result.memory_of.items() if old not in cyclic}
+        for node, required in result.predecessors.items():
+            result.predecessors[node] = {n: old for n, old in required.items() if old not in cyclic}
+    return result
 
 
-def maker_of(value: Node) -> Node:
+def producer(value: Node) -> Node:
     """The node that computes a value."""
     return value.inputs[0] if isinstance(value.op, Project) else value
 
 
-def overwrites(value: Node, held: Node, layouts: Mapping[Node, Layout]) -> bool:
-    """Whether a group's result may be written over an operand, as far as the group reads it. layouts: of both."""
-    group = maker_of(value)
+def can_overwrite(value: Node, operand: Node, layouts: Mapping[Node, Layout]) -> bool:
+    """Whether a group's result can be written over an operand, given how the group reads it. layouts: of both."""
+    group = producer(value)
     op = group.op
-    if not isinstance(op, Group) or value.type != held.type or group.inputs.count(held) != 1:
+    if not isinstance(op, Group) or value.type != operand.type or group.inputs.count(operand) != 1:
         return False
-    if layouts[held] != layouts[value]:
+    if layouts[operand] != layouts[value]:
         return False
-    p, result = op.body.inputs[group.inputs.index(held)], op.body.outputs[group.results.index(value)]
+    p, result = op.body.inputs[group.inputs.index(operand)], op.body.outputs[group.results.index(value)]
     if op.kind == "pointwise":
-        reshaped = any(isinstance(n.op, ops.Reshape) for n in op.body.nodes())
-        # what the new value needs has been read when it is written, for the other results as well
-        return same_element(op.body, p, result) and (layouts[held].is_contiguous or not reshaped)
-    return updated(group) is held and _updates(op.body, p, layouts[held])
+        has_reshape = any(isinstance(n.op, ops.Reshape) for n in op.body.nodes())
+        # every element is read before it is overwritten, for the other results as well
+        return same_element(op.body, p, result) and (layouts[operand].is_contiguous or not has_reshape)
+    return updated_operand(group) is operand and _is_pure_update(op.body, p, layouts[operand])
 
 
-def updated(group: Node) -> Node | None:
-    """The operand that a group updates: its result is that, but for some elements."""
+def updated_operand(group: Node) -> Node | None:
+    """The operand that a group updates: the result differs from it in some elements only."""
     op = group.op
     anchor = _anchor(op.body) if isinstance(op, Group) and op.kind == "scatter" else None
     if anchor is None:
@@ -96,8 +100,8 @@ def _anchor(body: Graph) -> Node | None:
     return next((n for n in body.nodes() if category(n.op) is Category.SCATTER), None)
 
 
-def _updates(body: Graph, p: Node, layout: Layout) -> bool:
-    """Whether `p` is read as what is updated alone, and each element of it lies where the result has it."""
+def _is_pure_update(body: Graph, p: Node, layout: Layout) -> bool:
+    """Whether `p` is read only as the updated operand, with each element where the result stores it."""
     anchor = _anchor(body)
     assert anchor is not None
     source = strided(anchor.inputs[0], {p: layout})
@@ -111,48 +115,54 @@ def _contiguous(*values: Node) -> dict[Node, Layout]:
     return {v: Layout.contiguous(v.shape) for v in values}
 
 
-def _chain(graph: Graph, users: Mapping[Node, Sequence[Node]], old: Node, new: Node) -> list[Node]:
-    """What lies in the memory of `old` one behind the other, `new` at last: values that updates change."""
+def _update_chain(graph: Graph, users: Mapping[Node, Sequence[Node]], old: Node, new: Node) -> list[Node]:
+    """The successive values in the memory of `old`, up to `new`, each of which updates the one before."""
     chain = [new]
     while True:
-        group = maker_of(chain[-1])
-        held = updated(group)
-        if held is None or held is old or held in graph.outputs or not isinstance(maker_of(held).op, Group):
+        group = producer(chain[-1])
+        operand = updated_operand(group)
+        if operand is None or operand is old or operand in graph.outputs or not isinstance(producer(operand).op, Group):
             break
-        if not overwrites(chain[-1], held, _contiguous(held, chain[-1])):
+        if not can_overwrite(chain[-1], operand, _contiguous(operand, chain[-1])):
             break
-        chain.append(held)
+        chain.append(operand)
     return chain[::-1]
 
 
-def _problem(graph: Graph, found: InPlace, users: Mapping[Node, Sequence[Node]], old: Node, chain: list[Node]) -> str:
-    """Why a chain of values cannot lie over an input, whatever the order; "" where it can."""
-    if any(v in found.over or not isinstance(maker_of(v).op, Group) for v in chain):
+def _obstacle(graph: Graph, result: InPlace, users: Mapping[Node, Sequence[Node]], old: Node, chain: list[Node]) -> str:
+    """Why a chain of values cannot be written over an input in any order; "" if it can."""
+    if any(v in result.memory_of or not isinstance(producer(v).op, Group) for v in chain):
         return "another's new value is the same"
     if chain and old in graph.outputs:
         return "the old value is a result"
-    earlier = [old, *chain]
+    versions = [old, *chain]
     for i, value in enumerate(chain):
-        group = maker_of(value)
-        for held in earlier[: i + 1]:
-            if held in group.inputs and not (held is earlier[i] and overwrites(value, held, _contiguous(held, value))):
-                own = isinstance(group.op, Group) and group.op.kind in ("pointwise", "scatter")
-                which = "other elements of the old value than it writes" if own else "the old value in loops of its own"
-                return f"{label(group)} reads {which}"
+        group = producer(value)
+        for version in versions[: i + 1]:
+            if version in group.inputs and not (
+                version is versions[i] and can_overwrite(value, version, _contiguous(version, value))
+            ):
+                is_elementwise = isinstance(group.op, Group) and group.op.kind in ("pointwise", "scatter")
+                reason = (
+                    "other elements of the old value than it writes"
+                    if is_elementwise
+                    else "the old value in loops of its own"
+                )
+                return f"{label(group)} reads {reason}"
     return ""
 
 
-def _blocked(graph: Graph, before: Mapping[Node, Mapping[Node, Node]]) -> set[Node]:
-    """Inputs for whose sake nodes would have to be made both before and behind others: one or more of each circle."""
-    if not before:
+def _cyclic_inputs(graph: Graph, predecessors: Mapping[Node, Mapping[Node, Node]]) -> set[Node]:
+    """Inputs whose predecessors form a cycle with the data flow: at least one input per cycle."""
+    if not predecessors:
         return set()
     blocked: set[Node] = set()
     done: set[Node] = set()
-    path: dict[Node, Node | None] = {}  # the nodes that are open, and for whose sake
+    path: dict[Node, Node | None] = {}  # open nodes, each with the input of the edge to it
 
     def needs(n: Node) -> Iterator[tuple[Node, Node | None]]:
         yield from ((i, None) for i in n.inputs)
-        yield from before.get(n, {}).items()
+        yield from predecessors.get(n, {}).items()
 
     for root in graph.outputs:
         stack: list[tuple[Node, Iterator[tuple[Node, Node | None]]]] = []
@@ -160,20 +170,20 @@ def _blocked(graph: Graph, before: Mapping[Node, Mapping[Node, Node]]) -> set[No
             path[root] = None
             stack.append((root, needs(root)))
         while stack:
-            node, left = stack[-1]
-            step = next(((n, s) for n, s in left if n not in done and s not in blocked), None)
-            if step is None:
+            node, edges = stack[-1]
+            edge = next(((n, s) for n, s in edges if n not in done and s not in blocked), None)
+            if edge is None:
                 done.add(node)
                 del path[node]
                 stack.pop()
-            elif step[0] not in path:
-                path[step[0]] = step[1]
-                stack.append((step[0], needs(step[0])))
+            elif edge[0] not in path:
+                path[edge[0]] = edge[1]
+                stack.append((edge[0], needs(edge[0])))
             else:
-                opened = list(path)
-                circle = [step[1], *(path[n] for n in opened[opened.index(step[0]) + 1 :])]
-                blocked.add(next(s for s in circle if s is not None))
+                open_nodes = list(path)
+                cycle = [edge[1], *(path[n] for n in open_nodes[open_nodes.index(edge[0]) + 1 :])]
+                blocked.add(next(s for s in cycle if s is not None))
     return blocked
 
 
-__all__ = ["InPlace", "Pairs", "in_place", "maker_of", "overwrites", "updated"]
+__all__ = ["InPlace", "Pairs", "can_overwrite", "in_place", "producer", "updated_operand"]

@@ -1,11 +1,11 @@
-"""Less memory for more time: what is read again much later is computed again instead of being kept.
+"""Rematerialization: values that are next read much later are recomputed instead of saved.
 
     y = f(x); z = g(y); ...; dz = h(y, ...)   ->   y = f(x); z = g(y); ...; y' = f(x); dz = h(y', ...)
 
-The order of kernels is known, and with it what is alive at each of them. Where most is, that value goes whose bytes
-take the least time to get back, until all fits. The kernel is the same one, so the bits are, too. Chen et al.,
-"Training deep nets with sublinear memory cost" (2016); Kumar et al., "Efficient rematerialization for deep networks"
-(2019), here with costs of fused kernels.
+The order of kernels determines which values are live at each of them. At the peak, the value that takes the least time
+per byte to recompute is dropped, until the limit is met. A value is recomputed by the same kernel, so its bits are the
+same. Chen et al., "Training deep nets with sublinear memory cost" (2016); Kumar et al., "Efficient rematerialization
+for deep networks" (2019), here with costs of fused kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group, Recomputed
-from ingot.plan.in_place import maker_of
+from ingot.plan.in_place import producer
 from ingot.plan.storage import Arena, Storage, assign
 from ingot.runtime.placement import align
 from ingot.support.dataclass import dataclass
@@ -27,411 +27,432 @@ from ingot.support.errors import InputError, check_number
 
 Cost = Callable[[Group], float]  # seconds
 ArenaOf = Callable[[Storage], Arena]
-_ROUNDS = 16
-_SMALL = 16  # a value that is so many times smaller than another is kept for its sake
-_DEEP = 12  # kernels that one value may take to be had again
+_MAX_ROUNDS = 16
+_MIN_SIZE_RATIO = 16  # an operand that is this many times smaller than the value is kept live instead of recomputed
+_MAX_KERNELS = 12  # to recompute one value
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. kept: what is alive when the first result is there: of a step of training the loss, and what its backward
-    pass reads. arena: of all intermediate values. Both as they are, and before. again: kernels that run once more.
-    time: what all are thought to take, in terms of what they took before; measured: as kernels took, which the choice
-    was made by."""
+    """The memory of a graph with recomputation, and without it (`_before`).
 
-    kept: int
-    arena: int
-    kept_before: int
-    arena_before: int
-    again: int
-    time: float
-    measured: bool
+    saved_bytes: live when the first result is computed; in a training step that is the loss, and these are the bytes
+    that the backward pass reads. arena_bytes: of all intermediate values. time_ratio: estimated time relative to that
+    without recomputation. is_measured: whether the estimate uses measured kernel times.
+    """
+
+    saved_bytes: int
+    arena_bytes: int
+    saved_bytes_before: int
+    arena_bytes_before: int
+    recomputed_kernels: int
+    time_ratio: float
+    is_measured: bool
 
     def __str__(self) -> str:
-        kept = f"{self.kept / 1e6:.3f} of {self.kept_before / 1e6:.3f} MB kept for the backward pass"
-        arena = f"arena {self.arena / 1e6:.3f} of {self.arena_before / 1e6:.3f} MB"
-        return f"{kept}, {arena}, {self.again} kernels run again, about {self.time:.2f}x the time" + (
-            " by their measured times" if self.measured else ""
+        kept = f"{self.saved_bytes / 1e6:.3f} of {self.saved_bytes_before / 1e6:.3f} MB kept for the backward pass"
+        arena = f"arena {self.arena_bytes / 1e6:.3f} of {self.arena_bytes_before / 1e6:.3f} MB"
+        return (
+            f"{kept}, {arena}, {self.recomputed_kernels} kernels run again, about {self.time_ratio:.2f}x the time"
+            + (" by their measured times" if self.is_measured else "")
         )
 
 
 @dataclass(eq=False)
 class _Buffer:
-    """What a value lies in, the `turn`-th time that it is computed. owner: see `Place`; where: what must be apart."""
+    """The buffer of a value. version: how often the value was computed before. owner: see `Place`. region: buffers of
+    different regions never share memory. producers: the calls that write it."""
 
     owner: Node
-    turn: int
+    version: int
     nbytes: int
-    where: str
-    makers: list[_Call] = field(default_factory=list)
+    region: str
+    producers: list[_Call] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class _Call:
-    """One run of a group. reads, writes: the buffers of its operands and results; None for what is no intermediate.
-    own: bytes of its temporaries; seconds: what it takes; loops: whether it runs graphs of its own, and so once."""
+    """One run of a group. reads, writes: the buffers of its operands and results, None for values that are not
+    intermediate. temp_bytes: of its temporaries. has_control_flow: whether it runs nested graphs, so that it cannot be
+    recomputed."""
 
     node: Node
-    turn: int
+    version: int
     reads: list[_Buffer | None]
     writes: list[_Buffer | None]
-    own: int
+    temp_bytes: int
     seconds: float
-    loops: bool
+    has_control_flow: bool
 
 
 @dataclass(frozen=True)
 class _Limits:
-    """Bytes of what is kept for the backward pass, and of the arena. Where the first is infinite, the second is what
-    was asked for."""
+    """Limits of the bytes saved for the backward pass, and of the arena."""
 
-    kept: float
-    arena: float
+    saved_bytes: float
+    arena_bytes: float
 
     @property
-    def whole(self) -> bool:
-        return self.kept == inf
+    def is_arena_limit(self) -> bool:
+        """Whether the request limits the arena, and not the saved bytes."""
+        return self.saved_bytes == inf
 
     def excess(self, kept: int, arena: int) -> float:
-        return max(0, kept - self.kept) + max(0, arena - self.arena)
+        return max(0, kept - self.saved_bytes) + max(0, arena - self.arena_bytes)
 
 
 def within(
     graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, sparing: Callable[[], Graph] | None = None,
     measured: Callable[[Graph], Cost | None] | None = None,
 ) -> tuple[Graph, Memory]:  # fmt: skip
-    """A fused graph within a limit: below 1 a share of what is kept for the backward pass now, in an arena that is no
-    larger than now, and smaller if it can be; else bytes of the arena, which `arena_of` tells. sparing: makes a form of
-    the graph whose loops keep less, for where this one is not had within the limit. measured: runs a graph that was
-    found by `cost`, and gives the costs of its groups, by which the choice is made again; None where it cannot.
+    """A fused graph with recomputation that fits within a memory limit.
 
-    Raises InputError where no choice that is found makes it that small.
+    limit: at least 1, bytes of the arena; below 1, a fraction of the bytes saved for the backward pass, in an arena
+    that is no larger than without recomputation, and smaller if possible. sparing: builds a variant of the graph whose
+    loops save less, which is used if the graph itself does not fit. measured: runs a graph that was chosen by `cost`
+    and returns the measured costs of its groups, with which the choice is repeated; None if it cannot run.
+
+    Raises InputError if no choice fits.
     """
     check_number("memory", limit, "a share above 0 and below 1, or a number of bytes", lambda v: 0 < v < inf)
 
-    def scheduled(graph: Graph, cost: Cost) -> _Schedule:
+    def schedule(graph: Graph, cost: Cost) -> _Schedule:
         return _Schedule(assign(graph, graph.lasting), cost, arena_of)
 
-    first = scheduled(graph, cost)  # which fitting changes
-    (kept, arena), whole = first.sizes(), first.seconds()
+    initial = schedule(graph, cost)
+    (kept, arena), full_seconds = initial.sizes(), initial.seconds()
     limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * kept), arena)
-    found = _least(first, limits, scheduled)
-    before = whole
-    if limits.excess(*found.sizes()) and sparing is not None:
-        first = scheduled(sparing(), cost)
-        before = first.seconds()
-        found = _least(first, limits, scheduled)
-    if limits.excess(*found.sizes()):
-        raise _refused(found, limits, kept)
-    slower = before / (whole or 1.0)
-    timed = measured(found.storage.graph) if measured is not None and found.again else None
-    if timed is not None:
-        first, found = scheduled(first.storage.graph, timed), scheduled(found.storage.graph, timed)
-        before = first.seconds()
-        other = _least(first, limits, scheduled)
-        if not limits.excess(*other.sizes()) and other.seconds() < found.seconds():
-            found = other
-    time = slower * found.seconds() / (before or 1.0)
-    return found.storage.graph, Memory(*found.sizes(), kept, arena, found.again, time, timed is not None)
+    result = _fit_tightly(initial, limits, schedule)
+    initial_seconds = full_seconds
+    if limits.excess(*result.sizes()) and sparing is not None:
+        initial = schedule(sparing(), cost)
+        initial_seconds = initial.seconds()
+        result = _fit_tightly(initial, limits, schedule)
+    if limits.excess(*result.sizes()):
+        raise _limit_error(result, limits, kept)
+    slowdown = initial_seconds / (full_seconds or 1.0)
+    measured_cost = measured(result.storage.graph) if measured is not None and result.recomputed_kernels else None
+    if measured_cost is not None:
+        initial, result = schedule(initial.storage.graph, measured_cost), schedule(result.storage.graph, measured_cost)
+        initial_seconds = initial.seconds()
+        candidate = _fit_tightly(initial, limits, schedule)
+        if not limits.excess(*candidate.sizes()) and candidate.seconds() < result.seconds():
+            result = candidate
+    time = slowdown * result.seconds() / (initial_seconds or 1.0)
+    return result.storage.graph, Memory(
+        *result.sizes(), kept, arena, result.recomputed_kernels, time, measured_cost is not None
+    )
 
 
-def _least(first: _Schedule, limits: _Limits, scheduled: Callable[[Graph, Cost], _Schedule]) -> _Schedule:
-    """One within the limits, whose arena is smaller than they ask where a share was asked for and that can be had; or
-    the nearest that was found."""
-    found = _fitted(first, limits, scheduled)
-    if limits.whole or limits.excess(*found.sizes()) or found.linked.nbytes < limits.arena:
-        return found
-    smaller = replace(limits, arena=limits.arena - 1)
-    other = _fitted(scheduled(found.storage.graph, found.cost), smaller, scheduled)
-    return found if smaller.excess(*other.sizes()) else other
+def _fit_tightly(initial: _Schedule, limits: _Limits, schedule: Callable[[Graph, Cost], _Schedule]) -> _Schedule:
+    """A schedule within the limits, or the nearest one. If the saved bytes are limited, the arena is made smaller than
+    its limit, too, if possible."""
+    result = _fit(initial, limits, schedule)
+    if limits.is_arena_limit or limits.excess(*result.sizes()) or result.arena.nbytes < limits.arena_bytes:
+        return result
+    tighter = replace(limits, arena_bytes=limits.arena_bytes - 1)
+    candidate = _fit(schedule(result.storage.graph, result.cost), tighter, schedule)
+    return result if tighter.excess(*candidate.sizes()) else candidate
 
 
-def _fitted(schedule: _Schedule, limits: _Limits, scheduled: Callable[[Graph, Cost], _Schedule]) -> _Schedule:
-    """One within the limits, or the nearest that was found."""
-    best, aim = schedule, limits
-    rounds = _ROUNDS if schedule.floor(limits.whole) <= min(limits.kept, limits.arena) else 0
+def _fit(schedule: _Schedule, limits: _Limits, make_schedule: Callable[[Graph, Cost], _Schedule]) -> _Schedule:
+    """A schedule within the limits, or the nearest one."""
+    best, target = schedule, limits
+    rounds = (
+        _MAX_ROUNDS if schedule.min_bytes(limits.is_arena_limit) <= min(limits.saved_bytes, limits.arena_bytes) else 0
+    )
     for _ in range(rounds):
         if not limits.excess(*schedule.sizes()):
             return schedule
-        calls = len(schedule.calls)
-        fits = schedule.shrink(aim)
-        if len(schedule.calls) == calls:
+        call_count = len(schedule.calls)
+        fits = schedule.shrink(target)
+        if len(schedule.calls) == call_count:
             break
-        schedule = scheduled(schedule.graph(), schedule.cost)
+        schedule = make_schedule(schedule.graph(), schedule.cost)
         kept, arena = schedule.sizes()
         if limits.excess(kept, arena) < limits.excess(*best.sizes()):
             best = schedule
         elif not fits:
             break
-        # gaps between buffers, and orders that differ: as much less is aimed at
-        less = (max(0, size - most) // 2 for size, most in ((kept, limits.kept), (arena, limits.arena)))
-        aim = _Limits(aim.kept - next(less), aim.arena - next(less))
+        # the linked plan has gaps and may order kernels differently: lower the targets by half the excess
+        reductions = (
+            max(0, size - limit) // 2 for size, limit in ((kept, limits.saved_bytes), (arena, limits.arena_bytes))
+        )
+        target = _Limits(target.saved_bytes - next(reductions), target.arena_bytes - next(reductions))
     return best
 
 
-def _refused(nearest: _Schedule, limits: _Limits, before: int) -> InputError:
-    """before: bytes that are kept without a limit."""
-    floor, (kept, arena) = nearest.floor(limits.whole), nearest.sizes()
-    if kept > limits.kept:
-        what, size, most = f"memory of what is kept, {before:,} bytes", kept, limits.kept
+def _limit_error(nearest: _Schedule, limits: _Limits, saved_without_limit: int) -> InputError:
+    """The error for limits that `nearest` exceeds. saved_without_limit: bytes saved without recomputation."""
+    min_bytes, (kept, arena) = nearest.min_bytes(limits.is_arena_limit), nearest.sizes()
+    if kept > limits.saved_bytes:
+        what, size, limit = f"memory of what is kept, {saved_without_limit:,} bytes", kept, limits.saved_bytes
     else:
-        what, size, most = "memory of the arena", arena, limits.arena
-    alone = "one kernel needs at once" if limits.whole else "loops made, which run once"
-    some = f"more than the {floor:,} bytes that {alone}" if floor > most else f"at least {size:,} bytes"
-    return InputError(what, expected=some, got=f"{most:,}", fix="a smaller batch, or more memory")
+        what, size, limit = "memory of the arena", arena, limits.arena_bytes
+    cause = "one kernel needs at once" if limits.is_arena_limit else "loops made, which run once"
+    expected = f"more than the {min_bytes:,} bytes that {cause}" if min_bytes > limit else f"at least {size:,} bytes"
+    return InputError(what, expected=expected, got=f"{limit:,}", fix="a smaller batch, or more memory")
 
 
 class _Schedule:
-    """Calls in order, which become more as values are computed again."""
+    """The calls of a graph in order, to which recomputations are added."""
 
     def __init__(self, storage: Storage, cost: Cost, arena_of: ArenaOf) -> None:
         self.storage, self.cost = storage, cost
-        self.linked = arena_of(storage)  # what the runtime will need for the plan
-        self.turns = 0
+        self.arena = arena_of(storage)
+        self.version_count = 0
         self.users = storage.graph.uses()
-        self.outside = {*storage.graph.inputs, *storage.graph.outputs}
+        self.external = {*storage.graph.inputs, *storage.graph.outputs}
         self.buffers: dict[Node, list[_Buffer]] = {}
         self.calls: list[_Call] = []
         for node in storage.order:
             if isinstance(node.op, Group):
-                reads, writes = ([self._held(v) for v in values] for values in (node.inputs, node.results))
-                plain = _plain(node)
-                loops = any(category(n.op) is Category.CONTROL for n in plain.body.nodes())
-                own = self.linked.own.get(node, 0)
-                self.calls.append(call := _Call(node, 0, reads, writes, own, cost(plain), loops))
+                reads, writes = ([self._buffer_of(v) for v in values] for values in (node.inputs, node.results))
+                group = _first_run(node)
+                has_control_flow = any(category(n.op) is Category.CONTROL for n in group.body.nodes())
+                temp_bytes = self.arena.temp_bytes.get(node, 0)
+                self.calls.append(call := _Call(node, 0, reads, writes, temp_bytes, cost(group), has_control_flow))
                 for b in call.writes:
                     if b is not None:
-                        b.makers.append(call)
-        self._touch()
+                        b.producers.append(call)
+        self._collect_accesses()
 
-    def _held(self, value: Node) -> _Buffer | None:
-        """The buffer of a value: one that lies over another, in place, counts as one of its own."""
-        at = value
-        while stored := next((u for u in self.users.get(at, ()) if self._lies_in(at, u)), None):
-            at = stored
-        held = self.storage.places.get(at)
+    def _buffer_of(self, value: Node) -> _Buffer | None:
+        """The buffer of a value, None if it is not an intermediate. A value written over another counts as a buffer of
+        its own."""
+        container = value
+        while user := next((u for u in self.users.get(container, ()) if self._shares_storage(container, u)), None):
+            container = user
+        place = self.storage.places.get(container)
         if (
-            held is None
-            or held.owner in self.outside
-            or not (isinstance(op := maker_of(at).op, Group) or op.holds_operands)
+            place is None
+            or place.owner in self.external
+            or not (isinstance(op := producer(container).op, Group) or op.holds_operands)
         ):
             return None
-        if at not in self.buffers:
-            where = self.storage.halos.get(at, ("",))[0]
-            nbytes = align(estimate(held.layout.span) * at.dtype.nbytes)
-            self.buffers[at] = [_Buffer(at, 0, nbytes, where)]
-        return self.buffers[at][0]
+        if container not in self.buffers:
+            region = self.storage.halos.get(container, ("",))[0]
+            nbytes = align(estimate(place.layout.span) * container.dtype.nbytes)
+            self.buffers[container] = [_Buffer(container, 0, nbytes, region)]
+        return self.buffers[container][0]
 
-    def _lies_in(self, value: Node, user: Node) -> bool:
+    def _shares_storage(self, value: Node, user: Node) -> bool:
         places = self.storage.places
-        inside = user.op.holds_operands and value in places and user in places
-        return inside and places[value].owner is places[user].owner
+        is_stored = user.op.holds_operands and value in places and user in places
+        return is_stored and places[value].owner is places[user].owner
 
-    # --- what is alive when
+    # --- liveness
 
-    def _touch(self) -> None:
-        """Note the calls that write or read each buffer, in order."""
-        self.touched: dict[_Buffer, list[int]] = {}
+    def _collect_accesses(self) -> None:
+        """Collect the calls that write or read each buffer, in order."""
+        self.accesses: dict[_Buffer, list[int]] = {}
         for at, call in enumerate(self.calls):
             for b in dict.fromkeys((*call.writes, *call.reads)):
                 if b is not None:
-                    self.touched.setdefault(b, []).append(at)
+                    self.accesses.setdefault(b, []).append(at)
 
-    def _alive(self) -> dict[str, list[int]]:
-        """Bytes at each call, by what lies apart."""
-        at_call = [call.own for call in self.calls]
-        change = {"": [after - before for before, after in pairwise((0, *at_call, 0))]}
-        for b, at in self.touched.items():
-            row = change.setdefault(b.where, [0] * (len(self.calls) + 1))
+    def _live_bytes(self) -> dict[str, list[int]]:
+        """Live bytes at each call, by region."""
+        temp_bytes = [call.temp_bytes for call in self.calls]
+        deltas = {"": [after - before for before, after in pairwise((0, *temp_bytes, 0))]}
+        for b, at in self.accesses.items():
+            row = deltas.setdefault(b.region, [0] * (len(self.calls) + 1))
             row[at[0]] += b.nbytes
             row[at[-1] + 1] -= b.nbytes
-        return {where: list(accumulate(row[:-1])) for where, row in change.items()}
+        return {region: list(accumulate(row[:-1])) for region, row in deltas.items()}
 
-    def kept(self) -> int:
-        """Bytes that are alive behind the call that makes the first result."""
-        at = self._border()
-        return sum(b.nbytes for b, touched in self.touched.items() if touched[0] <= at < touched[-1])
+    def saved_bytes(self) -> int:
+        """Bytes that are live after the call that computes the first result."""
+        at = self._first_result_call()
+        return sum(b.nbytes for b, accesses in self.accesses.items() if accesses[0] <= at < accesses[-1])
 
-    def _border(self) -> int:
+    def _first_result_call(self) -> int:
         graph = self.storage.graph
-        made = maker_of(graph.outputs[len(graph.state)])
-        return next((i for i, c in enumerate(self.calls) if c.node is made), 0)
+        writer = producer(graph.outputs[len(graph.state)])
+        return next((i for i, c in enumerate(self.calls) if c.node is writer), 0)
 
     def sizes(self) -> tuple[int, int]:
-        """What limits are about: bytes that are kept, and those of the linked arena."""
-        return self.kept(), self.linked.nbytes
+        """The quantities that `_Limits` limits: saved bytes, and bytes of the linked arena."""
+        return self.saved_bytes(), self.arena.nbytes
 
-    def floor(self, whole: bool) -> int:
-        """Bytes that no choice goes below: of the whole arena what the largest call has in hand, which may write over
-        what it reads; of what is kept what loops made."""
-        if not whole:
-            at = self._border()
-            kept = (b for b, touched in self.touched.items() if touched[0] <= at < touched[-1])
-            return sum(b.nbytes for b in kept if any(c.loops for c in b.makers))
-        most: dict[str, int] = {}
+    def min_bytes(self, is_arena_limit: bool) -> int:
+        """A lower bound for every choice. Of the arena: the operands of the largest call, which may write over what it
+        reads. Of the saved bytes: the results of loops."""
+        if not is_arena_limit:
+            at = self._first_result_call()
+            saved = (b for b, accesses in self.accesses.items() if accesses[0] <= at < accesses[-1])
+            return sum(b.nbytes for b in saved if any(c.has_control_flow for c in b.producers))
+        region_bytes: dict[str, int] = {}
         for call in self.calls:
-            hands = {b for b in call.reads if b is not None}, {b for b in call.writes if b is not None}
-            for where in {"", *(b.where for held in hands for b in held)}:
-                each = (sum(b.nbytes for b in held if b.where == where) for held in hands)
-                most[where] = max(most.get(where, 0), max(each) + (0 if where else call.own))
-        return sum(most.values())
+            operands = {b for b in call.reads if b is not None}, {b for b in call.writes if b is not None}
+            for region in {"", *(b.region for buffers in operands for b in buffers)}:
+                totals = (sum(b.nbytes for b in buffers if b.region == region) for buffers in operands)
+                region_bytes[region] = max(
+                    region_bytes.get(region, 0), max(totals) + (0 if region else call.temp_bytes)
+                )
+        return sum(region_bytes.values())
 
     @property
-    def again(self) -> int:
-        """Kernels of the linked graph that run once more."""
+    def recomputed_kernels(self) -> int:
+        """The number of kernels in the linked graph that are recomputations."""
         return sum(isinstance(node.op, Recomputed) for node in self.storage.order)
 
     def seconds(self) -> float:
         return sum(c.seconds for c in self.calls)
 
     def shrink(self, limits: _Limits) -> bool:
-        """Compute values again until what is kept, what is alive and the gaps beside it fit; False where nothing helps,
-        or has not for many choices."""
-        gaps = max(0, self.linked.nbytes - sum(map(max, self._alive().values())))
-        # where nothing helps at the crest, so much goes at the border before all is linked anew
-        half = self.kept() // 2
-        patience = left = 16 + len(self.calls) // 4
-        least = inf
-        while left:
-            alive, kept = self._alive(), self.kept()
-            excess = limits.excess(kept, sum(map(max, alive.values())) + gaps)
+        """Recompute values until the saved bytes, and the live bytes with their gaps, fit the limits. False if no
+        candidate is left, or many in a row did not help."""
+        gaps = max(0, self.arena.nbytes - sum(map(max, self._live_bytes().values())))
+        # if nothing helps at the peak, this much is dropped at the first result before the graph is linked again
+        half_saved = self.saved_bytes() // 2
+        patience = attempts = 16 + len(self.calls) // 4
+        best_excess = inf
+        while attempts:
+            live, saved = self._live_bytes(), self.saved_bytes()
+            excess = limits.excess(saved, sum(map(max, live.values())) + gaps)
             if not excess:
                 return True
-            left = patience if excess < least else left - 1
-            least = min(least, excess)
-            # the last of the places where most is alive
-            crests = {where: max(range(len(row)), key=lambda i, row=row: (row[i], i)) for where, row in alive.items()}
-            border = dict.fromkeys(crests, self._border())
-            if kept > limits.kept:
-                choices = self._choices(border, idle=False)
-                # what is idle at the crest, too, makes both smaller
-                choices = [c for c in choices if self._idle(c.buffer, crests[c.buffer.where])] or choices
+            attempts = patience if excess < best_excess else attempts - 1
+            best_excess = min(best_excess, excess)
+            # the last call at the peak of each region
+            peaks = {region: max(range(len(row)), key=lambda i, row=row: (row[i], i)) for region, row in live.items()}
+            first_result = dict.fromkeys(peaks, self._first_result_call())
+            if saved > limits.saved_bytes:
+                candidates = self._candidates(first_result, idle_only=False)
+                # values that are also idle at the peak reduce both
+                candidates = [c for c in candidates if self._is_idle(c.buffer, peaks[c.buffer.region])] or candidates
             else:
-                choices = self._choices(crests, idle=True)
-                if not choices and kept > half:
-                    choices = self._choices(border, idle=True)
-            if not choices:
+                candidates = self._candidates(peaks, idle_only=True)
+                if not candidates and saved > half_saved:
+                    candidates = self._candidates(first_result, idle_only=True)
+            if not candidates:
                 return False
-            self._apply(min(choices, key=lambda c: c.price))
-            self._touch()
+            self._apply(min(candidates, key=lambda c: c.seconds_per_byte))
+            self._collect_accesses()
         return False
 
-    # --- one value
+    # --- candidates
 
-    def _choices(self, places: dict[str, int], idle: bool) -> list[_Choice]:
-        """Those of all buffers that are alive at a call, its number by what lies apart. idle: and not used by it."""
-        found: list[_Choice] = []
-        for b, touched in self.touched.items():
-            at = places[b.where]
-            if self._idle(b, at) or (not idle and touched[0] <= at < touched[-1]):
-                found += self._choice(b, at)
-        return found
+    def _candidates(self, calls: dict[str, int], idle_only: bool) -> list[_Candidate]:
+        """The candidates among all buffers that are live at a call. calls: its index for each region. idle_only: skip
+        buffers that the call uses."""
+        candidates: list[_Candidate] = []
+        for b, accesses in self.accesses.items():
+            at = calls[b.region]
+            if self._is_idle(b, at) or (not idle_only and accesses[0] <= at < accesses[-1]):
+                candidates += self._candidate(b, at)
+        return candidates
 
-    def _idle(self, b: _Buffer, at: int) -> bool:
-        """Whether a buffer only waits while a call runs."""
-        touched = self.touched[b]
-        return touched[0] <= at < touched[-1] and at not in touched
+    def _is_idle(self, b: _Buffer, at: int) -> bool:
+        """Whether a buffer is live at a call that does not use it."""
+        accesses = self.accesses[b]
+        return accesses[0] <= at < accesses[-1] and at not in accesses
 
-    def _choice(self, b: _Buffer, at: int) -> list[_Choice]:
-        """What it takes to have `b` again behind call `at`; nothing where it cannot be had, or gains nothing."""
-        due = next(i for i in self.touched[b] if i > at)
-        choice = _Choice(b, due)
-        if not self._needed(b, due, choice, at):
+    def _candidate(self, b: _Buffer, at: int) -> list[_Candidate]:
+        """The candidate that recomputes `b` after call `at`; empty if it cannot be recomputed, or that saves no
+        memory."""
+        next_use = next(i for i in self.accesses[b] if i > at)
+        candidate = _Candidate(b, next_use)
+        if not self._add_producers(b, next_use, candidate, at):
             return []
-        gain = b.nbytes - choice.kept
-        if gain <= 0:
+        saved = b.nbytes - candidate.extra_bytes
+        if saved <= 0:
             return []
-        choice.price = sum(c.seconds for c in choice.calls) / gain
-        return [choice]
+        candidate.seconds_per_byte = sum(c.seconds for c in candidate.calls) / saved
+        return [candidate]
 
-    def _needed(self, b: _Buffer, due: int, choice: _Choice, at: int) -> bool:
-        """Add the calls that make `b` again, those of their operands that are gone first."""
-        if b in choice.made:
+    def _add_producers(self, b: _Buffer, next_use: int, candidate: _Candidate, at: int) -> bool:
+        """Add the calls that recompute `b`, preceded by those that recompute operands which are no longer live."""
+        if b in candidate.recomputed:
             return True
-        choice.made.append(b)
-        for call in b.makers:
-            if len(choice.calls) > _DEEP or call.loops:
+        candidate.recomputed.append(b)
+        for call in b.producers:
+            if len(candidate.calls) > _MAX_KERNELS or call.has_control_flow:
                 return False
             for read in call.reads:
-                if read is None or read in choice.made or self._version(read, due):
+                if read is None or read in candidate.recomputed or self._live_version(read, next_use):
                     continue
-                if read.nbytes * _SMALL <= b.nbytes:
-                    choice.kept += read.nbytes if self.touched[read][-1] < at else 0
-                elif not self._needed(read, due, choice, at):
+                if read.nbytes * _MIN_SIZE_RATIO <= b.nbytes:
+                    candidate.extra_bytes += read.nbytes if self.accesses[read][-1] < at else 0
+                elif not self._add_producers(read, next_use, candidate, at):
                     return False
-            if call not in choice.calls:
-                choice.calls.append(call)
+            if call not in candidate.calls:
+                candidate.calls.append(call)
         return True
 
-    def _version(self, b: _Buffer, at: int) -> _Buffer | None:
-        """The newest copy of a value that is there before call `at` and still will be at it."""
-        there = [v for v in self.buffers[b.owner] if self.touched[v][0] < at <= self.touched[v][-1]]
-        return there[-1] if there else None
+    def _live_version(self, b: _Buffer, at: int) -> _Buffer | None:
+        """The newest version of a value that is computed before call `at` and still live there."""
+        live = [v for v in self.buffers[b.owner] if self.accesses[v][0] < at <= self.accesses[v][-1]]
+        return live[-1] if live else None
 
-    def _apply(self, choice: _Choice) -> None:
-        due = choice.due
-        image = {b: self._copy(b) for b in choice.made}
-        again: list[_Call] = []
-        for call in choice.calls:
-            reads = [r and (image.get(r) or self._version(r, due) or r) for r in call.reads]
-            writes = [w and (image.get(w) or self._copy(w)) for w in call.writes]
-            self.turns += 1
-            new = replace(call, turn=self.turns, reads=reads, writes=writes)
+    def _apply(self, candidate: _Candidate) -> None:
+        call_index = candidate.call_index
+        versions = {b: self._new_version(b) for b in candidate.recomputed}
+        recomputed: list[_Call] = []
+        for call in candidate.calls:
+            reads = [r and (versions.get(r) or self._live_version(r, call_index) or r) for r in call.reads]
+            writes = [w and (versions.get(w) or self._new_version(w)) for w in call.writes]
+            self.version_count += 1
+            new = replace(call, version=self.version_count, reads=reads, writes=writes)
             for w in writes:
                 if w is not None:
-                    w.makers.append(new)
-            again.append(new)
-        new_buffer = image[choice.buffer]
-        for call in self.calls[due:]:
-            call.reads = [new_buffer if r is choice.buffer else r for r in call.reads]
-        self.calls[due:due] = again
+                    w.producers.append(new)
+            recomputed.append(new)
+        new_buffer = versions[candidate.buffer]
+        for call in self.calls[call_index:]:
+            call.reads = [new_buffer if r is candidate.buffer else r for r in call.reads]
+        self.calls[call_index:call_index] = recomputed
 
-    def _copy(self, b: _Buffer) -> _Buffer:
+    def _new_version(self, b: _Buffer) -> _Buffer:
         versions = self.buffers[b.owner]
-        new = _Buffer(b.owner, len(versions), b.nbytes, b.where)
+        new = _Buffer(b.owner, len(versions), b.nbytes, b.region)
         versions.append(new)
         return new
 
-    def _again(self, call: _Call) -> Recomputed:
-        plain = _plain(call.node)
-        return Recomputed(plain.body, plain.kind, self.latest + call.turn)
+    def _recomputed(self, call: _Call) -> Recomputed:
+        group = _first_run(call.node)
+        return Recomputed(group.body, group.kind, self.last_version + call.version)
 
-    # --- back to a graph
+    # --- conversion to a graph
 
     def graph(self) -> Graph:
-        made: dict[tuple[Node, int], Node] = {}  # (a value, its buffer's turn) -> its image
+        images: dict[tuple[Node, int], Node] = {}  # (value, version of its buffer) -> node of the new graph
 
-        def image(value: Node, held: _Buffer | None) -> Node:
-            key = (value, 0 if held is None else held.turn)
-            if key not in made:
-                # what lies in one buffer is of one turn; inputs and constants are what they were
-                turns = (held if self._lies_in(i, value) else self._held(i) for i in value.inputs)
-                made[key] = value.with_inputs([image(i, turn) for i, turn in zip(value.inputs, turns, strict=True)])
-            return made[key]
+        def image(value: Node, buffer: _Buffer | None) -> Node:
+            key = (value, 0 if buffer is None else buffer.version)
+            if key not in images:
+                # all values in one buffer have the same version; inputs and constants do not change
+                buffers = (buffer if self._shares_storage(i, value) else self._buffer_of(i) for i in value.inputs)
+                images[key] = value.with_inputs(
+                    [image(i, operand_buffer) for i, operand_buffer in zip(value.inputs, buffers, strict=True)]
+                )
+            return images[key]
 
-        self.latest = max((c.node.op.turn for c in self.calls if isinstance(c.node.op, Recomputed)), default=0)
+        self.last_version = max((c.node.op.turn for c in self.calls if isinstance(c.node.op, Recomputed)), default=0)
         for call in self.calls:
-            inputs = [image(v, held) for v, held in zip(call.node.inputs, call.reads, strict=True)]
-            node = (self._again(call) if call.turn else call.node.op)(*inputs, loc=call.node.loc)
-            for value, new, held in zip(call.node.results, node.results, call.writes, strict=True):
-                made[value, 0 if held is None else held.turn] = new
+            inputs = [image(v, buf) for v, buf in zip(call.node.inputs, call.reads, strict=True)]
+            node = (self._recomputed(call) if call.version else call.node.op)(*inputs, loc=call.node.loc)
+            for value, new, buf in zip(call.node.results, node.results, call.writes, strict=True):
+                images[value, 0 if buf is None else buf.version] = new
         old = self.storage.graph
         return old.with_outputs(tuple(image(y, None) for y in old.outputs))
 
 
 @dataclass(eq=False)
-class _Choice:
-    """buffer: what is had again before call `due`. made: all that is, by `calls`. kept: bytes that stay longer for it.
-    price: seconds for a byte."""
+class _Candidate:
+    """A recomputation of `buffer` before call `call_index`. recomputed: all buffers that `calls` recompute for it.
+    extra_bytes: of operands that stay live longer."""
 
     buffer: _Buffer
-    due: int
-    made: list[_Buffer] = field(default_factory=list)
+    call_index: int
+    recomputed: list[_Buffer] = field(default_factory=list)
     calls: list[_Call] = field(default_factory=list)
-    kept: int = 0
-    price: float = 0.0
+    extra_bytes: int = 0
+    seconds_per_byte: float = 0.0
 
 
-def _plain(node: Node) -> Group:
+def _first_run(node: Node) -> Group:
+    """The group without its mark as a recomputation."""
     assert isinstance(node.op, Group)
     return Group(node.op.body, node.op.kind)

@@ -1,8 +1,8 @@
-"""Sizes that the run finds, in the plan: each has a step behind those that write it.
+"""Sizes found at run time: each has a `sizes` step in the plan, after the steps that compute it.
 
 count = sum(mask)      ->      steps that write count
-                               sizes: dims, chunks and rounds that follow from it go into the tables of the steps
-                                      behind;  jump to the end if it is beyond its bounds
+                               sizes: write the dims, chunks and rounds that depend on it into the tables of later
+                                      steps;  jump to the end if it is out of its bounds
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph
 from ingot.runtime import program as rt
 from ingot.runtime.expr import Expr
-from ingot.schedule.found import size_names, sizes_kernel
+from ingot.schedule.runtime_sizes import size_names, sizes_kernel
 from ingot.support.dataclass import dataclass
 
 
@@ -26,21 +26,22 @@ def expression(d: DimLike) -> Expr:
 
 
 class Plan(Protocol):
-    """The linker, as sizes need it."""
+    """The part of the linker that sizes use."""
 
     steps: list[rt.Step]
     buffers: list
 
-    def memory(self, kind: rt.BufferKind, index: int) -> int: ...  # the number of a new buffer of a kind, of 8 bytes
-    def temp(self, nbytes: DimLike) -> int: ...
+    def add_scalar(self, kind: rt.BufferKind, index: int) -> int: ...  # the number of a new 8-byte buffer
+    def add_temp(self, nbytes: DimLike) -> int: ...
     def jump(self, flag: int | None = None, target: int = 0) -> int: ...
-    def aim(self, number: int) -> None: ...
+    def set_target(self, number: int) -> None: ...
     def symbol(self, kernel: Kernel) -> str: ...
 
 
 @dataclass(frozen=True)
 class _Point:
-    """Behind step `step` - 1 the sizes `names` are known; the jump behind it looks at the byte in `flag`."""
+    """A `sizes` step. step: its number. names: sizes that are known from then on. flag: the buffer of the byte that the
+    next step, a jump, tests. checks: dimensions that must not be negative."""
 
     step: int
     names: tuple[str, ...]
@@ -49,74 +50,79 @@ class _Point:
 
 
 @dataclass
-class FoundSizes:
-    """The sizes of a program: the buffers that they lie in, and where in the plan they become known."""
+class RuntimeSizes:
+    """The sizes that a program finds at run time.
+
+    buffers: the buffer of each size. bounds: its minimum, its maximum as a dimension, and as a number or None.
+    conditions: dimensions that must not be negative. step_dims: each step's chunks, rounds and dims. points: the
+    `sizes` steps, in order.
+    """
 
     buffers: dict[str, int] = field(default_factory=dict)
-    bounds: dict[str, tuple[int, DimLike, int | None]] = field(default_factory=dict)  # the least; two for the most
+    bounds: dict[str, tuple[int, DimLike, int | None]] = field(default_factory=dict)
     conditions: list[DimLike] = field(default_factory=list)
-    noted: list[tuple[int, tuple[DimLike, ...]]] = field(default_factory=list)
+    step_dims: list[tuple[int, tuple[DimLike, ...]]] = field(default_factory=list)
     points: list[_Point] = field(default_factory=list)
 
     @property
     def specs(self) -> tuple[rt.Size, ...]:
-        """As the program has them, in the order in which they become known."""
-        return tuple(rt.Size(name, low, expression(most), high) for name, (low, most, high) in self.bounds.items())
+        """The sizes of the program, in declaration order."""
+        return tuple(rt.Size(name, low, expression(limit), high) for name, (low, limit, high) in self.bounds.items())
 
     def declare(self, plan: Plan, graph: Graph) -> None:
-        """Have memory for the sizes of a graph. One that another graph gives too is the same."""
-        limits = {name: (low, high) for name, low, high in graph.bounds}
-        for name, most in graph.sizes:
+        """Allocate memory for the sizes of a graph. Graphs that find a size of the same name share it."""
+        bounds = {name: (low, high) for name, low, high in graph.bounds}
+        for name, limit in graph.sizes:
             if name not in self.buffers:
-                self.buffers[name] = plan.memory("size", len(self.buffers))
-                low, high = limits.get(name) or span_of(name)
-                self.bounds[name] = -FARTHEST if low is None else low, most, high
+                self.buffers[name] = plan.add_scalar("size", len(self.buffers))
+                low, high = bounds.get(name) or span_of(name)
+                self.bounds[name] = -FARTHEST if low is None else low, limit, high
         self.conditions += [c for c in graph.conditions if size_names((c,)) and c not in self.conditions]
 
-    def note(self, step: int, values: Sequence[DimLike]) -> None:
-        """Tell what stands in a step's record and table: chunks, rounds and dims."""
+    def add_step_dims(self, step: int, values: Sequence[DimLike]) -> None:
+        """Record the values in a step's table: chunks, rounds and dims."""
         if size_names(values):
-            self.noted.append((step, tuple(values)))
+            self.step_dims.append((step, tuple(values)))
 
-    def known(self, plan: Plan, names: Sequence[str]) -> None:
-        """Append the steps behind those that write these sizes; `finish` fills them in."""
+    def add_sizes_step(self, plan: Plan, names: Sequence[str]) -> None:
+        """Append the `sizes` step of these sizes, which `finish` completes, and its jump."""
         checks: list[DimLike] = []
         for name in names:
-            low, most, high = self.bounds[name]
-            checks += [symbol(name) - low, most - symbol(name)] + ([] if high is None else [high - symbol(name)])
-        number, flag = len(plan.steps), plan.temp(1)
+            low, limit, high = self.bounds[name]
+            checks += [symbol(name) - low, limit - symbol(name)] + ([] if high is None else [high - symbol(name)])
+        number, flag = len(plan.steps), plan.add_temp(1)
         plan.buffers[flag].touch(number)
         plan.steps.append(rt.Step("", ((flag, 0),), label="sizes"))
         plan.jump(flag)
         self.points.append(_Point(number, tuple(names), flag, tuple(checks)))
 
     def finish(self, plan: Plan) -> None:
-        """Give the steps of all sizes their kernels, once all steps are there."""
+        """Complete the `sizes` steps with their kernels, once all steps are known."""
         if not self.points:
             return
-        steps, seen, table = plan.steps, set[str](), plan.memory("table", 0)
-        found: list[tuple[list[DimLike], dict[DimLike, list[tuple[int, int]]]]] = []
+        steps, known_sizes, table = plan.steps, set[str](), plan.add_scalar("table", 0)
+        contents: list[tuple[list[DimLike], dict[DimLike, list[tuple[int, int]]]]] = []
         for point in self.points:
-            seen.update(point.names)
+            known_sizes.update(point.names)
 
-            def settled(d: DimLike, new: tuple[str, ...] = point.names) -> bool:
-                own = size_names((d,))
-                return seen.issuperset(own) and not set(own).isdisjoint(new)
+            def becomes_known(d: DimLike, new_sizes: tuple[str, ...] = point.names) -> bool:
+                names = size_names((d,))
+                return known_sizes.issuperset(names) and not set(names).isdisjoint(new_sizes)
 
-            checks = [*point.checks, *filter(settled, self.conditions)]
-            written: dict[DimLike, list[tuple[int, int]]] = {}
-            for step, values in self.noted:
+            checks = [*point.checks, *filter(becomes_known, self.conditions)]
+            table_dims: dict[DimLike, list[tuple[int, int]]] = {}
+            for step, values in self.step_dims:
                 for at, d in enumerate(values):
-                    if settled(d):
-                        written.setdefault(d, []).append((step, at))
-            found.append((checks, written))
-            # its arguments and dims come first: the places in the table follow from them
-            kernel, names = sizes_kernel(checks, dict.fromkeys(written, ())), size_names((*checks, *written))
+                    if becomes_known(d):
+                        table_dims.setdefault(d, []).append((step, at))
+            contents.append((checks, table_dims))
+            # set its arguments and dims first: positions in the table depend on them
+            kernel, names = sizes_kernel(checks, dict.fromkeys(table_dims, ())), size_names((*checks, *table_dims))
             args = (*(self.buffers[name] for name in names), table, point.flag)
             dims = tuple((v.name,) for v in kernel.dims)
             steps[point.step] = replace(steps[point.step], args=tuple((a, 0) for a in args), dims=dims)
-            plan.aim(point.step + 1)
-        places = rt.table_places(steps)
-        for point, (checks, written) in zip(self.points, found, strict=True):
-            kernel = sizes_kernel(checks, {d: [places(*at) for at in those] for d, those in written.items()})
+            plan.set_target(point.step + 1)
+        table_index = rt.table_places(steps)
+        for point, (checks, table_dims) in zip(self.points, contents, strict=True):
+            kernel = sizes_kernel(checks, {d: [table_index(*at) for at in those] for d, those in table_dims.items()})
             steps[point.step] = replace(steps[point.step], kernel=plan.symbol(kernel))

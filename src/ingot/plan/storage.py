@@ -1,11 +1,11 @@
-"""Storage: which buffer each value of a fused graph lies in, and where.
+"""Storage assignment: the buffer of each value of a fused graph, and its layout in it.
 
     c = concat(a, b)   ->   a and b are slices of c's buffer; no copy
     p = pad(x)         ->   x is the inside of p's buffer, whose halo is zero from the start
-    y = relu(x)        ->   y is written over x, where nothing reads x afterwards (`in_place`)
+    y = relu(x)        ->   y is written over x if nothing reads x afterwards (`in_place`)
 
-Only groups write. A storage op's operand that cannot lie in its place (it has another place already, or a reader needs
-strides that the place does not give) is copied by a group of its own.
+Only groups write memory. An operand of a storage op that cannot be stored inside the op's buffer (it has another place
+already, or a reader cannot read it with these strides) is copied by a separate group.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category, held_operands, is_contraction
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided
-from ingot.plan.in_place import Pairs, in_place, overwrites, updated
-from ingot.plan.order import shortest_lives
+from ingot.plan.in_place import Pairs, can_overwrite, in_place, updated_operand
+from ingot.plan.order import shortest_lifetimes
 from ingot.support.dataclass import dataclass
 
-LINE = 64  # bytes of a cache line
-SETS = 1024  # rows a multiple of so many bytes apart meet in at most four of the 64 sets of a first-level cache
+CACHE_LINE_BYTES = 64
+CONFLICT_STRIDE_BYTES = 1024  # rows at multiples of it share at most 4 of the 64 sets of a first-level cache
 
 
 @dataclass(frozen=True)
 class Place:
-    """A value's buffer, named by the value that it was made for, and the value's layout in it."""
+    """A value's buffer, named by the value that owns it, and the value's layout in it."""
 
     owner: Node
     layout: Layout
@@ -40,44 +40,47 @@ class Place:
 
 @dataclass(frozen=True)
 class Storage:
-    """Places of all values; `halos`: buffers that must start with all bytes alike, with a key that
-    equal geometries share and the byte; `order`: one in which values are made before what reads them, is of their size
-    or lies behind something of their size; `copied`: inputs whose new values have memory of their own, and why."""
+    """The storage of a fused graph.
+
+    places: of all values. halos: buffers that must be initialized, each with a key that equal geometries share and the
+    byte to fill it with. order: the execution order; a value comes after its operands, and after the sizes that its
+    shape or place depends on. copy_reasons: inputs whose new values have their own memory, and why.
+    """
 
     graph: Graph
     places: dict[Node, Place]
     halos: dict[Node, tuple[str, int]]
     order: tuple[Node, ...]
-    copied: dict[Node, str]
+    copy_reasons: dict[Node, str]
 
     def updates(self, group: Node) -> bool:
-        """Whether a group finds the operand that it updates where its result lies."""
-        held = updated(group)
-        return held in self.places and self.places[held] == self.places[group]
+        """Whether a group's result is written over the operand that it updates."""
+        operand = updated_operand(group)
+        return operand in self.places and self.places[operand] == self.places[group]
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Bytes that all intermediate values need; of each group, those of its own temporaries at once."""
+    """nbytes: of all intermediate values. temp_bytes: for each group, the peak of its own temporaries."""
 
     nbytes: int
-    own: dict[Node, int]
+    temp_bytes: dict[Node, int]
 
 
 def assign(graph: Graph, pairs: Pairs = ()) -> Storage:
-    """Places for every value of a fused graph, after copies are added where no place serves (see module).
+    """Assign a place to every value of a fused graph, adding copies where needed (see the module docstring).
 
-    pairs: inputs, and the outputs that are to lie where these lie, if they can.
+    pairs: inputs, and the outputs to write over them if possible.
     """
-    operands = sum(len(n.inputs) for n in graph.nodes() if n.op.holds_operands)
-    for _ in range(operands + 1):
+    max_copies = sum(len(n.inputs) for n in graph.nodes() if n.op.holds_operands)
+    for _ in range(max_copies + 1):
         attempt = _Assignment(graph, pairs)
         misfits = attempt.run()
         if not misfits:
-            return Storage(graph, attempt.places, attempt.halos, attempt.order, attempt.lasting.copied)
-        was, graph = graph, _with_copies(graph, misfits)
-        became = dict(zip(was.outputs, graph.outputs, strict=True))
-        pairs = [(old, became[new]) for old, new in pairs]
+            return Storage(graph, attempt.places, attempt.halos, attempt.order, attempt.in_place.copy_reasons)
+        old_graph, graph = graph, _with_copies(graph, misfits)
+        new_output = dict(zip(old_graph.outputs, graph.outputs, strict=True))
+        pairs = [(old, new_output[new]) for old, new in pairs]
     raise AssertionError("each copy settles one operand")
 
 
@@ -86,32 +89,33 @@ class _Assignment:
         self.graph = graph
         self.users = graph.uses()
         self.outputs = set(graph.outputs)
-        self.lasting = in_place(graph, pairs)
-        self.places = {n: Place(old, Layout.contiguous(old.shape)) for n, old in self.lasting.over.items()}
+        self.in_place = in_place(graph, pairs)
+        self.places = {n: Place(old, Layout.contiguous(old.shape)) for n, old in self.in_place.memory_of.items()}
         self.halos: dict[Node, tuple[str, int]] = {}
         self.order: tuple[Node, ...] = ()
-        self.sizing = {s: frozenset(topological((n,))) for s, n in graph.found.items()}  # what sizes are made of
+        self.size_nodes = {s: frozenset(topological((n,))) for s, n in graph.found.items()}  # the ancestors of sizes
 
     def run(self) -> dict[Node, set[int]]:
-        """Fill `places`; the operands of storage ops that do not fit, by position."""
+        """Fill `places`; return the positions of the operands of storage ops that need a copy."""
         misfits: dict[Node, set[int]] = {}
         for node in reversed(self.graph.nodes()):
             if isinstance(node.op, Group) and len(node.types) > 1:
-                for unread in node.results:
-                    self.places.setdefault(unread, Place(unread, Layout.contiguous(unread.shape)))
+                for result in node.results:
+                    self.places.setdefault(result, Place(result, Layout.contiguous(result.shape)))
                 continue
             if node not in self.places:
-                self.places[node] = Place(node, self._own_layout(node))
+                self.places[node] = Place(node, self._default_layout(node))
             place = self.places[node]
             if not node.op.holds_operands:
                 continue
-            for i, (operand, inner) in enumerate(_parts(node, place.layout)):
-                movable = (isinstance(operand.op, Group) or operand.op.holds_operands) and operand not in self.places
-                unfit = not movable or operand in self.outputs or not self._readable(operand, inner)
-                found = _found(inner)
-                moves = bool(found) and isinstance(operand.op, ops.Pad)  # its halo would lie elsewhere in each run
-                # among what sizes are made of, it would lie behind what is made of it
-                if unfit or moves or any(operand in self.sizing.get(s, ()) for s in found):
+            for i, (operand, inner) in enumerate(_operand_layouts(node, place.layout)):
+                is_movable = (isinstance(operand.op, Group) or operand.op.holds_operands) and operand not in self.places
+                is_unfit = not is_movable or operand in self.outputs or not self._is_readable(operand, inner)
+                sizes = _runtime_sizes(inner)
+                # the halo would be at a different offset in each run
+                has_moving_halo = bool(sizes) and isinstance(operand.op, ops.Pad)
+                # an ancestor of a size cannot be stored at an offset that depends on the size
+                if is_unfit or has_moving_halo or any(operand in self.size_nodes.get(s, ()) for s in sizes):
                     misfits.setdefault(node, set()).add(i)
                 else:
                     self.places[operand] = Place(place.owner, inner)
@@ -125,90 +129,105 @@ class _Assignment:
                     continue
                 self.halos[place.owner] = f"{place.owner.type}:{inner}{node.op}@{place.layout}", fill
         if not misfits:
-            self.order = self._ordered()
-            self._in_place()
+            self.order = self._execution_order()
+            self._write_in_place()
         return misfits
 
-    def _ordered(self) -> tuple[Node, ...]:
-        found, before = self.graph.found, self.lasting.before
+    def _execution_order(self) -> tuple[Node, ...]:
+        size_nodes, predecessors = self.graph.found, self.in_place.predecessors
         roots = (*self.graph.inputs, *self.graph.outputs)
-        if not found and not before:
-            own = tuple(self.graph.nodes())
-            several = len(self.graph.outputs) > 1
-            return min((own, tuple(shortest_lives(roots, lambda n: n.inputs))), key=self._peak) if several else own
+        if not size_nodes and not predecessors:
+            graph_order = tuple(self.graph.nodes())
+            has_choice = len(self.graph.outputs) > 1
+            return (
+                min((graph_order, tuple(shortest_lifetimes(roots, lambda n: n.inputs))), key=self._peak_bytes)
+                if has_choice
+                else graph_order
+            )
 
         def needs(n: Node) -> tuple[Node, ...]:
-            names = mentions(n).union(*(_found(self.places[r].layout) for r in n.results if r in self.places))
-            return (*n.inputs, *(found[s] for s in sorted(names) if s in found), *before.get(n, ()))
+            names = mentions(n).union(*(_runtime_sizes(self.places[r].layout) for r in n.results if r in self.places))
+            return (*n.inputs, *(size_nodes[s] for s in sorted(names) if s in size_nodes), *predecessors.get(n, ()))
 
-        return tuple(shortest_lives(roots, needs))
+        return tuple(shortest_lifetimes(roots, needs))
 
-    def _peak(self, order: Sequence[Node]) -> int:
-        """The most bytes that are alive at once, of what groups make and no result holds."""
-        at = {n: i for i, n in enumerate(order)}
+    def _peak_bytes(self, order: Sequence[Node]) -> int:
+        """The peak of live bytes of intermediate values, without those stored in results."""
+        position = {n: i for i, n in enumerate(order)}
         results = {self.places[y].owner for y in self.graph.outputs if y in self.places}
-        lives: dict[Node, tuple[int, int]] = {}
+        lifetimes: dict[Node, tuple[int, int]] = {}
         for value, place in self.places.items():
-            if place.owner not in results and not place.owner.is_leaf and value in at:
-                ends = [at[value], *(at[u] for u in self.users.get(value, ()) if u in at)]
-                first, last = lives.get(place.owner, (ends[0], ends[0]))
-                lives[place.owner] = min(first, *ends), max(last, *ends)
-        change = [0] * (len(order) + 1)
-        for owner, (first, last) in lives.items():
+            if place.owner not in results and not place.owner.is_leaf and value in position:
+                uses = [position[value], *(position[u] for u in self.users.get(value, ()) if u in position)]
+                first, last = lifetimes.get(place.owner, (uses[0], uses[0]))
+                lifetimes[place.owner] = min(first, *uses), max(last, *uses)
+        byte_deltas = [0] * (len(order) + 1)
+        for owner, (first, last) in lifetimes.items():
             nbytes = estimate(owner.type.nbytes)
-            change[first] += nbytes
-            change[last + 1] -= nbytes
-        return max(accumulate(change))
+            byte_deltas[first] += nbytes
+            byte_deltas[last + 1] -= nbytes
+        return max(accumulate(byte_deltas))
 
-    def _in_place(self) -> None:
-        """Write groups over an operand that they are the last to read: element by element, or but for some of them."""
+    def _write_in_place(self) -> None:
+        """Write elementwise groups and updates over an operand that nothing reads later."""
         order = {n: i for i, n in enumerate(self.order)}
-        for node, at in order.items():
+        for node, position in order.items():
             place = self.places.get(node)
             if not isinstance(node.op, Group) or len(node.types) != 1:
                 continue
             if place is None or place.owner is not node or node in self.outputs:
                 continue
             for value in node.inputs:
-                held = self.places.get(value)
-                last = all(order[u] <= at for u in self.users[value]) and value not in self.outputs
-                if held is None or not last or value.type != node.type or held.layout != place.layout:
+                operand_place = self.places.get(value)
+                is_last_use = all(order[u] <= position for u in self.users[value]) and value not in self.outputs
+                if (
+                    operand_place is None
+                    or not is_last_use
+                    or value.type != node.type
+                    or operand_place.layout != place.layout
+                ):
                     continue
-                whole = isinstance(held.owner.op, Group) and held.owner not in self.halos
-                if whole and overwrites(node, value, {value: held.layout, node: held.layout}):
-                    self.places[node] = Place(held.owner, held.layout)
+                is_plain_buffer = isinstance(operand_place.owner.op, Group) and operand_place.owner not in self.halos
+                if is_plain_buffer and can_overwrite(
+                    node, value, {value: operand_place.layout, node: operand_place.layout}
+                ):
+                    self.places[node] = Place(operand_place.owner, operand_place.layout)
                     break
 
-    def _own_layout(self, node: Node) -> Layout:
-        """Row-major; with a gap after each row where the rows of a contraction's tile, or the places of an image that a
-        depthwise convolution reads again, would share a few cache sets."""
+    def _default_layout(self, node: Node) -> Layout:
+        """The row-major layout, with a gap after each row if the rows of a contraction's tile, or the pixels that a
+        depthwise convolution reads repeatedly, would fall into few cache sets."""
         dense = Layout.contiguous(node.shape)
         if node.is_leaf or node in self.outputs or node.type.rank < 2:
             return dense
-        width, anchors = node.shape[-1], self._anchors(node)
-        if not isinstance(width, int) or width == 0 or width * node.dtype.nbytes % LINE:
+        width, anchors = node.shape[-1], self._contraction_readers(node)
+        if not isinstance(width, int) or width == 0 or width * node.dtype.nbytes % CACHE_LINE_BYTES:
             return dense
-        windows = anchors and all(map(ops.is_depthwise, anchors))
-        if not (_share_sets(node) if windows else anchors and width * node.dtype.nbytes % SETS == 0):
+        is_depthwise = anchors and all(map(ops.is_depthwise, anchors))
+        if not (
+            _has_set_conflicts(node)
+            if is_depthwise
+            else anchors and width * node.dtype.nbytes % CONFLICT_STRIDE_BYTES == 0
+        ):
             return dense
-        row = width + LINE // node.dtype.nbytes
-        outer = Layout.contiguous((*node.shape[:-1], row))
+        row_elements = width + CACHE_LINE_BYTES // node.dtype.nbytes
+        outer = Layout.contiguous((*node.shape[:-1], row_elements))
         gapped = Layout(node.shape, outer.strides)
-        return gapped if self._readable(node, gapped) else dense
+        return gapped if self._is_readable(node, gapped) else dense
 
-    def _anchors(self, node: Node) -> list[Node]:
-        """Contractions that read `node` as their first operand, row by row."""
-        found: list[Node] = []
+    def _contraction_readers(self, node: Node) -> list[Node]:
+        """The contractions that read `node` as their first operand, row by row."""
+        readers: list[Node] = []
         for user in self.users.get(node, ()):
             if not isinstance(user.op, Group):
                 continue
             params = {p for p, outer in zip(user.op.body.inputs, user.inputs, strict=True) if outer is node}
             contractions = (n for n in user.op.body.nodes() if is_contraction(n))
-            found += [n for n in contractions if base_of(n.inputs[0]) in params]
-        return found
+            readers += [n for n in contractions if base_of(n.inputs[0]) in params]
+        return readers
 
-    def _readable(self, value: Node, layout: Layout) -> bool:
-        """Whether all loops that read `value` as memory can do so by `layout`."""
+    def _is_readable(self, value: Node, layout: Layout) -> bool:
+        """Whether all groups that read `value` as strided memory can read it with `layout`."""
         if layout.is_contiguous:
             return True
         for user in self.users.get(value, ()):
@@ -217,51 +236,51 @@ class _Assignment:
             body = user.op.body
             params = {p: layout for p, outer in zip(body.inputs, user.inputs, strict=True) if outer is value}
             for n in body.nodes():
-                if reads_memory(n) and not all(_fits(i, params) for i in n.inputs):
+                if reads_memory(n) and not all(_has_strides(i, params) for i in n.inputs):
                     return False
         return True
 
 
-def _found(layout: Layout) -> frozenset[str]:
-    """The sizes that the run finds, of those that say where the elements lie."""
+def _runtime_sizes(layout: Layout) -> frozenset[str]:
+    """The sizes found at run time that a layout depends on."""
     names = frozenset[str]().union(*map(symbols_of, (*layout.strides, layout.offset)))
     return frozenset(filter(is_found, names))
 
 
-def _share_sets(node: Node) -> bool:
-    """Whether the places of an image, a vector of channels of each, do not fit the sets that they fall into of a
-    first-level cache, as far as they fit its half; and lie far enough apart for a gap to cost little."""
-    lines = static_shape(node.shape[-1:])[0] * node.dtype.nbytes // LINE
-    places = min(512, estimate(product(node.shape[1:-1])))
-    return lines >= 8 and places > 12 * 64 // gcd(lines, 64)
+def _has_set_conflicts(node: Node) -> bool:
+    """Whether a vector of channels of each pixel of an image that fits into half of a first-level cache overflows the
+    cache sets that it maps to, and pixels are large enough for a gap to cost little."""
+    lines = static_shape(node.shape[-1:])[0] * node.dtype.nbytes // CACHE_LINE_BYTES
+    positions = min(512, estimate(product(node.shape[1:-1])))
+    return lines >= 8 and positions > 12 * 64 // gcd(lines, 64)
 
 
 def reads_memory(node: Node) -> bool:
-    """Anchors: ops that read their operands as strided memory, not element by element."""
+    """Whether an op reads its operands as strided memory, not element by element."""
     inline = (Category.ELEMENTWISE, Category.GATHER, Category.VIEW, Category.SOURCE, Category.REDUCTION)
     return category(node.op) not in inline and not node.is_leaf
 
 
-def _fits(operand: Node, params: dict[Node, Layout]) -> bool:
+def _has_strides(operand: Node, params: dict[Node, Layout]) -> bool:
     return base_of(operand) not in params or strided(operand, params) is not None
 
 
-def _parts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
-    """The operands of a storage op that lie in it, with their layouts."""
+def _operand_layouts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
+    """The operands that a storage op holds in its buffer, with their layouts there."""
     return [(x, layout.slice(start, x.shape)) for x, start in held_operands(node)]
 
 
 def _with_copies(graph: Graph, misfits: dict[Node, set[int]]) -> Graph:
-    """The graph with storage ops reading some of their operands through copies."""
+    """The graph with copies of some operands of storage ops."""
 
-    def copied(n: Node, inputs: Sequence[Node]) -> Node:
-        at = misfits.get(n, ())
-        return n.with_inputs([_unique_copy(x, n, i) if i in at else x for i, x in enumerate(inputs)])
+    def with_copies(n: Node, inputs: Sequence[Node]) -> Node:
+        misfit_operands = misfits.get(n, ())
+        return n.with_inputs([_unique_copy(x, n, i) if i in misfit_operands else x for i, x in enumerate(inputs)])
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=copied))
+    return graph.with_outputs(rebuilt(graph.outputs, rule=with_copies))
 
 
 def _unique_copy(value: Node, user: Node, position: int) -> Node:
-    """A copy that interning keeps apart from other copies of the same value."""
+    """A copy of a value that interning does not merge with other copies of it."""
     p = Input(f"copy{user.id}_{position}", value.type)()
     return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)

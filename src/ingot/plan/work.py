@@ -1,4 +1,4 @@
-"""What a group has to do: floating-point operations, and bytes that must be moved once."""
+"""The work of a group: floating-point operations, and bytes moved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingot.ops.views import base_of
 
 
 def group_flops(body: Graph) -> DimLike:
-    """Floating-point operations of all sums of products in a group."""
+    """Floating-point operations of a group."""
     total: DimLike = 0
     for node in body.nodes():
         if node.op.computes:
@@ -21,8 +21,8 @@ def group_flops(body: Graph) -> DimLike:
 
 
 def group_bytes(body: Graph, sizes: Mapping[str, int], updates: bool = False) -> int:
-    """Bytes that a group reads and writes once. Of an operand that is only looked up or sliced, what is taken. updates:
-    its result lies over the operand of which it replaces some elements."""
+    """Bytes that a group reads and writes, each counted once. An operand that is only gathered from or sliced counts
+    with the elements taken. updates: the result is written over the operand that it updates."""
     users, inputs = body.uses(), body.inputs
     total = sum(_number(node.type.nbytes, sizes) for node in body.outputs)
     if updates:
@@ -30,16 +30,16 @@ def group_bytes(body: Graph, sizes: Mapping[str, int], updates: bool = False) ->
         inputs = tuple(i for i in inputs if i is not base_of(anchor.inputs[0]))
         total = max(_number(n.type.nbytes, sizes) for n in anchor.inputs[1:])
     for operand in inputs:
-        whole = _number(operand.type.nbytes, sizes)
+        nbytes = _number(operand.type.nbytes, sizes)
         readers = users.get(operand, [])
         if readers and all(isinstance(r.op, ops.Gather | ops.Slice) and r.inputs[0] is operand for r in readers):
-            whole = min(whole, sum(_number(r.type.nbytes, sizes) for r in readers))
-        total += whole if readers or operand in body.outputs else 0
+            nbytes = min(nbytes, sum(_number(r.type.nbytes, sizes) for r in readers))
+        total += nbytes if readers or operand in body.outputs else 0
     return total
 
 
 def seconds(body: Graph, sizes: Mapping[str, int]) -> float:
-    """About what a group takes on a usual core, for choices between groups: only ratios count."""
+    """The estimated time of a group on a typical core, for comparing groups: only ratios are meaningful."""
     return max(_number(group_flops(body), sizes) / 60e9, group_bytes(body, sizes) / 10e9)
 
 

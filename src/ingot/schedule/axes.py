@@ -1,4 +1,4 @@
-"""A contraction's axes, and the strides with which they walk both operands."""
+"""The axes of a contraction, and their strides in both operands."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Inside:
-    """Which turns of a window's loop read more than zeros: at position p of the row axis of extent `positions` with
-    stride `row` in A, those i with low <= p * step + i * dilation < high. An axis that others are joined with has the
-    stride, but not the extent."""
+    """The taps of a window's loop that read data and not padding.
+
+    At position p, tap i reads data if low <= p * step + i * dilation < high. The positions belong to the row axis of
+    extent `positions` and stride `row` in A; after it is merged with other axes, the stride is the same but not the
+    extent.
+    """
 
     positions: int
     row: DimLike
@@ -24,23 +27,25 @@ class Inside:
     high: DimLike
 
     def share(self, extent: int) -> float:
-        """Of all turns of a loop of `extent`, for likely sizes."""
-        high, read = estimate(self.high), 0
-        for place in range(0, extent * self.dilation, self.dilation):
-            first, last = (-((place - end) // self.step) for end in (self.low, high))
-            read += max(0, min(self.positions, last) - max(0, first))
-        return read / (self.positions * extent)
+        """The fraction of a loop of `extent` taps that reads data, for likely sizes."""
+        high, valid = estimate(self.high), 0
+        for offset in range(0, extent * self.dilation, self.dilation):
+            first, last = (-((offset - end) // self.step) for end in (self.low, high))
+            valid += max(0, min(self.positions, last) - max(0, first))
+        return valid / (self.positions * extent)
 
     def along(self, rows: Axis) -> bool:
-        """Whether `rows` is the axis of its positions."""
+        """Whether `rows` is the axis of the positions."""
         return rows.a == self.row and rows.extent == self.positions
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One loop of a contraction: its extent, and the strides in elements with which it walks A and B (0: not at
-    all). inside: the turns that matter, None for all. apart: never joined with its neighbours, as each turn has scales
-    of B of its own.
+    """One loop of a contraction.
+
+    extent: the number of iterations. a, b: strides in A and B, in elements (0: the operand does not depend on the
+    axis). inside: the taps that read data, None if all do. apart: the axis is never merged with its neighbors, because
+    every iteration has its own scales of B.
     """
 
     extent: DimLike
@@ -54,14 +59,16 @@ class Axis:
 class Contraction:
     """out[batch, rows, cols] = sum over reduce of A[batch, rows, reduce] * B[batch, reduce, cols].
 
-    There is at least one axis (of extent 1, if need be) among rows, cols and reduce. A convolution over an NHWC
-    input that already has its padding has rows (n, oh, ow) and reduce (kh, kw, ci). Vectors run along the last of
-    `cols`. a, b: the operands' element types; acc: the type of products and sums. packed: B is a constant, laid out
-    in panels by `Plan.pack`; otherwise it is read where it lies. computed: each chunk computes its rows of A in scratch
-    before it reads them; there is one row axis and one reduce axis then. inner: the contraction that they come from.
+    rows, cols and reduce each hold at least one axis, of extent 1 if need be. A convolution over a padded NHWC input
+    has rows (n, oh, ow) and reduce (kh, kw, ci). Vectors run along the last of `cols`.
 
-    A constant B of integers beside an A of floats is quantized in blocks: each turn of a reduction axis that is `apart`
-    is a block with a zero and a scale for each column. There is one column axis then.
+    a, b: element types of the operands. acc: the type of products and sums. packed: B is a constant, which `Plan.pack`
+    lays out in panels; otherwise it is read in its own layout. computed: each chunk computes its rows of A into scratch
+    before it reads them; then there is one row axis and one reduce axis. inner: the contraction that computes those
+    rows.
+
+    If A is of floats and B a constant of integers, B is quantized in blocks: each iteration of the reduction axis that
+    is `apart` is a block, with a zero point and a scale per column. Then there is one column axis.
     """
 
     batch: tuple[Axis, ...]
@@ -76,21 +83,22 @@ class Contraction:
     inner: Contraction | None = None
 
     def changed(self) -> Contraction:
-        """The same products with the operands changed round: rows are columns."""
+        """The transposed contraction: operands swapped, rows as columns."""
 
-        def turn(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-            return tuple(Axis(x.extent, x.b, x.a) for x in axes)
+        def turn(axes_: tuple[Axis, ...]) -> tuple[Axis, ...]:
+            return tuple(Axis(x.extent, x.b, x.a) for x in axes_)
 
         batch, rows, cols, reduce = map(turn, (self.batch, self.rows, self.cols, self.reduce))
         return replace(self, batch=batch, rows=cols, cols=rows, reduce=reduce, a=self.b, b=self.a)
 
     @cached_property
     def of_levels(self) -> bool:
+        """Whether B holds quantized levels, which are scaled before they are multiplied."""
         return self.b.is_integer and self.acc.is_float and self.a.is_float and self.packed
 
     @property
     def widened(self) -> Contraction:
-        """As the register tiles see it: levels are what they stand for."""
+        """The contraction as register tiles see it: with B dequantized."""
         if not self.of_levels:
             return self
         return replace(self, b=self.acc, reduce=tuple(replace(x, apart=False) for x in self.reduce))
@@ -101,8 +109,10 @@ class Contraction:
 
     @cached_property
     def per_lane(self) -> int:
-        """Neighbouring k that lie together in a 32-bit lane of B's panels, for instructions that multiply and add them
-        at once: 2 of bf16, 4 of i8 with a u8 A; a narrow A must have its k side by side, too. Of levels as many as fit.
+        """The number of consecutive k in a 32-bit lane of B's panels.
+
+        Dot-product instructions take 2 of bf16, or 4 of i8 with a u8 A; an A of fewer than 32 bits must be contiguous
+        along k, too. Quantized levels are packed as densely as they fit.
         """
         if self.of_levels:
             return 32 // self.b.bits
@@ -115,7 +125,7 @@ class Contraction:
 
     @cached_property
     def depth(self) -> DimLike:
-        """k, with what its innermost loop lacks for whole lanes: the rows of B's panels."""
+        """The rows of B's panels: k, its innermost loop padded to full lanes."""
         if self.per_lane == 1:
             return self.k
         inner = merge_axes(self.reduce)[-1].extent
@@ -123,7 +133,7 @@ class Contraction:
 
     @cached_property
     def flops(self) -> int:
-        """An estimate where dimensions are symbolic."""
+        """Floating-point operations; an estimate if dimensions are symbolic."""
         n = 2
         for x in (*self.batch, *self.rows, *self.cols, *self.reduce):
             n *= estimate(x.extent)
@@ -131,20 +141,21 @@ class Contraction:
 
 
 def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """Join neighbours that walk both operands as one loop; drop loops of one turn.   (3, a=64) (64, a=1) -> (192,
-    a=1)
+    """Merge adjacent axes that walk both operands as one loop, and drop axes of extent 1.
+
+    (3, a=64) (64, a=1) -> (192, a=1)
     """
-    out: list[Axis] = []
+    merged: list[Axis] = []
     for x in axes:
         if x.extent == 1:
             continue
-        last = out[-1] if out else None
-        alike = last is not None and not (last.inside or x.inside or last.apart)
-        if last is not None and alike and last.a == x.a * x.extent and last.b == x.b * x.extent:
-            out[-1] = Axis(last.extent * x.extent, x.a, x.b)
+        previous = merged[-1] if merged else None
+        can_merge = previous is not None and not (previous.inside or x.inside or previous.apart)
+        if previous is not None and can_merge and previous.a == x.a * x.extent and previous.b == x.b * x.extent:
+            merged[-1] = Axis(previous.extent * x.extent, x.a, x.b)
         else:
-            out.append(x)
-    return tuple(out) or (Axis(1, 0, 0),)
+            merged.append(x)
+    return tuple(merged) or (Axis(1, 0, 0),)
 
 
 __all__ = ["Axis", "Contraction", "Inside", "merge_axes"]

@@ -1,4 +1,4 @@
-"""A statement list under construction, with fresh names and what is known of its loop variables."""
+"""A statement list under construction, with fresh names and facts about its loop variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingot.schedule.index import LOCAL, dim_expr
 
 
 class Block:
-    """Statements are appended in order; nested blocks share the names and the knowledge of loop variables."""
+    """Statements are appended in order. Nested blocks share the names and the facts about loop variables."""
 
     def __init__(self, parent: Block | None = None):
         self.stmts: list[Stmt] = []
@@ -37,14 +37,14 @@ class Block:
         return self if self.parent is None else self.parent.root
 
     def sees(self, other: Block) -> bool:
-        """Whether what stands in `other` so far is visible here: it is this block or one around it."""
+        """Whether the statements of `other` so far are visible here: it is this block or one that encloses it."""
         b: Block | None = self
         while b is not None and b.depth > other.depth:
             b = b.parent
         return b is other
 
     def home(self, *exprs: Expr) -> Block:
-        """The outermost block around here in which every variable of `exprs` is defined."""
+        """The outermost enclosing block in which every variable of `exprs` is defined."""
         deepest = 0
         stack = list(exprs)
         while stack:
@@ -60,7 +60,7 @@ class Block:
         return block
 
     def let(self, value: Expr, hint: str = "v") -> Expr:
-        """Name a value; variables, literals and ramps of them stay as they are."""
+        """Bind a value to a name. Variables, literals and ramps of them are returned unchanged."""
         if isinstance(value, Var | Lit) or (isinstance(value, Ramp) and isinstance(value.base, Var | Lit)):
             return value
         if isinstance(value, Ramp):
@@ -103,9 +103,9 @@ class Block:
         unroll: bool = False,
         multiple: int | None = None,
     ) -> None:
-        """for var in range(begin, end, step): body(block, var). A loop of one known turn is its body.
+        """for var in range(begin, end, step): body(block, var). A loop that is known to run once becomes its body.
 
-        `multiple`: what the variable is always a multiple of; `step` when the loop starts at zero.
+        multiple: a number that always divides the variable; by default `step` if the loop starts at a multiple of it.
         """
         lo = begin if isinstance(begin, Expr) else dim_expr(begin)
         hi = end if isinstance(end, Expr) else dim_expr(end)
@@ -124,10 +124,10 @@ class Block:
         self.stmts.append(For(v, lo, hi, step, inner.body, unroll))
 
     def when(self, cond: Expr, then: Callable[[Block], None], orelse: Callable[[Block], None] | None = None) -> None:
-        """if cond: then(block) else: orelse(block). Of a known condition its branch."""
+        """if cond: then(block) else: orelse(block). A constant condition emits its branch alone."""
         if isinstance(cond, Lit):
-            if (taken := then if cond.value else orelse) is not None:
-                taken(self)
+            if (branch := then if cond.value else orelse) is not None:
+                branch(self)
             return
         a, b = Block(self), Block(self)
         then(a)

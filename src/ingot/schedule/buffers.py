@@ -1,4 +1,4 @@
-"""What a group's kernel is given: buffers of its operands and results, its symbols, and where they are when it runs."""
+"""The parameters of a group's kernel: buffers of its operands and results, and the symbols it mentions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Operands:
 
     @staticmethod
     def of(body: Graph) -> Operands:
-        # users' arrays are aligned to their elements only
+        # users' arrays are aligned to their elements and no further
         ins = tuple(Buffer(f"in{i}", n.dtype, align=n.dtype.nbytes) for i, n in enumerate(body.inputs))
         outs = tuple(
             Buffer(f"out{i}", n.dtype, writable=True, align=n.dtype.nbytes) for i, n in enumerate(body.outputs)
@@ -46,13 +46,13 @@ class Operands:
 
 
 def symbol_params(*dims: DimLike) -> tuple[k.Var, ...]:
-    """The kernel's dim parameters: one per symbol that `dims` mention, sorted by name."""
+    """The kernel's dim parameters: one per symbol in `dims`, sorted by name."""
     names = sorted(set().union(*(symbols_of(d) for d in dims)) if dims else set())
     return tuple(k.var(n) for n in names)
 
 
 def body_dims(body: Graph, layouts: tuple[Layout, ...]) -> tuple[DimLike, ...]:
-    """Every dimension that the code of a group may mention."""
+    """Every dimension that a group's code may use."""
     dims: list[DimLike] = []
     for n in body.nodes():
         for t in n.types:

@@ -1,8 +1,8 @@
-"""What a schedule decides by a model of the machine and a tuner by measuring.
+"""Choices that a schedule makes with a cost model, and a tuner by measurement.
 
-A strategy with something to decide describes it as a `Site`: the key it is filed under, the model's choice, and others
-to try. `decide` is how strategies ask: what was measured for the key goes before the model, but only as long as the
-model's choice is still the one that it was measured against.
+A strategy describes each of its decisions as a `Site`: the key under which measurements are stored, the cost model's
+choice, and other candidates. `decide` prefers a measured choice to the model's, as long as the model still makes the
+choice that the measured one was compared with.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import ClassVar
 
 from ingot.support.dataclass import dataclass
 
-# Of the kernels that measured choices are about; goes up when kernels change so much that old measurements say nothing.
-GENERATION = 1
-_LARGEST = 1 << 24  # of any number in a choice
+GENERATION = 1  # of kernels: raised when they change so much that old measurements are no longer valid
+_MAX_VALUE = 1 << 24  # of any field of a choice
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Small whole numbers. `way` names the kind; only values of the same kind are equal."""
+    """Small nonnegative integers. `way` names the kind; choices of different kinds are never equal."""
 
     way: ClassVar[str] = ""
 
@@ -37,8 +36,8 @@ class Direct(Choice):
     """A contraction as one loop nest.
 
     lines, width, vectors: the register tile, as in `tile.Plan`. panels, tiles, entries: column panels, register tiles
-    of one panel, and batch entries of a chunk. blocks: into which the outermost reduction loop is cut. prefetch: cache
-    lines of B per turn of the innermost loop.
+    per panel, and batch entries of a chunk. blocks: the number of blocks of the outermost reduction loop. prefetch:
+    cache lines of B to prefetch per iteration of the innermost loop.
     """
 
     way: ClassVar[str] = "direct"
@@ -53,15 +52,18 @@ class Direct(Choice):
 
     def __str__(self) -> str:
         tile, chunk = (self.lines, self.width, self.vectors), (self.panels, self.tiles, self.entries)
-        more = (f" {self.blocks} blocks" if self.blocks > 1 else "") + f" prefetch {self.prefetch}"
-        return f"direct {'x'.join(map(str, tile))} chunk {'x'.join(map(str, chunk))}{more}"
+        suffix = (f" {self.blocks} blocks" if self.blocks > 1 else "") + f" prefetch {self.prefetch}"
+        return f"direct {'x'.join(map(str, tile))} chunk {'x'.join(map(str, chunk))}{suffix}"
 
 
 @dataclass(frozen=True)
 class Pieces(Choice):
-    """A convolution by Winograd's algorithm. m: outputs of a tile along each dimension. tiles, columns: of a chunk,
-    columns a multiple of the vector. split (0 or 1): the input is transformed by a step of its own. late: input
-    channels whose weights a chunk transforms at a time, as it needs them (0: all were when the model was compiled)."""
+    """A convolution by Winograd's algorithm.
+
+    m: outputs of a tile along each dimension. tiles, columns: of a chunk; columns is a multiple of the vector length.
+    split (0 or 1): whether a separate step transforms the input. late: the input channels whose weights a chunk
+    transforms at a time, at run time (0: all weights are transformed at compile time).
+    """
 
     way: ClassVar[str] = "winograd"
     m: int
@@ -73,11 +75,13 @@ class Pieces(Choice):
 
 @dataclass(frozen=True)
 class Tiling(Choice):
-    """A contraction as products of tiles: a program's tile of the result, its steps along the reduction, threads in
-    warps, and turns whose loads are under way. parts: of the reduction, each a program's own where the result has too
-    few tiles for the GPU; the last of them to end joins the sums. waves: so many times as many tiles as there are
-    multiprocessors are computed whole, and only those that are left in parts. boxes (0 or 1): the hardware copies
-    the operands' tiles by their places in matrices, in place of threads by addresses."""
+    """A contraction as products of tiles on a GPU.
+
+    rows, columns: a program's tile of the result. depth: the k-step. warps: of a program. stages: k-steps whose loads
+    are in flight. parts: split-K parts, each computed by its own program if the result has too few tiles to fill the
+    GPU; the last program to finish adds them up. waves: full waves of tiles that are not split; only the remaining
+    tiles are computed in parts. boxes (0 or 1): whether the bulk copy engine loads the operands' tiles.
+    """
 
     way: ClassVar[str] = "tiles"
     rows: int
@@ -92,7 +96,7 @@ class Tiling(Choice):
 
 @dataclass(frozen=True)
 class Flash(Choice):
-    """Attention in tiles: queries of a program, keys of a turn; parts: of the keys, each a program's own."""
+    """Attention in tiles. queries: of a program. keys: of an iteration. parts: of the keys, one program each."""
 
     way: ClassVar[str] = "flash"
     queries: int
@@ -104,7 +108,7 @@ class Flash(Choice):
 
 @dataclass(frozen=True)
 class Patch(Choice):
-    """A depthwise convolution: positions and channels of a program."""
+    """A depthwise convolution. rows: positions of a program. columns: its channels."""
 
     way: ClassVar[str] = "patch"
     rows: int
@@ -116,21 +120,21 @@ WAYS: Mapping[str, type[Choice]] = {kind.way: kind for kind in (Direct, Pieces, 
 
 
 def read_choice(record: object) -> Choice | None:
-    """The choice that `record` tells, None if it is none: the record may come from anywhere."""
+    """The choice that `record` holds, or None if it is invalid: records are not trusted."""
     if not isinstance(record, dict):
         return None
     kind = WAYS.get(str(record.get("way")))
     if kind is None or set(record) != {"way", *(f.name for f in fields(kind))}:
         return None
     values = {name: value for name, value in record.items() if name != "way"}
-    if not all(type(value) is int and 0 <= value <= _LARGEST for value in values.values()):
+    if not all(type(value) is int and 0 <= value <= _MAX_VALUE for value in values.values()):
         return None
     return kind(**values)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`choice` was faster than `over`, the model's own, or both are the same: nothing faster was found."""
+    """A measured choice. over: the model's choice at the time, which was slower, or is `choice` itself."""
 
     choice: Choice
     over: Choice
@@ -138,9 +142,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Site:
-    """A decision of one kernel. key: all that the best choice depends on besides the machine. untuned: the model's.
-    others: what it ranks next, best first. refine: neighbours of a choice. admits: whether a choice gives a kernel here
-    (a right one; how fast is another matter). The three are asked under the same `likely_sizes` as lowering."""
+    """A decision about one kernel.
+
+    key: everything that the best choice depends on except the machine. untuned: the cost model's choice. others: the
+    model's next choices, best first. refine: the neighbors of a choice. admits: whether a choice gives a correct kernel
+    here. Call these three under the same `likely_sizes` as the lowering.
+    """
 
     key: str
     untuned: Choice
@@ -150,11 +157,11 @@ class Site:
 
 
 def decide(site: Site, measured: Mapping[str, Measured]) -> Choice:
-    """The measured choice where there is one that still means something, else the model's."""
-    found = measured.get(site.key)
-    if found is None or found.over != site.untuned or not site.admits(found.choice):
+    """The measured choice if there is a valid one, else the model's."""
+    entry = measured.get(site.key)
+    if entry is None or entry.over != site.untuned or not site.admits(entry.choice):
         return site.untuned
-    return found.choice
+    return entry.choice
 
 
 __all__ = [

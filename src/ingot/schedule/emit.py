@@ -3,9 +3,9 @@
     emitter.value(node, index)      %3 = add(%1, broadcast(%2))  at (i, ramp(j))   ->
                                     let a = load(p1, i*64+j, 16);  let b = splat(load(p2, i));  let c = a + b
 
-An index is one i64 expression per dimension; at most a few of them are vectors (a `Ramp` at the vectorized position).
-Leaves are bound by the schedule: to loads from a buffer by its layout, or to values in registers. Every op's value is
-bound to a name once per index, so shared subgraphs are evaluated once.
+An index is one i64 expression per dimension; most of them are scalars, and the vectorized dimension has a `Ramp`.
+The schedule binds leaves to loads from a buffer by its layout, or to values in registers. Every op's value is bound to
+a name once per index, so shared subgraphs are evaluated once.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ from ingot.support.errors import CompileError
 
 @dataclass(frozen=True)
 class Leaf:
-    """A bound value. `home`: the block from which on it exists (None: from the start). `pinned`: it changes as
-    statements run (a buffer that the kernel itself writes), so reads stay where they are asked for."""
+    """A bound value.
+
+    read: emits the value at an index, under a mask. home: the block that defines it (None: the kernel's start).
+    pinned: the value changes as statements run, as a buffer that the kernel writes does, so reads are not hoisted.
+    """
 
     read: Callable[[Block, Index, Expr | None], Expr]
     home: Block | None = None
@@ -48,39 +51,39 @@ def load_leaf(buffer: Buffer, layout: Layout) -> Leaf:
 
 
 def load_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None = None) -> Expr:
-    """The cheapest read of a flat index: a scalar and a splat, consecutive elements, every other one or all backwards
-    out of whole vectors, or a gather."""
+    """The cheapest read of a flat index: a scalar load and a splat, a vector load, full vectors shuffled for strides of
+    -2, -1 and 2, or a gather."""
     step = ix.lane_step(flat)
     lanes = max(flat.lanes, mask.lanes if mask is not None else 1)
     if step == 0 or lanes == 1:
-        some = mask if mask is None or mask.lanes == 1 else block.let(k.reduce("or", mask))
-        return k.splat(block.let(k.load(buffer, ix.first_lane(flat), 1, some)), lanes)
+        any_lane = mask if mask is None or mask.lanes == 1 else block.let(k.reduce("or", mask))
+        return k.splat(block.let(k.load(buffer, ix.first_lane(flat), 1, any_lane)), lanes)
     mask = k.splat(mask, lanes) if mask is not None else None
     if step == 1:
         return block.let(k.load(buffer, ix.first_lane(flat), lanes, mask))
     if step in (-2, -1, 2):
-        return _apart(block, buffer, ix.first_lane(flat), lanes, step, mask)
+        return _strided(block, buffer, ix.first_lane(flat), lanes, step, mask)
     return block.let(k.gather(buffer, k.splat(flat, lanes), mask))
 
 
-def _apart(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int, mask: Expr | None) -> Expr:
-    """Elements first, first + step, ...: all between the first and the last are read, and nothing else; under a mask
-    those alone whose lanes are on."""
+def _strided(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int, mask: Expr | None) -> Expr:
+    """Elements first, first + step, ..., shuffled out of vector loads, which touch no memory outside of the first and
+    last element; under a mask, they touch only the elements of active lanes."""
     span = (lanes - 1) * step
     low = block.let(ix.add(first, integer(min(span, 0))), "v")
     starts = (0,) if abs(step) == 1 else (0, abs(span) - lanes + 1)
-    # a place behind the first vector is in the second, which ends with the last element
-    places = [i * step - min(span, 0) for i in range(lanes)]
-    pick = tuple(at if at < lanes else lanes + at - starts[-1] for at in places)
+    # an offset beyond the first vector is in the second, which ends with the last element
+    offsets = [i * step - min(span, 0) for i in range(lanes)]
+    pick = tuple(at if at < lanes else lanes + at - starts[-1] for at in offsets)
 
     def load(number: int) -> Expr:
-        live = mask
+        load_mask = mask
         if mask is not None:
             lane = {at % lanes: i for i, at in enumerate(pick) if at // lanes == number}
             off = k.lit(False, boolean, lanes)
-            own = tuple(lane.get(at, lanes) for at in range(lanes))
-            live = block.let(k.Shuffle(boolean, lanes, mask, off, own))
-        return block.let(k.load(buffer, ix.add(low, integer(starts[number])), lanes, live))
+            source_lanes = tuple(lane.get(at, lanes) for at in range(lanes))
+            load_mask = block.let(k.Shuffle(boolean, lanes, mask, off, source_lanes))
+        return block.let(k.load(buffer, ix.add(low, integer(starts[number])), lanes, load_mask))
 
     vectors = [load(number) for number in range(len(starts))]
     return block.let(k.Shuffle(buffer.dtype, lanes, vectors[0], vectors[-1], pick))
@@ -89,62 +92,62 @@ def _apart(block: Block, buffer: Buffer, first: Expr, lanes: int, step: int, mas
 def store_at(
     block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None, *, stream: bool = False
 ) -> None:
-    """Write lanes of `value` at a flat index: consecutive elements or a scatter. Of lanes with one place between them
-    the mask keeps one."""
+    """Write the lanes of `value` at a flat index: a vector store or a scatter. If lanes share an element, the mask must
+    leave one of them on."""
     lanes = max(flat.lanes, value.lanes)
     at = ix.first_lane(flat) if lanes == 1 or ix.lane_step(flat) == 1 else k.splat(flat, lanes)
     block.store(buffer, at, k.splat(value, lanes), mask, stream=stream)
 
 
 class Emitter:
-    """Evaluates nodes of one group body into blocks. `leaves` binds nodes to values; everything else is computed.
+    """Evaluates the nodes of a group's body into blocks. `leaves` binds nodes to values; all others are computed.
 
-    A value lands in the outermost block in which its index and leaves are known: what a loop does not change stands
-    before the loop.
+    A value is emitted into the outermost block in which its index and leaves are defined, so loop-invariant values are
+    hoisted.
     """
 
     def __init__(self, leaves: Mapping[Node, Leaf]):
         self._leaves = dict(leaves)
         self._memo: dict[tuple[object, ...], tuple[Block, Expr]] = {}
-        self._floors: dict[Node, tuple[Block | None, bool]] = {}
-        self._keep: list[object] = []
+        self._homes: dict[Node, tuple[Block | None, bool]] = {}
+        self._live: list[object] = []
 
     def bind(self, node: Node, leaf: Leaf) -> None:
-        """Bind `node` from here on; what was computed from it earlier stays as computed."""
+        """Bind `node` for evaluations from now on; values already computed from it remain as they are."""
         self._leaves[node] = leaf
-        self._floors.clear()
+        self._homes.clear()
         self._memo = {key: v for key, v in self._memo.items() if key[0] != node.id}
 
     def value(self, block: Block, node: Node, index: Index, mask: Expr | None = None) -> Expr:
-        """The value of `node` at `index`; where `mask` is off no memory is touched and the value is arbitrary."""
+        """The value of `node` at `index`. Where `mask` is off, no memory is touched and the value is arbitrary."""
         key = (node.id, *map(_index_key, index), id(mask))
-        found = self._memo.get(key)
-        if found is not None and block.sees(found[0]):
-            return found[1]
-        self._keep.append((index, mask))  # ids in keys stay valid while their objects live
-        floor, pinned = self._floor(node)
+        cached = self._memo.get(key)
+        if cached is not None and block.sees(cached[0]):
+            return cached[1]
+        self._live.append((index, mask))  # keys hold ids, which are valid as long as their objects live
+        deepest, pinned = self._deepest_home(node)
         home = block
         if not pinned:
             home = block.home(*index, *(() if mask is None else (mask,)))
-            if floor is not None and floor.depth > home.depth:
-                home = floor
+            if deepest is not None and deepest.depth > home.depth:
+                home = deepest
         result = self._compute(home, node, index, mask)
         self._memo[key] = (home, result)
         return result
 
-    def _floor(self, node: Node) -> tuple[Block | None, bool]:
-        """The deepest home of the leaves under `node`, and whether any of them is pinned."""
-        found = self._floors.get(node)
-        if found is not None:
-            return found
+    def _deepest_home(self, node: Node) -> tuple[Block | None, bool]:
+        """The deepest home of the leaves that `node` depends on, and whether any of them is pinned."""
+        cached = self._homes.get(node)
+        if cached is not None:
+            return cached
         leaf = self._leaves.get(node)
         if leaf is not None:
             result = (leaf.home, leaf.pinned)
         else:
-            under = [self._floor(i) for i in node.inputs]
-            homes = [h for h, _ in under if h is not None]
-            result = (max(homes, key=lambda h: h.depth, default=None), any(p for _, p in under))
-        self._floors[node] = result
+            operands = [self._deepest_home(i) for i in node.inputs]
+            homes = [h for h, _ in operands if h is not None]
+            result = (max(homes, key=lambda h: h.depth, default=None), any(p for _, p in operands))
+        self._homes[node] = result
         return result
 
     def _compute(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
@@ -160,11 +163,11 @@ class Emitter:
         raise CompileError(f"{op.name} has no value rule", expected="a pointwise, view or gather op", where=node.loc)
 
     def elementwise(self, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
-        """The value of an elementwise node by its own rule."""
-        xs = [self.value(block, i, index, mask) for i in node.inputs]
+        """The value of an elementwise node by its op's scalar rule."""
+        operands = [self.value(block, i, index, mask) for i in node.inputs]
         op = node.op
         assert isinstance(op, ops.Elementwise)
-        return block.let(op.scalar(*k.alike(*xs)))
+        return block.let(op.scalar(*k.alike(*operands)))
 
 
 def _index_key(e: Expr) -> object:
@@ -189,7 +192,7 @@ def _const(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | Non
 def _view(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     x, *fill = node.inputs
     assert isinstance(node.op, View)
-    at, inside = _read_at(block, node.op.index_map(x.shape, node.shape), x.shape, node.shape, index)
+    at, inside = _operand_position(block, node.op.index_map(x.shape, node.shape), x.shape, node.shape, index)
     if inside is None:
         return em.value(block, x, at, mask)
     inside = block.let(inside, "in")
@@ -198,27 +201,29 @@ def _view(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None
 
 
 def operand_index(block: Block, view: Node, index: Index) -> Index:
-    """The coordinates in the operand of the element at `index` of a view that pads nothing."""
+    """The coordinates in the operand of the element at `index` of a view without padding."""
     assert isinstance(view.op, View)
     (x,) = view.inputs
-    at, inside = _read_at(block, view.op.index_map(x.shape, view.shape), x.shape, view.shape, index)
+    at, inside = _operand_position(block, view.op.index_map(x.shape, view.shape), x.shape, view.shape, index)
     assert inside is None
     return at
 
 
-def _read_at(block: Block, places: IndexMap, old: Shape, new: Shape, index: Index) -> tuple[Index, Expr | None]:
-    """The coordinates in the operand, of shape `old`, of the element at `index` of a view of shape `new`, and where
-    there is one; None: everywhere."""
+def _operand_position(
+    block: Block, index_map: IndexMap, old: Shape, new: Shape, index: Index
+) -> tuple[Index, Expr | None]:
+    """The coordinates in the operand, of shape `old`, of the element at `index` of a view of shape `new`, and the mask
+    of the lanes that have one (None: all do; the others are padding)."""
     out: list[Expr] = [ZERO] * len(old)
     inside: Expr | None = None
-    for place in places:
-        at = _along(place, new, index)
+    for place in index_map:
+        at = _position(place, new, index)
         if place.is_padded:
-            at, inside = _inside(block, place, old, at, inside)
+            at, inside = _within_bounds(block, place, old, at, inside)
         if len(place.axes) == 1:
             out[place.axes[0]] = at
             continue
-        if len(_sized(place, new)) > 1:
+        if len(_sized_terms(place, new)) > 1:
             at = block.let(at, "f")
         extents = tuple(old[d] for d in place.axes)
         for d, e in zip(place.axes, ix.delinearize(at, extents, block.multiples), strict=True):
@@ -226,101 +231,102 @@ def _read_at(block: Block, places: IndexMap, old: Shape, new: Shape, index: Inde
     return tuple(out), inside
 
 
-def _along(place: Place, shape: Shape, index: Index) -> Expr:
-    """offset + the sum of step * index; of axes that are read as one by Horner's rule."""
-    offset, terms = dim_expr(place.offset), _sized(place, shape)
+def _position(place: Place, shape: Shape, index: Index) -> Expr:
+    """offset + the sum of step * index, by Horner's rule if the axes are contiguous."""
+    offset, terms = dim_expr(place.offset), _sized_terms(place, shape)
     if not terms:
         return offset
-    if _is_one_run(terms, shape):
+    if _is_contiguous(terms, shape):
         at = index[terms[0][0]]
         for axis, _ in terms[1:]:
             at = ix.add(ix.mul(at, dim_expr(shape[axis])), index[axis])
         return ix.add(at, offset)
-    (axis, step), *others = terms
+    (axis, step), *rest = terms
     at = ix.mul(index[axis], dim_expr(step))
-    for axis, step in others:
+    for axis, step in rest:
         at = ix.add(at, ix.mul(index[axis], dim_expr(step)))
     return ix.add(offset, at) if negative(terms[0][1]) else ix.add(at, offset)
 
 
-def _sized(place: Place, shape: Shape) -> list[tuple[int, DimLike]]:
-    """The terms whose axes have more than one place; all of a single one's."""
+def _sized_terms(place: Place, shape: Shape) -> list[tuple[int, DimLike]]:
+    """The terms whose axes do not have size 1; a single term is always included."""
     return [t for t in place.terms if shape[t[0]] != 1] if len(place.terms) > 1 else list(place.terms)
 
 
-def _is_one_run(terms: Sequence[tuple[int, DimLike]], shape: Shape) -> bool:
+def _is_contiguous(terms: Sequence[tuple[int, DimLike]], shape: Shape) -> bool:
     nested = (a == b * shape[axis] for (_, a), (axis, b) in pairwise(terms))
     return terms[-1][1] == 1 and all(nested)
 
 
-def _inside(block: Block, place: Place, old: Shape, at: Expr, inside: Expr | None) -> tuple[Expr, Expr | None]:
-    """The element's number along a padded axis, and where there is one, of the places that are `inside` of others."""
-    below, beyond = place.outside
+def _within_bounds(block: Block, place: Place, old: Shape, at: Expr, inside: Expr | None) -> tuple[Expr, Expr | None]:
+    """The position along a padded axis of the operand, and the mask of the lanes that fall on an element of it, within
+    `inside` of the axes before."""
+    below, above = place.outside
     if place.spacing > 1:
         at = block.let(at, "p")
         step = integer(place.spacing)
         inside = both(inside, k.binary("eq", k.binary("rem", at, step), ZERO))
         if below:
             inside = both(inside, k.binary("ge", at, ZERO))
-        at, below, beyond = k.binary("div", at, step), False, True
+        at, below, above = k.binary("div", at, step), False, True
     if below:
         inside = both(inside, k.binary("ge", at, ZERO))
-    if beyond:
+    if above:
         inside = both(inside, k.binary("lt", at, dim_expr(old[place.axes[0]])))
     return at, inside
 
 
 def _reshape(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
-    parts = _interleaved(block, x.shape, node.shape, index) if mask is None else None
+    parts = _lane_parts(block, x.shape, node.shape, index) if mask is None else None
     if parts is None:
         return _view(em, block, node, index, mask)
     lanes = max(e.lanes for e in index) // len(parts)
-    return _zipped(block, [k.splat(em.value(block, x, at), lanes) for at in parts])
+    return _interleave(block, [k.splat(em.value(block, x, at), lanes) for at in parts])
 
 
-def _interleaved(block: Block, old: Shape, new: Shape, index: Index) -> list[Index] | None:
-    """Where a vector runs along a dimension whose innermost part is a short dimension of `old`: the coordinates in
-    `old` for each element of that, with so many times fewer lanes. None elsewhere."""
+def _lane_parts(block: Block, old: Shape, new: Shape, index: Index) -> list[Index] | None:
+    """If a vector runs along a dimension whose innermost part is a short dimension of `old`: the coordinates in `old`
+    of each position of that dimension, as vectors of as many times fewer lanes. None otherwise."""
     for olds, news in reshape_groups(old, new) or ():
-        parts, joined = [d for d in olds if old[d] != 1], [d for d in news if new[d] != 1]
-        if len(parts) < 2 or not joined:
+        old_dims, new_dims = [d for d in olds if old[d] != 1], [d for d in news if new[d] != 1]
+        if len(old_dims) < 2 or not new_dims:
             continue
-        last, dim = parts[-1], joined[-1]
-        own, short = index[dim], old[last]
-        if not isinstance(own, Ramp) or own.step != 1 or not isinstance(short, int) or short < 2:
+        last, dim = old_dims[-1], new_dims[-1]
+        ramp, short = index[dim], old[last]
+        if not isinstance(ramp, Ramp) or ramp.step != 1 or not isinstance(short, int) or short < 2:
             continue
-        lanes = own.lanes // short
-        aligned = ix.multiple_of(own.base, block.multiples) % own.lanes == 0
-        # where dimensions before it are joined with it, each of their lines has to start with a whole part
-        aligned &= len(joined) == 1 or mod(new[dim], short) == 0
-        apart = all(e.lanes == 1 for d, e in enumerate(index) if d != dim)
-        if own.lanes % short or lanes < 4 or not aligned or not apart:
+        lanes = ramp.lanes // short
+        is_aligned = ix.multiple_of(ramp.base, block.multiples) % ramp.lanes == 0
+        # if outer dimensions are joined with it, each of their rows must start with a full part
+        is_aligned &= len(new_dims) == 1 or mod(new[dim], short) == 0
+        is_only_vector = all(e.lanes == 1 for d, e in enumerate(index) if d != dim)
+        if ramp.lanes % short or lanes < 4 or not is_aligned or not is_only_vector:
             return None
-        base = block.let(k.binary("div", own.base, integer(short)), "z")
+        base = block.let(k.binary("div", ramp.base, integer(short)), "z")
         if isinstance(base, Var):
             block.multiples[base.name] = lanes
-        # the rest of the dimension, in the place of all of it
-        rest = tuple(1 if d == last else n for d, n in enumerate(old))
-        around = tuple(new[d] // short if d == dim else n for d, n in enumerate(new))
+        # the shapes without the short dimension
+        outer_old = tuple(1 if d == last else n for d, n in enumerate(old))
+        outer_new = tuple(new[d] // short if d == dim else n for d, n in enumerate(new))
         at = tuple(k.ramp(base, lanes) if d == dim else e for d, e in enumerate(index))
-        outer = reshape_index(block, rest, around, at)
+        outer = reshape_index(block, outer_old, outer_new, at)
         return [tuple(integer(i) if d == last else e for d, e in enumerate(outer)) for i in range(short)]
     return None
 
 
-def _zipped(block: Block, parts: Sequence[Expr]) -> Expr:
-    """Lane 0 of every part, then lane 1, and so on; of a power of two of parts."""
+def _interleave(block: Block, parts: Sequence[Expr]) -> Expr:
+    """Lane 0 of every part, then lane 1, and so on. The number of parts is a power of two."""
     if len(parts) == 1:
         return parts[0]
-    even, odd = _zipped(block, parts[::2]), _zipped(block, parts[1::2])
+    even, odd = _interleave(block, parts[::2]), _interleave(block, parts[1::2])
     pick = tuple(i // 2 + i % 2 * even.lanes for i in range(2 * even.lanes))
     return block.let(k.Shuffle(even.dtype, 2 * even.lanes, even, odd, pick))
 
 
 def reshape_index(block: Block, old: tuple[DimLike, ...], new: tuple[DimLike, ...], index: Index) -> Index:
     """The coordinates in `old` of the element at `index` in `new`."""
-    at, _ = _read_at(block, reshape_map(old, new), old, new, index)
+    at, _ = _operand_position(block, reshape_map(old, new), old, new, index)
     return at
 
 
@@ -348,18 +354,18 @@ def _gather(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | No
     batch = [d for d in range(node.type.rank) if d not in op.offset_dims]
     window = [d for d in range(x.type.rank) if d not in op.collapsed_slice_dims + op.operand_batching_dims]
     at: list[Expr] = [ZERO] * x.type.rank
-    for out, own in zip(op.offset_dims, window, strict=True):
-        at[own] = index[out]
+    for out, dim in zip(op.offset_dims, window, strict=True):
+        at[dim] = index[out]
     batch_index = [index[d] for d in batch]
-    for own, d in zip(op.operand_batching_dims, op.start_indices_batching_dims, strict=True):
-        at[own] = batch_index[d - (d > op.index_vector_dim)]
-    for component, own in enumerate(op.start_index_map):
-        where = list(batch_index)
+    for dim, d in zip(op.operand_batching_dims, op.start_indices_batching_dims, strict=True):
+        at[dim] = batch_index[d - (d > op.index_vector_dim)]
+    for component, dim in enumerate(op.start_index_map):
+        position = list(batch_index)
         if op.index_vector_dim < indices.type.rank:
-            where.insert(op.index_vector_dim, integer(component))
-        start = k.cast(em.value(block, indices, tuple(where), mask), i64)
-        last = x.shape[own] - op.slice_sizes[own]
-        at[own] = ix.add(at[own], block.let(_clamped(start, 0, last), "g"))
+            position.insert(op.index_vector_dim, integer(component))
+        start = k.cast(em.value(block, indices, tuple(position), mask), i64)
+        last = x.shape[dim] - op.slice_sizes[dim]
+        at[dim] = ix.add(at[dim], block.let(_clamped(start, 0, last), "g"))
     return em.value(block, x, tuple(at), mask)
 
 
@@ -372,9 +378,9 @@ def _dynamic_slice(em: Emitter, block: Block, node: Node, index: Index, mask: Ex
 
 
 def slice_starts(em: Emitter, block: Block, starts: Sequence[Node], shape: Shape, sizes: Shape) -> list[Expr]:
-    """Where a window of `sizes` begins in a value of `shape`: at run-time starts, clamped so that it fits."""
-    firsts = [k.cast(em.value(block, s, (), None), i64) for s in starts]
-    return [block.let(_clamped(e, 0, n - m), "s") for e, n, m in zip(firsts, shape, sizes, strict=True)]
+    """The starts of a window of `sizes` in a value of `shape`: read at run time, and clamped so that it fits."""
+    unclamped = [k.cast(em.value(block, s, (), None), i64) for s in starts]
+    return [block.let(_clamped(e, 0, n - m), "s") for e, n, m in zip(unclamped, shape, sizes, strict=True)]
 
 
 def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
@@ -394,48 +400,48 @@ def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, m
 
 def _exponential(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
-    if _below_maximum(x):
-        return _on_wide(em, block, node, index, mask, "exp_decay")
-    if _never_positive(x):
-        return _on_wide(em, block, node, index, mask, "exp_nonpositive")
+    if _is_below_maximum(x):
+        return _call_wide(em, block, node, index, mask, "exp_decay")
+    if _is_nonpositive(x):
+        return _call_wide(em, block, node, index, mask, "exp_nonpositive")
     return em.elementwise(block, node, index, mask)
 
 
 def _log_one_plus(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None) -> Expr:
     (x,) = node.inputs
-    if isinstance(x.op, ops.Exp) and _never_positive(x.inputs[0]):
-        return _on_wide(em, block, node, index, mask, "log1p_unit")
+    if isinstance(x.op, ops.Exp) and _is_nonpositive(x.inputs[0]):
+        return _call_wide(em, block, node, index, mask, "log1p_unit")
     return em.elementwise(block, node, index, mask)
 
 
-def _on_wide(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, fn: str) -> Expr:
-    """fn(operand) in f32, or in f64 where the operand is."""
+def _call_wide(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None, fn: str) -> Expr:
+    """fn(operand) in f64 if the operand is f64, else in f32."""
     (x,) = node.inputs
     value = k.cast(em.value(block, x, index, mask), f64 if x.dtype == f64 else f32)
     return block.let(k.cast(k.call(fn, value), node.dtype))
 
 
-def _never_positive(node: Node) -> bool:
-    """-|x|, as in max(x, 0) + log(1 + e^-|x|)."""
+def _is_nonpositive(node: Node) -> bool:
+    """Whether a node is -|x|, as in max(x, 0) + log(1 + e^-|x|)."""
     return isinstance(node.op, ops.Neg) and isinstance(node.inputs[0].op, ops.Abs)
 
 
-def _below_maximum(node: Node) -> bool:
-    """Whether values lie below the maximum of their rows, which is taken from them, as in a softmax."""
+def _is_below_maximum(node: Node) -> bool:
+    """Whether the maximum of its row is subtracted from each value, as in a softmax."""
     if not isinstance(node.op, ops.Sub) or not isinstance(node.inputs[1].op, ops.BroadcastInDim):
         return False
-    x, spread = node.inputs
-    row = top = spread.inputs[0]
-    while isinstance(top.op, ops.Reshape):
-        (top,) = top.inputs
-    op = top.op
-    if not isinstance(op, ops.Reduce) or op.kind != "max" or top.inputs[0] is not x:
+    x, broadcast = node.inputs
+    row = maximum = broadcast.inputs[0]
+    while isinstance(maximum.op, ops.Reshape):
+        (maximum,) = maximum.inputs
+    op = maximum.op
+    if not isinstance(op, ops.Reduce) or op.kind != "max" or maximum.inputs[0] is not x:
         return False
-    assert isinstance(spread.op, ops.BroadcastInDim)
-    kept = [d for d, size in enumerate(x.shape) if d not in op.dims and size != 1]
-    own = [d for d, size in zip(spread.op.dims, row.shape, strict=True) if size != 1]
-    sized = [[size for size in n.shape if size != 1] for n in (row, top)]
-    return own == kept and sized[0] == sized[1]
+    assert isinstance(broadcast.op, ops.BroadcastInDim)
+    row_dims = [d for d, size in enumerate(x.shape) if d not in op.dims and size != 1]
+    broadcast_dims = [d for d, size in zip(broadcast.op.dims, row.shape, strict=True) if size != 1]
+    sized = [[size for size in n.shape if size != 1] for n in (row, maximum)]
+    return broadcast_dims == row_dims and sized[0] == sized[1]
 
 
 Rule = Callable[[Emitter, Block, Node, Index, Expr | None], Expr]

@@ -1,5 +1,5 @@
-"""What folding means, whatever the loops: the kernel operations of each kind, the types of running values, and which of
-two values an arg reduction takes."""
+"""The semantics of reductions for all schedules: kernel ops, accumulator types, and the comparisons of arg
+reductions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and
 
 
 def combining(kind: str, dtype: DType) -> str:
-    """The kernel op that folds by `kind`: of two booleans the larger is either, the smaller both."""
+    """The kernel op that reduces by `kind`. The maximum of booleans is their disjunction, the minimum the
+    conjunction."""
     if dtype == boolean and kind in ("max", "min"):
         return "or" if kind == "max" else "and"
     return _COMBINE[kind]
@@ -24,30 +25,30 @@ def accumulator(dtype: DType) -> DType:
 
 
 def better(op: ArgReduce, value: Expr, old: Expr) -> Expr:
-    """Whether `value`, whose position is the higher one, is what an arg reduction takes instead of `old`."""
+    """Whether an arg reduction replaces `old` by `value`, whose index is higher."""
     if op.last:
-        found = k.binary("ge" if op.kind == "max" else "le", value, old)
-        return k.binary("or", found, k.binary("ne", value, value)) if value.dtype.is_float else found
+        is_better = k.binary("ge" if op.kind == "max" else "le", value, old)
+        return k.binary("or", is_better, k.binary("ne", value, value)) if value.dtype.is_float else is_better
     if not value.dtype.is_float:
         return k.binary("gt" if op.kind == "max" else "lt", value, old)
-    # greater or one of them NaN, and that not the old one
-    worse = k.binary("le" if op.kind == "max" else "ge", value, old)
-    return k.binary("and", k.unary("not", worse), k.binary("eq", old, old))
+    # value is better or NaN, and old is not NaN
+    is_worse = k.binary("le" if op.kind == "max" else "ge", value, old)
+    return k.binary("and", k.unary("not", is_worse), k.binary("eq", old, old))
 
 
 def same(a: Expr, b: Expr) -> Expr:
     """Whether two values are equal or both NaN."""
-    same = k.binary("eq", a, b)
+    equal = k.binary("eq", a, b)
     if not a.dtype.is_float:
-        return same
-    return k.binary("or", same, k.binary("and", k.binary("ne", a, a), k.binary("ne", b, b)))
+        return equal
+    return k.binary("or", equal, k.binary("and", k.binary("ne", a, a), k.binary("ne", b, b)))
 
 
 def accumulates(anchor: Node) -> DType:
-    """The type of a contraction's sums."""
+    """The accumulator type of a contraction."""
     if anchor.dtype.is_float:
         return accumulator(anchor.dtype)
-    return i64 if anchor.dtype.bits == 64 else i32  # sums that wrap have the same bits, signed or not
+    return i64 if anchor.dtype.bits == 64 else i32  # wrapping sums have the same bits, signed or not
 
 
 __all__ = ["accumulates", "accumulator", "better", "combining", "same"]

@@ -1,4 +1,4 @@
-"""What stands around a group's anchor, whatever its strategy: where operands lie, and what becomes of its values."""
+"""The operands and results of a group's anchor, for all strategies: their memory, the epilogue, and stores."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from ingot.support.errors import CompileError
 
 
 def operand_memory(body: Graph, operand: Node, ins: tuple[Layout, ...]) -> tuple[int, Layout]:
-    """The input that an anchor's operand lies in, and its layout there. Raises CompileError where it has no strides."""
-    found = strided(operand, dict(zip(body.inputs, ins, strict=True)))
-    if found is None or found[0] not in body.inputs:
-        raise CompileError("an operand that lies in memory with strides was expected", where=operand.loc)
-    return body.inputs.index(found[0]), found[1]
+    """The position of the input that holds an anchor's operand, and its layout there.
+
+    Raises CompileError if no strides express it.
+    """
+    match = strided(operand, dict(zip(body.inputs, ins, strict=True)))
+    if match is None or match[0] not in body.inputs:
+        raise CompileError("an operand stored with strides in one input was expected", where=operand.loc)
+    return body.inputs.index(match[0]), match[1]
 
 
 def bind_result(em: Emitter, block: Block, anchor: Node, value: Expr) -> None:
-    """Let `anchor` have `value` at whatever index it is read: its epilogue is aligned with it."""
+    """Bind `anchor` to `value` at every index: its epilogue reads it at the index of the result alone."""
     em.bind(anchor, Leaf(lambda b, index, mask: value, home=block, pinned=True))
 
 
@@ -42,22 +45,21 @@ def store_results(
         store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value, mask, stream=stream)
 
 
-def _find(node: Node, anchor: Node, seen: set[Node], path: list[Node]) -> bool:
-    """Whether `anchor` is in what `node` is made of; the nodes from it to `node` are added to `path`."""
+def _find(node: Node, anchor: Node, visited: set[Node], path: list[Node]) -> bool:
+    """Whether `node` depends on `anchor`. Appends the nodes from the anchor to `node` to `path`."""
     if node is anchor:
         return True
-    if node in seen:  # once each: words of random bits are made of both words before, twenty times
+    if node in visited:  # rounds of random bits share operands: without the set the walk is exponential
         return False
-    seen.add(node)
-    if any(_find(i, anchor, seen, path) for i in node.inputs):
+    visited.add(node)
+    if any(_find(i, anchor, visited, path) for i in node.inputs):
         path.append(node)
         return True
     return False
 
 
 def result_index(block: Block, root: Node, anchor: Node, index: Index) -> Index:
-    """Where in the group's result the anchor's element at `index` belongs: the way back through reshapes and
-    transposes."""
+    """The index in the group's result of the anchor's element at `index`, through reshapes and transposes."""
     path: list[Node] = []
     _find(root, anchor, set(), path)
     for node in path:  # from the anchor to the root

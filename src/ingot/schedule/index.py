@@ -1,7 +1,7 @@
 """Index arithmetic of schedules: i64 kernel expressions in which the vectorized position is a `Ramp`.
 
-A Ramp stays a Ramp through addition and multiplication by scalars, so a load can tell contiguous, broadcast and strided
-accesses apart. Division and remainder keep it where the vector cannot straddle a multiple of the divisor.
+A Ramp stays a Ramp through addition and multiplication by scalars, so a load can distinguish contiguous, broadcast and
+strided accesses. Division and remainder preserve it if the vector cannot straddle a multiple of the divisor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingot.support.dataclass import dataclass
 Index = tuple[Expr, ...]  # one expression per dimension
 
 ZERO = integer(0)
-LOCAL = "%"  # names of variables inside a kernel start so; names of symbols cannot
+LOCAL = "%"  # the prefix of variables inside a kernel, which no symbol has
 
 
 def dim_expr(d: DimLike) -> Expr:
@@ -39,13 +39,13 @@ def _apply_expr(atom: Apply) -> Expr:
     if atom.fn in ("max", "min"):
         return k.binary(atom.fn, a, b)
     if (bounds(atom.b)[0] or 0) < 1:
-        b = k.binary("max", b, integer(1))  # of nothing there are no parts, but machines trap
-    lowest, _ = bounds(atom.a, dict.fromkeys(symbols_of(atom.a), (0, None)))
-    if lowest is not None and lowest >= 0:
+        b = k.binary("max", b, integer(1))  # the quotient is not used then, but division by zero traps
+    minimum, _ = bounds(atom.a, dict.fromkeys(symbols_of(atom.a), (0, None)))
+    if minimum is not None and minimum >= 0:
         return k.binary("div" if atom.fn == "floordiv" else "rem", a, b)
-    # -1 % n = n - 1 and -1 // n = -1, where the machine's remainder has the sign of the dividend and its quotient is 0
-    rest = k.binary("rem", k.add(k.binary("rem", a, b), b), b)
-    return rest if atom.fn == "mod" else k.binary("div", k.sub(a, rest), b)
+    # round toward negative infinity: the machine rounds quotients toward zero
+    remainder = k.binary("rem", k.add(k.binary("rem", a, b), b), b)
+    return remainder if atom.fn == "mod" else k.binary("div", k.sub(a, remainder), b)
 
 
 def add(a: Expr, b: Expr) -> Expr:
@@ -73,15 +73,15 @@ def sub(a: Expr, b: Expr) -> Expr:
 
 
 def both(a: Expr | None, b: Expr) -> Expr:
-    """Where two masks are on; None: a mask that is on everywhere."""
+    """The conjunction of two masks; None is a mask that is on everywhere."""
     return b if a is None else k.binary("and", a, b)
 
 
 def div(a: Expr, d: Expr, multiples: Mapping[str, int]) -> Expr:
-    """a // d for a >= 0, d > 0. `multiples` tells what loop variables are multiples of."""
+    """a // d for a >= 0, d > 0. multiples: for each loop variable, a number that divides it."""
     if isinstance(a, Ramp):
-        inside = _block(a, d, multiples)
-        if inside:
+        in_block = _in_one_block(a, d, multiples)
+        if in_block:
             return div(a.base, d, multiples)
     return k.binary("div", a, d)
 
@@ -89,21 +89,21 @@ def div(a: Expr, d: Expr, multiples: Mapping[str, int]) -> Expr:
 def rem(a: Expr, d: Expr, multiples: Mapping[str, int]) -> Expr:
     """a % d for a >= 0, d > 0."""
     if isinstance(a, Ramp):
-        inside = _block(a, d, multiples)
-        if inside:
+        in_block = _in_one_block(a, d, multiples)
+        if in_block:
             return k.ramp(rem(a.base, d, multiples), a.lanes, a.step)
     return k.binary("rem", a, d)
 
 
-def _block(a: Ramp, d: Expr, multiples: Mapping[str, int]) -> bool:
-    """Whether all lanes of `a` lie between two neighbouring multiples of d."""
+def _in_one_block(a: Ramp, d: Expr, multiples: Mapping[str, int]) -> bool:
+    """Whether all lanes of `a` lie between two adjacent multiples of d."""
     if not isinstance(d, Lit) or a.step != 1 or int(d.value) % a.lanes:
         return False
     return multiple_of(a.base, multiples) % a.lanes == 0
 
 
 def multiple_of(e: Expr, multiples: Mapping[str, int]) -> int:
-    """A number that `e` is always a multiple of (0 for the literal zero)."""
+    """A number that always divides `e` (0 for the literal zero)."""
     match e:
         case Lit():
             return abs(int(e.value))
@@ -117,7 +117,7 @@ def multiple_of(e: Expr, multiples: Mapping[str, int]) -> int:
 
 
 def lane_step(e: Expr) -> int | None:
-    """The constant difference between neighbouring lanes, None where there is none (a general vector)."""
+    """The constant difference between adjacent lanes; None for a general vector."""
     match e:
         case Ramp():
             return e.step
@@ -139,7 +139,7 @@ def first_lane(e: Expr) -> Expr:
 
 
 def linear(index: tuple[Expr, ...], strides: tuple[DimLike, ...], offset: DimLike = 0) -> Expr:
-    """offset + sum of index * stride. Neighbouring parts of one `split` that lie side by side are joined again."""
+    """offset + sum of index * stride. Adjacent parts of one `split` whose strides are contiguous are joined again."""
     total: Expr = dim_expr(offset)
     at = len(index) - 1
     while at >= 0:
@@ -147,12 +147,12 @@ def linear(index: tuple[Expr, ...], strides: tuple[DimLike, ...], offset: DimLik
         part = _part(e)
         at -= 1
         while part is not None and part.size is not None and at >= 0:
-            before = _part(index[at])
-            if before is None or before.flat is not part.flat or before.inner != part.inner * part.size:
+            outer = _part(index[at])
+            if outer is None or outer.flat is not part.flat or outer.inner != part.inner * part.size:
                 break
             if strides[at] != s * part.size:
                 break
-            part = _Part(part.flat, part.inner, None if before.size is None else part.size * before.size)
+            part = _Part(part.flat, part.inner, None if outer.size is None else part.size * outer.size)
             e = part.expr
             at -= 1
         if s != 0:
@@ -175,8 +175,8 @@ class _Part:
 
 
 def split(flat: Expr, extents: tuple[DimLike, ...]) -> tuple[Expr, ...]:
-    """Row-major coordinates of a scalar `flat` in a box (its first extent does not matter), in a form that `linear` can
-    join again."""
+    """The row-major coordinates of a scalar `flat` in a box, whose first extent does not matter, in a form that
+    `linear` can join again."""
     out: list[Expr] = []
     inner: DimLike = 1
     for d in reversed(extents[1:]):
@@ -186,7 +186,7 @@ def split(flat: Expr, extents: tuple[DimLike, ...]) -> tuple[Expr, ...]:
 
 
 def _part(e: Expr) -> _Part | None:
-    """The part that an expression made by `split` stands for."""
+    """The part that an expression built by `split` denotes; None for other expressions."""
     size: DimLike | None = None
     if isinstance(e, Binary) and e.fn == "rem":
         size = dim_of(e.b)
@@ -200,8 +200,10 @@ def _part(e: Expr) -> _Part | None:
 
 
 def dim_of(e: Expr, known: Mapping[str, DimLike] | None = None) -> DimLike | None:
-    """The dimension that `dim_expr` made this expression from; None for one that depends on other variables than these:
-    symbols, unless told what is known."""
+    """The dimension that an expression of `dim_expr` denotes; None if it uses other variables.
+
+    known: values of the variables; by default, variables that are not local are symbols.
+    """
     match e:
         case Lit():
             return int(e.value)
@@ -230,7 +232,7 @@ def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str
     """The row-major coordinates of `flat` in a box of `extents`."""
     out: list[Expr] = []
     for d in reversed(extents[1:]):
-        if d in (0, 1):  # nothing is asked of an empty box, but 0 divides nothing
+        if d in (0, 1):  # no element of an empty box is read, but dividing by 0 would trap
             out.append(ZERO)
             continue
         e = dim_expr(d)

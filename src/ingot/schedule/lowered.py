@@ -1,4 +1,4 @@
-"""What lowering a fused group gives: kernels with their operands, temporaries, and constants to repack."""
+"""The result of lowering a fused group: kernels with their operands, temporaries, and constants to repack."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Arg:
-    """A kernel's buffer operand: the group's input or output, a temporary, or a repacked constant, by index; or its
-    zeros."""
+    """A kernel's buffer operand: an input, output, temporary or repacked constant of the group, by index, or its
+    zeroed memory."""
 
     kind: Literal["in", "out", "temp", "pack", "zeros"]
     index: int
@@ -26,7 +26,7 @@ class Arg:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch. `args` are in the order of kernel.params; kernel.dims are symbols, taken by name."""
+    """One kernel launch. `args` are in the order of kernel.params; kernel.dims are symbols, bound by name."""
 
     kernel: Kernel
     args: tuple[Arg, ...]
@@ -34,9 +34,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Pack:
-    """Input `index` of the group, a constant, is repacked at compile time; `key` names the transformation.
+    """A constant input of the group that is repacked at compile time.
 
-    `write(array, out)` fills `out`, `size` zeros of type `dtype` in a row.
+    index: of the input. key: names the transformation. write(array, out): fills `out`, which is a zeroed vector of
+    `size` elements of type `dtype`.
     """
 
     index: int
@@ -57,9 +58,12 @@ class Pack:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered group: steps run in order; temps are sizes in bytes of memory that lives from first to last use. site:
-    what was decided for it, if anything was. zeros: bytes of memory that is zero when a step begins, and again when it
-    ends."""
+    """A lowered group.
+
+    steps: run in order. temps: bytes of each temporary, which lives from its first use to its last. packs: constants to
+    repack. site: the schedule's decision about the group, if any. zeros: bytes of memory that is zero when a step
+    begins and zero again when it ends.
+    """
 
     steps: tuple[Step, ...]
     temps: tuple[DimLike, ...] = ()
@@ -68,13 +72,16 @@ class Lowered:
     zeros: DimLike = 0
 
     def within(self, ins: Sequence[Arg], outs: Sequence[Arg], temps: int, packs: int = 0) -> Lowered:
-        """The same as a part of another group, on operands of that. temps, packs: how many it has before these."""
-        places = {
+        """This group inlined in another one.
+
+        ins, outs: operands of the other group. temps, packs: the number of temporaries and packs it already has.
+        """
+        mapping = {
             "in": ins,
             "out": outs,
             "temp": [Arg("temp", temps + i) for i in range(len(self.temps))],
             "pack": [Arg("pack", packs + i) for i in range(len(self.packs))],
             "zeros": [Arg("zeros", 0)],
         }
-        steps = tuple(Step(s.kernel, tuple(places[a.kind][a.index] for a in s.args)) for s in self.steps)
+        steps = tuple(Step(s.kernel, tuple(mapping[a.kind][a.index] for a in s.args)) for s in self.steps)
         return replace(self, steps=steps, packs=tuple(replace(p, index=ins[p.index].index) for p in self.packs))

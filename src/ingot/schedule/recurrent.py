@@ -1,4 +1,4 @@
-"""A recurrent layer's step as a graph, for schedules that keep the layer whole."""
+"""The time step of a recurrent layer as a graph, for schedules that lower the layer as one loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingot.support.errors import CompileError
 
 
 def anchor_of(body: Graph) -> tuple[Node, Recurrent]:
-    """The layer of a group."""
+    """The recurrent layer of a group."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, Recurrent))
     assert isinstance(anchor.op, Recurrent)
     return anchor, anchor.op
@@ -26,8 +26,11 @@ def anchor_of(body: Graph) -> tuple[Node, Recurrent]:
 
 @dataclass(frozen=True)
 class Cell:
-    """The graph of one step of one direction, over its own inputs. products: those with rows of R, in the order in
-    which they can be computed, and of each the first such row."""
+    """The graph of one time step in one direction, over its own inputs.
+
+    row: the projected input. states, results: before and after the step. valid: whether a sequence has not ended.
+    products: the products with rows of R in topological order, each with its first row, in units of the hidden size.
+    """
 
     at: Pass
     row: Node
@@ -38,50 +41,50 @@ class Cell:
 
     @staticmethod
     def of(anchor: Node, d: Pass, dtype: DType) -> Cell:
-        """dtype: what is computed in."""
+        """The cell of a layer in direction `d`, computed in `dtype`."""
         op, batch = anchor.op, anchor.inputs[0].shape[1]
         assert isinstance(op, Recurrent)
         width, h = op.gates * op.hidden, op.hidden
-        given = op.parameters(anchor.inputs, d.index)
+        parameters = op.parameters(anchor.inputs, d.index)
         row = Input("row", TensorType(dtype, (batch, width)))()
         r = Input("r", TensorType(dtype, (width, h)))()
         states = tuple(Input(f"state{i}", TensorType(dtype, (batch, h)))() for i in range(op.states))
         valid = Input("valid", TensorType(boolean, (batch, 1)))() if op.has_lengths else None
-        inner = Parameters(given.w, Term(r), given.b, tuple(map(Term, states)), given.peephole)
+        inner = Parameters(parameters.w, Term(r), parameters.b, tuple(map(Term, states)), parameters.peephole)
         results = op.step(d.index, Term(row), inner, None if valid is None else Term(valid))
         nodes = tuple(t.node for t in results)
-        products = tuple((n, _first(n, r) // h) for n in topological(nodes) if isinstance(n.op, ops.DotGeneral))
+        products = tuple((n, _first_row(n, r) // h) for n in topological(nodes) if isinstance(n.op, ops.DotGeneral))
         return Cell(d, row, states, valid, nodes, products)
 
 
-def _first(product: Node, r: Node) -> int:
-    """Where the rows of R that a product reads begin."""
-    found = strided(product.inputs[1], {r: Layout.contiguous(r.shape)})
-    if found is None or found[0] is not r or not isinstance(found[1].offset, int):
+def _first_row(product: Node, r: Node) -> int:
+    """The offset in R of the rows that a product reads."""
+    match = strided(product.inputs[1], {r: Layout.contiguous(r.shape)})
+    if match is None or match[0] is not r or not isinstance(match[1].offset, int):
         raise CompileError("a recurrent cell", expected="products with rows of R", got=str(product))
-    return found[1].offset
+    return match[1].offset
 
 
 def projected(op: Recurrent, inputs: Sequence[Node], d: Pass, dtype: DType) -> Term:
-    """What every step of a direction adds that does not depend on the state, as a contraction of x as it is."""
+    """The terms of every time step that do not depend on the state, as one contraction of the full sequence x."""
     x, w = inputs[:2]
     width = op.gates * op.hidden
-    own = ops.Slice((d.index, 0, 0), (d.index + 1, *w.shape[1:]), (1, 1, 1))(w)
-    flat = ops.Reshape(w.shape[1:])(own)
-    product = Term(ops.DotGeneral(((), ()), ((2,), (1,)), dtype)(x, flat))
-    given = op.parameters(inputs, d.index)
-    return product + (given.b.slice(0, 0, width) + op.outer_bias(given))
+    weights = ops.Slice((d.index, 0, 0), (d.index + 1, *w.shape[1:]), (1, 1, 1))(w)
+    weights2d = ops.Reshape(w.shape[1:])(weights)
+    product = Term(ops.DotGeneral(((), ()), ((2,), (1,)), dtype)(x, weights2d))
+    parameters = op.parameters(inputs, d.index)
+    return product + (parameters.b.slice(0, 0, width) + op.outer_bias(parameters))
 
 
 def part_of(body: Graph, value: Node) -> tuple[Graph, list[int]]:
     """A graph of `value` over the body's inputs that it reads, and their positions."""
     nodes = set(topological([value]))
-    used = [i for i, n in enumerate(body.inputs) if n in nodes]
-    return Graph(tuple(body.inputs[i] for i in used), (value,)), used
+    positions = [i for i, n in enumerate(body.inputs) if n in nodes]
+    return Graph(tuple(body.inputs[i] for i in positions), (value,)), positions
 
 
 def offset_from(index: Expr, j: Var) -> int:
-    """What was added to the column j: the gate's first row of R."""
+    """The constant that `index` adds to the column j: the first row of R of a gate."""
     base = index.base if isinstance(index, Ramp) else index
     if base == j:
         return 0

@@ -1,4 +1,4 @@
-"""What the reductions of a row group have in common: the box that they reduce, and how vectors run through it."""
+"""The box that all reductions of a row group share, and the dimension along which vectors run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Rows:
-    """The shape of a row group: the full box, the reduced dimensions, and the dimension that vectors run along."""
+    """The shape of a row group: the full box, its reduced dimensions, and the dimension along which vectors run."""
 
     shape: Shape
     reduced: tuple[int, ...]
@@ -26,7 +26,7 @@ class Rows:
 
     @property
     def horizontal(self) -> bool:
-        """Vectors run along a reduced dimension."""
+        """Whether vectors run along a reduced dimension."""
         return self.axis in self.reduced
 
 
@@ -41,12 +41,12 @@ def reductions_of(body: Graph) -> list[Node]:
 
 
 def rows_of(body: Graph) -> Rows | None:
-    """The common row shape of the group's reductions; None where they have none or disagree."""
-    found = reductions_of(body)
-    if not found:
+    """The row shape that all reductions of the group share; None if there are no reductions or they differ."""
+    reductions = reductions_of(body)
+    if not reductions:
         return None
-    shape, reduced = found[0].inputs[0].shape, reduced_dims(found[0])
-    if any(n.inputs[0].shape != shape or reduced_dims(n) != reduced for n in found):
+    shape, reduced = reductions[0].inputs[0].shape, reduced_dims(reductions[0])
+    if any(n.inputs[0].shape != shape or reduced_dims(n) != reduced for n in reductions):
         return None
     sized = [d for d in range(len(shape)) if shape[d] != 1]
     axis = sized[-1] if sized else len(shape) - 1

@@ -1,4 +1,4 @@
-"""What a measured choice is filed under, as text: the loops of a kernel and what is fused with its main op."""
+"""The key of a measured choice, as text: the loops of a kernel and the ops fused with its anchor."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def _axis(x: Axis) -> str:
 
 
 def size_text(d: DimLike) -> str:
-    """A size that is known at run time only as the one that is likely."""
+    """A size as text; a symbolic one as its likely value."""
     return str(d) if isinstance(d, int) else f"~{estimate(d)}"
 
 
 def around_text(body: Graph, anchor: Node) -> str:
-    """The results' types, the ops that are fused with `anchor`, and how large the operands are that they read: "full"
-    as the result, or "part" of it."""
-    most = max(_elements(n) for n in body.outputs)
+    """The results' types, the ops fused with `anchor`, and the sizes of the operands that they read: "full" like the
+    result, or "part" of it."""
+    largest = max(_elements(n) for n in body.outputs)
     fused = [n.op.name for n in body.nodes() if n is not anchor and n.op.computes and not isinstance(n.op, _VIEWS)]
-    own = {body.inputs.index(x) for x in body.inputs if x in anchor.inputs}
-    read = [n for i, n in enumerate(body.inputs) if i not in own]
-    sizes = [("full" if _elements(n) >= most else "part") for n in read]
+    anchor_inputs = {body.inputs.index(x) for x in body.inputs if x in anchor.inputs}
+    operands = [n for i, n in enumerate(body.inputs) if i not in anchor_inputs]
+    sizes = [("full" if _elements(n) >= largest else "part") for n in operands]
     return " ".join([*(str(n.dtype) for n in body.outputs), *fused, *sorted(sizes)])
 
 

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES
 from ingot.ops import build
-from ingot.schedule.cpu.interleave_vectors import CHAIN
+from ingot.schedule.cpu.interleave_vectors import REGISTERS_PER_VECTOR
 from tests.schedule.compiled import MACHINES, compile_graph, inputs_like
 
 N = 5 * 256 + 3  # whole steps of four vectors, whole vectors, a tail
@@ -29,6 +29,6 @@ def test_chains(dtype: str, machine) -> None:
     x[0, :5] = np.nan, np.inf, -np.inf, -0.0, np.finfo(np.float16).tiny
     (node,) = inputs_like([x])
     graph = Graph((node,), (chain(node),))
-    several, one = compile_graph(graph, machine), compile_graph(graph, replace(machine, registers=CHAIN))
+    several, one = compile_graph(graph, machine), compile_graph(graph, replace(machine, registers=REGISTERS_PER_VECTOR))
     assert len(several.program.code["cpu"].blob) > len(one.program.code["cpu"].blob)
     assert np.asarray(several(x)).tobytes() == np.asarray(one(x)).tobytes()

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.autodiff.reverse import dependents, pulled_back
-from ingot.autodiff.table import choosing, no_rule, ways
+from ingot.autodiff.table import differentiable_operands, no_rule, selective
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
@@ -209,7 +209,7 @@ def _moving(body: Graph, wanted: Sequence[bool]) -> list[int]:
     """The carried floats that depend on those whose first values' cotangents are wanted."""
     floats = [j for j, x in enumerate(body.inputs) if x.dtype.is_float]
     found = [j for j in floats if wanted[j]]
-    order = topological(body.results, ways)
+    order = topological(body.results, differentiable_operands)
     while True:
         depends = dependents(order, [body.inputs[j] for j in found])
         more = [j for j in floats if j in found or body.results[j] in depends]
@@ -218,7 +218,7 @@ def _moving(body: Graph, wanted: Sequence[bool]) -> list[int]:
         found = more
 
 
-@choosing(ops.While)
+@selective(ops.While)
 def _while(node: Node, cotangents: Sequence[Node | None], wanted: Sequence[bool]) -> list[Node | None]:
     op = node.op
     assert isinstance(op, ops.While)
@@ -354,7 +354,7 @@ class _Held:
         return self.entry[-1]
 
 
-@choosing(ops.Case)
+@selective(ops.Case)
 def _case(node: Node, cotangents: Sequence[Node | None], wanted: Sequence[bool]) -> list[Node | None]:
     """Each branch's reverse, computed from the operands again."""
     op, (index, *operands) = node.op, node.inputs

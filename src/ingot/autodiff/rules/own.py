@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.autodiff.table import RULES, WAYS, constant_everywhere, no_rule, reverse
+from ingot.autodiff.table import DIFFERENTIABLE_OPERANDS, RULES, constant_everywhere, no_rule, reverse
 from ingot.ir.node import Node, rebuilt
 
 
@@ -30,6 +30,6 @@ def _unknown(node: Node, g: Node) -> list[Node | None]:
 
 
 RULES[ops.OwnGradient] = _own
-WAYS[ops.OwnGradient] = _xs
+DIFFERENTIABLE_OPERANDS[ops.OwnGradient] = _xs
 constant_everywhere(ops.Cotangent, ops.StopGradient)
-WAYS[ops.StopGradient] = WAYS[ops.Cotangent] = lambda node: ()
+DIFFERENTIABLE_OPERANDS[ops.StopGradient] = DIFFERENTIABLE_OPERANDS[ops.Cotangent] = lambda node: ()

@@ -1,4 +1,4 @@
-"""Long sums in parts, so that their rounding errors do not grow with their length.
+"""Blocked summation: long sums in parts, so that rounding errors do not grow with their length.
 
     acc = 0                          total = 0
     for i in range(n):      ->       for p in range(0, n, part):
@@ -24,21 +24,22 @@ from ingot.schedule.block import Block
 from ingot.schedule.index import add, dim_expr, integer
 from ingot.support.dataclass import dataclass
 
-MOST = 1024  # terms of a part: of 512, bert-base and gpt2 on two threads 0.98x, of 1024 1.00x
-FEW = 256  # where the terms come from memory and registers are free
+MOST = 1024  # terms of a part; with 512, bert-base and gpt2 run at 0.98x on two threads
+MAX_TERMS_FROM_MEMORY = 256  # if the terms are loaded from memory and registers are free
 
 
 @dataclass(frozen=True)
 class LongSums:
-    """Sums in registers that hold zeros (`parts`), over the same loops.
+    """Sums over the same loops, in registers that hold zeros.
 
-    level: of the loop, the outermost being 0, that is cut into parts of `part` (None: the sums are short, or exact).
+    sums, totals: accumulators of a part and of all parts. level: the loop, counted from the outermost, that is cut into
+    parts of `part_terms` iterations (None: the sums are short or exact).
     """
 
-    parts: tuple[Buffer, ...] = ()
+    sums: tuple[Buffer, ...] = ()
     totals: tuple[Buffer, ...] = ()
     level: int | None = None
-    part: int = 0
+    part_terms: int = 0
 
     @staticmethod
     def of(
@@ -46,27 +47,27 @@ class LongSums:
         sums: Sequence[Buffer],
         extents: Sequence[DimLike],
         step: int = 1,
-        apart: int = 1,
-        most: int = MOST,
+        separate: int = 1,
+        max_terms: int = MOST,
     ) -> LongSums:
-        """Parts of `most` terms; of more only where there would be more parts than that. `step`: that of the innermost
-        loop, of which `apart` elements in a row go to sums of their own."""
-        parts = tuple(s for s in sums if s.dtype.is_float)
+        """Sums in parts of `most` terms, or of more if there would be more than `most` parts. step: of the innermost
+        loop. apart: the number of consecutive elements of that loop that go to separate sums."""
+        float_sums = tuple(s for s in sums if s.dtype.is_float)
         terms = product(extents)
-        if not parts or (isinstance(terms, int) and terms <= most * apart):
+        if not float_sums or (isinstance(terms, int) and terms <= max_terms * separate):
             return SHORT
-        most = max(most, isqrt(estimate(terms) // apart))
-        inside = [-(-estimate(product(extents[i + 1 :])) // apart) for i in range(len(extents) - 1)] + [0]
-        level = next(i for i, terms in enumerate(inside) if terms <= most)
-        part, extent = most // inside[level] if inside[level] else most * apart, extents[level]
+        max_terms = max(max_terms, isqrt(estimate(terms) // separate))
+        inner_terms = [-(-estimate(product(extents[i + 1 :])) // separate) for i in range(len(extents) - 1)] + [0]
+        level = next(i for i, terms in enumerate(inner_terms) if terms <= max_terms)
+        part, extent = max_terms // inner_terms[level] if inner_terms[level] else max_terms * separate, extents[level]
         if isinstance(extent, int):
             part = -(-extent // -(-extent // part))  # equal ones
-        if not inside[level]:
+        if not inner_terms[level]:
             part = -(-part // step) * step
-        totals = tuple(block.alloc("total", s.dtype, s.size or 1, lanes=s.lanes) for s in parts)
-        made = LongSums(parts, totals, level, part)
-        made._each(block, lambda b, i, own, total: b.store(total, i, k.lit(0.0, total.dtype, total.lanes)))
-        return made
+        totals = tuple(block.alloc("total", s.dtype, s.size or 1, lanes=s.lanes) for s in float_sums)
+        result = LongSums(float_sums, totals, level, part)
+        result._each(block, lambda b, i, own, total: b.store(total, i, k.lit(0.0, total.dtype, total.lanes)))
+        return result
 
     def loop(
         self,
@@ -78,7 +79,7 @@ class LongSums:
         step: int,
         body: Callable[[Block, Expr], None],
     ) -> None:
-        """What `block.loop` prints, in parts where it is the loop of their level."""
+        """Emit a loop like `block.loop`, cut into parts if it is the loop of `self.level`."""
         if level != self.level:
             block.loop(hint, begin, end, step, body)
             return
@@ -86,27 +87,27 @@ class LongSums:
         hi = end if isinstance(end, Expr) else dim_expr(end)
         multiple = step if isinstance(lo, Lit) and int(lo.value) % step == 0 else None
 
-        def move(b: Block, i: Expr, own: Buffer, total: Buffer) -> None:
-            b.store(total, i, k.add(k.load(total, i), k.load(own, i)))
-            b.store(own, i, k.lit(0.0, own.dtype, own.lanes))
+        def move(b: Block, i: Expr, part: Buffer, total: Buffer) -> None:
+            b.store(total, i, k.add(k.load(total, i), k.load(part, i)))
+            b.store(part, i, k.lit(0.0, part.dtype, part.lanes))
 
         def part(b: Block, first: Expr) -> None:
-            last = b.let(k.binary("min", add(first, integer(self.part)), hi), "last")
+            last = b.let(k.binary("min", add(first, integer(self.part_terms)), hi), "last")
             b.loop(hint, first, last, step, body, multiple=multiple)
-            if level == 0:  # the last part stays where it is
+            if level == 0:  # `finish` adds the last part
                 b.when(k.binary("lt", last, hi), lambda c: self._each(c, move))
             else:
                 self._each(b, move)
 
-        block.loop("p", lo, hi, self.part, part)
+        block.loop("p", lo, hi, self.part_terms, part)
 
     def finish(self, block: Block) -> None:
-        """Joins the parts, and what was added behind the loops, where the sums were."""
+        """Add the totals to the sums, which hold the last part and terms added after the loops."""
         self._each(block, lambda b, i, own, total: b.store(own, i, k.add(k.load(total, i), k.load(own, i))))
 
     def _each(self, block: Block, body: Callable[[Block, Expr, Buffer, Buffer], None]) -> None:
-        for own, total in zip(self.parts, self.totals, strict=True):
-            block.loop("i", 0, own.size or 1, 1, lambda b, i, o=own, t=total: body(b, i, o, t), unroll=True)
+        for part, total in zip(self.sums, self.totals, strict=True):
+            block.loop("i", 0, part.size or 1, 1, lambda b, i, o=part, t=total: body(b, i, o, t), unroll=True)
 
 
 SHORT = LongSums()

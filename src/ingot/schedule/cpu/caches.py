@@ -1,4 +1,4 @@
-"""What of a group's operands and results the caches can hold."""
+"""Whether the caches can hold a group's operands and results."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from ingot.ir.dims import estimate
 from ingot.ir.node import Graph
 from ingot.schedule.cpu.machine import Machine
 
-AHEAD = 4096  # bytes, past the caches: with arithmetic between them too few loads are in flight by themselves
+PREFETCH_BYTES = 4096  # distance of prefetches: out-of-order execution alone keeps too few loads in flight
 
 
-def leaves_caches(body: Graph, machine: Machine) -> bool:
-    """Whether a group's results are gone from all caches before anybody can read them: stores past the caches then
-    save reading the lines that they fill."""
-    written, read = (sum(estimate(n.type.nbytes) for n in nodes) for nodes in (body.outputs, body.inputs))
-    return written > machine.l3 and written + read > 2 * machine.l3
+def results_exceed_caches(body: Graph, machine: Machine) -> bool:
+    """Whether a group's results are evicted from all caches before they can be read. Non-temporal stores then avoid
+    reading the cache lines that they fill."""
+    write_bytes, read_bytes = (sum(estimate(n.type.nbytes) for n in nodes) for nodes in (body.outputs, body.inputs))
+    return write_bytes > machine.l3 and write_bytes + read_bytes > 2 * machine.l3
 
 
-def comes_from_memory(body: Graph, machine: Machine) -> bool:
-    """Whether what a group reads is too large for any cache to hold it since it was written."""
+def operands_exceed_caches(body: Graph, machine: Machine) -> bool:
+    """Whether a group's operands are too large for any cache to still hold them."""
     return sum(estimate(n.type.nbytes) for n in body.inputs) > machine.l3
 
 
-__all__ = ["AHEAD", "comes_from_memory", "leaves_caches"]
+__all__ = ["PREFETCH_BYTES", "operands_exceed_caches", "results_exceed_caches"]

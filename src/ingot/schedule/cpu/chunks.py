@@ -1,6 +1,6 @@
-"""Loops over a box of results, vectors along one dimension, cut into chunks for the threads.
+"""Loops over a box of results, vectorized along one dimension and cut into chunks for the threads.
 
-out[i, j]   ->   for i in the chunk's rows: for j in 0..n step 16: out[i, j ... j + 15], then what is left of the line
+out[i, j]   ->   for i in the chunk's rows: for j in 0..n step 16: out[i, j ... j + 15], then the tail of the row
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.support.dataclass import dataclass
 
-CHUNK = 8192  # elements a chunk should have: some 10 us of streaming work
-STREAMED = 16 * CHUNK  # where stores go past the caches: a chunk ends by waiting for them
-LONG = 8  # vectors from which on a line is worth a cut one in front, so that the others lie where memory has whole ones
+CHUNK_ELEMENTS = 8192  # some 10 us of streaming work
+STREAMED_CHUNK_ELEMENTS = 16 * CHUNK_ELEMENTS  # of non-temporal stores, which a chunk waits for at its end
+MIN_VECTORS_TO_ALIGN = 8  # of a row, for a partial first vector to pay, after which the others are aligned
 
-Along = Callable[[Block, Expr, Expr | None], None]  # a position, or some, on a line; a mask of those that count
+LineBody = Callable[[Block, Expr, Expr | None], None]  # (block, position or vector of positions, mask)
 Write = Callable[[Block, Index, Expr | None], None]
 
 
@@ -38,69 +38,71 @@ def chunked_loops(
     write: Write,
     work: int = 1,
     order: Sequence[int] | None = None,
-    line: Line | None = None,
-    size: int = CHUNK,
-    several: int = 1,
+    line: AlignedLine | None = None,
+    chunk_operations: int = CHUNK_ELEMENTS,
+    interleave: int = 1,
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
-    `work`: operations an element costs. `order`: the dimensions, outermost first. `line`: what should be written in
-    whole vectors. `size`: operations of a chunk. `several`: vectors that are computed as one of as many lanes.
+    work: operations per element. order: the dimensions, outermost first. line: a result that should be written in
+    aligned vectors. chunk_operations: target size of a chunk. interleave: vectors computed as one of as many lanes.
     """
     if not shape:
         write(top, (), None)
         return integer(1)
-    # an index of size 1 is not followed, so it cannot carry the vector
+    # reads ignore the index of a dimension of size 1, so it cannot be the vector
     lanes = 1 if shape[axis] == 1 else lanes
     outer = [d for d in order or range(len(shape)) if d != axis]
-    cut = _Cut.of(shape, axis, lanes, outer, max(size // work, 4 * lanes))
-    rows = product(shape[d] for d in cut.rows)
-    which, low = chunk, ZERO
-    if cut.pieces != 1:
-        which = top.let(k.binary("div", chunk, dim_expr(cut.pieces)), "row")
-        low = top.let(k.mul(k.binary("rem", chunk, dim_expr(cut.pieces)), dim_expr(cut.piece)), "lo")
-    nest = _Nest(top, shape, axis, lanes, machine, write, line, cut, low, several)
-    chunks = dim_expr(ceildiv(rows, cut.run) * cut.pieces)
+    chunking = _Chunking.of(shape, axis, lanes, outer, max(chunk_operations // work, 4 * lanes))
+    rows = product(shape[d] for d in chunking.row_dims)
+    row_block, low = chunk, ZERO
+    if chunking.pieces_per_row != 1:
+        row_block = top.let(k.binary("div", chunk, dim_expr(chunking.pieces_per_row)), "row")
+        low = top.let(
+            k.mul(k.binary("rem", chunk, dim_expr(chunking.pieces_per_row)), dim_expr(chunking.piece_elements)), "lo"
+        )
+    nest = _Nest(top, shape, axis, lanes, machine, write, line, chunking, low, interleave)
+    chunks = dim_expr(ceildiv(rows, chunking.rows_per_chunk) * chunking.pieces_per_row)
     if isinstance(rows, int) and rows <= 1:
         nest.row(top, ZERO)
         return chunks
-    first = top.let(k.mul(which, integer(cut.run)), "first")
-    if cut.run == 1:
+    first = top.let(k.mul(row_block, integer(chunking.rows_per_chunk)), "first")
+    if chunking.rows_per_chunk == 1:
         nest.row(top, first)
     else:
-        last = top.let(k.binary("min", k.add(first, integer(cut.run)), dim_expr(rows)), "last")
+        last = top.let(k.binary("min", k.add(first, integer(chunking.rows_per_chunk)), dim_expr(rows)), "last")
         top.loop("r", first, last, 1, nest.row)
     return chunks
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """A box in chunks: each is a `run` of rows, which are what the dimensions `rows` count, with all of the dimensions
-    `inside` and of the vectors' own; or one of the `pieces` of a row, `piece` elements long."""
+class _Chunking:
+    """A box cut into chunks. Rows are indexed by `row_dims` and span `inner_dims` and the vectorized dimension. A chunk
+    is `rows_per_chunk` rows, or one of the `pieces_per_row` pieces of a row, of `piece_elements` elements."""
 
-    rows: tuple[int, ...]
-    inside: tuple[int, ...]
-    run: int
-    piece: DimLike
-    pieces: DimLike
+    row_dims: tuple[int, ...]
+    inner_dims: tuple[int, ...]
+    rows_per_chunk: int
+    piece_elements: DimLike
+    pieces_per_row: DimLike
 
     @staticmethod
-    def of(shape: Shape, axis: int, lanes: int, outer: Sequence[int], goal: int) -> _Cut:
-        """Chunks of about `goal` elements: the outermost dimensions count rows until these are no longer than that;
-        where there are no others and the vectors' own is long, that is cut too."""
+    def of(shape: Shape, axis: int, lanes: int, outer: Sequence[int], target: int) -> _Chunking:
+        """Chunks of about `target` elements. Outermost dimensions index rows until a row is no longer than that; if no
+        dimension is left and the vectorized one is longer, it is cut, too."""
         count = 0
-        while count < len(outer) and _elements(shape, (axis, *outer[count:])) > goal:
+        while count < len(outer) and _elements(shape, (axis, *outer[count:])) > target:
             count += 1
-        rows, inside = tuple(outer[:count]), tuple(outer[count:])
-        inner = _elements(shape, (axis, *inside))
-        run = max(1, goal // max(inner, 1))
-        if inside or inner <= 2 * goal:
-            return _Cut(rows, inside, run, shape[axis], 1)
-        length = -(-goal // lanes) * lanes
+        row_dims, inner_dims = tuple(outer[:count]), tuple(outer[count:])
+        inner = _elements(shape, (axis, *inner_dims))
+        rows_per_chunk = max(1, target // max(inner, 1))
+        if inner_dims or inner <= 2 * target:
+            return _Chunking(row_dims, inner_dims, rows_per_chunk, shape[axis], 1)
+        length = -(-target // lanes) * lanes
         if isinstance(shape[axis], int):
-            length = -(-inner // -(-inner // goal))
+            length = -(-inner // -(-inner // target))
             length = -(-length // (4 * lanes)) * 4 * lanes
-        return _Cut(rows, inside, run, length, ceildiv(shape[axis], length))
+        return _Chunking(row_dims, inner_dims, rows_per_chunk, length, ceildiv(shape[axis], length))
 
 
 def _elements(shape: Shape, dims: Sequence[int]) -> int:
@@ -109,7 +111,7 @@ def _elements(shape: Shape, dims: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class _Nest:
-    """The loops inside a chunk. low: where along the vectors' dimension its piece begins."""
+    """The loops inside a chunk. low: the start of its piece along the vectorized dimension."""
 
     top: Block
     shape: Shape
@@ -117,41 +119,53 @@ class _Nest:
     lanes: int
     machine: Machine
     write: Write
-    line: Line | None
-    cut: _Cut
+    line: AlignedLine | None
+    chunking: _Chunking
     low: Expr
-    several: int
+    interleave: int
 
     def row(self, block: Block, row: Expr) -> None:
-        rows = self.cut.rows
+        rows = self.chunking.row_dims
         coordinates = ix.delinearize(row, tuple(self.shape[d] for d in rows), block.multiples) if rows else ()
         index: Index = (ZERO,) * len(self.shape)
         for d, e in zip(rows, coordinates, strict=True):
-            index = self.at(index, d, block.let(e, "i"))
-        self.inside(block, index, self.cut.inside)
+            index = self.with_coordinate(index, d, block.let(e, "i"))
+        self.inner_loops(block, index, self.chunking.inner_dims)
 
-    def inside(self, block: Block, index: Index, left: Sequence[int]) -> None:
-        if not left:
+    def inner_loops(self, block: Block, index: Index, dims: Sequence[int]) -> None:
+        if not dims:
             return self.vectors(block, index)
-        d, *rest = left
-        return block.loop("i", 0, self.shape[d], 1, lambda b, e: self.inside(b, self.at(index, d, e), rest))
+        d, *rest = dims
+        return block.loop(
+            "i", 0, self.shape[d], 1, lambda b, e: self.inner_loops(b, self.with_coordinate(index, d, e), rest)
+        )
 
     def vectors(self, block: Block, index: Index) -> None:
-        low, high, cut = self.low, dim_expr(self.shape[self.axis]), self.cut.pieces != 1
-        if cut:
-            high = self.top.let(k.binary("min", k.add(low, dim_expr(self.cut.piece)), high), "hi")
-        start = self.line.begin(block, index, self.lanes) if self.line is not None else None
-        if start is not None and cut:
+        low, high, is_cut = self.low, dim_expr(self.shape[self.axis]), self.chunking.pieces_per_row != 1
+        if is_cut:
+            high = self.top.let(k.binary("min", k.add(low, dim_expr(self.chunking.piece_elements)), high), "hi")
+        start = self.line.aligned_start(block, index, self.lanes) if self.line is not None else None
+        if start is not None and is_cut:
             start = block.let(k.binary("min", k.add(low, start), high), "whole")
-        multiple, write = self.lanes if cut else None, self.write
+        multiple, write = self.lanes if is_cut else None, self.write
 
-        def at(b: Block, e: Expr, mask: Expr | None) -> None:
-            write(b, self.at(index, self.axis, e), mask)
+        def vector(b: Block, e: Expr, mask: Expr | None) -> None:
+            write(b, self.with_coordinate(index, self.axis, e), mask)
 
-        vector_loop(block, low, high, self.lanes, self.machine, at, multiple, whole=start, several=self.several)
+        vector_loop(
+            block,
+            low,
+            high,
+            self.lanes,
+            self.machine,
+            vector,
+            multiple,
+            aligned_start=start,
+            interleave=self.interleave,
+        )
 
     @staticmethod
-    def at(index: Index, dim: int, e: Expr) -> Index:
+    def with_coordinate(index: Index, dim: int, e: Expr) -> Index:
         return (*index[:dim], e, *index[dim + 1 :])
 
 
@@ -161,46 +175,48 @@ def vector_loop(
     high: DimLike | Expr,
     lanes: int,
     machine: Machine,
-    body: Along,
+    body: LineBody,
     multiple: int | None = None,
     reverse: bool = False,
-    whole: Expr | None = None,
-    several: int = 1,
+    aligned_start: Expr | None = None,
+    interleave: int = 1,
 ) -> None:
     """for i in low..high by `lanes`: body(block, ramp(i), None), then the tail: masked, or one by one without masks.
-    reverse: several lanes from the end, the tail first; without masks there may be none. whole: the first position of
-    a whole vector (none in reverse); what lies before it is done as the tail is. several: so many vectors at a time,
-    as one of as many lanes, while there are (not in reverse)."""
+
+    reverse: from the end, the tail first; a machine without masks must not have a tail then. aligned_start: the first
+    position of a full vector; positions before it are handled like the tail (not in reverse). interleave: vectors
+    computed as one of as many lanes, as far as there are full ones (not in reverse).
+    """
     end = high if isinstance(high, Expr) else dim_expr(high)
     if lanes == 1:
         block.loop("j", low, end, 1, lambda b, e: body(b, e, None))
         return
-    if whole is not None:
-        _cut_vector(block, low, whole, lanes, machine, body)
-        low, multiple = whole, 1
+    if aligned_start is not None:
+        _partial_vector(block, low, aligned_start, lanes, machine, body)
+        low, multiple = aligned_start, 1
     span = k.binary("div", k.sub(end, low), integer(lanes))
     main = block.let(k.add(low, k.mul(span, integer(lanes))), "m")
-    known = multiple or (lanes if isinstance(low, k.Lit) and int(low.value) % lanes == 0 else 1)
+    main_multiple = multiple or (lanes if isinstance(low, k.Lit) and int(low.value) % lanes == 0 else 1)
 
     def vector(b: Block, e: Expr) -> None:
         at = b.let(k.sub(k.add(low, k.sub(main, integer(lanes))), e), "j") if reverse else e
         body(b, k.ramp(at, lanes), None)
 
     if reverse:
-        _cut_vector(block, main, end, lanes, machine, body)
-    if several > 1:
-        wide = several * lanes
+        _partial_vector(block, main, end, lanes, machine, body)
+    if interleave > 1:
+        wide = interleave * lanes
         wides = k.binary("div", k.sub(end, low), integer(wide))
         begin, low = low, block.let(k.add(low, k.mul(wides, integer(wide))), "n")
-        block.loop("j", begin, low, wide, lambda b, e: body(b, k.ramp(e, wide), None), multiple=known)
-    block.loop("j", low, main, lanes, vector, multiple=known)
+        block.loop("j", begin, low, wide, lambda b, e: body(b, k.ramp(e, wide), None), multiple=main_multiple)
+    block.loop("j", low, main, lanes, vector, multiple=main_multiple)
     if not reverse:
-        _cut_vector(block, main, end, lanes, machine, body)
+        _partial_vector(block, main, end, lanes, machine, body)
 
 
-def _cut_vector(block: Block, low: Expr, end: Expr, lanes: int, machine: Machine, body: Along) -> None:
-    """Fewer than `lanes` positions low..end: masked, or one by one without masks."""
-    known = isinstance(low, k.Lit) and isinstance(end, k.Lit)
+def _partial_vector(block: Block, low: Expr, end: Expr, lanes: int, machine: Machine, body: LineBody) -> None:
+    """The positions low..end, fewer than `lanes`: masked, or one by one without masks."""
+    is_static = isinstance(low, k.Lit) and isinstance(end, k.Lit)
     if low == end:
         return
     if not machine.masks:
@@ -211,33 +227,40 @@ def _cut_vector(block: Block, low: Expr, end: Expr, lanes: int, machine: Machine
         mask = b.let(k.binary("lt", k.ramp(low, lanes), end), "tail")
         body(b, k.ramp(low, lanes), mask)
 
-    if known:
+    if is_static:
         masked(block)
     else:
         block.when(k.binary("lt", low, end), masked)
 
 
 @dataclass(frozen=True)
-class Line:
-    """Elements along the dimension `axis` of a result that is stored past the caches: only whole vectors of memory are.
-    A result that starts off a vector, which none of the runtime's does, is stored like any other."""
+class AlignedLine:
+    """A row along `axis` of a result with non-temporal stores, which must be aligned vectors. The result itself is
+    assumed to be aligned, as the runtime's buffers are."""
 
     layout: Layout
     axis: int
-    long: int = LONG
+    min_vectors: int = MIN_VECTORS_TO_ALIGN
 
-    def begin(self, block: Block, index: Index, lanes: int) -> Expr | None:
-        """The first position along the line at which a vector of memory starts; None where that is the line's start, or
-        the line too short to matter."""
-        extent, rest = self.layout.shape[self.axis], tuple(e for d, e in enumerate(index) if d != self.axis)
+    def aligned_start(self, block: Block, index: Index, lanes: int) -> Expr | None:
+        """The first position along the row that is aligned to a vector; None if the row is aligned or too short."""
+        extent, outer = self.layout.shape[self.axis], tuple(e for d, e in enumerate(index) if d != self.axis)
         strides = tuple(s for d, s in enumerate(self.layout.strides) if d != self.axis)
-        start = ix.linear(rest, strides, self.layout.offset)
-        aligned = ix.multiple_of(start, block.multiples) % lanes == 0
-        if self.layout.strides[self.axis] != 1 or aligned or estimate(extent) < self.long * lanes:
+        start = ix.linear(outer, strides, self.layout.offset)
+        is_aligned = ix.multiple_of(start, block.multiples) % lanes == 0
+        if self.layout.strides[self.axis] != 1 or is_aligned or estimate(extent) < self.min_vectors * lanes:
             return None
-        past = k.binary("rem", start, integer(lanes))
-        begin = k.binary("rem", k.sub(integer(lanes), past), integer(lanes))
-        return block.let(begin if isinstance(extent, int) else k.binary("min", begin, dim_expr(extent)), "whole")
+        misalignment = k.binary("rem", start, integer(lanes))
+        first = k.binary("rem", k.sub(integer(lanes), misalignment), integer(lanes))
+        return block.let(first if isinstance(extent, int) else k.binary("min", first, dim_expr(extent)), "whole")
 
 
-__all__ = ["CHUNK", "LONG", "STREAMED", "Line", "Write", "chunked_loops", "vector_loop"]
+__all__ = [
+    "CHUNK_ELEMENTS",
+    "MIN_VECTORS_TO_ALIGN",
+    "STREAMED_CHUNK_ELEMENTS",
+    "AlignedLine",
+    "Write",
+    "chunked_loops",
+    "vector_loop",
+]

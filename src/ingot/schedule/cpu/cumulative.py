@@ -24,10 +24,10 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
-from ingot.schedule.cpu.caches import AHEAD, comes_from_memory, leaves_caches
-from ingot.schedule.cpu.chunks import CHUNK, STREAMED, chunked_loops, vector_loop
+from ingot.schedule.cpu.caches import PREFETCH_BYTES, operands_exceed_caches, results_exceed_caches
+from ingot.schedule.cpu.chunks import CHUNK_ELEMENTS, STREAMED_CHUNK_ELEMENTS, chunked_loops, vector_loop
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.rows.short_rows import LINE
+from ingot.schedule.cpu.rows.short_rows import CACHE_LINE_BYTES
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
 from ingot.schedule.folds import accumulator, combining
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
@@ -53,12 +53,12 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
         shape, work, scratch = pieces, work * PIECE, PIECE * walk.dtype.nbytes
     elif dense:
         lanes = _columns(x, dense[-1], length, walk.dtype, machine)
-        write = partial(walk.columns, axis, lanes if lanes > 1 and comes_from_memory(body, machine) else 0)
+        write = partial(walk.columns, axis, lanes if lanes > 1 and operands_exceed_caches(body, machine) else 0)
     elif strides[op.dim] == 1 and _any_order(op, x.dtype) and _fits(length, machine.lanes(walk.dtype), machine):
         write = walk.row
     chunk, top = k.var("chunk"), Block()
-    size = STREAMED if walk.stream else CHUNK
-    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=work, size=size)
+    size = STREAMED_CHUNK_ELEMENTS if walk.stream else CHUNK_ELEMENTS
+    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=work, chunk_operations=size)
     dims = symbol_params(*body_dims(body, (*ins, *outs)))
     kernel = Kernel("cumulative", walk.operands.params, dims, chunk, chunks, top.body, scratch)
     return Lowered((Step(kernel, walk.operands.args),))
@@ -89,7 +89,7 @@ class _Walk:
         if dtype == f32 and op.kind in ("sum", "prod"):
             dtype = f64
         which, layout = operand_memory(body, x, ins)
-        em, stream = operands.emitter(body, ins), leaves_caches(body, machine)
+        em, stream = operands.emitter(body, ins), results_exceed_caches(body, machine)
         return _Walk(body, outs, anchor, op, dtype, operands, em, operands.ins[which], layout, stream, machine)
 
     @property
@@ -144,9 +144,9 @@ class _Walk:
     def fetch(self, block: Block, index: Index, at: Expr, columns: int) -> None:
         """What is `AHEAD` bytes on."""
         nbytes = self.buffer.dtype.nbytes
-        rows = -(-AHEAD // (columns * nbytes))
+        rows = -(-PREFETCH_BYTES // (columns * nbytes))
         there = ix.first_lane(self.place(index, ix.add(at, integer(-rows if self.op.reverse else rows))))
-        for column in range(0, columns, LINE // nbytes):
+        for column in range(0, columns, CACHE_LINE_BYTES // nbytes):
             block.stmts.append(k.Prefetch(self.buffer, k.add(there, integer(column))))
 
     def row(self, block: Block, index: Index, _: Expr | None) -> None:

@@ -1,8 +1,9 @@
-"""How many vectors to compute as one of as many lanes, which the target does instruction by instruction.
+"""The number of vectors to compute as one wide vector, which the target interleaves instruction by instruction.
 
     a0 = f(x0); b0 = g(a0); a1 = f(x1); b1 = g(a1)   ->   a0 = f(x0); a1 = f(x1); b0 = g(a0); b1 = g(a1)
 
-A processor looks only so many instructions ahead: of one long chain after the other it finds too few that are ready.
+The reorder window of a processor is limited: with one long dependency chain after the other, few instructions in it
+are ready.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from ingot.ir.kernel.verify import children
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
 
-MANY = 8  # operations of an element from which on that counts
-CHAIN = 8  # registers that each vector may take
+MIN_OPERATIONS = 8  # per element, for interleaving to pay
+REGISTERS_PER_VECTOR = 8
 
 
 def vectors_to_interleave(
@@ -44,40 +45,40 @@ def vectors_to_interleave(
     machine: Machine,
     emit: Callable[[Block, Mapping[int, Expr]], None],
 ) -> int:
-    """For what `emit` does, on trial, with a vector of `lanes` along `axis`, at any place in the other `dims`: 1 where
-    that is little, or where it branches, looks up or shuffles."""
+    """The number of vectors of `lanes` along `axis` to interleave, by a trial run of `emit`; 1 if that has few
+    operations, branches, gathers or shuffles."""
     trial = Block(home)
     at: dict[int, Expr] = {d: trial.fresh("j") for d in dims}
     trial.multiples |= {e.name: lanes for e in at.values() if isinstance(e, Var)}
     emit(trial, at | {axis: ramp(at[axis], lanes)})
-    found = _operations(trial.stmts)
-    if lanes == 1 or len(found) < MANY:
+    operations = _operations(trial.stmts)
+    if lanes == 1 or len(operations) < MIN_OPERATIONS:
         return 1
-    registers = -(-lanes * max(e.dtype.bits for e in found) // machine.vector_bits)
-    return max(1, machine.registers // (CHAIN * registers))
+    registers = -(-lanes * max(e.dtype.bits for e in operations) // machine.vector_bits)
+    return max(1, machine.registers // (REGISTERS_PER_VECTOR * registers))
 
 
 def _operations(stmts: Sequence[Stmt]) -> list[Expr]:
-    """The arithmetic on vectors; none unless it is straight."""
-    left: list[Expr] = []
+    """The vector arithmetic of straight-line statements; empty for other statements."""
+    pending: list[Expr] = []
     for s in stmts:
         if not isinstance(s, Let | Store | Prefetch) or (isinstance(s, Store) and s.index.lanes > 1):
             return []
-        left += [] if isinstance(s, Prefetch) else expanded([s.value])
-    found: dict[int, Expr] = {}
-    while left:
-        e = left.pop()
-        if e.lanes == 1 or id(e) in found:
+        pending += [] if isinstance(s, Prefetch) else expanded([s.value])
+    visited: dict[int, Expr] = {}
+    while pending:
+        e = pending.pop()
+        if e.lanes == 1 or id(e) in visited:
             continue
         if isinstance(e, Gather | Shuffle) or (isinstance(e, Load) and e.mask is not None):
             return []
-        found[id(e)] = e
-        # of what one condition for all lanes chooses, the first is the usual one
+        visited[id(e)] = e
+        # if one condition selects for all lanes, the first operand is the usual one
         if isinstance(e, Either) or (isinstance(e, Select) and e.cond.lanes < e.lanes):
-            left.append(e.a)
+            pending.append(e.a)
         else:
-            left += children(e)
-    return [e for e in found.values() if isinstance(e, Unary | Binary | Fma | Select | Cast)]
+            pending += children(e)
+    return [e for e in visited.values() if isinstance(e, Unary | Binary | Fma | Select | Cast)]
 
 
 __all__ = ["vectors_to_interleave"]

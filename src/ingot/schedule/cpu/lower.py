@@ -1,4 +1,4 @@
-"""One fused group -> kernels: the table of strategies by the group's kind."""
+"""Lower a fused group to kernels: the table of strategies by the group's kind."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ def _is_empty(node: Node) -> bool:
 def lower(
     group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
-    """Kernels for `group`, whose operands lie at `ins` and whose results go to `outs`. Raises CompileError.
+    """Kernels for `group`. Raises CompileError.
 
-    `constant` tells which operands are constants: these may be repacked at compile time.
+    ins, outs: the layouts of its operands and results. constant: which operands are constants, which can be repacked
+    at compile time.
     """
     if all(_is_empty(n) for n in group.body.outputs):
         return Lowered(())

@@ -1,4 +1,4 @@
-"""What schedules know of the machine they write for: plain numbers, filled in by the target."""
+"""The machine model of CPU schedules: plain numbers, which the target fills in."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ingot.ir.types import DType
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 
-STREAM = 20e9  # bytes that a core reads from memory in a second, at least
+STREAM = 20e9  # bytes per second that a core reads from memory, at least
 
 
 @dataclass(frozen=True)
 class Machine:
     """One kind of core.
 
-    vector_bits, registers: the vector register file. masks: loads and stores of a part of a vector are cheap.
-    fma_per_cycle, loads_per_cycle: full vectors. l2_rate: bytes per cycle that the second-level cache surely
-    sustains. fma_latency: cycles. gflops: f32 FMA peak of one core, for chunk sizes. l1, l2: bytes of a core's own
-    caches; l3: bytes of the shared one. bf16_dot, int8_dot: has such instructions, the first with `dot_latency`.
-    winograd: convolutions may use Winograd's algorithm where it is faster (docs/winograd.md says what that does to
-    rounding errors and NaN). measured: choices that were measured on this kind of core with this number of threads, by
-    the key of what they decide.
+    vector_bits, registers: the vector register file. masks: masked loads and stores are cheap. fma_per_cycle,
+    loads_per_cycle: of full vectors. l2_rate: bytes per cycle that the second-level cache sustains. fma_latency:
+    cycles. gflops: peak f32 FMA rate of one core, for chunk sizes. l1, l2: bytes of a core's own caches. l3: bytes of
+    the shared cache. bf16_dot, int8_dot: whether the core has dot-product instructions; dot_latency: cycles of the
+    first. winograd: whether convolutions may use Winograd's algorithm if it is faster (see docs/winograd.md for its
+    effect on rounding errors and NaN). measured: choices measured on this kind of core with this number of threads, by
+    site key.
     """
 
     vector_bits: int = 256

@@ -1,10 +1,10 @@
 """Scatter: a copy of the operand, into which the updates are combined.
 
     out = x
-    for update in order:  if it lies inside:  out[indices[update] + window] (=, +=, ...) updates[update, window]
+    for update in order:  if in bounds:  out[indices[update] + window] (=, +=, ...) updates[update, window]
 
-Updates may meet in one element, so their order is kept: only dimensions in which the place of an update is its own
-coordinate (whole dimensions of the window, batching dimensions) are shared out and vectorized.
+Several updates may change the same element, so their order is preserved: only dimensions in which an update has the
+same coordinate as the result (full dimensions of the window, batching dimensions) are parallelized and vectorized.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
-from ingot.schedule.cpu.chunks import CHUNK, chunked_loops, vector_loop
+from ingot.schedule.cpu.chunks import CHUNK_ELEMENTS, chunked_loops, vector_loop
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.emit import Index, load_at, slice_starts, store_at
@@ -34,16 +34,16 @@ from ingot.support.errors import CompileError
 
 
 def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """A Scatter, or a DynamicUpdateSlice, and the reshapes and transposes behind it."""
+    """A Scatter or a DynamicUpdateSlice, followed by reshapes and transposes."""
     anchor = next((n for n in body.nodes() if isinstance(n.op, Scatter)), None)
     if anchor is None:
-        # every element of an updated slice is known by its own index
+        # each element of the result depends on its own index alone
         return lower_pointwise(body, ins, outs, machine)
     return _Scattering(anchor, body, ins, outs, machine).lower()
 
 
 def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """The same where the result lies over the operand: the updates alone are written."""
+    """The same if the result is written over the operand: only the updates are written."""
     anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
     if isinstance(anchor.op, Scatter):
         return _Scattering(anchor, body, ins, outs, machine).lower(in_place=True)
@@ -86,7 +86,7 @@ class _Scattering:
             raise CompileError("scatter", expected="a result that lies in memory with strides", where=anchor.loc)
         self.out = out
         self.dims = symbol_params(*body_dims(body, (*ins, *outs)))
-        # where the coordinates of an update go: dimension of the updates -> dimension of the operand
+        # dimension of the updates -> dimension of the operand
         rank = anchor.type.rank
         gone = (*op.inserted_window_dims, *op.input_batching_dims)
         kept = [d for d in range(rank) if d not in gone]
@@ -178,13 +178,13 @@ class _Scattering:
     def _chunk(self, rows: DimLike, columns: DimLike, depth: int) -> tuple[int, int]:
         """(rows, columns) of a chunk, each with `depth` updates."""
         # whole vectors, enough work, and no more chunks than help
-        block = max(64, CHUNK // depth)
+        block = max(64, CHUNK_ELEMENTS // depth)
         if isinstance(columns, int):
             share = -(-columns * max(1, estimate(rows)) // (8 * self.machine.threads))
             block = max(64, min(columns, max(block, share)))
         block = -(-block // 64) * 64
         # several rows, where they are many and short
-        run = max(1, CHUNK // (depth * max(1, estimate(columns)))) if ceildiv(columns, block) == 1 else 1
+        run = max(1, CHUNK_ELEMENTS // (depth * max(1, estimate(columns)))) if ceildiv(columns, block) == 1 else 1
         if isinstance(rows, int):
             run = max(1, min(run, rows // (4 * self.machine.threads)))
         return run, block

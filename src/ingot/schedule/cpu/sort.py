@@ -29,7 +29,7 @@ from ingot.ops import Sort
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
-from ingot.schedule.cpu.chunks import CHUNK
+from ingot.schedule.cpu.chunks import CHUNK_ELEMENTS
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.emit import Index
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
@@ -172,7 +172,7 @@ class _Sorting:
         work = max(1, estimate(n)) * together
         if not self.heaped:
             work *= max(1, estimate(n)).bit_length()
-        run = max(1, CHUNK // work)
+        run = max(1, CHUNK_ELEMENTS // work)
         if isinstance(self.rows, int):
             run = max(1, min(run, self.rows // (4 * together * self.machine.threads)))
         temps: list[DimLike] = []

@@ -16,7 +16,7 @@ from ingot.ir.types import DType, bf16, f32, f64, i8
 from ingot.ops import build as op
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.schedule.cpu.machine import AVX512
-from ingot.schedule.cpu.rows.loops import WIDE, columns_near
+from ingot.schedule.cpu.rows.loops import MAX_VECTORS_ACROSS, cached_column_count
 from ingot.schedule.cpu.rows.lower import lower_rows
 from ingot.schedule.row_box import rows_of
 from tests.schedule.compiled import MACHINES, check, inputs_like
@@ -100,7 +100,7 @@ def test_columns_from_memory_ask_for_the_next() -> None:
     for l3 in (64, 1 << 30):
         (step,) = lower_rows(graph, lay, lay, replace(AVX512, l3=l3)).steps
         asked[l3] = show_kernel(step.kernel).count("prefetch")
-    assert asked == {64: 3 * WIDE, 1 << 30: 0}
+    assert asked == {64: 3 * MAX_VECTORS_ACROSS, 1 << 30: 0}
 
 
 @both
@@ -144,7 +144,7 @@ def test_which_columns_are_folded_in_a_cache() -> None:
         body = Graph((a,), (made,))
         rows = rows_of(body)
         assert rows is not None
-        assert (columns_near(body, rows, AVX512) is not None) == near
+        assert (cached_column_count(body, rows, AVX512) is not None) == near
 
 
 @both

@@ -1,10 +1,11 @@
-"""Pointwise groups whose results run along one dimension and some operands along another: square blocks in registers.
+"""Pointwise groups whose results are contiguous along one dimension and some operands along another: square blocks are
+transposed in registers.
 
     out[j, i] = f(a[i, j])   ->   for blocks of 16 x 16: 16 vectors of a; transposed in registers; f; 16 vectors of out
 
-Vectors along either dimension alone would gather or scatter one element at a time. Blocks that the box's edges cut off
-are done that way. Operands whose rows are short and lie one behind the other are read by whole vectors, as many rows at
-once as a vector has lanes (`row_columns.py`).
+Vectors along either dimension would gather or scatter one element at a time, as is done for partial blocks at the
+edges. Operands whose rows are short and contiguous are read in full vectors, as many rows at a time as a vector has
+lanes (`rows/columns.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.rows.columns import read_columns, short_rows
+from ingot.schedule.cpu.rows.columns import is_short_row, read_columns
 from ingot.schedule.cpu.transpose import transpose_block
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at
 from ingot.schedule.index import integer
@@ -26,45 +27,48 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Transposition:
-    """Results lie side by side along the dimension `out`; the operands `transposed` lie side by side along `across`,
-    forwards or backwards, and so many elements apart along `out`: (elements apart, 1 or -1). side, height: elements of
-    a block along `out` and along `across`."""
+    """How blocks of a group are transposed.
 
-    out: int
-    across: int
+    result_dim: the dimension along which results are contiguous. operand_dim: that along which the operands
+    `transposed` are contiguous. transposed: for each, its strides along `result_dim` and `operand_dim`; the latter is
+    1 or -1. side, height: elements of a block along `result_dim` and `operand_dim`.
+    """
+
+    result_dim: int
+    operand_dim: int
     transposed: dict[Node, tuple[int, int]]
     side: int
     height: int
 
     @property
     def sides(self) -> dict[int, int]:
-        return {self.out: self.side, self.across: self.height}
+        return {self.result_dim: self.side, self.operand_dim: self.height}
 
     def in_registers(self, bits: int) -> bool:
-        """Whether a row of a block is at most one vector of so many bits."""
+        """Whether a row of a block fits in a vector of `bits`."""
         return all(8 * n.dtype.nbytes * self.side <= bits for n in self.transposed)
 
     def blocks(self, shape: Shape) -> Shape:
-        """The box, counted in blocks."""
+        """The shape of the box in blocks."""
         return tuple(ceildiv(d, self.sides.get(i, 1)) for i, d in enumerate(shape))
 
 
 Reads = dict[Node, list[int | None]]
 
 
-def reads_along(
+def read_strides(
     body: Graph, ins: tuple[Layout, ...], buffers: tuple[Buffer, ...], shape: Shape, axis: int, lanes: int
 ) -> Reads | None:
-    """For each read of an operand, how far apart in memory neighbours along `axis` are (None: no constant), by trial
-    emission. None where reads depend on a condition."""
-    found: Reads = {n: [] for n in body.inputs}
+    """The stride along `axis` of each read of an operand (None: not constant), by trial emission. None if reads depend
+    on a condition."""
+    strides: Reads = {n: [] for n in body.inputs}
     masked: list[Expr] = []
 
     def leaf(n: Node, buffer: Buffer, lay: Layout) -> Leaf:
         def read(block: Block, index: Index, mask: Expr | None) -> Expr:
             flat = ix.linear(index, lay.strides, lay.offset)
-            # fewer lanes: neighbours are read by several vectors, which are interleaved
-            found[n].append(ix.lane_step(flat) if flat.lanes in (1, lanes) else None)
+            # fewer lanes: several vectors are read and interleaved
+            strides[n].append(ix.lane_step(flat) if flat.lanes in (1, lanes) else None)
             masked.extend(() if mask is None else (mask,))
             return load_at(block, buffer, flat, mask)
 
@@ -78,7 +82,7 @@ def reads_along(
     for root in body.outputs:
         em.value(block, root, at)
     branches = any(isinstance(s, If) for s in block.stmts)
-    return None if masked or branches else found
+    return None if masked or branches else strides
 
 
 def find_transpose(
@@ -89,62 +93,79 @@ def find_transpose(
     shape: Shape,
     lanes: int,
 ) -> Transposition | None:
-    """The two dimensions of the box between which operands have to be transposed, if there are any."""
+    """The transposition that the group's operands need, or None."""
     if lanes < 4 or lanes & (lanes - 1):
         return None
     long = [d for d in range(len(shape)) if estimate(shape[d]) >= lanes]
-    along = [d for d in long if all(lay.strides[d] == 1 for lay in outs)]
-    if len(along) != 1:
+    result_dims = [d for d in long if all(lay.strides[d] == 1 for lay in outs)]
+    if len(result_dims) != 1:
         return None
-    (out,) = along
-    reads = reads_along(body, ins, buffers, shape, out, lanes)
+    (out,) = result_dims
+    reads = read_strides(body, ins, buffers, shape, out, lanes)
     if reads is None:
         return None
-    apart = {n: steps for n, steps in reads.items() if any(s not in (0, 1) for s in steps)}
-    transposed = {n: s for n, steps in apart.items() if len(steps) == 1 and (s := steps[0]) is not None}
-    if not transposed or len(transposed) < len(apart):
+    strided = {n: steps for n, steps in reads.items() if any(s not in (0, 1) for s in steps)}
+    transposed = {n: s for n, steps in strided.items() if len(steps) == 1 and (s := steps[0]) is not None}
+    if not transposed or len(transposed) < len(strided):
         return None
     for across in reversed(range(len(shape))):
         extent = shape[across]
-        # rows of this length without gaps, which are no whole vectors
-        short = short_rows(extent, lanes) and extent % lanes != 0 and set(transposed.values()) == {extent}
-        height = extent if short and isinstance(extent, int) else lanes
-        if across == out or not (short or across in long):
+        # contiguous rows of this size, which is not a multiple of a vector
+        is_short = is_short_row(extent, lanes) and extent % lanes != 0 and set(transposed.values()) == {extent}
+        height = extent if is_short and isinstance(extent, int) else lanes
+        if across == out or not (is_short or across in long):
             continue
-        other = reads_along(body, ins, buffers, shape, across, lanes)
-        ways = [[1]] if short else [[1], [-1]]
-        if other is not None and all(other[n] in ways for n in transposed):
-            steps = {n: (apart, step) for n, apart in transposed.items() for step in other[n] if step is not None}
+        other = read_strides(body, ins, buffers, shape, across, lanes)
+        directions = [[1]] if is_short else [[1], [-1]]
+        if other is not None and all(other[n] in directions for n in transposed):
+            steps = {n: (strided, step) for n, strided in transposed.items() for step in other[n] if step is not None}
             return Transposition(out, across, steps, lanes, height)
     return None
 
 
 class TransposedLeaf:
-    """An operand in one block, whose rows are asked for one after another, from the first on. stride, way: how far
-    apart its elements are along `out` and along `across`. `ahead`: prefetch the block so many blocks on."""
+    """An operand in one block, whose rows are read in order. stride, direction: its strides along `result_dim` and
+    `operand_dim`. prefetch_blocks: the distance of the block to prefetch; 0 for none."""
 
-    def __init__(self, buffer: Buffer, layout: Layout, turn: Transposition, stride: int, way: int, ahead: int):
-        self.buffer, self.layout, self.turn, self.ahead = buffer, layout, turn, ahead
-        self.stride, self.way = stride, way
+    def __init__(
+        self,
+        buffer: Buffer,
+        layout: Layout,
+        transposition: Transposition,
+        stride: int,
+        direction: int,
+        prefetch_blocks: int,
+    ):
+        self.buffer, self.layout, self.transposition, self.prefetch_blocks = (
+            buffer,
+            layout,
+            transposition,
+            prefetch_blocks,
+        )
+        self.stride, self.direction = stride, direction
         self.rows: list[Expr] = []
 
     def read(self, block: Block, index: Index, mask: Expr | None) -> Expr:
         if not self.rows:
-            lanes, size = self.turn.side, self.turn.height
+            lanes, size = self.transposition.side, self.transposition.height
             first = ix.first_lane(ix.linear(index, self.layout.strides, self.layout.offset))
-            at = block.let(first if self.way > 0 else k.sub(first, integer(size - 1)), "t")
-            whole = size == lanes  # rows of a block are vectors
-            rows = lanes if whole else size  # places that vectors are read from
-            step, far = (self.stride, self.way * self.ahead * lanes) if whole else (lanes, self.ahead * lanes * size)
+            at = block.let(first if self.direction > 0 else k.sub(first, integer(size - 1)), "t")
+            has_full_rows = size == lanes  # rows of a block are vectors
+            rows = lanes if has_full_rows else size  # places that vectors are read from
+            step, distance = (
+                (self.stride, self.direction * self.prefetch_blocks * lanes)
+                if has_full_rows
+                else (lanes, self.prefetch_blocks * lanes * size)
+            )
 
             def load(place: int) -> Expr:
                 return block.let(k.load(self.buffer, k.add(at, integer(place)), lanes), "t")
 
-            for i in range(rows if self.ahead else 0):
-                block.stmts.append(k.Prefetch(self.buffer, k.add(at, integer(i * step + far))))
-            columns = transpose_block(block, [load(i * step) for i in range(lanes)]) if whole else []
-            self.rows = (columns or read_columns(block, load, size, lanes))[:: -self.way]
+            for i in range(rows if self.prefetch_blocks else 0):
+                block.stmts.append(k.Prefetch(self.buffer, k.add(at, integer(i * step + distance))))
+            columns = transpose_block(block, [load(i * step) for i in range(lanes)]) if has_full_rows else []
+            self.rows = (columns or read_columns(block, load, size, lanes))[:: -self.direction]
         return self.rows.pop()
 
 
-__all__ = ["TransposedLeaf", "Transposition", "find_transpose", "reads_along"]
+__all__ = ["TransposedLeaf", "Transposition", "find_transpose", "read_strides"]

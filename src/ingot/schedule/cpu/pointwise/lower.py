@@ -21,40 +21,47 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Leaves, Operands, body_dims, symbol_params
 from ingot.schedule.collapse_dims import collapse_dims, reshaped_inputs
-from ingot.schedule.cpu.caches import AHEAD, leaves_caches
-from ingot.schedule.cpu.chunks import CHUNK, STREAMED, Line, Write, chunked_loops, vector_loop
+from ingot.schedule.cpu.caches import PREFETCH_BYTES, results_exceed_caches
+from ingot.schedule.cpu.chunks import (
+    CHUNK_ELEMENTS,
+    STREAMED_CHUNK_ELEMENTS,
+    AlignedLine,
+    Write,
+    chunked_loops,
+    vector_loop,
+)
 from ingot.schedule.cpu.interleave_vectors import vectors_to_interleave
 from ingot.schedule.cpu.machine import Machine
-from ingot.schedule.cpu.pointwise.blocked_transpose import TransposedLeaf, Transposition, find_transpose, reads_along
+from ingot.schedule.cpu.pointwise.blocked_transpose import TransposedLeaf, Transposition, find_transpose, read_strides
 from ingot.schedule.cpu.pointwise.short_lines import ShortLines
-from ingot.schedule.cpu.rows.short_rows import LINE
-from ingot.schedule.cpu.transpose import stored_as
+from ingot.schedule.cpu.rows.short_rows import CACHE_LINE_BYTES
+from ingot.schedule.cpu.transpose import storage_type
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
 from ingot.support.dataclass import dataclass
 
-STRIP = 128  # bytes of a row that transposing writes one after another: the memory takes lines in pairs
-TURNS_AHEAD = 2  # blocks whose operands are then asked for ahead, as each of their rows is in a page of its own
+STRIP_BYTES = 128  # of a row that transposing writes consecutively: memory takes cache lines in pairs
+PREFETCH_BLOCKS = 2  # distance in blocks of prefetches for transposing: each row of a block is in another page
 
 
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """One kernel for all outputs, which have one shape."""
-    body, outs = _before_reshapes(body, outs)
+    """One kernel for all outputs, which have the same shape."""
+    body, outs = _without_final_reshapes(body, outs)
     body, ins, _ = reshaped_inputs(body, ins)
-    joined = collapse_dims(body, ins, outs) or _last_joined(body, ins, outs, machine)
-    if joined is not None:
-        body, ins, outs = joined
+    collapsed = collapse_dims(body, ins, outs) or _with_last_dims_joined(body, ins, outs, machine)
+    if collapsed is not None:
+        body, ins, outs = collapsed
     operands, shape, lanes = Operands.of(body), body.outputs[0].shape, lanes_for(body, machine)
     loops, chunk, top = _Loops.of(body, ins, outs, operands, machine), k.var("chunk"), Block()
-    turns = (find_transpose(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
-    turn = next((t for t in turns if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
+    plans = (find_transpose(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
+    plan = next((t for t in plans if t is not None and (t.side == lanes or t.in_registers(machine.vector_bits))), None)
     short, scratch = ShortLines.of(body, ins, outs, operands.ins, lanes), 0
     if short is not None:
         chunks = loops.short_lines(top, chunk, short)
-    elif turn is not None:
-        chunks = loops.transposed(top, chunk, turn)
-        scratch = sum(loops.held_bytes(turn))
+    elif plan is not None:
+        chunks = loops.transposed(top, chunk, plan)
+        scratch = sum(loops.strip_scratch_bytes(plan))
     else:
         chunks = loops.lines(top, chunk)
     dims = symbol_params(*body_dims(body, (*ins, *outs)), *shape)
@@ -64,9 +71,10 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
 @dataclass(frozen=True)
 class _Loops:
-    """The ways over the box of a group: along its lines, across short ones, or in blocks that are transposed.
+    """The loops over the box of a group: along its rows, across short rows, or in transposed blocks.
 
-    stream: results leave the caches; `looked_up` are then the lookups whose rows `asking` asks for ahead.
+    stream: results exceed the caches and are stored non-temporally. lookups: the table lookups whose rows `prefetcher`
+    then prefetches.
     """
 
     body: Graph
@@ -76,18 +84,18 @@ class _Loops:
     machine: Machine
     stream: bool
     leaves: Leaves
-    looked_up: Sequence[Node]
-    asking: Emitter
+    lookups: Sequence[Node]
+    prefetcher: Emitter
 
     @staticmethod
     def of(
         body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], operands: Operands, machine: Machine
     ) -> _Loops:
-        stream = leaves_caches(body, machine)
-        looked_up = _looked_up(body) if stream else []
-        asking = _asking(operands, body, ins, looked_up)
-        leaves = _reading(operands, body, ins, looked_up, machine) if stream else operands.leaves(body, ins)
-        return _Loops(body, ins, outs, operands, machine, stream, leaves, looked_up, asking)
+        stream = results_exceed_caches(body, machine)
+        lookups = _table_lookups(body) if stream else []
+        prefetcher = _prefetch_emitter(operands, body, ins, lookups)
+        leaves = _prefetching_leaves(operands, body, ins, lookups, machine) if stream else operands.leaves(body, ins)
+        return _Loops(body, ins, outs, operands, machine, stream, leaves, lookups, prefetcher)
 
     @property
     def shape(self) -> Shape:
@@ -99,50 +107,50 @@ class _Loops:
 
     @property
     def size(self) -> int:
-        """Of a chunk."""
-        return STREAMED if self.stream else CHUNK
+        """Operations of a chunk."""
+        return STREAMED_CHUNK_ELEMENTS if self.stream else CHUNK_ELEMENTS
 
     def write(self, emitter: Emitter, block: Block, index: Index, mask: Expr | None) -> None:
         if self.stream and mask is None:
-            for n in self.looked_up:
-                self.asking.value(block, n, _rows_on(n, index))
-        # a result may lie over what another one reads
+            for n in self.lookups:
+                self.prefetcher.value(block, n, _later_row(n, index))
+        # a result may be written over what another one reads
         values = [emitter.value(block, root, index, mask) for root in self.body.outputs]
         for value, buffer, lay in zip(values, self.operands.outs, self.outs, strict=True):
             store_at(block, buffer, ix.linear(index, lay.strides, lay.offset), value, mask, stream=self.stream)
 
     def lines(self, top: Block, chunk: k.Var) -> Expr:
-        """Vectors along the dimension where they are cheapest."""
+        """Vectors along the dimension in which they are cheapest."""
         axis, _ = _vector_axis(self.body, self.operands, self.ins, self.outs, self.machine)
         order = _read_order(self.body, self.ins, self.operands, self.shape, self.lanes) if self.stream else None
-        line = Line(self.outs[0], axis) if self.stream else None
+        line = AlignedLine(self.outs[0], axis) if self.stream else None
         write = partial(self.write, Emitter(self.leaves))
         return chunked_loops(
             top, chunk, self.shape, axis, self.lanes, self.machine, write,
-            order=order, line=line, size=self.size, several=self._several(axis),
+            order=order, line=line, chunk_operations=self.size, interleave=self._interleave(axis),
         )  # fmt: skip
 
-    def _several(self, axis: int) -> int:
-        """How many vectors along `axis` to compute as one."""
+    def _interleave(self, axis: int) -> int:
+        """The number of vectors along `axis` to compute as one."""
         if not self.shape:
             return 1
 
         def element(b: Block, at: Mapping[int, Expr]) -> None:
             self.write(Emitter(self.leaves), b, tuple(at.values()), None)
 
-        several = vectors_to_interleave(Block(), range(len(self.shape)), axis, self.lanes, self.machine, element)
-        return several if estimate(self.shape[axis]) >= 4 * several * self.lanes else 1
+        interleave = vectors_to_interleave(Block(), range(len(self.shape)), axis, self.lanes, self.machine, element)
+        return interleave if estimate(self.shape[axis]) >= 4 * interleave * self.lanes else 1
 
     def short_lines(self, top: Block, chunk: k.Var, short: ShortLines) -> Expr:
-        """Vectors across as many lines as they have lanes; what is left of the lines one by one."""
+        """Vectors across as many short rows as they have lanes; remaining rows one at a time."""
         *outer, rows = self.shape[:-1]
         lanes, machine, write = self.lanes, self.machine, partial(self.write, Emitter(self.leaves))
 
         def lines_at(block: Block, index: Index, mask: Expr | None) -> None:
             begin = block.let(k.mul(index[-1], integer(lanes)), "line")
 
-            def whole(b: Block) -> None:
-                # a name of this branch's own, so that no load moves out of it
+            def full_group(b: Block) -> None:
+                # bound in this branch, so that no load is hoisted out of it
                 own = (*index[:-1], first := b.fresh("first"))
                 b.stmts.append(Let(first, begin))
                 b.multiples[first.name] = lanes
@@ -156,65 +164,70 @@ class _Loops:
                 vector_loop(b, ZERO, short.size, lanes, machine, lambda c, e, m: write(c, (*at, e), m))
 
             if isinstance(rows, int) and rows % lanes == 0:
-                return whole(block)
+                return full_group(block)
             fits = k.binary("le", k.add(begin, integer(lanes)), dim_expr(rows))
-            return block.when(fits, whole, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
+            return block.when(fits, full_group, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
 
         boxes, work = (*outer, ceildiv(rows, lanes)), short.size * lanes
-        return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, size=self.size)
+        return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, chunk_operations=self.size)
 
-    def transposed(self, top: Block, chunk: k.Var, turn: Transposition) -> Expr:
-        """Blocks that are transposed in registers, in strips along the results' lines."""
-        body, shape, strip = self.body, self.shape, self.strip(turn)
-        blocks, ahead = turn.blocks(shape), TURNS_AHEAD if self.stream else 0
-        strips = tuple(ceildiv(n, strip) if d == turn.out else n for d, n in enumerate(blocks))
+    def transposed(self, top: Block, chunk: k.Var, plan: Transposition) -> Expr:
+        """Blocks that are transposed in registers, in strips along the results' rows."""
+        body, shape, strip = self.body, self.shape, self.strip(plan)
+        blocks, prefetch = plan.blocks(shape), PREFETCH_BLOCKS if self.stream else 0
+        strips = tuple(ceildiv(n, strip) if d == plan.result_dim else n for d, n in enumerate(blocks))
         plain = partial(self.write, Emitter(self.leaves))
 
         def block_at(block: Block, index: Index, mask: Expr | None) -> None:
             def one(b: Block, at: Expr) -> None:
-                transposed = partial(self.write, _transposing(self.operands, body, self.ins, self.leaves, turn, ahead))
-                own = tuple(at if d == turn.out else e for d, e in enumerate(index))
-                _transposed_block(b, own, turn, shape, self.lanes, self.machine, transposed, plain)
+                emitter = _transposing_emitter(self.operands, body, self.ins, self.leaves, plan, prefetch)
+                transposed = partial(self.write, emitter)
+                own = tuple(at if d == plan.result_dim else e for d, e in enumerate(index))
+                _transposed_block(b, own, plan, shape, self.lanes, self.machine, transposed, plain)
 
-            begin = block.let(ix.mul(index[turn.out], integer(strip)), "s")
-            end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[turn.out])), "e")
-            if not any(self.held_bytes(turn)):
+            begin = block.let(ix.mul(index[plan.result_dim], integer(strip)), "s")
+            end = block.let(k.binary("min", k.add(begin, integer(strip)), dim_expr(blocks[plan.result_dim])), "e")
+            if not any(self.strip_scratch_bytes(plan)):
                 return block.loop("s", begin, end, 1, one)
-            return _where_whole(
+            return _if_full_block(
                 block,
                 index,
-                {**turn.sides, turn.out: strip * turn.side},
+                {**plan.sides, plan.result_dim: strip * plan.side},
                 shape,
-                lambda b, start: self.held(b, index, start, turn, ahead),
+                lambda b, start: self._full_strip(b, index, start, plan, prefetch),
                 lambda b: b.loop("s", begin, end, 1, one),
             )
 
-        work = turn.side * turn.height * strip
-        return chunked_loops(top, chunk, strips, turn.across, 1, self.machine, block_at, work=work, size=self.size)
+        work = plan.side * plan.height * strip
+        return chunked_loops(
+            top, chunk, strips, plan.operand_dim, 1, self.machine, block_at, work=work, chunk_operations=self.size
+        )
 
-    def strip(self, turn: Transposition) -> int:
-        """Blocks that are done one after another along the results' lines."""
-        return max(1, STRIP // (turn.side * min(n.dtype.nbytes for n in self.body.outputs))) if self.stream else 1
+    def strip(self, plan: Transposition) -> int:
+        """The number of consecutive blocks along the results' rows."""
+        return max(1, STRIP_BYTES // (plan.side * min(n.dtype.nbytes for n in self.body.outputs))) if self.stream else 1
 
-    def held_bytes(self, turn: Transposition) -> list[int]:
-        """Scratch for all blocks of a strip but the last, by result: narrow elements have so many lines in a block that
-        the memory would get the next block's parts of them too late to take them together."""
+    def strip_scratch_bytes(self, plan: Transposition) -> list[int]:
+        """Scratch bytes for the blocks of a strip except the last, by result. A block of narrow elements has so many
+        rows that write buffers would be flushed before the next block completes their cache lines."""
         sizes = [n.dtype.nbytes for n in self.body.outputs]
-        count = (self.strip(turn) - 1) * turn.side * turn.height if min(sizes) < 4 else 0
+        count = (self.strip(plan) - 1) * plan.side * plan.height if min(sizes) < 4 else 0
         return [count * size for size in sizes]
 
-    def held(self, block: Block, index: Index, start: Mapping[int, Expr], turn: Transposition, ahead: int) -> None:
-        """A whole strip: its blocks but the last go to scratch, and into each line in front of what the last adds."""
-        side, last, sizes = turn.side, self.strip(turn) - 1, self.held_bytes(turn)
-        places = itertools.accumulate(sizes, initial=0)
-        kept = [
-            block.alloc("held", stored_as(n.dtype), last * side * turn.height, scratch=at)
-            for n, at in zip(self.body.outputs, places, strict=False)
+    def _full_strip(
+        self, block: Block, index: Index, start: Mapping[int, Expr], plan: Transposition, prefetch: int
+    ) -> None:
+        """A full strip: its blocks except the last go to scratch, and are stored with the rows of the last one."""
+        side, last, sizes = plan.side, self.strip(plan) - 1, self.strip_scratch_bytes(plan)
+        offsets = itertools.accumulate(sizes, initial=0)
+        scratch = [
+            block.alloc("held", storage_type(n.dtype), last * side * plan.height, scratch=at)
+            for n, at in zip(self.body.outputs, offsets, strict=False)
         ]
 
         def write(number: int, emitter: Emitter, rows: Iterator[int], b: Block, at: Index, mask: Expr | None) -> None:
             row = next(rows) * last * side
-            for root, own, buffer, lay in zip(self.body.outputs, kept, self.operands.outs, self.outs, strict=True):
+            for root, own, buffer, lay in zip(self.body.outputs, scratch, self.operands.outs, self.outs, strict=True):
                 value, flat = emitter.value(b, root, at, mask), ix.linear(at, lay.strides, lay.offset)
                 if number < last:
                     held = k.bitcast(k.splat(value, side), own.dtype)
@@ -226,98 +239,98 @@ class _Loops:
                 store_at(b, buffer, flat, value, stream=True)
 
         for number in range(last + 1):
-            emitter = _transposing(self.operands, self.body, self.ins, self.leaves, turn, ahead)
-            along = block.let(ix.add(start[turn.out], integer(number * side)), "t")
-            if isinstance(along, k.Var):
-                block.multiples[along.name] = side
-            own = partial(write, number, emitter, itertools.count())
-            _block_rows(block, index, {**start, turn.out: along}, turn, own)
+            emitter = _transposing_emitter(self.operands, self.body, self.ins, self.leaves, plan, prefetch)
+            position = block.let(ix.add(start[plan.result_dim], integer(number * side)), "t")
+            if isinstance(position, k.Var):
+                block.multiples[position.name] = side
+            write_row = partial(write, number, emitter, itertools.count())
+            _block_rows(block, index, {**start, plan.result_dim: position}, plan, write_row)
 
 
-def _before_reshapes(body: Graph, outs: tuple[Layout, ...]) -> tuple[Graph, tuple[Layout, ...]]:
-    """The group without reshapes at its end, where they are strides of its results: a vector then does not run from
-    one line of what is reshaped into the next."""
+def _without_final_reshapes(body: Graph, outs: tuple[Layout, ...]) -> tuple[Graph, tuple[Layout, ...]]:
+    """The group without its final reshapes, if strides of its results express them: vectors then do not cross rows of
+    the reshaped value."""
     roots = tuple(base_of(n, (ops.Reshape,)) for n in body.outputs)
-    computed = not any(n.is_leaf for n in roots)
-    if roots == body.outputs or not computed or len({n.shape for n in roots}) > 1:
+    is_computed = not any(n.is_leaf for n in roots)
+    if roots == body.outputs or not is_computed or len({n.shape for n in roots}) > 1:
         return body, outs
-    places = [pull_back(n, root, lay) for n, root, lay in zip(body.outputs, roots, outs, strict=True)]
-    if any(lay is None for lay in places):
+    layouts = [pull_back(n, root, lay) for n, root, lay in zip(body.outputs, roots, outs, strict=True)]
+    if any(lay is None for lay in layouts):
         return body, outs
-    return body.with_outputs(roots), tuple(lay for lay in places if lay is not None)
+    return body.with_outputs(roots), tuple(lay for lay in layouts if lay is not None)
 
 
 def _block_sides(body: Graph, shape: Shape, machine: Machine) -> list[int]:
-    """Sides that blocks may have which are transposed in registers, longest first: vectors of the narrowest elements,
-    so that whole lines are read, where few elements lie in blocks that the edges cut off; then those of other loops."""
-    least = lanes_for(body, machine)
-    most = machine.vector_bits // min((8 * n.dtype.nbytes for n in body.inputs if n.dtype != boolean), default=32)
-    sides = [least << i for i in range(8) if least << i <= most]
+    """The candidate sides of blocks that are transposed in registers, longest first: up to vectors of the narrowest
+    elements, so that full cache lines are read, if few elements are in partial blocks at the edges."""
+    min_side = lanes_for(body, machine)
+    max_side = machine.vector_bits // min((8 * n.dtype.nbytes for n in body.inputs if n.dtype != boolean), default=32)
+    sides = [min_side << i for i in range(8) if min_side << i <= max_side]
     fits = [n for n in sides if sum(d % n == 0 or d >= 8 * n for d in map(estimate, shape)) > 1]
-    return [*sorted({*fits, least}, reverse=True)]
+    return [*sorted({*fits, min_side}, reverse=True)]
 
 
-def _transposing(
-    operands: Operands, body: Graph, ins: tuple[Layout, ...], others: Leaves, turn: Transposition, ahead: int
+def _transposing_emitter(
+    operands: Operands, body: Graph, ins: tuple[Layout, ...], others: Leaves, plan: Transposition, prefetch: int
 ) -> Emitter:
-    """An emitter for one block, whose transposed operands come from registers; those `ahead` blocks on are fetched."""
+    """An emitter for one block, whose transposed operands come from registers. prefetch: distance in blocks."""
     leaves = dict(others)
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
-        if n in turn.transposed:
-            leaves[n] = Leaf(TransposedLeaf(buffer, lay, turn, *turn.transposed[n], ahead).read)
+        if n in plan.transposed:
+            leaves[n] = Leaf(TransposedLeaf(buffer, lay, plan, *plan.transposed[n], prefetch).read)
     return Emitter(leaves)
 
 
 def _transposed_block(
     block: Block,
     number: Index,
-    turn: Transposition,
+    plan: Transposition,
     shape: Shape,
     lanes: int,
     machine: Machine,
     transposed: Write,
     plain: Write,
 ) -> None:
-    """One block of the box: by `transposed` where it is whole, else row by row by `plain`."""
+    """One block of the box: a full one by `transposed`, a partial one row by row by `plain`."""
 
-    def cut(b: Block) -> None:
-        begin = {d: b.let(ix.mul(number[d], integer(side)), "t") for d, side in turn.sides.items()}
-        ends = {d: k.binary("min", k.add(e, integer(turn.sides[d])), dim_expr(shape[d])) for d, e in begin.items()}
-        end = b.let(ends[turn.out], "t")
+    def partial_block(b: Block) -> None:
+        begin = {d: b.let(ix.mul(number[d], integer(side)), "t") for d, side in plan.sides.items()}
+        ends = {d: k.binary("min", k.add(e, integer(plan.sides[d])), dim_expr(shape[d])) for d, e in begin.items()}
+        end = b.let(ends[plan.result_dim], "t")
 
         def row(c: Block, e: Expr) -> None:
             def at(x: Block, v: Expr, m: Expr | None) -> None:
-                plain(x, _placed(number, {turn.across: e, turn.out: v}), m)
+                plain(x, _with_coordinates(number, {plan.operand_dim: e, plan.result_dim: v}), m)
 
-            vector_loop(c, begin[turn.out], end, lanes, machine, at, multiple=lanes)
+            vector_loop(c, begin[plan.result_dim], end, lanes, machine, at, multiple=lanes)
 
-        b.loop("r", begin[turn.across], ends[turn.across], 1, row)
+        b.loop("r", begin[plan.operand_dim], ends[plan.operand_dim], 1, row)
 
-    def whole(b: Block, start: Mapping[int, Expr]) -> None:
-        _block_rows(b, number, start, turn, transposed)
+    def full_block(b: Block, start: Mapping[int, Expr]) -> None:
+        _block_rows(b, number, start, plan, transposed)
 
-    _where_whole(block, number, turn.sides, shape, whole, cut)
+    _if_full_block(block, number, plan.sides, shape, full_block, partial_block)
 
 
-def _where_whole(
+def _if_full_block(
     block: Block,
     number: Index,
     sides: Mapping[int, int],
     shape: Shape,
-    whole: Callable[[Block, Mapping[int, Expr]], None],
-    cut: Callable[[Block], None],
+    full: Callable[[Block, Mapping[int, Expr]], None],
+    partial_block: Callable[[Block], None],
 ) -> None:
-    """whole(block, where it begins) where the block `number`, of so long `sides`, lies in the box; else cut(block)."""
+    """full(block, its start) if the block `number` of `sides` is within the box; else partial_block(block)."""
     begin = {d: block.let(ix.mul(number[d], integer(side)), "t") for d, side in sides.items()}
 
-    def there(b: Block) -> None:
+    def full_branch(b: Block) -> None:
         start: dict[int, Expr] = {}
         for d, e in begin.items():
-            # names of this branch's own, so that no load moves out of it
+            # bound in this branch, so that no load is hoisted out of it
             own = start[d] = b.fresh("t")
             b.stmts.append(Let(own, e))
             b.multiples[own.name] = sides[d]
-        whole(b, start)
+        full(b, start)
 
     fits = [
         k.binary("le", k.add(e, integer(sides[d])), dim_expr(shape[d]))
@@ -325,81 +338,81 @@ def _where_whole(
         if not isinstance(extent := shape[d], int) or extent % sides[d]
     ]
     if fits:
-        block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), there, cut)
+        block.when(fits[0] if len(fits) == 1 else k.binary("and", *fits), full_branch, partial_block)
     else:
-        there(block)
+        full_branch(block)
 
 
-def _block_rows(block: Block, number: Index, start: Mapping[int, Expr], turn: Transposition, write: Write) -> None:
-    """The rows of a whole block, from `start` on."""
-    for i in range(turn.height):
-        row, along = ix.add(start[turn.across], integer(i)), k.ramp(start[turn.out], turn.side)
-        write(block, _placed(number, {turn.across: row, turn.out: along}), None)
+def _block_rows(block: Block, number: Index, start: Mapping[int, Expr], plan: Transposition, write: Write) -> None:
+    """The rows of a full block, from `start` on."""
+    for i in range(plan.height):
+        row, columns = ix.add(start[plan.operand_dim], integer(i)), k.ramp(start[plan.result_dim], plan.side)
+        write(block, _with_coordinates(number, {plan.operand_dim: row, plan.result_dim: columns}), None)
 
 
-def _placed(index: Index, own: Mapping[int, Expr]) -> Index:
-    return tuple(own.get(d, e) for d, e in enumerate(index))
+def _with_coordinates(index: Index, coordinates: Mapping[int, Expr]) -> Index:
+    return tuple(coordinates.get(d, e) for d, e in enumerate(index))
 
 
 def lanes_for(body: Graph, machine: Machine) -> int:
-    """Vector lanes: a full vector of the widest type that the group stores or reads most."""
+    """The lanes of a vector of the group's narrowest operand or result, counted as at least 32 bits."""
     widths = [n.dtype.bits for n in (*body.inputs, *body.outputs) if n.type.rank] or [32]
     return max(1, machine.vector_bits // max(min(widths), 32))
 
 
-def _reading(
+def _prefetching_leaves(
     operands: Operands, body: Graph, ins: tuple[Layout, ...], lookups: Sequence[Node], machine: Machine
 ) -> Leaves:
-    """Loads that ask for what is read next: from operands larger than a core's first cache, side by side."""
+    """Leaves whose vector loads also prefetch, for operands larger than the first-level cache."""
     tables = {n.inputs[0] for n in lookups}
     leaves = operands.leaves(body, ins)
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n not in tables and estimate(n.type.nbytes) > machine.l1:
-            leaves[n] = Leaf(partial(_read_on, buffer, lay))
+            leaves[n] = Leaf(partial(_load_and_prefetch, buffer, lay))
     return leaves
 
 
-def _read_on(buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr | None) -> Expr:
+def _load_and_prefetch(buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr | None) -> Expr:
     flat = ix.linear(index, lay.strides, lay.offset)
     if flat.lanes > 1 and ix.lane_step(flat) == 1:
-        far = integer(AHEAD // buffer.dtype.nbytes)
-        for i in range(0, flat.lanes, LINE // buffer.dtype.nbytes):
-            block.stmts.append(k.Prefetch(buffer, k.add(k.add(ix.first_lane(flat), far), integer(i))))
+        distance = integer(PREFETCH_BYTES // buffer.dtype.nbytes)
+        for i in range(0, flat.lanes, CACHE_LINE_BYTES // buffer.dtype.nbytes):
+            block.stmts.append(k.Prefetch(buffer, k.add(k.add(ix.first_lane(flat), distance), integer(i))))
     return load_at(block, buffer, flat, mask)
 
 
-def _looked_up(body: Graph) -> list[Node]:
-    """Lookups of rows of a table, as large as the results: nothing but the indices tells which are next."""
+def _table_lookups(body: Graph) -> list[Node]:
+    """Lookups of rows of a table, as large as the results: hardware cannot predict the addresses."""
     shape = body.outputs[0].shape
-    return [n for n in body.nodes() if n.shape == shape and _rows_of_table(n, body)]
+    return [n for n in body.nodes() if n.shape == shape and _is_row_lookup(n, body)]
 
 
-def _rows_of_table(node: Node, body: Graph) -> bool:
+def _is_row_lookup(node: Node, body: Graph) -> bool:
     op, last = node.op, node.type.rank - 1
     return isinstance(op, ops.Gather) and node.inputs[0] in body.inputs and last in op.offset_dims and last > 0
 
 
-def _rows_on(lookup: Node, index: Index) -> Index:
-    """The same place in a row `AHEAD` bytes on, or in the last row."""
+def _later_row(lookup: Node, index: Index) -> Index:
+    """The same position in a row `PREFETCH_BYTES` later, or in the last row."""
     op = lookup.op
     assert isinstance(op, ops.Gather)
     row = max(d for d in range(len(index)) if d not in op.offset_dims)
     nbytes = lookup.dtype.nbytes * max(1, estimate(product(lookup.shape[row + 1 :])))
-    on = k.binary("min", k.add(index[row], integer(-(-AHEAD // nbytes))), dim_expr(lookup.shape[row] - 1))
-    return (*index[:row], on, *index[row + 1 :])
+    later = k.binary("min", k.add(index[row], integer(-(-PREFETCH_BYTES // nbytes))), dim_expr(lookup.shape[row] - 1))
+    return (*index[:row], later, *index[row + 1 :])
 
 
-def _asking(operands: Operands, body: Graph, ins: tuple[Layout, ...], lookups: Sequence[Node]) -> Emitter:
-    """An emitter that asks for what the lookups read from their tables instead of reading it."""
+def _prefetch_emitter(operands: Operands, body: Graph, ins: tuple[Layout, ...], lookups: Sequence[Node]) -> Emitter:
+    """An emitter that prefetches what the lookups read from their tables instead of loading it."""
     leaves = operands.leaves(body, ins)
     tables = {n.inputs[0] for n in lookups}
     for n, buffer, lay in zip(body.inputs, operands.ins, ins, strict=True):
         if n in tables:
-            leaves[n] = Leaf(partial(_ask, n, buffer, lay), pinned=True)
+            leaves[n] = Leaf(partial(_prefetch, n, buffer, lay), pinned=True)
     return Emitter(leaves)
 
 
-def _ask(table: Node, buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr | None) -> Expr:
+def _prefetch(table: Node, buffer: Buffer, lay: Layout, block: Block, index: Index, mask: Expr | None) -> Expr:
     flat = ix.linear(index, lay.strides, lay.offset)
     if ix.lane_step(flat) is not None:
         block.stmts.append(k.Prefetch(buffer, ix.first_lane(flat)))
@@ -408,12 +421,12 @@ def _ask(table: Node, buffer: Buffer, lay: Layout, block: Block, index: Index, m
 
 
 def _read_order(body: Graph, ins: tuple[Layout, ...], operands: Operands, shape: Shape, lanes: int) -> list[int] | None:
-    """The dimensions as the largest operand lies in memory: what is stored past the caches waits for nothing, while
-    reads far apart wait for memory each. None where there is no such order."""
+    """The dimensions in the memory order of the largest operand: non-temporal stores do not wait, while each read with
+    a large stride waits for memory. None if its strides are not constant."""
     largest = max(body.inputs, key=lambda n: estimate(product(n.shape)), default=None)
     steps: list[int] = []
     for d in range(len(shape)):
-        reads = reads_along(body, ins, operands.ins, shape, d, lanes) if largest is not None else None
+        reads = read_strides(body, ins, operands.ins, shape, d, lanes) if largest is not None else None
         step = reads[largest] if reads is not None and largest is not None else []
         if len(step) != 1 or step[0] is None:
             return None
@@ -421,11 +434,11 @@ def _read_order(body: Graph, ins: tuple[Layout, ...], operands: Operands, shape:
     return sorted(range(len(shape)), key=lambda d: -steps[d])
 
 
-def _last_joined(
+def _with_last_dims_joined(
     body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
 ) -> tuple[Graph, tuple[Layout, ...], tuple[Layout, ...]] | None:
-    """The group with a short last dimension joined to the one before, where vectors across it are cheaper: values that
-    are stacked behind each other are interleaved then."""
+    """The group with a short last dimension joined to the previous one, if vectors across both are cheaper: stacked
+    values are interleaved then. None otherwise."""
     if body.outputs[0].type.rank < 2 or not all(lay.is_contiguous for lay in outs):
         return None
     *outer, long, short = body.outputs[0].shape
@@ -433,17 +446,17 @@ def _last_joined(
     if not isinstance(short, int) or not 1 < short < lanes or ShortLines.of(body, ins, outs, operands.ins, lanes):
         return None
     flat = (*outer, long * short)
-    other = Graph(body.inputs, tuple(ops.Reshape(flat)(n) for n in body.outputs))
-    places = tuple(Layout.contiguous(flat) for _ in outs)
-    _, apart = _vector_axis(body, operands, ins, outs, machine)
-    axis, cost = _vector_axis(other, operands, ins, places, machine)
-    return (other, ins, places) if axis == len(flat) - 1 and cost < apart else None
+    joined = Graph(body.inputs, tuple(ops.Reshape(flat)(n) for n in body.outputs))
+    layouts = tuple(Layout.contiguous(flat) for _ in outs)
+    _, separate_cost = _vector_axis(body, operands, ins, outs, machine)
+    axis, cost = _vector_axis(joined, operands, ins, layouts, machine)
+    return (joined, ins, layouts) if axis == len(flat) - 1 and cost < separate_cost else None
 
 
 def _vector_axis(
     body: Graph, operands: Operands, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
 ) -> tuple[int, float]:
-    """The dimension along which vectors read and write most cheaply, and the cost of one, by trial emission."""
+    """The dimension with the cheapest vectors, and the cost of one, by trial emission."""
     shape = body.outputs[0].shape
     if not shape:
         return 0, 0.0
@@ -461,8 +474,8 @@ def _vector_axis(
         for root, buffer, layout in zip(body.outputs, operands.outs, outs, strict=True):
             value = em.value(block, root, index)
             store_at(block, buffer, ix.linear(index, layout.strides, layout.offset), value)
-        used = -(-size // lanes) * lanes / size if machine.masks or size >= lanes else lanes
-        cost = _cost(block.stmts, lanes) * used
+        waste = -(-size // lanes) * lanes / size if machine.masks or size >= lanes else lanes
+        cost = _cost(block.stmts, lanes) * waste
         if cost < best_cost * 0.99:
             best, best_cost = axis, cost
     return best, best_cost

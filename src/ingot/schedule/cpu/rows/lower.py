@@ -1,5 +1,5 @@
-"""Row groups: reductions over one set of dimensions and the pointwise work around them, as one kernel or, where rows
-are few and long, as several that all threads share: the reductions of parts of rows, what joins them, the rest.
+"""Row groups: reductions over one set of dimensions, fused with pointwise ops, as one kernel. Few long rows are reduced
+by several kernels that all threads share: one for parts of rows, one that joins them, and one for the rest.
 
     y = x - mean(x)   ->   p[i] = sum(x[i * n / parts ...]);  s = sum(p);  y = x - s / n
 """
@@ -17,11 +17,11 @@ from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ops import Reduce, Slice
 from ingot.ops.build import add, cast, maximum, minimum, mul, reshape
 from ingot.schedule.collapse_dims import box_inside, collapse_box, reshapes
-from ingot.schedule.cpu.caches import comes_from_memory
+from ingot.schedule.cpu.caches import operands_exceed_caches
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for, lower_pointwise
-from ingot.schedule.cpu.rows.loops import WIDE, RowLoops, columns_near
-from ingot.schedule.cpu.rows.parts import Cut, join_parts
+from ingot.schedule.cpu.rows.loops import MAX_VECTORS_ACROSS, RowLoops, cached_column_count
+from ingot.schedule.cpu.rows.parts import RowParts, join_parts
 from ingot.schedule.folds import accumulator
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.row_box import Rows, reductions_of, rows_of
@@ -29,74 +29,81 @@ from ingot.support.errors import CompileError
 
 Lower = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
 
-PART = 4096  # elements that a part of a row should have at least
-PART_LINES = 64  # lines of columns, where these are folded in a cache
-TERMS = 8  # of a reduction that is written out
-COMBINED = {"sum": add, "prod": mul, "max": maximum, "min": minimum}
+MIN_PART_ELEMENTS = 4096  # of a part of a row
+MIN_PART_ROWS_IN_CACHE = 64  # of a part, if columns are folded in a cache
+MAX_UNROLLED_TERMS = 8
+BINARY_OPS = {"sum": add, "prod": mul, "max": maximum, "min": minimum}
 
 
-def _cut(body: Graph, rows: Rows, machine: Machine, again: bool) -> Cut | None:
-    """How to cut a reduction, where there are too few rows for all threads, or where those that are read `again` leave
-    a core's cache before."""
-    rest = product(rows.shape[d] for d in rows.reduced)
+def _row_parts(body: Graph, rows: Rows, machine: Machine, is_reread: bool) -> RowParts | None:
+    """How to split rows into parts: if there are too few rows for all threads, or if rows that several passes read do
+    not fit in a core's cache. None for full rows."""
+    row_elements = product(rows.shape[d] for d in rows.reduced)
     outer = product(rows.shape[d] for d in rows.kept if d != rows.axis)
-    near = columns_near(body, rows, machine)
-    columns = 1 if rows.horizontal else near or WIDE * lanes_for(body, machine)
-    across = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // columns)
-    units, goal = estimate(outer) * across, (16 if near else 4) * machine.threads
-    if not isinstance(rest, int) or rest == 0:
+    cached_columns = cached_column_count(body, rows, machine)
+    columns = 1 if rows.horizontal else cached_columns or MAX_VECTORS_ACROSS * lanes_for(body, machine)
+    column_blocks = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // columns)
+    row_blocks, target = estimate(outer) * column_blocks, (16 if cached_columns else 4) * machine.threads
+    if not isinstance(row_elements, int) or row_elements == 0:
         return None
-    least, shortest = -(-goal // max(units, 1)) if machine.threads > 1 else 1, PART_LINES if near else PART
-    nbytes = rest * columns * max((n.dtype.nbytes for n in body.inputs if n.shape == rows.shape), default=0)
-    if again and nbytes > machine.l2 and comes_from_memory(body, machine):
-        least, shortest = max(least, -(-4 * nbytes // machine.l2)), PART // columns
-    if least == 1:
+    min_parts, min_length = (
+        -(-target // max(row_blocks, 1)) if machine.threads > 1 else 1,
+        MIN_PART_ROWS_IN_CACHE if cached_columns else MIN_PART_ELEMENTS,
+    )
+    nbytes = row_elements * columns * max((n.dtype.nbytes for n in body.inputs if n.shape == rows.shape), default=0)
+    if is_reread and nbytes > machine.l2 and operands_exceed_caches(body, machine):
+        min_parts, min_length = max(min_parts, -(-4 * nbytes // machine.l2)), MIN_PART_ELEMENTS // columns
+    if min_parts == 1:
         return None
     for d in rows.reduced:
         extent = rows.shape[d]
         assert isinstance(extent, int)
-        for parts in (*range(least, 8 * max(goal, least)), *range(least - 1, 1, -1)):
-            if extent % parts == 0 and rest // parts >= shortest:
-                return Cut(d, parts)
+        for parts in (*range(min_parts, 8 * max(target, min_parts)), *range(min_parts - 1, 1, -1)):
+            if extent % parts == 0 and row_elements // parts >= min_length:
+                return RowParts(d, parts)
     return None
 
 
-def _in_terms(body: Graph, rows: Rows, machine: Machine) -> Graph | None:
-    """Reductions of few elements across lines shorter than a vector, as pointwise work on the terms of each: products
-    with matrices of 2 or 3 columns.
+def _unrolled_terms(body: Graph, rows: Rows, machine: Machine) -> Graph | None:
+    """Unroll reductions of few elements with an innermost dimension shorter than a vector, such as products with
+    matrices of 2 or 3 columns, to pointwise ops on their terms. None for other groups.
 
         y[n, j] = sum over i of x[n, i, j]   ->   y[n, j] = x[n, 0, j] + x[n, 1, j] + x[n, 2, j]
     """
-    found, ends = reductions_of(body), {n.shape for n in body.outputs}
-    short = not rows.horizontal and estimate(rows.shape[rows.axis]) < lanes_for(body, machine)
+    reductions, result_shapes = reductions_of(body), {n.shape for n in body.outputs}
+    is_short = not rows.horizontal and estimate(rows.shape[rows.axis]) < lanes_for(body, machine)
     extents = [n for d in rows.reduced if isinstance(n := rows.shape[d], int)]
-    if not short or len(extents) < len(rows.reduced) or not 0 < math.prod(extents) <= TERMS:
+    if not is_short or len(extents) < len(rows.reduced) or not 0 < math.prod(extents) <= MAX_UNROLLED_TERMS:
         return None
-    if len(ends) > 1 or product(*ends) != product(rows.kept_shape) or _firsts(body) != found:
+    if (
+        len(result_shapes) > 1
+        or product(*result_shapes) != product(rows.kept_shape)
+        or _independent_reductions(body) != reductions
+    ):
         return None
-    if not all(isinstance(n.op, Reduce) and n.op.kind in COMBINED for n in found):
+    if not all(isinstance(n.op, Reduce) and n.op.kind in BINARY_OPS for n in reductions):
         return None
 
-    def written(n: Node, inputs: Sequence[Node]) -> Node:
-        if n not in found:
+    def unrolled(n: Node, inputs: Sequence[Node]) -> Node:
+        if n not in reductions:
             return n.with_inputs(inputs) if inputs else n
         assert isinstance(n.op, Reduce)
         (x,), terms = inputs, []
-        for at in itertools.product(*map(range, extents)):
-            own = dict(zip(rows.reduced, at, strict=True))
-            start = tuple(own.get(d, 0) for d in range(x.type.rank))
-            stop = tuple(own[d] + 1 if d in own else size for d, size in enumerate(x.shape))
+        for coordinates in itertools.product(*map(range, extents)):
+            coordinate_of = dict(zip(rows.reduced, coordinates, strict=True))
+            start = tuple(coordinate_of.get(d, 0) for d in range(x.type.rank))
+            stop = tuple(coordinate_of[d] + 1 if d in coordinate_of else size for d, size in enumerate(x.shape))
             term = Slice(start, stop, (1,) * x.type.rank)(x)
             terms.append(cast(reshape(term, n.shape), accumulator(n.dtype)))
-        return cast(functools.reduce(COMBINED[n.op.kind], terms), n.dtype)
+        return cast(functools.reduce(BINARY_OPS[n.op.kind], terms), n.dtype)
 
-    return Graph(body.inputs, rebuilt(body.outputs, rule=written))
+    return Graph(body.inputs, rebuilt(body.outputs, rule=unrolled))
 
 
-def _firsts(body: Graph) -> list[Node]:
-    """The reductions that wait for no other."""
-    found = set(reductions_of(body))
-    return [n for n in reductions_of(body) if not found.intersection(topological([n.inputs[0]]))]
+def _independent_reductions(body: Graph) -> list[Node]:
+    """The reductions that do not depend on another one."""
+    reductions = set(reductions_of(body))
+    return [n for n in reductions_of(body) if not reductions.intersection(topological([n.inputs[0]]))]
 
 
 def lower_first(
@@ -107,19 +114,20 @@ def lower_first(
     machine: Machine,
     lower: Lower | None = None,
 ) -> Lowered:
-    """Kernels for `firsts`, which are stored, then kernels for what comes behind them. lower: the first ones'."""
-    read = set(topological(firsts))
-    own = [i for i, n in enumerate(body.inputs) if n in read]
-    places = tuple(Layout.contiguous(n.shape) for n in firsts)
-    start = Graph(tuple(body.inputs[i] for i in own), tuple(firsts))
-    one = (lower or lower_rows)(start, tuple(ins[i] for i in own), places, machine)
+    """Kernels that compute `firsts` into temporaries, then kernels for the rest of the group. lower: lowers the first;
+    by default `lower_rows`."""
+    dependencies = set(topological(firsts))
+    positions = [i for i, n in enumerate(body.inputs) if n in dependencies]
+    layouts = tuple(Layout.contiguous(n.shape) for n in firsts)
+    start = Graph(tuple(body.inputs[i] for i in positions), tuple(firsts))
+    first_lowered = (lower or lower_rows)(start, tuple(ins[i] for i in positions), layouts, machine)
 
-    temps = (*(n.type.nbytes for n in firsts), *one.temps)
+    temps = (*(n.type.nbytes for n in firsts), *first_lowered.temps)
     results = [Arg("temp", i) for i in range(len(firsts))]
-    one = one.within([Arg("in", i) for i in own], results, len(firsts))
-    stored = dict(zip(firsts, zip(places, results, strict=True), strict=True))
-    two = lower_rest(body, stored, ins, outs, machine, temps=len(temps))
-    return Lowered((*one.steps, *two.steps), (*temps, *two.temps), one.packs)
+    first_lowered = first_lowered.within([Arg("in", i) for i in positions], results, len(firsts))
+    stored = dict(zip(firsts, zip(layouts, results, strict=True), strict=True))
+    rest_lowered = lower_rest(body, stored, ins, outs, machine, temps=len(temps))
+    return Lowered((*first_lowered.steps, *rest_lowered.steps), (*temps, *rest_lowered.temps), first_lowered.packs)
 
 
 def lower_rest(
@@ -133,51 +141,52 @@ def lower_rest(
     temps: int = 0,
     lower: Lower | None = None,
 ) -> Lowered:
-    """Kernels for a group of whose nodes others have `stored` some: where they lie, and as which operand.
+    """Kernels for the rest of a group, some of whose nodes other kernels have stored.
 
-    first: the number of the group's result that is `body`'s first one. temps: how many temporaries the others have.
+    stored: the layout and the operand of each such node. first: the number in the group of the first result of `body`.
+    temps: the number of temporaries that other kernels have.
     """
-    # names of their own: the rest may have levels too, and equal inputs are one node
-    taken = {n.op.label for n in body.inputs if isinstance(n.op, Input)}
-    labels = (label for label in map("row{}".format, itertools.count()) if label not in taken)
-    given: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(stored, labels, strict=False)}
-    outputs = rebuilt(body.outputs, dict(given))
-    read = set(topological(outputs))
-    left = [i for i, n in enumerate(body.inputs) if n in read]
-    rest = Graph((*given.values(), *(body.inputs[i] for i in left)), outputs)
+    # unused labels: the rest may be split again, and equal inputs would be one node
+    used_labels = {n.op.label for n in body.inputs if isinstance(n.op, Input)}
+    labels = (label for label in map("row{}".format, itertools.count()) if label not in used_labels)
+    inputs: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(stored, labels, strict=False)}
+    outputs = rebuilt(body.outputs, dict(inputs))
+    dependencies = set(topological(outputs))
+    positions = [i for i, n in enumerate(body.inputs) if n in dependencies]
+    rest = Graph((*inputs.values(), *(body.inputs[i] for i in positions)), outputs)
     lower = lower or (lower_rows if reductions_of(rest) else lower_pointwise)
-    low = lower(rest, (*(lay for lay, _ in stored.values()), *(ins[i] for i in left)), outs, machine)
-    operands = [*(arg for _, arg in stored.values()), *(Arg("in", i) for i in left)]
+    lowered = lower(rest, (*(lay for lay, _ in stored.values()), *(ins[i] for i in positions)), outs, machine)
+    operands = [*(arg for _, arg in stored.values()), *(Arg("in", i) for i in positions)]
     results = [Arg("out", first + i) for i in range(len(outputs))]
-    return low.within(operands, results, temps)
+    return lowered.within(operands, results, temps)
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """One kernel for a group whose reductions share their rows (see `rows_of`); several where rows are few and long."""
+    """One kernel for a group whose reductions share their rows (see `rows_of`), or several for few long rows."""
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
-    inside = box_inside(body, rows, ins, outs)
-    if inside is not None:
-        return lower_rows(*inside, machine)
+    without_reshapes = box_inside(body, rows, ins, outs)
+    if without_reshapes is not None:
+        return lower_rows(*without_reshapes, machine)
     reshaped = [n for n in body.outputs if reshapes(n, rows)]
-    if reshaped:  # what no strides express
+    if reshaped:  # reshapes that strides cannot express
         return lower_first(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
-    joined = collapse_box(body, rows, ins, outs)
-    if joined is not None:
-        return lower_rows(*joined, machine)
-    terms = _in_terms(body, rows, machine)
+    collapsed = collapse_box(body, rows, ins, outs)
+    if collapsed is not None:
+        return lower_rows(*collapsed, machine)
+    terms = _unrolled_terms(body, rows, machine)
     if terms is not None:
         return lower_pointwise(terms, ins, outs, machine)
-    found, firsts = reductions_of(body), _firsts(body)
-    ends = all(product(n.shape) == product(rows.kept_shape) for n in body.outputs)
-    cut = _cut(body, rows, machine, again=ends and len(firsts) < len(found))
-    parts = None if cut is None else join_parts(body, cut)
-    if parts is not None and ends:
-        return lower_first(*parts, ins, outs, machine)
-    cut = _cut(body, rows, machine, again=False)
-    if cut is not None and len({n.shape for n in body.outputs}) == 1:
-        return lower_first(body, firsts if parts is None else found, ins, outs, machine)
+    reductions, independent = reductions_of(body), _independent_reductions(body)
+    only_row_results = all(product(n.shape) == product(rows.kept_shape) for n in body.outputs)
+    row_parts = _row_parts(body, rows, machine, is_reread=only_row_results and len(independent) < len(reductions))
+    joined = None if row_parts is None else join_parts(body, row_parts)
+    if joined is not None and only_row_results:
+        return lower_first(*joined, ins, outs, machine)
+    row_parts = _row_parts(body, rows, machine, is_reread=False)
+    if row_parts is not None and len({n.shape for n in body.outputs}) == 1:
+        return lower_first(body, independent if joined is None else reductions, ins, outs, machine)
     return RowLoops(body, ins, outs, rows, machine).lower()
 
 
