@@ -23,7 +23,7 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     "autodiff": ({"ir", "ops", "passes"}, "reverse-mode differentiation"),
     "frontends": (
         {"ir", "ops", "language", "autodiff"},
-        "models in: ONNX, PyTorch, StableHLO, JAX, TensorFlow, Keras, GGUF ...",
+        "models in: ONNX, PyTorch, StableHLO, TensorFlow, TFLite, Keras, GGUF",
     ),
     "runtime": (set(), "programs, artifacts, memory, threads, devices: all that `ingot.load` needs"),
     "exporters": ({"ir", "ops", "passes", "frontends", "runtime"}, "models out: StableHLO"),
