@@ -21,7 +21,10 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     "language": ({"ir", "ops"}, "language models: a record and weights as graphs of chunks, steps and loops"),
     "passes": ({"ir", "ops"}, "graph to graph: on MODEL ops, on CORE ops, fusion"),
     "autodiff": ({"ir", "ops", "passes"}, "reverse-mode differentiation"),
-    "frontends": ({"ir", "ops", "language", "autodiff"}, "models in: ONNX, PyTorch, StableHLO, JAX, TensorFlow, TFLite, Keras"),
+    "frontends": (
+        {"ir", "ops", "language", "autodiff"},
+        "models in: ONNX, PyTorch, StableHLO, JAX, TensorFlow, TFLite, Keras",
+    ),
     "runtime": (set(), "programs, artifacts, memory, threads, devices: all that `ingot.load` needs"),
     "exporters": ({"ir", "ops", "passes", "frontends", "runtime"}, "models out: StableHLO"),
     "schedule": ({"ir", "ops"}, "from fused groups to loops and kernels, for CPUs and GPUs"),
