@@ -35,7 +35,7 @@ def bench(
     target: Target = "native",
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
-    seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.SECONDS,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.BURST_SECONDS,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:

@@ -106,7 +106,7 @@ class Stepper:
                 continue
             number += 1
         if self.build.program.sizes:
-            self.sizes = self.instance.found()
+            self.sizes = self.instance.read_sizes()
 
     def _step(self, number: int) -> None:
         function, table, chunks, rounds = (int(v) for v in self.records[number])

@@ -81,7 +81,7 @@ def finished(opened: Opened, options: Options) -> CompiledModel:
             other = again(refused)
             return None if other is None else finished(other, options)
 
-        model._others = OtherSizes(limits.kept(build))
+        model._other_sizes = OtherSizes(limits.kept(build))
     return model
 
 
@@ -106,7 +106,7 @@ def _with_sizes(source: Any, request: Request, build: Callable[[Request], Compil
             dynamic = with_shapes(request.dynamic, shapes, refused.told)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
-    model._others = OtherSizes(limits.kept(again))
+    model._other_sizes = OtherSizes(limits.kept(again))
     return model
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.driver.recognize import kind_of
 from ingot.runtime.executable import Executable
-from ingot.runtime.executor import Convention, trees
+from ingot.runtime.executor import Convention, tree_convention
 from ingot.runtime.tensors import host_array
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
@@ -197,7 +197,7 @@ def _stablehlo(source: Any, request: Request) -> Opened:
 def _framework(graph: Graph, imported: Any, state: Mapping[str, np.ndarray] | None = None) -> Opened:
     """Of what is called with the arguments of the program that it comes from."""
 
-    return Opened(graph, trees(imported.flatten, imported.unflatten), state or {})
+    return Opened(graph, tree_convention(imported.flatten, imported.unflatten), state or {})
 
 
 def _jax(source: Any, request: Request) -> Opened:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ingot.driver.recent import Recent
 from ingot.runtime.executable import Executable, UnrankedSpec
-from ingot.runtime.executor import CompiledModel, trees
+from ingot.runtime.executor import CompiledModel, tree_convention
 from ingot.runtime.state import Seeds
 from ingot.runtime.tensors import is_tensor
 from ingot.support.errors import InputError
@@ -46,7 +46,7 @@ def script_model(program: Program, build: Build, threads: int = 1) -> CompiledMo
         return forward.bind(*args, **kwargs).args
 
     states = StateSpecialization(program, tuple(forward.parameters), build, threads)
-    return CompiledModel(states, convention=trees(flatten, lambda results: results[0]))
+    return CompiledModel(states, convention=tree_convention(flatten, lambda results: results[0]))
 
 
 class StateSpecialization(Executable):
@@ -83,7 +83,7 @@ class StateSpecialization(Executable):
             state = self._tensors()
             compiled, _ = self._compiled(state, args)
             first = (tuple(state.values()),) if state else ()
-            return [(compiled, compiled._flat((*first, *args), {}))]
+            return [(compiled, compiled._flat_inputs((*first, *args), {}))]
 
     def state(self) -> dict[str, Any]:
         """The attributes that the module writes: copies, by their paths."""
@@ -132,7 +132,7 @@ class StateSpecialization(Executable):
 
         return self._programs.find(key, compiled)
 
-    def not_one(self) -> InputError:
+    def single_program_error(self) -> InputError:
         return InputError(
             f"{', '.join(self._attributes)} decide what the program is",
             fix="make them arguments and results of forward, or keep them in buffers of one type",

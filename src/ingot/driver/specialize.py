@@ -119,7 +119,7 @@ class ValueSpecialization(Executable):
                 if model.refused is None:
                     model.seed(self._seeds.take())
 
-    def not_one(self) -> InputError:
+    def single_program_error(self) -> InputError:
         given = [f"weights={{{n!r}: ...}} (--constant {n}=VALUE)" for n in self.deciding] or ["dynamic={...} (--dim)"]
         return InputError(
             f"{self._cause()} decide what the program is",

@@ -115,7 +115,7 @@ class StagedExecution(Executable):
         """The stages in order: what runs on the host, and what programs compute."""
         return "\n".join(str(stage) for stage in self._stages.turns)
 
-    def not_one(self) -> InputError:
+    def single_program_error(self) -> InputError:
         return InputError(f"the model is not one program; its stages are\n{self.plan(())}")
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from ingot.autodiff import value_and_gradients
 from ingot.driver.compile import Options, built, foreign
 from ingot.driver.open import Opened, Request, open_model
 from ingot.runtime.executable import Executable
-from ingot.runtime.executor import CompiledModel, trees
+from ingot.runtime.executor import CompiledModel, tree_convention
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import is_tensor
 from ingot.support.errors import InputError, check_once
@@ -30,13 +30,13 @@ class DifferentiatedModel(CompiledModel):
 
     def __init__(self, program: Program | Executable, read: Opened, wrt: Sequence[str], value: bool, threads: int):
         def flatten(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-            return [_detached(value) for value in (read.flatten or self._ordered)(args, kwargs)]
+            return [_detached(value) for value in (read.flatten or self._inputs_in_order)(args, kwargs)]
 
         def results(outputs: Sequence[Any]) -> Any:
             gradients = dict(zip(wrt, outputs[value:], strict=True))
             return (outputs[0], gradients) if value else gradients
 
-        super().__init__(program, threads=threads, convention=trees(flatten, results))
+        super().__init__(program, threads=threads, convention=tree_convention(flatten, results))
         self.wrt = tuple(wrt)
 
 

@@ -101,7 +101,7 @@ class Bench:
             return self._latency
         # one thread's own clock stands still while others have its core
         clock = time.thread_time if self.threads == 1 else time.perf_counter
-        other, own = timing.by_turns(
+        other, own = timing.interleaved(
             [exact, partial(built.model, *self.call)], _SPENT, _BURST, np.min, clock
         ).min(axis=0)  # fmt: skip
         return self._latency * float(own / other)
