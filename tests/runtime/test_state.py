@@ -13,7 +13,7 @@ import pytest
 
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
-from ingot.support.errors import ArtifactError, InputError, VerifyError
+from ingot.support.errors import ArtifactError, IngotError, InputError, VerifyError
 from tests.runtime import models
 from tests.runtime.test_artifact import rewrite_header
 
@@ -59,7 +59,7 @@ def test_a_call_that_gets_no_context_lets_others_run(monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as broken:
         broken.setattr(models.loaded(model), "claim", fails)
-        with pytest.raises(MemoryError):
+        with pytest.raises(IngotError, match="out of memory"):
             model(ONES)
     caller = threading.Thread(target=model, args=(ONES,), daemon=True)
     caller.start()

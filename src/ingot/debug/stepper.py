@@ -73,7 +73,7 @@ class Stepper:
         self.instance.begin()
         self.arena = aligned_bytes(self.instance.layout.nbytes + ALIGNMENT)
         self.arena[:] = 0xFF
-        filled = self.instance.layout.filled
+        filled = self.instance.layout.fills
         for offset, nbytes, byte in filled:
             self.arena[offset : offset + nbytes] = byte
         self.weights = aligned_bytes(program.weights.nbytes + ALIGNMENT)

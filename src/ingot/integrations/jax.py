@@ -37,10 +37,10 @@ def _compile(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Callable[..., Any]:
-    from ingot.driver.compile import finished
-    from ingot.driver.open import opened_jax
+    from ingot.driver.compile import compile_opened
+    from ingot.driver.open import open_jax
 
-    return finished(opened_jax(fn, args, kwargs, dynamic, weights), settings)
+    return compile_opened(open_jax(fn, args, kwargs, dynamic, weights), settings)
 
 
 def _per_signature(fn: Callable[..., Any], compile: Compile) -> Callable[..., Any]:

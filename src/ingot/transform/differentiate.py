@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ingot import ops
 from ingot.autodiff import value_and_gradients
-from ingot.driver.compile import Options, built, foreign
+from ingot.driver.compile import Options, build_graph, unloaded_program
 from ingot.driver.open import Opened, Request, open_model
 from ingot.runtime.executable import Executable
 from ingot.runtime.executor import CompiledModel, tree_convention
@@ -54,8 +54,8 @@ def differentiate(
     if not value:
         outputs, names = differentiated.outputs[1:], differentiated.output_names[1:]
         differentiated = replace(differentiated, outputs=outputs, output_names=names)
-    program = built(lambda: differentiated, options)
-    other = foreign(program, options.threads)
+    program = build_graph(lambda: differentiated, options)
+    other = unloaded_program(program, options.threads)
     return DifferentiatedModel(other or program, read, [labels[i] for i in chosen], value, options.threads)
 
 

@@ -62,7 +62,7 @@ def prune_model(
 
     told = {s.name: 1 - np.count_nonzero(new.get(s.node, s.weight())) / s.weights for s in sites}
     changed: Graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
-    return PrunedModel(replace(read, graph=changed, of_onnx=False), told, thread_count(threads))
+    return PrunedModel(replace(read, graph=changed, is_onnx=False), told, thread_count(threads))
 
 
 def _parts(sites: Sequence[Site], sparsity: float | Mapping[str, float]) -> dict[Site, float]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ingot.debug.probe import cpu_name
-from ingot.driver.open import Opened, Request, open_model, recognized
+from ingot.driver.open import Opened, Request, open_model, recognize
 from ingot.ir.node import Graph
 from ingot.ir.types import f32
 from ingot.pipeline.build import identity
@@ -121,7 +121,7 @@ def quantize_model(
 
 def _is_traced(model: Any) -> bool:
     """Whether reading the model takes inputs to run it with: functions and modules."""
-    kind, source = recognized(model)
+    kind, source = recognize(model)
     return kind in ("jax", "torch") and callable(source) and not hasattr(source, "graph_signature")
 
 
@@ -146,7 +146,7 @@ class _Work:
     def __init__(
         self, model: Any, read: Opened, samples: Samples, asked: Asked, table: Path | None, began: float
     ) -> None:
-        self.model, self.read, self.asked, self.began = model, read, asked, began
+        self.model, self.read, self.options, self.began = model, read, asked, began
         self.threads = thread_count(asked.threads)
         self.graph = prepared(read.graph)
         self.groups = find_groups(self.graph)
@@ -178,7 +178,7 @@ class _Work:
 
     def _calibrate(self) -> None:
         levels = any(f in (*LEVELS, *BITS) for f in self.formats)
-        seconds = _ON_FEEDBACK * self.asked.seconds if levels else 0.0
+        seconds = _ON_FEEDBACK * self.options.seconds if levels else 0.0
         probe = Probe(self.graph, self.groups, self.threads)
         seen, moments = probe.calibrate(self.seen_samples.calls, seconds)
         del probe  # its program has all weights
@@ -196,7 +196,7 @@ class _Work:
         give_back()
 
     def _judge(self, samples: Samples) -> Judge:
-        return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.asked.metric)
+        return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.options.metric)
 
     def _float_score(self, judge: Judge) -> float:
         if judge.metric is None:
@@ -206,7 +206,7 @@ class _Work:
         return scores[0]
 
     def _goals(self) -> Goals:
-        asked = self.asked
+        asked = self.options
         at_least = asked.at_least
         if at_least is None and asked.latency_ms is None and asked.size_mb is None:
             at_least = NEAR if asked.metric else NEAR_COSINE
@@ -279,7 +279,7 @@ class _Work:
     def _calls(self, once: float, part: float, least: int) -> int:
         """On how many calls something that takes `once` seconds for each can be found in a part of the budget."""
         most = len(self.seen_samples)
-        return min(most, max(least, int(self.asked.seconds * part / max(once, 1e-6))))
+        return min(most, max(least, int(self.options.seconds * part / max(once, 1e-6))))
 
     def _simulated(self, formats: Formats) -> float:
         """The score on some of the calls, beside the float model's on these, as if it were on all."""
@@ -313,7 +313,7 @@ class _Work:
         return point
 
     def _late(self) -> bool:
-        return time.monotonic() - self.began > self.asked.seconds
+        return time.monotonic() - self.began > self.options.seconds
 
     # The result
 
@@ -327,7 +327,7 @@ class _Work:
         return QuantizedModel(program, self.read.convention, self.threads, report, graph, write_onnx)
 
     def _write_onnx(self, formats: Formats, path: Path) -> None:
-        if not self.read.of_onnx:
+        if not self.read.is_onnx:
             got = type(self.model).__name__
             raise InputError("save_onnx", expected="a model that came as ONNX", got=got, fix="export it to ONNX first")
         from ingot.transform.quantize.onnx_model import write_onnx  # needs an extra
@@ -342,8 +342,8 @@ class _Work:
                 off[name] = max(off[name], _deviation(a, b))
         base = search.points[0]
         return Report(
-            machine=cpu_name(), threads=self.threads, seed=self.asked.seed,
-            metric=getattr(self.asked.metric, "__name__", "metric") if self.asked.metric else "cosine to float32",
+            machine=cpu_name(), threads=self.threads, seed=self.options.seed,
+            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine to float32",
             at_least=self.at_least, rows=tuple(self._row(g, chosen, options[g.name]) for g in self.groups),
             float_scores=(self.exact[0], self.exact[1]), scores=chosen.scores, float_seconds=base.seconds,
             seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
@@ -376,8 +376,8 @@ class _Work:
         for call in samples.calls:
             for a in call:
                 digest.update(repr((a.shape, str(a.dtype))).encode() + a.tobytes())
-        metric = getattr(self.asked.metric, "__qualname__", "")
-        told = (features_of("native"), cpu_name(), self.threads, self.asked.seed, metric, repr(samples.labels))
+        metric = getattr(self.options.metric, "__qualname__", "")
+        told = (features_of("native"), cpu_name(), self.threads, self.options.seed, metric, repr(samples.labels))
         digest.update(repr(told).encode())
         return digest.hexdigest()
 

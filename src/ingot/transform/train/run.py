@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.driver.compile import Options, built, foreign
+from ingot.driver.compile import Options, build_graph, unloaded_program
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType, dtype_of
@@ -176,13 +176,13 @@ def _compiled(source: Trainable, recipe: Recipe, options: Options, seed: int, me
         return _seconds(begun(program), sizes, options.threads)
 
     measure = seconds if options.target == "native" else None
-    made = built(lambda: step.graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
+    made = build_graph(lambda: step.graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
     program = begun(made)
     names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
     meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate, step.classes)
     sections = _sections(program, trace.launches, meta)
     program = replace(program, meta={**program.meta, META: meta.to_json(), SECTIONS: sections})
-    other = foreign(program, options.threads)
+    other = unloaded_program(program, options.threads)
     return CompiledStep(program, source, step, options.threads) if other is None else CompiledModel(other)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.driver.open import recognized
+from ingot.driver.open import recognize
 from ingot.ir.node import Graph, Node, splat_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, to_train
@@ -63,7 +63,7 @@ class Asked:
 
 def read(model: Any, asked: Asked) -> Trainable:
     """Raises InputError for a model that is none of the kinds, or for arguments that do not fit its kind."""
-    kind, source = recognized(model)
+    kind, source = recognize(model)
     if kind == "onnx":
         return _of_onnx(source, asked)
     if kind == "keras":
