@@ -52,9 +52,9 @@ def quantize(
     Raises InputError for samples, a metric or a model that do not fit, ConstraintError with the nearest models that
     were measured if no model meets the constraints, and what `compile` raises.
     """
-    from ingot.transform.quantize.run import Asked, quantize_model  # as in `compile`
+    from ingot.transform.quantize.run import SearchOptions, quantize_model  # as in `compile`
 
-    asked = Asked(metric, at_least, latency_ms, size_mb, seconds, formats, threads, seed)
+    asked = SearchOptions(metric, at_least, latency_ms, size_mb, seconds, formats, threads, seed)
     return quantize_model(
-        model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, asked=asked
+        model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, options=asked
     )

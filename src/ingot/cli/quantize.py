@@ -11,7 +11,7 @@ from ingot.cli.console import check_writable, command_context, escape, out
 from ingot.cli.options import Dims, Json, Limit, Threads, Uncompiled
 from ingot.debug.feeds import read_archive
 from ingot.debug.source import Words, open_source
-from ingot.transform.quantize.run import Asked, quantize_model
+from ingot.transform.quantize.run import SearchOptions, quantize_model
 
 
 def quantize(
@@ -56,10 +56,10 @@ def quantize(
         path = output or model.with_suffix(".ingot")
         check_writable([path, html, onnx, table], [model, samples])
         format_names = None if formats is None else tuple(formats.split(","))
-        asked = Asked(None, at_least, latency_ms, size_mb, seconds, format_names, threads, seed)
+        asked = SearchOptions(None, at_least, latency_ms, size_mb, seconds, format_names, threads, seed)
         dims = source.dynamic
         quantized = quantize_model(
-            source.path, read_archive(samples), dynamic=dims, batch=batch, table=table, asked=asked
+            source.path, read_archive(samples), dynamic=dims, batch=batch, table=table, options=asked
         )
         quantized.save(path)
         if onnx is not None:

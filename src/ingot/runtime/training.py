@@ -76,7 +76,7 @@ class TrainingStep(CompiledModel):
         loss, *measured = self.run(self._flat_inputs(args, {**kwargs, "lr": lr}))
         return loss, dict(zip(self.training.metrics, measured, strict=True))
 
-    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def _flat_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         named = dict(kwargs)
         lr = named.pop("lr", None)
         inputs = self._batch(args, named)
