@@ -203,12 +203,16 @@ def _run_program(program: LoadedProgram, inputs: Sequence[object]) -> Any:
     return _original_program_run(program, [copied(value) for value in inputs])
 
 
-def _new_array(border: tensors.Border, shape: tuple[int, ...], _memory: object) -> np.ndarray:
+def _new_array(border: tensors.TensorAdapter, shape: tuple[int, ...], _memory: object) -> np.ndarray:
     return empty(shape, border.dtype or dtypes.numpy_dtype(border.spec.dtype))
 
 
 def _new_tensor(
-    border: tensors.Border, shape: tuple[int, ...], strides: tuple[int, ...], _memory: object, _device: Any = None
+    border: tensors.TensorAdapter,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    _memory: object,
+    _device: Any = None,
 ):
     return _tensor(shape, strides, border.torch_dtype)
 
@@ -221,12 +225,12 @@ def guarded(end: End) -> Iterator[None]:
         mock.patch.object(memory, "Region", _Region),
         mock.patch.object(placement, "place", _place),
         mock.patch.object(bind.placement, "place", _place),
-        mock.patch.object(tensors.Border, "new_array", _new_array),
-        mock.patch.object(tensors.Border, "new_tensor", _new_tensor),
+        mock.patch.object(tensors.TensorAdapter, "new_array", _new_array),
+        mock.patch.object(tensors.TensorAdapter, "new_tensor", _new_tensor),
         mock.patch.object(RunContext, "activate", _activate),
         mock.patch.object(RunContext, "run", _run_context),
         mock.patch.object(device.Loaded, "__init__", _load),
-        mock.patch.object(tensors.Border, "empty", staticmethod(_tensor)),
+        mock.patch.object(tensors.TensorAdapter, "empty", staticmethod(_tensor)),
         mock.patch.object(LoadedProgram, "run", _run_program),
     ):
         yield

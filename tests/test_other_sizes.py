@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import ingot
-from ingot.driver.recent import Recent
+from ingot.driver.recent import LruCache
 from ingot.support.errors import InputError, LimitError, SizesError
 from ingot.support.log import Log
 
@@ -212,11 +212,11 @@ def test_an_exported_program_is_what_it_is(tmp_path: Path) -> None:
 
 def test_the_least_recently_used_goes(caplog: pytest.LogCaptureFixture) -> None:
     made: list[str] = []
-    cache: Recent[str, str] = Recent(2, "letters", Log("letters"))
+    cache: LruCache[str, str] = LruCache(2, "letters", Log("letters"))
     for key in "abacab":
-        cache.find(key, lambda key=key: made.append(key) or key)
+        cache.get(key, lambda key=key: made.append(key) or key)
     assert made == ["a", "b", "c", "b"]
     assert sorted(cache) == ["a", "b"]
     assert [r.message for r in caplog.records if r.name == "letters"] == [
-        "more than 2 letters: the one least recently used goes"
+        "more than 2 letters: dropped the least recently used"
     ] * 2

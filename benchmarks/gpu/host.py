@@ -128,7 +128,7 @@ def parts(model: CompiledModel, call: Callable[[], object], wait: Callable[[], o
     clock = Clock()
     for owner, names in (
         (executable._arguments, ("take",)), (loaded, ("claim",)), (context, ("bind", "run", "release")),
-        *((maker, ("new_tensor", "new_array")) for maker in executable._makers), (loaded._driver, DRIVER),  # type: ignore[attr-defined]
+        *((maker, ("new_tensor", "new_array")) for maker in executable._output_adapters), (loaded._driver, DRIVER),  # type: ignore[attr-defined]
     ):  # fmt: skip
         for name in names:
             clock.watch(owner, name, f"driver.{name}" if owner is loaded._driver else name)  # type: ignore[attr-defined]
@@ -154,7 +154,7 @@ def without_a_gpu() -> None:
     device.driver = lambda: driver  # type: ignore[assignment]
     torch._C._cuda_getDevice = lambda: 0
     torch._C._cuda_getCurrentRawStream = lambda index: 0
-    tensors.Border._empty_cuda = property(lambda self: tensors._quick_empty("cpu"))  # type: ignore[assignment]
+    tensors.TensorAdapter._empty_cuda = property(lambda self: tensors._fast_empty("cpu"))  # type: ignore[assignment]
 
 
 def main() -> None:

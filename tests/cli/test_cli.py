@@ -124,7 +124,7 @@ def test_nothing_is_written_where_the_folder_is_missing(model: Path, tmp_path: P
 def test_a_model_is_not_written_over(model: Path):
     before = model.read_bytes()
     for command in ("compile", "export"):
-        assert "got one that is read" in refused(2, command, model, "-o", model)
+        assert "got a file that is read" in refused(2, command, model, "-o", model)
     assert model.read_bytes() == before
 
 
@@ -483,7 +483,7 @@ def test_train_goes_on_where_it_was_killed(tmp_path: Path):
     assert "cannot run here" in refused(2, *common, "--target", "null")
     before = (tmp_path / "d.npz").read_bytes()
     for option in ("--checkpoint", "--curve", "-o"):
-        assert "one that is read" in refused(2, *common, option, tmp_path / "d.npz")
+        assert "a file that is read" in refused(2, *common, option, tmp_path / "d.npz")
     assert "another result" in refused(
         2, *common, "--curve", tmp_path / "c", "--checkpoint", tmp_path / ".." / tmp_path.name / "c"
     )

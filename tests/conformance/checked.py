@@ -85,7 +85,7 @@ def run_planned(
                 turned[here] = 0 if leaves else turned.get(here, 0) + 1
             if leaves:
                 at = step.target
-            values = binding.found()
+            values = binding.read_sizes()
             continue
         kernel = kernels[step.kernel]
         verify_kernel(kernel, "schedule")
@@ -93,4 +93,6 @@ def run_planned(
         run_kernel(kernel, buffers, {v.name: values[v.name] for v in kernel.dims})
     for x, y in zip(state, outputs, strict=False):
         x[...] = y
-    return tuple(x.reshape(-1)[: prod(s)].reshape(s) for x, s in zip(outputs[len(state) :], binding.cut(), strict=True))
+    return tuple(
+        x.reshape(-1)[: prod(s)].reshape(s) for x, s in zip(outputs[len(state) :], binding.actual_shapes(), strict=True)
+    )

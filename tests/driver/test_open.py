@@ -45,7 +45,7 @@ def test_weights_and_outputs_of_every_frontend(model: object):
     np.testing.assert_array_equal(interpret(opened.graph, [X])[0], X * W)
     with pytest.raises(InputError, match=r"expected some of \['sum', 'product'\], got \['quotient'\]"):
         open_model(model, Request(outputs=["quotient"]))
-    with pytest.raises(InputError, match="it is of a TensorFlow model or a TFLite model"):
+    with pytest.raises(InputError, match="a TensorFlow model or a TFLite model takes it"):
         open_model(model, Request(signature="serving_default"))
 
 

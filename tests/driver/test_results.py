@@ -78,11 +78,11 @@ def test_every_result_has_the_same_attributes(make: Callable[[], tuple[Any, tupl
     told = [_outcome(ask) for ask in asked]
     if make is _plain:
         assert not any(isinstance(t, Exception) for t in told)
-    with pytest.raises(TypeError, match="not copied"):
+    with pytest.raises(TypeError, match="cannot be copied"):
         model.__reduce__()
 
 
-def test_several_programs_say_why_they_are_not_one(tmp_path: Path) -> None:
+def test_a_model_of_several_programs_says_why_it_is_not_a_single_one(tmp_path: Path) -> None:
     model, args = _by_values()
     assert not model.is_one_program and [str(s) for s in model.inputs] == ["x: f32[2, 3]", "axes: i64[1]"]
     with pytest.raises(InputError, match=r"the values of axes decide.*for_inputs.*--constant axes"):
@@ -101,3 +101,21 @@ def test_the_public_names() -> None:
     assert set(names) - modules == {name for name in ingot.__all__ if not name.startswith("__")}
     assert all(getattr(ingot, name).__name__ == f"ingot.{name}" for name in modules) and {"ops", "optim"} <= modules
     assert issubclass(ingot.ConstraintError, ingot.InputError) and not hasattr(ingot, "os")
+
+
+@pytest.mark.parametrize("size", [3, 9 << 20], ids=["small", "recycled memory"])
+def test_a_torch_model_without_inputs_returns_tensors(size: int) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Table(torch.nn.Module):
+        def forward(self) -> Any:
+            return torch.arange(size, dtype=torch.float32), torch.ones(2)
+
+    model = ingot.compile(Table(), (), cache=False, threads=1)
+    for result, expected in zip(model(), Table()(), strict=True):
+        assert isinstance(result, torch.Tensor) and torch.equal(result, expected)
+    assert all(isinstance(y, np.ndarray) for y in ingot.compile(_constant(), cache=False, threads=1).run([]))
+
+
+def _constant() -> onnx.ModelProto:
+    return _model("Constant", value_floats=[1.0, 2.0])

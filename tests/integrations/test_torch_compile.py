@@ -116,7 +116,7 @@ def test_a_mode_is_taken_and_told_once(caplog: pytest.LogCaptureFixture) -> None
             close(compile_whole(torch.exp, backend=spy.backend, mode="max-autotune", dynamic=False)(x), x.exp())
     assert len(spy.models) == 2
     assert [r.getMessage() for r in caplog.records if r.name == torch_compile.__name__] == [
-        "torch.compile(mode='max-autotune') changes nothing: Ingot has one mode; "
+        "torch.compile(mode='max-autotune') has no effect: Ingot has a single mode; "
         "options= takes precision, threads, cache, fast_math"
     ]
 

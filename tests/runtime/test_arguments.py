@@ -77,7 +77,7 @@ def test_places_where_the_model_is_not() -> None:
     (code,) = program.code.values()
     cuda = replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
     given = torch.zeros(2, 3).as_subclass(Elsewhere)
-    for made, told in ((cuda, "expected tensors on cuda:0, where the model is, got cuda:1"), (program, "a CPU tensor")):
+    for made, told in ((cuda, "expected tensors on cuda:0, the model's device, got cuda:1"), (program, "a CPU tensor")):
         arguments = Arguments(made)
         for _ in range(3):
             with pytest.raises(InputError, match=told):
@@ -111,7 +111,7 @@ def test_arrays_of_others_on_the_gpu_are_taken_where_they_lie() -> None:
     given = Array(np.zeros((3, 3), np.float32)[1:])
     held, pointers, told = arguments.take([given])
     assert pointers == [given.values.ctypes.data] and given.streams == [1] and len(held) == 1
-    assert (told.shapes, told.tensors, told.place, told.resident) == (((2, 3),), False, None, (True, False))
+    assert (told.shapes, told.tensors, told.device, told.resident) == (((2, 3),), False, None, (True, False))
     for wrong, text in (
         (Array(np.zeros((2, 3))), "expected dtype f32 .* got dtype f64"),
         (Array(np.zeros((3, 2), np.float32).T), "dense"),
@@ -127,7 +127,7 @@ def test_arrays_of_others_on_the_gpu_are_taken_where_they_lie() -> None:
         replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
     )
     first = torch.zeros(2, 3).as_subclass(Here)
-    with pytest.raises(InputError, match="or arrays of others, got both"):
+    with pytest.raises(InputError, match="or of other libraries alone, got both"):
         arguments.take([first, given])
 
 

@@ -15,7 +15,7 @@ import pytest
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.instance import Instance
 from ingot.runtime.dtypes import itemsize
-from ingot.runtime.expr import MOST_BITS, check, evaluate
+from ingot.runtime.expr import MAX_BITS, check, evaluate
 from ingot.runtime.plan_json import from_json, sealed, to_json
 from ingot.runtime.program import Program
 from ingot.support.errors import ArtifactError, IngotError, VerifyError
@@ -101,14 +101,14 @@ def test_plans_are_checked_in_time_linear_in_them() -> None:
     assert time.process_time() - begin < 2
     for i in range(1, count):
         plan["buffers"][-i][ALIAS] = [plan["buffers"][-i - 1][ID], 0]  # a chain, which could be walked again and again
-    with pytest.raises(ArtifactError, match="an alias of a buffer that is none itself"):
+    with pytest.raises(ArtifactError, match="an alias of a buffer that is not an alias"):
         loaded(plan, STATIC)
 
 
 def test_values_have_a_bound() -> None:
-    expr = ("n", *("n", "*") * (MOST_BITS // 63 - 1))
+    expr = ("n", *("n", "*") * (MAX_BITS // 63 - 1))
     check(expr, {"n"}, "here")
-    assert evaluate(expr, {"n": 2}) == 2 ** (MOST_BITS // 63)
+    assert evaluate(expr, {"n": 2}) == 2 ** (MAX_BITS // 63)
     with pytest.raises(VerifyError, match="bits"):
         check((*expr, "n", "*"), {"n"}, "here")
 
@@ -172,7 +172,7 @@ def within(program: Program, instance: Instance, shapes: list[tuple[int, ...]]) 
         for i, (identity, offset) in enumerate(step.args):
             base, place = instance._table[start + 2 * i : start + 2 * i + 2].tolist()
             buffer = by_id[identity]
-            size = evaluate(buffer.nbytes, instance.most) - evaluate(offset, instance.values)
+            size = evaluate(buffer.nbytes, instance.upper_bounds) - evaluate(offset, instance.values)
             size = 0 if buffer.kind == "table" else size
             assert 0 <= place <= place + max(size, 0) <= memory[base], (step, buffer)
 

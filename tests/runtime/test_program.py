@@ -31,7 +31,7 @@ FEATURES = ["cpu", "x86_64", [], "", []]
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        (broken(symbols=(Symbol("n"),)), "no input dim tells the symbol"),
+        (broken(symbols=(Symbol("n"),)), "no input dim determines the symbol"),
         (broken(buffers=(*STATIC.buffers, STATIC.buffers[0])), "same id"),
         (broken(steps=(Step("gone", ()),)), "expected a kernel of the code for cpu, got 'gone'"),
         (broken(steps=(Step("add", ((99, 0),)),)), "expected a declared buffer, got 99"),

@@ -93,7 +93,7 @@ def test_pairs_are_checked() -> None:
     program = models.summing()
     spec = program.state[0].spec
     for value in (START.astype(np.int32), START[1:]):
-        with pytest.raises(VerifyError, match="a first value of its type"):
+        with pytest.raises(VerifyError, match="an initial value of its type"):
             program.with_state({"sum": value})
     with pytest.raises(VerifyError, match=r"\['count'\]: the graph has to name it"):
         program.with_state({"count": START})

@@ -42,44 +42,50 @@ def compile(
     """Compile a trained model to one native program.
 
     Args:
-        model: a path of an ONNX file, a StableHLO program (text, or portable bytecode), a TFLite model or a `.pt2`, an
-            `onnx.ModelProto`, a `torch.export.ExportedProgram`, or an `nn.Module` (with `example_inputs`);
-            a TorchScript archive's path, or a ScriptModule (with `example_inputs`);
-            or a JAX function, plain or jitted (with `example_inputs`), a `jax.export.Exported` or a lowered one;
-            or a `.keras` or HDF5 file of Keras, or a `keras.Model`;
-            or TensorFlow's: a SavedModel's folder, a frozen GraphDef's file, a `tf.function` or a concrete one.
-        example_inputs: for a module, an archive or a function, a tuple of positional or a dict of keyword arguments.
-        target: NAME[:FEATURES]. "native": this machine's CPU with all that it has; "cpu:x86-64-v3", "cpu:znver4",
-            "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md);
-            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md); "c": a `.c` and a `.h` file.
-        dynamic: which sizes vary from call to call. ONNX: by default those that the file leaves open; False or
-            {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} says it of input x's axis 2.
+        model: one of these:
+            ONNX: the path of a file, or an `onnx.ModelProto`;
+            PyTorch: a `torch.export.ExportedProgram`, the path of a `.pt2`, or an `nn.Module` with `example_inputs`;
+            TorchScript: the path of an archive, or a ScriptModule, with `example_inputs`;
+            JAX: a function, plain or jitted, with `example_inputs`, a `jax.export.Exported` or a lowered function;
+            StableHLO: the path of a program, as text or portable bytecode;
+            Keras: the path of a `.keras` or HDF5 file, or a `keras.Model`;
+            TensorFlow: the folder of a SavedModel, the file of a frozen GraphDef, a `tf.function` or a concrete one;
+            TFLite: the path of a file.
+        example_inputs: for a module, an archive or a function: a tuple of positional arguments, or a dict of keyword
+            arguments.
+        target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",
+            "cpu:aarch64" and others: any machine that has these features, compiled from any machine (docs/targets.md).
+            "cuda:sm_90a,sm_80": NVIDIA GPUs of these architectures (docs/gpu.md). "c": a `.c` and a `.h` file.
+        dynamic: the sizes that vary from call to call. ONNX: by default the sizes that the file leaves open;
+            False or {"batch": 1} fixes them, {"length": (1, 512)} bounds them, {"x": {2: 48}} fixes axis 2 of input x.
             PyTorch: {"x": {0: "batch"}}, True, or torch.export.Dim objects; by default none.
-        precision: what weights are stored in: "float32", "bfloat16" (the values they are multiplied with, too) or
-            "float16". Sums are f32 and so is everything else; inputs and outputs keep their types (docs/precision.md).
-        threads: of the compiled model's calls; by default the physical cores this process may use.
+        precision: the type in which weights are stored: "float32", "bfloat16" (which the values multiplied with them
+            take, too) or "float16". Sums and all other values stay f32; inputs and outputs keep their types
+            (docs/precision.md).
+        threads: the threads of a call; by default the physical cores that this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
-        limits: what a model may grow into before it is refused, such as `ingot.Limits(seconds=3600)`.
-        weights: arguments that always have these values: they become constants, and calls leave them out. A mapping
-            from their names (or indices) to arrays, {"axes": np.array([1])}, or a safetensors file; of a JAX function
-            also indices or names alone, whose example values they have. A PyTorch model holds its own.
-        constants: the same as weights, of an ONNX model.
-        signature: which of the signatures of a SavedModel ("serving_default" if there is one) or of a TFLite model
-            (that of its first subgraph).
-        outputs: which of the model's outputs, by name; of a TensorFlow model also tensors within.
-        inputs: of a TensorFlow model, tensors by name to use in place of its inputs (docs/tensorflow.md).
-        state: inputs that the compiled model keeps from call to call, and the outputs that they are in the next one:
-            {"past_key": "present_key"}. They are zeros at first (`set_state`), of fixed size, and written in place
-            where that can be (docs/runtime.md). Of a PyTorch module: by itself, the buffers that its forward writes.
+        limits: bounds on time, memory and sizes, beyond which the model is refused: `ingot.Limits(seconds=3600)`.
+        weights: arguments whose values never change. They become constants, and calls leave them out. Either a mapping
+            from names (or indices) to arrays, {"axes": np.array([1])}, or the path of a safetensors file. For a JAX
+            function also indices or names alone, which take the example's values. A PyTorch model holds its own.
+        constants: the same as `weights`, for an ONNX model.
+        signature: the signature of a SavedModel ("serving_default" if it has one) or of a TFLite model (by default that
+            of its first subgraph).
+        outputs: the names of the outputs to compute; for a TensorFlow model also of tensors inside the graph.
+        inputs: for a TensorFlow model, names of tensors to use as inputs in place of its own (docs/tensorflow.md).
+        state: inputs that the compiled model keeps from call to call, each with the output that replaces it:
+            {"past_key": "present_key"}. They have fixed sizes, start as zeros (see `set_state`) and are updated in
+            place where possible (docs/runtime.md). Buffers that a PyTorch module's forward writes become state without
+            being named.
 
-    Returns: a `CompiledModel`, called with the model's inputs; one of PyTorch, JAX or a `tf.function` with the
-    program's own arguments and results. Where values of inputs decide ranks, axes or branches it has a program for each
-    value, compiled when a call brings it; `weights` gives them ahead.
+    Returns: a `CompiledModel`. It is called with the model's inputs; if it comes from PyTorch, JAX or a `tf.function`,
+    with the program's own arguments, and it returns the program's own results. Where values of inputs decide ranks,
+    axes or branches, it compiles one program for each value when a call brings it; `weights` fixes such values at once.
 
     Raises InputError for arguments that do not fit, ImportModelError for a model that cannot be read,
-    UnsupportedOpError naming every op that Ingot does not have, LimitError for a model that grows beyond a limit,
-    CompileError where no code could be made.
+    UnsupportedOpError naming every op that Ingot does not support, LimitError for a model that exceeds a limit, and
+    CompileError if no code can be generated.
     """
     if constants is not None:
         weights = {**constants, **(weights or {})}

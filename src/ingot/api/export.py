@@ -20,11 +20,11 @@ def export(
 
     Args:
         model, example_inputs, dynamic, weights: as for `compile`.
-        path: the file to write. Its last arguments are the weights, which lie beside it in a safetensors file.
-        inline: keep the weights in the text instead.
+        path: the file to write. The weights are its last arguments, and are stored in a safetensors file next to it.
+        inline: store the weights in the text instead.
 
-    Raises what `compile` raises for a model that cannot be read, and UnsupportedOpError naming every op that has no
-    form in StableHLO.
+    Raises what `compile` raises for a model that cannot be read, and UnsupportedOpError naming every op that StableHLO
+    cannot express.
     """
     from ingot.driver.open import Request, open_model  # not above: `ingot.load` does without the compiler
     from ingot.exporters.stablehlo import write

@@ -21,16 +21,16 @@ def value_and_grad(
     dynamic: Any = None,
     threads: int | None = None,
 ) -> DifferentiatedModel:
-    """Compile a model whose one result is a loss, together with the loss's gradients by its inputs.
+    """Compile a model whose single result is a loss, together with the gradients of this loss.
 
     Args:
         model, example_inputs, target, dynamic, threads: as for `compile`; the model's result is one float.
-        wrt: the inputs to differentiate by, by name; all that hold floats unless given.
+        wrt: the names of the inputs to differentiate with respect to; by default all inputs of a float dtype.
 
-    Returns: a callable with the model's own arguments that gives (loss, {input: gradient}) (docs/training.md).
+    Returns: a callable that takes the model's own arguments and returns (loss, {input: gradient}) (docs/training.md).
 
-    Raises InputError for a loss that is no scalar and for inputs that are no floats, UnsupportedOpError naming all ops
-    that have no reverse rule, and what `compile` raises.
+    Raises InputError for a loss that is not a scalar and for inputs that are not floats, UnsupportedOpError naming
+    every op that has no gradient, and what `compile` raises.
     """
     with no_collection():
         from ingot.driver.compile import Options  # as in `compile`
@@ -49,9 +49,9 @@ def grad(
     dynamic: Any = None,
     threads: int | None = None,
 ) -> DifferentiatedModel:
-    """Compile the gradients of a model whose one result is a loss: as `value_and_grad`, without the loss.
+    """Compile the gradients of a model whose single result is a loss: as `value_and_grad`, without the loss.
 
-    Returns: a callable with the model's own arguments that gives {input: gradient}.
+    Returns: a callable that takes the model's own arguments and returns {input: gradient}.
     """
     with no_collection():
         from ingot.driver.compile import Options  # as in `compile`

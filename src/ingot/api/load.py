@@ -11,12 +11,12 @@ from ingot.runtime.training import META, TrainingStep
 
 
 def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:
-    """Load a saved program: milliseconds, numpy alone.
+    """Load a saved program. It takes milliseconds and needs numpy alone.
 
-    What `ingot.train` made goes on training: a `TrainingStep`.
+    A file saved from `ingot.train` loads as a `TrainingStep`, which continues the training.
 
     Raises ArtifactError for a file that is truncated, corrupted, of another version or for another machine.
     """
     program = artifact.load(Path(path))
-    made = TrainingStep if META in program.meta else CompiledModel
-    return made(program, threads=threads)
+    model_type = TrainingStep if META in program.meta else CompiledModel
+    return model_type(program, threads=threads)

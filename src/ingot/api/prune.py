@@ -20,19 +20,21 @@ def prune(
     dynamic: Any = None,
     threads: int | None = None,
 ) -> PrunedModel:
-    """Compile a model with the smallest of its weights as zeros: by magnitude, without training.
+    """Compile a model with its smallest weights set to zero: by magnitude, without training.
 
     Args:
         model, example_inputs, dynamic, threads: as for `compile`.
-        sparsity: the part of the weights of products and convolutions that become zeros, such as 0.9; or for products
-            by name, with wildcards: {"*intermediate*": 0.9}. Others stay as they are; later entries win.
-        block: how many neighbouring outputs are kept or dropped together, by their mean magnitude: 1, 4 or 16.
-        scope: "layer": the part of each product's own weights; "global": of all of them together.
+        sparsity: the fraction of the weights of products and convolutions to set to zero, such as 0.9; or one fraction
+            for each product by name, with wildcards: {"*intermediate*": 0.9}. Products that match no name stay as they
+            are; later entries win.
+        block: the number of neighboring outputs that are kept or dropped as a group, by their mean magnitude: 1, 4 or
+            16.
+        scope: "layer": the fraction holds for each product's own weights; "global": for the weights of all products.
 
-    Returns: a compiled model with the `sparsity` of each product; `ingot.quantize` takes it, too (docs/sparse.md).
+    Returns: a compiled model whose `sparsity` is that of each product; `ingot.quantize` takes it, too (docs/sparse.md).
 
-    Raises InputError for arguments that do not fit, names of no product, and models without products of constant
-    float32 weights, and what `compile` raises.
+    Raises InputError for arguments that do not fit, for names that match no product and for models that have no product
+    of constant float32 weights, and what `compile` raises.
     """
     from ingot.transform.prune import prune_model  # as in `compile`
 

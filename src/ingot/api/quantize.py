@@ -29,30 +29,32 @@ def quantize(
     seed: int = 0,
     table: str | os.PathLike[str] | None = None,
 ) -> QuantizedModel:
-    """Compile a float model with a number format of its own for each product, chosen by measurement on this machine.
+    """Compile a float model with a number format for each product, chosen by measurement on this machine.
 
     Args:
-        model, example_inputs, dynamic: as for `compile`. Without inputs, the first sample is the example.
-        samples: what the model is called with: a mapping from inputs to arrays of many samples along their first axis,
-            which are cut into calls of `batch`, or a sequence of calls, each a mapping, a tuple or one array. A part is
-            kept apart, and what is promised is checked on it. latency: of the first call.
-        labels: of the samples, handed to `metric`.
-        metric: (outputs of each call as a list, labels if there are any) -> a number, higher is better. Without one it
-            is the cosine of the outputs to the float model's.
-        at_least: the part of the float model's metric that is kept, such as 0.99. latency_ms: of a call. size_mb: of
-            code and weights. Without any of them: what is fastest within 0.99 of the metric, or a cosine of 0.997.
-        seconds: about how long to search. formats: what to try, of float32, bfloat16, float16, int8, int8-dynamic,
-            int16, weight8, weight4. seed: of what is kept apart.
-        table: a file that keeps what was measured; a search with the same one repeats no measurement.
+        model, example_inputs, dynamic: as for `compile`. Without example inputs, the first sample is the example.
+        samples: inputs to measure with: a mapping from input names to arrays of many samples along their first axis,
+            which are split into calls of `batch`; or a sequence of calls, each a mapping, a tuple or one array. Some
+            samples are held out, and the constraints are checked on these. Latency is that of the first call.
+        labels: the labels of the samples, which `metric` takes.
+        metric: a function of (list of each call's outputs, labels if given) that returns a number; higher is better. By
+            default the cosine similarity of the outputs to those of the float model.
+        at_least: the fraction of the float model's metric to retain, such as 0.99.
+        latency_ms: the longest time of a call. size_mb: the largest size of code and weights. Without any of these
+            three constraints: the fastest model that retains 0.99 of the metric, or a cosine similarity of 0.997.
+        seconds: the approximate time to search for.
+        formats: the formats to try, out of float32, bfloat16, float16, int8, int8-dynamic, int16, weight8, weight4.
+        seed: selects the samples that are held out.
+        table: a file that stores the measurements; a search with the same file repeats none of them.
 
     Returns: a compiled model with a `report` (docs/quantize.md).
 
     Raises InputError for samples, a metric or a model that do not fit, ConstraintError with the nearest models that
-    were measured where the constraints cannot be kept, and what `compile` raises.
+    were measured if no model meets the constraints, and what `compile` raises.
     """
-    from ingot.transform.quantize.run import Asked, quantize_model  # as in `compile`
+    from ingot.transform.quantize.run import SearchOptions, quantize_model  # as in `compile`
 
-    asked = Asked(metric, at_least, latency_ms, size_mb, seconds, formats, threads, seed)
+    asked = SearchOptions(metric, at_least, latency_ms, size_mb, seconds, formats, threads, seed)
     return quantize_model(
-        model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, asked=asked
+        model, samples, labels, example_inputs=example_inputs, dynamic=dynamic, batch=batch, table=table, options=asked
     )

@@ -64,7 +64,7 @@ def bench(
     feeds: Feeds,
     threads: int,
     rounds: int = 10,
-    seconds: float = timing.SECONDS,
+    seconds: float = timing.BURST_SECONDS,
     precision: str = "float32",
     target: str = "native",
 ) -> list[Result]:

@@ -1,7 +1,7 @@
-"""The `ingot` command. It presents; what it shows is worked out in `ingot.debug` and `ingot.driver.compile`.
+"""The `ingot` command. It only presents results; `ingot.debug` and `ingot.driver.compile` compute them.
 
-Results go to standard output, progress and errors to standard error. Exit codes: see `console.CODES`. A command is a
-file here and a line in COMMANDS.
+Results go to standard output, progress and errors to standard error. Exit codes: see `console.CODES`. Each command is
+a file in this folder and a line in COMMANDS.
 """
 
 from __future__ import annotations
@@ -69,6 +69,6 @@ def main() -> None:
     """The console script."""
     try:
         app()
-    except BrokenPipeError:  # the reader of a pipe has seen enough, as `head` does
+    except BrokenPipeError:  # the reader of the pipe has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(OK)

@@ -1,4 +1,4 @@
-"""`ingot bench`: a model beside other engines."""
+"""`ingot bench`: compare a model's speed with other engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ingot.bench import run as benching
-from ingot.cli.console import FAILED, UNSUPPORTED, err, escape, out, plain_table, presented, print_json
+from ingot.cli.console import FAILED, UNSUPPORTED, command_context, err, escape, out, plain_table, print_json
 from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
@@ -18,8 +18,8 @@ from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
 from ingot.support import timing
 
-# the peers of each kind of model
-DEFAULT = {
+# the default engines for each kind of model
+DEFAULT_ENGINES = {
     "onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "torchscript": "", "artifact": "",
 }  # fmt: skip
 
@@ -28,18 +28,18 @@ def bench(
     model: Model,
     against: Annotated[
         str | None,
-        typer.Option(help="Engines, by comma: ort, openvino, eager, inductor; by default ort or, for .pt2, eager."),
+        typer.Option(help="Engines, separated by commas: ort, openvino, eager, inductor; default: ort, .pt2: eager."),
     ] = None,
     threads: Threads = None,
     precision: Precision = "float32",
     target: Target = "native",
     size: Sizes = None,
     rounds: Annotated[int, typer.Option(min=1, help="Bursts of each engine.")] = 10,
-    seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.SECONDS,
+    seconds: Annotated[float, typer.Option(min=0.001, help="Length of a burst.")] = timing.BURST_SECONDS,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Time the model beside other engines: each in its own process, in short bursts by turns.
+    """Time the model in Ingot and in other engines, each in its own process, in short alternating bursts.
 
     A ratio above 1 means that Ingot is faster.
 
@@ -50,9 +50,9 @@ def bench(
     ingot bench model.pt2 --against inductor,eager --size batch=8
     ingot bench model.pt2 --against inductor,eager --target cuda:sm_90a
     """
-    with presented(as_json, limit):
+    with command_context(as_json, limit):
         source = open_source(model)
-        names = benching.engines(DEFAULT[source.kind] if against is None else against)
+        names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
         compiled = runnable(compile_source(source, threads=threads, cache=True, precision=precision, target=target))
@@ -61,8 +61,8 @@ def bench(
     failed = [r for r in results if r.failed]
     if as_json:
         shapes = {name: list(array.shape) for name, array in feeds.items()}
-        told = {"model": str(model), "threads": compiled.threads, "inputs": shapes}
-        print_json(told | {"results": [asdict(r) for r in results]})
+        facts = {"model": str(model), "threads": compiled.threads, "inputs": shapes}
+        print_json(facts | {"results": [asdict(r) for r in results]})
     else:
         _print_bench(results, feeds, compiled.threads)
     if failed:

@@ -1,4 +1,4 @@
-"""`ingot compare`: is a compiled model right, and if not, who is to blame."""
+"""`ingot compare`: check whether a compiled model is right, and find the cause if it is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import MISMATCH, escape, out, plain_table, presented, print_json
+from ingot.cli.console import MISMATCH, command_context, escape, out, plain_table, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.debug.comparison import compare as comparing
 from ingot.debug.feeds import parse_sizes
@@ -22,7 +22,7 @@ def compare(
     program: Annotated[Path | None, typer.Option(help="Check this .ingot file instead of compiling now.")] = None,
     size: Sizes = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Error allowed, in parts of the largest magnitude; 1e-4 for float32.")
+        float | None, typer.Option(help="Allowed error, relative to the largest magnitude; 1e-4 for float32.")
     ] = None,
     interpreter: Annotated[
         bool, typer.Option("--interpreter/--no-interpreter", help="Compare with Ingot's interpreter too (slow).")
@@ -34,13 +34,13 @@ def compare(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Check a compiled model on random inputs at several sizes, and name what is to blame if it is wrong.
+    """Check a compiled model on random inputs at several sizes, and name the cause if it is wrong.
 
-    The references are the model's own framework, where it is installed (ONNX Runtime, PyTorch, LiteRT, XLA, TensorFlow,
+    The references are the model's own framework, if it is installed (ONNX Runtime, PyTorch, LiteRT, XLA, TensorFlow,
     Keras, torch.jit), and Ingot's interpreter.
 
-    Elements that rounding alone decides, as float64 tells, count as equal.
-    Where they differ it names the first op that is wrong and the import, pass, rewrite rule or kernel responsible.
+    Elements that differ by rounding alone, according to float64, count as equal. If outputs differ, it names the first
+    op that is wrong, and the import, pass, rewrite rule or kernel responsible.
 
     \b
     ingot compare model.onnx
@@ -48,33 +48,35 @@ def compare(
     ingot compare model.onnx --program model.ingot
     ingot compare scripted.pt --inputs x=f32:1,? --constant rate=16000
     """
-    with presented(as_json, limit):
+    with command_context(as_json, limit):
         source = open_source(model, about.words)
         if program is None:
             check_runs(settings.target)
-        found = comparing.compare(
+        comparison = comparing.compare(
             source, program=program, sizes=parse_sizes(size or []), tolerance=tolerance, interpreter=interpreter,
             seed=seed, **vars(settings),
         )  # fmt: skip
     if as_json:
-        checks = [asdict(c) for c in found.checks]
-        blame = None if found.blame is None else asdict(found.blame)
-        print_json({"model": str(model), "ok": found.ok, "checks": checks, "refused": found.refused, "blame": blame})
+        checks = [asdict(c) for c in comparison.checks]
+        blame = None if comparison.blame is None else asdict(comparison.blame)
+        print_json(
+            {"model": str(model), "ok": comparison.ok, "checks": checks, "refused": comparison.refused, "blame": blame}
+        )
     else:
-        _print_comparison(found)
-    if not found.ok:
+        _print_comparison(comparison)
+    if not comparison.ok:
         raise typer.Exit(MISMATCH)
 
 
-def _print_comparison(found: comparing.Comparison) -> None:
+def _print_comparison(comparison: comparing.Comparison) -> None:
     table = plain_table("sizes", "against", "output", "error", "relative", "", left=("sizes", "against", "output", ""))
-    for c in found.checks:
+    for c in comparison.checks:
         a = c.agreement
         verdict = f"{'[green]ok[/]' if a.ok else '[bold red]differs[/]'} {escape(a.note)}".strip()
         sizes = ", ".join(f"{name}={size}" for name, size in c.sizes.items()) or "fixed"
         table.add_row(sizes, escape(c.against), escape(c.output), f"{a.error:.2e}", f"{a.relative:.1e}", verdict)
     out.print(table)
-    for text in found.refused:
+    for text in comparison.refused:
         out.print(f"not compared: {escape(text)}", highlight=False)
-    if found.blame is not None:
-        out.print(f"\n[bold red]to blame:[/] {escape(str(found.blame))}", highlight=False)
+    if comparison.blame is not None:
+        out.print(f"\n[bold red]to blame:[/] {escape(str(comparison.blame))}", highlight=False)

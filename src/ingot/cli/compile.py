@@ -1,4 +1,4 @@
-"""`ingot compile`: a model to one file."""
+"""`ingot compile`: compile a model to one file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import check_writable, escape, out, presented, print_json
+from ingot.cli.console import check_writable, command_context, escape, out, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source
@@ -24,7 +24,7 @@ def compile_(
         Path | None, typer.Option("--output", "-o", help="The file to write; by default MODEL with the suffix .ingot.")
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="For C: write the weights to a file of their own, to be passed to each call.")
+        Path | None, typer.Option(help="For target c: write the weights to a separate file, to pass to each call.")
     ] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
     *,
@@ -33,9 +33,9 @@ def compile_(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Compile a model to one file, which runs wherever the CPU has the same vector extensions.
+    """Compile a model to one file, which runs on any CPU with the same vector extensions.
 
-    Sizes that the model leaves open (batch, length) stay open: the program takes any of them.
+    Dynamic sizes (batch, length) stay dynamic: the program takes any of them.
 
     \b
     ingot compile model.onnx                        writes model.ingot
@@ -44,16 +44,16 @@ def compile_(
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     """
-    with presented(as_json, limit):
+    with command_context(as_json, limit):
         source = open_source(model, about.words)
         if source.kind == "artifact":
-            raise InputError(f"{model} is compiled already", expected="the file of a model")
+            raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix="ingot run")
         suffix = ".c" if settings.target.partition(":")[0] == "c" else ".ingot"
         path = output or model.with_suffix(suffix)
         check_writable([path, weights], [model])
-        began = time.perf_counter()
+        start = time.perf_counter()
         compiled = compile_source(source, cache=cache, **vars(settings))
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         progress.report("save")
         compiled.save(path, weights=weights)
     facts = _facts(compiled) | {"seconds": seconds, "output": str(path), "file_bytes": path.stat().st_size}
@@ -81,8 +81,8 @@ def _facts(compiled: CompiledModel) -> dict[str, object]:
 
 def _print_facts(compiled: CompiledModel) -> None:
     program = compiled.program
-    kept = [s.spec for s in program.state]
-    for name, specs in (("in", program.inputs), ("out", program.outputs), ("state", kept)):
+    state = [s.spec for s in program.state]
+    for name, specs in (("in", program.inputs), ("out", program.outputs), ("state", state)):
         for spec in specs:
             out.print(f"[dim]{name:>3}[/]  {escape(str(spec))}", highlight=False)
     kernels = len({s.kernel for s in program.steps})

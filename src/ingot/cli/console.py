@@ -1,4 +1,4 @@
-"""What the commands share: the two streams, exit codes, progress, errors as messages, tables."""
+"""Shared parts of the commands: the two streams, exit codes, progress, error messages, tables."""
 
 from __future__ import annotations
 
@@ -36,28 +36,26 @@ OK, MISMATCH, BAD_INPUT, UNSUPPORTED, FAILED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 CODES = {
     OK: "done",
     MISMATCH: "compare found a difference",
-    BAD_INPUT: "wrong usage, or an input, model or file that cannot be used",
-    UNSUPPORTED: "the model has ops that Ingot lacks, or an engine of bench could not run it",
-    FAILED: "Ingot's own failure: please report it",
+    BAD_INPUT: "wrong usage, or an invalid input, model or file",
+    UNSUPPORTED: "the model has unsupported ops, or an engine of bench could not run it",
+    FAILED: "internal error of Ingot: please report it",
     INTERRUPTED: "interrupted",
 }
 
-# a file or pipe has no width of its own: wide enough that tables keep their rows
+# a file or pipe has no width: 160 columns are wide enough not to wrap the rows of tables
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 160
 out, err = Console(soft_wrap=True, width=_WIDTH), Console(stderr=True, soft_wrap=True)
 
 
 def escape(text: str) -> str:
-    """`text` to be printed as it is: neither as rich's markup nor as commands to the terminal."""
+    """Escape `text` for printing, so that it is neither rich markup nor a terminal control sequence."""
     return markup.escape(printable(text))
 
 
 @contextmanager
-def presented(as_json: bool, limits: Sequence[str] | None = None) -> Iterator[None]:
-    """Progress on a terminal's standard error; Ingot's errors as one message and an exit code, not as a traceback.
-
-    `limits` hold within.
-    """
+def command_context(as_json: bool, limits: Sequence[str] | None = None) -> Iterator[None]:
+    """Run a command within `limits`: show progress on a terminal's standard error, and Ingot's errors as one message
+    and an exit code instead of a traceback."""
     try:
         with limited(parse_limits(limits or ())), _shown_progress():
             yield
@@ -72,18 +70,18 @@ def presented(as_json: bool, limits: Sequence[str] | None = None) -> Iterator[No
         err.print("[bold red]error:[/] not enough memory for this model at these sizes")
         raise typer.Exit(BAD_INPUT) from None
     except RecursionError:
-        err.print("[bold red]error:[/] the model is nested deeper than Ingot follows")
+        err.print("[bold red]error:[/] the model is nested too deeply for Ingot")
         raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         err.print("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except (typer.Exit, BrokenPipeError):
         raise
-    except Exception as error:  # a fault of Ingot's own: with its traceback, which a report needs
+    except Exception as error:  # an internal error: print the traceback for the report
         if as_json:
             print_json({"error": str(error), "kind": type(error).__name__, "code": FAILED, "unsupported": []})
         err.print(escape(traceback.format_exc().rstrip()), highlight=False)
-        err.print("[bold red]error:[/] this is a fault of Ingot: please report it with the lines above")
+        err.print("[bold red]error:[/] this is an internal error of Ingot: please report it with the lines above")
         raise typer.Exit(FAILED) from None
 
 
@@ -112,24 +110,24 @@ def _shown_progress() -> Iterator[None]:
 
 
 def print_json(value: object) -> None:
-    print(json.dumps(_plain(value), allow_nan=False))
+    print(json.dumps(_json_value(value), allow_nan=False))
 
 
-def _plain(value: object) -> object:
-    """What JSON has words for: it has none for numbers that are not finite, which are null."""
+def _json_value(value: object) -> object:
+    """The value as JSON types. Numbers that are not finite become null, as JSON cannot represent them."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: _json_value(v) for k, v in value.items()}
+    return [_json_value(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def check_writable(written: Sequence[Path | None], read: Sequence[Path]) -> None:
-    """Raise InputError unless each file's folder is there, and it is neither one that is read nor another that is
-    written: said before minutes of work and not after them."""
-    taken = dict.fromkeys(read, "one that is read")
+    """Raise InputError unless each file to write has an existing folder and differs from the other files: before
+    minutes of work, not after them."""
+    taken = dict.fromkeys(read, "a file that is read")
     for path in filter(None, written):
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}", expected="an existing folder", got=str(path.parent))
@@ -137,8 +135,8 @@ def check_writable(written: Sequence[Path | None], read: Sequence[Path]) -> None
             raise InputError(f"cannot write {path}", expected="a file's name", got="a folder")
         for other, what in taken.items():
             if _same_file(path, other):
-                raise InputError(f"cannot write {path}", expected="a file of its own", got=what)
-        taken[path] = "one of another result"
+                raise InputError(f"cannot write {path}", expected="a separate file", got=what)
+        taken[path] = "the file of another result"
 
 
 def _same_file(a: Path, b: Path) -> bool:

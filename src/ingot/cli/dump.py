@@ -1,4 +1,4 @@
-"""`ingot dump`: what happened inside a compile."""
+"""`ingot dump`: show the stages of a compilation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import out, plain_table, presented, print_json
+from ingot.cli.console import command_context, out, plain_table, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, Sizes, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import Build, build
@@ -30,7 +30,7 @@ def dump(
     llvm: Annotated[bool, typer.Option("--llvm", help="With --kernel: its LLVM IR.")] = False,
     asm: Annotated[bool, typer.Option("--asm", help="With --kernel: its assembly.")] = False,
     triton: Annotated[bool, typer.Option("--triton", help="With --kernel, for GPUs: its Triton text.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Steps, buffers and where they lie.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="The steps and buffers, with their offsets in memory.")] = False,
     size: Sizes = None,
     *,
     about: ModelOptions,
@@ -38,7 +38,7 @@ def dump(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Look inside: the graph after any pass, a kernel's IR, LLVM IR, assembly or Triton text, the plan.
+    """Show the graph after any pass, a kernel's IR, LLVM IR, assembly or Triton text, or the plan.
 
     Without options it lists the passes, with their times, and the kernels.
 
@@ -48,12 +48,12 @@ def dump(
     ingot dump model.onnx --kernel contraction_3 --asm
     ingot dump model.ingot --plan --size batch=1
     """
-    with presented(as_json, limit):
+    with command_context(as_json, limit):
         forms = {"--llvm": llvm, "--asm": asm, "--triton": triton}
-        for clash in ({"--after": after, "--kernel": kernel, "--plan": plan}, forms):
-            if len(given := [name for name, value in clash.items() if value]) > 1:
-                raise InputError("dump", expected=f"one of {', '.join(clash)}", got=" and ".join(given))
-        form = next((name.removeprefix("--") for name, asked in forms.items() if asked), "ir")
+        for exclusive in ({"--after": after, "--kernel": kernel, "--plan": plan}, forms):
+            if len(names := [name for name, value in exclusive.items() if value]) > 1:
+                raise InputError("dump", expected=f"one of {', '.join(exclusive)}", got=" and ".join(names))
+        form = next((name.removeprefix("--") for name, is_set in forms.items() if is_set), "ir")
         if form != "ir" and kernel is None:
             raise InputError(f"--{form}", expected="--kernel NAME with it", got="no kernel")
         source = open_source(model, about.words)
@@ -80,15 +80,15 @@ def dump(
 def _dump_artifact(
     source: Source, after: str | None, kernel: str | None, plan: bool, size: Sequence[str] | None
 ) -> str:
-    """What a saved program carries: its stages and its plan."""
-    compiled = CompiledModel(UnloadedProgram(artifact.load(source.path)))  # which need not run here
+    """The stages and the plan of a saved program."""
+    compiled = CompiledModel(UnloadedProgram(artifact.load(source.path)))  # it may be for another machine
     if kernel is not None:
-        raise InputError("--kernel", expected="the model itself", got=f"{source.path}, which holds machine code only")
+        raise InputError("--kernel", expected="the original model", got=f"{source.path}, which has machine code only")
     return _plan(compiled, size) if plan or after is None else compiled.dump(after)
 
 
 def _plan(compiled: CompiledModel, size: Sequence[str] | None) -> str:
-    """The plan; with its places in memory if sizes are given."""
+    """The plan; given sizes, also its offsets in memory."""
     if not size:
         return compiled.plan()
     feeds = random_inputs(compiled.program, None, size)
@@ -99,8 +99,8 @@ def _print_overview(built: Build, as_json: bool) -> None:
     passes = [(name, seconds, len(graph.nodes())) for name, seconds, graph in built.trace.stages]
     kernels = [kernel.name for kernel in built.trace.kernels]
     if as_json:
-        told = [{"name": n, "seconds": s, "nodes": c} for n, s, c in passes]
-        print_json({"nodes": len(built.graph.nodes()), "passes": told, "kernels": kernels})
+        rows = [{"name": n, "seconds": s, "nodes": c} for n, s, c in passes]
+        print_json({"nodes": len(built.graph.nodes()), "passes": rows, "kernels": kernels})
         return
     table = plain_table("after pass", "time", "nodes", left=("after pass",))
     table.add_row("model", "", str(len(built.graph.nodes())))

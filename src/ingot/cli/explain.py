@@ -1,4 +1,4 @@
-"""`ingot explain`: where the time goes."""
+"""`ingot explain`: report where the time goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import check_writable, escape, out, plain_table, presented, print_json
+from ingot.cli.console import check_writable, command_context, escape, out, plain_table, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug import explain as explaining
@@ -37,16 +37,16 @@ def explain(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Say where the time goes: per kernel its time, share of this machine's limits, what was fused and what was not.
+    """Report where the time goes: the time of each kernel, its share of this machine's limits, and what was fused.
 
     The machine's multiply-add peak and memory bandwidth are measured in the same run.
 
     \b
     ingot explain model.onnx
     ingot explain model.onnx --html report.html --trace trace.json --size batch=8
-    ingot explain quantized.ingot                   which op computes in which format, and what it costs
+    ingot explain quantized.ingot                   the number format of each op, and its time
     """
-    with presented(as_json, limit):
+    with command_context(as_json, limit):
         source = open_source(model, about.words)
         check_writable([html, trace], [model])
         if source.kind == "artifact" and (receipt := artifact.load(source.path).meta.get("quantization")):
@@ -56,19 +56,19 @@ def explain(
         graph = read_graph(source)
         built = build(graph, **vars(settings))
         feeds = random_inputs(built.program, graph, size)
-        found = explaining.explain(source.name, built, feeds, repeats)
+        explanation = explaining.explain(source.name, built, feeds, repeats)
         if html is not None:
-            atomic_write(html, [html_report(found).encode()])
+            atomic_write(html, [html_report(explanation).encode()])
         if trace is not None:
-            atomic_write(trace, [chrome_trace(found).encode()])
+            atomic_write(trace, [chrome_trace(explanation).encode()])
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(explanation))
         return
-    _print_explanation(found, top)
+    _print_explanation(explanation, top)
 
 
 def _print_receipt(receipt: str, as_json: bool) -> None:
-    """What a quantized artifact says of itself."""
+    """Print the report that a quantized artifact contains."""
     report = Report.of_receipt(receipt)
     if as_json:
         print(report.to_json())
@@ -97,12 +97,12 @@ def _print_explanation(e: explaining.Explanation, top: int) -> None:
             reasons[r.apart],
         )
     out.print(table)
-    out.print("[dim]why a kernel stores its result instead of being part of the one that reads it:[/]")
+    out.print("[dim]why a kernel is not fused with the one that reads its result:[/]")
     for text, number in reasons.items():
         out.print(f"  {number} {escape(text)}", highlight=False)
-    left = len(e.rows) - len(rows)
-    if left:
-        out.print(f"[dim]and {left} faster ones (--top 0)[/]")
+    rest = len(e.rows) - len(rows)
+    if rest:
+        out.print(f"[dim]and {rest} faster ones (--top 0)[/]")
     floor = f"{e.floor / e.seconds:.0%}" if e.seconds else "-"
     out.print(
         f"{time_text(e.call_seconds)} a call, {time_text(e.seconds)} of it in kernels: {len(e.rows)} groups, "

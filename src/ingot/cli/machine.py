@@ -1,10 +1,10 @@
-"""`ingot machine`: what the compiler takes a machine for."""
+"""`ingot machine`: show the compiler's description of a machine."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
-from ingot.cli.console import out, plain_table, presented, print_json
+from ingot.cli.console import command_context, out, plain_table, print_json
 from ingot.cli.options import Json, Target, Threads
 from ingot.pipeline.target import features_of, target_of
 from ingot.runtime.cpu.pool import thread_count
@@ -17,10 +17,10 @@ def machine(target: Target = "native", threads: Threads = None, as_json: Json = 
     ingot machine
     ingot machine --target cpu:znver4
     """
-    with presented(as_json):
+    with command_context(as_json):
         features = features_of(target)
-        found = target_of(features).machine(features, thread_count(threads), {})
-    numbers = {f.name: getattr(found, f.name) for f in fields(found) if f.repr}
+        description = target_of(features).machine(features, thread_count(threads), {})
+    numbers = {f.name: getattr(description, f.name) for f in fields(description) if f.repr}
     facts = {"target": features.target, "arch": features.arch, "cpu": features.cpu, "features": list(features.features)}
     if as_json:
         print_json(facts | {"machine": numbers})

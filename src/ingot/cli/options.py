@@ -1,4 +1,4 @@
-"""Options that several commands take, and groups of them."""
+"""Options that several commands share, and groups of options."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import typer
 from ingot.debug.source import Words
 from ingot.support.dataclass import dataclass
 
-_READ = "ONNX, PyTorch (.pt2), TorchScript, StableHLO, TensorFlow, TFLite or Keras"
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_READ}, or a compiled .ingot file.")]
-Uncompiled = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_READ}.")]
+_MODEL_FORMATS = "ONNX, PyTorch (.pt2), TorchScript, StableHLO, TensorFlow, TFLite or Keras"
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_MODEL_FORMATS}, or a compiled .ingot file.")]
+Uncompiled = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_MODEL_FORMATS}.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default one per physical core.")]
 Dims = Annotated[
     list[str] | None,
@@ -29,10 +29,10 @@ Constants = Annotated[
     list[str] | None,
     typer.Option(
         "--constant", metavar="NAME=VALUE",
-        help="An input that always is 16000, [1,2] or FILE.npy; or FILE.safetensors for several. Repeatable.",
+        help="Fix an input to a value: 16000, [1,2] or FILE.npy; or FILE.safetensors for several. Repeatable.",
     ),
 ]  # fmt: skip
-Signature = Annotated[str | None, typer.Option(metavar="NAME", help="Which signature of a SavedModel or TFLite file.")]
+Signature = Annotated[str | None, typer.Option(metavar="NAME", help="The signature of a SavedModel or TFLite file.")]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
@@ -40,23 +40,23 @@ Inputs = Annotated[
     ),
 ]
 Outputs = Annotated[
-    list[str] | None, typer.Option("--outputs", metavar="NAME", help="An output to compile, of several. Repeatable.")
+    list[str] | None, typer.Option("--outputs", metavar="NAME", help="Compile only this output. Repeatable.")
 ]
 Sizes = Annotated[
     list[str] | None,
-    typer.Option("--size", metavar="NAME=SIZE,...", help="Sizes of the run that the model leaves open."),
+    typer.Option("--size", metavar="NAME=SIZE,...", help="Sizes for the model's dynamic dims in this run."),
 ]
 Target = Annotated[
     str,
     typer.Option(
         metavar="NAME[:FEATURES]",
-        help="native: this machine's CPU with all that it has; cpu:x86-64-v3, cpu:aarch64 and others; cuda:sm_90a; c.",
+        help="native: this machine's CPU and all its features; cpu:x86-64-v3, cpu:aarch64 and others; cuda:sm_90a; c.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that hold for real numbers only.")]
 Precision = Annotated[
-    str, typer.Option(metavar="TYPE", help="What weights are stored in: float32, bfloat16, float16. Sums are float32.")
+    str, typer.Option(metavar="TYPE", help="The type of stored weights: float32, bfloat16, float16. Sums are float32.")
 ]
 Limit = Annotated[
     list[str] | None,
@@ -66,7 +66,7 @@ Limit = Annotated[
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What is said of the model, in the words of `ingot.compile`."""
+    """The options that describe the model, as in `ingot.compile`."""
 
     dim: Dims = None
     constant: Constants = None
@@ -81,7 +81,8 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """How it is compiled, by the names that `compile_source`, `build` and `compare` take: `**vars(settings)`."""
+    """The options of compilation, named as the arguments of `compile_source`, `build` and `compare`, which take
+    `**vars(settings)`."""
 
     threads: Threads = None
     target: Target = "native"
@@ -90,7 +91,7 @@ class CompileOptions:
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the options of each parameter that is a group of them, for `typer` to see.
+    """Replace the parameters of a command that are groups by the options of these groups, for `typer`.
 
     run(model, *, about: ModelOptions, seed=0)   ->   run(model, dim=None, constant=None, ..., outputs=None, seed=0)
     """
@@ -101,16 +102,18 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         if name not in groups:
             options.append(parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY))
             continue
-        within = get_type_hints(groups[name], include_extras=True)
+        annotations = get_type_hints(groups[name], include_extras=True)
         options += [
-            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=within[f.name])
+            Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=annotations[f.name])
             for f in fields(groups[name])
         ]
 
     @wraps(command)
-    def call(**given: Any) -> None:
-        made = {name: group(**{f.name: given.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
-        command(**made, **given)
+    def call(**arguments: Any) -> None:
+        groups_by_name = {
+            name: group(**{f.name: arguments.pop(f.name) for f in fields(group)}) for name, group in groups.items()
+        }
+        command(**groups_by_name, **arguments)
 
     call.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     call.__annotations__ = {option.name: option.annotation for option in options}

@@ -1,4 +1,4 @@
-"""`ingot run`: a model once, on arrays from files or random ones."""
+"""`ingot run`: run a model once, on arrays from files or on random ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from ingot.cli.console import escape, out, plain_table, presented, print_json
+from ingot.cli.console import command_context, escape, out, plain_table, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, Model, ModelOptions, Sizes, grouped
 from ingot.cli.sizes import inputs_of
 from ingot.debug.drawing import time_text
@@ -46,13 +46,13 @@ def run(
     ingot run model.ingot --input x=x.npy --output-dir results
     ingot run model.onnx --random --size batch=4
     """
-    with presented(as_json, limit):
+    with command_context(as_json, limit):
         source = open_source(model, about.words)
         if source.kind != "artifact":
             check_runs(settings.target)
         compiled = runnable(compile_source(source, cache=True, **vars(settings)))
         feeds = read_feeds(compiled, feed or [])
-        if random and not compiled.is_one_program:  # what is given decides which program it is
+        if random and not compiled.is_one_program:  # the given inputs select the program
             source, feeds = replace(source, weights={**source.weights, **feeds}), {}
             compiled = runnable(compile_source(source, cache=True, **vars(settings)))
         names = {spec.name for spec in compiled.inputs}
@@ -63,9 +63,9 @@ def run(
             raise InputError("inputs", expected=", ".join(missing), fix="pass --input NAME=FILE.npy, or --random")
         folder = None if output_dir is None else _folder(output_dir)
         progress.report("run")
-        began = time.perf_counter()
+        start = time.perf_counter()
         results = compiled.run([feeds[spec.name] for spec in compiled.inputs])
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         named = zip((spec.name for spec in compiled.outputs), results, strict=True)
         facts = [_output(name, r, folder) for name, r in (leaf for n, r in named for leaf in _leaves(n, r))]
     if as_json:
@@ -80,7 +80,7 @@ def run(
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
-    """A result as arrays: of a sequence its members."""
+    """The arrays of a result, with their names: for a sequence those of its members."""
     if isinstance(value, Mapping | list | tuple):
         for key, member in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _leaves(f"{name}.{key}", member)
@@ -90,15 +90,17 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _output(name: str, array: np.ndarray, folder: Path | None) -> dict[str, object]:
-    """An output's summary; written into the folder if there is one."""
+    """Summarize an output; also write it into the folder if one is given."""
     file = None
     if folder is not None:
         file = folder / f"{name.replace('/', '_')}.npy"
         data = io.BytesIO()
         np.save(data, array)
         atomic_write(file, [data.getbuffer()])
-    some = array.astype(np.float64) if array.size and array.dtype.kind not in "SU" else None
-    numbers = (None, None, None) if some is None else (float(some.min()), float(some.mean()), float(some.max()))
+    numeric = array.astype(np.float64) if array.size and array.dtype.kind not in "SU" else None
+    numbers = (
+        (None, None, None) if numeric is None else (float(numeric.min()), float(numeric.mean()), float(numeric.max()))
+    )
     facts = dict(zip(("min", "mean", "max"), numbers, strict=True))
     return {
         "name": name,
@@ -113,5 +115,5 @@ def _folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make the folder {path}", got=error.strerror) from error
+        raise InputError(f"cannot create the folder {path}", got=error.strerror) from error
     return path

@@ -1,4 +1,4 @@
-"""The sizes of a run's inputs, as the options give them."""
+"""Random inputs of the sizes that the options give."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ingot.runtime.program import Program
 
 
 def _one_size(size: Sequence[str] | None) -> dict[str, int]:
-    """Sizes of one run, from one option or several."""
+    """The sizes of a single run, from one or several options."""
     return {name: value for sizes in parse_sizes([",".join(size)] if size else []) for name, value in sizes.items()}
 
 
 def random_inputs(program: Program, graph: Graph | None, size: Sequence[str] | None, seed: int = 0) -> Feeds:
-    """Inputs of the sizes asked for; those that select rows stay within the tables of `graph`, where it is known."""
+    """Random inputs of the requested sizes. Given a graph, inputs that index its tables stay in bounds."""
     limits = {} if graph is None else index_limits(graph)
     return random_feeds(program, choose_sizes(program, 0, _one_size(size)), limits, seed)
 
 
 def inputs_of(source: Source, program: Program, size: Sequence[str] | None, seed: int) -> Feeds:
-    """The same for a model in a file; an artifact has no graph."""
+    """The same for a model in a file. An artifact has no graph."""
     return random_inputs(program, None if source.kind == "artifact" else read_graph(source), size, seed)

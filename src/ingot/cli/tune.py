@@ -1,4 +1,4 @@
-"""`ingot tune`: measured search for what the compiler otherwise chooses by its models."""
+"""`ingot tune`: search by measurement for choices that the compiler otherwise makes with its cost models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ingot.cli.console import FAILED, check_writable, err, escape, out, plain_table, presented, print_json
+from ingot.cli.console import FAILED, check_writable, command_context, err, escape, out, plain_table, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.build import build
@@ -23,11 +23,11 @@ from ingot.tune.run import tune as run_tuning
 @grouped
 def tune(
     model: Uncompiled,
-    budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="About how long to search.")] = 60,
+    budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Approximate time to search.")] = 60,
     database: Annotated[
-        Path | None, typer.Option(help="The file to write to; by default your own, which compiling reads.")
+        Path | None, typer.Option(help="The file to write to; by default the user's own, which the compiler reads.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what the database already holds.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure kernels again that the database has.")] = False,
     size: Sizes = None,
     *,
     about: ModelOptions,
@@ -35,12 +35,12 @@ def tune(
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:
-    """Measure other register tiles, chunks and algorithms for the model's kernels, and remember what is faster.
+    """Measure other register tiles, chunks and algorithms for the model's kernels, and store the faster ones.
 
-    Compiling on this kind of CPU with as many threads, or for this kind of GPU, then uses what was found, for all
-    models with such layers. A candidate that hangs the GPU is killed, and told.
+    Later compilations for this kind of CPU and thread count, or for this kind of GPU, use them for all models with such
+    layers. A candidate that hangs the GPU is killed and reported.
 
-    Interrupt it whenever you like: what was found until then is kept.
+    Interrupt it at any time: the results so far are stored.
 
     \b
     ingot tune model.onnx
@@ -48,7 +48,7 @@ def tune(
     ingot tune model.pt2 --target cuda:sm_90a        on the machine that has the GPU
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
     """
-    with presented(as_json, limit):
+    with command_context(as_json, limit):
         source = open_source(model, about.words)
         path = database or flags.tuning()
         if path is None:
@@ -100,4 +100,4 @@ def _print_report(r: Report) -> None:
         highlight=False,
     )
     if r.withdrawn:
-        out.print(f"calls became slower: the {r.withdrawn} findings of this search were taken back")
+        out.print(f"calls became slower: the {r.withdrawn} results of this search were withdrawn")

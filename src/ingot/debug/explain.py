@@ -167,7 +167,7 @@ def _explanation(
     rows = _rows(build, instance, times, rates)
     return Explanation(
         name,
-        instance.most,
+        instance.upper_bounds,
         rates,
         rows,
         call_seconds,
@@ -185,7 +185,7 @@ def _explanation(
 
 
 def _rows(build: Build, instance: Binding, times: list[float], rates: Rates) -> tuple[Row, ...]:
-    sizes, total = instance.most, sum(times) or 1.0
+    sizes, total = instance.upper_bounds, sum(times) or 1.0
     starts = np.concatenate([[0.0], np.cumsum(times)])
     writer = {node: i for i, launch in enumerate(build.launches) for node in launch.node.results}
     apart = reasons(build)
@@ -281,7 +281,7 @@ def _blocks(program: Program, instance: Binding) -> list[Block]:
             b.first_step,
             b.last_step,
             instance.layout.offsets[b.id],
-            evaluate(b.nbytes, instance.most),
+            evaluate(b.nbytes, instance.upper_bounds),
             b.halo is not None,
         )
         for b in program.buffers

@@ -91,7 +91,7 @@ def open_source(path: Path, words: Words | None = None) -> Source:
         raise InputError("--dim", expected=known, got=[f"{name}:{axis}" for name, own in axes.items() for axis in own])
     inputs = parse_inputs(words.inputs) if words.inputs else None
     source = Source(path, kind, sizes, axes, {}, words.signature, inputs, tuple(words.outputs) or None)
-    if words.weights or source.request.asked:
+    if words.weights or source.request.set_options:
         frontend_for(kind, replace(source.request, weights=list(words.weights) or None))
     return replace(source, weights=read_weights(source, words.weights)) if words.weights else source
 

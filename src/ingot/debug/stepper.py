@@ -73,7 +73,7 @@ class Stepper:
         self.instance.begin()
         self.arena = aligned_bytes(self.instance.layout.nbytes + ALIGNMENT)
         self.arena[:] = 0xFF
-        filled = self.instance.layout.filled
+        filled = self.instance.layout.fills
         for offset, nbytes, byte in filled:
             self.arena[offset : offset + nbytes] = byte
         self.weights = aligned_bytes(program.weights.nbytes + ALIGNMENT)
@@ -106,7 +106,7 @@ class Stepper:
                 continue
             number += 1
         if self.build.program.sizes:
-            self.sizes = self.instance.found()
+            self.sizes = self.instance.read_sizes()
 
     def _step(self, number: int) -> None:
         function, table, chunks, rounds = (int(v) for v in self.records[number])

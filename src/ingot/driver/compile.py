@@ -1,6 +1,6 @@
-"""The way from a user's model to a compiled one: choose the frontend, ask the cache, run the pipeline.
+"""Compile a user's model: choose the frontend, look in the cache, run the pipeline.
 
-A model that is in the cache needs neither frontend nor compiler, so both are imported where they are first needed.
+A cached model needs neither frontend nor compiler, so both are imported where they are first needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ingot.driver.open import (
     Request,
     frontend_for,
     onnx_graph,
-    recognized,
+    recognize,
     script_program,
 )
 from ingot.driver.recognize import files_of
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 def compile_model(model: Any, request: Request, options: Options) -> CompiledModel:
     """See `ingot.compile`."""
-    kind, source = recognized(model)
+    kind, source = recognize(model)
     frontend = frontend_for(kind, request)
     if kind == "onnx":
         return _compile_onnx(source, request, options)
@@ -62,43 +62,46 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
     if kind == "torchscript":
         return _compile_script(source, request, options)
     if kind in ("torch", "jax"):
-        return finished(frontend.open(source, request), options)
+        return compile_opened(frontend.open(source, request), options)
 
-    def build(asked: Request) -> CompiledModel:
-        if frontend.by_content and isinstance(source, Path) and options.cache:
-            return _compile_content(frontend, source, asked, options)
-        return finished(frontend.open(source, asked), options)
+    def build(request: Request) -> CompiledModel:
+        if frontend.is_content_addressed and isinstance(source, Path) and options.cache:
+            return _compile_content(frontend, source, request, options)
+        return compile_opened(frontend.open(source, request), options)
 
-    return _with_sizes(source, request, build)
+    return _with_other_sizes(source, request, build)
 
 
-def finished(opened: Opened, options: Options) -> CompiledModel:
-    model = compiled(_program(opened.graph, options).with_state(opened.state), options, opened.convention)
-    again = opened.for_sizes
-    if again is not None and opened.graph.symbols():
+def compile_opened(opened: Opened, options: Options) -> CompiledModel:
+    model = to_model(_program(opened.graph, options).with_state(opened.state), options, opened.convention)
+    reopen = opened.reopen_for_sizes
+    if reopen is not None and opened.graph.symbols():
 
         def build(refused: SizesError) -> Any:
-            other = again(refused)
-            return None if other is None else finished(other, options)
+            other = reopen(refused)
+            return None if other is None else compile_opened(other, options)
 
-        model._others = OtherSizes(limits.kept(build))
+        model._other_sizes = OtherSizes(limits.kept(build))
     return model
 
 
-def _with_sizes(source: Any, request: Request, build: Callable[[Request], CompiledModel]) -> CompiledModel:
-    """What `build` gives; where a call brings sizes beyond its bounds, one with these sizes is called."""
+def _with_other_sizes(source: Any, request: Request, build: Callable[[Request], CompiledModel]) -> CompiledModel:
+    """The model that `build` returns; calls with sizes beyond its bounds compile and run one for these sizes."""
     model = build(request)
     if model.refused is not None or not model.program.symbols:
         return model
     shapes = {spec.name: spec.shape for spec in model.inputs}
     stamps = _stamps(source)
 
-    def again(refused: SizesError) -> Any:
+    def recompile(refused: SizesError) -> Any:
         from ingot.frontends.shared.dynamic import with_shapes, with_sizes
 
         if _stamps(source) != stamps:
             raise InputError(
-                "the model's files", expected="those that were compiled", got="others", fix="compile again"
+                "the model's files",
+                expected="no changes since they were compiled",
+                got="changed files",
+                fix="compile the model again",
             )
         if refused.outside:
             dynamic = with_sizes(request.dynamic, refused.outside, shapes)
@@ -106,18 +109,18 @@ def _with_sizes(source: Any, request: Request, build: Callable[[Request], Compil
             dynamic = with_shapes(request.dynamic, shapes, refused.told)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
-    model._others = OtherSizes(limits.kept(again))
+    model._other_sizes = OtherSizes(limits.kept(recompile))
     return model
 
 
 def _stamps(source: Any) -> list[tuple[int, int]]:
-    """When a model's files were written, and how large they are."""
+    """The modification times and sizes of a model's files."""
     return [(p.stat().st_mtime_ns, p.stat().st_size) for p in files_of(source)] if isinstance(source, Path) else []
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is compiled, whatever it is. See `ingot.compile`."""
+    """The options of compiling any kind of model. See `ingot.compile`."""
 
     target: str = "native"
     threads: int = 1
@@ -132,82 +135,88 @@ class Options:
 
 
 def _compile_content(frontend: Frontend, path: Path, request: Request, options: Options) -> CompiledModel:
-    """A file whose content says what the program is: the cache is asked before the file is read."""
+    """Compile a file whose content determines the program: look in the cache before importing the file."""
 
     def build() -> Program:
         opened = frontend.open(path, request)
-        return built(lambda: opened.graph, options).with_state(opened.state)
+        return build_graph(lambda: opened.graph, options).with_state(opened.state)
 
     digests = [_digest(p) or b"" for p in files_of(path)]
-    return compiled(_cached(_key(options, *digests, *_told(request)), build), options)
+    return to_model(_load_or_build(_key(options, *digests, *_request_key(request)), build), options)
 
 
-def _told(request: Request) -> list[bytes]:
-    """What is asked of a model, for a key."""
+def _request_key(request: Request) -> list[bytes]:
+    """The request as parts of a cache key."""
     weights = request.weights
     arrays: list[bytes] = []
     if isinstance(weights, str | os.PathLike):
         arrays = [_digest(Path(weights)) or b""]
     elif isinstance(weights, Mapping):
-        known = {str(name): host_array(value, str(name)) for name, value in weights.items()}
-        arrays = [repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(known.items())]
-    told = request.dynamic, request.signature, request.inputs, request.outputs, request.state
-    return [repr(told).encode(), *arrays]
+        weights_by_name = {str(name): host_array(value, str(name)) for name, value in weights.items()}
+        arrays = [
+            repr((name, str(a.dtype), a.shape, a.tobytes())).encode() for name, a in sorted(weights_by_name.items())
+        ]
+    settings = request.dynamic, request.signature, request.inputs, request.outputs, request.state
+    return [repr(settings).encode(), *arrays]
 
 
 def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledModel:
-    """The compiled model; where the values of inputs decide what it is, a model that compiles for those it meets; where
-    it takes turns with the host, one of several programs."""
+    """The compiled model. If values of inputs decide the program, it compiles for each value that a call brings; if
+    the host computes a part of the model, it is executed in stages."""
     weights = {name: host_array(value, str(name)) for name, value in (request.weights or {}).items()}
 
     def build(values: Mapping[str, np.ndarray], example: _Example) -> CompiledModel:
-        def found(asked: Request) -> CompiledModel:
+        def compile_request(asked: Request) -> CompiledModel:
             if isinstance(source, Path):
                 return _compile_file(source, asked, example, options)
             progress.report("read")
-            return compiled(_program(onnx_graph(source, asked, example), options), options)
+            return to_model(_program(onnx_graph(source, asked, example), options), options)
 
-        return _with_sizes(source, replace(request, weights={**weights, **values}), found)
+        return _with_other_sizes(source, replace(request, weights={**weights, **values}), compile_request)
 
     try:
         return build({}, None)
     except NeedsValues as needs:
         if request.state:
-            raise InputError("state", expected="one program", got="one for each value of inputs") from needs
+            raise InputError("state", expected="a single program", got="one for each value of inputs") from needs
         return CompiledModel(ValueSpecialization(needs, limits.kept(build), options.threads))
     except NeedsHost as needs:
         from ingot.frontends.onnx import stages_of
 
-        def part(model: onnx.ModelProto) -> CompiledModel:
+        def compile_part(model: onnx.ModelProto) -> CompiledModel:
             return _compile_onnx(model, Request(dynamic=request.dynamic), options)
 
-        for word in ("outputs", "state"):
-            if word in request.asked:
-                raise InputError(word, expected="one program", got="one that takes turns with the host") from needs
-        return CompiledModel(StagedExecution(stages_of(needs.model), limits.kept(part), weights, options.threads))
+        for option in ("outputs", "state"):
+            if option in request.set_options:
+                raise InputError(
+                    option, expected="a single program", got="a model that the host computes in part"
+                ) from needs
+        return CompiledModel(
+            StagedExecution(stages_of(needs.model), limits.kept(compile_part), weights, options.threads)
+        )
 
 
-_Example = Mapping[str, tuple[int, ...]] | None  # shapes of inputs in a call
+_Example = Mapping[str, tuple[int, ...]] | None  # the shapes of a call's inputs
 
 
 def _compile_file(path: Path, request: Request, example: _Example, options: Options) -> CompiledModel:
-    """An ONNX file: the cache is asked by the file's content before anything is parsed."""
+    """Compile an ONNX file: look in the cache by the file's content before parsing it."""
 
     def graph() -> Graph:
         progress.report("read")
         return onnx_graph(path, request, example)
 
     if not options.cache:
-        return compiled(built(graph, options), options)
+        return to_model(build_graph(graph, options), options)
     digest = _digest(path)
     if digest is None or _names_files(path):
-        return compiled(_program(graph(), options), options)
-    key = _key(options, digest, *_told(request), repr(sorted((example or {}).items())).encode())
-    return compiled(_cached(key, lambda: built(graph, options)), options)
+        return to_model(_program(graph(), options), options)
+    key = _key(options, digest, *_request_key(request), repr(sorted((example or {}).items())).encode())
+    return to_model(_load_or_build(key, lambda: build_graph(graph, options)), options)
 
 
 def _digest(path: Path) -> bytes | None:
-    """Of the file's content; None for an empty one, or none."""
+    """The digest of the file's content; None for an empty or missing file."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -215,26 +224,26 @@ def _digest(path: Path) -> bytes | None:
 
 
 def _names_files(path: Path) -> bool:
-    """Whether an ONNX file may name others that hold weights: its bytes do not identify it then."""
+    """Whether an ONNX file may refer to other files with weights, so that its bytes alone do not identify the model."""
     with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(b"location") >= 0  # the key that every external tensor has among its entries
+        return data.find(b"location") >= 0  # a key of every external tensor
 
 
 def _key(options: Options, *parts: bytes) -> str:
-    # a named target is the same everywhere; only this machine's own has to be looked at
+    # a named target is the same everywhere; only the native target depends on this machine
     machine = host() if options.target in ("native", "cpu") else options.target
     settings = f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()} {limits.named()}"
     return cache_key(settings, tuning.digest(), *parts)
 
 
-def compiled(program: Program, options: Options, convention: Convention | None = None) -> CompiledModel:
-    """Ready to run; a program for another machine, only to be saved and looked at."""
-    other = foreign(program, options.threads)
-    return CompiledModel(other or program, threads=options.threads, convention=convention)
+def to_model(program: Program, options: Options, convention: Convention | None = None) -> CompiledModel:
+    """A model that runs the program; for another machine's program, one that can only be saved and inspected."""
+    unloaded = unloaded_program(program, options.threads)
+    return CompiledModel(unloaded or program, threads=options.threads, convention=convention)
 
 
-def foreign(program: Program, threads: int) -> UnloadedProgram | None:
-    """A program for another machine; None for one that runs here."""
+def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:
+    """The executable of a program for another machine; None if it runs here."""
     refused = refusal(program)
     if refused is None:
         return None
@@ -243,7 +252,7 @@ def foreign(program: Program, threads: int) -> UnloadedProgram | None:
     return UnloadedProgram(program, threads, refused, target_of(program.features).export)
 
 
-def _cached(key: str, build: Callable[[], Program]) -> Program:
+def _load_or_build(key: str, build: Callable[[], Program]) -> Program:
     disk = DiskCache()
     program = disk.load(key, lambda content: artifact.read(content, "a cached program"))
     if program is None:
@@ -253,7 +262,7 @@ def _cached(key: str, build: Callable[[], Program]) -> Program:
 
 
 def check_runs(target: str) -> None:
-    """Raise ArtifactError, before anything is compiled, where this machine cannot run what is compiled for a target."""
+    """Raise ArtifactError if this machine cannot run code for a target. For use before compiling."""
     if target == "native":
         return
     from ingot.pipeline.target import features_of
@@ -262,20 +271,20 @@ def check_runs(target: str) -> None:
         raise refused
 
 
-def built(
+def build_graph(
     read: Callable[[], Graph], options: Options, *, memory: float | None = None,
     sparing: Callable[[], Graph] | None = None, measure: Measure | None = None, trace: Trace | None = None,
 ) -> Program:  # fmt: skip
-    """A graph compiled for the target of `options`; kernels that the cache has are taken from there, programs are not.
-    memory, sparing, measure, trace: see `build_program`."""
+    """Compile a graph for the target of `options`. Uses cached kernels, but no cached program. memory, sparing,
+    measure, trace: see `build_program`."""
     from ingot.pipeline.build import build_program
     from ingot.pipeline.target import named
 
-    target, asked = named(options.target)
+    target, request = named(options.target)
     target.prepare(0)
     graph = read()
     target.prepare(len(graph.nodes()))
-    features = target.features(asked)  # behind reading: this machine's are told by a worker, once it has started
+    features = target.features(request)  # after reading: a worker reports them
     with sharing(DiskCache() if options.cache else None):
         return build_program(
             graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
@@ -285,27 +294,27 @@ def built(
 
 def _program(graph: Graph, options: Options) -> Program:
     if not options.cache:
-        return built(lambda: graph, options)
+        return build_graph(lambda: graph, options)
     from ingot.pipeline.build import identity
 
-    return _cached(_key(options, *identity(graph)), lambda: built(lambda: graph, options))
+    return _load_or_build(_key(options, *identity(graph)), lambda: build_graph(lambda: graph, options))
 
 
 @cache
 def fingerprint() -> str:
-    """Names this version of the compiler, so that a cached program is never older than it."""
+    """A digest of the compiler's sources, so that a cached program is never older than the compiler."""
     return sources.digest(Path(__file__).parents[1])
 
 
 def _compile_script(source: Any, request: Request, options: Options) -> CompiledModel:
-    """A TorchScript program: one compiled program, or, where its attributes decide what it is, one for each state."""
+    """Compile a TorchScript program to one program, or to one for each state if its attributes decide the program."""
     from ingot.frontends.torch.script import Evaluator
 
     program, inputs, dynamic = script_program(source, request)
 
     def build(evaluator: Any, arguments: Sequence[Any]) -> CompiledModel:
         asked = Request(tuple(arguments), dynamic)
-        return finished(FRONTENDS["torch"].open(evaluator, asked), options)
+        return compile_opened(FRONTENDS["torch"].open(evaluator, asked), options)
 
     plain = Evaluator(program, program.attributes)
     if not program.written:

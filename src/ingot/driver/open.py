@@ -1,6 +1,6 @@
-"""One door: what a model is, which frontend reads it, and what may be asked of it, in the same words for all.
+"""Open a model: recognize its kind, choose the frontend, check the options, import it.
 
-model, Request  ->  Opened: its graph, its state, the way between a caller's arguments and the graph
+model, Request  ->  Opened: its graph, its state, its calling convention
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.driver.recognize import kind_of
 from ingot.runtime.executable import Executable
-from ingot.runtime.executor import Convention, trees
+from ingot.runtime.executor import Convention, tree_convention
 from ingot.runtime.tensors import host_array
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a model beside itself; None: nothing. See `ingot.compile`. gradients: whether it is to be
-    differentiated, so that its graph has to tell what has no gradient."""
+    """The options of opening a model; None: not set. See `ingot.compile`. gradients: whether the model is to be
+    differentiated, so that its graph must mark values without a gradient."""
 
     example_inputs: Any = None
     dynamic: Any = None
@@ -46,32 +46,34 @@ class Request:
     gradients: bool = False
 
     @property
-    def asked(self) -> list[str]:
-        """The words that something was said for."""
+    def set_options(self) -> list[str]:
+        """The names of the options that are set."""
         return [f.name for f in fields(self) if f.name != "gradients" and getattr(self, f.name) is not None]
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model as a graph. convention: how it is called; None: with the graph's inputs. state: names and first values of
-    what it keeps from call to call: the graph's last inputs and first outputs. for_sizes: from sizes that its program
-    refuses to the model once more, for these, and to None where it stays the same; None where `dynamic` can say the
-    same.
+    """A model as a graph.
+
+    convention: its calling convention; None: it is called with the graph's inputs. state: the names and initial values
+    of its state, which are the graph's last inputs and first outputs. reopen_for_sizes: opens the model again for sizes
+    that its program refused; its result is None if the model would stay the same. The field is None if `dynamic` can
+    express such sizes.
     """
 
     graph: Graph
     convention: Convention | None = None
     state: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
-    of_onnx: bool = False
-    for_sizes: Callable[[SizesError], Opened | None] | None = None
+    is_onnx: bool = False
+    reopen_for_sizes: Callable[[SizesError], Opened | None] | None = None
 
     @property
     def flatten(self) -> Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]] | None:
-        """The model's own arguments to the graph's inputs; None where these are its arguments."""
+        """A function from the model's own arguments to the graph's inputs; None if they are the same."""
         return None if self.convention is None else self.convention.flatten
 
     def stateless(self) -> Opened:
-        """Raises InputError for a model that keeps a state."""
+        """This model. Raises InputError if it has state."""
         if self.state:
             raise InputError("the model", expected="no state that lasts from call to call", got=list(self.state))
         return self
@@ -79,33 +81,34 @@ class Opened:
 
 @dataclass(frozen=True)
 class Frontend:
-    """name: of its models. takes: what may be asked beside `dynamic`. by_content: a file's bytes, those beside it and
-    what is asked say what the program is, so that it is found in the cache before it is read."""
+    """A frontend. name: what its models are called in messages. options: the options that it supports besides
+    `dynamic`. is_content_addressed: whether the bytes of a model's files and the options determine the program, so that
+    the cache is searched before the file is read."""
 
     name: str
     open: Callable[[Any, Request], Opened]
-    takes: frozenset[str]
-    by_content: bool = False
+    options: frozenset[str]
+    is_content_addressed: bool = False
 
     def check(self, request: Request) -> None:
-        """Raises InputError for what makes no sense for its models."""
-        for word in request.asked:
-            if word != "dynamic" and word not in self.takes:
-                others = " or ".join(f.name for f in FRONTENDS.values() if word in f.takes)
-                raise InputError(word, expected=f"none for {self.name}; it is of {others}", got="some")
+        """Raise InputError for an option that its models do not support."""
+        for option in request.set_options:
+            if option != "dynamic" and option not in self.options:
+                owners = " or ".join(f.name for f in FRONTENDS.values() if option in f.options)
+                raise InputError(option, expected=f"none for {self.name}; {owners} takes it", got="a value")
 
 
 class NeedsHost(Exception):
-    """An ONNX model turns out not to be one program."""
+    """An ONNX model is not a single program: the host computes a part of it."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        super().__init__("the model takes turns with the host")
+        super().__init__("the host computes a part of the model")
         self.model = model
 
 
-def recognized(model: Any) -> tuple[str, Any]:
-    """Which of FRONTENDS reads the model, or "artifact"; and the model, a path as a Path. Raises InputError for what
-    no frontend reads."""
+def recognize(model: Any) -> tuple[str, Any]:
+    """The key in FRONTENDS of the model's frontend, or "artifact"; and the model, with paths as Path. Raises InputError
+    for a file that no frontend reads."""
     if isinstance(model, str) and "\n" in model:
         return "stablehlo", model
     if isinstance(model, str | os.PathLike):
@@ -114,23 +117,23 @@ def recognized(model: Any) -> tuple[str, Any]:
         if isinstance(kind, Format):
             raise InputError(f"model {path}", expected="a model's file", got=kind.name, fix=kind.fix)
         return kind, path
-    home = type(model).__module__.split(".")[0]
+    package = type(model).__module__.split(".")[0]
     torch_ = sys.modules.get("torch")
-    if home == "onnx" or type(model).__name__ == "ModelProto":
+    if package == "onnx" or type(model).__name__ == "ModelProto":
         return "onnx", model
-    if home == "tensorflow":
+    if package == "tensorflow":
         return "tensorflow", model
     if (keras := sys.modules.get("keras")) is not None and isinstance(model, keras.Model):
         return "keras", model
-    of_torch = hasattr(model, "graph_signature") or (torch_ is not None and isinstance(model, torch_.nn.Module))
-    if home in ("jax", "jaxlib") or (callable(model) and not of_torch and "jax" in sys.modules):
+    is_torch = hasattr(model, "graph_signature") or (torch_ is not None and isinstance(model, torch_.nn.Module))
+    if package in ("jax", "jaxlib") or (callable(model) and not is_torch and "jax" in sys.modules):
         return "jax", model
-    scripted = torch_ is not None and isinstance(model, torch_.jit.ScriptModule)
-    return "torchscript" if scripted else "torch", model
+    is_script = torch_ is not None and isinstance(model, torch_.jit.ScriptModule)
+    return "torchscript" if is_script else "torch", model
 
 
 def file_kind(path: Path) -> str | Format:
-    """`kind_of`; raises InputError for what is no file."""
+    """`kind_of`. Raises InputError if the path is not a readable file."""
     try:
         return kind_of(path)
     except OSError as error:
@@ -138,41 +141,42 @@ def file_kind(path: Path) -> str | Format:
 
 
 def frontend_for(kind: str, request: Request) -> Frontend:
-    """Raises InputError for a compiled program, and for what makes no sense to ask of such models."""
+    """The frontend of a kind of model. Raises InputError for a compiled program, and for options that the frontend does
+    not support."""
     if kind == "artifact":
-        raise InputError("the model", expected="no compiled program", got="one", fix="ingot.load(path)")
+        raise InputError("the model", expected="a model to compile", got="a compiled program", fix="ingot.load(path)")
     frontend = FRONTENDS[kind]
     frontend.check(request)
     return frontend
 
 
 def open_model(model: Any, request: Request) -> Opened:
-    """A model in any form that `ingot.compile` takes, as one graph.
+    """Open a model, in any form that `ingot.compile` takes, as one graph.
 
-    Raises what its frontend raises, and InputError for what cannot be asked of it, or is several programs.
+    Raises what its frontend raises, and InputError for unsupported options or a model of several programs.
     """
-    if isinstance(own := getattr(model, "opened", None), Opened):  # a pruned model
-        return own
-    kind, source = recognized(model)
+    if isinstance(opened := getattr(model, "opened", None), Opened):  # a pruned model
+        return opened
+    kind, source = recognize(model)
     frontend = frontend_for(kind, request)
     progress.report("read")
     try:
         return frontend.open(source, request)
     except NeedsHost as needs:
-        got = "one that takes turns with the host (strings, images, or sequences at its border)"
-        fix = "compile it with ingot.compile and call that, or ask for outputs that are numbers (outputs=, --outputs)"
-        raise InputError("the model", expected="one program", got=got, fix=fix) from needs
+        got = "one that the host computes in part (strings, images, or sequences as inputs or outputs)"
+        fix = "use ingot.compile and call its result, or select numeric outputs (outputs=, --outputs)"
+        raise InputError("the model", expected="a single program", got=got, fix=fix) from needs
 
 
-# --- what each frontend gives
+# --- the frontends
 
 
 def _onnx(source: Any, request: Request) -> Opened:
-    return Opened(onnx_graph(source, request), of_onnx=True)
+    return Opened(onnx_graph(source, request), is_onnx=True)
 
 
 def onnx_graph(source: Any, request: Request, example: Mapping[str, tuple[int, ...]] | None = None) -> Graph:
-    """example: shapes of inputs in a call. Raises NeedsHost."""
+    """Import an ONNX model. example: the shapes of a call's inputs. Raises NeedsHost."""
     from ingot.frontends.onnx import hosted, import_onnx
 
     model = hosted(source, request.outputs)
@@ -180,7 +184,7 @@ def onnx_graph(source: Any, request: Request, example: Mapping[str, tuple[int, .
         raise NeedsHost(model)
     weights = {k: host_array(v, k) for k, v in (request.weights or {}).items()}
     graph = import_onnx(source, dynamic=request.dynamic, weights=weights, example=example)
-    return _chosen(graph, request)
+    return _select_outputs(graph, request)
 
 
 def _stablehlo(source: Any, request: Request) -> Opened:
@@ -188,48 +192,47 @@ def _stablehlo(source: Any, request: Request) -> Opened:
 
     imported = import_stablehlo(source, dynamic=request.dynamic, weights=request.weights)
     if imported.plain:
-        return Opened(_chosen(imported.graph, request))
-    for word in {"outputs", "state"}.intersection(request.asked):
-        raise InputError(word, expected="none for a program of complex numbers", got="some")
-    return _framework(imported.graph, imported)
+        return Opened(_select_outputs(imported.graph, request))
+    for option in {"outputs", "state"}.intersection(request.set_options):
+        raise InputError(option, expected="none for a program with complex numbers", got="a value")
+    return _with_convention(imported.graph, imported)
 
 
-def _framework(graph: Graph, imported: Any, state: Mapping[str, np.ndarray] | None = None) -> Opened:
-    """Of what is called with the arguments of the program that it comes from."""
-
-    return Opened(graph, trees(imported.flatten, imported.unflatten), state or {})
+def _with_convention(graph: Graph, imported: Any, state: Mapping[str, np.ndarray] | None = None) -> Opened:
+    """A model that is called with the arguments of the framework program that it comes from."""
+    return Opened(graph, tree_convention(imported.flatten, imported.unflatten), state or {})
 
 
 def _jax(source: Any, request: Request) -> Opened:
     from ingot.frontends.jax import gradients_told, import_jax, is_function, resized
 
-    given = request.example_inputs
-    args, kwargs = ((), given) if isinstance(given, Mapping) else (given, None)
+    example = request.example_inputs
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, None)
     args = () if args is None else args if isinstance(args, tuple | list) else (args,)
     with gradients_told() if request.gradients else nullcontext():
         imported = import_jax(source, args, kwargs, dynamic=request.dynamic, weights=request.weights)
-    opened = _framework(imported.graph, imported)
+    opened = _with_convention(imported.graph, imported)
     if not is_function(source) or not isinstance(request.dynamic, Mapping):
         return opened
     call, dynamic = (tuple(args), dict(kwargs or {})), request.dynamic
 
     def for_sizes(refused: SizesError) -> Opened | None:
-        found = resized(source, imported, call, dynamic, refused)
-        if found is None:
+        resized_call = resized(source, imported, call, dynamic, refused)
+        if resized_call is None:
             return None
-        given, left = found
-        other = import_jax(source, *given, dynamic=left, weights=request.weights)
-        return _framework(other.graph, other)
+        arguments, resized_dynamic = resized_call
+        resized_import = import_jax(source, *arguments, dynamic=resized_dynamic, weights=request.weights)
+        return _with_convention(resized_import.graph, resized_import)
 
-    return replace(opened, for_sizes=for_sizes)
+    return replace(opened, reopen_for_sizes=for_sizes)
 
 
-def opened_jax(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Any, weights: Any) -> Opened:
-    """A JAX function for arguments by position and by name; see `ingot.jit`."""
+def open_jax(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic: Any, weights: Any) -> Opened:
+    """Open a JAX function for positional and keyword arguments; see `ingot.jit`."""
     from ingot.frontends.jax import import_jax
 
     imported = import_jax(fn, args, kwargs, dynamic=dynamic, weights=weights)
-    return _framework(imported.graph, imported)
+    return _with_convention(imported.graph, imported)
 
 
 def _tensorflow(source: Any, request: Request) -> Opened:
@@ -238,15 +241,15 @@ def _tensorflow(source: Any, request: Request) -> Opened:
 
     function = None if isinstance(source, Path) else of_function(source, request.example_inputs)
     if function is None and request.example_inputs is not None:
-        raise InputError("example_inputs", expected="none: the file declares its inputs", got="some")
+        raise InputError("example_inputs", expected="none: the file declares its inputs", got="a value")
     program = source if function is None else function.program
     imported = import_tensorflow(
         program, signature=request.signature, inputs=request.inputs, outputs=request.outputs, dynamic=request.dynamic
     )
-    graph = _keeping(bound(imported.graph, request.weights), request)
-    if function is None or {"inputs", "outputs", "weights", "state"}.intersection(request.asked):
+    graph = _add_state(bound(imported.graph, request.weights), request)
+    if function is None or {"inputs", "outputs", "weights", "state"}.intersection(request.set_options):
         return Opened(graph, state=imported.state)
-    return _framework(graph, function, imported.state)
+    return _with_convention(graph, function, imported.state)
 
 
 def _tflite(source: Any, request: Request) -> Opened:
@@ -254,7 +257,7 @@ def _tflite(source: Any, request: Request) -> Opened:
     from ingot.frontends.tflite import import_tflite
 
     imported = import_tflite(source, dynamic=request.dynamic, signature=request.signature)
-    graph = _chosen(bound(imported.graph, request.weights), request)
+    graph = _select_outputs(bound(imported.graph, request.weights), request)
     return Opened(graph, state=imported.state)
 
 
@@ -263,27 +266,27 @@ def _keras(source: Any, request: Request) -> Opened:
     from ingot.frontends.shared.weights import bound
 
     graph = import_keras(source, dynamic=request.dynamic, example_inputs=request.example_inputs)
-    return Opened(_chosen(bound(graph, request.weights), request))
+    return Opened(_select_outputs(bound(graph, request.weights), request))
 
 
 def _torch(source: Any, request: Request) -> Opened:
     from ingot.frontends.torch.retrace import Retrace
 
-    imported = imported_torch(source, request.example_inputs, request.dynamic, request.gradients)
-    again = Retrace(source, imported, request.example_inputs, request.dynamic)
+    imported = import_torch(source, request.example_inputs, request.dynamic, request.gradients)
+    retrace = Retrace(source, imported, request.example_inputs, request.dynamic)
 
     def for_sizes(refused: SizesError) -> Opened | None:
-        other = again(refused)
-        return None if other is None else opened_torch(other)
+        retraced = retrace(refused)
+        return None if retraced is None else open_imported_torch(retraced)
 
-    return replace(opened_torch(imported), for_sizes=for_sizes)
+    return replace(open_imported_torch(imported), reopen_for_sizes=for_sizes)
 
 
-def opened_torch(imported: ImportedModel) -> Opened:
+def open_imported_torch(imported: ImportedModel) -> Opened:
     from ingot.frontends.torch import to_torch
 
     def bind(executable: Executable) -> Callable[..., Any]:
-        # a program returns what its inputs are, and arrays where it has none
+        # a run returns tensors if an input is one, so a model without inputs has to request them
         executable.returns_tensors = not executable.inputs
         return imported.caller(executable.run)
 
@@ -295,28 +298,29 @@ def _torchscript(source: Any, request: Request) -> Opened:
 
 
 def script_evaluator(source: Any, request: Request) -> tuple[Any, Request]:
-    """A TorchScript model that is one program as a module, and what is asked of that."""
+    """A TorchScript model of a single program as a module, and the request for it."""
     from ingot.frontends.torch.script import Evaluator
 
     program, inputs, dynamic = script_program(source, request)
     plain = Evaluator(program, program.attributes)
     if program.written and not plain.is_steady(inputs):
-        raise InputError("the model", expected="one program", got="one for each state of its attributes")
+        raise InputError("the model", expected="a single program", got="one for each state of its attributes")
     evaluator = Evaluator(program, program.attributes, buffers=True) if program.written else plain
     return evaluator, Request(inputs, dynamic)
 
 
 def script_program(source: Any, request: Request) -> tuple[Any, tuple[Any, ...], Any]:
-    """A TorchScript model's program, arguments to trace it with, and which of their sizes vary."""
+    """A TorchScript model's program, the arguments to trace it with, and their dynamic sizes."""
     from ingot.frontends.torch.script import examples, extract, load
 
     program = load(source) if isinstance(source, Path) else extract(source)
-    given = request.example_inputs, request.inputs, request.weights, request.dynamic
-    return program, *examples(program, *given)
+    sources = request.example_inputs, request.inputs, request.weights, request.dynamic
+    return program, *examples(program, *sources)
 
 
-def imported_torch(model: Any, example_inputs: Any, dynamic: Any, gradients: bool = False) -> ImportedModel:
-    """A module, an exported program, the path of one, or what torch.compile has imported already."""
+def import_torch(model: Any, example_inputs: Any, dynamic: Any, gradients: bool = False) -> ImportedModel:
+    """Import a module, an exported program or the path of one; a model that torch.compile has imported stays as it
+    is."""
     from ingot.frontends import torch as frontend
 
     if isinstance(model, frontend.ImportedModel):
@@ -325,44 +329,47 @@ def imported_torch(model: Any, example_inputs: Any, dynamic: Any, gradients: boo
         model = frontend.load_exported(model)
     if hasattr(model, "graph_signature"):
         return frontend.import_sized(model, dynamic)
-    how = {"gradients": gradients, "of_inputs": gradients}
-    return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic, **how))
+    options = {"gradients": gradients, "of_inputs": gradients}
+    return frontend.import_exported(frontend.export_module(model, example_inputs, dynamic, **options))
 
 
-_DECLARED = frozenset(("weights", "outputs", "state"))
+_COMMON_OPTIONS = frozenset(("weights", "outputs", "state"))
 FRONTENDS: Mapping[str, Frontend] = {
-    "onnx": Frontend("an ONNX model", _onnx, _DECLARED),
-    "stablehlo": Frontend("a StableHLO program", _stablehlo, _DECLARED),
+    "onnx": Frontend("an ONNX model", _onnx, _COMMON_OPTIONS),
+    "stablehlo": Frontend("a StableHLO program", _stablehlo, _COMMON_OPTIONS),
     "tensorflow": Frontend(
-        "a TensorFlow model", _tensorflow, _DECLARED | {"signature", "inputs", "example_inputs"}, by_content=True
+        "a TensorFlow model",
+        _tensorflow,
+        _COMMON_OPTIONS | {"signature", "inputs", "example_inputs"},
+        is_content_addressed=True,
     ),
-    "tflite": Frontend("a TFLite model", _tflite, _DECLARED | {"signature"}, by_content=True),
-    "keras": Frontend("a Keras model", _keras, _DECLARED | {"example_inputs"}, by_content=True),
+    "tflite": Frontend("a TFLite model", _tflite, _COMMON_OPTIONS | {"signature"}, is_content_addressed=True),
+    "keras": Frontend("a Keras model", _keras, _COMMON_OPTIONS | {"example_inputs"}, is_content_addressed=True),
     "jax": Frontend("a JAX function", _jax, frozenset(("weights", "example_inputs"))),
     "torch": Frontend("a PyTorch model", _torch, frozenset(("example_inputs",))),
     "torchscript": Frontend("a TorchScript model", _torchscript, frozenset(("example_inputs", "inputs", "weights"))),
 }
 
 
-def _keeping(graph: Graph, request: Request) -> Graph:
-    """With the state that is asked for."""
+def _add_state(graph: Graph, request: Request) -> Graph:
+    """The graph with the requested state."""
     from ingot.frontends.shared.state import keep
 
     return keep(graph, request.state or {})
 
 
-def _chosen(graph: Graph, request: Request) -> Graph:
-    """With the state and the outputs that are asked for, behind the state's new values."""
-    graph = _keeping(graph, request)
+def _select_outputs(graph: Graph, request: Request) -> Graph:
+    """The graph with the requested state, and the requested outputs after the state's new values."""
+    graph = _add_state(graph, request)
     if request.outputs is None:
         return graph
-    names, states = list(graph.output_names), len(graph.state)
-    own = names[states:]
-    asked = [request.outputs] if isinstance(request.outputs, str) else list(request.outputs)
-    if not asked or any(name not in own for name in asked):
-        raise InputError("outputs", expected=f"some of {own}", got=asked)
-    places = [*range(states), *(names.index(name, states) for name in asked)]
-    kept = [graph.outputs[i] for i in places]
-    # behind the outputs with names: sizes that the run finds
-    kept += graph.outputs[len(names) :]
-    return replace(graph, outputs=tuple(kept), output_names=tuple(names[i] for i in places))
+    names, state_count = list(graph.output_names), len(graph.state)
+    available = names[state_count:]
+    requested = [request.outputs] if isinstance(request.outputs, str) else list(request.outputs)
+    if not requested or any(name not in available for name in requested):
+        raise InputError("outputs", expected=f"some of {available}", got=requested)
+    indices = [*range(state_count), *(names.index(name, state_count) for name in requested)]
+    outputs = [graph.outputs[i] for i in indices]
+    # the unnamed outputs at the end are sizes that the run computes
+    outputs += graph.outputs[len(names) :]
+    return replace(graph, outputs=tuple(outputs), output_names=tuple(names[i] for i in indices))

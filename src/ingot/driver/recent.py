@@ -1,4 +1,4 @@
-"""A bounded cache: what was made for a key, until others were asked for more recently."""
+"""A bounded cache that drops the least recently used entry."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """At most `most` values by key, in the order of their use. One that gives way is told in the log, with `what`."""
+class LruCache(Generic[K, V]):
+    """At most `max_entries` values by key, in the order of their use. Logs each dropped entry, as one of `noun`."""
 
-    def __init__(self, most: int, what: str, log: Log) -> None:
-        self._most, self._what, self._log = most, what, log
+    def __init__(self, max_entries: int, noun: str, log: Log) -> None:
+        self._max_entries, self._noun, self._log = max_entries, noun, log
         self._values: OrderedDict[K, V] = OrderedDict()
 
-    def find(self, key: K, make: Callable[[], V]) -> V:
-        """The value of `key`, made where there is none. Raises what `make` raises, and keeps nothing then."""
+    def get(self, key: K, build: Callable[[], V]) -> V:
+        """The value of `key`, which `build` returns if it is missing. Raises what `build` raises, and then stores
+        nothing."""
         if key not in self._values:
-            made = make()
-            if len(self._values) >= self._most:
-                self._log.warning("more than %d %s: the one least recently used goes", self._most, self._what)
+            value = build()
+            if len(self._values) >= self._max_entries:
+                self._log.warning("more than %d %s: dropped the least recently used", self._max_entries, self._noun)
                 self._values.popitem(last=False)
-            self._values[key] = made
+            self._values[key] = value
         self._values.move_to_end(key)
         return self._values[key]
 

@@ -1,10 +1,10 @@
-"""TorchScript modules whose attributes change from call to call: a program for each state that they are met in.
+"""TorchScript modules whose attributes change from call to call: a program for each state of the attributes.
 
-    first call   attributes as loaded, (0,) and 0         ->  one program, which gives [2, 1, 128] and 16000
-    all others   attributes as the call before left them  ->  another
+    first call   attributes as loaded, (0,) and 0      ->  one program, which sets them to [2, 1, 128] and 16000
+    later calls  attributes that the last call has set ->  another program
 
-Numbers and strings among the attributes, and the types of those that are tensors, decide what the program is. The
-programs are few, and the least recently used gives way.
+The values of attributes that are numbers or strings, and the types of tensors, decide the program. A bounded cache
+holds the programs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ingot.driver.recent import Recent
+from ingot.driver.recent import LruCache
 from ingot.runtime.executable import Executable, UnrankedSpec
-from ingot.runtime.executor import CompiledModel, trees
+from ingot.runtime.executor import CompiledModel, tree_convention
 from ingot.runtime.state import Seeds
 from ingot.runtime.tensors import is_tensor
 from ingot.support.errors import InputError
@@ -27,16 +27,16 @@ from ingot.support.log import Log
 if TYPE_CHECKING:
     from ingot.frontends.torch.script import Evaluator, Program
 
-_MOST_PROGRAMS = 16
+_MAX_PROGRAMS = 16
 _log = Log("ingot.driver.script_states")
 
 Build = Callable[["Evaluator", Sequence[Any]], Callable[..., Any]]
 
 
 def script_model(program: Program, build: Build, threads: int = 1) -> CompiledModel:
-    """Called as the module is; it keeps the module's attributes. Calls from several threads come one after another.
+    """A model with the module's calling convention, which keeps the module's attributes. Runs one call at a time.
 
-    build: an evaluator, and example inputs for it, to what is compiled of it.
+    build: compiles an evaluator, for example inputs.
     """
     from ingot.frontends.torch.script import Evaluator
 
@@ -46,11 +46,11 @@ def script_model(program: Program, build: Build, threads: int = 1) -> CompiledMo
         return forward.bind(*args, **kwargs).args
 
     states = StateSpecialization(program, tuple(forward.parameters), build, threads)
-    return CompiledModel(states, convention=trees(flatten, lambda results: results[0]))
+    return CompiledModel(states, convention=tree_convention(flatten, lambda results: results[0]))
 
 
 class StateSpecialization(Executable):
-    """Its flat inputs are the module's arguments by position, its flat output is what it returns."""
+    """The flat inputs are the module's positional arguments; the flat output is the module's result."""
 
     is_one_program = False
 
@@ -60,33 +60,33 @@ class StateSpecialization(Executable):
         self._program = program
         self._build = build
         self._attributes: dict[str, Any] = {p: program.attributes[p] for p in program.written}
-        # of a state, the compiled program and the evaluator that it is of
-        self._programs: Recent[Any, tuple[Any, Evaluator]] = Recent(_MOST_PROGRAMS, "programs for states", _log)
+        # the compiled program and its evaluator by state
+        self._programs: LruCache[Any, tuple[Any, Evaluator]] = LruCache(_MAX_PROGRAMS, "programs for states", _log)
         self._lock = threading.Lock()
         self._seeds = Seeds()
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """A call that fails changes nothing."""
+        """Run a call. A call that fails leaves the attributes unchanged."""
         args = _tensors(inputs)
         with self._lock:
-            state = self._tensors()
-            compiled, evaluator = self._compiled(state, args)
-            result, new = compiled(tuple(state.values()), *args) if state else compiled(*args)
+            state = self._tensor_attributes()
+            model, evaluator = self._program_for(state, args)
+            result, new = model(tuple(state.values()), *args) if state else model(*args)
             outcome = evaluator.outcome
             self._attributes |= outcome.known | dict(zip(outcome.changed, new, strict=True))
             return [result]
 
     def calls(self, inputs: Sequence[Any]) -> Sequence[tuple[CompiledModel, Sequence[Any]]]:
-        """Of the program that the next call runs, the attributes that are tensors are the first argument."""
+        """The program that the next call runs. Its first argument is the tuple of attributes that are tensors."""
         args = _tensors(inputs)
         with self._lock:
-            state = self._tensors()
-            compiled, _ = self._compiled(state, args)
+            state = self._tensor_attributes()
+            model, _ = self._program_for(state, args)
             first = (tuple(state.values()),) if state else ()
-            return [(compiled, compiled._flat((*first, *args), {}))]
+            return [(model, model._flat_inputs((*first, *args), {}))]
 
     def state(self) -> dict[str, Any]:
-        """The attributes that the module writes: copies, by their paths."""
+        """Copies of the attributes that the module writes, by path."""
         with self._lock:
             return {p: _copy(v) for p, v in self._attributes.items()}
 
@@ -98,43 +98,43 @@ class StateSpecialization(Executable):
             self._attributes |= {p: _copy(v) for p, v in values.items()}
 
     def seed(self, seed: int) -> None:
-        """Each program, in the order in which calls ask for them, has a seed made of it."""
+        """Restart the random numbers: each program gets a seed derived from this one, in the order of first use."""
         with self._lock:
             self._seeds = Seeds(seed)
             for compiled, _ in self._programs:
-                self._seeded(compiled)
+                self._with_seed(compiled)
 
-    def _seeded(self, compiled: Any) -> Any:
-        if isinstance(compiled, CompiledModel):
-            compiled.seed(self._seeds.take())
-        return compiled
+    def _with_seed(self, model: Any) -> Any:
+        if isinstance(model, CompiledModel):
+            model.seed(self._seeds.take())
+        return model
 
-    def _tensors(self) -> dict[str, Any]:
+    def _tensor_attributes(self) -> dict[str, Any]:
         return {p: v for p, v in self._attributes.items() if is_tensor(v)}
 
-    def _compiled(self, state: Mapping[str, Any], args: Sequence[Any]) -> tuple[Any, Any]:
+    def _program_for(self, state: Mapping[str, Any], args: Sequence[Any]) -> tuple[Any, Any]:
         from torch.utils import _pytree as pytree
 
         from ingot.frontends.torch.script import Evaluator
 
-        known = {p: v for p, v in self._attributes.items() if p not in state}
+        constants = {p: v for p, v in self._attributes.items() if p not in state}
         leaves = pytree.tree_flatten((tuple(args), {}))[0]
-        fixed = tuple((i, type(v), repr(v)) for i, v in enumerate(leaves) if not is_tensor(v))
+        arguments = tuple((i, type(v), repr(v)) for i, v in enumerate(leaves) if not is_tensor(v))
         types = tuple((p, tuple(v.shape), v.dtype) for p, v in state.items())
-        key = (repr(sorted(known.items())), types, fixed)
+        key = (repr(sorted(constants.items())), types, arguments)
 
-        def compiled() -> tuple[Any, Any]:
-            _log.info("compiling for %s, %s", known, [f"{p}: {list(v.shape)}" for p, v in state.items()])
-            evaluator = Evaluator(self._program, {**self._program.attributes, **known}, tuple(state))
+        def compile_state() -> tuple[Any, Any]:
+            _log.info("compiling for %s, %s", constants, [f"{p}: {list(v.shape)}" for p, v in state.items()])
+            evaluator = Evaluator(self._program, {**self._program.attributes, **constants}, tuple(state))
             first = (tuple(state.values()),) if state else ()
             bound = inspect.signature(evaluator.forward).bind(*first, *args)
-            return self._seeded(self._build(evaluator, tuple(bound.arguments.values()))), evaluator
+            return self._with_seed(self._build(evaluator, tuple(bound.arguments.values()))), evaluator
 
-        return self._programs.find(key, compiled)
+        return self._programs.get(key, compile_state)
 
-    def not_one(self) -> InputError:
+    def single_program_error(self) -> InputError:
         return InputError(
-            f"{', '.join(self._attributes)} decide what the program is",
+            f"the attributes {', '.join(self._attributes)} decide the program",
             fix="make them arguments and results of forward, or keep them in buffers of one type",
         )
 
@@ -147,7 +147,7 @@ def _copy(value: Any) -> Any:
 
 
 def _tensors(values: Sequence[Any]) -> list[Any]:
-    """Arrays as tensors, which the module takes."""
+    """The values with arrays as tensors, as the module expects."""
     from ingot.frontends.torch import to_torch
 
     return [to_torch(v) if isinstance(v, np.ndarray) else v for v in values]

@@ -1,6 +1,7 @@
-"""Models that one program does not compute: stages of the host between programs, sequences and optionals at the border.
+"""Models that a single program cannot compute: stages on the host between programs, sequences and optionals as inputs
+and outputs.
 
-See `frontends.onnx.host`. Programs are compiled when a call shows their inputs' forms.
+See `frontends.onnx.host`. Programs are compiled when a call determines the forms of their inputs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ingot.driver.recent import Recent
+from ingot.driver.recent import LruCache
 from ingot.runtime.executable import Executable, UnrankedSpec
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.state import Seeds
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
     from ingot.frontends.onnx.host import NumericStage, Stages
 
-MOST_PROGRAMS = 16
+MAX_PROGRAMS = 16
 _log = Log("ingot.driver.stages")
 
 
 class StagedExecution(Executable):
-    """Several stages, on the host and as programs. Strings are arrays of str, sequences lists, an optional that holds
-    nothing None. Calls from several threads compile one at a time."""
+    """A sequence of stages on the host and in programs. Strings are arrays of str, sequences are lists, an empty
+    optional is None. Threads compile one at a time."""
 
     is_one_program = False
 
@@ -38,10 +39,10 @@ class StagedExecution(Executable):
         weights: Mapping[str, Any],
         threads: int,
     ) -> None:
-        """build: compiles a numeric part. weights: inputs that always have the same value."""
+        """build: compiles a numeric part. weights: the values of inputs that never change."""
         unknown = [name for name in weights if name not in stages.inputs]
         if unknown:
-            raise InputError("weights names no input", expected=f"one of {list(stages.inputs)}", got=unknown)
+            raise InputError("weights", expected=f"names of inputs out of {list(stages.inputs)}", got=unknown)
         types = stages.types
         self.inputs = tuple(UnrankedSpec(n, types[n]) for n in stages.inputs if n not in weights)
         self.outputs = tuple(UnrankedSpec(n, types[n]) for n in stages.outputs)
@@ -49,8 +50,8 @@ class StagedExecution(Executable):
         self._weights = dict(weights)
         self._stages = stages
         self._build = build
-        self._programs: Recent[Any, CompiledModel] = Recent(MOST_PROGRAMS, "programs", _log)
-        self._exact: set[tuple[str, ...]] = set()  # stages, by what they compute, that hold for one size each
+        self._programs: LruCache[Any, CompiledModel] = LruCache(MAX_PROGRAMS, "programs", _log)
+        self._static_stages: set[tuple[str, ...]] = set()  # outputs of the stages that need a program for each size
         self._lock = threading.Lock()
         self._seeds = Seeds()
 
@@ -58,20 +59,20 @@ class StagedExecution(Executable):
         return self._advance(inputs, self._compute)
 
     def calls(self, inputs: Sequence[Any]) -> Sequence[tuple[CompiledModel, Sequence[Any]]]:
-        found: list[tuple[CompiledModel, Sequence[Any]]] = []
+        calls: list[tuple[CompiledModel, Sequence[Any]]] = []
 
         def compute(stage: NumericStage, values: Mapping[str, Any]) -> dict[str, Any]:
             tensors = stage.tensors(values)
             model = self._program(stage, values)
-            found.append((model, [tensors[spec.name] for spec in model.inputs]))
+            calls.append((model, [tensors[spec.name] for spec in model.inputs]))
             return self._compute(stage, values)
 
         self._advance(inputs, compute)
-        return found
+        return calls
 
     def _advance(self, inputs: Sequence[Any], compute: Callable[..., dict[str, Any]]) -> list[Any]:
-        given = dict(zip((spec.name for spec in self.inputs), inputs, strict=True))
-        values = self._stages.bound(self._weights | given)
+        inputs_by_name = dict(zip((spec.name for spec in self.inputs), inputs, strict=True))
+        values = self._stages.bound(self._weights | inputs_by_name)
         for stage in self._stages.turns:
             stage.advance(values, compute)
         return [values[spec.name] for spec in self.outputs]
@@ -83,26 +84,26 @@ class StagedExecution(Executable):
         return stage.restored(dict(zip((spec.name for spec in model.outputs), results, strict=True)))
 
     def _program(self, stage: NumericStage, values: Mapping[str, Any]) -> CompiledModel:
-        """The program for the values' forms: for any sizes, or for theirs where it must know them."""
+        """The program for the values' forms: for any sizes if possible, else for the sizes of these values."""
         with self._lock:
-            if stage.outputs not in self._exact:
+            if stage.outputs not in self._static_stages:
                 try:
-                    return self._found(stage, stage.forms(values, exact=False))
+                    return self._find(stage, stage.forms(values, exact=False))
                 except (ShapeError, UnsupportedOpError) as e:
                     _log.info("compiling %s for each size: %s", stage, e)
-            found = self._found(stage, stage.forms(values, exact=True))
-            self._exact.add(stage.outputs)
-            return found
+            program = self._find(stage, stage.forms(values, exact=True))
+            self._static_stages.add(stage.outputs)
+            return program
 
-    def _found(self, stage: NumericStage, forms: Any) -> CompiledModel:
-        def compiled() -> CompiledModel:
+    def _find(self, stage: NumericStage, forms: Any) -> CompiledModel:
+        def compile_stage() -> CompiledModel:
             _log.info("compiling %s for %s", stage, forms)
             model = self._build(stage.part(forms))
             if model.refused is None:
                 model.seed(self._seeds.take())
             return model
 
-        return self._programs.find((stage.outputs, forms), compiled)
+        return self._programs.get((stage.outputs, forms), compile_stage)
 
     def seed(self, seed: int) -> None:
         with self._lock:
@@ -112,11 +113,11 @@ class StagedExecution(Executable):
                     model.seed(self._seeds.take())
 
     def plan(self, shapes: Sequence[Any]) -> str:
-        """The stages in order: what runs on the host, and what programs compute."""
+        """The stages in order: those on the host, and those that programs compute."""
         return "\n".join(str(stage) for stage in self._stages.turns)
 
-    def not_one(self) -> InputError:
-        return InputError(f"the model is not one program; its stages are\n{self.plan(())}")
+    def single_program_error(self) -> InputError:
+        return InputError(f"the model is not a single program; its stages are\n{self.plan(())}")
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))

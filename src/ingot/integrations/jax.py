@@ -1,4 +1,4 @@
-"""`ingot.jit`: a decorator that compiles a function for each kind of arguments that it is called with."""
+"""`ingot.jit`: a decorator that compiles a function for each tree, shapes and dtypes of its arguments."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Compile = Callable[[tuple[Any, ...], dict[str, Any]], Callable[..., Any]]
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
-    """A JAX function, compiled at the first call with arguments of a tree, shapes and types. A decorator, with or
-    without options (threads, cache, fast_math, precision). Inside of a function that JAX traces it is a callback.
+    """Compile a JAX function at the first call for each tree, shapes and dtypes of its arguments.
+
+    A decorator, with or without options (threads, cache, fast_math, precision). Inside a function that JAX traces, the
+    compiled function is a callback.
     """
     if fn is None:
         return functools.partial(jit, **options)
@@ -37,15 +39,15 @@ def _compile(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Callable[..., Any]:
-    from ingot.driver.compile import finished
-    from ingot.driver.open import opened_jax
+    from ingot.driver.compile import compile_opened
+    from ingot.driver.open import open_jax
 
-    return finished(opened_jax(fn, args, kwargs, dynamic, weights), settings)
+    return compile_opened(open_jax(fn, args, kwargs, dynamic, weights), settings)
 
 
 def _per_signature(fn: Callable[..., Any], compile: Compile) -> Callable[..., Any]:
-    """compile: (args, kwargs) to the function compiled for such arguments. Inside of a function that JAX traces the
-    result is a `jax.pure_callback`. It gives JAX arrays."""
+    """A function that calls a compiled one for each kind of arguments, and returns JAX arrays. Inside a function that
+    JAX traces, it is a `jax.pure_callback`. compile: compiles for arguments (args, kwargs)."""
     import jax
     from jax import tree_util
     from jax.core import Tracer

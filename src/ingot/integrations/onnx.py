@@ -1,4 +1,4 @@
-"""Ingot as ONNX's own runners call a backend (`onnx.backend.base`).
+"""Ingot as a backend of ONNX (`onnx.backend.base`).
 
 from onnx.backend.test import BackendTest
 from ingot.integrations.onnx import IngotBackend
@@ -26,7 +26,7 @@ class IngotRep(BackendRep):
         self.model = model
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """The outputs, of the inputs in order or by name."""
+        """Run on inputs in order or by name. Returns a tuple of the outputs."""
         if isinstance(inputs, dict):
             found = self.model(**inputs)
         else:
@@ -35,11 +35,11 @@ class IngotRep(BackendRep):
 
 
 class IngotBackend(Backend):
-    """Models and single nodes on the CPU; keyword arguments are those of `ingot.compile`."""
+    """Runs models and single nodes on the CPU. Keyword arguments are those of `ingot.compile`."""
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model compiles; other errors than an op that Ingot lacks are raised."""
+        """Whether Ingot supports all ops of the model. Raises any other error."""
         try:
             cls.prepare(model, device, **kwargs)
         except UnsupportedOpError:
@@ -59,7 +59,7 @@ class IngotBackend(Backend):
         outputs_info: Sequence[tuple[np.dtype, tuple[int, ...]]] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """One node of opset `opset_version`, by default the newest."""
+        """Run a single node of opset `opset_version`, by default the newest."""
         version = kwargs.pop("opset_version", onnx.defs.onnx_opset_version())
         arrays = [np.asarray(x) for x in (inputs.values() if isinstance(inputs, dict) else inputs)]
         names = list(dict.fromkeys(name for name in node.input if name))

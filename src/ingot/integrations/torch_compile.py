@@ -1,11 +1,11 @@
 """torch.compile(net, backend="ingot"): dynamo's graph, then AOTAutograd's functional aten graphs.
 
-Dynamo hands over a graph with the parameters among its inputs. In inference they are compiled in as constants (that is
-what lets weights be packed); a call with other or changed parameters compiles anew, so that load_state_dict is seen,
-and takes for inputs what has changed twice (`tracing/constants.py`).
+Dynamo passes a graph with the parameters among its inputs. For inference they are compiled in as constants, so that
+weights can be packed. A call with other or changed parameters compiles again, so that load_state_dict takes effect; a
+parameter that has changed twice becomes an input (`tracing/constants.py`).
 What the graph itself writes (a counter, a cache of keys and values) stays an input: torch copies the results back.
-Where gradients are needed, forward and backward are two graphs, and parameters are inputs of both, but for frozen ones.
-A graph whose tensors lie on a GPU is compiled for that GPU.
+If gradients are needed, forward and backward are two graphs, and parameters are inputs of both, except frozen ones.
+A graph with tensors on a GPU is compiled for that GPU.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Compile = Callable[..., Compiled]
 OPTIONS = ("precision", "threads", "cache", "fast_math")
 
 
-# tokens, which order what only checks, are values of the graph then, and none of its inputs
+# with this setting tokens, which order checks, are values of the graph instead of inputs
 @functorch_config.patch(unlift_effect_tokens=True)
 @no_collection()
 def ingot_backend(
@@ -82,11 +82,10 @@ def ingot_backend(
 ) -> Callable[..., Any]:
     """Dynamo's backend entry point. `compile_model` turns an ImportedModel into a callable over its flat tensors.
 
-    mode: torch.compile's, which chooses among Inductor's settings and changes nothing here.
-    options: torch.compile's, those of OPTIONS, as `ingot.compile` takes them.
+    mode: that of torch.compile, which selects settings of Inductor. It has no effect here.
+    options: those of torch.compile: any of OPTIONS, as for `ingot.compile`.
 
-    Raises UnsupportedOpError with all ops that Ingot has not, InputError
-    for an option that does not exist.
+    Raises UnsupportedOpError naming every op that Ingot does not support, InputError for an unknown option.
     """
     if unknown := sorted(set(options or {}) - set(OPTIONS)):
         raise InputError("options", expected=f"some of {', '.join(OPTIONS)}", got=", ".join(unknown))
@@ -102,7 +101,7 @@ def ingot_backend(
     def compile_inference(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # the functional graph has dynamo's inputs in dynamo's order
         written = _written()
-        # what an optimizer's step reads changes between its calls as what it writes does
+        # in an optimizer's step, the tensors that it reads change between calls like those that it writes
         steps = any(isinstance(example_inputs[i], torch.nn.Parameter) for i in written & parameters)
         fixed = frozenset[int]() if steps else parameters - written
         return _Specialized(gm, example_inputs, fixed, compile_model)
@@ -133,27 +132,27 @@ def ingot_backend(
             inference_compiler=compile_inference,
             partition_fn=partition,
             decompositions=table,
-            # torch itself writes what the graph writes behind it, but where an input is given other memory
+            # torch performs the graph's writes after it, unless an input gets other memory
             keep_inference_input_mutations=_gives_memory(module),
         )
 
 
 @cache
 def _tell_mode(mode: str) -> None:
-    """Once for each mode."""
-    text = "torch.compile(mode=%r) changes nothing: Ingot has one mode; options= takes %s"
+    """Warn, once for each mode, that it has no effect."""
+    text = "torch.compile(mode=%r) has no effect: Ingot has a single mode; options= takes %s"
     _log.warning(text, mode, ", ".join(OPTIONS))
 
 
 def _gives_memory(module: torch.nn.Module) -> bool:
-    """Whether an input is made another tensor: `p.data = x`."""
+    """Whether an input is assigned other memory: `p.data = x`."""
     graph = module.graph if isinstance(module, fx.GraphModule) else fx.Graph()
     return any(n.target in ("set_", torch.Tensor.set_) for n in graph.nodes)
 
 
 def _untraced(compile_backward: Callable[..., Callable[..., Any]]) -> Callable[..., Callable[..., Any]]:
-    """Both `compile_backward` and what it gives run where `backward()` is called: also in a frame that dynamo compiles
-    in parts, as a whole step's, where it would trace Ingot itself."""
+    """`compile_backward`, hidden from dynamo. It and its result run inside `backward()`, which may be called in a frame
+    that dynamo compiles, such as a full training step: dynamo would trace Ingot itself."""
 
     @disable
     def untraced(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -174,13 +173,13 @@ def _parameters(module: torch.nn.Module, inputs: Sequence[Any]) -> frozenset[int
 
 
 def _frozen(parameters: frozenset[int], inputs: Sequence[Any]) -> frozenset[int]:
-    """Positions of parameters that no gradient is asked of. Not of a GPU's, which is not asked for samples: a moving
-    average beside what is trained, written through `.data`, would go unseen."""
+    """Positions of parameters on the CPU that require no gradient. Parameters on a GPU are excluded, as their values
+    are not sampled for changes: a moving average that is written through `.data` would go unnoticed."""
     return frozenset(i for i in parameters if inputs[i].is_cpu and not inputs[i].requires_grad)
 
 
 def _written() -> frozenset[int]:
-    """Positions of the inputs whose data the graph that is being traced writes."""
+    """Positions of the inputs that the traced graph writes."""
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None:
         return frozenset()
@@ -189,15 +188,15 @@ def _written() -> frozenset[int]:
 
 
 _NONE: Mapping[int, Any] = MappingProxyType({})
-_KEPT = 64  # programs for values of ints, the latest
+_MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
 
 class _Specialized:
-    """One functional graph, compiled for the parameters of the last call; they are read anew when they changed.
+    """A functional graph, compiled for the parameters of the last call, and compiled again when they change.
 
-    An int is a size of the graph. One that is 0 or negative is none, and is a number of a program of its own. So are
-    all where an op takes numbers alone (a stride), and the sizes of tensors, too, where that is not enough (the window
-    of a transposed convolution). Called with a list of the graph's inputs.
+    An int input is a symbolic size of the graph. If it is 0 or negative, it is a constant of a separate program. If an
+    op needs constants (a stride), all ints are constants; if that is not enough, the sizes of tensors are, too (the
+    window of a transposed convolution). It is called with a list of the graph's inputs.
     """
 
     _boxed_call = True  # AOTAutograd's name for functions of one list
@@ -208,19 +207,19 @@ class _Specialized:
         example_inputs: Sequence[Any],
         fixed: frozenset[int],
         compile_model: Compile,
-        kept: slice = slice(0),
+        saved: slice = slice(0),
     ):
-        """kept: places of the results that only a backward graph reads."""
+        """saved: the slice of results that only a backward graph reads."""
         gpu = gpu_of(graph.graph)
         self._writes = _writes(graph.graph)
         read, self._memory = cut_memory(graph.graph)
-        self.results = cut_results(graph.graph, kept, len(self._writes))
+        self.results = cut_results(graph.graph, saved, len(self._writes))
         self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
         inputs = enumerate((*example_inputs, *(n.meta["val"] for n in read)))
         self._orders = {i: order for i, v in inputs if i not in fixed and (order := order_of(v))}
-        # positions of what may be numbers: ints that are 0 or negative, all ints, all sizes
+        # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
         self._ints, self._sizes = _ints(graph.graph)
         self._hooks = _hooks(graph.graph)
         self._level = 0
@@ -238,7 +237,7 @@ class _Specialized:
         run = self._runs.get(numbers)
         if run is None:
             run = self._specialized(numbers, args)
-            numbers = self._as_numbers(args)  # the import may have made numbers of all ints
+            numbers = self._as_numbers(args)  # the import may have raised the level
         given = args
         if self._orders:
             given = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
@@ -258,7 +257,7 @@ class _Specialized:
         return result
 
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-        """(position, value) of the ints that are numbers of the program."""
+        """(position, value) of the ints that are constants of the program."""
         if self._level == 0:
             return tuple([(i, args[i]) for i in self._ints if args[i] < 1])
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
@@ -273,7 +272,7 @@ class _Specialized:
             self._level += 1
             _log.info("compiled for values of %s: %s", ("its ints", "its sizes")[self._level - 1], e)
             return self._specialized(self._as_numbers(args), args)
-        while len(self._runs) >= _KEPT:
+        while len(self._runs) >= _MAX_PROGRAMS:
             del self._runs[next(iter(self._runs))]
         run = self._compile(model)
         self._runs[numbers] = _seeded(run) if draws(model.graph) else run
@@ -281,7 +280,7 @@ class _Specialized:
 
 
 def _writes(graph: fx.Graph) -> list[tuple[int, Callable[..., Any]]]:
-    """(position, op) of the inputs that the graph writes at its end; what they are given become its last results.
+    """(position, op) of the inputs that the graph writes at its end. The written values become its last results.
 
     set_(p, x); return (y,)   ->   return (y, x)
     """
@@ -299,14 +298,14 @@ def _writes(graph: fx.Graph) -> list[tuple[int, Callable[..., Any]]]:
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:
-    """The GPU that tensors of a graph lie on, or None. Raises InputError for devices that there is no target for."""
+    """The GPU of a graph's tensors, or None. Raises InputError for devices without a target."""
     values = [n.meta.get("val") for n in graph.nodes]
     devices = {v.device for v in values if isinstance(v, torch.Tensor)} - {torch.device("cpu")}
     if not devices:
         return None
     if {(d.type, d.index or 0) for d in devices} != {("cuda", 0)}:
         got = ", ".join(sorted(map(str, devices)))
-        raise InputError("tensors of the model", expected="those of the CPU and of cuda:0", got=got)
+        raise InputError("tensors of the model", expected="tensors on the CPU or cuda:0", got=got)
     return devices.pop()
 
 
@@ -316,14 +315,14 @@ def _target(gpu: torch.device) -> str:
 
 
 def _devices(graph: fx.Graph) -> list[torch.device | None]:
-    """Where each result lies; None for what is no tensor."""
+    """The device of each result; None for a result that is not a tensor."""
     (end,) = (n for n in graph.nodes if n.op == "output")
     values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in end.args[0]]
     return [v.device if isinstance(v, torch.Tensor) else None for v in values]
 
 
 def _seeded(run: Any) -> Compiled:
-    """A compiled model that draws, with seeds of torch's own generator: what torch.manual_seed says holds here too."""
+    """A compiled model with random numbers, seeded from torch's generator, so that torch.manual_seed takes effect."""
 
     def drawn(*args: Any) -> Any:
         run.seed(int(torch.randint((1 << 63) - 1, ())))
@@ -337,12 +336,12 @@ def _placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _hooks(graph: fx.Graph) -> set[int]:
-    """Positions of what holds hooks for compiled autograd's backward pass, and only passes through."""
+    """Positions of inputs with hooks for compiled autograd's backward pass, which only pass through the graph."""
     return {i for i, n in enumerate(_placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
 
 
 def _ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
-    """Positions of the ints that are no sizes of the tensors beside them, and of all."""
+    """Positions of the ints that are not sizes of input tensors, and positions of all ints."""
     values = [n.meta.get("val") for n in _placeholders(graph)]
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     sizes = {d.node.expr for v in tensors for d in v.shape if isinstance(d, torch.SymInt)}
@@ -359,8 +358,8 @@ def import_flat(
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 
-    constants, numbers: tensors and ints by the positions of the inputs that they take the place of. orders,
-    result_orders: by position, that of axes which the model takes or gives tensors in.
+    constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
+    which the model takes inputs or returns results, by position.
     """
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them

@@ -1,6 +1,6 @@
-"""Arguments of a call as a run takes them: checked one by one, or at once where they are like those of a call before.
+"""Check the arguments of a call: one by one, or by a single guard if they look like those of the previous call.
 
-tensors on the host or a GPU, arrays  ->  their addresses, and what they tell of the call
+tensors on the host or a GPU, arrays  ->  their addresses, and the signature of the call
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from typing import Any
 import numpy as np
 
 from ingot.runtime.bind import Shape
-from ingot.runtime.cuda.foreign import Foreign, is_foreign
+from ingot.runtime.cuda.foreign import DlpackArray, is_dlpack_on_gpu
 from ingot.runtime.program import Program
-from ingot.runtime.tensors import Border, Tensor, address, has_tangent, is_recording, is_tensor, likeness
+from ingot.runtime.tensors import Tensor, TensorAdapter, address, has_tangent, is_recording, is_tensor, tensor_guard
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 
 @dataclass(frozen=True)
-class Told:
-    """What arguments that are alike tell of a call. shapes: what is bound. tensors: whether results are torch's. place:
-    torch's GPU, where results are to lie; resident: which arguments, state (read and written) and results are on a GPU,
-    if any."""
+class CallSignature:
+    """What a call's arguments determine about the run.
+
+    shapes: what the program is bound to. tensors: whether results are torch tensors. device: the torch GPU for the
+    results; None: the CPU. resident: for each argument, state (read, then written) and result, whether it is on a GPU;
+    None: none is.
+    """
 
     shapes: tuple[Shape, ...]
     tensors: bool
-    place: object = None
+    device: object = None
     resident: tuple[bool, ...] | None = None
 
 
@@ -38,115 +41,126 @@ class Arguments:
 
     def __init__(self, program: Program) -> None:
         gpu = program.device == "cuda"
-        self._borders = [Border(spec, gpu=gpu) for spec in program.inputs]
-        self._telling = [index for index, spec in enumerate(program.inputs) if spec.elements]
+        self._adapters = [TensorAdapter(spec, gpu=gpu) for spec in program.inputs]
+        self._size_inputs = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._state: tuple[Shape, ...] = tuple(s.shape for s in program.state)
         self._results = len(program.outputs)
-        self._last: Told | None = None
-        self._like: tuple[Callable[..., bool], Told, Any] | None = None
-        self._warned = False
+        self._last_signature: CallSignature | None = None
+        self._guarded: tuple[Callable[..., bool], CallSignature, Any] | None = None
+        self._has_warned = False
 
-    def take(self, inputs: Sequence[object]) -> tuple[Sequence[np.ndarray | Tensor | Foreign], list[int], Told]:
-        """(what has to outlive the run, addresses, what is told). Raises InputError."""
-        like = self._like
-        if like is not None and like[2]._current_level < 0:  # of forward-mode differentiation
+    def take(
+        self, inputs: Sequence[object]
+    ) -> tuple[Sequence[np.ndarray | Tensor | DlpackArray], list[int], CallSignature]:
+        """(values that must outlive the run, their addresses, the call's signature). Raises InputError."""
+        guarded = self._guarded
+        if guarded is not None and guarded[2]._current_level < 0:  # outside of forward-mode differentiation
             try:
                 pointers = [value.data_ptr() for value in inputs if not value.is_nested]  # type: ignore[attr-defined]
             except (AttributeError, RuntimeError, ValueError):
-                pointers = []  # one that is no tensor, or has no memory
-            if len(pointers) == len(self._borders) and 0 not in pointers and like[0](*inputs):
-                return inputs, pointers, like[1]  # type: ignore[return-value]
-        told = self._last
-        if told is not None and not (told.tensors or told.resident or self._telling):
-            pointers = self._of_arrays(inputs, told.shapes)
+                pointers = []  # a value is not a tensor, or has no memory
+            if len(pointers) == len(self._adapters) and 0 not in pointers and guarded[0](*inputs):
+                return inputs, pointers, guarded[1]  # type: ignore[return-value]
+        signature = self._last_signature
+        if signature is not None and not (signature.tensors or signature.resident or self._size_inputs):
+            pointers = self._array_pointers(inputs, signature.shapes)
             if pointers is not None:
-                return inputs, pointers, told  # type: ignore[return-value]
+                return inputs, pointers, signature  # type: ignore[return-value]
         return self._checked(inputs)
 
-    def _of_arrays(self, inputs: Sequence[object], shapes: Sequence[Shape]) -> list[int] | None:
-        """The addresses of arrays that are read in place and have these shapes: two thirds of the time of asking what
-        each is. None for others."""
+    def _array_pointers(self, inputs: Sequence[object], shapes: Sequence[Shape]) -> list[int] | None:
+        """The addresses of arrays that have these shapes and are read in place; None for any other arguments. It takes
+        two thirds of the time of the full checks."""
         pointers: list[int] = []
-        for border, value, shape in zip(self._borders, inputs, shapes, strict=False):
-            if type(value) is not np.ndarray or value.dtype is not border.dtype:
+        for adapter, value, shape in zip(self._adapters, inputs, shapes, strict=False):
+            if type(value) is not np.ndarray or value.dtype is not adapter.dtype:
                 return None
             if value.shape != shape or not value.flags.c_contiguous:
                 return None
             pointers.append(address(value))
         return pointers if len(pointers) == len(inputs) else None
 
-    def _checked(self, inputs: Sequence[object]) -> tuple[list[np.ndarray | Tensor | Foreign], list[int], Told]:
-        arrays: list[np.ndarray | Tensor | Foreign] = []
+    def _checked(
+        self, inputs: Sequence[object]
+    ) -> tuple[list[np.ndarray | Tensor | DlpackArray], list[int], CallSignature]:
+        arrays: list[np.ndarray | Tensor | DlpackArray] = []
         pointers: list[int] = []
         kind: type | None = None  # of the last tensor
-        place: object = None
+        device: object = None
         resident: list[bool] = []
-        graded = False
-        for border, value in zip(self._borders, inputs, strict=True):
+        has_gradient = False
+        for adapter, value in zip(self._adapters, inputs, strict=True):
             if type(value) is kind or is_tensor(value):
                 kind = type(value)
-                tensor = border.tensor(value)  # type: ignore[arg-type]
-                graded = graded or tensor.requires_grad
+                tensor = adapter.tensor(value)  # type: ignore[arg-type]
+                has_gradient = has_gradient or tensor.requires_grad
                 if has_tangent(tensor):
                     raise InputError(
-                        f"input {border.spec.name!r}", expected="a tensor without a tangent", got="a dual tensor",
+                        f"input {adapter.spec.name!r}", expected="a tensor without a tangent", got="a dual tensor",
                         fix="a compiled model has no derivatives: use torch.compile(net, backend='ingot')",
                     )  # fmt: skip
                 arrays.append(tensor)
                 pointers.append(tensor.data_ptr())
-                resident.append(border.gpu and tensor.is_cuda)
+                resident.append(adapter.gpu and tensor.is_cuda)
                 if resident[-1]:
-                    place = tensor.device
-            elif border.gpu and not isinstance(value, np.ndarray) and is_foreign(value):
-                there = border.foreign(value)
-                arrays.append(there)
-                pointers.append(there.address)
+                    device = tensor.device
+            elif adapter.gpu and not isinstance(value, np.ndarray) and is_dlpack_on_gpu(value):
+                dlpack = adapter.dlpack(value)
+                arrays.append(dlpack)
+                pointers.append(dlpack.address)
                 resident.append(True)
             else:
-                array = border.array(value)
+                array = adapter.array(value)
                 arrays.append(array)
                 pointers.append(address(array))
                 resident.append(False)
-        if graded and not self._warned and is_recording():
-            self._warned = True
+        if has_gradient and not self._has_warned and is_recording():
+            self._has_warned = True
             warnings.warn(_NO_GRADIENT, stacklevel=5)  # at the model's call
-        if place is not None and any(isinstance(array, Foreign) for array in arrays):
+        if device is not None and any(isinstance(array, DlpackArray) for array in arrays):
             fix = "torch.from_dlpack(x)"  # which keeps the memory for as long as the GPU reads it
             raise InputError(
-                "inputs", expected="tensors of torch's on the GPU, or arrays of others", got="both", fix=fix
+                "inputs", expected="GPU arrays of torch alone, or of other libraries alone", got="both", fix=fix
             )
-        if getattr(place, "index", 0):
-            raise InputError("inputs", expected="tensors on cuda:0, where the model is", got=place)
-        values = [tuple(self._read(i, arrays[i]).reshape((-1,)).tolist()) for i in self._telling]
+        if getattr(device, "index", 0):
+            raise InputError("inputs", expected="tensors on cuda:0, the model's device", got=device)
+        values = [tuple(self._host_value(i, arrays[i]).reshape((-1,)).tolist()) for i in self._size_inputs]
         shapes = (*[array.shape for array in arrays], *self._state, *values)
-        rest = (*[True] * (2 * len(self._state)), *[place is not None] * self._results)
-        where = (*resident, *rest) if any(resident) else None
-        tensors, told = kind is not None, self._last
-        if told is None or (told.shapes, told.tensors, told.place, told.resident) != (shapes, tensors, place, where):
-            told = self._last = Told(shapes, tensors, place, where)
-        elif tensors and not self._telling:
-            self._remember(inputs, arrays, told, graded and not self._warned)
-        return arrays, pointers, told
+        state_and_results = (*[True] * (2 * len(self._state)), *[device is not None] * self._results)
+        residency = (*resident, *state_and_results) if any(resident) else None
+        tensors, signature = kind is not None, self._last_signature
+        if signature is None or (signature.shapes, signature.tensors, signature.device, signature.resident) != (
+            shapes,
+            tensors,
+            device,
+            residency,
+        ):
+            signature = self._last_signature = CallSignature(shapes, tensors, device, residency)
+        elif tensors and not self._size_inputs:
+            self._remember(inputs, arrays, signature, has_gradient and not self._has_warned)
+        return arrays, pointers, signature
 
-    def _read(self, number: int, array: np.ndarray | Tensor | Foreign) -> np.ndarray | Tensor:
-        """One whose elements are sizes."""
-        if isinstance(array, Foreign):
-            what = f"input {self._borders[number].spec.name!r}"
-            raise InputError(what, expected="sizes that the host can read", got="an array on a GPU")
+    def _host_value(self, number: int, array: np.ndarray | Tensor | DlpackArray) -> np.ndarray | Tensor:
+        """The value of an input whose elements are sizes. Raises InputError if the host cannot read it."""
+        if isinstance(array, DlpackArray):
+            what = f"input {self._adapters[number].spec.name!r}"
+            raise InputError(what, expected="sizes in CPU memory", got="an array on a GPU", fix="copy it to the CPU")
         return array
 
-    def _remember(self, inputs: Sequence[object], arrays: Sequence[object], told: Told, warns: bool) -> None:
-        """Arguments that were taken as they are, twice in a row, may come again. warns: whether there is something to
-        say of them once torch records."""
+    def _remember(
+        self, inputs: Sequence[object], arrays: Sequence[object], signature: CallSignature, warns: bool
+    ) -> None:
+        """Build a guard for arguments that were read in place twice in a row, as such may come again. warns: whether
+        they need a warning as soon as torch records gradients."""
         if all(given is taken and is_tensor(given) for given, taken in zip(inputs, arrays, strict=True)):
-            same = likeness(inputs)
-            if same is not None and warns:
-                same = partial(_unrecorded, same)
-            self._like = None if same is None else (same, told, sys.modules["torch.autograd.forward_ad"])
+            guard = tensor_guard(inputs)
+            if guard is not None and warns:
+                guard = partial(_matches_without_grad, guard)
+            self._guarded = None if guard is None else (guard, signature, sys.modules["torch.autograd.forward_ad"])
 
 
-def _unrecorded(same: Callable[..., bool], *values: object) -> bool:
-    return not is_recording() and same(*values)
+def _matches_without_grad(guard: Callable[..., bool], *values: object) -> bool:
+    return not is_recording() and guard(*values)
 
 
 _NO_GRADIENT = (
@@ -155,4 +169,4 @@ _NO_GRADIENT = (
 )
 
 
-__all__ = ["Arguments", "Told"]
+__all__ = ["Arguments", "CallSignature"]

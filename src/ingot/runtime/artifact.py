@@ -1,4 +1,4 @@
-"""The artifact: one file with a whole compiled program.
+"""The artifact: one file with a complete compiled program.
 
     [ prefix 64 B | header JSON | plan | stage texts ... | state | code ... | weights ]      weights start on a page
 
@@ -34,9 +34,9 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError
 from ingot.support.files import Part, atomic_write, open_regular
 
-# Like PNG's: not text, and broken by line-end conversion.
+# Like PNG's: not text, and changed by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
-# Bump it with any change of this format, of the plan's JSON or of the driver's structures.
+# Increment it with any change of this format, of the plan's JSON or of the driver's structures.
 FORMAT_VERSION = 13
 _PREFIX = struct.Struct("<8sIIQ16s24x")
 _PAGE = 4096
@@ -84,8 +84,8 @@ def content(program: Program) -> list[Part]:
 def load(path: Path) -> Program:
     """Read and check an artifact; its weights stay in the mapped file.
 
-    Raises ArtifactError for a file that is missing, truncated, corrupted or of another format version. Whether this
-    machine can run it is asked when it is to run.
+    Raises ArtifactError for a file that is missing, truncated, corrupted or of another format version. It does not
+    check whether this machine can run it.
     """
     return read(_map(path), str(path))
 
@@ -96,12 +96,12 @@ def read(view: memoryview, path: str) -> Program:
     text = bytes(view[_PREFIX.size : _PREFIX.size + length])
     if hashlib.blake2b(text, digest_size=16).digest() != digest:
         raise _corrupted(path, "header")
-    sections, weights_at, header = _read_header(path, text, len(view))
+    sections, weights_section, header = _read_header(path, text, len(view))
     for name, section in sections.items():
         if not name.startswith("stage/") and _digest(_bytes(view, section)) != section.digest:
             raise _corrupted(path, name)
-    weights = np.frombuffer(view, np.uint8, weights_at.length, weights_at.offset)
-    if _weights_digest(weights) != weights_at.digest:
+    weights = np.frombuffer(view, np.uint8, weights_section.length, weights_section.offset)
+    if _weights_digest(weights) != weights_section.digest:
         raise _corrupted(path, "weights")
     sizes = cast("dict[str, int]", header["stages"])
     stages = _Stages(path, view, {name: (sections[f"stage/{name}"], size) for name, size in sizes.items()})
@@ -126,42 +126,44 @@ def _map(path: Path) -> memoryview:
         raise ArtifactError(f"cannot read {path}", got=error.strerror or str(error)) from error
 
 
-_AGAIN = "save the model again"
-_DEFLATED = 1040  # bytes that one of deflate's may stand for, by its format
+_RESAVE_FIX = "save the model again"
+_MAX_DEFLATE_RATIO = 1040  # output bytes per input byte, by deflate's format
 
 
 def _corrupted(path: str, what: str) -> ArtifactError:
-    return ArtifactError(f"{path} is corrupted", expected=f"a {what} section that fits its checksum", fix=_AGAIN)
+    return ArtifactError(
+        f"{path} is corrupted", expected=f"a {what} section that matches its checksum", fix=_RESAVE_FIX
+    )
 
 
 def _check_prefix(path: str, view: memoryview) -> tuple[int, bytes]:
     if len(view) < _PREFIX.size:
-        raise ArtifactError(f"{path} is not an Ingot artifact, or is truncated", fix=_AGAIN)
+        raise ArtifactError(f"{path} is not an Ingot artifact, or is truncated", fix=_RESAVE_FIX)
     magic, version, length, total, digest = _PREFIX.unpack_from(view)
     if magic != MAGIC:
-        fix = "a model is compiled first: ingot.compile(path).save(...)"
+        fix = "compile a model first: ingot.compile(path).save(...)"
         raise ArtifactError(f"{path} is not an Ingot artifact", expected=f"magic {MAGIC!r}", got=repr(magic), fix=fix)
     if version != FORMAT_VERSION:
         fix = "compile the model again with this version, or load it with the one that saved it"
         raise ArtifactError(f"{path}", expected=f"format version {FORMAT_VERSION}", got=version, fix=fix)
     if len(view) != total:
-        raise ArtifactError(f"{path} is truncated", expected=f"{total} bytes", got=len(view), fix=_AGAIN)
+        raise ArtifactError(f"{path} is truncated", expected=f"{total} bytes", got=len(view), fix=_RESAVE_FIX)
     if length > min(_MAX_HEADER, total - _PREFIX.size):
         raise _corrupted(path, "header")
     return length, digest
 
 
 def _read_header(path: str, text: bytes, total: int) -> tuple[dict[str, _Section], _Section, dict[str, Json]]:
-    """Section name -> place, the weights' place, and the header; every place lies inside the file."""
+    """The sections by name, the weights' section, and the header. Every section is within the file."""
     try:
         header = cast("dict[str, Json]", json.loads(text))
         sections: dict[str, _Section] = {}
-        at = _PREFIX.size + len(text)
+        offset = _PREFIX.size + len(text)
         for name, (length, digest) in cast("dict[str, tuple[int, str]]", header["sections"]).items():
-            sections[name] = _Section(at, _length(length), str(digest))
-            at += length
+            sections[name] = _Section(offset, _length(length), str(digest))
+            offset += length
         length, digest = cast("tuple[int, str]", header["weights"])
-        weights = _Section(at + -at % _PAGE, _length(length), str(digest))
+        weights = _Section(offset + -offset % _PAGE, _length(length), str(digest))
         if weights.offset + weights.length != total:
             raise ValueError("sections do not add up to the file")
         for name, size in cast("dict[str, int]", header["stages"]).items():
@@ -169,8 +171,8 @@ def _read_header(path: str, text: bytes, total: int) -> tuple[dict[str, _Section
                 raise ValueError(f"stage {name}")
         if not sections.keys() >= {"plan", "state"}:
             raise ValueError("no plan or state")
-        if _length(header["state"]) > _DEFLATED * sections["state"].length:
-            raise ValueError("state that nothing inflates to")
+        if _length(header["state"]) > _MAX_DEFLATE_RATIO * sections["state"].length:
+            raise ValueError("state larger than deflate can produce")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _corrupted(path, "header") from error
     return sections, weights, header
@@ -191,7 +193,7 @@ def _digest(data: bytes) -> str:
 
 
 def _inflated(path: str, view: memoryview, name: str, section: _Section, size: int) -> bytes:
-    """Bounded by the recorded length: a crafted section must not expand without limit."""
+    """Decompress a section of `size` bytes: a crafted section must not expand without limit."""
     try:
         data = zlib.decompressobj().decompress(_bytes(view, section), size + 1)
     except zlib.error as error:
@@ -202,23 +204,23 @@ def _inflated(path: str, view: memoryview, name: str, section: _Section, size: i
 
 
 def _weights_digest(weights: NDArray[np.uint8]) -> str:
-    whole = weights.nbytes // _BLOCK * _BLOCK
-    sums = weights[:whole].view(np.uint64).reshape(-1, _BLOCK // 8).sum(axis=1, dtype=np.uint64)
+    block_bytes = weights.nbytes // _BLOCK * _BLOCK
+    sums = weights[:block_bytes].view(np.uint64).reshape(-1, _BLOCK // 8).sum(axis=1, dtype=np.uint64)
     digest = hashlib.blake2b(sums.tobytes(), digest_size=16)
-    digest.update(weights[whole:].tobytes())
+    digest.update(weights[block_bytes:].tobytes())
     return digest.hexdigest()
 
 
 class _Stages(Mapping[str, str]):
-    """IR texts, decompressed when they are asked for."""
+    """The IR texts, decompressed on access."""
 
-    def __init__(self, path: str, view: memoryview, places: Mapping[str, tuple[_Section, int]]) -> None:
+    def __init__(self, path: str, view: memoryview, sections: Mapping[str, tuple[_Section, int]]) -> None:
         self._path = path
         self._view = view
-        self._places = places
+        self._sections = sections
 
     def __getitem__(self, stage: str) -> str:
-        section, size = self._places[stage]
+        section, size = self._sections[stage]
         if _digest(_bytes(self._view, section)) != section.digest:
             raise _corrupted(self._path, f"stage {stage}")
         try:
@@ -227,7 +229,7 @@ class _Stages(Mapping[str, str]):
             raise _corrupted(self._path, f"stage {stage}") from error
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._sections)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._sections)

@@ -33,7 +33,7 @@ def plan(program: Program, instance: Binding | None) -> str:
         + (f" = {instance.values[s.name]}" if instance else "")
         for s in program.symbols
     ]
-    lines += [f"size   {s.name} in [{s.lo}, {show(s.most)}]" for s in program.sizes]
+    lines += [f"size   {s.name} in [{s.lo}, {show(s.bound)}]" for s in program.sizes]
     kernels = len({step.kernel for step in program.steps})
     arena = f", arena {instance.layout.nbytes} bytes" if instance else ""
     lines.append(

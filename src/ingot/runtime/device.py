@@ -1,4 +1,4 @@
-"""Devices: where compiled programs run. A device loads code that a target made; it never compiles."""
+"""Devices run compiled programs. A device loads code that a target generated; it never compiles."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ingot.support.native import Features
 
 
 class Context(Protocol):
-    """What one run of a loaded program has for itself (memory, threads or a stream), for whoever claimed it."""
+    """The resources of one run of a loaded program (memory, threads or a stream), exclusive to their claimant."""
 
     def bind(self, shapes: tuple[Shape, ...], /) -> Binding:
-        """The program bound to the shapes of inputs and state. Raises InputError for shapes that it does not take."""
+        """The program bound to the shapes of inputs and state. Raises InputError for unsupported shapes."""
         ...
 
     def run(self, instance: Any, pointers: Sequence[int], resident: Sequence[bool] | None = None, /) -> None:
-        """Run what `bind` returned on inputs, state, new state and outputs at these addresses. resident: which of them
-        lie in the memory of a device that is not the host; None: none."""
+        """Run an instance from `bind` on inputs, state, new state and outputs at these addresses. resident: for each of
+        them, whether it is in device memory; None: all are in host memory."""
         ...
 
     def release(self) -> None: ...
 
 
 class Store(Protocol):
-    """Memory of a device that lasts from run to run. All runs that were begun end before it is read or written."""
+    """Device memory that is kept from run to run. Reading or writing it waits for all runs in progress."""
 
     address: int
 
@@ -49,17 +49,17 @@ class Loaded(Protocol):
     threads: int
 
     def store(self, nbytes: int, /) -> Store:
-        """Memory for state, all zeros. Raises IngotError where there is not that much."""
+        """Memory for state, all zeros. Raises IngotError if there is not enough."""
         ...
 
     def claim(self) -> Context: ...
 
     def prepare(self, shapes: tuple[Shape, ...], /) -> None:
-        """Bind these shapes and place their memory before the first run."""
+        """Bind these shapes and allocate their memory before the first run."""
         ...
 
     def set_profile(self, readings: NDArray[np.int64] | None, /) -> None:
-        """Have runs write clock readings, one before the first and one after each step, or stop that."""
+        """Have runs write clock readings, one before the first and one after each step; None: stop writing them."""
         ...
 
     @property
@@ -70,12 +70,12 @@ class Loaded(Protocol):
 
 
 class Device(Protocol):
-    """A kind of machine that runs what the target of the same name makes."""
+    """A kind of machine, which runs the code of the target of the same name."""
 
     name: str
 
     def refusal(self, needs: Features, /) -> ArtifactError | None:
-        """Why this machine cannot run code for `needs`; None if it can."""
+        """The reason why this machine cannot run code that needs these features; None if it can."""
         ...
 
     def load(self, program: Program, threads: int | None, /) -> Loaded:
@@ -88,17 +88,17 @@ NAMES = ("cpu", "cuda")
 
 @cache
 def _device(name: str) -> Device:
-    """Loaded when a program asks for it: what one device needs, the others do not pay for."""
+    """Import a device on first use: programs for other devices need not pay for it."""
     return import_module(f"ingot.runtime.{name}.device").DEVICE
 
 
 def refusal(program: Program) -> ArtifactError | None:
-    """Why this machine cannot run the program; None if it can."""
+    """The reason why this machine cannot run the program; None if it can."""
     return next((r for code in program.code.values() if (r := refusal_of(code.features)) is not None), None)
 
 
 def refusal_of(features: Features) -> ArtifactError | None:
-    """Why this machine cannot run code for such a machine; None if it can."""
+    """The reason why this machine cannot run code for a machine with these features; None if it can."""
     if features.target_name in NAMES:
         return _device(features.target_name).refusal(features)
     return ArtifactError(
@@ -110,7 +110,7 @@ def refusal_of(features: Features) -> ArtifactError | None:
 
 
 def load(program: Program, threads: int | None) -> Loaded:
-    """The program on the device that its steps are for. Raises ArtifactError where this machine cannot run it."""
+    """Load the program on its device. Raises ArtifactError if this machine cannot run it."""
     if refused := refusal(program):
         raise refused
     return _device(program.device).load(program, threads)

@@ -1,4 +1,4 @@
-"""Ingot's dtype names at the border: their size, their numpy dtype and PyTorch's name for them."""
+"""Ingot's dtype names: their size, their numpy dtype and PyTorch's name for them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from ingot.support.errors import InputError, VerifyError
 
-# name -> (bytes, numpy or ml_dtypes name, PyTorch name). Numbers of less than 8 bits have a byte each.
-_NUMPYS = {
+# name -> (bytes, numpy or ml_dtypes name, PyTorch name). Numbers of less than 8 bits take a byte each.
+_NUMPY_DTYPES = {
     "f64": (8, "float64", "torch.float64"),
     "f32": (4, "float32", "torch.float32"),
     "f16": (2, "float16", "torch.float16"),
@@ -23,8 +23,8 @@ _NUMPYS = {
     "u64": (8, "uint64", "torch.uint64"),
     "bool": (1, "bool", "torch.bool"),
 }
-# of the package ml_dtypes
-_MORE = {
+# from the package ml_dtypes
+_ML_DTYPES = {
     "bf16": (2, "bfloat16", "torch.bfloat16"),
     "f8e4m3fn": (1, "float8_e4m3fn", "torch.float8_e4m3fn"),
     "f8e5m2": (1, "float8_e5m2", "torch.float8_e5m2"),
@@ -37,7 +37,7 @@ _MORE = {
     "u4": (1, "uint4", "no torch type"),
     "u2": (1, "uint2", "no torch type"),
 }
-_DTYPES = _NUMPYS | _MORE
+_DTYPES = _NUMPY_DTYPES | _ML_DTYPES
 NAMES = tuple(_DTYPES)
 
 
@@ -49,12 +49,12 @@ def itemsize(name: str) -> int:
 
 
 def needs_ml_dtypes(name: str) -> bool:
-    return name in _MORE
+    return name in _ML_DTYPES
 
 
 @cache
 def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype. Those that numpy lacks need the package ml_dtypes; raises InputError without it."""
+    """The numpy dtype. Dtypes that numpy lacks need the package ml_dtypes; raises InputError without it."""
     text = _DTYPES[name][1]
     if not needs_ml_dtypes(name):
         return np.dtype(text)

@@ -1,5 +1,5 @@
-"""What a `CompiledModel` runs its flat inputs on: one program, here or for another machine; the driver has those that
-find a program for each call."""
+"""Executables: a `CompiledModel` runs its flat inputs on one. Here: one program, for this machine or for another one.
+The driver defines the executables that select a program for each call."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cpu import memory
 from ingot.runtime.expr import Expr
 from ingot.runtime.program import Program, TensorSpec
-from ingot.runtime.state import RANDOM, Held, seed_state
-from ingot.runtime.tensors import Border, Tensor, TensorResults, address
+from ingot.runtime.state import RANDOM, StateTensors, seed_state
+from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address
 from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
 
 
 class Executable:
-    """Base. inputs, outputs: the specs. threads: of a call. refused: why it cannot run here. returns_tensors: results
-    are torch's tensors even where no input is one.
+    """The base class.
 
-    What asks for the one program raises InputError with the reason where there are several.
+    inputs, outputs: the specs. threads: the threads of a call. refused: the reason why it cannot run here.
+    returns_tensors: whether results are torch tensors even if no input is one (a PyTorch model without inputs).
+
+    An executable of several programs raises InputError, with the reason, in methods that need a single program.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -39,15 +41,15 @@ class Executable:
     is_one_program: bool = True
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs, of a value for each input in order."""
+        """Run on one value for each input, in order. Returns the outputs."""
         raise NotImplementedError
 
     @property
     def program(self) -> Program:
-        raise self.not_one()
+        raise self.single_program_error()
 
-    def not_one(self) -> InputError:
-        """Why there is no one program, and what to do."""
+    def single_program_error(self) -> InputError:
+        """The error that says why there is no single program, and what to do."""
         raise NotImplementedError
 
     def plan(self, shapes: Sequence[Shape]) -> str:
@@ -55,44 +57,44 @@ class Executable:
         if not shapes and not program.symbols:
             shapes = static_shapes(program)
         count, state = len(self.inputs), (s.shape for s in program.state)
-        told = (*shapes[:count], *state, *shapes[count:])
-        return describe.plan(program, Binding(program, told) if shapes else None)
+        binding_shapes = (*shapes[:count], *state, *shapes[count:])
+        return describe.plan(program, Binding(program, binding_shapes) if shapes else None)
 
     def calls(self, inputs: Sequence[Any]) -> Sequence[tuple[Any, Sequence[Any]]] | None:
-        """The models that a run on these inputs calls, each with its inputs; None where it is one program."""
+        """The models that a run on these inputs calls, each with its inputs; None if this is a single program."""
         return None
 
     def profile(self, inputs: Sequence[Any]) -> list[tuple[str, float]]:
-        raise self.not_one()
+        raise self.single_program_error()
 
     def state(self) -> dict[str, Any]:
-        raise self.not_one()
+        raise self.single_program_error()
 
     def set_state(self, values: Mapping[str, object]) -> None:
-        raise self.not_one()
+        raise self.single_program_error()
 
     def seed(self, seed: int) -> None:
-        raise self.not_one()
+        raise self.single_program_error()
 
     def save(self, path: Path, weights: Path | None) -> None:
-        raise self.not_one()
+        raise self.single_program_error()
 
     @property
     def arena_bytes(self) -> int:
-        raise self.not_one()
+        raise self.single_program_error()
 
     def __repr__(self) -> str:
         raise NotImplementedError
 
 
 class UnloadedProgram(Executable):
-    """A program that does not run here: to be saved and looked at. Running it raises ArtifactError."""
+    """A program that cannot run here. It can be saved and inspected; running it raises ArtifactError."""
 
     def __init__(
         self, program: Program, threads: int = 0, refused: ArtifactError | None = None, export: Export | None = None
     ) -> None:
-        """threads: what it was compiled for. refused: why it cannot run here. export: how it is saved, if not as an
-        artifact."""
+        """threads: the thread count that it was compiled for. refused: the reason why it cannot run here. export:
+        writes its files, if it is not saved as an artifact."""
         self._program = program
         self.inputs, self.outputs, self.threads = program.inputs, program.outputs, threads
         self.refused = refused or ArtifactError("a program", expected="a device to run it", got="none")
@@ -102,12 +104,12 @@ class UnloadedProgram(Executable):
     def program(self) -> Program:
         return self._program
 
-    def not_one(self) -> ArtifactError:  # type: ignore[override]
+    def single_program_error(self) -> ArtifactError:  # type: ignore[override]
         assert self.refused is not None
         return self.refused
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        raise self.not_one()
+        raise self.single_program_error()
 
     def save(self, path: Path, weights: Path | None) -> None:
         if self._export is None:
@@ -120,11 +122,11 @@ class UnloadedProgram(Executable):
 
 
 class LoadedProgram(Executable):
-    """A program in memory. As many calls run side by side as there are cores for their threads, each in an arena of its
-    own, the others wait. One with state takes one call at a time."""
+    """A program in memory. Calls run concurrently, each in its own arena, while there are cores for their threads;
+    further calls wait. A program with state runs one call at a time."""
 
     def __init__(self, program: Program, threads: int | None = None) -> None:
-        """Map the code and, if no shape is dynamic, place all memory.
+        """Map the code. If no shape is dynamic, also allocate all memory.
 
         Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
         """
@@ -133,14 +135,14 @@ class LoadedProgram(Executable):
         self._loaded = device.load(program, threads)
         self.threads = self._loaded.threads
         self._arguments = Arguments(program)
-        self._makers = [Border(spec) for spec in program.outputs]
-        self._held = Held(program.state, self._loaded.store)
-        self.has_state = bool(self._held.shapes)
+        self._output_adapters = [TensorAdapter(spec) for spec in program.outputs]
+        self._state_tensors = StateTensors(program.state, self._loaded.store)
+        self.has_state = bool(self._state_tensors.shapes)
         self._results = memory.Results(len(program.outputs))
         self._tensor_results = TensorResults(len(program.outputs))
-        self.turn = threading.RLock()  # of whoever uses the state
+        self.state_lock = threading.RLock()
         if not program.symbols and not any(spec.elements for spec in program.inputs):
-            self._loaded.prepare((*static_shapes(program), *self._held.shapes))
+            self._loaded.prepare((*static_shapes(program), *self._state_tensors.shapes))
 
     @property
     def program(self) -> Program:
@@ -148,47 +150,47 @@ class LoadedProgram(Executable):
 
     def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
         """Raises InputError for a wrong number, dtype, shape or device."""
-        _values, pointers, told = self._arguments.take(inputs)  # the run reads the values' memory
-        held = self._held
-        if held.shapes:
-            self.turn.acquire()
+        _values, pointers, signature = self._arguments.take(inputs)  # _values own the memory that the run reads
+        state = self._state_tensors
+        if state.shapes:
+            self.state_lock.acquire()
         context = None
         try:
             context = self._loaded.claim()
-            instance = context.bind(told.shapes)
-            if held.shapes:
-                pointers += held.pointers
+            instance = context.bind(signature.shapes)
+            if state.shapes:
+                pointers += state.pointers
             results: list[np.ndarray | Tensor] = []
-            for maker, (shape, strides, nbytes) in zip(self._makers, instance.results, strict=True):
-                is_large = nbytes >= memory.LARGE and told.place is None
-                if told.tensors or self.returns_tensors:
-                    if is_large or told.place is not None:
-                        room = self._tensor_results.take(nbytes) if is_large else None
-                        result = maker.new_tensor(shape, strides, room, told.place)
-                    else:  # the same, without a call more
-                        result = maker.empty(shape, strides, maker.torch_dtype)
+            for adapter, (shape, strides, nbytes) in zip(self._output_adapters, instance.results, strict=True):
+                is_large = nbytes >= memory.LARGE and signature.device is None
+                if signature.tensors or self.returns_tensors:
+                    if is_large or signature.device is not None:
+                        storage = self._tensor_results.take(nbytes) if is_large else None
+                        result = adapter.new_tensor(shape, strides, storage, signature.device)
+                    else:  # the same as `new_tensor` without the call
+                        result = adapter.empty(shape, strides, adapter.torch_dtype)
                     pointers.append(result.data_ptr())
                 else:
-                    result = maker.new_array(shape, self._results.take(nbytes) if is_large else None)
+                    result = adapter.new_array(shape, self._results.take(nbytes) if is_large else None)
                     pointers.append(address(result))
                 results.append(result)
-            context.run(instance, pointers, told.resident)
+            context.run(instance, pointers, signature.resident)
             if self._program.sizes:
-                shapes = zip(self._makers, results, instance.cut(), strict=True)
-                results = [maker.cut(result, shape) for maker, result, shape in shapes]
-            if held.shapes:
-                held.exchange()
+                shapes = zip(self._output_adapters, results, instance.actual_shapes(), strict=True)
+                results = [adapter.crop(result, shape) for adapter, result, shape in shapes]
+            if state.shapes:
+                state.exchange()
             return results
         except MemoryError as e:
             raise IngotError("out of memory", got=str(e) or "no room", fix="use smaller inputs or batches") from e
         finally:
             if context is not None:
                 context.release()
-            if held.shapes:
-                self.turn.release()
+            if state.shapes:
+                self.state_lock.release()
 
     def profile(self, inputs: Sequence[object]) -> list[tuple[str, float]]:
-        kept = self.state()
+        saved_state = self.state()
         self.run(inputs)
         readings = np.zeros(len(self._program.steps) + 1, np.int64)
         self._loaded.set_profile(readings)
@@ -196,23 +198,23 @@ class LoadedProgram(Executable):
             self.run(inputs)
         finally:
             self._loaded.set_profile(None)
-            self.set_state(kept)
+            self.set_state(saved_state)
         seconds = np.diff(readings) / self._loaded.ticks_per_second
         return [(step.label or step.kernel, float(t)) for step, t in zip(self._program.steps, seconds, strict=True)]
 
     def state(self) -> dict[str, np.ndarray]:
-        with self.turn:
+        with self.state_lock:
             context = self._loaded.claim()
             try:
-                return self._held.read()
+                return self._state_tensors.read()
             finally:
                 context.release()
 
     def set_state(self, values: Mapping[str, object]) -> None:
-        with self.turn:
+        with self.state_lock:
             context = self._loaded.claim()
             try:
-                self._held.write(values)
+                self._state_tensors.write(values)
             finally:
                 context.release()
 
@@ -232,9 +234,9 @@ class LoadedProgram(Executable):
 
 
 class UnrankedSpec(TensorSpec):
-    """An input or output of which the model's file does not say how many axes it has, or not before a call.
+    """An input or output whose rank the model does not declare, or only a call determines. Its shape raises InputError.
 
-    dtype: "" where the file does not say it either. Its shape raises InputError.
+    dtype: "" if the model does not declare it either.
     """
 
     def __init__(self, name: str, dtype: str = "") -> None:
@@ -244,8 +246,8 @@ class UnrankedSpec(TensorSpec):
     @property
     def shape(self) -> tuple[Expr, ...]:  # type: ignore[override]
         raise InputError(
-            f"the shape of {self.name}", expected="a model that says it", got="one whose calls do",
-            fix="m.for_inputs(...) gives the program of a call, whose shapes are known",
+            f"the shape of {self.name}", expected="a rank that the model declares", got="a rank that each call decides",
+            fix="m.for_inputs(...) returns the program of a call, whose shapes are known",
         )  # fmt: skip
 
     @property
@@ -264,7 +266,7 @@ def save(program: Program, path: Path, weights: Path | None = None) -> None:
 
 
 def static_shapes(program: Program) -> tuple[tuple[int, ...], ...]:
-    """Of the inputs of a program without symbols."""
+    """The shapes of the inputs of a program without symbols."""
     return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in program.inputs)
 
 

@@ -1,4 +1,4 @@
-"""`CompiledModel`: what `ingot.compile` and `ingot.load` return, callable from Python."""
+"""`CompiledModel`: the result of `ingot.compile` and `ingot.load`, callable from Python."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ingot.support.errors import ArtifactError, InputError, SizesError
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 Result = TypeVar("Result")
 
-_RUNS = 15  # of an explanation: a step's time is their median
+_EXPLAIN_RUNS = 15  # `explain` reports the median time of these runs for each step
 
 
 @dataclass(frozen=True)
 class Convention:
-    """How a model is called: with the arguments of the program that it comes from, for this program's results.
+    """The calling convention of a model: the arguments and results of the framework program that it comes from.
 
-    flatten: (args, kwargs) to the flat inputs. bind: from what runs these to what is called. state: a value of the
-    state as the program's framework has it.
+    flatten: (args, kwargs) to the flat inputs. bind: makes the callable from the executable that runs the flat inputs.
+    state: converts an array of the state to the framework's type.
     """
 
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
@@ -37,10 +37,10 @@ class Convention:
     state: Callable[[Any], Any] | None = None
 
 
-def trees(
+def tree_convention(
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]], unflatten: Callable[[Sequence[Any]], Any]
 ) -> Convention:
-    """The convention of a program of flat inputs and outputs that its caller has in structures."""
+    """The convention of a program whose caller passes and receives nested structures of the flat inputs and outputs."""
 
     def bind(executable: Executable) -> Callable[..., Any]:
         run = executable.run
@@ -54,31 +54,34 @@ def trees(
 
 
 class CompiledModel:
-    """A compiled model. Call it with positional inputs in the model's order, or by name; one that comes from a program
-    of a framework (PyTorch, JAX) with this program's own arguments, for its own results.
+    """A compiled model. Call it with positional inputs in the model's order, or by name. A model that comes from a
+    framework program (PyTorch, JAX) takes the arguments of this program and returns its results.
 
-    Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype; C-contiguous
-    ones are read in place. A program for GPUs takes torch's CUDA tensors, too, and answers in such, on their stream;
-    DLPack objects on the GPU, such as CuPy's and JAX's arrays, are read in place.
-    Outputs are fresh arrays (torch tensors if any input is one): one array, or a tuple in
-    the model's output order. Safe to call from several threads: as many calls run side by side as there are cores for
-    their threads, each in an arena of its own, the others wait. A model with state (`state`) takes one call at a time.
-    Ctrl-C in the main thread ends a call on a CPU at the next border of chunks, mostly within a third of a second, and
-    the model can be called again; state that it writes in place may be written in part.
+    Inputs are numpy arrays, torch tensors or DLPack objects in CPU memory, of exactly the declared dtype. C-contiguous
+    inputs are read in place. A program for GPUs also takes torch's CUDA tensors, and then returns CUDA tensors, on
+    their stream; it reads DLPack objects on the GPU in place, such as arrays of CuPy and JAX.
 
-    Most models are one program. Where values of inputs decide ranks, axes or branches, where a model keeps attributes
-    that do, and where the host computes some of it (strings, images), there is a program for each case that calls
-    bring: `for_inputs` gives that of a call, and what needs the one program (`save`, `dump`, `plan`) says so.
+    Outputs are new arrays (torch tensors if any input is one): one array, or a tuple in the model's output order.
 
-    inputs, outputs: the specs (name, dtype, symbolic shape). threads: the caller and its workers. refused: why it
-    cannot run on this machine, where it was compiled for another one.
+    A model may be called from several threads. Calls run concurrently while there are cores for their threads, each in
+    its own arena; further calls wait. A model with state (`state`) runs one call at a time. Ctrl-C in the main thread
+    ends a call on a CPU at the next chunk boundary, mostly within a third of a second. The model can then be called
+    again; state that it updates in place may be partly updated.
+
+    Most models are one program. A model is several programs if values of inputs or attributes that it keeps decide
+    ranks, axes or branches, or if the host computes parts of it (strings, images). It then compiles a program for each
+    case when a call brings it. `for_inputs` returns the program of a call; methods that need a single program (`save`,
+    `dump`, `plan`) raise InputError.
+
+    inputs, outputs: the specs (name, dtype, symbolic shape). threads: the caller and its workers. refused: the reason
+    why it cannot run here, if it was compiled for another machine.
     """
 
     def __init__(
         self, program: Program | Executable, *, threads: int | None = None, convention: Convention | None = None
     ) -> None:
-        """program: as it is, or loaded. Raises ArtifactError when this machine lacks a feature that the code needs,
-        InputError for a bad thread count."""
+        """program: plain data, which is loaded, or an executable. Raises ArtifactError if this machine lacks a feature
+        that the code needs, InputError for a bad thread count."""
         executable = LoadedProgram(program, threads) if isinstance(program, Program) else program
         self._executable, self._convention = executable, convention
         self.inputs: tuple[TensorSpec, ...] = executable.inputs
@@ -87,54 +90,55 @@ class CompiledModel:
         self._names = {spec.name: index for index, spec in enumerate(self.inputs)}
         self._run = executable.run
         self._call: Callable[..., Any] | None = None if convention is None else convention.bind(executable)
-        if executable.refused is not None:  # whatever the arguments are
+        if executable.refused is not None:  # raises for any arguments
             self._call = lambda *args, **kwargs: executable.run(args)
-        self._others: OtherSizes | None = None  # where calls of other sizes go
+        self._other_sizes: OtherSizes | None = None  # programs for sizes that this one does not support
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model. Raises InputError for a wrong number, name, dtype, shape or device, and what compiling raises
-        where a call brings a new case."""
+        """Run the model. Raises InputError for a wrong number, name, dtype, shape or device, and what `compile` raises
+        if the call needs another program."""
         try:
             if self._call is not None:
                 return self._call(*args, **kwargs)
-            inputs = args if not kwargs and len(args) == len(self.inputs) else self._ordered(args, kwargs)
+            inputs = args if not kwargs and len(args) == len(self.inputs) else self._inputs_in_order(args, kwargs)
             results = self._run(inputs)
             return results[0] if len(results) == 1 else tuple(results)
         except SizesError as e:
-            return self._elsewhere(e, lambda other: other(*args, **kwargs))
+            return self._run_other_sizes(e, lambda other: other(*args, **kwargs))
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """The outputs as a list, of a value for each input in order. Raises as a call does."""
+        """Run the model on one value for each input, in order. Returns the outputs as a list. Raises as a call does."""
         try:
             return self._run(inputs)
         except SizesError as e:
-            return self._elsewhere(e, lambda other: other.run(inputs))
+            return self._run_other_sizes(e, lambda other: other.run(inputs))
 
     def for_inputs(self, *args: Any, **kwargs: Any) -> CompiledModel:
-        """The model of the one program that a call with these arguments runs: to save, to look at, or to compile ahead.
-        It lacks the inputs whose values decide. Raises InputError where a call runs several."""
-        nested = self._executable.calls(self._flat(args, kwargs))
+        """The single-program model that a call with these arguments runs: to save it, to inspect it, or to compile it
+        before the first call. It lacks the inputs whose values select the program. Raises InputError if the call runs
+        several programs."""
+        nested = self._executable.calls(self._flat_inputs(args, kwargs))
         if nested is None:
             return self
         if len(nested) != 1:
-            raise self._executable.not_one()
+            raise self._executable.single_program_error()
         ((model, inputs),) = nested
         return model if model._executable.calls(inputs) is None else model.for_inputs(*inputs)
 
     def flat(self) -> CompiledModel:
-        """The same model, called with its flat inputs, in order or by name, for its flat outputs."""
+        """The same model with flat inputs, in order or by name, and flat outputs."""
         return self if self._convention is None else CompiledModel(self._executable)
 
     # --- the program
 
     @property
     def is_one_program(self) -> bool:
-        """Whether every call runs the same program, but for sizes that it does not hold for."""
+        """Whether every call runs the same program, except for sizes that this program does not support."""
         return self._executable.is_one_program
 
     @property
     def program(self) -> Program:
-        """The one program, as plain data. Raises InputError where there are several."""
+        """The program as plain data. Raises InputError if there are several."""
         return self._executable.program
 
     @property
@@ -142,15 +146,15 @@ class CompiledModel:
         return self._executable.refused
 
     def plan(self, *shapes: Shape) -> str:
-        """A table of buffers and steps; with input shapes also their sizes and places.
+        """A table of buffers and steps; given input shapes, also their sizes and offsets.
 
-        Behind the shapes come the values of each input whose elements are sizes. Where the host computes some of the
-        model, its stages.
+        shapes: the shapes of the inputs, followed by the values of each input whose elements are sizes. For a model
+        that the host computes in part, the table lists its stages.
         """
         return self._executable.plan(shapes)
 
     def dump(self, stage: str) -> str:
-        """The IR text of a compilation stage. Raises InputError that lists the stages there are."""
+        """The IR text of a compilation stage. Raises InputError, which lists the stages, for any other name."""
         if stage == "plan":
             return self.plan()
         stages = self.program.stages
@@ -159,81 +163,85 @@ class CompiledModel:
         return stages[stage]
 
     def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
-        """Write one file that `ingot.load` reads, with the first values of the state; for C the source and its header.
+        """Write one file that `ingot.load` reads, with the initial values of the state; for target "c", the source and
+        its header.
 
-        weights: a file of their own for them, where the target has such. Raises ArtifactError and InputError; the old
-        file, if any, is then untouched.
+        weights: the path of a separate file for the weights, if the target supports it. Raises ArtifactError and
+        InputError, and then leaves an existing file untouched.
         """
         self._executable.save(Path(path), None if weights is None else Path(weights))
 
     # --- time and memory
 
     def profile(self, *args: Any, **kwargs: Any) -> list[tuple[str, float]]:
-        """Run once to warm up and once with a clock: (label, seconds) of each step, in order.
+        """Run once to warm up and once with a clock. Returns (label, seconds) of each step, in order.
 
-        Readings are of one run only if no other thread calls the model meanwhile. State is afterwards what it was.
+        The times are of one run only if no other thread calls the model meanwhile. The state is restored afterwards.
         """
-        parts = self._programs(self._flat(args, kwargs))
+        programs = self._programs(self._flat_inputs(args, kwargs))
         try:
-            return [row for model, inputs in parts for row in model._executable.profile(inputs)]
+            return [row for model, inputs in programs for row in model._executable.profile(inputs)]
         except SizesError as e:
-            return self._elsewhere(e, lambda other: other.profile(*args, **kwargs))
+            return self._run_other_sizes(e, lambda other: other.profile(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Run on these inputs and say where the time goes: a table of steps, the slowest first, and what they compute.
+        """Run on these inputs and report where the time goes: a table of steps, slowest first, and what they compute.
 
-        `ingot explain` measures the machine's limits too, and knows why a kernel is one of its own.
+        `ingot explain` also measures the machine's limits, and explains why a kernel was not fused with others.
         """
-        parts = self._programs(self._flat(args, kwargs))
+        programs = self._programs(self._flat_inputs(args, kwargs))
         try:
-            return "\n\n".join(describe.times(model.program, model._times(inputs)) for model, inputs in parts)
+            return "\n\n".join(describe.times(model.program, model._times(inputs)) for model, inputs in programs)
         except SizesError as e:
-            return self._elsewhere(e, lambda other: other.explain(*args, **kwargs))
+            return self._run_other_sizes(e, lambda other: other.explain(*args, **kwargs))
 
     def _times(self, inputs: Sequence[Any]) -> list[float]:
         """Median seconds of each step."""
-        runs = [[t for _, t in self._executable.profile(inputs)] for _ in range(_RUNS)]
+        runs = [[t for _, t in self._executable.profile(inputs)] for _ in range(_EXPLAIN_RUNS)]
         return np.median(runs, axis=0).tolist()
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes that intermediate values need at the largest shapes seen; of all calls, where they overlapped. On a CPU
-        other models with as many threads, if these are several, use the same memory."""
+        """The bytes of intermediate values at the largest shapes so far, summed over concurrent calls. On a CPU,
+        multithreaded models with the same number of threads share this memory."""
         return self._executable.arena_bytes
 
     # --- state
 
     def state(self) -> dict[str, Any]:
-        """What the model keeps from call to call (caches, counters), by name; {} for most. Copies."""
+        """Copies of the values that the model keeps from call to call (caches, counters), by name; {} for most."""
         state = self._executable.state()
         convert = None if self._convention is None else self._convention.state
         return state if convert is None else {name: convert(value) for name, value in state.items()}
 
     def set_state(self, values: Mapping[str, object]) -> None:
-        """Set some of the state, as `state` gives it. Raises InputError for a name, dtype or shape that is not its."""
+        """Replace values of the state, in the form that `state` returns. Raises InputError for a name, dtype or shape
+        that does not match."""
         self._executable.set_state(values)
 
     def seed(self, seed: int | None = None) -> None:
-        """Draw random numbers as a model of this seed does from its first call on; None: of one that the system gives.
+        """Restart the random numbers from this seed; None: from a seed that the system provides.
 
-        A model starts with seed 0. One that draws none stays as it is.
+        A model starts with seed 0. A model without random numbers ignores it.
         """
         self._executable.seed(entropy() if seed is None else seed)
 
     # --- calls
 
-    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        return self._ordered(args, kwargs) if self._convention is None else self._convention.flatten(args, kwargs)
+    def _flat_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        return (
+            self._inputs_in_order(args, kwargs) if self._convention is None else self._convention.flatten(args, kwargs)
+        )
 
     def _programs(self, inputs: Sequence[Any]) -> Iterator[tuple[CompiledModel, Sequence[Any]]]:
-        """The models of one program each that a call runs, with their inputs."""
+        """The single-program models that a call runs, each with its inputs."""
         nested = self._executable.calls(inputs)
         if nested is None:
             yield self, inputs
-        for model, given in nested or ():
-            yield from model._programs(given)
+        for model, nested_inputs in nested or ():
+            yield from model._programs(nested_inputs)
 
-    def _ordered(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
+    def _inputs_in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         declared = ", ".join(map(str, self.inputs))
         if len(args) > len(self.inputs):
             raise InputError("inputs", expected=f"{len(self.inputs)} ({declared})", got=f"{len(args)} values")
@@ -250,29 +258,29 @@ class CompiledModel:
             raise InputError("inputs", expected=declared, got=f"none for {', '.join(missing)}")
         return tuple(values[index] for index in range(len(self.inputs)))
 
-    def _elsewhere(self, refused: SizesError, call: Callable[[CompiledModel], Result]) -> Result:
-        """What `call` gives of the model for the sizes that this one refused; it has this one's state meanwhile.
+    def _run_other_sizes(self, refused: SizesError, call: Callable[[CompiledModel], Result]) -> Result:
+        """The result of `call` on a model for the sizes that this one refused. That model borrows this one's state.
 
-        Raises `refused` where there is none.
+        Raises `refused` if there is no such model.
         """
-        own = self._executable
-        if self._others is None:
+        executable = self._executable
+        if self._other_sizes is None:
             raise refused
-        if not own.has_state or not isinstance(own, LoadedProgram):
-            return self._others.call(refused, call)
+        if not executable.has_state or not isinstance(executable, LoadedProgram):
+            return self._other_sizes.call(refused, call)
 
-        def lent(other: CompiledModel) -> Result:
-            state = own.state()
+        def call_with_state(other: CompiledModel) -> Result:
+            state = executable.state()
             other.set_state({name: state[name] for name in other._executable.state()})
             result = call(other)
-            own.set_state(other._executable.state())
+            executable.set_state(other._executable.state())
             return result
 
-        with own.turn:
-            return self._others.call(refused, lent)
+        with executable.state_lock:
+            return self._other_sizes.call(refused, call_with_state)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a compiled model is not copied or pickled: m.save(path), and ingot.load(path) where it runs")
+        raise TypeError("a compiled model cannot be copied or pickled: use m.save(path), then ingot.load(path)")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._executable!r})"

@@ -44,8 +44,8 @@ Span: TypeAlias = "tuple[int, int]"
 
 
 def span(expr: Expr, spans: Mapping[str, Span]) -> Span:
-    """The least and the most that a checked expression may be, of symbols that lie in `spans`; not always the
-    tightest, as each symbol counts anew wherever it stands."""
+    """Bounds of a checked expression whose symbols are within `spans`: (min, max). They are not always tight, as each
+    use of a symbol varies independently."""
     if isinstance(expr, int):
         return expr, expr
     stack: list[Span] = []
@@ -57,8 +57,8 @@ def span(expr: Expr, spans: Mapping[str, Span]) -> Span:
         else:
             b, a = stack.pop(), stack.pop()
             if item == "%":
-                known = a[0] == a[1] and b[0] == b[1] > 0
-                stack.append((a[0] % b[0], a[0] % b[0]) if known else (0, max(b[1] - 1, 0)))
+                is_exact = a[0] == a[1] and b[0] == b[1] > 0
+                stack.append((a[0] % b[0], a[0] % b[0]) if is_exact else (0, max(b[1] - 1, 0)))
                 continue
             if item == "//":
                 b = max(b[0], 1), max(b[1], 1)
@@ -71,13 +71,13 @@ def span(expr: Expr, spans: Mapping[str, Span]) -> Span:
     return stack[0]
 
 
-MOST_BITS = 1 << 17  # of a value: twice what 1,024 symbols make, multiplied
-_LONG = 256  # items of an expression that is not written out for people
+MAX_BITS = 1 << 17  # of a value: twice the product of 1,024 symbols
+_MAX_SHOWN_ITEMS = 256  # a longer expression is abbreviated in messages
 
 
 def check(expr: Expr, names: Collection[str], where: str) -> None:
-    """Raise VerifyError unless the expression is well formed, uses only the symbols `names`, and has values that take
-    no time to compute. names: a set or a mapping, where there are many."""
+    """Raise VerifyError unless the expression is well formed, uses only the symbols `names`, and its values are small
+    enough to compute quickly. names: a set or a mapping, for fast lookup."""
     if isinstance(expr, int):
         return
     bits: list[int] = []
@@ -88,8 +88,8 @@ def check(expr: Expr, names: Collection[str], where: str) -> None:
                 raise VerifyError(f"size expression {_head(expr)}: {item!r} lacks an operand", where=where)
             b, a = bits.pop(), bits.pop()
             bits.append(a + b if item == "*" else max(a, b) + (item in ("+", "-")))
-            if bits[-1] > MOST_BITS:
-                expected = f"values of at most {MOST_BITS} bits"
+            if bits[-1] > MAX_BITS:
+                expected = f"values of at most {MAX_BITS} bits"
                 raise VerifyError(f"size expression {_head(expr)}", expected=expected, got="larger ones", where=where)
         elif isinstance(item, int):
             bits.append(item.bit_length())
@@ -104,35 +104,35 @@ def check(expr: Expr, names: Collection[str], where: str) -> None:
             f"size expression {_head(expr)}", expected="one value", got=f"{len(bits)} values", where=where
         )
     if is_constant:
-        evaluate(expr, {})  # of which no division is by 0
+        evaluate(expr, {})  # checks for division by 0
 
 
 def _head(items: Sequence[object]) -> str:
-    shown = list(items[:_LONG])
-    return f"{shown}" if len(items) <= _LONG else f"{shown} and {len(items) - _LONG} more"
+    shown = list(items[:_MAX_SHOWN_ITEMS])
+    return f"{shown}" if len(items) <= _MAX_SHOWN_ITEMS else f"{shown} and {len(items) - _MAX_SHOWN_ITEMS} more"
 
 
 def linear_in(expr: Expr) -> tuple[str, int, int] | None:
-    """(symbol, a, b) where the expression is a * symbol + b with a > 0; None for any other."""
+    """(symbol, a, b) if the expression is a * symbol + b with a > 0; None for any other."""
     if isinstance(expr, int):
         return None
     names = {item for item in expr if isinstance(item, str) and item not in OPERATORS}
     if len(names) != 1 or not {item for item in expr if item in OPERATORS} <= {"+", "-", "*"}:
         return None
     (name,) = names
-    at = [evaluate(expr, {name: value}) for value in range(4)]
-    slope = at[1] - at[0]
+    samples = [evaluate(expr, {name: value}) for value in range(4)]
+    slope = samples[1] - samples[0]
     # a cubic through four points of a line could only come from terms that cancel: sizes have no such terms
-    if slope <= 0 or at[2] - at[1] != slope or at[3] - at[2] != slope:
+    if slope <= 0 or samples[2] - samples[1] != slope or samples[3] - samples[2] != slope:
         return None
-    return name, slope, at[0]
+    return name, slope, samples[0]
 
 
 def show(expr: Expr) -> str:
     """Infix text for people: `(s0 * 2) + 1`. The expression must be well formed."""
     if isinstance(expr, int):
         return str(expr)
-    if len(expr) > _LONG:
+    if len(expr) > _MAX_SHOWN_ITEMS:
         return f"an expression of {len(expr)} terms"
     stack: list[str] = []
     for item in expr:

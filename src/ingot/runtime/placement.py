@@ -1,4 +1,4 @@
-"""Where each buffer of a bound program goes. At run time, as sizes may be known no sooner.
+"""Memory planning: the arena offset of each buffer of a bound program. At run time, when all sizes are known.
 
 a: steps 0-1, 100 B   b: 1-2, 50 B   c: 2-3, 100 B   ->   a at 0, b at 128, c at 0; 192 bytes
 """
@@ -17,11 +17,11 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Request:
-    """nbytes of memory from step `first` to step `last`, inclusive."""
+    """nbytes of memory, live from `first_step` to `last_step`, inclusive."""
 
     nbytes: int
-    first: int
-    last: int
+    first_step: int
+    last_step: int
 
 
 def align(nbytes: int) -> int:
@@ -29,40 +29,40 @@ def align(nbytes: int) -> int:
 
 
 def place(requests: Sequence[Request]) -> tuple[list[int], int]:
-    """64-byte aligned offsets such that requests alive at the same step never overlap, and the total size.
+    """64-byte aligned offsets such that requests that are live at the same step never overlap, and the total size.
 
-    Greedy by size with best fit: the largest first, each into the smallest gap that holds it between the
-    buffers already placed and alive with it (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural
-    Net Inference", 2020, algorithm 3). Zero-sized requests get offset 0.
+    Greedy by size with best fit: the largest first, each into the smallest gap that fits between the placed buffers
+    that are live with it (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020,
+    algorithm 3). Zero-sized requests get offset 0.
     """
     offsets = [0] * len(requests)
     order = sorted(
         (i for i, request in enumerate(requests) if request.nbytes > 0),
-        key=lambda i: (-requests[i].nbytes, requests[i].first, i),
+        key=lambda i: (-requests[i].nbytes, requests[i].first_step, i),
     )
-    # Rows (first, last, offset, end) of what is placed, kept sorted by offset.
-    placed = np.zeros((0, 4), np.int64)
+    # rows of (first step, last step, offset, end), sorted by offset
+    placements = np.zeros((0, 4), np.int64)
     total = 0
     for i in order:
         request = requests[i]
         size = align(request.nbytes)
-        alive = placed[(placed[:, 0] <= request.last) & (placed[:, 1] >= request.first)]
-        offset = _best_gap(alive, size)
+        conflicts = placements[(placements[:, 0] <= request.last_step) & (placements[:, 1] >= request.first_step)]
+        offset = _best_gap(conflicts, size)
         offsets[i] = offset
         total = max(total, offset + size)
-        row = np.array([[request.first, request.last, offset, offset + size]], np.int64)
-        at = int(np.searchsorted(placed[:, 2], offset))
-        placed = np.concatenate([placed[:at], row, placed[at:]])
+        row = np.array([[request.first_step, request.last_step, offset, offset + size]], np.int64)
+        index = int(np.searchsorted(placements[:, 2], offset))
+        placements = np.concatenate([placements[:index], row, placements[index:]])
     return offsets, total
 
 
-def _best_gap(alive: NDArray[np.int64], size: int) -> int:
-    if not len(alive):
+def _best_gap(conflicts: NDArray[np.int64], size: int) -> int:
+    if not len(conflicts):
         return 0
-    ends = np.maximum.accumulate(alive[:, 3])
+    ends = np.maximum.accumulate(conflicts[:, 3])
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-    gaps = alive[:, 2] - starts
-    fitting = np.flatnonzero(gaps >= size)
-    if not len(fitting):
+    gaps = conflicts[:, 2] - starts
+    candidates = np.flatnonzero(gaps >= size)
+    if not len(candidates):
         return int(ends[-1])
-    return int(starts[fitting[np.argmin(gaps[fitting])]])
+    return int(starts[candidates[np.argmin(gaps[candidates])]])

@@ -1,4 +1,4 @@
-"""A program's plan as JSON, for the artifact: what is read is untrusted, and checked item by item."""
+"""A program's plan as JSON, for the artifact. The reader does not trust the text and checks each item."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ingot.runtime import dtypes
 from ingot.runtime.expr import Expr
-from ingot.runtime.program import MOST_RANK, Buffer, BufferKind, Program, Size, State, Step, Symbol, TensorSpec
+from ingot.runtime.program import MAX_RANK, Buffer, BufferKind, Program, Size, State, Step, Symbol, TensorSpec
 from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import Code, Features
 
@@ -27,7 +27,7 @@ def to_json(program: Program) -> Json:
     return {
         "symbols": [[s.name, s.lo, s.hi] for s in program.symbols],
         "conditions": [_expr_json(condition) for condition in program.conditions],
-        "sizes": [[s.name, s.lo, _expr_json(s.most), s.hi] for s in program.sizes],
+        "sizes": [[s.name, s.lo, _expr_json(s.bound), s.hi] for s in program.sizes],
         "inputs": [_spec_json(spec) for spec in program.inputs],
         "outputs": [_spec_json(spec) for spec in program.outputs],
         "state": [[_spec_json(s.spec), s.copied] for s in program.state],
@@ -60,14 +60,14 @@ def to_json(program: Program) -> Json:
 
 
 def digest(data: Json) -> bytes:
-    """Tells plans apart, but for what they say of themselves to people."""
+    """A digest that identifies a plan, without its `meta` notes."""
     plan = {key: value for key, value in cast("dict[str, Json]", data).items() if key != "meta"}
     text = json.dumps(plan, separators=(",", ":"), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def sealed(program: Program) -> Program:
-    """The program with code that no other plan may launch, once it is loaded from a file."""
+    """The program with its code bound to this plan: loaded from a file, no other plan may launch the code."""
     plan = digest(to_json(program))
     return replace(program, code={name: replace(code, plan=plan) for name, code in program.code.items()})
 
@@ -81,18 +81,19 @@ def from_json(
     stages: Mapping[str, str],
     first: bytes = b"",
 ) -> Program:
-    """Rebuild and check a program. blobs, plans: of its code, by target. first: its state's first values in a row.
+    """Rebuild and check a program. blobs, plans: the code and the digest of its plan, by target. first: the initial
+    values of the state, concatenated.
 
-    Raises ArtifactError where the plan is malformed (it is untrusted).
+    Raises ArtifactError if the plan is malformed: it is untrusted.
     """
     try:
         program = _program(cast("dict[str, Json]", data), blobs, weights, stages, first)
         program.check()
-        if missing := program.unwritten():
-            raise VerifyError("program", expected="steps that write all outputs", got=f"none for {missing}")
+        if missing := program.unwritten_results():
+            raise VerifyError("program", expected="steps that write all outputs", got=f"none that writes {missing}")
         own = {name: (plans or {}).get(name, b"") for name in program.code}
         if any(own.values()) and set(own.values()) - {b"", digest(data)}:
-            raise VerifyError("program", expected="the plan that its code was made for", got="another one")
+            raise VerifyError("program", expected="the plan that its code was compiled for", got="another plan")
         return replace(program, code={name: replace(code, plan=own[name]) for name, code in program.code.items()})
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, VerifyError) as error:
         raise ArtifactError(f"the plan is malformed: {error!r}", fix="compile the model again") from error
@@ -186,7 +187,7 @@ def _size(value: Json) -> Size:
 def _state(value: Json, first: bytes) -> tuple[State, ...]:
     pairs = [_list(item, 2) for item in _list(value)]
     specs = [_spec(spec) for spec, _ in pairs]
-    if any(len(s.shape) > MOST_RANK for s in specs):
+    if any(len(s.shape) > MAX_RANK for s in specs):
         raise ValueError("state of too many dims")
     sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
     parts = np.split(np.frombuffer(first, np.uint8), np.cumsum(sizes)[:-1]) if specs else []

@@ -1,14 +1,14 @@
-"""The compiled program: what the compiler hands to the runtime, and what an artifact stores. Plain data.
+"""The compiled program: the plain data that the compiler passes to the runtime and an artifact stores.
 
     Program = symbols + inputs/outputs + state + buffers + steps + code blob + weights
     one call = bind symbols from the input shapes -> place buffers -> run the steps in order
 
 A step runs `kernel(ptr bases, ptr args, i64 chunk, ptr scratch)` for 0 <= chunk < chunks, in any order, on any
-thread; it starts when all chunks of the step before it are done. With `rounds`, chunks r * chunks to (r + 1) *
-chunks - 1 make up round r, and a round starts when all chunks of the one before are done. `bases` holds the addresses
-of the arena, the weights, the arguments, the results, the sizes and the table. `args` is the step's table of i64: for
-its buffer i, args[2i] = index into bases and args[2i + 1] = byte offset; then one entry for each of its dims. A step
-with a `target` is a jump.
+thread. It starts when all chunks of the previous step are done. With `rounds`, chunks r * chunks to (r + 1) *
+chunks - 1 make up round r, and a round starts when all chunks of the previous round are done. `bases` holds the
+addresses of the arena, the weights, the arguments, the results, the sizes and the table. `args` is the step's table of
+i64: args[2i] is the index into bases of its buffer i, and args[2i + 1] the byte offset; one entry for each of its dims
+follows. A step with a `target` is a jump.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BufferKind: TypeAlias = Literal["arena", "weight", "input", "output", "size", "t
 
 @dataclass(frozen=True)
 class Symbol:
-    """A dynamic dim, or a number that sizes depend on: lo <= value <= hi (None: no bound)."""
+    """A dynamic dim, or a number that sizes depend on: lo <= value <= hi (None: unbounded)."""
 
     name: str
     lo: int | None = 0
@@ -42,22 +42,22 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Size:
-    """A size that steps find: i64 number i of the sizes is the i-th. lo <= value <= min(most, hi).
+    """A size that a step computes, stored as an i64 at its index among the sizes: lo <= value <= min(bound, hi).
 
-    most: over the symbols, and the sizes before it.
+    bound: an expression over the symbols and the preceding sizes.
     """
 
     name: str
     lo: int
-    most: Expr
+    bound: Expr
     hi: int | None = None
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """An input or output: C-contiguous, dtype by Ingot's name ("f32").
+    """An input or output: C-contiguous. dtype: Ingot's name for it ("f32").
 
-    elements: of an input whose values are sizes, what they are, flattened; () for any other.
+    elements: for an input whose elements are sizes, their expressions, flattened; () for any other.
     """
 
     name: str
@@ -66,28 +66,31 @@ class TensorSpec:
     elements: tuple[Expr, ...] = ()
 
     def __str__(self) -> str:
-        told = f" = [{', '.join(map(expr.show, self.elements))}]" if self.elements else ""
-        return f"{self.name}: {self.dtype}[{', '.join(map(expr.show, self.shape))}]{told}"
+        elements = f" = [{', '.join(map(expr.show, self.elements))}]" if self.elements else ""
+        return f"{self.name}: {self.dtype}[{', '.join(map(expr.show, self.shape))}]{elements}"
 
     def __repr__(self) -> str:
         return f"TensorSpec({self})"
 
     @property
     def static_size(self) -> int | None:
-        """How many elements it has; None where only a call tells."""
+        """The number of elements; None if it depends on the call."""
         sizes = [dim for dim in self.shape if isinstance(dim, int)]
         return prod(sizes) if len(sizes) == len(self.shape) else None
 
 
 def zeros(nbytes: int) -> NDArray[np.uint8]:
-    """So many bytes of zero, as one that is read again and again: moments of an optimizer start so."""
+    """`nbytes` zeros, stored as a single broadcast byte: the moments of an optimizer start as zeros."""
     return np.broadcast_to(np.uint8(0), nbytes)
 
 
 @dataclass(frozen=True)
 class State:
-    """A tensor of fixed size that lasts from call to call. first: its bytes before the first call. copied: why a call
-    writes its new value to memory of its own, which the next call reads; "" where it writes it over the old one."""
+    """A tensor of fixed size that is kept from call to call.
+
+    first: its bytes before the first call. copied: the reason why a call writes the new value to separate memory, which
+    the next call reads; "" if it updates the value in place.
+    """
 
     spec: TensorSpec
     first: NDArray[np.uint8]
@@ -97,33 +100,33 @@ class State:
     def shape(self) -> tuple[int, ...]:
         return tuple(dim for dim in self.spec.shape if isinstance(dim, int))
 
-    def starting(self, value: NDArray[np.generic] | None) -> State:
-        """With another first value; None: with its own."""
+    def with_initial(self, value: NDArray[np.generic] | None) -> State:
+        """This state with another initial value; None: with its own."""
         if value is None:
             return self
         if (value.dtype, value.shape) != (dtypes.numpy_dtype(self.spec.dtype), self.shape):
             raise VerifyError(
-                f"state {self.spec}", expected="a first value of its type", got=(value.dtype, value.shape)
+                f"state {self.spec}", expected="an initial value of its type", got=(value.dtype, value.shape)
             )
-        own = np.array(value, order="C").reshape(-1).view(np.uint8)
-        return replace(self, first=own if own.any() else zeros(own.size))
+        data = np.array(value, order="C").reshape(-1).view(np.uint8)
+        return replace(self, first=data if data.any() else zeros(data.size))
 
     def check(self) -> None:
         nbytes = prod(map(abs, self.shape)) * dtypes.itemsize(self.spec.dtype)
         if len(self.shape) != len(self.spec.shape) or nbytes != self.first.nbytes:
-            raise VerifyError(f"state {self.spec}", expected="a fixed size, and as many bytes", got=self.first.nbytes)
+            raise VerifyError(f"state {self.spec}", expected="a fixed size of as many bytes", got=self.first.nbytes)
 
 
 @dataclass(frozen=True)
 class Buffer:
     """Memory that steps read and write.
 
-    arena: placed by the runtime; lives from first_step to last_step, inclusive. weight: at byte `offset` of the
-    weights. input/output: number `index` of the program's arguments or results. size: number `index` of the sizes that
-    steps find. table: the steps' records and tables (`table_places`), which the step behind a size writes. halo: an
-    arena buffer whose bytes are all `fill` when its program is bound and whose halo no step ever writes; it shares
-    memory only with buffers of the same key, fill and size. alias: (buffer id, byte offset): a part of another buffer;
-    needs no memory of its own. device: whose memory it is.
+    arena: placed by the runtime; live from first_step to last_step, inclusive. weight: at byte `offset` of the weights.
+    input/output: number `index` of the program's arguments or results. size: number `index` of the sizes that steps
+    compute. table: the steps' records and tables (`table_places`), which the step after a size updates. halo: the key
+    of an arena buffer whose bytes are all `fill` when its program is bound, and whose halo no step ever writes; it
+    shares memory only with buffers of the same key, fill and size. alias: (buffer id, byte offset) of the buffer that
+    this one is a part of; it needs no memory of its own. device: the device that has its memory.
     """
 
     id: int
@@ -142,12 +145,12 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Step:
-    """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: of a round.
-    device: what runs it; its kernel is in the code that is filed under that name.
+    """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: the chunks of
+    a round. device: the device that runs it; its kernel is in the code of that name.
 
-    With a `target` it launches nothing but goes on at that step: if the byte that its argument names is 0, or, without
-    an argument, always. The target may be the number of steps: the end. `dims` then holds the turns of the loop that is
-    left, where they are known beforehand.
+    A step with a `target` is a jump to that step: taken if the byte at its argument is 0, or always if it has no
+    argument. The target may be the number of steps, which is the end. For the exit of a loop, `dims` holds the trip
+    count if it is known before the loop starts.
     """
 
     kernel: str
@@ -161,31 +164,35 @@ class Step:
 
 
 def table_places(steps: Sequence[Step]) -> Callable[[int, int], int]:
-    """Where entries lie in the table of i64 that all steps share: (step, 0) -> its chunks, 1 -> rounds, 2 -> first dim.
+    """A function from (step, entry) to an offset in the table of i64 that all steps share.
 
-    A record of 4 entries per step (see `targets/cpu/driver.py`), then for each step two per argument and its dims.
+    Entry 0 is the step's chunks, 1 its rounds, 2 its first dim. The table has a record of 4 items for each step (see
+    `targets/cpu/driver.py`), then for each step two items for each argument, and its dims.
     """
     starts = [4 * len(steps)]
     for step in steps:
         starts.append(starts[-1] + 2 * len(step.args) + len(step.dims))
 
-    def place(step: int, entry: int) -> int:
+    def offset(step: int, entry: int) -> int:
         return 4 * step + 2 + entry if entry < 2 else starts[step] + 2 * len(steps[step].args) + entry - 2
 
-    return place
+    return offset
 
 
 @dataclass(frozen=True)
 class Program:
-    """A whole compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
+    """A complete compiled model. `weights` is uint8; a base address that is a multiple of 64 avoids a copy.
 
-    code: by the name of the target that made it, which is that of the device that runs it. The first is the program's
-    own: its device has the arena.
+    code: by the name of the target that generated it, which is also that of the device that runs it. The first entry is
+    the program's own; its device has the arena.
     conditions: expressions over the symbols and sizes that must not be negative.
-    sizes: what steps find; buffers and results are as large as these may be. Offsets know none.
-    state: what the kernels read as arguments behind the inputs, and write there, or anew as results before the outputs.
-    scratch_bytes: private memory each thread needs, the maximum over the kernels. stages: name -> IR text, for
-    `dump`. meta: what it was compiled from and for, for people.
+    sizes: the sizes that steps compute. Buffers and results are allocated for their upper bounds; offsets do not depend
+    on them.
+    state: the kernels read it as arguments after the inputs. They update it there, or write it as results before the
+    outputs.
+    scratch_bytes: the private memory of a thread, the maximum over the kernels.
+    stages: name -> IR text, for `dump`.
+    meta: readable notes on what it was compiled from and for.
     """
 
     symbols: tuple[Symbol, ...]
@@ -204,12 +211,12 @@ class Program:
 
     @property
     def device(self) -> str:
-        """The device that runs the program, and others for it where steps are for them."""
+        """The device that runs the program; steps of other devices run on its behalf."""
         return next(iter(self.code))
 
     @property
     def features(self) -> Features:
-        """What the program's own device has to have."""
+        """The features that the program's own device must have."""
         return self.code[self.device].features
 
     @property
@@ -224,51 +231,56 @@ class Program:
     def results(self) -> tuple[TensorSpec, ...]:
         return (*(s.spec for s in self.state), *self.outputs)
 
-    def with_state(self, first: Mapping[str, NDArray[np.generic]]) -> Program:
-        """This program with other first values of some of its state. Raises VerifyError for a name, dtype or shape that
-        is not its."""
-        if unknown := first.keys() - {s.spec.name for s in self.state}:
-            what = f"state {sorted(unknown)}: the graph has to name it, as `Graph.state`"
-            raise VerifyError(what, expected=[s.spec.name for s in self.state])
-        return replace(self, state=tuple(s.starting(first.get(s.spec.name)) for s in self.state))
+    def with_state(self, initial: Mapping[str, NDArray[np.generic]]) -> Program:
+        """This program with other initial values for some of its state. Raises VerifyError for a name, dtype or shape
+        that does not match."""
+        if unknown := initial.keys() - {s.spec.name for s in self.state}:
+            where = f"state {sorted(unknown)}: the graph has to name it, as `Graph.state`"
+            raise VerifyError(where, expected=[s.spec.name for s in self.state])
+        return replace(self, state=tuple(s.with_initial(initial.get(s.spec.name)) for s in self.state))
 
     def check(self) -> None:
-        """Raise VerifyError unless ids, indices, lifetimes, extents, expressions and symbols fit together: in time
-        linear in the plan, which may come from a file. `check_extents` checks what depends on a call's sizes.
+        """Raise VerifyError unless ids, indices, lifetimes, extents, expressions and symbols are consistent. It takes
+        time linear in the plan, which may come from a file. `check_extents` checks what depends on a call's sizes.
         """
-        _Check(self).run()
+        _Checker(self).run()
 
-    def unwritten(self) -> list[TensorSpec]:
-        """The results that no step writes, though they have elements: they would be what lies in memory."""
+    def unwritten_results(self) -> list[TensorSpec]:
+        """The non-empty results that no step writes: they would be uninitialized memory."""
         by_id = {buffer.id: buffer for buffer in self.buffers}
-        named = {identity for step in self.steps if step.target is None for identity, _ in step.args}
-        roots = (by_id[alias[0]] if (alias := by_id[i].alias) else by_id[i] for i in named)
+        used = {identity for step in self.steps if step.target is None for identity, _ in step.args}
+        roots = (by_id[alias[0]] if (alias := by_id[i].alias) else by_id[i] for i in used)
         written = {root.index for root in roots if root.kind == "output"}
-        written.update(i for i, state in enumerate(self.state) if not state.copied)  # where the old value lies
+        written.update(i for i, state in enumerate(self.state) if not state.copied)  # they keep the old value
         return [spec for i, spec in enumerate(self.results) if i not in written and 0 not in spec.shape]
 
     def check_extents(self, size: Callable[[Expr], int | None]) -> None:
-        """Raise VerifyError unless each buffer lies in its memory, and what a step is given in its buffer. size: of an
-        expression; None where it is not known yet."""
+        """Raise VerifyError unless each buffer is within its memory, and each step argument within its buffer. size:
+        evaluates an expression; None if its value is not known yet."""
         itemsize, tensors = dtypes.itemsize, {"input": self.arguments, "output": self.results}
-        rooms = {
+        capacities = {
             kind: [_product((itemsize(spec.dtype), *map(size, spec.shape))) for spec in specs]
             for kind, specs in tensors.items()
         }
-        rooms["size"] = [8 * n for n in range(len(self.sizes), 0, -1)]
-        held: dict[int, int | None] = {b.id: size(b.nbytes) for b in self.buffers}
+        capacities["size"] = [8 * n for n in range(len(self.sizes), 0, -1)]
+        buffer_bytes: dict[int, int | None] = {b.id: size(b.nbytes) for b in self.buffers}
         for buffer in self.buffers:
-            nbytes, room, offset = held[buffer.id], None, 0
+            nbytes, capacity, offset = buffer_bytes[buffer.id], None, 0
             if buffer.alias is not None:
-                room, offset = held[buffer.alias[0]], size(buffer.alias[1])
-            elif buffer.kind in rooms:
-                room = rooms[buffer.kind][buffer.index]
-            if nbytes is not None and room is not None and offset is not None and not 0 <= offset <= room - nbytes:
-                got = f"{nbytes} behind byte {offset}"
-                raise VerifyError(f"buffer {buffer.id} ({buffer.kind})", expected=f"at most {room} bytes", got=got)
+                capacity, offset = buffer_bytes[buffer.alias[0]], size(buffer.alias[1])
+            elif buffer.kind in capacities:
+                capacity = capacities[buffer.kind][buffer.index]
+            if (
+                nbytes is not None
+                and capacity is not None
+                and offset is not None
+                and not 0 <= offset <= capacity - nbytes
+            ):
+                got = f"{nbytes} bytes at offset {offset}"
+                raise VerifyError(f"buffer {buffer.id} ({buffer.kind})", expected=f"at most {capacity} bytes", got=got)
         for number, step in enumerate(self.steps):
-            for identity, at in step.args:
-                offset, nbytes = size(at), held[identity]
+            for identity, offset_expr in step.args:
+                offset, nbytes = size(offset_expr), buffer_bytes[identity]
                 # a jump reads a byte
                 if offset is not None and nbytes is not None and not 0 <= offset <= nbytes - (step.target is not None):
                     expected = f"an offset into the {nbytes} bytes of buffer {identity}"
@@ -276,20 +288,20 @@ class Program:
 
 
 def _product(factors: tuple[int | None, ...]) -> int | None:
-    known = [n for n in factors if n is not None]
-    return prod(known) if len(known) == len(factors) else None
+    sizes = [n for n in factors if n is not None]
+    return prod(sizes) if len(sizes) == len(factors) else None
 
 
-MOST_RANK = 64  # numpy's and torch's
+MAX_RANK = 64  # as in numpy and torch
 
 
-class _Check:
-    """The checks of a program. names: its symbols and sizes; fixed: its symbols."""
+class _Checker:
+    """The checks of a program. symbols: the names of its symbols. names: these, and the names of its sizes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.fixed = dict.fromkeys(symbol.name for symbol in program.symbols)
-        self.names = dict(self.fixed)
+        self.symbols = dict.fromkeys(symbol.name for symbol in program.symbols)
+        self.names = dict(self.symbols)
         self.by_id = {buffer.id: buffer for buffer in program.buffers}
         self.counts = {
             "input": len(program.arguments), "output": len(program.results), "size": len(program.sizes), "table": 1,
@@ -325,26 +337,26 @@ class _Check:
         for spec in program.arguments:
             for dim in (*spec.shape, *spec.elements):
                 expr.check(dim, self.names, spec.name)
-        told = [dim for spec in program.arguments for dim in (*spec.shape, *spec.elements)]
-        bound = {line[0] for dim in told if (line := expr.linear_in(dim))}
+        declared = [dim for spec in program.arguments for dim in (*spec.shape, *spec.elements)]
+        bound = {linear[0] for dim in declared if (linear := expr.linear_in(dim))}
         if missing := [name for name in self.names if name not in bound]:
-            raise VerifyError("program: no input dim tells the symbol", got=missing)
+            raise VerifyError("program: no input dim determines the symbol", got=missing)
         for size in program.sizes:
-            expr.check(size.most, self.names, size.name)
+            expr.check(size.bound, self.names, size.name)
             if size.name in self.names:
                 raise VerifyError("program: a size is declared twice", got=size.name)
             self.names[size.name] = None
 
     def _spec(self, spec: TensorSpec) -> None:
         dtypes.itemsize(spec.dtype)
-        if len(spec.shape) > MOST_RANK:
-            raise VerifyError(spec.name, expected=f"at most {MOST_RANK} dims", got=len(spec.shape))
+        if len(spec.shape) > MAX_RANK:
+            raise VerifyError(spec.name, expected=f"at most {MAX_RANK} dims", got=len(spec.shape))
         for dim in (*spec.shape, *spec.elements):
             expr.check(dim, self.names, spec.name)
         if any(isinstance(dim, int) and dim < 0 for dim in spec.shape):
             raise VerifyError(f"{spec}", expected="dims of 0 or more")
         if spec.elements and (spec.dtype[0] not in "iu" or spec.static_size != len(spec.elements)):
-            raise VerifyError(f"input {spec}", expected="integers, and an element for each")
+            raise VerifyError(f"input {spec}", expected="integers, with an expression for each")
 
     def _buffer(self, buffer: Buffer) -> None:
         where = f"buffer {buffer.id}"
@@ -356,10 +368,10 @@ class _Check:
         if isinstance(buffer.nbytes, int) and buffer.nbytes < 0:
             raise VerifyError(where, expected="a size of 0 or more", got=buffer.nbytes)
         if buffer.alias is not None:
-            expr.check(buffer.alias[1], self.fixed, where)
+            expr.check(buffer.alias[1], self.symbols, where)
             root = self.by_id.get(buffer.alias[0])
             if root is None or root.alias is not None:
-                raise VerifyError(where, expected="an alias of a buffer that is none itself", got=buffer.alias[0])
+                raise VerifyError(where, expected="an alias of a buffer that is not an alias", got=buffer.alias[0])
             if root.kind != buffer.kind:
                 raise VerifyError(where, expected=f"the kind of the buffer it aliases, {root.kind}", got=buffer.kind)
             return
@@ -367,22 +379,22 @@ class _Check:
         if count is not None and not 0 <= buffer.index < count:
             raise VerifyError(where, expected=f"an {buffer.kind} index below {count}", got=buffer.index)
         if buffer.kind == "weight":
-            size, held = buffer.nbytes if isinstance(buffer.nbytes, int) else -1, self.program.weights.nbytes
-            if size < 0 or buffer.offset < 0 or buffer.offset % _ALIGNMENT or buffer.offset + size > held:
-                expected = f"an aligned, constant range of the {held} bytes of weights"
+            size, weight_bytes = buffer.nbytes if isinstance(buffer.nbytes, int) else -1, self.program.weights.nbytes
+            if size < 0 or buffer.offset < 0 or buffer.offset % _ALIGNMENT or buffer.offset + size > weight_bytes:
+                expected = f"an aligned, constant range of the {weight_bytes} bytes of weights"
                 raise VerifyError(where, expected=expected, got=buffer.offset)
 
     def _step(self, number: int, step: Step) -> None:
         where, program = f"step {number} ({step.label or step.kernel})", self.program
         if step.target is not None:
             if not 0 <= step.target <= len(program.steps) or len(step.args) > 1:
-                raise VerifyError(where, expected="a step to go on at, and at most one flag", got=step.target)
+                raise VerifyError(where, expected="a step to jump to, and at most one flag", got=step.target)
         elif step.device not in program.code or step.kernel not in program.code[step.device].symbols:
             raise VerifyError(where, expected=f"a kernel of the code for {step.device}", got=repr(step.kernel))
         for item in (step.chunks, step.rounds, *step.dims):
             expr.check(item, self.names, where)
         for identity, offset in step.args:
-            expr.check(offset, self.fixed, where)
+            expr.check(offset, self.symbols, where)
             buffer = self.by_id.get(identity)
             if buffer is None:
                 raise VerifyError(where, expected="a declared buffer", got=identity)

@@ -1,4 +1,4 @@
-"""What a model keeps between calls: caches, counters, running statistics."""
+"""The state that a model keeps between calls: caches, counters, running statistics."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from ingot.runtime import placement
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.program import State
-from ingot.runtime.tensors import Border, is_tensor
+from ingot.runtime.tensors import TensorAdapter, is_tensor
 from ingot.support.errors import InputError
 
 if TYPE_CHECKING:
     from ingot.runtime.device import Store
 
-# the state's name of (seed, calls), which random numbers come from; no module's buffer is called so
+# the name of the state (seed, calls) of the random number generator; no buffer of a module has such a name
 RANDOM = "random numbers"
 
 
@@ -27,45 +27,47 @@ def seed_state(seed: int) -> np.ndarray:
 
 
 def entropy() -> int:
-    """A seed that nobody can tell."""
+    """An unpredictable seed from the operating system."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 class Seeds:
-    """Seeds of a model's programs, in the order in which they are made: all different, and told by the first."""
+    """Distinct seeds for a model's programs, in the order of their compilation, derived from the first."""
 
     def __init__(self, first: int = 0) -> None:
         self._next = first
 
     def take(self) -> int:
         seed = self._next
-        self._next += 0x9E3779B97F4A7C15  # of a Weyl sequence: no small seeds of users are close to each other's
+        self._next += 0x9E3779B97F4A7C15  # a Weyl sequence: keeps the seeds of models with small seeds distinct
         return seed
 
 
-class Held:
-    """The tensors of a program's state; those that a call does not write in place twice: what it reads, and writes.
+class StateTensors:
+    """The tensors of a program's state. A tensor that a call does not update in place is double-buffered.
 
-    shapes: of the tensors. pointers: what a run takes between its inputs and its outputs. For one call at a time.
+    shapes: the tensors' shapes. pointers: the addresses that a run takes between those of its inputs and outputs.
+    Serves one call at a time.
     """
 
     def __init__(self, state: Sequence[State], store: Callable[[int], Store]) -> None:
-        """The first values. store: makes memory of the program's device. Raises IngotError where it has too little."""
+        """Start with the initial values. store: allocates memory of the program's device. Raises IngotError if that has
+        too little."""
         self.shapes = tuple(s.shape for s in state)
         self._state = state
-        read = _placed([s.first.nbytes for s in state], store)
-        apart = _placed([s.first.nbytes if s.copied else 0 for s in state], store)
-        written = [new if s.copied else old for s, old, new in zip(state, read, apart, strict=True)]
+        read = _allocate([s.first.nbytes for s in state], store)
+        copies = _allocate([s.first.nbytes if s.copied else 0 for s in state], store)
+        written = [new if s.copied else old for s, old, new in zip(state, read, copies, strict=True)]
         for s, (region, offset) in zip(state, read, strict=True):
             if s.first.any():
                 region.write(offset, s.first.ctypes.data, s.first.nbytes)
-        self._places, self._exchanged = read, written
+        self._read_slots, self._write_slots = read, written
         self.pointers = [region.address + offset for region, offset in (*read, *written)]
 
     def exchange(self) -> None:
-        """What the last call wrote is what the next one reads."""
-        if self._places != self._exchanged:
-            self._places, self._exchanged = self._exchanged, self._places
+        """Swap the buffers: the next call reads what the last one wrote."""
+        if self._read_slots != self._write_slots:
+            self._read_slots, self._write_slots = self._write_slots, self._read_slots
             count = len(self.shapes)
             self.pointers = [*self.pointers[count:], *self.pointers[:count]]
 
@@ -75,31 +77,31 @@ class Held:
             s.spec.name: np.frombuffer(region.read(offset, s.first.nbytes), numpy_dtype(s.spec.dtype))
             .reshape(s.shape)
             .copy()
-            for s, (region, offset) in zip(self._state, self._places, strict=True)
+            for s, (region, offset) in zip(self._state, self._read_slots, strict=True)
         }
 
     def write(self, values: Mapping[str, object]) -> None:
-        """Replace some of the values; none if one of them does not fit. Raises InputError."""
-        found = {s.spec.name: (s, place) for s, place in zip(self._state, self._places, strict=True)}
-        moves: list[tuple[Store, int, int, int]] = []
-        kept: list[object] = []
+        """Replace some of the values. Raises InputError if one of them does not fit, and then replaces none."""
+        slots = {s.spec.name: (s, place) for s, place in zip(self._state, self._read_slots, strict=True)}
+        copies: list[tuple[Store, int, int, int]] = []
+        sources: list[object] = []
         for name, value in values.items():
-            if name not in found:
-                raise InputError(f"state {name!r}", expected=f"one of {', '.join(found) or 'none'}", got="no such name")
-            state, (region, offset) = found[name]
-            border = Border(state.spec)
-            fitting = border.tensor(value) if is_tensor(value) else border.array(value)
-            if tuple(fitting.shape) != state.shape:
-                raise InputError(f"state {name!r}", expected=f"shape {state.shape}", got=tuple(fitting.shape))
-            source = fitting.ctypes.data if isinstance(fitting, np.ndarray) else fitting.data_ptr()
-            moves.append((region, offset, source, state.first.nbytes))
-            kept.append(fitting)
-        for region, offset, source, nbytes in moves:
+            if name not in slots:
+                raise InputError(f"state {name!r}", expected=f"one of {', '.join(slots) or 'none'}", got="no such name")
+            state, (region, offset) = slots[name]
+            adapter = TensorAdapter(state.spec)
+            converted = adapter.tensor(value) if is_tensor(value) else adapter.array(value)
+            if tuple(converted.shape) != state.shape:
+                raise InputError(f"state {name!r}", expected=f"shape {state.shape}", got=tuple(converted.shape))
+            source = converted.ctypes.data if isinstance(converted, np.ndarray) else converted.data_ptr()
+            copies.append((region, offset, source, state.first.nbytes))
+            sources.append(converted)
+        for region, offset, source, nbytes in copies:
             region.write(offset, source, nbytes)
 
 
-def _placed(sizes: Sequence[int], store: Callable[[int], Store]) -> list[tuple[Store, int]]:
-    """Where tensors of so many bytes lie in a store of their own."""
+def _allocate(sizes: Sequence[int], store: Callable[[int], Store]) -> list[tuple[Store, int]]:
+    """Allocate one store for tensors of these sizes in bytes. Returns (store, offset) of each."""
     ends = np.cumsum([0, *map(placement.align, sizes)]).tolist()
     region = store(ends[-1]) if sizes else None
     return [(region, end) for end in ends[:-1] if region is not None]

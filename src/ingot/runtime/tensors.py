@@ -1,6 +1,6 @@
-"""Values at the model's border: numpy arrays, PyTorch tensors and anything with DLPack, without copies.
+"""Adapters for inputs and outputs: numpy arrays, PyTorch tensors and anything with DLPack, without copies.
 
-PyTorch is recognised by its tensors' methods and is never imported: a caller who passes a tensor has it loaded.
+PyTorch is recognized by its tensors' methods and is never imported: a caller who passes a tensor has loaded it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot.runtime import dtypes
 from ingot.runtime.cpu.memory import advise_huge_pages
-from ingot.runtime.cuda.foreign import Foreign, taken
+from ingot.runtime.cuda.foreign import DlpackArray, dlpack_array
 from ingot.runtime.expr import show
 from ingot.runtime.program import TensorSpec
 from ingot.support.errors import InputError
@@ -26,7 +26,7 @@ _CPU = 1  # of DLPack's devices
 
 
 class Tensor(Protocol):
-    """What is used of `torch.Tensor`."""
+    """The part of `torch.Tensor` that is used."""
 
     @property
     def dtype(self) -> object: ...
@@ -105,23 +105,23 @@ _interface = ctypes.PYFUNCTYPE(ctypes.POINTER(_Interface), ctypes.py_object, cty
 
 
 def address(array: np.ndarray) -> int:
-    """Of its first element; `__array_interface__` takes twice as long, as it describes the whole array."""
+    """The address of the first element. `__array_interface__` takes twice as long, as it describes the full array."""
     return _interface(array.__array_struct__, None).contents.data or 0
 
 
-class Border:
-    """The precomputed checks of one input, or the maker of one output. gpu: tensors may lie on an NVIDIA GPU, too."""
+class TensorAdapter:
+    """Checks and converts the values of one input, or allocates one output. gpu: tensors may be on an NVIDIA GPU."""
 
     def __init__(self, spec: TensorSpec, *, gpu: bool = False) -> None:
         self.spec, self.gpu = spec, gpu
         self.torch_name = dtypes.torch_name(spec.dtype)
         # Programs called with torch tensors need no ml_dtypes.
         self.dtype = None if dtypes.needs_ml_dtypes(spec.dtype) else dtypes.numpy_dtype(spec.dtype)
-        # What the first tensor that was right had, as torch has one object for each.
-        self._kind: tuple[object, object, type] = (None, None, type(None))
+        # dtype, layout and type of the last accepted tensor: torch has one object for each, so `is` compares them
+        self._last_kind: tuple[object, object, type] = (None, None, type(None))
 
     def array(self, value: object) -> np.ndarray:
-        """A C-contiguous array of the right dtype; a copy only for strided input. Raises InputError."""
+        """The value as a C-contiguous array of the declared dtype; copies only strided input. Raises InputError."""
         if not isinstance(value, np.ndarray):
             value = self._from_other(value)
         elif type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
@@ -144,41 +144,44 @@ class Border:
             raise self._wrong(wants, type(value).__name__, "wrap it: np.asarray(x, dtype=...)")
         try:
             return np.from_dlpack(value)  # type: ignore[arg-type]
-        except Exception as error:  # whatever another library raises for what it cannot hand over
+        except Exception as error:  # any exception of another library that cannot export its array
             refused = error
-        with suppress(Exception):  # numpy's DLPack knows none of ml_dtypes' types, such as bfloat16
+        with suppress(Exception):  # numpy's DLPack lacks the types of ml_dtypes, such as bfloat16
             if hasattr(value, "__array__") and value.__dlpack_device__()[0] == _CPU:  # type: ignore[attr-defined]
                 return np.asarray(value)
         raise self._wrong("a tensor in CPU memory", f"{type(value).__name__}: {refused}") from refused
 
     def tensor(self, value: Tensor) -> Tensor:
-        """A dense tensor of the right dtype in the right place, with memory; a copy only for strided input. Raises
-        InputError."""
-        dtype, layout, kind = self._kind
+        """The value as a dense tensor of the declared dtype on the right device, with memory; copies only strided
+        input. Raises InputError."""
+        dtype, layout, kind = self._last_kind
         try:
             is_same = value.dtype is dtype and value.layout is layout and type(value) is kind and not value.is_nested
             if not is_same or not (value.is_cpu or (self.gpu and value.is_cuda)):
                 self._check(value)
-                self._kind = value.dtype, value.layout, type(value)
-            if not (value.data_ptr() and value.untyped_storage().nbytes() >= _end(value)):
+                self._last_kind = value.dtype, value.layout, type(value)
+            if not (value.data_ptr() and value.untyped_storage().nbytes() >= _end_byte(value)):
                 value = self._without_memory(value)
             if value.is_neg():
                 value = value.resolve_neg()
             return value if value.is_contiguous() else value.contiguous()
         except InputError:
             raise
-        except Exception as error:  # what torch raises for tensors without shape or memory
+        except Exception as error:  # torch's, for tensors without shape or memory
             raise self._wrong("a tensor with memory", f"{_kind_of(value)}: {error}") from error
 
     def _without_memory(self, value: Tensor) -> Tensor:
-        """One of no elements, or of zeros that torch has not written yet. Raises InputError for others."""
+        """A tensor without elements as it is, or one of zeros that torch has not written yet, written. Raises
+        InputError for others."""
         if not value.numel():
             return value
         if value._is_zerotensor():
             return value.clone()
         got = f"{_kind_of(value)} without memory"
         if value.data_ptr():
-            got = f"{_kind_of(value)} whose storage ends at byte {value.untyped_storage().nbytes()} of {_end(value)}"
+            got = (
+                f"{_kind_of(value)} whose storage ends at byte {value.untyped_storage().nbytes()} of {_end_byte(value)}"
+            )
         raise self._wrong("a tensor with memory", got)
 
     def _check(self, value: Tensor) -> None:
@@ -193,16 +196,16 @@ class Border:
         if value.is_nested:
             raise self._wrong("a dense tensor", "a nested one", "use torch.nested.to_padded_tensor(x, 0.0)")
         torch = cast(_Torch, sys.modules["torch"])
-        # such a subclass decides itself what its elements are: masked, distributed, quantized, without data
+        # such a subclass defines its own elements: masked, distributed, quantized, without data
         if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[attr-defined]
             raise self._wrong("a plain tensor", _kind_of(value), "convert it to a torch.Tensor")
 
-    def foreign(self, value: object) -> Foreign:
-        """A dense array of the right dtype on the GPU, by DLPack. Raises InputError."""
-        found = taken(value, f"input {self.spec.name!r}", callers_stream())
-        if found.dtype != self.spec.dtype:
-            raise self._wrong_dtype(found.dtype, "convert it")
-        return found
+    def dlpack(self, value: object) -> DlpackArray:
+        """The value as a dense array of the declared dtype on the GPU, through DLPack. Raises InputError."""
+        array = dlpack_array(value, f"input {self.spec.name!r}", current_stream())
+        if array.dtype != self.spec.dtype:
+            raise self._wrong_dtype(array.dtype, "convert it")
+        return array
 
     def _wrong(self, expected: str, got: object, fix: str = "") -> InputError:
         return InputError(f"input {self.spec.name!r}", expected=expected, got=got, fix=fix)
@@ -212,26 +215,27 @@ class Border:
         return self._wrong(f"dtype {self.spec.dtype} [{shape}]", f"dtype {got}", fix)
 
     def new_array(self, shape: tuple[int, ...], memory: np.ndarray | None) -> np.ndarray:
-        """An array without content, in `memory` if that is given (its bytes)."""
+        """An uninitialized array. memory: the bytes to use for it, if given."""
         dtype = self.dtype or dtypes.numpy_dtype(self.spec.dtype)
         return np.empty(shape, dtype) if memory is None else memory.view(dtype).reshape(shape)
 
     def new_tensor(
         self, shape: tuple[int, ...], strides: tuple[int, ...], memory: Tensor | None = None, device: object = None
     ) -> Tensor:
-        """The same as a tensor. strides: of a contiguous one, in elements. device: torch's, of a GPU; None: the CPU."""
+        """An uninitialized tensor. strides: those of a contiguous one, in elements. device: a GPU of torch's; None: the
+        CPU."""
         if device is not None:
-            quick = self._empty_cuda
-            if quick is not None and self._current_gpu() == 0:
-                return quick(shape, strides, self.torch_dtype)
+            fast_empty = self._empty_cuda
+            if fast_empty is not None and self._current_gpu() == 0:
+                return fast_empty(shape, strides, self.torch_dtype)
             torch = cast(_Torch, sys.modules["torch"])
             return torch.empty_strided(shape, strides, dtype=self.torch_dtype, device=device)
         if memory is None:
             return self.empty(shape, strides, self.torch_dtype)
         return self.empty((0,), (1,), self.torch_dtype).set_(memory.view(self.torch_dtype), 0, shape, strides)
 
-    def cut(self, result: np.ndarray | Tensor, shape: tuple[int, ...]) -> np.ndarray | Tensor:
-        """A result of that shape, whose elements are the first that lie in a larger one; memory of its own."""
+    def crop(self, result: np.ndarray | Tensor, shape: tuple[int, ...]) -> np.ndarray | Tensor:
+        """The result cropped to a shape: a copy of the first elements of the larger one."""
         if tuple(result.shape) == shape:
             return result
         part = result.reshape(-1)[: prod(shape)].reshape(shape)
@@ -244,7 +248,7 @@ class Border:
     @cached_property
     def empty(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor]:
         torch = cast(_Torch, sys.modules["torch"])
-        return _quick_empty("cpu") or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
+        return _fast_empty("cpu") or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
 
     @cached_property
     def _current_gpu(self) -> Callable[[], int]:
@@ -252,55 +256,56 @@ class Border:
 
     @cached_property
     def _empty_cuda(self) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor] | None:
-        return _quick_empty("cuda")
+        return _fast_empty("cuda")
 
 
-def _quick_empty(where: str) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor] | None:
-    """Inductor's allocation, a third of the time of torch.empty, where this version of torch has it; of a GPU on the
-    current one."""
+def _fast_empty(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], object], Tensor] | None:
+    """Inductor's allocation function, which takes a third of the time of torch.empty; None if this version of torch
+    lacks it. For "cuda" it allocates on the current GPU."""
     torch = cast(_Torch, sys.modules["torch"])
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    return getattr(guards, f"_empty_strided_{where}", None)
+    return getattr(guards, f"_empty_strided_{device}", None)
 
 
 class TensorResults:
-    """`memory.Results` of tensors: as these may be resized, their storages are torch's own.
+    """Recycled memory for tensor results, as `memory.Results` is for arrays. The storages are torch's own, as callers
+    may resize them.
 
-    None is taken from callers who still hold a tensor, an array or the storage itself: torch counts them.
+    A storage is recycled only when no caller holds a tensor, an array or the storage itself: torch counts references.
     """
 
     def __init__(self, count: int) -> None:
-        """`count`: storages of one size that one call needs. Twice as many are kept: a caller may hold a call's."""
+        """count: the storages that one call needs. Twice as many are retained, as a caller may hold one call's."""
         self._limit = 2 * count
-        self._kept: list[_Storage] = []
+        self._storages: list[_Storage] = []
 
     def take(self, nbytes: int) -> Tensor | None:
-        """`nbytes` bytes of any content, to be shared by `Tensor.set_`; None where this version of torch counts no
-        holders."""
+        """A tensor of `nbytes` uninitialized bytes, for `Tensor.set_`; None if this version of torch does not expose
+        the reference count."""
         torch = cast(_Torch, sys.modules["torch"])
         if not hasattr(torch._C, "_storage_Use_Count"):
             return None
-        storage = self._spare(nbytes) or _Storage(torch, nbytes)
+        storage = self._find_free(nbytes) or _Storage(torch, nbytes)
         memory = storage.memory.view(storage.memory.dtype)  # in use from here on
-        self._kept.append(storage)
-        del self._kept[: -self._limit]
+        self._storages.append(storage)
+        del self._storages[: -self._limit]
         return memory
 
-    def _spare(self, nbytes: int) -> _Storage | None:
-        for storage in tuple(self._kept):
+    def _find_free(self, nbytes: int) -> _Storage | None:
+        for storage in tuple(self._storages):
             try:
-                self._kept.remove(storage)  # no other thread takes it meanwhile
+                self._storages.remove(storage)  # no other thread takes it meanwhile
             except ValueError:
                 continue
-            if storage.memory.nbytes == nbytes and not storage.is_held():
+            if storage.memory.nbytes == nbytes and not storage.is_shared():
                 return storage
-            self._kept.append(storage)
-        self._kept = [s for s in self._kept if s.is_held()]  # other sizes are not asked for any more
+            self._storages.append(storage)
+        self._storages = [s for s in self._storages if s.is_shared()]  # free storages of outdated sizes
         return None
 
 
 class _Storage:
-    """One tensor, `memory`, and all others that share its storage."""
+    """A storage and its first tensor, `memory`."""
 
     def __init__(self, torch: _Torch, nbytes: int) -> None:
         self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -308,27 +313,31 @@ class _Storage:
         self._count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
         self._address: int = torch._C._storage_address(self.memory)  # type: ignore[attr-defined]
 
-    def is_held(self) -> bool:
+    def is_shared(self) -> bool:
         return self._count(self._address) > 1
 
 
-def callers_stream() -> int:
-    """The current stream of PyTorch on the GPU; the default one, 0, without a PyTorch for GPUs."""
+def current_stream() -> int:
+    """PyTorch's current stream on the GPU; without a PyTorch for GPUs the default stream, 0."""
     torch = sys.modules.get("torch")
-    try:  # what its compiled code calls: a twentieth of the time of `torch.cuda.current_stream`
+    try:  # called by Inductor's code, too: it takes a twentieth of the time of `torch.cuda.current_stream`
         return torch._C._cuda_getCurrentRawStream(0)  # type: ignore[union-attr]
     except AttributeError:
         return 0
 
 
-def likeness(tensors: Sequence[object]) -> Callable[..., bool] | None:
-    """Whether as many values are tensors of the types, sizes, strides and places that these have: one question to what
-    guards torch's compiled code, a fifth of the time of asking each; None where this version has no such. It ends the
-    process for nested tensors."""
+def tensor_guard(tensors: Sequence[object]) -> Callable[..., bool] | None:
+    """A predicate: whether its arguments have the types, sizes, strides and devices of these tensors.
+
+    It is the guard of torch's compiled code, which takes a fifth of the time of separate checks; None if this version
+    of torch lacks it. It aborts the process for nested tensors.
+    """
     torch = cast(_Torch, sys.modules["torch"])
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    made = getattr(guards, "TensorGuards", None)
-    return None if made is None else made(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    guard_class = getattr(guards, "TensorGuards", None)
+    return (
+        None if guard_class is None else guard_class(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    )
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
@@ -337,33 +346,33 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 
 
 def has_tangent(value: Tensor) -> bool:
-    """Whether forward-mode differentiation goes through a tensor."""
+    """Whether a tensor carries a tangent of forward-mode differentiation."""
     forward_ad = sys.modules["torch.autograd.forward_ad"]
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(value).tangent is not None
 
 
 def is_recording() -> bool:
-    """Whether torch records what is computed of tensors that require a gradient."""
+    """Whether torch records operations on tensors that require a gradient."""
     return sys.modules["torch"].is_grad_enabled()
 
 
 def host_array(value: object, name: str) -> np.ndarray:
-    """The value of an input that decides what is compiled: an array of any type, of what numpy takes for one. Raises
-    InputError for what has no elements to read, as a call does."""
+    """The value of an input that selects a program, as an array of any dtype. Raises InputError for a value whose
+    elements cannot be read, as a call does."""
     try:
         if is_tensor(value):
-            named = (n for n in dtypes.NAMES if dtypes.torch_name(n) == str(value.dtype))
-            value = Border(TensorSpec(name, next(named, "f32"), ())).tensor(value).detach()
+            names = (n for n in dtypes.NAMES if dtypes.torch_name(n) == str(value.dtype))
+            value = TensorAdapter(TensorSpec(name, next(names, "f32"), ())).tensor(value).detach()
         elif isinstance(value, np.ma.MaskedArray):
-            value = Border(TensorSpec(name, "f32", ())).unmasked(value)
+            value = TensorAdapter(TensorSpec(name, "f32", ())).unmasked(value)
         return np.asarray(value)
     except (RuntimeError, TypeError) as error:
         got = f"{type(value).__name__}: {error}"
         raise InputError(f"input {name!r}", expected="an array in CPU memory", got=got) from error
 
 
-def _end(value: Tensor) -> int:
-    """Where the elements of a tensor end, in bytes of its storage."""
+def _end_byte(value: Tensor) -> int:
+    """The end of a tensor's elements, in bytes from the start of its storage."""
     count = value.numel()
     if not value.is_contiguous():
         count = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
@@ -371,10 +380,10 @@ def _end(value: Tensor) -> int:
 
 
 def _kind_of(value: object) -> str:
-    """What else a tensor is, which its type does not tell: functional, a value of torch.func."""
+    """The type of a tensor and of the wrappers that its type does not show: functional, or a value of torch.func."""
     keys = str(cast(_Torch, sys.modules["torch"])._C._dispatch_keys(value))  # type: ignore[attr-defined]
-    found = [word for key, word in _WRAPPERS.items() if key in keys]
-    return " of ".join((type(value).__name__, *found))
+    wrappers = [word for key, word in _WRAPPERS.items() if key in keys]
+    return " of ".join((type(value).__name__, *wrappers))
 
 
 _WRAPPERS = {

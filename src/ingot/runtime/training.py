@@ -1,4 +1,4 @@
-"""A program that makes a step of training at each call: what a saved one needs, with numpy alone."""
+"""A program that makes a training step at each call, with numpy alone."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ from ingot.runtime import artifact, describe
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
-from ingot.runtime.tensors import callers_stream, is_tensor
+from ingot.runtime.tensors import current_stream, is_tensor
 from ingot.support import safetensors
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, InputError
 
-META = "training"  # the program's meta entry that says that it trains
-SECTIONS = "sections"  # that which has a letter for each of its steps
+META = "training"  # the meta entry of a program that trains
+SECTIONS = "sections"  # the meta entry with a letter for each step: forward, backward, optimizer
 
 
 @dataclass(frozen=True)
 class Training:
-    """What a program's tensors are. lr: of a call that gives none. parameters, buffers: names of the state that are the
-    model's own. metrics: names of the results behind the loss. rate: the name of the learning rate among the inputs.
-    classes: of which the last of the batch's inputs has the numbers; None where it is something else."""
+    """The roles of a training program's tensors.
+
+    lr: the default learning rate of a call. parameters, buffers: the names of the state that belongs to the model.
+    metrics: the names of the results after the loss. rate: the name of the input for the learning rate. classes: the
+    number of classes that the last input of the batch indexes; None if it does not hold class indices.
+    """
 
     lr: float
     parameters: tuple[str, ...]
@@ -44,78 +47,79 @@ class Training:
 
     @staticmethod
     def from_json(text: str) -> Training:
-        """Raises ArtifactError for text that is none of `to_json`."""
+        """Raises ArtifactError for text that `to_json` did not write."""
         try:
-            found = cast("dict[str, object]", json.loads(text))
+            data = cast("dict[str, object]", json.loads(text))
             parameters, buffers, metrics = (
-                tuple(map(str, cast("list[str]", found[k]))) for k in ("parameters", "buffers", "metrics")
+                tuple(map(str, cast("list[str]", data[k]))) for k in ("parameters", "buffers", "metrics")
             )
-            classes = None if found["classes"] is None else int(cast("int", found["classes"]))
-            return Training(
-                float(cast("float", found["lr"])), parameters, buffers, metrics, str(found["rate"]), classes
-            )
+            classes = None if data["classes"] is None else int(cast("int", data["classes"]))
+            return Training(float(cast("float", data["lr"])), parameters, buffers, metrics, str(data["rate"]), classes)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError("a program that trains", expected="its description", got=str(error)) from error
 
 
 class TrainingStep(CompiledModel):
-    """Called with a batch, it changes the parameters and returns (loss, {metric: value}).
+    """A training step. Called with a batch, it updates the parameters and returns (loss, {metric: value}).
 
-    inputs: the batch's, then the learning rate, which a call may leave out. lr: what it is then.
+    inputs: those of the batch, then the learning rate. lr: the learning rate of calls that do not pass one.
     """
 
     def __init__(self, program: Program, *, threads: int | None = None) -> None:
         super().__init__(program, threads=threads)
         self.training = Training.from_json(program.meta[META])
         self._lr = self.training.lr
-        self._placed: tuple[object, object] = (None, None)  # a rate and its stream, and the tensor that holds it
+        self._cached_rate: tuple[object, object] = (None, None)  # ((rate, stream), the tensor with the rate)
 
     def __call__(self, *args: Any, lr: object = None, **kwargs: Any) -> tuple[object, dict[str, object]]:
-        """Make a step. Raises InputError for a batch that does not fit, with the parameters as they were."""
-        loss, *measured = self.run(self._flat(args, {**kwargs, "lr": lr}))
+        """Make a step. Raises InputError for a batch that does not fit, and then leaves the parameters unchanged."""
+        loss, *measured = self.run(self._flat_inputs(args, {**kwargs, "lr": lr}))
         return loss, dict(zip(self.training.metrics, measured, strict=True))
 
-    def _flat(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+    def _flat_inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         named = dict(kwargs)
         lr = named.pop("lr", None)
         inputs = self._batch(args, named)
-        return [*inputs, self._beside(inputs, self.rate(lr))]
+        return [*inputs, self._device_rate(inputs, self.rate(lr))]
 
     def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The program's inputs without the learning rate."""
-        return self._ordered(args, {**kwargs, self.training.rate: None})[:-1]
+        return self._inputs_in_order(args, {**kwargs, self.training.rate: None})[:-1]
 
     def rate(self, lr: object = None) -> np.ndarray:
-        """A rate, by default that of calls that give none, in the program's type: float64 where parameters are."""
+        """A learning rate (by default `lr`) in the program's dtype, which is float64 if the parameters are."""
         return np.asarray(self._lr if lr is None else _rate(lr), numpy_dtype(self.inputs[-1].dtype))
 
     @property
     def lr(self) -> float:
-        """The learning rate of calls that give none. Setting it raises InputError for what is no rate."""
+        """The learning rate of calls that do not pass one. Setting it raises InputError for an invalid rate."""
         return self._lr
 
     @lr.setter
     def lr(self, value: object) -> None:
         self._lr = _rate(value)
 
-    def _beside(self, inputs: Sequence[object], rate: np.ndarray) -> object:
-        """The rate where the inputs lie: a copy from the host at each call costs more than a small step, and a caller's
-        CUDA graph cannot have it. What is captured fills a tensor of the graph's own, which outlives this one."""
-        place = next((x.device for x in inputs if is_tensor(x) and x.is_cuda), None)
-        if place is None or self.program.device != "cuda":
+    def _device_rate(self, inputs: Sequence[object], rate: np.ndarray) -> object:
+        """The rate on the inputs' device. A copy from the host at each call costs more than a small step, and a
+        caller's CUDA graph cannot capture it. A captured call fills a tensor of the graph's own, which outlives this
+        one."""
+        device = next((x.device for x in inputs if is_tensor(x) and x.is_cuda), None)
+        if device is None or self.program.device != "cuda":
             return rate
         torch: Any = sys.modules["torch"]
-        key, dtype = (float(rate), callers_stream()), getattr(torch, rate.dtype.name)
+        key, dtype = (float(rate), current_stream()), getattr(torch, rate.dtype.name)
         if torch.cuda.is_current_stream_capturing():
-            return torch.full((), key[0], dtype=dtype, device=place)
-        if self._placed[0] != key:
-            self._placed = key, torch.full((), key[0], dtype=dtype, device=place)
-        return self._placed[1]
+            return torch.full((), key[0], dtype=dtype, device=device)
+        if self._cached_rate[0] != key:
+            self._cached_rate = key, torch.full((), key[0], dtype=dtype, device=device)
+        return self._cached_rate[1]
 
     def explain(self, *args: Any, **kwargs: Any) -> str:
-        """Run on a batch and say where the time goes, in forward pass, backward pass and optimizer; what is kept from
-        the first for the others, and how long."""
-        return describe.training(self.program, self._times(self._flat(args, kwargs)), self.program.meta[SECTIONS])
+        """Run on a batch and report where the time goes, in the forward pass, the backward pass and the optimizer, and
+        which values of the forward pass are saved for the others, and for how long."""
+        return describe.training(
+            self.program, self._times(self._flat_inputs(args, kwargs)), self.program.meta[SECTIONS]
+        )
 
     def state_dict(self) -> Mapping[str, object]:
         """Copies of the model's parameters and buffers, by their names in the model."""
@@ -129,24 +133,24 @@ class TrainingStep(CompiledModel):
         safetensors.write(Path(path), {name: state[name] for name in names})
 
     def save_checkpoint(self, path: str | os.PathLike[str], notes: Mapping[str, np.ndarray] | None = None) -> None:
-        """Write all that lasts from step to step, the learning rate and the state of random numbers included, as one
-        safetensors file; whole or not at all. What goes on from it gives the same bits. notes: arrays to keep with it.
+        """Write the complete training state, including the learning rate and the state of random numbers, as one
+        safetensors file, atomically. Training that continues from it gives the same bits. notes: arrays to store in it.
         """
-        beside = {_NOTE + name: array for name, array in (notes or {}).items()}
-        safetensors.write(Path(path), {**self.state(), **beside, _RATE: np.asarray(self.lr, np.float64)})
+        note_tensors = {_NOTE + name: array for name, array in (notes or {}).items()}
+        safetensors.write(Path(path), {**self.state(), **note_tensors, _RATE: np.asarray(self.lr, np.float64)})
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-        """Go on from a checkpoint; the notes in it. Raises InputError for one of another model or optimizer; nothing
-        changes then."""
+        """Continue from a checkpoint. Returns its notes. Raises InputError for a checkpoint of another model or
+        optimizer, and then changes nothing."""
         values = dict(safetensors.read(path))
         if _RATE not in values:
-            raise InputError(f"checkpoint {path}", expected="a file that save_checkpoint wrote", got="another")
+            raise InputError(f"checkpoint {path}", expected="a file that save_checkpoint wrote", got="another file")
         lr = float(values.pop(_RATE))
         notes = {k.removeprefix(_NOTE): np.array(values.pop(k)) for k in [*values] if k.startswith(_NOTE)}
         names = {s.spec.name for s in self.program.state}
         if names != values.keys():
-            lacks, more = (", ".join(sorted(d)[:5]) for d in (names - values.keys(), values.keys() - names))
-            got = "; ".join(f"{word} {some}" for word, some in (("one without", lacks), ("one with", more)) if some)
+            missing, extra = (", ".join(sorted(d)[:5]) for d in (names - values.keys(), values.keys() - names))
+            got = "; ".join(f"{word} {some}" for word, some in (("one without", missing), ("one with", extra)) if some)
             fix = "the model, optimizer and options of the step that wrote it"
             raise InputError(f"checkpoint {path}", expected="the state of this step", got=got, fix=fix)
         self.set_state(values)
@@ -154,12 +158,12 @@ class TrainingStep(CompiledModel):
         return notes
 
     def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None) -> None:
-        """Write one file that `ingot.load` reads and that goes on from here, with numpy alone."""
+        """Write one file that `ingot.load` reads, to continue the training from here with numpy alone."""
         if weights is not None:
             raise InputError("weights", expected="none: an artifact holds its own", got=str(weights))
-        now = self.state()
+        values = self.state()
         state = tuple(
-            replace(s, first=np.array(now[s.spec.name], order="C").reshape(-1).view(np.uint8))
+            replace(s, first=np.array(values[s.spec.name], order="C").reshape(-1).view(np.uint8))
             for s in self.program.state
         )
         meta = {**self.program.meta, META: replace(self.training, lr=self.lr).to_json()}
@@ -174,7 +178,7 @@ _RATE, _NOTE = "learning rate", "note:"
 
 
 def _rate(value: Any) -> float:
-    """Of a number, or an array or tensor of one."""
+    """The rate as a float, from a number or from an array or tensor with one element."""
     try:
         rate = float(value)
     except (TypeError, ValueError):

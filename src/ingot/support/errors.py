@@ -1,6 +1,6 @@
-"""Errors that users see.
+"""The errors that users see.
 
-Every message says what was expected, what was found, where, and what to do:
+Every message says what was expected, what was given, where, and what to do:
 
     concat: inputs differ on axis 1: expected 4, got 8 at model.py:31; only axis 0 may differ
 
@@ -25,7 +25,7 @@ _NAMED = 8  # names that a message lists
 def message(
     what: str, *, expected: object = None, got: object = None, where: str | None = None, fix: str | None = None
 ) -> str:
-    """Join the parts of an error: `what: expected E, got G at WHERE; FIX`. Parts that are None are left out."""
+    """Join the parts of an error: `what: expected E, got G at WHERE; FIX`. Parts that are None are omitted."""
     parts: list[str] = []
     if expected is not None:
         parts.append(f"expected {expected}")
@@ -40,32 +40,32 @@ def message(
 
 
 def printable(text: str) -> str:
-    """`text` with what a terminal would obey written out: names in a model are anybody's. Line ends stay."""
+    """`text` with terminal control characters escaped, as names in a model are untrusted. Line ends stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def check_once(option: str, names: Sequence[object]) -> None:
-    """Raise InputError where one of the names that an option is given for is there twice."""
+    """Raise InputError if an option is given twice for the same name."""
     twice = sorted({str(name) for name in names if names.count(name) > 1})
     if twice:
         raise InputError(option, expected="each name once", got=f"{', '.join(twice)} more than once")
 
 
 def check_number(what: str, got: Any, expected: str, fits: Callable[[Any], bool], *, whole: bool = False) -> None:
-    """Raise InputError unless `got` is a number, a whole one if asked, that fits; NaN fits no comparison."""
+    """Raise InputError unless `got` is a number that `fits` accepts. whole: whether it must be an integer."""
     if not isinstance(got, Integral if whole else Real) or isinstance(got, bool) or not fits(got):
         raise InputError(what, expected=expected, got=repr(got))
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a parameter's name is a pattern's ("*.bias"), or the pattern itself: names of trees have brackets."""
+    """Whether a parameter's name matches a pattern ("*.bias") or equals it, as names in trees have brackets."""
     return name == pattern or fnmatchcase(name, pattern)
 
 
 def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> None:
-    """Raise InputError for a pattern that fits no name, telling those that are most like it."""
+    """Raise InputError for a pattern that matches no name; the message lists the most similar names."""
     for pattern in patterns:
         if any(fits(name, pattern) for name in names):
             continue
@@ -76,9 +76,9 @@ def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> 
 
 
 def to_train(patterns: Sequence[str], floats: Mapping[str, bool]) -> list[str]:
-    """Of parameters, each with whether it is of floats, those to train.
+    """The names of the parameters to train. floats: for each parameter's name, whether its dtype is a float.
 
-    Raises InputError for patterns that fit none, or integers alone.
+    Raises InputError for patterns that match no parameter, or only integers.
     """
     if not patterns:
         raise InputError("trainable", expected="a pattern of names, or None for all floats", got="none")
@@ -94,7 +94,7 @@ def to_train(patterns: Sequence[str], floats: Mapping[str, bool]) -> list[str]:
 class IngotError(Exception):
     """Base of every error that Ingot raises on purpose.
 
-    `IngotError("text")` takes a finished message; the keyword parts are appended by `message`.
+    `IngotError("text")` takes a complete message; `message` appends the keyword parts.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class IngotError(Exception):
 
 
 class ShapeError(IngotError):
-    """Shapes or dtypes inside a model do not fit together (type rules, shape inference).
+    """Shapes or dtypes inside a model are inconsistent (type rules, shape inference).
 
-    `sizes`: the two that would have to be equal, if that is what is wrong.
+    sizes: the two sizes that should be equal, if they are the cause.
     """
 
     sizes: tuple[object, object] | None = None
@@ -125,14 +125,14 @@ class ShapeError(IngotError):
 
 
 class InputError(IngotError):
-    """A value handed to a compiled model, or an argument of the public API, does not fit."""
+    """An argument of a compiled model or of the public API is invalid."""
 
 
 class SizesError(InputError):
-    """A call brings sizes that the program does not hold for, though the model may.
+    """A call has sizes that the program does not support, though the model may.
 
-    told: what the call brings, the inputs' shapes and behind them values that are sizes. outside: the sizes beyond
-    the program's bounds, by symbol.
+    told: the shapes of the call's inputs, followed by the values that are sizes. outside: the sizes beyond the
+    program's bounds, by symbol.
     """
 
     told: tuple[tuple[int, ...], ...] = ()
@@ -144,11 +144,11 @@ class SizesError(InputError):
 
 
 class ConstraintError(InputError):
-    """No result of a search keeps all constraints. points: the nearest, none of them better in all respects."""
+    """No result of a search meets all constraints. points: the Pareto-optimal results."""
 
     def __init__(self, what: str, points: Sequence[Any]) -> None:
         self.points = tuple(points)
-        super().__init__("\n  ".join([f"{what}\nthe nearest that were measured:", *map(str, points)]))
+        super().__init__("\n  ".join([f"{what}\nthe nearest measured models:", *map(str, points)]))
 
 
 class ImportModelError(IngotError):
@@ -156,15 +156,16 @@ class ImportModelError(IngotError):
 
 
 class VerifyError(IngotError):
-    """An IR invariant is broken. A bug in a pass, never the user's fault; the message names the pass."""
+    """An IR invariant is broken. It is a bug in a pass, never the user's fault; the message names the pass."""
 
 
 class CompileError(IngotError):
-    """A valid model could not be turned into code (no kernel strategy, LLVM error, unresolved symbol)."""
+    """No code could be generated for a valid model (no kernel strategy, LLVM error, unresolved symbol)."""
 
 
 class KernelError(CompileError):
-    """The code of one kernel could not be made; its schedule may have others. kernel: its name in the program."""
+    """No code could be generated for one kernel; its schedule may offer alternatives. kernel: its name in the
+    program."""
 
     def __init__(self, what: str, kernel: str) -> None:
         super().__init__(what)
@@ -172,16 +173,16 @@ class KernelError(CompileError):
 
 
 class LimitError(IngotError):
-    """A model grows beyond a budget of `Limits` while it is compiled: `limit` names it, and the user may raise it."""
+    """A model exceeds a budget of `Limits` during compilation. limit: its name; the user may raise it."""
 
     def __init__(self, limit: str, most: float, what: str, *, got: object = None, where: str | None = None) -> None:
         self.limit = limit
         raised = f"limits=ingot.Limits({limit}={most * 10}), or --limit {limit}={most * 10}"
-        super().__init__(what, expected=f"at most {most}", got=got, where=where, fix=f"to go on, raise it: {raised}")
+        super().__init__(what, expected=f"at most {most}", got=got, where=where, fix=f"raise the limit: {raised}")
 
 
 class DeviceError(IngotError):
-    """A device cannot do what a program needs: none there, an old driver, too little memory, a kernel that failed."""
+    """A device cannot run a program: no device, an old driver, too little memory, a failed kernel."""
 
 
 class ArtifactError(IngotError):
@@ -190,7 +191,7 @@ class ArtifactError(IngotError):
 
 @dataclass(frozen=True)
 class UnsupportedOp:
-    """One op that a frontend cannot import: its name, where it is used, and why it is refused."""
+    """An op that a frontend cannot import: its name, where it is used, and the reason."""
 
     name: str
     where: str = ""
@@ -206,12 +207,12 @@ class UnsupportedOp:
 
 
 class UnsupportedOpError(IngotError):
-    """A model uses ops that Ingot does not have. Lists all of them at once, each kind once with its uses counted.
+    """A model uses ops that Ingot does not support. Lists all of them, each kind once with the number of its uses.
 
-    `ops` takes plain names or `UnsupportedOp`s in the model's order. `fix`: what to do, where it is known better.
+    ops: names or `UnsupportedOp`s, in the model's order. fix: what to do, if there is specific advice.
     """
 
-    fix = "rewrite the model without them, or ask for them at the project's tracker"
+    fix = "rewrite the model without them, or request them in the project's issue tracker"
 
     def __init__(self, ops: Sequence[UnsupportedOp | str], *, model: str | None = None, fix: str | None = None) -> None:
         self.fix = fix or self.fix
@@ -227,10 +228,10 @@ class UnsupportedOpError(IngotError):
 
 
 class NeedsValues(UnsupportedOpError):
-    """A model has ops whose results' ranks, axes or modes depend on values of `inputs`, which are not known.
+    """A model has ops whose ranks, axes or modes depend on values of `inputs`, which are not known.
 
-    signature: all inputs in order, as nodes of a graph. outputs: with their dtypes, "" where the model does not say.
-    sizes: whether they depend on which side of a test the inputs' sizes are, too.
+    signature: all inputs in order, as nodes of a graph. outputs: their dtypes by name, "" if the model does not declare
+    one. sizes: whether the ops also depend on comparisons of the inputs' sizes.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Budgets of a compile: what a small file may grow into before it is refused.
+"""Budgets of a compilation: limits on what a small file may expand to.
 
     with limited(Limits(nodes=2_000_000)):
         ...                                      # spend_node() and in_time() raise LimitError beyond them
 
-Nothing that a file says out loud counts: a model of a million nodes has a million nodes. What counts is made
-of few bytes: bodies that are written out again and again, tensors that double, sizes whose text explodes; and time.
+Explicit content of a file does not count: a model of a million nodes may have a million nodes. What counts is expansion
+from few bytes: bodies that are inlined repeatedly, tensors that double, symbolic sizes that explode; and time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Limits:
-    """nodes: of functions, branches and unrolled loops, written out; elements: of one tensor; terms: symbols and
-    operators of one symbolic size; turns: of a loop that stacks results and whose count only the run knows; sizes: of
-    an axis that only the run knows and nothing else bounds (a `bincount`); seconds: of a whole compile."""
+    """Limits of a compilation.
+
+    nodes: the nodes that functions, branches and unrolled loops expand to.
+    elements: the elements of a tensor.
+    terms: the symbols and operators of a symbolic size.
+    turns: the iterations of a loop that stacks results and whose trip count is known only at run time.
+    sizes: the size of an axis that is known only at run time and otherwise unbounded (a `bincount`).
+    seconds: the time of the full compilation.
+    """
 
     nodes: int = 100_000
     elements: int = 1 << 36
@@ -69,7 +75,8 @@ _budget: ContextVar[_Budget | None] = ContextVar("limits of this compile", defau
 
 @contextmanager
 def limited(limits: Limits | None = None) -> Iterator[None]:
-    """Within, these limits hold, and time counts from here. None: those that hold already, or the defaults."""
+    """Apply these limits inside the block; the time starts here. None: the limits already in effect, or the
+    defaults."""
     if limits is None and _budget.get() is not None:
         yield
         return
@@ -82,13 +89,13 @@ def limited(limits: Limits | None = None) -> Iterator[None]:
 
 
 def named() -> str:
-    """The budgets that hold and decide what is compiled: all but that of time."""
+    """The limits in effect, except the time: a text for cache keys, as they affect the program."""
     budget = _budget.get()
     return repr(replace(_DEFAULT if budget is None else budget.limits, seconds=_DEFAULT.seconds))
 
 
 def kept(build: Callable[P, R]) -> Callable[P, R]:
-    """`build` for a later call, within the limits that hold now; its time counts from then."""
+    """`build` with the limits in effect now, for later calls. The time starts at each call."""
     budget = _budget.get()
     limits = _DEFAULT if budget is None else budget.limits
 
@@ -115,7 +122,7 @@ def most_terms() -> int:
 
 
 def check_elements(count: object, where: str) -> None:
-    """Raise LimitError for a tensor of more elements than the limits allow."""
+    """Raise LimitError for a tensor with more elements than allowed."""
     budget = _budget.get()
     most = (_DEFAULT if budget is None else budget.limits).elements
     if isinstance(count, int) and count > most:
@@ -123,24 +130,24 @@ def check_elements(count: object, where: str) -> None:
 
 
 def spend_node(where: str) -> None:
-    """Count a node that the file does not hold itself; raise LimitError where there are too many."""
+    """Count a node that results from expansion. Raise LimitError if there are too many."""
     budget = _budget.get()
     if budget is None:
         return
     budget.nodes += 1
     if budget.nodes > budget.limits.nodes:
-        what = "functions, branches and loops write out too many nodes"
+        what = "functions, branches and loops expand to too many nodes"
         raise LimitError("nodes", budget.limits.nodes, what, where=where)
 
 
 def seconds_left() -> float:
-    """Until the time is up."""
+    """The time until the limit."""
     budget = _budget.get()
     return _DEFAULT.seconds if budget is None else max(0.0, budget.end - time.monotonic())
 
 
 def in_time(where: str) -> None:
-    """Raise LimitError where the time is up."""
+    """Raise LimitError if the time is up."""
     budget = _budget.get()
     if budget is not None and time.monotonic() > budget.end:
         raise LimitError("seconds", budget.limits.seconds, "compiling takes too long", where=where)

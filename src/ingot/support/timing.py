@@ -1,8 +1,8 @@
-"""The time of a call, measured in one way wherever Ingot names one.
+"""Measure the time of a call. All times that Ingot reports are measured in this way.
 
-One call warms up and is not counted. Others follow it back to back, each between two readings of the clock, and a
-call takes what their median took: a mean would count every moment in which another process had the core. Calls that
-are compared take turns in short bursts, so that a slow minute of the machine hits all alike.
+The first call warms up and is not counted. Further calls follow back to back, each between two readings of the clock.
+The time of a call is their median: a mean would include every moment in which another process had the core. Calls to
+compare alternate in short bursts, so that a slow minute of the machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SECONDS = 0.15  # of a burst
-_LEAST_CALLS, _LEAST_ROUNDS = 3, 5
+BURST_SECONDS = 0.15
+_MIN_CALLS, _MIN_ROUNDS = 3, 5
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
 
 
-def burst(call: Call, seconds: float = SECONDS, clock: Clock = time.perf_counter) -> NDArray[np.float64]:
-    """Seconds of each call of about `seconds`, at least 3, after one that warms up."""
+def burst(call: Call, seconds: float = BURST_SECONDS, clock: Clock = time.perf_counter) -> NDArray[np.float64]:
+    """The seconds of each of at least 3 calls within about `seconds`, after a warm-up call."""
     call()
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < _LEAST_CALLS or time.perf_counter() < end:
+    while len(times) < _MIN_CALLS or time.perf_counter() < end:
         begin = clock()
         call()
         times.append(clock() - begin)
     return np.array(times)
 
 
-def median(call: Call, seconds: float = SECONDS) -> float:
-    """Seconds of a call."""
+def median(call: Call, seconds: float = BURST_SECONDS) -> float:
+    """The median seconds of a call."""
     return float(np.median(burst(call, seconds)))
 
 
-def by_turns(
+def interleaved(
     calls: Sequence[Call],
     seconds: float,
     burst_seconds: float,
-    of: Callable[[NDArray[np.float64]], np.floating] = np.median,
+    statistic: Callable[[NDArray[np.float64]], np.floating] = np.median,
     clock: Clock = time.perf_counter,
 ) -> NDArray[np.float64]:
-    """(rounds, calls): `of` the burst of each call, for about `seconds` in all and at least 5 rounds."""
+    """An array (rounds, calls) of the `statistic` of each call's burst: about `seconds` in total, at least 5 rounds."""
     rounds: list[list[float]] = []
     end = time.perf_counter() + seconds
-    while len(rounds) < _LEAST_ROUNDS or time.perf_counter() < end:
-        rounds.append([float(of(burst(call, burst_seconds, clock))) for call in calls])
+    while len(rounds) < _MIN_ROUNDS or time.perf_counter() < end:
+        rounds.append([float(statistic(burst(call, burst_seconds, clock))) for call in calls])
     return np.array(rounds)

@@ -31,7 +31,7 @@ from ingot.pipeline.variants import Variants
 from ingot.plan.link import Launch, link
 from ingot.runtime import program as rt
 from ingot.runtime.artifact import save
-from ingot.runtime.bind import bind_symbols, told_by
+from ingot.runtime.bind import bind_symbols, binding_shapes
 from ingot.schedule.choice import Choice, Measured, Site, decide
 from ingot.schedule.lowered import Lowered
 from ingot.support.errors import CompileError, DeviceError
@@ -69,7 +69,7 @@ class GpuBench:
         launches: list[Launch] = []
         program = self._build({}, launches)
         arrays = [np.ascontiguousarray(feeds[spec.name]) for spec in program.inputs]
-        self._sizes = bind_symbols(program, told_by(program, arrays))
+        self._sizes = bind_symbols(program, binding_shapes(program, arrays))
         self._types = [(spec.dtype, a.shape) for spec, a in zip(program.inputs, arrays, strict=True)]
         np.savez(self._file("feeds.npz"), *(a.reshape(-1).view(np.uint8) for a in arrays))
         save(program, self._file("untuned"), durable=False)

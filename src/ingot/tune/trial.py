@@ -30,7 +30,7 @@ from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, likely, optimize
 from ingot.pipeline.target import Options, features_of, target_of
 from ingot.plan.link import Launch, fill, link
-from ingot.runtime.bind import bind_symbols, told_by
+from ingot.runtime.bind import bind_symbols, binding_shapes
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.schedule.choice import Choice, Measured, Site, decide
@@ -136,7 +136,7 @@ class Workbench:
         changed = any(choices.get(s.site.key, s.site.untuned) != s.site.untuned for s in self.spots)
         first = self._build({}).model
         models = first, self._build(choices).model if changed else first
-        return timing.by_turns([partial(m, **self.feeds) for m in models], seconds, _BURST_SECONDS)
+        return timing.interleaved([partial(m, **self.feeds) for m in models], seconds, _BURST_SECONDS)
 
     def disagreeing(self, choices: Choices) -> dict[str, str]:
         """Sites whose results with `choices` are not those of the untuned kernels, and what differs.
@@ -169,7 +169,7 @@ class Workbench:
     def _spots(self) -> list[Spot]:
         times = np.min([self._untuned.seconds(self.feeds) for _ in range(5)], axis=0)
         program = self._untuned.program
-        sizes = bind_symbols(program, told_by(program, [self.feeds[spec.name] for spec in program.inputs]))
+        sizes = bind_symbols(program, binding_shapes(program, [self.feeds[spec.name] for spec in program.inputs]))
         return spots_of(self._untuned.launches, times, sizes)
 
     # Building

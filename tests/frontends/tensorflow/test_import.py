@@ -60,7 +60,7 @@ def test_a_size_that_the_run_finds_is_compared(tmp_path: Path):
     model = ingot.compile(read.path, signature="rows", outputs=["sum"])
     np.testing.assert_allclose(model(**inputs), expected["sum"], rtol=1e-6)
     for last in (5, 7):
-        with pytest.raises(InputError, match="sizes that the data gives"):
+        with pytest.raises(InputError, match="sizes that the data determines"):
             model(**inputs | {"splits": np.array([0, 2, 2, last])})
 
 

@@ -54,7 +54,7 @@ def test_frozen_tensors_of_a_gpu_stay_inputs() -> None:
 
 def test_other_devices_are_refused() -> None:
     for device in ("cuda:1", "xpu"):
-        with pytest.raises(InputError, match=f"those of the CPU and of cuda:0, got {device}"):
+        with pytest.raises(InputError, match=f"tensors on the CPU or cuda:0, got {device}"):
             gpu_of(traced(lambda x: (x + 1,), (3,), device=device).graph)
     assert gpu_of(traced(lambda x: (x + 1,), (3,)).graph) is None
 

@@ -32,15 +32,15 @@ def test_alive_buffers_never_overlap(seed: int):
         first = rng.randrange(50)
         requests.append(Request(rng.choice([0, 1, 63, 64, 65, 1000, 4096, 100_000]), first, first + rng.randrange(8)))
     offsets, total = place(requests)
-    peak = max(sum(align(r.nbytes) for r in requests if r.first <= t <= r.last) for t in range(60))
+    peak = max(sum(align(r.nbytes) for r in requests if r.first_step <= t <= r.last_step) for t in range(60))
     assert peak <= total <= 2 * peak
     for i, a in enumerate(requests):
         assert offsets[i] % 64 == 0 and offsets[i] + a.nbytes <= total
         for j in range(i):
             b = requests[j]
-            together = a.first <= b.last and b.first <= a.last and a.nbytes and b.nbytes
-            apart = offsets[i] + a.nbytes <= offsets[j] or offsets[j] + b.nbytes <= offsets[i]
-            assert not together or apart
+            overlap_in_time = a.first_step <= b.last_step and b.first_step <= a.last_step and a.nbytes and b.nbytes
+            are_disjoint = offsets[i] + a.nbytes <= offsets[j] or offsets[j] + b.nbytes <= offsets[i]
+            assert not overlap_in_time or are_disjoint
 
 
 def test_regions_are_zero_aligned_and_private():

@@ -31,7 +31,7 @@ def images(halo: str, fill: int = 0, nbytes: int = 64) -> Images:
 
 def layout(plain: int, *groups: tuple[Images, int]) -> Layout:
     made = Layout.__new__(Layout)
-    made.plain, made.images = plain, []
+    made.plain_bytes, made.images = plain, []
     at = plain
     for geometry, nbytes in groups:
         made.images.append((geometry, at, nbytes))

@@ -17,7 +17,7 @@ from ingot.runtime.cuda import device as cuda
 from ingot.runtime.cuda import graphs
 from ingot.runtime.cuda.device import CudaDevice, Loaded
 from ingot.runtime.program import Program
-from ingot.runtime.state import Held
+from ingot.runtime.state import StateTensors
 from ingot.support.cubins import KernelCode, MatrixCode, pack, unpack
 from ingot.support.errors import ArtifactError, DeviceError, InputError
 from tests.runtime.cuda.fake import FakeDriver
@@ -323,7 +323,7 @@ def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
         instance = context.bind(((5,),))
         fake.log.clear()
         context.run(instance, [given.ctypes.data, y.ctypes.data])
-        assert instance.cut() == [(count,)]
+        assert instance.actual_shapes() == [(count,)]
         np.testing.assert_array_equal(y[:count], 4 * given[:count])
         launched = [entry[2] for entry in fake.log if entry[:2] == ("launch", "double")]
         assert launched == [count] * (2 if count else 0)
@@ -334,7 +334,7 @@ def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
     context.run(instance, [many.ctypes.data, y.ctypes.data])
     assert [entry[1] for entry in fake.log if entry[0] == "launch"] == ["positive", "sizes"]
     with pytest.raises(InputError, match="0 to 6"):
-        instance.cut()
+        instance.actual_shapes()
     context.release()
     del context, instance
     readings = np.zeros(len(made.steps) + 1, np.int64)
@@ -378,7 +378,7 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
 def test_state_stays_on_the_gpu(fake: FakeDriver, copied: str) -> None:
     loaded, x = Loaded(counting(copied)), np.arange(5, dtype=np.float32)
     program = loaded._program
-    held = Held(program.state, loaded.store)
+    held = StateTensors(program.state, loaded.store)
     for turn in range(3):
         y, context = np.zeros_like(x), loaded.claim()
         fake.log.clear()
@@ -621,7 +621,7 @@ def test_new_values_of_the_state_are_written_behind_the_last_call(
     """On the caller's stream, which the next call waits for, on that of the call before or another one; the host waits
     for neither."""
     loaded, places = Loaded(counting("")), [fake.allocate(16) for _ in range(2)]
-    held = Held(loaded._program.state, loaded.store)
+    held = StateTensors(loaded._program.state, loaded.store)
     streams = iter([7, 8, 8, then])  # of a call; of a write, which asks twice; of a call
     monkeypatch.setattr(cuda, "_callers_stream", lambda: next(streams))
     context = loaded.claim()

@@ -14,10 +14,10 @@ from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 from ingot.transform.quantize.bench import Bench
 from ingot.transform.quantize.calibrate import Probe
-from ingot.transform.quantize.formats import FORMATS, LEVELS, Recipe, formed, offered
+from ingot.transform.quantize.formats import FORMATS, LEVELS, Recipe, apply_formats, candidate_formats
 from ingot.transform.quantize.rounding import roundings, windows
 from ingot.transform.quantize.simulate import Simulator
-from ingot.transform.quantize.sites import find_groups, prepared
+from ingot.transform.quantize.sites import find_groups, prepare
 from tests.transform.quantize import nets
 
 # of the largest output
@@ -38,7 +38,7 @@ def recipe_of(graph: Graph, samples: list[tuple[np.ndarray, ...]]) -> Recipe:
 
 @pytest.fixture(scope="module", params=["mlp", "cnn", "recurrent"])
 def case(request: pytest.FixtureRequest):
-    graph = prepared(getattr(nets, request.param)())
+    graph = prepare(getattr(nets, request.param)())
     samples = calls(graph)
     return graph, samples, recipe_of(graph, samples)
 
@@ -47,8 +47,8 @@ def case(request: pytest.FixtureRequest):
 def test_each_format_is_near_float32_and_as_simulated(case, form: str):
     graph, samples, recipe = case
     groups = find_groups(graph)
-    formats = {g.name: form for g in groups if form in offered(g, recipe.seen[g.name], FORMATS)}
-    made = formed(graph, groups, recipe, formats)
+    formats = {g.name: form for g in groups if form in candidate_formats(g, recipe.stats[g.name], FORMATS)}
+    made = apply_formats(graph, groups, recipe, formats)
     verify(made, form)
     (want,) = interpret(graph, samples[0])
     (got,) = interpret(made, samples[0])
@@ -63,8 +63,8 @@ def test_each_format_is_near_float32_and_as_simulated(case, form: str):
 def test_compiled_as_the_interpreter_computes_it(case, form: str):
     graph, samples, recipe = case
     groups = find_groups(graph)
-    formats = {g.name: form for g in groups if form in offered(g, recipe.seen[g.name], FORMATS)}
-    made = formed(graph, groups, recipe, formats)
+    formats = {g.name: form for g in groups if form in candidate_formats(g, recipe.stats[g.name], FORMATS)}
+    made = apply_formats(graph, groups, recipe, formats)
     (want,) = interpret(made, samples[0])
     got = np.asarray(CompiledModel(build_native(made, 1), threads=1)(*samples[0]))
     # as the simulation is, where the order of a sum decides on a level
@@ -72,35 +72,35 @@ def test_compiled_as_the_interpreter_computes_it(case, form: str):
 
 
 def test_layers_of_one_location_are_timed_apart():
-    graph = prepared(nets.recurrent())
+    graph = prepare(nets.recurrent())
     groups = find_groups(graph)
     assert [g.name for g in groups] == ["layers", "layers#2", "matrix"]
-    assert [g.recurrent for g in groups] == [True, True, False]
+    assert [g.is_recurrent for g in groups] == [True, True, False]
     samples = calls(graph)
     bench = Bench(graph, groups, recipe_of(graph, samples), samples[0], 1)
-    assert all(seconds > 0 for seconds in bench.by_group(bench.exact).values())
+    assert all(seconds > 0 for seconds in bench.group_seconds(bench.exact).values())
 
 
 def test_weights_of_several_steps_are_stored_once():
     """Of an unrolled recurrence: no smoothing and no error feedback, which would make each its own."""
     x, w = Input("x", TensorType(f32, (3, 40)))(), const(nets.normal(1, 40, 40) * nets.normal(2, 40, 1) ** 3)
     h = ops.Relu()(ops.MatMul()(x, w, loc="first"))
-    graph = prepared(Graph((x,), (ops.MatMul()(h, w, loc="second"),), ("y",)))
+    graph = prepare(Graph((x,), (ops.MatMul()(h, w, loc="second"),), ("y",)))
     groups, samples = find_groups(graph), calls(graph)
     seen, moments = Probe(graph, groups, 1).calibrate(samples, feedback_seconds=60)
     recipe = Recipe(seen, roundings(groups, seen, FORMATS), moments)
     assert all(g.tied for g in groups) and not moments
     for form in ("int8", "int8-dynamic", "weight4"):
-        made = formed(graph, groups, recipe, dict.fromkeys(("first", "second"), form))
+        made = apply_formats(graph, groups, recipe, dict.fromkeys(("first", "second"), form))
         assert sum(n.op.value.size >= 1600 for n in made.nodes() if isinstance(n.op, Const)) == 1
 
 
 def test_what_else_reads_a_value_shares_its_levels():
-    graph = prepared(nets.cnn())
+    graph = prepare(nets.cnn())
     groups = find_groups(graph)
     assert [g.name for g in groups if g.shared] == ["matrix"]
     recipe = recipe_of(graph, calls(graph))
-    made = formed(graph, groups, recipe, {"matrix": "int8-shared"})
+    made = apply_formats(graph, groups, recipe, {"matrix": "int8-shared"})
     (value,) = {n for n in made.nodes() if isinstance(n.op, ops.Dequantize) and n.inputs[0].op.name == "quantize"}
     assert {n.op.name for n in made.uses()[value]} == {"matmul", "slice"}
 
@@ -116,16 +116,16 @@ def test_windows_are_what_a_convolution_sums(padding: tuple[tuple[int, int], ...
 
 
 def test_products_of_one_value_share_its_levels():
-    graph = prepared(nets.mlp())
+    graph = prepare(nets.mlp())
     groups = find_groups(graph)
     assert [[s.name for s in g.sites] for g in groups] == [["first", "second"], ["last"]]
     samples = calls(graph)
-    made = formed(graph, groups, recipe_of(graph, samples), {"first": "int8"})
+    made = apply_formats(graph, groups, recipe_of(graph, samples), {"first": "int8"})
     assert sum(isinstance(n.op, ops.Quantize) for n in made.nodes()) == 1
 
 
 def test_smoothing_rescues_a_channel_beside_a_large_one():
-    graph = prepared(nets.mlp())
+    graph = prepare(nets.mlp())
     groups = find_groups(graph)
     samples = calls(graph)
     for (x,) in samples:
@@ -134,34 +134,34 @@ def test_smoothing_rescues_a_channel_beside_a_large_one():
     rounding = recipe.rounding(groups[0], "int8")
     assert rounding.smoothing > 0 and rounding.factors is not None
     assert rounding.factors[3] < rounding.factors.min(initial=np.inf, where=np.arange(33) != 3)
-    plain = Recipe(recipe.seen, roundings(groups, recipe.seen, ("int8",), methods=("minmax",)))
+    plain = Recipe(recipe.stats, roundings(groups, recipe.stats, ("int8",), methods=("minmax",)))
     (want,) = interpret(graph, samples[1])
-    (got,) = interpret(formed(graph, groups, plain, {"first": "int8"}), samples[1])
+    (got,) = interpret(apply_formats(graph, groups, plain, {"first": "int8"}), samples[1])
     assert np.abs(got - want).max() <= 2e-2 * np.abs(want).max()
 
 
 def test_bias_correction_gives_back_the_mean():
-    graph = prepared(nets.mlp())
+    graph = prepare(nets.mlp())
     groups = find_groups(graph)
     samples = [(x + 2,) for (x,) in calls(graph, rows=200)]
     recipe = recipe_of(graph, samples)
-    loose = Recipe(recipe.seen, recipe.roundings, corrected=False)
+    loose = Recipe(recipe.stats, recipe.roundings, corrected=False)
     off = []
     for r in (recipe, loose):
         (want,), (got,) = (
             interpret(graph, samples[0]),
-            interpret(formed(graph, groups, r, {"last": "weight4"}), samples[0]),
+            interpret(apply_formats(graph, groups, r, {"last": "weight4"}), samples[0]),
         )
         off.append(np.abs((got - want).mean(0)).max())
     assert off[0] < 0.6 * off[1]
 
 
 def test_values_without_a_range_have_no_static_format():
-    graph = prepared(nets.mlp())
+    graph = prepare(nets.mlp())
     (first, _) = find_groups(graph)
     (x,) = calls(graph, 1)[0]
     x[0, 0] = np.inf
     seen, _ = Probe(graph, (first,), 1).calibrate([(x,)])
-    assert "int8" not in offered(first, seen["first"], FORMATS)
-    assert "int8-dynamic" in offered(first, seen["first"], FORMATS)
+    assert "int8" not in candidate_formats(first, seen["first"], FORMATS)
+    assert "int8-dynamic" in candidate_formats(first, seen["first"], FORMATS)
     assert roundings((first,), seen, FORMATS) == {}

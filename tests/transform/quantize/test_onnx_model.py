@@ -13,10 +13,10 @@ from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError
 from ingot.transform.quantize.calibrate import Probe
-from ingot.transform.quantize.formats import FORMATS, Recipe, formed, offered
+from ingot.transform.quantize.formats import FORMATS, Recipe, apply_formats, candidate_formats
 from ingot.transform.quantize.onnx_model import write_onnx
 from ingot.transform.quantize.rounding import roundings
-from ingot.transform.quantize.sites import find_groups, prepared
+from ingot.transform.quantize.sites import find_groups, prepare
 from tests.transform.quantize import nets
 
 
@@ -47,7 +47,7 @@ X = [(nets.normal(50 + i, 3, 2, 6, 6),) for i in range(4)]
 
 @pytest.fixture(scope="module")
 def case():
-    graph = prepared(import_onnx(model()))
+    graph = prepare(import_onnx(model()))
     groups = find_groups(graph)
     seen, moments = Probe(graph, groups, 1).calibrate(X, feedback_seconds=60)
     return graph, groups, Recipe(seen, roundings(groups, seen, FORMATS), moments)
@@ -57,12 +57,12 @@ def case():
 def test_the_file_means_what_the_compiled_model_computes(case, form: str, tmp_path: Path):
     ort = pytest.importorskip("onnxruntime")
     graph, groups, recipe = case
-    formats = {g.name: form for g in groups if form in offered(g, recipe.seen[g.name], FORMATS)}
+    formats = {g.name: form for g in groups if form in candidate_formats(g, recipe.stats[g.name], FORMATS)}
     path = tmp_path / "written.onnx"
     write_onnx(model(), path, groups, recipe, formats)
     onnx.checker.check_model(str(path))
-    (want,) = interpret(formed(graph, groups, recipe, formats), X[1])
-    (got,) = interpret(prepared(import_onnx(path)), X[1])
+    (want,) = interpret(apply_formats(graph, groups, recipe, formats), X[1])
+    (got,) = interpret(prepare(import_onnx(path)), X[1])
     # levels next to where two meet may be at either; those of two bytes are 256 times as near
     near = 5e-5 if form in ("float32", "int16", "weight8", "weight4") else 5e-3
     assert np.abs(got - want).mean() <= near * np.abs(want).max()
@@ -81,9 +81,7 @@ def test_what_a_file_cannot_say_is_refused(case, tmp_path: Path):
     graph, groups, recipe = case
     other = model()
     other.graph.initializer[0].CopyFrom(numpy_helper.from_array(nets.normal(9, 5, 2, 3, 3), "W"))
-    with pytest.raises(
-        InputError, match="conv cannot be written to ONNX: expected the file's weights but for a factor"
-    ):
+    with pytest.raises(InputError, match="conv cannot be written to ONNX: expected the file's weights up to a factor"):
         write_onnx(other, tmp_path / "x.onnx", groups, recipe, {groups[0].name: "int8"})
     old = model()
     old.opset_import[0].version = 11
@@ -101,7 +99,7 @@ def test_levels_of_a_recurrent_layer(tmp_path: Path):
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [5, 2, 2, 6])
     net = helper.make_graph([node], "net", [x], [y], [numpy_helper.from_array(w, k) for k, w in weights.items()])
     source = helper.make_model(net, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    graph = prepared(import_onnx(source))
+    graph = prepare(import_onnx(source))
     groups = find_groups(graph)
     write_onnx(source, tmp_path / "m.onnx", groups, Recipe({}), {"lstm": "int8-dynamic"})
     written = onnx.load(tmp_path / "m.onnx")
@@ -123,7 +121,7 @@ def test_weights_of_several_products_are_written_once(form: str, tmp_path: Path)
         helper.make_graph(nodes, "net", [x], [y], [weights]),
         opset_imports=[helper.make_opsetid("", 18)], ir_version=9,
     )  # fmt: skip
-    graph = prepared(import_onnx(made))
+    graph = prepare(import_onnx(made))
     groups = find_groups(graph)
     calls = [(nets.normal(50 + i, 3, 64),) for i in range(4)]
     seen, _ = Probe(graph, groups, 1).calibrate(calls)
@@ -133,6 +131,6 @@ def test_weights_of_several_products_are_written_once(form: str, tmp_path: Path)
     written = onnx.load(path)
     large = [t for t in written.graph.initializer if np.prod(t.dims) >= 64 * 64 // 2]
     assert len(groups) == 3 and len(large) == 1
-    (want,) = interpret(formed(graph, groups, recipe, {g.name: form for g in groups}), calls[1])
-    (got,) = interpret(prepared(import_onnx(path)), calls[1])
+    (want,) = interpret(apply_formats(graph, groups, recipe, {g.name: form for g in groups}), calls[1])
+    (got,) = interpret(prepare(import_onnx(path)), calls[1])
     assert np.abs(got - want).mean() <= 5e-3 * np.abs(want).max()

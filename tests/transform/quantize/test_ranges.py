@@ -5,29 +5,29 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ingot.transform.quantize.ranges import METHODS, Seen, spread
-from ingot.transform.quantize.rounding import rounded
+from ingot.transform.quantize.ranges import METHODS, ValueStats, levels_between
+from ingot.transform.quantize.rounding import round_values
 
 
-def seen(x: np.ndarray, axis: int = 1) -> Seen:
-    out = Seen()
-    out.bound(x, axis, plain=True)
-    out.fill(x)
+def seen(x: np.ndarray, axis: int = 1) -> ValueStats:
+    out = ValueStats()
+    out.add_bounds(x, axis, plain=True)
+    out.add_histogram(x)
     return out
 
 
 @pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (0.5, 2.0), (-4.0, -1.0), (0.0, 1e-30), (-1e30, 1e30)])
 def test_zero_is_a_level_and_the_ends_are_covered(low: float, high: float):
-    levels = spread(low, high)
+    levels = levels_between(low, high)
     ends = np.array([low, high, 0.0], np.float32)
-    back = rounded(ends, levels)
+    back = round_values(ends, levels)
     assert back[2] == 0
     assert np.abs(back - ends).max() <= 0.51 * levels.scale * 2
 
 
 def test_nothing_but_zeros_has_levels():
-    assert spread(0.0, 0.0).scale == 1.0
-    assert seen(np.zeros((4, 3), np.float32)).levels("mse") == spread(0.0, 0.0)
+    assert levels_between(0.0, 0.0).scale == 1.0
+    assert seen(np.zeros((4, 3), np.float32)).levels("mse") == levels_between(0.0, 0.0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -44,18 +44,18 @@ def test_outliers(method: str):
 def test_mse_is_the_least_of_all_methods():
     x = np.random.default_rng(1).standard_t(3, (30_000, 2)).astype(np.float32)
     found = seen(x)
-    errors = {m: float(np.square(rounded(x, found.levels(m)) - x).mean()) for m in METHODS}
+    errors = {m: float(np.square(round_values(x, found.levels(m)) - x).mean()) for m in METHODS}
     assert errors["mse"] <= 1.05 * min(errors.values())
 
 
 def test_infinities_make_it_unusable():
     x = np.ones((3, 2), np.float32)
     x[1, 1] = np.nan
-    assert not seen(x).usable
-    assert not Seen().usable
+    assert not seen(x).is_usable
+    assert not ValueStats().is_usable
 
 
 def test_factors_move_the_range_by_channel():
     x = np.array([[1.0, 100.0], [-1.0, 50.0]], np.float32)
     levels = seen(x).levels("minmax", np.array([1, 0.01], np.float32))
-    assert levels == spread(-1.0, 1.0)
+    assert levels == levels_between(-1.0, 1.0)

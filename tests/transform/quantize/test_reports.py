@@ -16,9 +16,9 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32
 from ingot.transform.quantize.calibrate import Probe
-from ingot.transform.quantize.formats import FORMATS, Recipe, formed, offered
+from ingot.transform.quantize.formats import FORMATS, Recipe, apply_formats, candidate_formats
 from ingot.transform.quantize.rounding import roundings
-from ingot.transform.quantize.sites import find_groups, prepared
+from ingot.transform.quantize.sites import find_groups, prepare
 from tests.transform.quantize.nets import normal, vector
 
 W = normal(1, 12, 7)
@@ -85,13 +85,13 @@ BOUNDS = {"float32": 1e-6, "weight4": 0.3, "float16": 3e-3}
 def test_each_format_that_is_offered(name: str):
     net, sample = CASES[name]
     x = Input("x", TensorType(f32, sample.shape))()
-    graph = prepared(Graph((x,), (net(x),), ("y",)))
+    graph = prepare(Graph((x,), (net(x),), ("y",)))
     groups, samples = find_groups(graph), [(sample,)] * 2
     seen, _ = Probe(graph, groups, 1).calibrate(samples)
     recipe = Recipe(seen, roundings(groups, seen, FORMATS))
     (want,) = interpret(graph, (sample,))
     for form in FORMATS:
-        formats = {g.name: form for g in groups if form in offered(g, seen[g.name], FORMATS)}
-        (got,) = interpret(formed(graph, groups, recipe, formats), (sample,))
+        formats = {g.name: form for g in groups if form in candidate_formats(g, seen[g.name], FORMATS)}
+        (got,) = interpret(apply_formats(graph, groups, recipe, formats), (sample,))
         bound = BOUNDS.get(form, 5e-2) * np.abs(want).max()
         assert np.abs(got - want).max() <= bound, (form, formats)

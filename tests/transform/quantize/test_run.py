@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import ingot
 from ingot.cli import app
 from ingot.support.errors import ArtifactError, ConstraintError, InputError
-from ingot.transform.quantize.bench import Bench, Built
+from ingot.transform.quantize.bench import Bench, BuiltModel
 from ingot.transform.quantize.report import Report
 from tests.transform.quantize import nets
 
@@ -25,11 +25,11 @@ from tests.transform.quantize import nets
 def made_up_times(monkeypatch: pytest.MonkeyPatch):
     """Models are faster the more levels they have."""
 
-    def kinds(built: Built) -> int:
+    def kinds(built: BuiltModel) -> int:
         return built.program.stages["model"].count("dequantize")
 
     monkeypatch.setattr(
-        Bench, "by_group", lambda self, built: {g.name: 4e-3 - 1.5e-3 * (kinds(built) > 0) for g in self.groups}
+        Bench, "group_seconds", lambda self, built: {g.name: 4e-3 - 1.5e-3 * (kinds(built) > 0) for g in self.groups}
     )
     monkeypatch.setattr(Bench, "latency", lambda self, built: 9e-3 - 1e-3 * kinds(built))
 
@@ -117,10 +117,10 @@ def test_a_table_repeats_no_measurement(tmp_path: Path, monkeypatch: pytest.Monk
     table = tmp_path / "measured.json"
     first = ingot.quantize(model(), {"x": X}, formats=["int8"], table=table, **OPTIONS)
 
-    def never(self: Bench, built: Built) -> Any:
+    def never(self: Bench, built: BuiltModel) -> Any:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(Bench, "by_group", never)
+    monkeypatch.setattr(Bench, "group_seconds", never)
     monkeypatch.setattr(Bench, "latency", never)
     again = ingot.quantize(model(), {"x": X}, formats=["int8"], table=table, **OPTIONS)
     assert again.report.rows == first.report.rows
@@ -156,7 +156,7 @@ counter = itertools.count()
         ({"metric": lambda outputs: 0}, "metric: expected a number other than 0 for the float model"),
         ({"metric": 3}, "a function of a list of outputs"),
         ({"at_least": "most"}, "at_least: expected a positive number, got most"),
-        ({"at_least": 1.5}, "at_least: expected a part of the float model's score"),
+        ({"at_least": 1.5}, "at_least: expected a fraction of the float model's score"),
         ({"latency_ms": 0}, "latency_ms: expected a positive number"),
         ({"formats": ["int3"]}, r"formats: expected a sequence of some of .* got \['int3'\]"),
         ({"formats": "int8"}, "formats: expected a sequence of some of .* got int8"),
@@ -174,7 +174,7 @@ def test_a_model_of_another_float_type_is_refused(kind: int, told: str):
     x, y = (helper.make_tensor_value_info(name, kind, ["n", size]) for name, size in (("x", 3), ("y", 4)))
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", [x], [y], [w])
     net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(InputError, match=f"make it a float32 model first: its products are of {told}"):
+    with pytest.raises(InputError, match=f"convert it to float32 first: its products are of {told}"):
         ingot.quantize(net, {"x": X[:, :3].astype(dtype)})
 
 
@@ -183,5 +183,5 @@ def test_a_model_without_products_is_refused():
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", [x], [y])
     relu = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(InputError, match="no op that can be quantized"):
+    with pytest.raises(InputError, match="no product to quantize"):
         ingot.quantize(relu, {"x": X[:, :3]})

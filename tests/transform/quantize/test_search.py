@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ingot.support.errors import ConstraintError
-from ingot.transform.quantize.bench import undisturbed
+from ingot.transform.quantize.bench import without_preemption
 from ingot.transform.quantize.formats import Formats
-from ingot.transform.quantize.search import PROMISED, Goals, Option, Point, Search, frontier, ladder
+from ingot.transform.quantize.search import LATENCY_FRACTION, Goals, Option, Point, Search, frontier, ladder
 
 
 def options(seed: int, groups: int = 6) -> dict[str, list[Option]]:
@@ -81,7 +81,7 @@ def test_a_latency_alone_takes_the_most_exact_that_is_in_time(seed: int):
     model = Model(options(seed))
     rungs = [model.point("", r) for r in ladder(model.offered)]
     limit = (rungs[0].seconds + rungs[-1].seconds) / 2
-    found = model.search(Goals(None, limit / PROMISED))
+    found = model.search(Goals(None, limit / LATENCY_FRACTION))
     assert found.seconds <= limit
     assert found.scores[0] == max(p.scores[0] for p in rungs if p.seconds <= limit)
 
@@ -112,6 +112,6 @@ def test_the_frontier_has_none_that_is_beaten():
 
 def test_what_others_took_is_not_the_steps():
     steps = np.array([1e-4, 30e-3, 10e-3])
-    np.testing.assert_allclose(undisturbed(steps, 20.1e-3), [1e-4, 15e-3, 5e-3])
-    np.testing.assert_array_equal(undisturbed(steps, 50e-3), steps)
-    np.testing.assert_array_equal(undisturbed(steps[:1], 1e-5), steps[:1])
+    np.testing.assert_allclose(without_preemption(steps, 20.1e-3), [1e-4, 15e-3, 5e-3])
+    np.testing.assert_array_equal(without_preemption(steps, 50e-3), steps)
+    np.testing.assert_array_equal(without_preemption(steps[:1], 1e-5), steps[:1])

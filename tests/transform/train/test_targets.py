@@ -21,7 +21,7 @@ from ingot.runtime.program import Program
 from ingot.runtime.training import SECTIONS
 from ingot.support.errors import ArtifactError, InputError
 from ingot.targets.cuda.triton import print_kernel
-from ingot.transform.train.sources import Asked, read
+from ingot.transform.train.sources import TrainRequest, read
 from ingot.transform.train.step import Recipe, step_of
 from tests.conformance.c import built, needs_gcc
 from tests.conformance.checked import first_state, run_planned
@@ -76,9 +76,9 @@ class Interpreted:
     """A step for a GPU by the meaning of its kernels, each of which Triton's printer takes."""
 
     def __init__(self, net: nn.Module, x: Tensor, recipe: Recipe, memory: float | None = None) -> None:
-        step, trace = step_of(read(net, Asked(None, False, (x,), (), None, None)), recipe), Trace()
+        step, trace = step_of(read(net, TrainRequest(None, False, (x,), (), None, None)), recipe), Trace()
         program = build_program(step.graph, features_of(f"null:{H100}"), 1, memory=memory, trace=trace)
-        self.program: Program = program.with_state({k.name: k.first for k in step.kept})
+        self.program: Program = program.with_state({k.name: k.initial for k in step.state})
         self.kernels = {kernel.name: kernel for kernel in trace.kernels}
         self.state = first_state(self.program)
         assert all(print_kernel(kernel).text.startswith("@triton.jit") for kernel in trace.kernels)

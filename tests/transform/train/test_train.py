@@ -317,7 +317,7 @@ def test_bad_input_is_told() -> None:
         ((x[:3], y), "axis 0: expected 5"),
         ((x, y[:3]), "target"),
         ((x, y.float()), "target"),
-        ((x,), "a target behind"),
+        ((x,), "followed by a target"),
     ):
         with pytest.raises(InputError, match=words):
             step(*arguments)

@@ -14,7 +14,7 @@ from ingot.debug.comparison.foreign import Foreign, RefusedError
 from ingot.debug.comparison.onnx_runtime import Run, session
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source
-from ingot.driver.open import imported_torch, open_model, script_evaluator
+from ingot.driver.open import import_torch, open_model, script_evaluator
 from ingot.ir.node import Graph, Input
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
@@ -184,7 +184,7 @@ def _torchscript(source: Source) -> Reference:
     from torch.utils import _pytree as pytree
 
     evaluator, asked = script_evaluator(source.path, source.request)
-    imported = imported_torch(evaluator, asked.example_inputs, asked.dynamic)
+    imported = import_torch(evaluator, asked.example_inputs, asked.dynamic)
     paths = [evaluator.path_of(name) for name in imported.state]
     carriers = [n.op.label for n in imported.graph.inputs[-len(paths) :] if isinstance(n.op, Input)] if paths else []
     leaves = [(x.kind, x.value if x.kind == "fixed" else x.name) for x in imported.inputs.leaves]

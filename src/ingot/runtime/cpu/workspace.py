@@ -59,10 +59,10 @@ class Workspace:
                 self._lock.release()
 
     def _hold(self, layout: Layout) -> None:
-        if layout.plain > self.arena.nbytes:
+        if layout.plain_bytes > self.arena.nbytes:
             self.version += 1
             self.arena = memory.Region(1)  # let the old one go first: peak memory is one arena
-            self.arena = memory.Region(layout.plain)
+            self.arena = memory.Region(layout.plain_bytes)
         missing = {i: n for i, _, n in layout.images if self._places.get(i, (0, -1))[1] < n}
         fresh = False
         if self._end + sum(missing.values()) > self.images.nbytes:
@@ -90,7 +90,7 @@ class Workspace:
     def _shrink(self) -> None:
         """Give back what no layout in use needs; they are laid out anew by their next runs."""
         self.left = False
-        plain = max((layout.plain for layout in self._users.values()), default=0)
+        plain = max((layout.plain_bytes for layout in self._users.values()), default=0)
         if self.arena.nbytes > max(plain, 1):
             self.arena, self.version = memory.Region(1), self.version + 1
         if self.images.nbytes > max(sum(self._wanted().values()), 1):

@@ -23,7 +23,7 @@ from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
-from ingot.runtime.tensors import callers_stream as _callers_stream
+from ingot.runtime.tensors import current_stream as _callers_stream
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ArtifactError, DeviceError
 from ingot.support.native import Features
@@ -408,7 +408,7 @@ class Context:
             total += -(-nbytes // ALIGN) * ALIGN
         memory = _scratch(max(total, 1))
         base = memory.data_ptr()
-        for offset, nbytes, byte in instance.layout.filled:
+        for offset, nbytes, byte in instance.layout.fills:
             driver.fill(base + offset, byte, nbytes, stream)
         at = [base + own[i] if i in own else pointer for i, (pointer, _, _) in enumerate(ends)]
         for i, nbytes in unaligned:
@@ -424,7 +424,7 @@ class Context:
             return
         self._current = None  # until the arena has what is filled
         self.arena.hold(instance.graphs.nbytes)
-        for offset, nbytes, byte in instance.layout.filled:
+        for offset, nbytes, byte in instance.layout.fills:
             self._driver.fill(self.arena.address + offset, byte, nbytes, stream)
         self._current = instance
 

@@ -44,22 +44,22 @@ _tensor = ctypes.PYFUNCTYPE(POINTER(_Tensor), py_object, c_char_p)(("PyCapsule_G
 
 
 @dataclass(frozen=True)
-class Foreign:
+class DlpackArray:
     """A dense array on the GPU. held: what keeps its memory, a capsule that nobody has consumed."""
 
     address: int
     shape: tuple[int, ...]
     dtype: str
-    held: object
+    capsule: object
 
 
-def is_foreign(value: object) -> bool:
+def is_dlpack_on_gpu(value: object) -> bool:
     """Whether it is an array that is no tensor of PyTorch's and lies in a GPU's memory."""
     where = getattr(value, "__dlpack_device__", None)
     return where is not None and int(where()[0]) == _CUDA
 
 
-def taken(value: Any, what: str, stream: int) -> Foreign:
+def dlpack_array(value: Any, what: str, stream: int) -> DlpackArray:
     """Its memory, ready for work on that stream. Raises InputError where it is not dense, or on another GPU."""
     number = int(value.__dlpack_device__()[1])
     if number:
@@ -75,7 +75,7 @@ def taken(value: Any, what: str, stream: int) -> Foreign:
     name = _OF_8.get(told.code) or f"{_CODES.get(told.code, f'kind {told.code} of ')}{told.bits}"
     if told.lanes != 1:
         raise InputError(what, expected="one number in each element", got=f"{told.lanes}")
-    return Foreign((told.data or 0) + told.offset, shape, name, capsule)
+    return DlpackArray((told.data or 0) + told.offset, shape, name, capsule)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -87,4 +87,4 @@ def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return True
 
 
-__all__ = ["Foreign", "is_foreign", "taken"]
+__all__ = ["DlpackArray", "dlpack_array", "is_dlpack_on_gpu"]

@@ -384,7 +384,7 @@ class Graphs:
             if isinstance(run.item, Branch):
                 return follow(run.first if found else run.second)
             if found:
-                self._known = self._binding.found()
+                self._known = self._binding.read_sizes()
             return found
 
         follow(runs)

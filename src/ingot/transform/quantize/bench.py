@@ -1,4 +1,4 @@
-"""Real models of a choice of formats: built, timed beside the float model, their time shared out to the groups."""
+"""Build models with chosen formats, time them relative to the float model, and attribute the time to groups."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support import timing
 from ingot.support.dataclass import dataclass
-from ingot.transform.quantize.formats import Formats, Recipe, formed
+from ingot.transform.quantize.formats import Formats, Recipe, apply_formats
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group
 
-_SPENT, _BURST = 0.4, 0.002  # seconds of all calls of a comparison, and of one model's turn
-_LEAST, _MOST = 5, 60  # runs with a clock on each step
-_SLICE = 1e-3  # seconds: systems take a thread's core for no less
+_COMPARE_SECONDS, _BURST_SECONDS = 0.4, 0.002  # of a comparison in total, and of each burst of one model
+_MIN_RUNS, _MAX_RUNS = 5, 60  # profiled runs
+_TIME_SLICE_SECONDS = 1e-3  # the scheduler preempts a thread for no less
 
 
 @dataclass(frozen=True)
-class Built:
-    """A compiled choice of formats."""
+class BuiltModel:
+    """A compiled model with a choice of formats."""
 
     program: Program
     model: CompiledModel
@@ -52,113 +52,123 @@ class Bench:
     def __init__(self, graph: Graph, groups: Sequence[Group], recipe: Recipe, call: Call, threads: int) -> None:
         self.graph, self.groups, self.recipe, self.call, self.threads = graph, groups, recipe, call, threads
         self._features = features_of("native")
-        self._owners = owners_of(graph, groups)
-        self._float: Built | None = None
+        self._owners = groups_by_location(graph, groups)
+        self._float: BuiltModel | None = None
         self._latency: float | None = None  # of the float model
 
     @property
-    def exact(self) -> Built:
+    def exact(self) -> BuiltModel:
         """The float model."""
         if self._float is None:
             self._float = self.build({})
         return self._float
 
-    def build(self, formats: Formats) -> Built:
-        graph = formed(self.graph, self.groups, self.recipe, formats)
+    def build(self, formats: Formats) -> BuiltModel:
+        graph = apply_formats(self.graph, self.groups, self.recipe, formats)
         trace = Trace()
         program = build_program(graph, self._features, self.threads, trace=trace)
-        return Built(program, CompiledModel(program, threads=self.threads), tuple(trace.launches))
+        return BuiltModel(program, CompiledModel(program, threads=self.threads), tuple(trace.launches))
 
-    def by_group(self, built: Built) -> dict[str, float]:
-        """Seconds of each group's products in a call, with what runs between the one before and them: the best of
-        some, by turns with the float model."""
-        taken: list[list[float]] = []
-        spent = float("inf")
-        began = time.perf_counter()
-        while len(taken) < _LEAST or (time.perf_counter() - began < _SPENT and len(taken) < _MOST):
+    def group_seconds(self, built: BuiltModel) -> dict[str, float]:
+        """The seconds of each group's products in a call, including the steps between the previous products and these:
+        the minimum of several runs, alternating with the float model."""
+        runs: list[list[float]] = []
+        cpu_seconds = float("inf")
+        start = time.perf_counter()
+        while len(runs) < _MIN_RUNS or (time.perf_counter() - start < _COMPARE_SECONDS and len(runs) < _MAX_RUNS):
             if built is not self.exact:
                 self.exact.model.run(self.call)
-            first = time.thread_time()
-            taken.append([seconds for _, seconds in built.model.profile(*self.call)])
-            spent = min(spent, (time.thread_time() - first) / 2)  # it runs twice
-        least = np.min(taken, axis=0)
-        least = (undisturbed(least, spent) if self.threads == 1 else least).tolist()
-        # layers that are alike run one kernel on as much: what took longer in one of them was not the kernel's
+            cpu_start = time.thread_time()
+            runs.append([seconds for _, seconds in built.model.profile(*self.call)])
+            cpu_seconds = min(cpu_seconds, (time.thread_time() - cpu_start) / 2)  # it runs twice
+        step_seconds = np.min(runs, axis=0)
+        step_seconds = (without_preemption(step_seconds, cpu_seconds) if self.threads == 1 else step_seconds).tolist()
+        # equal layers run the same kernel on the same sizes: any difference between them is noise
         steps = [(s.kernel, s.dims, s.chunks, s.rounds) for s in built.program.steps]
         best: dict[tuple[object, ...], float] = {}
-        for step, seconds in zip(steps, least, strict=True):
+        for step, seconds in zip(steps, step_seconds, strict=True):
             best[step] = min(seconds, best.get(step, seconds))
-        return shared(built.launches, [best[step] for step in steps], self._owners)
+        return seconds_by_group(built.launches, [best[step] for step in steps], self._owners)
 
-    def latency(self, built: Built) -> float:
-        """Seconds of a call of the float model; of another one as they would be beside it: those times the ratio of the
-        least times of both, by turns. What else runs on the machine makes calls slower, never faster, and would make
-        the one the better that was measured in a quiet moment."""
+    def latency(self, built: BuiltModel) -> float:
+        """The seconds of a call. For any other than the float model: the float model's seconds times the ratio of the
+        minimum times of both, measured in alternation. Other load on the machine only slows calls down, and would
+        otherwise favor the model that was measured in a quiet moment."""
         exact = partial(self.exact.model, *self.call)
         if self._latency is None:
             self._latency = timing.median(exact)
         if built is self.exact:
             return self._latency
-        # one thread's own clock stands still while others have its core
+        # the clock of a single thread stops while the thread is preempted
         clock = time.thread_time if self.threads == 1 else time.perf_counter
-        other, own = timing.by_turns(
-            [exact, partial(built.model, *self.call)], _SPENT, _BURST, np.min, clock
+        float_seconds, own_seconds = timing.interleaved(
+            [exact, partial(built.model, *self.call)], _COMPARE_SECONDS, _BURST_SECONDS, np.min, clock
         ).min(axis=0)  # fmt: skip
-        return self._latency * float(own / other)
+        return self._latency * float(own_seconds / float_seconds)
 
 
-def undisturbed(steps: np.ndarray, spent: float) -> np.ndarray:
-    """The seconds of steps, which all together took `spent` of the processor: what the clock shows beyond that went to
-    others. They get it while long steps run, as short ones pass undisturbed sooner or later."""
-    long = steps > _SLICE
-    excess, whole = steps.sum() - spent, steps[long].sum()
-    return steps if excess <= 0 or not whole else np.where(long, steps * max(0.0, 1 - excess / whole), steps)
+def without_preemption(steps: np.ndarray, cpu_seconds: float) -> np.ndarray:
+    """The seconds of steps without the time of other processes. The steps used `cpu_seconds` of processor time in
+    total; the excess of the clock was preemption, which is attributed to long steps: the minimum of several runs of a
+    short step is free of it."""
+    is_long = steps > _TIME_SLICE_SECONDS
+    excess, long_seconds = steps.sum() - cpu_seconds, steps[is_long].sum()
+    return (
+        steps
+        if excess <= 0 or not long_seconds
+        else np.where(is_long, steps * max(0.0, 1 - excess / long_seconds), steps)
+    )
 
 
-def shared(
+def seconds_by_group(
     launches: Sequence[Launch], seconds: Sequence[float], owners: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Seconds by group: of the kernels that compute its products, with those of kernels without any before them."""
-    out, waiting, last = dict.fromkeys((name for names in owners.values() for name in names), 0.0), 0.0, ""
-    taken: dict[str, list[float]] = {}
+    """The seconds of each group: those of the kernels of its products, and of the preceding kernels without
+    products."""
+    totals, pending, last = dict.fromkeys((name for names in owners.values() for name in names), 0.0), 0.0, ""
+    times_by_loc: dict[str, list[float]] = {}
     for launch in launches:
-        waiting += sum(seconds[launch.first : launch.last])
-        if _multiplies(launch.node) and launch.node.loc in owners:
+        pending += sum(seconds[launch.first : launch.last])
+        if _is_product(launch.node) and launch.node.loc in owners:
             last = launch.node.loc
-            taken.setdefault(last, []).append(waiting)
-            waiting = 0.0
+            times_by_loc.setdefault(last, []).append(pending)
+            pending = 0.0
     if last:
-        taken[last][-1] += waiting
-    for loc, times in taken.items():
-        # groups of one location, as a recurrent layer's layers are, have a kernel each, or share them
+        times_by_loc[last][-1] += pending
+    for loc, times in times_by_loc.items():
+        # the groups of one location, such as the layers of a recurrent op, have a kernel each, or share kernels
         names = owners[loc]
-        each = times if len(times) == len(names) else [sum(times) / len(names)] * len(names)
-        for name, own in zip(names, each, strict=True):
-            out[name] += own
-    return out
+        shares = times if len(times) == len(names) else [sum(times) / len(names)] * len(names)
+        for name, share in zip(names, shares, strict=True):
+            totals[name] += share
+    return totals
 
 
-def _multiplies(node: Node) -> bool:
+def _is_product(node: Node) -> bool:
     if not isinstance(node.op, Fused):
         return False
     return any(is_contraction(n) or isinstance(n.op, Recurrent) for n in node.op.body.nodes())
 
 
-def owners_of(graph: Graph, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
-    """Source location -> the groups whose products are the last before it: a fused kernel has its root's location, and
-    kernels that are alike share one body."""
-    own = {site.node: group.name for group in groups for site in group.sites}
-    behind: dict[Node, tuple[int, str]] = {}
-    found: dict[str, dict[str, None]] = {}
-    for at, n in enumerate(graph.nodes()):
-        last = (at, own[n]) if n in own else max((behind[i] for i in n.inputs if i in behind), default=None)
+def groups_by_location(graph: Graph, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
+    """For each source location the groups of the last products before it: a fused kernel has the location of its root,
+    and equal kernels share one body."""
+    group_of = {site.node: group.name for group in groups for site in group.sites}
+    last_product: dict[Node, tuple[int, str]] = {}
+    groups_at: dict[str, dict[str, None]] = {}
+    for index, n in enumerate(graph.nodes()):
+        last = (
+            (index, group_of[n])
+            if n in group_of
+            else max((last_product[i] for i in n.inputs if i in last_product), default=None)
+        )
         if last is not None:
-            behind[n] = last
+            last_product[n] = last
             if n.loc:
-                found.setdefault(n.loc, {})[last[1]] = None
-    return {loc: tuple(names) for loc, names in found.items()}
+                groups_at.setdefault(n.loc, {})[last[1]] = None
+    return {loc: tuple(names) for loc, names in groups_at.items()}
 
 
 def with_receipt(program: Program, receipt: str) -> Program:
-    """`program` that tells how it was quantized; kept in its artifact."""
+    """`program` with the report of its quantization, which its artifact stores."""
     return replace(program, meta={**program.meta, "quantization": receipt})

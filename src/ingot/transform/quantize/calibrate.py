@@ -1,4 +1,4 @@
-"""Run the float model on samples and note what each value that may be quantized looks like."""
+"""Run the float model on samples and collect statistics of each value that may be quantized."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ingot.ir.node import Graph
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
-from ingot.transform.quantize.ranges import Seen
+from ingot.transform.quantize.ranges import ValueStats
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group, with_results
 
-MOST_DEPTH = 4096  # of a value whose second moments are taken: 64 MB each
-MOST_ROWS = 4096  # of all calls, that they are taken of
-_FLOPS = 3e10  # a second, of these products and factorizations
+MAX_DEPTH = 4096  # channels of a value whose second moments are computed: 64 MB each
+MAX_ROWS = 4096  # rows that they are computed from, over all calls
+_FLOPS_PER_SECOND = 3e10  # of these products and factorizations
 
 
 class Probe:
@@ -30,22 +30,22 @@ class Probe:
 
     def calibrate(
         self, calls: Sequence[Call], feedback_seconds: float = 0.0
-    ) -> tuple[dict[str, Seen], dict[str, np.ndarray]]:
-        """What was seen, by group; and X^T X of values' rows in f32, of as many groups as error feedback by it takes
-        about so many seconds for. Walks the samples twice."""
-        seen = {g.name: Seen() for g in self.groups}
-        found = {g.name: np.zeros((g.channels,) * 2, np.float32) for g in affordable(self.groups, feedback_seconds)}
+    ) -> tuple[dict[str, ValueStats], dict[str, np.ndarray]]:
+        """The statistics by group, and the second moments X^T X of the values' rows in f32, for as many groups as error
+        feedback can process in `feedback_seconds`. Runs the samples twice."""
+        stats = {g.name: ValueStats() for g in self.groups}
+        moments = {g.name: np.zeros((g.channels,) * 2, np.float32) for g in affordable(self.groups, feedback_seconds)}
         for values in self._walk(calls, "calibrate"):
             for group, x in values:
-                seen[group.name].bound(x, group.axis, group.plain)
-                if group.name in found:
+                stats[group.name].add_bounds(x, group.axis, group.is_matrices)
+                if group.name in moments:
                     rows = np.moveaxis(x, group.axis, -1).reshape(-1, group.channels)
-                    rows = rows[:: -(-len(rows) * len(calls) // MOST_ROWS)]
-                    found[group.name] += rows.T @ rows
+                    rows = rows[:: -(-len(rows) * len(calls) // MAX_ROWS)]
+                    moments[group.name] += rows.T @ rows
         for values in self._walk(calls, "histograms"):
             for group, x in values:
-                seen[group.name].fill(x)
-        return seen, found
+                stats[group.name].add_histogram(x)
+        return stats, moments
 
     def _walk(self, calls: Sequence[Call], what: str) -> Iterator[list[tuple[Group, np.ndarray]]]:
         for i, call in enumerate(calls):
@@ -55,14 +55,15 @@ class Probe:
 
 
 def affordable(groups: Sequence[Group], seconds: float) -> list[Group]:
-    """The groups of plain matrices whose second moments and error feedback take so long, the cheapest first. By their
-    sizes, not by the clock, so that the same budget makes the same weights."""
-    plain = sorted((g for g in groups if g.plain and not g.tied and g.channels <= MOST_DEPTH), key=_flops)
-    spent = np.cumsum([_flops(g) / _FLOPS for g in plain])
-    return plain[: int(np.searchsorted(spent, seconds, side="right"))]
+    """The groups of matrices whose second moments and error feedback fit into the time, the cheapest first. Estimated
+    from their sizes, not measured, so that the same budget gives the same weights."""
+    plain = sorted((g for g in groups if g.is_matrices and not g.tied and g.channels <= MAX_DEPTH), key=_flops)
+    total_seconds = np.cumsum([_flops(g) / _FLOPS_PER_SECOND for g in plain])
+    return plain[: int(np.searchsorted(total_seconds, seconds, side="right"))]
 
 
 def _flops(group: Group) -> float:
-    """Of X^T X, of its inverse's factor, and of rounding with it; twice, as smoothing may differ by format."""
+    """The operations of X^T X, of its inverse's factor, and of rounding with it; the latter two count twice, as
+    smoothing may differ by format."""
     k = group.channels
-    return 2.0 * MOST_ROWS * k**2 + 2 * (3.0 * k**3 + 2.0 * group.weights * k)
+    return 2.0 * MAX_ROWS * k**2 + 2 * (3.0 * k**3 + 2.0 * group.weights * k)

@@ -1,4 +1,4 @@
-"""`ingot.quantize`: from a float model and samples to a compiled model whose formats were chosen by measurement."""
+"""`ingot.quantize`: compile a float model with number formats chosen by measurement on samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ingot.debug.probe import cpu_name
-from ingot.driver.open import Opened, Request, open_model, recognized
+from ingot.driver.open import Opened, Request, open_model, recognize
 from ingot.ir.node import Graph
 from ingot.ir.types import f32
 from ingot.pipeline.build import identity
@@ -28,7 +28,7 @@ from ingot.support.blas import blas_threads
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 from ingot.support.garbage import give_back
-from ingot.transform.quantize.bench import Bench, Built, with_receipt
+from ingot.transform.quantize.bench import Bench, BuiltModel, with_receipt
 from ingot.transform.quantize.calibrate import Probe
 from ingot.transform.quantize.formats import (
     BITS,
@@ -42,29 +42,29 @@ from ingot.transform.quantize.formats import (
     STORED,
     Formats,
     Recipe,
-    formed,
-    offered,
+    apply_formats,
+    candidate_formats,
     stored_bytes,
 )
-from ingot.transform.quantize.metric import Judge, Metric, allowed, check_outputs, check_scores
+from ingot.transform.quantize.metric import Judge, Metric, check_outputs, check_scores, min_score
 from ingot.transform.quantize.report import Report, Row
 from ingot.transform.quantize.rounding import roundings
 from ingot.transform.quantize.samples import Samples, first_call, read_samples
 from ingot.transform.quantize.search import Goals, Option, Point, Search
 from ingot.transform.quantize.simulate import Simulator
-from ingot.transform.quantize.sites import Group, find_groups, prepared, product_types
+from ingot.transform.quantize.sites import Group, find_groups, prepare, product_types
 from ingot.transform.quantize.table import Table
 
-HELD = 0.3  # of the samples: not seen by the search
-NEAR, NEAR_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
-RESERVE = 0.2  # of the loss that is allowed: for what neither part of the samples shows
-_ON_FEEDBACK, _ON_SENSITIVITY, _ON_SCORES = 0.4, 0.35, 0.2  # of the budget
-_SCORES, _LEAST_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
+HELD_OUT_FRACTION = 0.3  # of the samples: for checking the result, not for the search
+DEFAULT_SCORE_FRACTION, DEFAULT_COSINE = 0.99, 0.997  # of the float model's score, if nothing is asked for
+SCORE_MARGIN = 0.2  # of the loss that is allowed: for what neither part of the samples shows
+_FEEDBACK_BUDGET, _SENSITIVITY_BUDGET, _SIMULATION_BUDGET = 0.4, 0.35, 0.2  # of the budget
+_SIMULATED_SCORES, _MIN_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a caller wants; see `ingot.quantize`."""
+class SearchOptions:
+    """The constraints and settings of a search; see `ingot.quantize`."""
 
     metric: Metric | None = None
     at_least: float | None = None
@@ -77,8 +77,8 @@ class Asked:
 
 
 class QuantizedModel(CompiledModel):
-    """A compiled model, called as what `ingot.compile` returns for the model. report: how it was made. graph: with each
-    product in its format."""
+    """A compiled model, with the calling convention that `ingot.compile` gives the model. report: the chosen formats
+    and the measurements. graph: the model with each product in its format."""
 
     def __init__(
         self, program: Program, convention: Convention | None, threads: int, report: Report, graph: Graph,
@@ -88,10 +88,10 @@ class QuantizedModel(CompiledModel):
         self.report, self.graph, self._write_onnx = report, graph, write_onnx
 
     def save_onnx(self, path: str | os.PathLike[str]) -> None:
-        """Write the ONNX model that this one was made of with its formats: QuantizeLinear and DequantizeLinear around
-        products, MatMulNBits for weights in blocks.
+        """Write the original ONNX model with the chosen formats: QuantizeLinear and DequantizeLinear around products,
+        MatMulNBits for weights in blocks.
 
-        Raises InputError for a model that came in another form, and where a product is none of the file's own.
+        Raises InputError if the model was not given as ONNX, or if a product is not a node of the file.
         """
         self._write_onnx(Path(path))
 
@@ -105,98 +105,98 @@ def quantize_model(
     dynamic: Any = None,
     batch: int = 1,
     table: str | os.PathLike[str] | None = None,
-    asked: Asked,
+    options: SearchOptions,
 ) -> QuantizedModel:
     """See `ingot.quantize`."""
-    _check(asked)
-    began = time.monotonic()
+    _check(options)
+    start = time.monotonic()
     if example_inputs is None and _is_traced(model):
         example_inputs = first_call(samples, batch)
-    read = open_model(model, Request(example_inputs, dynamic)).stateless()
-    given = read_samples(read.graph, samples, labels, batch, read.flatten)
-    work = _Work(model, read, given, asked, Path(table) if table is not None else None, began)
-    with blas_threads(work.threads):
-        return work.run()
+    opened = open_model(model, Request(example_inputs, dynamic)).stateless()
+    calls = read_samples(opened.graph, samples, labels, batch, opened.flatten)
+    quantizer = _Quantizer(model, opened, calls, options, Path(table) if table is not None else None, start)
+    with blas_threads(quantizer.threads):
+        return quantizer.run()
 
 
 def _is_traced(model: Any) -> bool:
-    """Whether reading the model takes inputs to run it with: functions and modules."""
-    kind, source = recognized(model)
+    """Whether the model has to be traced with example inputs: a function or a module."""
+    kind, source = recognize(model)
     return kind in ("jax", "torch") and callable(source) and not hasattr(source, "graph_signature")
 
 
-def _check(asked: Asked) -> None:
+def _check(options: SearchOptions) -> None:
     for name in ("at_least", "latency_ms", "size_mb", "seconds"):
-        value = getattr(asked, name)
+        value = getattr(options, name)
         if value is not None and not (isinstance(value, Real) and 0 < float(value) < np.inf):
             raise InputError(name, expected="a positive number", got=value)
-    if asked.at_least is not None and asked.at_least > 1:
-        raise InputError("at_least", expected="a part of the float model's score, at most 1", got=asked.at_least)
-    if asked.metric is not None and not callable(asked.metric):
-        raise InputError("metric", expected="a function of a list of outputs", got=type(asked.metric).__name__)
-    forms = asked.formats
-    unknown: object = forms if isinstance(forms, str) else [f for f in forms or () if f not in FORMATS]
+    if options.at_least is not None and options.at_least > 1:
+        raise InputError("at_least", expected="a fraction of the float model's score, up to 1", got=options.at_least)
+    if options.metric is not None and not callable(options.metric):
+        raise InputError("metric", expected="a function of a list of outputs", got=type(options.metric).__name__)
+    formats = options.formats
+    unknown: object = formats if isinstance(formats, str) else [f for f in formats or () if f not in FORMATS]
     if unknown:
         raise InputError("formats", expected=f"a sequence of some of {', '.join(FORMATS)}", got=unknown)
 
 
-class _Work:
+class _Quantizer:
     """One quantization: its model, samples and measurements."""
 
     def __init__(
-        self, model: Any, read: Opened, samples: Samples, asked: Asked, table: Path | None, began: float
+        self, model: Any, opened: Opened, samples: Samples, options: SearchOptions, table: Path | None, start: float
     ) -> None:
-        self.model, self.read, self.asked, self.began = model, read, asked, began
-        self.threads = thread_count(asked.threads)
-        self.graph = prepared(read.graph)
+        self.model, self.opened, self.options, self.start = model, opened, options, start
+        self.threads = thread_count(options.threads)
+        self.graph = prepare(opened.graph)
         self.groups = find_groups(self.graph)
         if not self.groups:
-            what = "the model has no op that can be quantized"
+            what = "the model has no product to quantize"
             expected, fix = "a product of a computed f32 value with constant, finite weights", None
-            others = sorted(map(str, product_types(self.graph) - {f32}))
-            if others:
-                fix = f"make it a float32 model first: its products are of {', '.join(others)}"
+            other_types = sorted(map(str, product_types(self.graph) - {f32}))
+            if other_types:
+                fix = f"convert it to float32 first: its products are of {', '.join(other_types)}"
             raise InputError(what, expected=expected, got="none", fix=fix)
-        self.formats = tuple(asked.formats or _formats(asked, self.groups))
-        self.seen_samples, self.held_samples = samples.split(HELD, asked.seed)
+        self.formats = tuple(options.formats or _default_formats(options, self.groups))
+        self.search_samples, self.held_out_samples = samples.split(HELD_OUT_FRACTION, options.seed)
         self.table = Table(table, self._digest(samples))
 
     def run(self) -> QuantizedModel:
         self._calibrate()
-        self.bench = Bench(self.graph, self.groups, self.recipe, self.seen_samples.calls[0], self.threads)
-        self.judges = tuple(self._judge(s) for s in (self.seen_samples, self.held_samples))
-        self.exact = tuple(self._float_score(j) for j in self.judges)
+        self.bench = Bench(self.graph, self.groups, self.recipe, self.search_samples.calls[0], self.threads)
+        self.judges = tuple(self._judge(s) for s in (self.search_samples, self.held_out_samples))
+        self.float_scores = tuple(self._float_score(j) for j in self.judges)
         self.goals = self._goals()
-        self.best: tuple[Point, Built] | None = None
-        known = self._uniform()
+        self.best: tuple[Point, BuiltModel] | None = None
+        uniform_points = self._measure_uniform()
         options = self._options()
-        search = Search(options, self.goals, self._simulated, self._measure, self._late)
-        chosen = search.run(known)
-        return self._finished(chosen, search, options)
+        search = Search(options, self.goals, self._simulated_score, self._measure, self._is_out_of_time)
+        chosen = search.run(uniform_points)
+        return self._result(chosen, search, options)
 
     # Measuring
 
     def _calibrate(self) -> None:
-        levels = any(f in (*LEVELS, *BITS) for f in self.formats)
-        seconds = _ON_FEEDBACK * self.asked.seconds if levels else 0.0
+        has_levels = any(f in (*LEVELS, *BITS) for f in self.formats)
+        seconds = _FEEDBACK_BUDGET * self.options.seconds if has_levels else 0.0
         probe = Probe(self.graph, self.groups, self.threads)
-        seen, moments = probe.calibrate(self.seen_samples.calls, seconds)
-        del probe  # its program has all weights
-        self.recipe = Recipe(seen, roundings(self.groups, seen, self.formats), moments)
-        for own in seen.values():
-            own.parts.clear()  # roundings were tried on them
+        stats, moments = probe.calibrate(self.search_samples.calls, seconds)
+        del probe  # frees its program, which holds all weights
+        self.recipe = Recipe(stats, roundings(self.groups, stats, self.formats), moments)
+        for group_stats in stats.values():
+            group_stats.parts.clear()  # roundings were tried on them
         for i, group in enumerate(self.groups):
             progress.report("weights", i, len(self.groups))
-            for form in (f for f in self._offered(group) if f not in (FLOAT, *STORED)):
+            for form in (f for f in self._candidate_formats(group) if f not in (FLOAT, *STORED)):
                 for site in group.sites:
                     self.recipe.weights(group, site, form)
             group.release()
             moments.pop(group.name, None)  # as large as the weights, and asked for no more
-        self.recipe.forget_feedback()
+        self.recipe.release_feedback()
         give_back()
 
     def _judge(self, samples: Samples) -> Judge:
-        return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.asked.metric)
+        return Judge(samples, tuple(self.bench.exact.run(samples.calls)), self.options.metric)
 
     def _float_score(self, judge: Judge) -> float:
         if judge.metric is None:
@@ -206,216 +206,230 @@ class _Work:
         return scores[0]
 
     def _goals(self) -> Goals:
-        asked = self.asked
-        at_least = asked.at_least
-        if at_least is None and asked.latency_ms is None and asked.size_mb is None:
-            at_least = NEAR if asked.metric else NEAR_COSINE
+        options = self.options
+        at_least = options.at_least
+        if at_least is None and options.latency_ms is None and options.size_mb is None:
+            at_least = DEFAULT_SCORE_FRACTION if options.metric else DEFAULT_COSINE
         self.at_least = at_least
-        kept = None if at_least is None else at_least + RESERVE * (1 - at_least)
-        least = None if kept is None else (allowed(self.exact[0], kept), allowed(self.exact[1], kept))
-        seconds = None if asked.latency_ms is None else asked.latency_ms / 1e3
-        return Goals(least, seconds, None if asked.size_mb is None else int(asked.size_mb * 1e6))
+        fraction = None if at_least is None else at_least + SCORE_MARGIN * (1 - at_least)
+        min_scores = (
+            None
+            if fraction is None
+            else (min_score(self.float_scores[0], fraction), min_score(self.float_scores[1], fraction))
+        )
+        seconds = None if options.latency_ms is None else options.latency_ms / 1e3
+        return Goals(min_scores, seconds, None if options.size_mb is None else int(options.size_mb * 1e6))
 
-    def _uniform(self) -> list[Point]:
-        """The float model, and each format for all groups that can have it."""
+    def _measure_uniform(self) -> list[Point]:
+        """Measure the float model, and for each format the model with this format in all groups that support it."""
         self.times: dict[str, dict[str, float]] = {}
         points: list[Point] = []
         for form in (FLOAT, *(f for f in self.formats if f != FLOAT)):
-            formats = self._uniformly(form)
-            known = self.best is not None and self.best[0].name != FLOAT
-            # what is more exact is asked for where 8 bits lose too much
-            enough = known and (self._late() or (form == PAIRED and self.goals.least is not None))
-            if form != FLOAT and (not formats or enough):
+            formats = self._uniform_formats(form)
+            has_result = self.best is not None and self.best[0].name != FLOAT
+            # int16 is only needed if 8 bits lose too much
+            can_skip = has_result and (self._is_out_of_time() or (form == PAIRED and self.goals.min_scores is not None))
+            if form != FLOAT and (not formats or can_skip):
                 continue
             progress.report(f"measure {form}")
-            built = self.bench.exact if form == FLOAT else self._built(formats)
-            self.times[form] = self.table.get(f"times {form}", lambda b=built: self.bench.by_group(b))
-            if form == SHARED:  # in which values that nothing else reads are int8
+            built = self.bench.exact if form == FLOAT else self._build(formats)
+            self.times[form] = self.table.get(f"times {form}", lambda b=built: self.bench.group_seconds(b))
+            if form == SHARED:  # it uses int8 for values that no other op reads
                 self.times.setdefault(STATIC, self.times[form])
             points.append(self._point(f"all {form}" if form != FLOAT else FLOAT, formats, built))
         return points
 
-    def _uniformly(self, form: str) -> dict[str, str]:
-        """The format of each group that has it; values that nothing else reads need not be shared."""
-        own = {g.name: form for g in self.groups if form in self._offered(g)}
-        plain = self._uniformly(STATIC) if form == SHARED and own else {}
-        return {**plain, **own}
+    def _uniform_formats(self, form: str) -> dict[str, str]:
+        """The given format for each group that supports it. For int8-shared, values that no other op reads use int8."""
+        formats = {g.name: form for g in self.groups if form in self._candidate_formats(g)}
+        unshared = self._uniform_formats(STATIC) if form == SHARED and formats else {}
+        return {**unshared, **formats}
 
-    def _offered(self, group: Group) -> tuple[str, ...]:
-        return offered(group, self.recipe.seen[group.name], self.formats)
+    def _candidate_formats(self, group: Group) -> tuple[str, ...]:
+        return candidate_formats(group, self.recipe.stats[group.name], self.formats)
 
     def _options(self) -> dict[str, list[Option]]:
-        """Each group in each of its formats: time from the uniform models, error from a simulation of it alone."""
+        """The options of each group, one for each format: the time from the uniform models, the error from simulating
+        this group alone in the format."""
         self.simulator = Simulator(self.graph, self.groups, self.threads, "bfloat16" in self.formats)
-        pairs = [(g, f) for g in self.groups for f in self._offered(g) if f != FLOAT and f in self.times]
-        once = self._simulated_seconds()
-        calls = self._calls(once * len(pairs), _ON_SENSITIVITY, 1)
-        self.scored = int(self.table.get("calls", lambda: float(self._calls(once * _SCORES, _ON_SCORES, _LEAST_CALLS))))
+        pairs = [(g, f) for g in self.groups for f in self._candidate_formats(g) if f != FLOAT and f in self.times]
+        call_seconds = self._simulated_seconds()
+        calls = self._affordable_calls(call_seconds * len(pairs), _SENSITIVITY_BUDGET, 1)
+        self.simulated_calls = int(
+            self.table.get(
+                "calls",
+                lambda: float(self._affordable_calls(call_seconds * _SIMULATED_SCORES, _SIMULATION_BUDGET, _MIN_CALLS)),
+            )
+        )
         judge = self.judges[0]
-        out = {
+        options = {
             g.name: [Option(FLOAT, self.times[FLOAT].get(g.name, 0.0), 0.0, stored_bytes(g, FLOAT))]
             for g in self.groups
         }
         for i, (group, form) in enumerate(pairs):
             progress.report("sensitivity", i, len(pairs))
             key = f"error {form} {group.name}"
-            if self._late() and not self.table.knows(key):
+            if self._is_out_of_time() and not self.table.has(key):
                 error = self.recipe.rounding(group, form).error  # of its products alone: what has been tried anyway
             else:
                 run = partial(self.simulator.run, judge.samples.calls[:calls], self.recipe, {group.name: form})
                 error = self.table.get(key, lambda run=run: judge.error(run()))
             seconds = self.times[form].get(group.name, 0.0)
-            out[group.name].append(Option(form, seconds, error, stored_bytes(group, form)))
-        return out
+            options[group.name].append(Option(form, seconds, error, stored_bytes(group, form)))
+        return options
 
     def _simulated_seconds(self) -> float:
-        """Of one call."""
-        first = self.seen_samples.calls[:1]
-        began = time.monotonic()
+        """The seconds of one simulated call."""
+        first = self.search_samples.calls[:1]
+        start = time.monotonic()
         for _ in self.simulator.run(first, self.recipe, {}):
             pass
-        return time.monotonic() - began
+        return time.monotonic() - start
 
-    def _calls(self, once: float, part: float, least: int) -> int:
-        """On how many calls something that takes `once` seconds for each can be found in a part of the budget."""
-        most = len(self.seen_samples)
-        return min(most, max(least, int(self.asked.seconds * part / max(once, 1e-6))))
+    def _affordable_calls(self, call_seconds: float, budget: float, min_calls: int) -> int:
+        """The number of calls that fit into a fraction of the time budget, at `call_seconds` each."""
+        max_calls = len(self.search_samples)
+        return min(max_calls, max(min_calls, int(self.options.seconds * budget / max(call_seconds, 1e-6))))
 
-    def _simulated(self, formats: Formats) -> float:
-        """The score on some of the calls, beside the float model's on these, as if it were on all."""
+    def _simulated_score(self, formats: Formats) -> float:
+        """The estimated score on all search samples: simulated on some calls, relative to the float model on these."""
         progress.report("simulate")
-        judge = self._judge_of_some
+        judge = self._simulation_judge
         score = partial(self.simulator.run, judge.samples.calls, self.recipe, formats)
-        key = f"score {len(judge.exact)} {_told(formats)}"
-        return self.exact[0] + self.table.get(key, lambda: judge.score(score())) - judge.score(judge.exact)
+        key = f"score {len(judge.exact)} {_formats_key(formats)}"
+        return self.float_scores[0] + self.table.get(key, lambda: judge.score(score())) - judge.score(judge.exact)
 
     @cached_property
-    def _judge_of_some(self) -> Judge:
+    def _simulation_judge(self) -> Judge:
         judge = self.judges[0]
-        return replace(judge, samples=judge.samples.pick(range(self.scored)), exact=judge.exact[: self.scored])
+        return replace(
+            judge, samples=judge.samples.pick(range(self.simulated_calls)), exact=judge.exact[: self.simulated_calls]
+        )
 
     def _measure(self, name: str, formats: Formats) -> Point:
         progress.report(f"measure {name}")
-        return self._point(name, formats, self._built(formats))
+        return self._point(name, formats, self._build(formats))
 
-    def _built(self, formats: Formats) -> Built:
+    def _build(self, formats: Formats) -> BuiltModel:
         for group in self.groups:
-            group.release()  # what becomes levels is not read any more
+            group.release()  # the float weights that become levels are not read any more
         return self.bench.build(formats)
 
-    def _point(self, name: str, formats: Formats, built: Built) -> Point:
-        exact = built is self.bench.exact
-        scores = self.exact if exact else tuple(j.score(built.run(j.samples.calls)) for j in self.judges)
-        seconds = self.table.get(f"latency {_told(formats)}", lambda: self.bench.latency(built))
+    def _point(self, name: str, formats: Formats, built: BuiltModel) -> Point:
+        is_float = built is self.bench.exact
+        scores = self.float_scores if is_float else tuple(j.score(built.run(j.samples.calls)) for j in self.judges)
+        seconds = self.table.get(f"latency {_formats_key(formats)}", lambda: self.bench.latency(built))
         point = Point(name, dict(formats), (scores[0], scores[1]), seconds, built.nbytes)
         if point.meets(self.goals) and (self.best is None or seconds < self.best[0].seconds):
-            self.best = point, built  # all others give their memory back
+            self.best = point, built  # the memory of the others is freed
         return point
 
-    def _late(self) -> bool:
-        return time.monotonic() - self.began > self.asked.seconds
+    def _is_out_of_time(self) -> bool:
+        return time.monotonic() - self.start > self.options.seconds
 
     # The result
 
-    def _finished(self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]]) -> QuantizedModel:
-        graph = formed(self.graph, self.groups, self.recipe, chosen.formats)
-        kept = self.best is not None and self.best[0] is chosen
-        built = self.best[1] if kept and self.best else self.bench.build(chosen.formats)
+    def _result(self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]]) -> QuantizedModel:
+        graph = apply_formats(self.graph, self.groups, self.recipe, chosen.formats)
+        is_best = self.best is not None and self.best[0] is chosen
+        built = self.best[1] if is_best and self.best else self.bench.build(chosen.formats)
         report = self._report(chosen, search, options, built)
         program = with_receipt(built.program, report.receipt())
         write_onnx = partial(self._write_onnx, chosen.formats)
-        return QuantizedModel(program, self.read.convention, self.threads, report, graph, write_onnx)
+        return QuantizedModel(program, self.opened.convention, self.threads, report, graph, write_onnx)
 
     def _write_onnx(self, formats: Formats, path: Path) -> None:
-        if not self.read.of_onnx:
+        if not self.opened.is_onnx:
             got = type(self.model).__name__
-            raise InputError("save_onnx", expected="a model that came as ONNX", got=got, fix="export it to ONNX first")
+            raise InputError("save_onnx", expected="a model given as ONNX", got=got, fix="export it to ONNX first")
         from ingot.transform.quantize.onnx_model import write_onnx  # needs an extra
 
         write_onnx(self.model, path, self.groups, self.recipe, formats)
 
-    def _report(self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]], built: Built) -> Report:
+    def _report(
+        self, chosen: Point, search: Search, options: Mapping[str, Sequence[Option]], built: BuiltModel
+    ) -> Report:
         judge, names = self.judges[1], [spec.name for spec in built.program.outputs]
-        off = dict.fromkeys(names, 0.0)
-        for want, got in zip(judge.exact, built.run(judge.samples.calls), strict=True):
-            for name, a, b in zip(names, want, got, strict=True):
-                off[name] = max(off[name], _deviation(a, b))
+        deviations = dict.fromkeys(names, 0.0)
+        for expected, got in zip(judge.exact, built.run(judge.samples.calls), strict=True):
+            for name, a, b in zip(names, expected, got, strict=True):
+                deviations[name] = max(deviations[name], _deviation(a, b))
         base = search.points[0]
         return Report(
-            machine=cpu_name(), threads=self.threads, seed=self.asked.seed,
-            metric=getattr(self.asked.metric, "__name__", "metric") if self.asked.metric else "cosine to float32",
+            machine=cpu_name(), threads=self.threads, seed=self.options.seed,
+            metric=getattr(self.options.metric, "__name__", "metric") if self.options.metric else "cosine to float32",
             at_least=self.at_least, rows=tuple(self._row(g, chosen, options[g.name]) for g in self.groups),
-            float_scores=(self.exact[0], self.exact[1]), scores=chosen.scores, float_seconds=base.seconds,
+            float_scores=(self.float_scores[0], self.float_scores[1]), scores=chosen.scores, float_seconds=base.seconds,
             seconds=chosen.seconds, float_nbytes=base.nbytes, nbytes=chosen.nbytes, arena=built.model.arena_bytes,
-            deviations=off, samples=(len(self.seen_samples), len(self.held_samples)),
-            search_seconds=time.monotonic() - self.began, points=tuple(search.points),
+            deviations=deviations, samples=(len(self.search_samples), len(self.held_out_samples)),
+            search_seconds=time.monotonic() - self.start, points=tuple(search.points),
         )  # fmt: skip
 
     def _row(self, group: Group, chosen: Point, options: Sequence[Option]) -> Row:
         form = chosen.formats.get(group.name, FLOAT)
-        taken = next(o for o in options if o.form == form)
+        selected = next(o for o in options if o.form == form)
         exact = next(o for o in options if o.form == FLOAT)
         r = self.recipe.rounding(group, form)
-        told = f"{r.method}, smoothing {r.smoothing:g}" if form in LEVELS else ""
+        rounding_text = f"{r.method}, smoothing {r.smoothing:g}" if form in LEVELS else ""
         return Row(
             group.name,
             len(group.sites),
             form,
-            told,
-            (exact.seconds, taken.seconds),
-            taken.error,
-            taken.nbytes,
-            _why(taken, options, STATIC in self.formats and not self.recipe.seen[group.name].usable),
+            rounding_text,
+            (exact.seconds, selected.seconds),
+            selected.error,
+            selected.nbytes,
+            _reason(selected, options, STATIC in self.formats and not self.recipe.stats[group.name].is_usable),
         )
 
     def _digest(self, samples: Samples) -> str:
-        """Of all that measurements depend on: they are used for nothing else."""
+        """A digest of everything that the measurements depend on."""
         digest = hashlib.blake2b(digest_size=12)
         for part in identity(self.graph):
             digest.update(part)
         for call in samples.calls:
             for a in call:
                 digest.update(repr((a.shape, str(a.dtype))).encode() + a.tobytes())
-        metric = getattr(self.asked.metric, "__qualname__", "")
-        told = (features_of("native"), cpu_name(), self.threads, self.asked.seed, metric, repr(samples.labels))
-        digest.update(repr(told).encode())
+        metric = getattr(self.options.metric, "__qualname__", "")
+        settings = (features_of("native"), cpu_name(), self.threads, self.options.seed, metric, repr(samples.labels))
+        digest.update(repr(settings).encode())
         return digest.hexdigest()
 
 
-def _formats(asked: Asked, groups: Sequence[Group]) -> tuple[str, ...]:
+def _default_formats(options: SearchOptions, groups: Sequence[Group]) -> tuple[str, ...]:
     """What is tried where nothing is asked for, the most likely first: weights of few bits only for small models,
     bfloat16 where products of it are one instruction, levels of values that others read where these are images."""
-    forms = [STATIC, DYNAMIC, PAIRED]
-    if any(g.shared and not g.plain for g in groups):
-        forms.insert(0, SHARED)
+    formats = [STATIC, DYNAMIC, PAIRED]
+    if any(g.shared and not g.is_matrices for g in groups):
+        formats.insert(0, SHARED)
     if any("bf16" in name for name in features_of("native").features):
-        forms.append("bfloat16")
-    return (*forms, *(BITS if asked.size_mb is not None else ()))
+        formats.append("bfloat16")
+    return (*formats, *(BITS if options.size_mb is not None else ()))
 
 
-def _told(formats: Formats) -> str:
+def _formats_key(formats: Formats) -> str:
     chosen = sorted((name, form) for name, form in formats.items() if form != FLOAT)
     return hashlib.blake2b(repr(chosen).encode(), digest_size=8).hexdigest()
 
 
-def _why(taken: Option, options: Sequence[Option], endless: bool) -> str:
-    """What speaks against the next faster format. endless: whether levels were asked for and have no range."""
-    faster = [o for o in options if o.seconds < taken.seconds and o.error > taken.error]
+def _reason(selected: Option, options: Sequence[Option], has_no_range: bool) -> str:
+    """The reason against the next faster format. has_no_range: whether levels were requested but have no range."""
+    faster = [o for o in options if o.seconds < selected.seconds and o.error > selected.error]
     if faster:
         best = min(faster, key=lambda o: o.error)
         return f"{best.form} errs by {best.error:.1e}"
-    if endless and taken.form == FLOAT:
+    if has_no_range and selected.form == FLOAT:
         return "its values have no finite range"
     return "none is faster"
 
 
-def _deviation(want: np.ndarray, got: np.ndarray) -> float:
-    if want.dtype.kind in "biu" or not want.size:
-        return float((want != got).mean()) if want.size else 0.0
-    kept = np.isfinite(want)
-    largest = float(np.abs(want[kept]).max()) if kept.any() else 0.0
-    off = np.abs(got[kept].astype(np.float64) - want[kept]) if kept.any() else np.zeros(1)
-    return float(off.max()) / (largest or 1.0)
+def _deviation(expected: np.ndarray, got: np.ndarray) -> float:
+    if expected.dtype.kind in "biu" or not expected.size:
+        return float((expected != got).mean()) if expected.size else 0.0
+    is_finite = np.isfinite(expected)
+    largest = float(np.abs(expected[is_finite]).max()) if is_finite.any() else 0.0
+    error = np.abs(got[is_finite].astype(np.float64) - expected[is_finite]) if is_finite.any() else np.zeros(1)
+    return float(error.max()) / (largest or 1.0)
 
 
-__all__ = ["Asked", "QuantizedModel", "quantize_model"]
+__all__ = ["QuantizedModel", "SearchOptions", "quantize_model"]

@@ -1,4 +1,4 @@
-"""Samples: what the model is called with while it is quantized, and what is kept apart to check the promise with."""
+"""Samples: calls for measuring formats, and held-out calls for checking the constraints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 Call = tuple[np.ndarray, ...]  # an array for each input, in the model's order
-LEAST = 4
+MIN_CALLS = 4
 
 
 @dataclass(frozen=True)
@@ -28,51 +28,55 @@ class Samples:
     def __len__(self) -> int:
         return len(self.calls)
 
-    def pick(self, at: Sequence[int]) -> Samples:
+    def pick(self, indices: Sequence[int]) -> Samples:
         labels = self.labels
-        return Samples(tuple(self.calls[i] for i in at), None if labels is None else tuple(labels[i] for i in at))
+        return Samples(
+            tuple(self.calls[i] for i in indices), None if labels is None else tuple(labels[i] for i in indices)
+        )
 
-    def split(self, part: float, seed: int) -> tuple[Samples, Samples]:
-        """What the search sees, and what it does not."""
+    def split(self, fraction: float, seed: int) -> tuple[Samples, Samples]:
+        """The search samples, and the held-out ones."""
         order = np.random.default_rng(seed).permutation(len(self.calls)).tolist()
-        kept = min(max(1, round(part * len(order))), len(order) - 1)
-        return self.pick(sorted(order[kept:])), self.pick(sorted(order[:kept]))
+        held_out = min(max(1, round(fraction * len(order))), len(order) - 1)
+        return self.pick(sorted(order[held_out:])), self.pick(sorted(order[:held_out]))
 
 
 def read_samples(graph: Graph, given: Any, labels: Any, batch: int, flatten: Any = None) -> Samples:
-    """given: a mapping from inputs to arrays of many samples along their first axis, which is cut into calls of `batch`
-    (of the model's own size where it has a fixed one); or a sequence of calls, each a mapping, a tuple or one array.
-    labels: along the first axis of a mapping's arrays, or one for each call.
+    """Read and check samples.
+
+    given: a mapping from inputs to arrays of many samples along their first axis, which are split into calls of `batch`
+    (of the model's own size if that is fixed); or a sequence of calls, each a mapping, a tuple or one array. labels:
+    one for each sample of a mapping's arrays, or one for each call.
 
     Raises InputError for samples that do not fit, are too few, constant or hold NaN.
     """
     names = [n.op.label for n in graph.inputs if isinstance(n.op, Input)]
     if isinstance(given, Mapping):
-        calls, groups = _cut(graph, names, given, batch)
-        told = None if labels is None else _grouped(labels, groups)
+        calls, groups = _split_into_calls(graph, names, given, batch)
+        call_labels = None if labels is None else _split_labels(labels, groups)
     elif _are_calls(given):
         calls = [_call(names, one, i, flatten) for i, one in enumerate(given)]
-        told = None if labels is None else list(labels)
+        call_labels = None if labels is None else list(labels)
     else:
         raise InputError("samples", expected=_KINDS, got=type(given).__name__)
-    if len(calls) < LEAST:
-        fix = "each call is a sample; some are kept apart to check the result with"
-        raise InputError("samples", expected=f"at least {LEAST} calls", got=len(calls), fix=fix)
-    if told is not None and len(told) != len(calls):
-        raise InputError("labels", expected=f"one for each of {len(calls)} calls", got=len(told))
-    checked = tuple(_checked(graph, names, call, i) for i, call in enumerate(calls))
+    if len(calls) < MIN_CALLS:
+        fix = "each call is a sample; some are held out to check the result"
+        raise InputError("samples", expected=f"at least {MIN_CALLS} calls", got=len(calls), fix=fix)
+    if call_labels is not None and len(call_labels) != len(calls):
+        raise InputError("labels", expected=f"one for each of {len(calls)} calls", got=len(call_labels))
+    checked = tuple(_check_call(graph, names, call, i) for i, call in enumerate(calls))
     _check_variety(names, checked)
-    return Samples(checked, None if told is None else tuple(told))
+    return Samples(checked, None if call_labels is None else tuple(call_labels))
 
 
 def first_call(given: Any, batch: int) -> Any:
-    """What a model can be called with, of samples as `read_samples` takes them. Raises InputError where none is."""
+    """The first call of samples in any form that `read_samples` takes. Raises InputError if there is none."""
     if isinstance(given, Mapping):
         return {name: array[:batch] if np.ndim(array) else array for name, array in given.items()}
     if not _are_calls(given):
         raise InputError("samples", expected=_KINDS, got=type(given).__name__)
     if not len(given):
-        raise InputError("samples", expected=f"at least {LEAST} calls", got=0)
+        raise InputError("samples", expected=f"at least {MIN_CALLS} calls", got=0)
     return given[0]
 
 
@@ -83,41 +87,45 @@ def _are_calls(given: Any) -> bool:
     return isinstance(given, Sequence | np.ndarray) and not isinstance(given, str | bytes)
 
 
-def _cut(graph: Graph, names: Sequence[str], given: Mapping[str, Any], batch: int) -> tuple[list[Call], list[slice]]:
+def _split_into_calls(
+    graph: Graph, names: Sequence[str], given: Mapping[str, Any], batch: int
+) -> tuple[list[Call], list[slice]]:
     if sorted(given) != sorted(names):
         raise InputError("samples", expected=f"an array for each of {list(names)}", got=sorted(given))
     arrays = [_array(given[name]) for name in names]
     counts = {name: len(a) if a.ndim else 0 for name, a in zip(names, arrays, strict=True)}
     if len(set(counts.values())) != 1:
-        raise InputError("samples", expected="as many of each input along its first axis", got=counts)
+        raise InputError("samples", expected="the same number of samples for each input", got=counts)
     fixed = {n.shape[0] for n in graph.inputs if n.type.rank and isinstance(n.shape[0], int)}
-    open_ = any(n.type.rank and isinstance(n.shape[0], Dim) for n in graph.inputs)
-    if len(fixed) > 1 or (fixed and open_) or any(n.type.rank == 0 for n in graph.inputs):
+    has_open = any(n.type.rank and isinstance(n.shape[0], Dim) for n in graph.inputs)
+    if len(fixed) > 1 or (fixed and has_open) or any(n.type.rank == 0 for n in graph.inputs):
         fix = "pass a sequence of calls, each a mapping from inputs to arrays"
-        raise InputError("samples", expected="inputs with one first axis to cut along", got=sorted(fixed), fix=fix)
+        raise InputError("samples", expected="inputs with a common batch axis 0", got=sorted(fixed), fix=fix)
     step = int(fixed.pop()) if fixed else batch
     (total,) = set(counts.values())
     slices = [slice(i, i + step) for i in range(0, total - step + 1, step)]
     return [tuple(a[s] for a in arrays) for s in slices], slices
 
 
-def _grouped(labels: Any, slices: Sequence[slice]) -> list[Any]:
+def _split_labels(labels: Any, slices: Sequence[slice]) -> list[Any]:
     count = len(labels)
-    most = slices[-1].stop if slices else 0
-    if count < most:
-        raise InputError("labels", expected=f"at least {most}, one for each sample", got=count)
+    needed = slices[-1].stop if slices else 0
+    if count < needed:
+        raise InputError("labels", expected=f"at least {needed}, one for each sample", got=count)
     return [labels[s] for s in slices]
 
 
-def _call(names: Sequence[str], one: Any, at: int, flatten: Any) -> Call:
-    if isinstance(one, Mapping) and sorted(one) == sorted(names):
-        return tuple(_array(one[name]) for name in names)
-    args, kwargs = ((), one) if isinstance(one, Mapping) else (one if isinstance(one, tuple | list) else (one,), {})
+def _call(names: Sequence[str], sample: Any, index: int, flatten: Any) -> Call:
+    if isinstance(sample, Mapping) and sorted(sample) == sorted(names):
+        return tuple(_array(sample[name]) for name in names)
+    args, kwargs = (
+        ((), sample) if isinstance(sample, Mapping) else (sample if isinstance(sample, tuple | list) else (sample,), {})
+    )
     if flatten is not None:
         return tuple(_array(v) for v in flatten(args, kwargs))
     if kwargs or len(args) != len(names):
         raise InputError(
-            f"sample {at}", expected=f"values of {list(names)}", got=sorted(kwargs) or f"{len(args)} values"
+            f"sample {index}", expected=f"values of {list(names)}", got=sorted(kwargs) or f"{len(args)} values"
         )
     return tuple(_array(v) for v in args)
 
@@ -130,25 +138,25 @@ def _array(value: Any) -> np.ndarray:
     return to_numpy(value)
 
 
-def _checked(graph: Graph, names: Sequence[str], call: Call, at: int) -> Call:
+def _check_call(graph: Graph, names: Sequence[str], call: Call, index: int) -> Call:
     for name, node, array in zip(names, graph.inputs, call, strict=True):
-        where = f"sample {at}, input {name!r}"
+        where = f"sample {index}, input {name!r}"
         if array.dtype != node.dtype.numpy:
             raise InputError(
                 where, expected=node.dtype, got=array.dtype, fix=f"convert it with .astype({node.dtype.numpy})"
             )
         if _is_float(node.dtype) and not np.isfinite(array).all():
             bad = "NaN" if np.isnan(array).any() else "infinity"
-            raise InputError(where, expected="finite numbers", got=bad, fix="ranges cannot be found with them")
-    told = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, call, strict=True) if elements_of(n)]
+            raise InputError(where, expected="finite numbers", got=bad, fix="ranges need finite numbers")
+    elements = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, call, strict=True) if elements_of(n)]
     try:
-        sizes = bind_symbols(graph, [a.shape for a in call], told)
+        sizes = bind_symbols(graph, [a.shape for a in call], elements)
     except InputError as error:
-        raise InputError(f"sample {at}: {error}") from error
+        raise InputError(f"sample {index}: {error}") from error
     for name, node, array in zip(names, graph.inputs, call, strict=True):
         shape = tuple(substitute(d, sizes) for d in node.shape)
         if array.shape != shape:
-            raise InputError(f"sample {at}, input {name!r}", expected=f"shape {list(shape)}", got=list(array.shape))
+            raise InputError(f"sample {index}, input {name!r}", expected=f"shape {list(shape)}", got=list(array.shape))
     return tuple(np.ascontiguousarray(a) for a in call)
 
 
@@ -157,7 +165,7 @@ def _is_float(dtype: DType) -> bool:
 
 
 def _check_variety(names: Sequence[str], calls: Sequence[Call]) -> None:
-    """Samples that are all alike say nothing about ranges."""
+    """Raise InputError if all samples are equal: they do not determine ranges."""
     for i in range(len(names)):
         first = calls[0][i]
         if any(c[i].shape != first.shape or not np.array_equal(c[i], first) for c in calls[1:]):

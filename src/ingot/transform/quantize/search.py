@@ -1,10 +1,10 @@
-"""Which formats: a ladder of choices by predicted time and error, whose rungs are then measured as whole models.
+"""Search the formats: a ladder of choices by predicted time and error, whose rungs are then measured as full models.
 
-    options by group (seconds, error, bytes)  ->  rungs, the most exact first, each next one the most seconds won per
-    error  ->  the fastest rung whose simulated outputs are good enough  ->  built, timed, checked; one up if it fails
+    options by group (seconds, error, bytes)  ->  rungs, the most accurate first; each step saves the most seconds per
+    error  ->  the fastest rung with an acceptable simulated score  ->  build, time, check; go up if it fails
 
-The ladder is the greedy solution of the multiple-choice knapsack (Sinha and Zoltners, 1979): exact at its rungs, and
-each rung differs from the one before in one group.
+The ladder is the greedy solution of the multiple-choice knapsack (Sinha and Zoltners, 1979): optimal at its rungs. Each
+rung differs from the previous one in one group.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ConstraintError
 from ingot.transform.quantize.formats import FLOAT, Formats
 
-PROMISED = 0.95  # of a latency that is asked for: what the measured one must be below
-_MOST_BUILT = 6
-_PER_BYTE = (
+LATENCY_FRACTION = 0.95  # of the requested latency: the bound for the measured one
+_MAX_BUILDS = 6
+_SECONDS_PER_BYTE = (
     0.0,
     *(1e-12 * 10**i for i in range(6)),
-)  # seconds that a byte may cost: from none to more than it ever does
+)  # the cost of a byte, from zero to more than any real cost
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,17 @@ class Option:
 
 @dataclass(frozen=True)
 class Goals:
-    """least: score on the samples that the search sees, and on those it does not. seconds, nbytes: of the whole."""
+    """The constraints. min_scores: on the search samples, and on the held-out ones. seconds: of a call. nbytes: of code
+    and weights."""
 
-    least: tuple[float, float] | None
+    min_scores: tuple[float, float] | None
     seconds: float | None = None
     nbytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model that was built and measured. scores: on the samples that the search sees, and on those it does not."""
+    """A model that was built and measured. scores: on the search samples, and on the held-out ones."""
 
     name: str
     formats: Formats
@@ -54,20 +55,23 @@ class Point:
     nbytes: int
 
     def meets(self, goals: Goals) -> bool:
-        exact = goals.least is None or all(s >= g for s, g in zip(self.scores, goals.least, strict=True))
-        return exact and self.fits(goals)
+        is_accurate = goals.min_scores is None or all(
+            s >= g for s, g in zip(self.scores, goals.min_scores, strict=True)
+        )
+        return is_accurate and self.fits(goals)
 
     def fits(self, goals: Goals) -> bool:
         """Whether it is fast and small enough."""
-        quick = goals.seconds is None or self.seconds <= PROMISED * goals.seconds
-        return quick and (goals.nbytes is None or self.nbytes <= goals.nbytes)
+        is_fast = goals.seconds is None or self.seconds <= LATENCY_FRACTION * goals.seconds
+        return is_fast and (goals.nbytes is None or self.nbytes <= goals.nbytes)
 
     def __str__(self) -> str:
         return f"{self.name}: score {self.scores[1]:.6g}, {self.seconds * 1e3:.3f} ms, {self.nbytes / 1e6:.3g} MB"
 
 
 def ladder(options: Mapping[str, Sequence[Option]], per_byte: float = 0.0) -> list[dict[str, str]]:
-    """Choices from the most exact to the cheapest; cost: seconds and `per_byte` seconds for each byte."""
+    """Choices from the most accurate to the cheapest. The cost is the seconds, plus `per_byte` seconds for each
+    byte."""
     steps: list[tuple[float, int, str, str]] = []
     current: dict[str, str] = {}
     for order, (name, offered) in enumerate(options.items()):
@@ -83,7 +87,7 @@ def ladder(options: Mapping[str, Sequence[Option]], per_byte: float = 0.0) -> li
 
 
 def _hull(points: Sequence[tuple[float, float, str]]) -> list[tuple[float, float, str]]:
-    """The lower convex hull from the least error on: each step wins less cost per error than the one before."""
+    """The lower convex hull, by increasing error: each step saves less cost per error than the previous one."""
     hull: list[tuple[float, float, str]] = []
     for p in sorted(points, key=lambda p: (p[0], p[1])):
         if hull and p[1] >= hull[-1][1]:
@@ -101,8 +105,8 @@ def _slope(a: tuple[float, float, str], b: tuple[float, float, str]) -> float:
 
 
 class Search:
-    """simulate: a score on the samples that the search sees. measure: builds a choice, by name. out_of_time: whether to
-    come to an end."""
+    """simulate: estimates the score on the search samples. measure: builds and measures a named choice. out_of_time:
+    whether to stop."""
 
     def __init__(
         self,
@@ -116,72 +120,74 @@ class Search:
         self._simulate, self._measure, self._out_of_time = simulate, measure, out_of_time
         self.points: list[Point] = []
 
-    def run(self, known: Sequence[Point]) -> Point:
-        """The fastest choice that meets the goals; without a goal for the score, the most exact that meets the others.
+    def run(self, uniform_points: Sequence[Point]) -> Point:
+        """The fastest choice that meets the goals; without a goal for the score, the most accurate that meets the
+        others.
 
-        known: what was measured already, the float model first. Raises ConstraintError.
+        uniform_points: models that are measured already, the float model first. Raises ConstraintError.
         """
-        self.points = list(known)
+        self.points = list(uniform_points)
         rungs = self._rungs()
-        at = self._start(rungs)
-        step = -1 if self.goals.least is not None else 1  # back to more exact ones, or on to faster ones
-        for _ in range(_MOST_BUILT):
-            point = self._measured(rungs[at], f"rung {at} of {len(rungs) - 1}")
-            if self._good(point) if step < 0 else point.fits(self.goals):
+        index = self._start(rungs)
+        step = -1 if self.goals.min_scores is not None else 1  # towards more accurate choices, or faster ones
+        for _ in range(_MAX_BUILDS):
+            point = self._find_or_measure(rungs[index], f"rung {index} of {len(rungs) - 1}")
+            if self._is_accurate(point) if step < 0 else point.fits(self.goals):
                 break
-            ahead = at if step < 0 else len(rungs) - 1 - at
-            if not ahead or self._out_of_time():
+            remaining = index if step < 0 else len(rungs) - 1 - index
+            if not remaining or self._out_of_time():
                 break
-            at += step * max(1, ahead // 4)
+            index += step * max(1, remaining // 4)
         return self._best()
 
     def _rungs(self) -> list[dict[str, str]]:
-        """The choices to try, the most exact first; those alone that are small enough, where there are any."""
-        most = self.goals.nbytes
-        if most is None:
+        """The choices to try, the most accurate first: only those that are small enough, if there are any."""
+        max_bytes = self.goals.nbytes
+        if max_bytes is None:
             return ladder(self.options)
-        rungs = [r for weight in _PER_BYTE for r in ladder(self.options, weight)]
-        unlike = sorted({tuple(r.items()): r for r in rungs}.values(), key=self._error)
-        fixed = self.points[0].nbytes - self._bytes(self._float())
-        small = [r for r in unlike if self._bytes(r) + fixed <= most]
-        return small or [min(unlike, key=self._bytes)]
+        rungs = [r for weight in _SECONDS_PER_BYTE for r in ladder(self.options, weight)]
+        distinct = sorted({tuple(r.items()): r for r in rungs}.values(), key=self._error)
+        fixed_bytes = self.points[0].nbytes - self._bytes(self._float())
+        small = [r for r in distinct if self._bytes(r) + fixed_bytes <= max_bytes]
+        return small or [min(distinct, key=self._bytes)]
 
     def _float(self) -> dict[str, str]:
         return dict.fromkeys(self.options, FLOAT)
 
-    def _of(self, formats: Formats) -> list[Option]:
+    def _selected(self, formats: Formats) -> list[Option]:
         return [o for name, offered in self.options.items() for o in offered if o.form == formats[name]]
 
     def _error(self, formats: Formats) -> float:
-        return sum(o.error for o in self._of(formats))
+        return sum(o.error for o in self._selected(formats))
 
     def _bytes(self, formats: Formats) -> int:
-        return sum(o.nbytes for o in self._of(formats))
+        return sum(o.nbytes for o in self._selected(formats))
 
     def _start(self, rungs: Sequence[dict[str, str]]) -> int:
-        """The last rung whose simulated score is good enough; without a goal for it, the first in time."""
-        least, last = self.goals.least, len(rungs) - 1
-        if least is None:
-            fixed = self.points[0].seconds - self._seconds(self._float())
-            most = PROMISED * (self.goals.seconds or float("inf")) - fixed
-            return next((i for i, r in enumerate(rungs) if self._seconds(r) <= most), last)
-        needed = least[0]
-        if self._simulate(rungs[last]) >= needed:
+        """The index of the last rung whose simulated score is acceptable; without a goal for the score, of the first
+        rung that is fast enough."""
+        min_scores, last = self.goals.min_scores, len(rungs) - 1
+        if min_scores is None:
+            fixed_seconds = self.points[0].seconds - self._seconds(self._float())
+            max_seconds = LATENCY_FRACTION * (self.goals.seconds or float("inf")) - fixed_seconds
+            return next((i for i, r in enumerate(rungs) if self._seconds(r) <= max_seconds), last)
+        min_score = min_scores[0]
+        if self._simulate(rungs[last]) >= min_score:
             return last
         low, high = 0, last
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._simulate(rungs[middle]) >= needed else (low, middle)
+            low, high = (middle, high) if self._simulate(rungs[middle]) >= min_score else (low, middle)
         return low
 
     def _seconds(self, formats: Formats) -> float:
-        return sum(o.seconds for o in self._of(formats))
+        return sum(o.seconds for o in self._selected(formats))
 
-    def _good(self, point: Point) -> bool:
-        least = self.goals.least
-        return least is None or all(s >= g for s, g in zip(point.scores, least, strict=True))
+    def _is_accurate(self, point: Point) -> bool:
+        min_scores = self.goals.min_scores
+        return min_scores is None or all(s >= g for s, g in zip(point.scores, min_scores, strict=True))
 
-    def _measured(self, formats: dict[str, str], name: str) -> Point:
+    def _find_or_measure(self, formats: dict[str, str], name: str) -> Point:
         for p in self.points:
             if all(p.formats.get(g, FLOAT) == f for g, f in formats.items()):
                 return p
@@ -190,17 +196,17 @@ class Search:
         return point
 
     def _best(self) -> Point:
-        good = [p for p in self.points if p.meets(self.goals)]
-        if not good:
-            raise ConstraintError(self._missed(), frontier(self.points))
-        if self.goals.least is None:
-            return max(good, key=lambda p: (p.scores[1], -p.seconds))
-        return min(good, key=lambda p: p.seconds)
+        matches = [p for p in self.points if p.meets(self.goals)]
+        if not matches:
+            raise ConstraintError(self._failure(), frontier(self.points))
+        if self.goals.min_scores is None:
+            return max(matches, key=lambda p: (p.scores[1], -p.seconds))
+        return min(matches, key=lambda p: p.seconds)
 
-    def _missed(self) -> str:
+    def _failure(self) -> str:
         goals, parts = self.goals, []
-        if goals.least is not None:
-            parts.append(f"a score of {goals.least[1]:.6g}")
+        if goals.min_scores is not None:
+            parts.append(f"a score of {goals.min_scores[1]:.6g}")
         if goals.seconds is not None:
             parts.append(f"{goals.seconds * 1e3:g} ms")
         if goals.nbytes is not None:
@@ -209,7 +215,7 @@ class Search:
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Those that no other beats in score, time and size, the fastest first."""
+    """The Pareto-optimal points in score, time and size, the fastest first."""
 
     def beaten(p: Point) -> bool:
         return any(

@@ -1,6 +1,6 @@
-"""One compiled program that gives the outputs for any choice of formats: weights and the rounding of values are inputs.
+"""A single compiled program that simulates any choice of formats: weights and the rounding of values are its inputs.
 
-A choice of formats is so judged at the speed of the float model, without compiling another one.
+So a choice of formats is scored at the speed of the float model, without compiling another program.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ingot.ir.node import Graph, Input, Node, Project, rebuilt
 from ingot.ir.types import TensorType, bf16, f32, i32, u8
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
-from ingot.transform.quantize.formats import DYNAMIC, FLOAT, SHARED, STATIC, Formats, Recipe, along
+from ingot.transform.quantize.formats import DYNAMIC, FLOAT, SHARED, STATIC, Formats, Recipe, broadcast_along
 from ingot.transform.quantize.samples import Call
 from ingot.transform.quantize.sites import Group, Site, StateSite
 
 _PLAIN, _STATIC, _SHARED, _DYNAMIC, _BFLOAT16 = range(5)
-# two bytes (int16) are near enough to the value that only its weights are rounded here
+# int16 is accurate enough that only the weights are rounded here
 _MODES = {STATIC: _STATIC, SHARED: _SHARED, DYNAMIC: _DYNAMIC, "bfloat16": _BFLOAT16}
 
 
 class Simulator:
-    """The outputs of a model whose groups have any formats, as far as rounding goes: sums are f32."""
+    """Simulates the rounding of a model with any formats. Sums are f32."""
 
     def __init__(self, graph: Graph, groups: Sequence[Group], threads: int, narrow: bool) -> None:
-        """narrow: whether bfloat16 will be asked for. Raises what compiling raises."""
+        """narrow: whether to support bfloat16. Raises what compiling raises."""
         self.groups = groups
-        self._model = CompiledModel(build_native(_simulated(graph, groups, narrow), threads), threads=threads)
+        self._model = CompiledModel(build_native(_simulation_graph(graph, groups, narrow), threads), threads=threads)
 
     def run(self, calls: Sequence[Call], recipe: Recipe, formats: Formats) -> Iterator[tuple[np.ndarray, ...]]:
         """The outputs of each call."""
@@ -63,14 +63,14 @@ class Simulator:
         return [modes, scales, zeros, *vectors]
 
 
-def _simulated(graph: Graph, groups: Sequence[Group], narrow: bool) -> Graph:
+def _simulation_graph(graph: Graph, groups: Sequence[Group], narrow: bool) -> Graph:
     count = len(groups)
     kinds = (("modes", i32), ("scales", f32), ("zeros", u8))
     modes, scales, zeros = (Input(f"simulated.{name}", TensorType(t, (count,)))() for name, t in kinds)
     added = [modes, scales, zeros]
     layers: dict[Node, tuple[int, Node]] = {}
     rounded: dict[Node, tuple[int, Node]] = {}  # a layer of the new graph, and the one that rounds its state
-    places: dict[Node, tuple[int, Site, Node, Node, Node]] = {}
+    sites: dict[Node, tuple[int, Site, Node, Node, Node]] = {}
     for i, group in enumerate(groups):
         factors = Input(f"simulated.factors.{i}", TensorType(f32, (group.channels,)))()
         added.append(factors)
@@ -82,7 +82,7 @@ def _simulated(graph: Graph, groups: Sequence[Group], narrow: bool) -> Graph:
                 continue
             shift = Input(f"simulated.shift.{i}.{j}", TensorType(f32, (site.channels,)))()
             added += [w, shift]
-            places[site.node] = i, site, factors, w, shift
+            sites[site.node] = i, site, factors, w, shift
 
     values = {group.value: i for i, group in enumerate(groups) if group.shared}
 
@@ -97,35 +97,35 @@ def _simulated(graph: Graph, groups: Sequence[Group], narrow: bool) -> Graph:
     def layer(n: Node, inputs: Sequence[Node]) -> Node:
         i, r = layers[n]
         at = StateSite.operand
-        given = (*inputs[:at], r, *inputs[at + 1 :])
-        plain = n.op(*given, loc=n.loc)
-        rounded[plain] = i, replace(n.op, levels=True)(*given, loc=n.loc)  # type: ignore[call-arg]
+        operands = (*inputs[:at], r, *inputs[at + 1 :])
+        plain = n.op(*operands, loc=n.loc)
+        rounded[plain] = i, replace(n.op, levels=True)(*operands, loc=n.loc)  # type: ignore[call-arg]
         return plain
 
     def product(n: Node, inputs: Sequence[Node]) -> Node:
         if n in layers:
             return layer(n, inputs)
         if isinstance(n.op, Project) and inputs[0] in rounded:
-            i, other = rounded[inputs[0]]
-            own = ops.compare("EQ", ops.index_axis(modes, 0, i), _DYNAMIC)
-            return ops.where(own, n.op(other), n.op(inputs[0]))
-        found = places.get(n)
-        if found is None:
+            i, rounded_layer = rounded[inputs[0]]
+            is_dynamic = ops.compare("EQ", ops.index_axis(modes, 0, i), _DYNAMIC)
+            return ops.where(is_dynamic, n.op(rounded_layer), n.op(inputs[0]))
+        match = sites.get(n)
+        if match is None:
             return n.with_inputs(inputs)
-        i, site, factors, w, shift = found
+        i, site, factors, w, shift = match
         mode, scale, zero = (ops.index_axis(v, 0, i) for v in (modes, scales, zeros))
-        x = _rounded(inputs[0], along(factors, groups[i].axis, inputs[0]), mode, scale, zero, narrow)
+        x = _rounded(inputs[0], broadcast_along(factors, groups[i].axis, inputs[0]), mode, scale, zero, narrow)
         y = n.op(x, w, loc=n.loc)
-        return ops.add(y, along(shift, site.axes.result, y), loc=n.loc)
+        return ops.add(y, broadcast_along(shift, site.axes.result, y), loc=n.loc)
 
     return replace(graph, inputs=(*graph.inputs, *added), outputs=rebuilt(graph.outputs, rule=image), output_names=())
 
 
 def _rounded(x: Node, factors: Node, mode: Node, scale: Node, zero: Node, narrow: bool) -> Node:
     y = ops.mul(x, factors)
-    _, own, own_zero = ops.dynamically_quantized(y)
-    is_own = ops.compare("EQ", mode, _DYNAMIC)
-    scale, zero = ops.where(is_own, own, scale), ops.where(is_own, own_zero, zero)
+    _, dynamic_scale, dynamic_zero = ops.dynamically_quantized(y)
+    is_dynamic = ops.compare("EQ", mode, _DYNAMIC)
+    scale, zero = ops.where(is_dynamic, dynamic_scale, scale), ops.where(is_dynamic, dynamic_zero, zero)
     levels = ops.Dequantize()(ops.quantized(y, scale, zero), zero, scale)
     out = ops.where(ops.compare("EQ", mode, _PLAIN), x, levels)
     if narrow:

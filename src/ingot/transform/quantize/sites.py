@@ -1,8 +1,8 @@
-"""What can be quantized: sums of products of a computed value with constant weights, in groups that read one value.
+"""Find the products to quantize: products of a computed value with constant weights, grouped by the value.
 
     q = x @ Wq; k = x @ Wk; y = g @ V     ->     Group(x: Wq, Wk), Group(g: V)
 
-The weights of a group meet the same levels of the value, and so have one format.
+All products of a group read the same levels of the value, and so have the same format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ingot.support.files import release
 
 @dataclass(frozen=True)
 class Site:
-    """A product. name: unlike any other's of the graph."""
+    """A product. name: unique in the graph."""
 
     operand: ClassVar[int] = 1  # of the node: the weights
     name: str
@@ -37,12 +37,12 @@ class Site:
 
     @property
     def channels(self) -> int:
-        """Of the result."""
+        """The number of output channels."""
         return int(self.node.inputs[1].shape[self.axes.out])  # type: ignore[arg-type]
 
     @property
     def depth(self) -> int:
-        """How many channels of the value are summed."""
+        """The number of channels of the value that are summed."""
         return int(self.node.inputs[0].shape[self.axes.summed[0]])  # type: ignore[arg-type]
 
     @property
@@ -51,7 +51,7 @@ class Site:
 
     @property
     def weights(self) -> int:
-        """How many."""
+        """The number of weights."""
         return int(self.weights_node.type.size)  # type: ignore[arg-type]
 
     def weight(self) -> np.ndarray:
@@ -66,12 +66,12 @@ class Site:
         return values.reshape([-1 if d == self.axes.out else 1 for d in range(self.node.inputs[1].type.rank)])
 
     def per_depth(self, values: np.ndarray) -> np.ndarray:
-        """A value for each channel of x, shaped to broadcast against the weights that it meets."""
+        """A value for each channel of x, shaped to broadcast against the weights."""
         _, at = self.axes.summed
         rank = self.node.inputs[1].type.rank
         if self.axes.groups == 1:
             return values.reshape([-1 if d == at else 1 for d in range(rank)])
-        # each group of outputs meets its own part of x's channels
+        # each group of outputs reads a separate part of x's channels
         rows = np.repeat(values.reshape(self.axes.groups, -1), self.channels // self.axes.groups, axis=0)
         shape = [{self.axes.out: rows.shape[0], at: rows.shape[1]}.get(d, 1) for d in range(rank)]
         return (rows if self.axes.out < at else rows.T).reshape(shape)
@@ -79,7 +79,7 @@ class Site:
 
 @dataclass(frozen=True)
 class StateSite(Site):
-    """What a recurrent layer multiplies its state with at each step: r [directions, gates * hidden, hidden]."""
+    """The product of a recurrent layer's state with its weights r [directions, gates * hidden, hidden] at each step."""
 
     operand: ClassVar[int] = 2
 
@@ -100,9 +100,9 @@ class StateSite(Site):
 
 @dataclass(frozen=True)
 class Group:
-    """Products that read `value`, summed over its axis `axis`. name: the first one's. shared: whether other ops read it
-    too, and could read its levels. tied: whether products of other groups have weights of this one, as the steps of an
-    unrolled recurrence do."""
+    """Products that read `value` and sum over its axis `axis`. name: that of the first product. shared: whether other
+    ops read the value, too, and could read its levels. tied: whether products of other groups use the same weights, as
+    the steps of an unrolled recurrence do."""
 
     value: Node
     axis: int
@@ -115,13 +115,13 @@ class Group:
         return self.sites[0].name
 
     @property
-    def plain(self) -> bool:
-        """Whether all weights are matrices: only these are kept as blocks of few bits."""
+    def is_matrices(self) -> bool:
+        """Whether all weights are matrices: only these can be stored as blocks of few bits."""
         return all(s.axes.plain for s in self.sites)
 
     @property
-    def recurrent(self) -> bool:
-        """Whether it is the state of a layer that is rounded, not the value."""
+    def is_recurrent(self) -> bool:
+        """Whether the state of a recurrent layer is rounded instead of the value."""
         return any(isinstance(s, StateSite) for s in self.sites)
 
     @property
@@ -133,20 +133,20 @@ class Group:
         return sum(s.weights for s in self.sites)
 
     def release(self) -> None:
-        """Let the float weights leave memory that can be read from the model's file again."""
+        """Release the memory of float weights that can be read from the model's file again."""
         for site in self.sites:
             release(site.weight())
 
 
-def prepared(graph: Graph) -> Graph:
-    """`graph` with norms folded into weights: what is quantized is what runs."""
+def prepare(graph: Graph) -> Graph:
+    """Fold norms into weights, so that the quantized weights are those that run."""
     with fueled():
         return order_linear(fold_batch_norm(fold_constants(graph)))
 
 
 def find_groups(graph: Graph) -> tuple[Group, ...]:
-    """The groups of a prepared graph, in its order. Products inside of loops and branches are left alone."""
-    found: dict[tuple[Node, int, type[Site]], list[Site]] = {}
+    """The groups of a prepared graph, in its order, without the products inside of loops and branches."""
+    sites_by_value: dict[tuple[Node, int, type[Site]], list[Site]] = {}
     counts: dict[str, int] = {}
     for n in graph.nodes():
         kind, axes = (StateSite, _STATE) if _has_known_state_weights(n) else (Site, _weight_axes(n))
@@ -155,20 +155,20 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
         base = n.loc or n.op.name
         counts[base] = counts.get(base, 0) + 1
         name = base if counts[base] == 1 else f"{base}#{counts[base]}"
-        found.setdefault((n.inputs[0], axes.summed[0], kind), []).append(kind(name, n, axes))
+        sites_by_value.setdefault((n.inputs[0], axes.summed[0], kind), []).append(kind(name, n, axes))
     uses, outputs = graph.uses(), set(graph.outputs)
-    groups_of = Counter(value for value, _, _ in found)
+    groups_of = Counter(value for value, _, _ in sites_by_value)
 
     def shared(value: Node, sites: Sequence[Site]) -> bool:
-        own = {site.node for site in sites}
-        others = any(n not in own for n in uses[value])
-        known = others and not any(isinstance(site, StateSite) for site in sites)
-        return known and groups_of[value] == 1 and value not in outputs and bool(value.inputs)
+        own_nodes = {site.node for site in sites}
+        has_others = any(n not in own_nodes for n in uses[value])
+        can_share = has_others and not any(isinstance(site, StateSite) for site in sites)
+        return can_share and groups_of[value] == 1 and value not in outputs and bool(value.inputs)
 
-    readers = Counter(w for sites in found.values() for w in {site.weights_node for site in sites})
+    readers = Counter(w for sites in sites_by_value.values() for w in {site.weights_node for site in sites})
     return tuple(
         Group(value, axis, tuple(sites), shared(value, sites), any(readers[s.weights_node] > 1 for s in sites))
-        for (value, axis, _), sites in found.items()
+        for (value, axis, _), sites in sites_by_value.items()
     )
 
 
@@ -181,12 +181,12 @@ def _has_known_state_weights(n: Node) -> bool:
     if not isinstance(op, ops.Recurrent) or op.levels or not op.rounds_state():
         return False
     r = n.inputs[StateSite.operand]
-    known = r.dtype == n.inputs[0].dtype == f32 and is_constant(r) and r.type.size != 0
-    return known and bool(np.isfinite(value_of(r)).all())
+    is_known = r.dtype == n.inputs[0].dtype == f32 and is_constant(r) and r.type.size != 0
+    return is_known and bool(np.isfinite(value_of(r)).all())
 
 
 def _weight_axes(n: Node) -> WeightAxes | None:
-    """Of a product of f32 with constant, finite weights of a known size; None for any other node."""
+    """The axes of an f32 product with constant, finite weights of static size; None for any other node."""
     if len(n.inputs) != 2 or len(n.types) != 1:
         return None
     x, w = n.inputs
@@ -201,7 +201,7 @@ def _weight_axes(n: Node) -> WeightAxes | None:
 
 
 def product_types(graph: Graph) -> set[DType]:
-    """Of the operands of a graph's products with weights."""
+    """The dtypes of the operands of a graph's products with weights."""
     pairs = [n for n in graph.nodes() if len(n.inputs) == 2 and len(n.types) == 1]
     return {
         i.dtype for n in pairs for i in n.inputs if n.op.weight_axes(n.inputs[0].type, n.inputs[1].type) is not None
@@ -209,6 +209,6 @@ def product_types(graph: Graph) -> set[DType]:
 
 
 def with_results(graph: Graph, results: Iterable[Node], names: tuple[str, ...] = ()) -> Graph:
-    """`graph` with other results; what it says of sizes stays."""
+    """`graph` with other results; its outputs for sizes stay."""
     outputs = (*results, *graph.outputs[len(graph.results) :])
     return replace(graph, outputs=outputs, output_names=names)

@@ -1,7 +1,7 @@
-"""What was measured, by what it was measured of: a search that is handed it repeats none of it, and ends the same.
+"""A table of measurements by key: a search with the same table repeats none of them, and has the same result.
 
-A file of one JSON object, {key: number or list or mapping}; rewritten whole after each measurement, so that a search
-that was interrupted goes on where it stood.
+The file is one JSON object, {key: number or list or mapping}. It is rewritten after each measurement, so that an
+interrupted search can be resumed.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from ingot.support.files import atomic_write, open_regular
 
 T = TypeVar("T", float, dict[str, float], list[float])
 Value = float | dict[str, float] | list[float]
-_MOST = 64 << 20  # bytes of a file that is read
+_MAX_FILE_BYTES = 64 << 20  # bytes of a file that is read
 
 
 class Table:
-    """Measured numbers by key; in a file if there is a path."""
+    """Measurements by key, stored in a file if a path is given."""
 
     def __init__(self, path: Path | None = None, prefix: str = "") -> None:
-        """prefix: of this model, machine and samples. Raises InputError for a file that holds no table."""
+        """prefix: identifies the model, machine and samples. Raises InputError for a file that is not a table."""
         self.path, self.prefix = path, prefix
         self.values: dict[str, Value] = _read(path) if path is not None and path.exists() else {}
 
-    def get(self, key: str, make: Callable[[], T]) -> T:
+    def get(self, key: str, measure: Callable[[], T]) -> T:
         key = f"{self.prefix} {key}"
         if key not in self.values:
-            self.values[key] = make()
+            self.values[key] = measure()
             if self.path is not None:
                 atomic_write(self.path, [json.dumps(self.values, indent=0).encode()], durable=False)
         return cast("T", self.values[key])
 
-    def knows(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         return f"{self.prefix} {key}" in self.values
 
 
 def _read(path: Path) -> dict[str, Value]:
     try:
         with open_regular(path) as file:
-            text = file.read(_MOST + 1)
+            text = file.read(_MAX_FILE_BYTES + 1)
         values = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"table {path}", expected="a table of measured times", got=str(error)) from error
-    if not isinstance(values, dict) or len(text) > _MOST or not all(map(_is_value, values.values())):
+    if not isinstance(values, dict) or len(text) > _MAX_FILE_BYTES or not all(map(_is_value, values.values())):
         raise InputError(f"table {path}", expected="a table of measured times", got="another JSON value")
     return values
 

@@ -1,6 +1,6 @@
-"""Losses by name and what is measured beside them: over a model's first result and one target, the mean over all.
+"""Losses and metrics by name: functions of a model's first result and one target, averaged over all elements.
 
-Their definitions are PyTorch's (torch.nn.functional). What a target is follows from the result: its type and shape.
+Their definitions are PyTorch's (torch.nn.functional). The type of the result determines that of the target.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-IGNORED = -100  # a target of no class, which counts for nothing
+IGNORED_CLASS = -100  # a target that does not count
 
 
 @dataclass(frozen=True)
 class Loss:
-    """value: (result, target) -> a scalar. target: the type it has for a result's. others: types that serve as well."""
+    """A loss or metric. value: (result, target) -> a scalar. target: the target's type for a result's type.
+    alternatives: other types that the target may have."""
 
     value: Callable[[Node, Node], Node]
     target: Callable[[TensorType], TensorType]
-    others: Callable[[TensorType], tuple[TensorType, ...]] = lambda output: ()
+    alternatives: Callable[[TensorType], tuple[TensorType, ...]] = lambda output: ()
 
     def check(self, name: str, output: TensorType, target: TensorType) -> None:
         """Raise InputError for a target that does not fit."""
-        fitting = (self.target(output), *self.others(output))
-        if target not in fitting:
+        types = (self.target(output), *self.alternatives(output))
+        if target not in types:
             what = f"the target of {name} for a result of {output}"
-            raise InputError(what, expected=" or ".join(map(str, fitting)), got=str(target))
+            raise InputError(what, expected=" or ".join(map(str, types)), got=str(target))
 
     def classes(self, output: TensorType, target: TensorType) -> int | None:
-        """How many there are, where a target of this type has their numbers and that is known."""
+        """The number of classes, if a target of this type holds class indices and the number is static; else None."""
         if self.target is not _classes or target.dtype.is_float:
             return None
         count = output.shape[_class_axis(output.rank)]
@@ -43,7 +44,7 @@ class Loss:
 
 
 def _classes(output: TensorType) -> TensorType:
-    """A number of a class for each place; classes are on axis 1, or on the one there is."""
+    """The type of class indices for scores whose classes are on axis 1, or on their only axis."""
     if not output.rank:
         raise InputError("the model's result", expected="scores of classes", got=str(output))
     axis = _class_axis(output.rank)
@@ -58,7 +59,7 @@ def _class_axis(rank: int) -> int:
     return min(1, rank - 1)
 
 
-def _same(output: TensorType) -> TensorType:
+def _result_type(output: TensorType) -> TensorType:
     return output
 
 
@@ -76,21 +77,21 @@ def _cross_entropy(output: Node, target: Node) -> Node:
 
 
 def _likelihood(scores: Node, target: Node) -> Node:
-    """The mean of -scores at the target's classes; NaN where one is no class of the model's."""
+    """The mean of -scores at the target's classes; NaN if a target is not a class of the model."""
     x, axis, target = t.floating(scores), _class_axis(len(scores.shape)), ops.cast(target, i64)
-    chosen = t.iota(x.shape, axis).equals(Term(target).expand(axis))
-    picked = _where(chosen, x, 0.0).sum((axis,), keepdims=False)
-    counts = ops.compare("NE", target, IGNORED)
-    known = ops.and_(ops.compare("GE", target, 0), ops.compare("LT", target, scores.shape[axis]))
-    kept = _where(Term(ops.or_(known, ops.Not()(counts))), picked, nan)
-    every = range(kept.rank)
-    return (-kept.sum(every, keepdims=False) / Term(ops.cast(counts, x.dtype)).sum(every, keepdims=False)).node
+    is_target_class = t.iota(x.shape, axis).equals(Term(target).expand(axis))
+    picked = _where(is_target_class, x, 0.0).sum((axis,), keepdims=False)
+    is_counted = ops.compare("NE", target, IGNORED_CLASS)
+    is_class = ops.and_(ops.compare("GE", target, 0), ops.compare("LT", target, scores.shape[axis]))
+    checked = _where(Term(ops.or_(is_class, ops.Not()(is_counted))), picked, nan)
+    axes = range(checked.rank)
+    return (-checked.sum(axes, keepdims=False) / Term(ops.cast(is_counted, x.dtype)).sum(axes, keepdims=False)).node
 
 
 def _where(condition: Term, a: Term, b: float) -> Term:
-    found = t.where(condition, a, b)
-    assert isinstance(found, Term)
-    return found
+    result = t.where(condition, a, b)
+    assert isinstance(result, Term)
+    return result
 
 
 def _difference(output: Node, target: Node) -> Term:
@@ -107,12 +108,12 @@ def _l1(output: Node, target: Node) -> Node:
 
 
 def _huber(output: Node, target: Node) -> Node:
-    """Of delta 1."""
+    """The Huber loss with delta 1."""
     d = _difference(output, target)
     size = d.map(ops.Abs())
-    found = t.where(size < 1.0, d * d * 0.5, size - 0.5)
-    assert isinstance(found, Term)
-    return _mean(found)
+    loss = t.where(size < 1.0, d * d * 0.5, size - 0.5)
+    assert isinstance(loss, Term)
+    return _mean(loss)
 
 
 def _bce_with_logits(output: Node, target: Node) -> Node:
@@ -129,27 +130,27 @@ def _kl_div(output: Node, target: Node) -> Node:
     x, y = t.floating(output), t.floating(target)
     safe = t.where(y > 0.0, y, 1.0)
     assert isinstance(safe, Term)
-    each = y * (safe.map(ops.Log()) - x)
-    return (each.sum(range(each.rank), keepdims=False) / t.size(x.shape[0], x.dtype)).node
+    terms = y * (safe.map(ops.Log()) - x)
+    return (terms.sum(range(terms.rank), keepdims=False) / t.size(x.shape[0], x.dtype)).node
 
 
 LOSSES: Mapping[str, Loss] = {
     "cross_entropy": Loss(_cross_entropy, _classes, lambda output: (*_short_classes(output), output)),
     "nll": Loss(_likelihood, _classes, _short_classes),
-    "mse": Loss(_mse, _same),
-    "l1": Loss(_l1, _same),
-    "huber": Loss(_huber, _same),
-    "bce_with_logits": Loss(_bce_with_logits, _same),
-    "kl_div": Loss(_kl_div, _same),
+    "mse": Loss(_mse, _result_type),
+    "l1": Loss(_l1, _result_type),
+    "huber": Loss(_huber, _result_type),
+    "bce_with_logits": Loss(_bce_with_logits, _result_type),
+    "kl_div": Loss(_kl_div, _result_type),
 }
 
 
 def _accuracy(output: Node, target: Node) -> Node:
-    """The part of the targets whose class has the highest score; those that are ignored do not count."""
+    """The fraction of the targets whose class has the highest score; ignored targets do not count."""
     best = ops.arg_reduce("max", output, _class_axis(len(output.shape)))
-    hit = ops.cast(ops.compare("EQ", ops.cast(best, target.dtype), target), f32)
-    counts = ops.cast(ops.compare("NE", target, IGNORED), f32)
-    return ops.div(ops.reduce_sum(hit), ops.reduce_sum(counts))
+    is_hit = ops.cast(ops.compare("EQ", ops.cast(best, target.dtype), target), f32)
+    is_counted = ops.cast(ops.compare("NE", target, IGNORED_CLASS), f32)
+    return ops.div(ops.reduce_sum(is_hit), ops.reduce_sum(is_counted))
 
 
 METRICS: Mapping[str, Loss] = {

@@ -1,4 +1,4 @@
-"""`ingot.train`: from a model, a loss and an optimizer to a compiled step."""
+"""`ingot.train`: compile a training step from a model, a loss and an optimizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.driver.compile import Options, built, foreign
+from ingot.driver.compile import Options, build_graph, unloaded_program
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType, dtype_of
@@ -29,18 +29,18 @@ from ingot.runtime.tensors import is_tensor
 from ingot.runtime.training import META, SECTIONS, Training, TrainingStep
 from ingot.support import progress
 from ingot.support.errors import InputError, check_number
-from ingot.transform.train.sources import Asked, Trainable, read
+from ingot.transform.train.sources import Trainable, TrainRequest, read
 from ingot.transform.train.step import TARGET, Recipe, Step, step_of
 
-_RUNS = 3  # whose least time counts
+_MEASURE_RUNS = 3  # a step's time is their minimum
 
 
 class CompiledStep(TrainingStep):
-    """A step of a model that is at hand: called with the model's own arguments and the targets behind them."""
+    """A training step of a model in memory: it takes the model's arguments followed by the targets."""
 
     def __init__(self, program: Program, source: Trainable, step: Step, threads: int) -> None:
         super().__init__(program, threads=threads)
-        self._source = replace(source, parameters=(), buffers=())  # their first values are the program's
+        self._source = replace(source, parameters=(), buffers=())  # the program holds their initial values
         self._graph, self._has_target = step.graph, step.has_target
 
     def _batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
@@ -50,44 +50,44 @@ class CompiledStep(TrainingStep):
         if not self._has_target:
             return flatten(args, kwargs)
         named = dict(kwargs)
-        alone = len(args) + len(named) == 1 and self._source.inputs
-        if TARGET not in named and (alone or not args):
-            got = "one argument" if alone else "no target"
-            raise InputError("a step", expected="the model's inputs and a target behind them", got=got)
-        *own, target = (*args, named.pop(TARGET)) if TARGET in named else args
-        return (*flatten(own, named), target)
+        is_single = len(args) + len(named) == 1 and self._source.inputs
+        if TARGET not in named and (is_single or not args):
+            got = "one argument" if is_single else "no target"
+            raise InputError("a step", expected="the model's inputs followed by a target", got=got)
+        *model_args, target = (*args, named.pop(TARGET)) if TARGET in named else args
+        return (*flatten(model_args, named), target)
 
     def trained(self) -> Any:
-        """The model as it came, with the parameters as they are now: a module (the one that was given, changed), a
-        ModelProto, or a tree of arrays as the function's first argument is."""
+        """The trained model, in the form of the original: the module itself, which is updated; a ModelProto; or a tree
+        of arrays like the function's first argument."""
         return self._source.restore(self.state_dict())  # type: ignore[arg-type]
 
     def first_nan(self, *args: Any, **kwargs: Any) -> str | None:
-        """Where a step on this batch would first make a NaN, in the forward pass, a gradient or an update: the op, its
-        type and its place in the model. None if nowhere. The interpreter finds it: slow, and exact."""
-        given = [_on_host(x) for x in (*self._batch(args, kwargs), self.rate())]
+        """The first op that produces a NaN in a step on this batch, in the forward pass, a gradient or an update, with
+        its type and its location in the model. None if there is none. It runs the interpreter: slow, but exact."""
+        values = [_on_host(x) for x in (*self._batch(args, kwargs), self.rate())]
         state = self.state()
-        given += [np.asarray(state[name]) for name in self._graph.state]
-        broken: list[Node] = []
+        values += [np.asarray(state[name]) for name in self._graph.state]
+        nan_nodes: list[Node] = []
 
         def watch(node: Node, results: tuple[np.ndarray, ...]) -> None:
             if any(dtype_of(r).is_float and np.isnan(r.astype(np.float64)).any() for r in results):
-                broken.append(node)
+                nan_nodes.append(node)
 
-        interpret(self._graph, given, observe=watch)
-        # a NaN that none of the results has is one that was never chosen
-        told = set(self._graph.outputs)
-        for node in reversed(broken):
-            if node in told:
-                told.update(node.inputs)
-        first = next((n for n in broken if n in told), None)
+        interpret(self._graph, values, observe=watch)
+        # a NaN that reaches no result is in a branch that was not selected
+        relevant = set(self._graph.outputs)
+        for node in reversed(nan_nodes):
+            if node in relevant:
+                relevant.update(node.inputs)
+        first = next((n for n in nan_nodes if n in relevant), None)
         if first is None:
             return None
         types = ", ".join(map(str, first.types))
         if isinstance(first.op, Input):
             graph = self._graph
-            held = dict(zip(graph.inputs[len(given) - len(graph.state) :], graph.state, strict=True))
-            return f"input {held.get(first, first.op.label)!r} : {types}"
+            state_names = dict(zip(graph.inputs[len(values) - len(graph.state) :], graph.state, strict=True))
+            return f"input {state_names.get(first, first.op.label)!r} : {types}"
         return f"{first.op.name} : {types} at {first.loc or 'the step itself'}"
 
 
@@ -121,37 +121,37 @@ def train_model(
     check_number("seed", seed, "a whole number", lambda v: True, whole=True)
     options = Options(target, thread_count(threads))
     named(target)  # refused before the model is read
-    known = isinstance(loss, str)
+    is_named_loss = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
-    chosen = None if trainable is None else _names(trainable)
+    patterns = None if trainable is None else _names(trainable)
     function = None if isinstance(loss, str) else loss
     if function is not None and not targets and not _takes_one(function):
         fix = "ingot.train(model, loss, optimizer, (x,), (y,))"
-        raise InputError("example_targets", expected="what the loss function is given", got="none", fix=fix)
-    asked = Asked(function, loss is None, example_inputs, () if known else targets, dynamic, chosen)
+        raise InputError("example_targets", expected="the loss function's arguments", got="none", fix=fix)
+    request = TrainRequest(function, loss is None, example_inputs, () if is_named_loss else targets, dynamic, patterns)
     recipe = Recipe(
-        optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if known else None, _names(metrics),
-        clip_norm, clip_value, accumulate, precision, skip_nonfinite,
+        optimizer, loss if isinstance(loss, str) else None, _type_of(targets) if is_named_loss else None,
+        _names(metrics), clip_norm, clip_value, accumulate, precision, skip_nonfinite,
     )  # fmt: skip
     recipe.check()
-    return _compiled(read(model, asked), recipe, options, seed, memory)
+    return _compile_step(read(model, request), recipe, options, seed, memory)
 
 
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _takes_one(loss: Callable[..., Any]) -> bool:
-    """Whether a loss may be called with the model's results alone."""
+    """Whether a loss function can be called with the model's result alone."""
     try:
         inspect.signature(loss).bind(None)
-    except (TypeError, ValueError):  # more arguments, or a function that does not tell
+    except (TypeError, ValueError):  # more arguments, or a function without a signature
         return False
     return True
 
 
 def _type_of(targets: tuple[Any, ...]) -> TensorType | None:
-    """Of an example target; None without one."""
+    """The type of the example target; None without one."""
     if not targets:
         return None
     array = _on_host(targets[0])
@@ -162,69 +162,81 @@ def _on_host(value: Any) -> np.ndarray:
     return np.asarray(value.cpu() if is_tensor(value) and value.is_cuda else value)
 
 
-def _compiled(source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None) -> CompiledModel:
+def _compile_step(
+    source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None
+) -> CompiledModel:
     step, trace = step_of(source, recipe), Trace()
     loops = any(isinstance(n.op, While) for n in step.graph.nodes())
     sparing = (lambda: step_of(source, recipe, keep_products=False).graph) if loops else None
 
-    def begun(program: Program) -> Program:
-        first = {k.name: k.first for k in step.kept}
+    def with_initial_state(program: Program) -> Program:
+        first = {k.name: k.initial for k in step.state}
         drawn = {RANDOM: seed_state(seed)} if any(s.spec.name == RANDOM for s in program.state) else {}
         return program.with_state(first | drawn)
 
     def seconds(program: Program, sizes: Mapping[str, int]) -> list[float] | None:
-        return _seconds(begun(program), sizes, options.threads)
+        return _seconds(with_initial_state(program), sizes, options.threads)
 
     measure = seconds if options.target == "native" else None
-    made = built(lambda: step.graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
-    program = begun(made)
+    compiled = build_graph(lambda: step.graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
+    program = with_initial_state(compiled)
     names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
     meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate, step.classes)
     sections = _sections(program, trace.launches, meta)
     program = replace(program, meta={**program.meta, META: meta.to_json(), SECTIONS: sections})
-    other = foreign(program, options.threads)
-    return CompiledStep(program, source, step, options.threads) if other is None else CompiledModel(other)
+    unloaded = unloaded_program(program, options.threads)
+    return CompiledStep(program, source, step, options.threads) if unloaded is None else CompiledModel(unloaded)
 
 
 def _seconds(program: Program, sizes: Mapping[str, int], threads: int) -> list[float] | None:
-    """The least that each step of a program takes in a few runs, on zeros; None where it refuses such sizes."""
+    """The shortest time of each step of a program in a few runs on zeros; None if it refuses such sizes."""
     progress.report("measure kernels")
     model = CompiledModel(program, threads=threads)
     zeros = [np.zeros([evaluate(d, sizes) for d in s.shape], numpy_dtype(s.dtype)) for s in program.inputs]
     try:
-        runs = [[seconds for _, seconds in model.profile(*zeros)] for _ in range(_RUNS)]
+        runs = [[seconds for _, seconds in model.profile(*zeros)] for _ in range(_MEASURE_RUNS)]
     except InputError:
         return None
     return np.min(runs, axis=0).tolist()
 
 
 def _sections(program: Program, launches: Sequence[Launch], training: Training) -> str:
-    """A letter for each step of the program: f(orward), b(ackward), o(ptimizer). Forward is what the loss, metrics and
-    the model's buffers are made of; the optimizer's is what makes the rest of what lasts, element by element."""
+    """A letter for each step of the program: f(orward), b(ackward), o(ptimizer). Forward steps compute the loss, the
+    metrics and the model's buffers. Optimizer steps compute the remaining state, element by element."""
     names = [s.spec.name for s in program.state]
-    own = len(program.inputs)
+    input_count = len(program.inputs)
     forward = {i for i, name in enumerate(names) if name in training.buffers}
 
-    def role(buffer: int) -> int | None:
-        """The number of the result that lies in a buffer."""
+    def result_index(buffer: int) -> int | None:
+        """The index of the result that a buffer stores."""
         b = program.buffers[buffer]
-        return b.index if b.kind == "output" else b.index - own if b.kind == "input" and b.index >= own else None
+        return (
+            b.index
+            if b.kind == "output"
+            else b.index - input_count
+            if b.kind == "input" and b.index >= input_count
+            else None
+        )
 
-    made = {node: launch.node for launch in launches for node in launch.node.results}
-    written = {launch.node: {role(out[0]) for out in launch.outputs} - {None} for launch in launches}
-    first = [n for n, to in written.items() if any(i in forward or (i is not None and i >= len(names)) for i in to)]
-    ahead = set(topological(first))
+    producers = {node: launch.node for launch in launches for node in launch.node.results}
+    written = {launch.node: {result_index(out[0]) for out in launch.outputs} - {None} for launch in launches}
+    forward_roots = [
+        n for n, to in written.items() if any(i in forward or (i is not None and i >= len(names)) for i in to)
+    ]
+    forward_nodes = set(topological(forward_roots))
     users: dict[Node, list[Node]] = {}
     for launch in launches:
-        for node in topological(launch.node.inputs, lambda n: () if n in made else n.inputs):
-            users.setdefault(made.get(node, node), []).append(launch.node)
+        for node in topological(launch.node.inputs, lambda n: () if n in producers else n.inputs):
+            users.setdefault(producers.get(node, node), []).append(launch.node)
     letters = [""] * len(program.steps)
-    told: dict[Node, str] = {}
+    sections: dict[Node, str] = {}
     for launch in reversed(launches):
         node = launch.node
-        small = isinstance(node.op, Group) and node.op.kind == "pointwise"
-        ends = bool(written[node]) or (small and all(told.get(u) == "o" for u in users.get(node, ())))
-        again = isinstance(node.op, Recomputed)
-        told[node] = "f" if node in ahead and not again else "o" if ends and not again else "b"
-        letters[launch.first : launch.last] = told[node] * (launch.last - launch.first)
+        is_elementwise = isinstance(node.op, Group) and node.op.kind == "pointwise"
+        is_update = bool(written[node]) or (is_elementwise and all(sections.get(u) == "o" for u in users.get(node, ())))
+        is_recomputed = isinstance(node.op, Recomputed)
+        sections[node] = (
+            "f" if node in forward_nodes and not is_recomputed else "o" if is_update and not is_recomputed else "b"
+        )
+        letters[launch.first : launch.last] = sections[node] * (launch.last - launch.first)
     return "".join(letters)

@@ -118,7 +118,7 @@ def test_words_in_a_label_out() -> None:
         "program: counts -> scores, best, 2 nodes",
         "host: LabelEncoder",
     ]
-    with pytest.raises(InputError, match="not one program"):
+    with pytest.raises(InputError, match="not a single program"):
         m.save("nowhere.ingot")
     with pytest.raises(InputError, match=r"ingot\.compile"):
         open_model(CLASSIFIER, Request())
