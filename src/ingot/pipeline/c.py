@@ -127,7 +127,7 @@ def _plan(program: Program) -> Plan:
         calls.append(Call(step.kernel, args, dims, chunks * rounds, step.target))
     layout = bound.layout
     return Plan(
-        inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.filled,
+        inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.fills,
         program.weights.tobytes(), state, list(zip(_tensors(tuple(s.spec for s in program.state)), read, strict=True)),
         [(read[i], written[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],
     )  # fmt: skip
