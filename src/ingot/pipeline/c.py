@@ -127,7 +127,7 @@ def _plan(program: Program) -> Plan:
         calls.append(Call(step.kernel, args, dims, chunks * rounds, step.target))
     layout = binding.layout
     return Plan(
-        inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.filled,
+        inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.fills,
         program.weights.tobytes(), state,
         list(zip(_tensors(tuple(s.spec for s in program.state)), read_offsets, strict=True)),
         [(read_offsets[i], written_offsets[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],

@@ -165,10 +165,10 @@ def test_a_target_that_is_none_is_told() -> None:
         ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (x,), target="cuda:sm_99")
 
 
-class There(torch.Tensor):
-    """What a step asks of a tensor on a GPU."""
+class OnGpu(torch.Tensor):
+    """A tensor that claims to be on a GPU."""
 
-    is_cuda, device = True, "cpu"  # type: ignore[assignment]
+    is_cuda = True  # type: ignore[assignment]
 
 
 def test_the_rate_lies_where_the_batch_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,13 +178,13 @@ def test_the_rate_lies_where_the_batch_does(monkeypatch: pytest.MonkeyPatch) -> 
     x = torch.zeros(5, 6)
     step = ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (x,), threads=1)
     rate, other = np.asarray(0.1, np.float32), np.asarray(0.2, np.float32)
-    assert step._beside([There()], rate) is rate  # a program for CPUs
+    assert step._device_rate([OnGpu()], rate) is rate  # a program for CPUs
     monkeypatch.setattr(type(step.program), "device", "cuda")
-    assert step._beside([x], rate) is rate
-    first, again, changed = (step._beside([x, There()], r) for r in (rate, rate, other))
+    assert step._device_rate([x], rate) is rate
+    first, again, changed = (step._device_rate([x, OnGpu()], r) for r in (rate, rate, other))
     assert first is again and float(first) == rate and float(changed) == other and first.dtype == torch.float32
     capturing[0] = True
-    assert step._beside([There()], other) is not changed
+    assert step._device_rate([OnGpu()], other) is not changed
 
 
 def test_kernels_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,14 +83,14 @@ class _Bytes(Rewriting):
             return k.bitcast(replace(e, dtype=u8, value=code), self.storage_type(e.dtype))
         return super().of(e)
 
-    def anew(self, e: Expr) -> Expr:
+    def rebuilt(self, e: Expr) -> Expr:
         operands = children(e)
         if e.dtype not in NARROW and not any(x.dtype in NARROW for x in operands):
-            return super().anew(e)
+            return super().rebuilt(e)
         if isinstance(e, _MOVES):
-            return replace(super().anew(e), dtype=self.storage_type(e.dtype))
+            return replace(super().rebuilt(e), dtype=self.storage_type(e.dtype))
         if isinstance(e, TileProduct):
-            return super().anew(e)
+            return super().rebuilt(e)
         if isinstance(e, Cast):
             x = self.of(e.a)
             x = _decode(k.bitcast(x, u8), e.a.dtype) if e.a.dtype in NARROW else x

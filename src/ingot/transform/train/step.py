@@ -16,7 +16,7 @@ from functools import reduce
 import numpy as np
 
 from ingot import ops
-from ingot.autodiff import differentiable, gradients, ways
+from ingot.autodiff import differentiable, differentiable_operands, gradients
 from ingot.ir.node import Graph, Input, Node, rebuilt, splat_of, topological
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape
 from ingot.ops.nn import terms as t
@@ -180,7 +180,7 @@ class _Update:
                 "loss", expected="a float scalar", got=str(loss.type), fix="reduce it to one number: its mean"
             )
         # as in PyTorch, the others have no gradient: they stay unchanged, without weight decay
-        depends = set(topological([loss], ways))
+        depends = set(topological([loss], differentiable_operands))
         all_parameters, parameters = parameters, [p for p in parameters if not depends.isdisjoint(_values(p))]
         scale = self._scalar(SCALE, np.float32(_INITIAL_SCALE)) if self.recipe.precision == "float16" else None
         seed = None if scale is None else ops.cast(scale.node, loss.dtype)
