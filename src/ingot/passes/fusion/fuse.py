@@ -26,8 +26,7 @@ from itertools import pairwise
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_found, product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, Project, mentions
-from ingot.ir.types import Shape
+from ingot.ir.node import Graph, Node, Project, mentions
 from ingot.ops.core.base import Category, category, held_operands, is_contraction
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
@@ -39,8 +38,12 @@ from ingot.passes.fusion.groups import (
     MAX_PATHS,
     Axes,
     OpenGroup,
+    copy_group,
+    follows,
     is_free,
     is_pointwise,
+    iteration_box,
+    source_of,
 )
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
@@ -57,13 +60,6 @@ from ingot.passes.fusion.several_results import join_results
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
 _CACHE_LINE_BYTES = 64
 _MAX_NARROW_CHANNELS = 8  # half a vector
-
-
-def _source(node: Node) -> Node:
-    """The value under a chain of views."""
-    while node.op.duplicable and node.inputs:
-        node = node.inputs[0]
-    return node
 
 
 class _Fusion:
@@ -215,7 +211,7 @@ class _Fusion:
         return len(self.users.get(node, ())) <= 1 and any(self._has_anchor(i, depth - 1) for i in node.inputs)
 
     def _open(self, node: Node) -> None:
-        g = OpenGroup(node, _box(node))
+        g = OpenGroup(node, iteration_box(node))
         self._add(g, node, tuple(range(len(g.box))) if len(node.types) > 1 or node.shape == g.box else None)
         self.groups_of[node] = [g]
         if isinstance(node.op, ops.Reduction):
@@ -252,7 +248,7 @@ class _Fusion:
     def _has_prologue(self, node: Node) -> bool:
         """Whether `node` is a contraction that computes its rows, so it cannot be in the prologue of another one."""
         panel = self._panel(node) if is_contraction(node) else None
-        source = None if panel is None else _source(panel)
+        source = None if panel is None else source_of(panel)
         return source is not None and is_pointwise(source) and source not in self.tails and len(self.users[source]) == 1
 
     def _join_prologue(self, g: OpenGroup, node: Node) -> bool:
@@ -328,7 +324,7 @@ class _Fusion:
         at most one value of its size."""
         if len(groups) > self.policy.copies or node in self.tails or not self._recomputes_cheaply(groups, node):
             return False
-        sources = {_source(i) for i in node.inputs}
+        sources = {source_of(i) for i in node.inputs}
         large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]
         if len(large) > 1:
             return False
@@ -345,7 +341,7 @@ class _Fusion:
         groups are not: they join it."""
         if depth == 0 or not isinstance(node.op, Elementwise) or node.op.costly:
             return False
-        for x in map(_source, node.inputs):
+        for x in map(source_of, node.inputs):
             if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
                 return False
             stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x)
@@ -410,11 +406,11 @@ class _Fusion:
         result_dims = tuple(d for d in range(len(box)) if d not in reduced)
         if g.reductions:
             same = g.reductions[0].inputs[0].shape == box and ops.reduced_dims(g.reductions[0]) == reduced
-            can_join = same and _follows(axes, result_dims, box)
+            can_join = same and follows(axes, result_dims, box)
             if can_join:
                 g.reductions.append(node)
             return can_join
-        if g.box == box and _follows(axes, result_dims, box) and not self._has_tall_columns(node.inputs[0], reduced):
+        if g.box == box and follows(axes, result_dims, box) and not self._has_tall_columns(node.inputs[0], reduced):
             g.reductions.append(node)
             return True
         row_like = tuple(d for d in g.box if d != 1) == tuple(box[d] for d in result_dims if box[d] != 1)
@@ -473,33 +469,12 @@ class _Fusion:
             # each output is written by its own group, except unchanged values of the state
             is_written = not n.is_leaf and memo[n] not in outputs and isinstance(memo[n].op, Group)
             is_unchanged_state = i in state and state[i][0] is n
-            outputs.append(memo[n] if is_written or is_unchanged_state else _copy(f"out{i}", memo[n]))
+            outputs.append(memo[n] if is_written or is_unchanged_state else copy_group(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)
 
     def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:
         """Build a storage op on the built groups."""
         return node.op(*(memo.get(i, i) for i in node.inputs), loc=node.loc)
-
-
-def _box(root: Node) -> Shape:
-    """The iteration space of a group: the shape of its root, or of the operand of a reshape, which has the rows of
-    reductions."""
-    if len(root.types) > 1:
-        return ()
-    return root.inputs[0].shape if isinstance(root.op, ops.Reshape) else root.shape
-
-
-def _follows(axes: Axes, result_dims: tuple[int, ...], box: Shape) -> bool:
-    """Whether a reduction's result dimensions follow the kept dimensions of the box, in order."""
-    if len(axes) != len(result_dims):
-        return False
-    return all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, result_dims, strict=True))
-
-
-def _copy(label: str, value: Node) -> Node:
-    """Return a group that copies `value`. label: distinguishes copies of one value."""
-    p = Input(label, value.type)()
-    return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
 
 
 def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] | None = None) -> Graph:

@@ -177,3 +177,31 @@ class OpenGroup:
         # of the root, or of the last member before it with a location
         loc = next((n.loc for n in reversed(images) if n in self.members and n.loc), "")
         return Group(Graph(tuple(inputs), outputs), self.kind)(*outer, loc=loc)
+
+
+def iteration_box(root: Node) -> Shape:
+    """The iteration space of a group: the shape of its root, or of the operand of a reshape, which has the rows of
+    reductions."""
+    if len(root.types) > 1:
+        return ()
+    return root.inputs[0].shape if isinstance(root.op, ops.Reshape) else root.shape
+
+
+def follows(axes: Axes, result_dims: tuple[int, ...], box: Shape) -> bool:
+    """Whether a reduction's result dimensions follow the kept dimensions of the box, in order."""
+    if len(axes) != len(result_dims):
+        return False
+    return all(a == d or (a is None and box[d] == 1) for a, d in zip(axes, result_dims, strict=True))
+
+
+def copy_group(label: str, value: Node) -> Node:
+    """Return a group that copies `value`. label: distinguishes copies of one value."""
+    p = Input(label, value.type)()
+    return Group(Graph((p,), (p,)), "pointwise")(value, loc=value.loc)
+
+
+def source_of(node: Node) -> Node:
+    """The value under a chain of views."""
+    while node.op.duplicable and node.inputs:
+        node = node.inputs[0]
+    return node
