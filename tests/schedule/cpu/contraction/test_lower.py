@@ -41,7 +41,7 @@ def test_rows_of_a_transposed_operand(dynamic: bool, machine, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
-def test_residuals_are_fetched_beside_the_products(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residuals_are_prefetched_during_the_products(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only the epilogue reads, result by result: not the operands, nor a bias."""
     fetched: list[set[str]] = []
 

@@ -98,7 +98,7 @@ def test_same_result_on_any_number_of_threads() -> None:
     np.testing.assert_array_equal(compile_graph(graph, threads=1)(xs), compile_graph(graph, threads=2)(xs))
 
 
-def test_what_stays_apart() -> None:
+def test_contractions_that_are_not_fused() -> None:
     x = rows(2000, 48)
     wide = silu(linear(x, values(48, 192)))
     small = rows(200, 48)

@@ -95,7 +95,7 @@ def test_rows_known_at_run_time(target: tuple[Machine, Features]) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_of_a_that_lie_apart(target: tuple[Machine, Features]) -> None:
+def test_strided_rows_of_a(target: tuple[Machine, Features]) -> None:
     """A's k are not side by side: no pairs."""
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), bf16, bf16, f32)
     assert c.per_lane == 1
@@ -148,7 +148,7 @@ def test_convolution_of_bytes(conv: tuple[int, ...], target: tuple[Machine, Feat
 
 
 @pytest.mark.parametrize("target", BYTES)
-def test_bytes_of_a_that_lie_apart(target: tuple[Machine, Features]) -> None:
+def test_strided_bytes_of_a(target: tuple[Machine, Features]) -> None:
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), u8, i8, i32)
     assert c.per_lane == 1
     a, b = bytes_of(u8, 21, 9), bytes_of(i8, 21, 40)

@@ -46,7 +46,7 @@ def _with_epilogue(y: Node) -> Node:
     return ops.add(ops.maximum(y, 0.0), 1.0)
 
 
-def test_few_rows_read_it_where_it_lies() -> None:
+def test_few_rows_read_b_in_place() -> None:
     xs = random(64, 300), random(300, 128)
     given = inputs_like(xs)
     graph = Graph(tuple(given), (dot((1, 0))(*given),))

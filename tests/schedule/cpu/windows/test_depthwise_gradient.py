@@ -103,7 +103,7 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
 @pytest.mark.parametrize(
     ("size", "stride", "padding", "dilation", "multiplier"), [(3, 1, 1, 1, 1), (4, 2, 1, 1, 2), (5, 3, 4, 2, 1)]
 )
-def test_beside_torch(size: int, stride: int, padding: int, dilation: int, multiplier: int) -> None:
+def test_matches_torch(size: int, stride: int, padding: int, dilation: int, multiplier: int) -> None:
     torch = pytest.importorskip("torch")
     op = gradient((size, size), (stride, stride), (dilation, dilation))
     rng = np.random.default_rng(1)
