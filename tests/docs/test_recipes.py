@@ -62,7 +62,7 @@ def test_the_page_counts_its_files_and_lines(page: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_works_as_written(page: str, tmp_path: Path):
-    for name in ("src", "tests", "tools", "benchmarks"):
+    for name in ("src", "tests", "tools", "benchmarks", "docs"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     steps = STEP.findall(_page(page))

@@ -80,8 +80,10 @@ class StagedExecution(Executable):
     def _compute(self, stage: NumericStage, values: Mapping[str, Any]) -> dict[str, Any]:
         tensors = stage.tensors(values)
         model = self._program(stage, values)
-        results = model.run([tensors[spec.name] for spec in model.inputs])
-        return stage.restored(dict(zip((spec.name for spec in model.outputs), results, strict=True)))
+        # of values that decide, only the program knows how many members a sequence among its outputs has
+        program = model.for_inputs(*(tensors[spec.name] for spec in model.inputs))
+        results = program.run([tensors[spec.name] for spec in program.inputs])
+        return stage.restored(dict(zip((spec.name for spec in program.outputs), results, strict=True)))
 
     def _program(self, stage: NumericStage, values: Mapping[str, Any]) -> CompiledModel:
         """The program for the values' forms: for any sizes if possible, else for the sizes of these values."""

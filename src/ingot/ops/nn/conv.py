@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from ingot.ir.dims import DimLike, is_static, mod
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import full
-from ingot.ops.core.base import Pairs, check_count, round_to
+from ingot.ops.core.base import Pairs, check_count, dilation_constraints, round_to
 from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
@@ -151,6 +152,9 @@ class ConvTranspose(Op):
             )
             out.append(extent)
         return TensorType(self.dtype or x.dtype, tuple(out))
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return dilation_constraints(inputs[0].shape[2:], self.strides)
 
     def _convolution(self, w: Shape) -> Convolution:
         """The convolution of x, dilated by the stride, with the flipped kernel."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -41,6 +42,14 @@ class KernelGradient(Op):
 
     def with_sums(self, dtype: DType) -> Op:
         return replace(self, dtype=dtype)
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        x, g = inputs
+        attributes = self.window, self.strides, self.dilation
+        for size, count, *v in zip(x.shape[1:-1], g.shape[1:-1], *attributes, strict=True):
+            positions = extent(size, *v)
+            for margin in (positions - count, count - positions):
+                yield margin, f"expected g at {positions} positions, got {count}"
 
     def infer(self, *inputs: TensorType) -> TensorType:
         self.expect(len(inputs) == 2, f"expected x and g, got {len(inputs)} operands")

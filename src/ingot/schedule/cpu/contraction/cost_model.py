@@ -381,7 +381,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     is_first_panel_cold = c.packed and row_tiles > 1 and b_bytes > machine.l2 / 2
     start_seconds = _CLAIM_SECONDS + (first_panel_bytes * _STREAM_SECONDS_PER_BYTE if is_first_panel_cold else 0.0)
     costs: dict[tuple[int, int, int], tuple[bool, float]] = {}
-    min_chunks = ceil(seconds / _MAX_CHUNK_SECONDS)
+    min_chunks = max(1, ceil(seconds / _MAX_CHUNK_SECONDS))
     panel_counts = range(1, panels + 1) if panels <= _MAX_EXACT_PANELS else [1 << i for i in range(panels.bit_length())]
     for requested_blocks in sorted({-(-panels // chunk_panels) for chunk_panels in panel_counts}):
         chunk_panels = -(-panels // requested_blocks)
