@@ -1,0 +1,122 @@
+"""What `ingot serve` starts: the application on uvicorn, Triton's server, or Ray Serve."""
+
+from __future__ import annotations
+
+import ipaddress
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from ingot.runtime.executor import CompiledModel
+from ingot.serving.scheduler import Queueing
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import DeviceError, InputError
+
+# the engines, each with the packages of its extra
+ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "asgi": ("serve", ("starlette", "uvicorn", "prometheus_client")),
+    "triton": ("", ()),
+    "ray": ("ray", ("ray",)),
+}
+Ready = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    name: str
+    version: str
+    model: CompiledModel
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served, where and how. batch: the size along which requests are joined; None: the leading one that all
+    tensors share; "": none. body_bytes, seconds: limits of one request."""
+
+    models: Sequence[NamedModel]
+    host: str
+    port: int
+    queueing: Queueing
+    batch: str | None = None
+    body_bytes: int = 64 << 20
+    seconds: float = 60.0
+
+
+def check_installed(engine: str) -> None:
+    """Raise InputError for an unknown engine, DeviceError for one that is not installed."""
+    if engine not in ENGINES:
+        raise InputError("--engine", expected=f"one of {', '.join(ENGINES)}", got=engine)
+    extra, packages = ENGINES[engine]
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise DeviceError(f"engine {engine}", expected=", ".join(packages), got=f"no {', '.join(missing)}",
+                          fix=f"pip install 'ingot-compiler[{extra}]'")  # fmt: skip
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def start(engine: str, service: Service, ready: Ready) -> None:
+    """Serve until interrupted. ready: called with the URL when requests are answered."""
+    check_installed(engine)
+    {"asgi": _asgi, "triton": _triton, "ray": _ray}[engine](service, ready)
+
+
+def write(destination: str, service: Service) -> list[Path]:
+    """Write an engine's files: "triton:FOLDER" a model repository. Returns the folders of the models."""
+    engine, _, path = destination.partition(":")
+    if engine != "triton" or not path:
+        raise InputError("--to", expected="triton:FOLDER", got=destination)
+    return _write_triton(Path(path), service)
+
+
+def _asgi(service: Service, ready: Ready) -> None:
+    from ingot.serving.application import RequestLimits, application
+    from ingot.serving.metrics import Metrics
+    from ingot.serving.repository import Repository, ServedModel
+    from ingot.serving.server import bind, serve
+
+    metrics = Metrics()
+    listener = bind(service.host, service.port)  # before the models: it may be taken
+    models = [
+        ServedModel(
+            m.name,
+            m.version,
+            m.model,
+            service.queueing,
+            batch=service.batch,
+            observe=metrics.observer(m.name, m.version),
+        )
+        for m in service.models
+    ]
+    limits = RequestLimits(service.body_bytes, service.seconds)
+    serve(application(Repository(models), limits, metrics), listener, ready)
+
+
+def _write_triton(folder: Path, service: Service) -> list[Path]:
+    from ingot.serving.triton import write_model
+
+    return [
+        write_model(folder, m.name, m.version, m.model, service.queueing, batch=service.batch, timeout=service.seconds)
+        for m in service.models
+    ]
+
+
+def _triton(service: Service, ready: Ready) -> None:
+    from ingot.serving.triton import find_triton, run
+
+    triton = find_triton()
+    with tempfile.TemporaryDirectory(prefix="ingot-triton-") as folder:
+        _write_triton(Path(folder), service)
+        run(triton, Path(folder), service.host, service.port, ready)
+
+
+def _ray(service: Service, ready: Ready) -> None:
+    from ingot.serving.ray import serve
+
+    with tempfile.TemporaryDirectory(prefix="ingot-ray-") as folder:
+        serve(service, Path(folder), ready)
