@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +29,7 @@ from ingot.support.errors import DeviceError, InputError
 from ingot.support.files import atomic_write
 
 ARTIFACT = "model.ingot"
+_POLL_SECONDS = 0.2
 _MODEL = '''"""Runs model.ingot, which lies beside this file, in Triton's Python backend."""
 
 from ingot.serving.triton_backend import TritonPythonModel  # noqa: F401
@@ -49,11 +54,19 @@ def write_model(
     check_name(name)
     check_served(model)
     program = model.program
+    specs = (*program.inputs, *program.outputs)
     numpy_types = [dtype for dtype in DATATYPES if dtype != "bf16"]
-    if unknown := [str(s) for s in (*program.inputs, *program.outputs) if s.dtype not in numpy_types]:
+    if unknown := [str(s) for s in specs if s.dtype not in numpy_types]:
         raise InputError("Triton's Python backend", expected=f"tensors of {', '.join(numpy_types)}", got=unknown)
-    queueing = replace(queueing, most_rows=most_rows(model, batch, queueing.most_rows))
+    # Triton wants a size beside that of the batch
+    most = 0 if any(len(spec.shape) < 2 for spec in specs) else queueing.most_rows
+    queueing = replace(queueing, most_rows=most_rows(model, batch, most))
     config = configuration(name, program.inputs, program.outputs, queueing, timeout=timeout)
+    for tensor in (*config["input"], *config["output"]):
+        if not tensor["dims"]:  # of a scalar: Triton refuses it, and takes one element in its place
+            tensor |= {"dims": [1], "reshape": {"shape": []}}
+    if not queueing.most_rows:
+        del config["dynamic_batching"]
     # of all instances together
     config["parameters"] = [{"key": "threads", "value": {"string_value": str(model.threads)}}]
     folder = repository / name / version
@@ -92,7 +105,7 @@ def find_triton() -> Triton:
     """`tritonserver` of the path, or of the wheel nvidia-pytriton. Raises DeviceError where neither is."""
     on_path = shutil.which("tritonserver")
     if on_path is not None:
-        return Triton(Path(on_path), None, {"PYTHONPATH": _python_path()})
+        return Triton(Path(on_path), None, {"PATH": _path()})
     spec = find_spec("pytriton")
     if spec is None or spec.origin is None:
         fix = "pip install --no-deps nvidia-pytriton, or run in NVIDIA's container; --to triton:FOLDER writes the files"
@@ -107,11 +120,7 @@ def find_triton() -> Triton:
         have = sorted(p.name for p in (server / "python_backend_stubs").glob("*"))
         raise DeviceError("nvidia-pytriton's Python backend", expected=f"one for Python {version}", got=have)
     libraries = [server / "external_libs", server / "lib", package.parent / "nvidia_pytriton.libs"]
-    environment = {
-        "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
-        "PYTHONPATH": _python_path(),
-        "PYTHONHOME": sys.base_prefix,
-    }
+    environment = {"LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)), "PATH": _path()}
     backends = server / "backends"
     target = backends / "python" / stub.name
     if not target.exists():  # where the server looks for it
@@ -119,6 +128,37 @@ def find_triton() -> Triton:
     return Triton(server / "bin" / "tritonserver", backends, environment)
 
 
-def _python_path() -> str:
-    """Where the backend's processes find what this one imports."""
-    return os.pathsep.join(path for path in sys.path if path)
+def _path() -> str:
+    """The backend's processes ignore PYTHONPATH: they belong to the first Python of the path, where Ingot must be
+    installed."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def run(triton: Triton, repository: Path, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Run the server until it ends or this process is interrupted. ready: called with the URL when all models are
+    loaded. Raises DeviceError if the server fails."""
+    url = f"http://{host}:{port}"
+    with subprocess.Popen(triton.command(repository, host, port), env={**os.environ, **triton.environment}) as process:
+        try:
+            while process.poll() is None:
+                if _is_ready(url):
+                    ready(url)
+                    process.wait()
+                else:
+                    time.sleep(_POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+    if process.returncode not in (0, -signal.SIGINT):
+        fix = "its messages stand above"
+        raise DeviceError(
+            "Triton's server", expected="a server that runs", got=f"exit code {process.returncode}", fix=fix
+        )
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=1):
+            return True
+    except OSError:
+        return False
