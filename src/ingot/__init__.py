@@ -19,6 +19,7 @@ from ingot.api.prune import prune
 from ingot.api.quantize import quantize
 from ingot.api.train import train
 from ingot.integrations.jax import jit
+from ingot.integrations.onnxruntime.session import InferenceSession
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import (
     ArtifactError,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
-    "IngotError", "InputError", "LimitError", "Limits", "ShapeError", "UnsupportedOpError", "VerifyError",
+    "InferenceSession", "IngotError", "InputError", "LimitError", "Limits", "ShapeError", "UnsupportedOpError", "VerifyError",
     "__version__", "compile", "export", "grad", "jit", "load", "prune", "quantize", "train", "value_and_grad",
 ]  # fmt: skip
 
