@@ -1,6 +1,6 @@
 """Packages that ship models and call ONNX Runtime, with `import onnxruntime` as Ingot's module: the results are equal.
 
-Each runs in two processes, with ONNX Runtime and with Ingot. `pip install` them to run a test: see THIRD_PARTY there.
+Each runs in two processes, with ONNX Runtime and with Ingot. `pip install` them, and what `MODULES` says that they need, to run a test.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ print(json.dumps([[np.round(box).tolist(), text] for box, text, _ in found]))
     "silero_vad": """
 import torch
 from silero_vad import get_speech_timestamps, load_silero_vad
-from silero_vad.sequence_vad import load_silero_vad_sequence
+import silero_vad.sequence_vad
+from pathlib import Path
 rng = np.random.default_rng(0)
 t = np.arange(3 * 16000) / 16000
 voice = sum(np.sin(2 * np.pi * f * t) for f in (140, 280, 700, 1200)) * (np.sin(2 * np.pi * 3 * t) > 0) / 5
@@ -54,7 +55,8 @@ audio = torch.from_numpy((voice + rng.normal(0, 0.02, t.size)).astype(np.float32
 model = load_silero_vad(onnx=True)
 probabilities = model.audio_forward(audio, 16000).numpy()[0]
 stamps = get_speech_timestamps(audio, load_silero_vad(onnx=True), threshold=0.2)
-sequence = load_silero_vad_sequence().audio_forward(audio.numpy())
+files = Path(silero_vad.__file__).parent / "data"
+sequence = silero_vad.sequence_vad.SileroVADSequence(files / "silero_vad_16k_sequence.onnx").audio_forward(audio.numpy())
 print(json.dumps([np.round(probabilities, 3).tolist(), stamps, np.round(sequence, 3).tolist()]))
 """,
     "ddddocr": _TEXT
