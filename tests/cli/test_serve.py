@@ -91,3 +91,47 @@ def test_what_is_wrong_is_told(files: Path, words: list[str], message: str):
     result = CliRunner().invoke(app, ["serve", str(files / "other.ingot"), "--port", "0", *words])
     assert result.exit_code == (4 if "Triton" in message else 2), result.output
     assert message in " ".join(result.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["triton", "ray"])
+def test_other_engines_serve_the_same_answers(files: Path, engine: str):
+    import socket
+
+    from ingot.serving.engines import check_installed
+    from ingot.serving.triton import find_triton
+    from ingot.support.errors import DeviceError
+
+    try:
+        check_installed(engine)
+        if engine == "triton":
+            find_triton()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    words = command(files / "pool.onnx", "--engine", engine, "--port", port, "--threads", 1, "--json")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = {}
+            while "url" not in said:
+                line = process.stdout.readline()
+                assert line, process.stderr and process.stderr.read()[-3000:]
+                said = json.loads(line) if line.startswith("{") else {}
+            tensors = [
+                {"name": "x", "shape": [1, 1, 8], "datatype": "FP32", "data": [1.0] * 8},
+                {"name": "shift", "shape": [1, 1], "datatype": "FP32", "data": [2.0]},
+            ]
+            body = json.dumps({"inputs": tensors}).encode()
+            with urllib.request.urlopen(f"{said['url']}/v2/models/pool/infer", body, timeout=30) as response:
+                data = json.load(response)["outputs"][0]["data"]
+            wanted = compiled(pooled())(np.ones((1, 1, 8), np.float32), np.full((1, 1), 2, np.float32))
+            np.testing.assert_array_equal(np.array(data, np.float32), wanted.reshape(-1))
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise

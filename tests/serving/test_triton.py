@@ -24,9 +24,11 @@ from ingot.support.errors import DeviceError, InputError  # noqa: E402
 from tests.serving.models import centered, compiled, pooled, typed, upper  # noqa: E402
 from tests.serving.test_application import feeds, tensors  # noqa: E402
 
+SOURCE = Path(ingot.__file__).parents[1]
+
 
 def write(folder: Path, name: str, model: CompiledModel, version: str = "1", **queueing) -> None:
-    write_model(folder, name, version, model, Queueing(**queueing), batch=None, timeout=20)
+    write_model(folder, name, version, model, Queueing(**queueing), batch=None, timeout=20, source=SOURCE)
 
 
 def free_ports(count: int) -> list[int]:
@@ -50,9 +52,6 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
     write(folder, "centered", compiled(centered()), most_rows=16)
     write(folder, "typed", compiled(typed()), most_rows=4)
     write(folder, "narrow", compiled(pooled()), capacity=1, most_rows=2)
-    source = Path(ingot.__file__).parents[1]
-    for model in folder.glob("*/*/model.py"):  # its processes know installed packages only, not this source
-        model.write_text(f"import sys\n\nsys.path.insert(0, {str(source)!r})\n{model.read_text()}")
     ports = free_ports(3)
     words = server.command(folder, "127.0.0.1", ports[0], grpc=ports[1], metrics=ports[2])
     log = folder.with_suffix(".log")
@@ -163,7 +162,9 @@ def test_the_backend_answers_each_request_by_itself(tmp_path: Path, monkeypatch:
         def __init__(self, name, array):
             self.name, self.array = name, array
 
-        from_dlpack = classmethod(lambda cls, name, array: cls(name, np.from_dlpack(array)))
+        @staticmethod
+        def from_dlpack(name, array):
+            return Tensor(name, np.from_dlpack(array))
 
         def __dlpack__(self, **options):
             return self.array.__dlpack__(**options)

@@ -116,8 +116,8 @@ def test_a_killed_process_is_replaced(task: dict[str, Any]):
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["2", "ray"])
 def test_the_command_tunes_with_workers(task: dict[str, Any], tmp_path: Path, workers: str):
-    if workers == "ray":
-        ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray") if workers == "ray" else None
+    if ray is not None:
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
     database = tmp_path / "found.jsonl"
     words = [
@@ -135,7 +135,7 @@ def test_the_command_tunes_with_workers(task: dict[str, Any], tmp_path: Path, wo
     try:
         result = CliRunner().invoke(app, [*words, "--size", "batch=40,length=60", "--json"])
     finally:
-        if workers == "ray":
+        if ray is not None:
             ray.shutdown()
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import ingot
 from ingot.runtime.executor import CompiledModel
 from ingot.serving.scheduler import Queueing
 from ingot.support.dataclass import dataclass
@@ -111,7 +112,7 @@ def _triton(service: Service, ready: Ready) -> None:
 
     triton = find_triton()
     with tempfile.TemporaryDirectory(prefix="ingot-triton-") as folder:
-        _write_triton(Path(folder), service)
+        _write_triton(Path(folder), service, Path(ingot.__file__).parents[1])
         run(triton, Path(folder), service.host, service.port, ready)
 
 

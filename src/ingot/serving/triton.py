@@ -31,7 +31,7 @@ from ingot.support.files import atomic_write
 ARTIFACT = "model.ingot"
 _POLL_SECONDS = 0.2
 _MODEL = '''"""Runs model.ingot, which lies beside this file, in Triton's Python backend."""
-
+{source}
 from ingot.serving.triton_backend import TritonPythonModel  # noqa: F401
 '''
 
@@ -45,11 +45,13 @@ def write_model(
     *,
     batch: str | None,
     timeout: float,
+    source: Path | None = None,
 ) -> Path:
     """Write one version of a model; its configuration is that of all versions. Returns the folder of the model.
 
-    timeout: seconds that a request may wait. Raises InputError for a model that is several programs, keeps state, or
-    has tensors of types that Triton's Python backend lacks.
+    timeout: seconds that a request may wait. source: the folder that the backend imports Ingot from; None: where it is
+    installed. Raises InputError for a model that is several programs, keeps state, or has tensors of types that
+    Triton's Python backend lacks.
     """
     check_name(name)
     check_served(model)
@@ -75,7 +77,8 @@ def write_model(
     except OSError as error:
         raise InputError(f"cannot create {folder}", got=error.strerror) from error
     model.save(folder / ARTIFACT)
-    atomic_write(folder / "model.py", [_MODEL.encode()])
+    text = "" if source is None else f"\nimport sys\n\nsys.path.insert(0, {str(source)!r})\n"
+    atomic_write(folder / "model.py", [_MODEL.format(source=text).encode()])
     atomic_write(repository / name / "config.pbtxt", [text_format(config).encode()])
     return repository / name
 
@@ -129,8 +132,7 @@ def find_triton() -> Triton:
 
 
 def _path() -> str:
-    """The backend's processes ignore PYTHONPATH: they belong to the first Python of the path, where Ingot must be
-    installed."""
+    """The backend's processes ignore PYTHONPATH: they belong to the first Python of the path."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,11 +51,12 @@ class Fleet:
         """Of each batch, at most one for each worker at a time. Raises InputError for a worker on another kind of
         machine."""
         with ThreadPoolExecutor(len(batches)) as threads:
-            return [*threads.map(lambda pair: self._ask(*pair, rounds), zip(self.workers, batches, strict=False))]
+            return [*threads.map(self._ask, self.workers, batches, repeat(rounds))]
 
     def _ask(self, worker: Asked, choices: Choices, rounds: int) -> Readings:
         records = {key: choice.record() for key, choice in choices.items()}
         request = {"task": self.task, "choices": records, "rounds": rounds}
+        reason = ""
         for attempt in range(1, TRIES + 1):
             try:
                 return self._readings(worker.ask(request), choices)
@@ -114,11 +116,12 @@ class _Actor:
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         import ray
+        from ray.exceptions import RayError
 
         actor = self._actor = self._actor or self._start()
         try:
             return ray.get(actor.answer.remote(dict(request)), timeout=_SECONDS)
-        except (ray.exceptions.RayError, TimeoutError) as error:
+        except (RayError, TimeoutError) as error:
             self.close()
             raise DeviceError("a measurement", got=str(error).strip().splitlines()[-1]) from error
 

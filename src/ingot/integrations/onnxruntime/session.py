@@ -146,14 +146,14 @@ class InferenceSession:
         Raises FeedError for inputs that do not fit, InputError for names and arrays of outputs that do not.
         """
         positions = self._wanted(output_names)
-        into: list[np.ndarray | None] | None = None
+        into: dict[int, np.ndarray | None] | None = None
         if out is not None:
             if len(out) != len(positions):
                 raise InputError("out", expected=f"{len(positions)} arrays, or None for some", got=len(out))
-            into = [None] * len(self._positions)
-            for position, array in zip(positions, out, strict=True):
-                into[position] = array
-        results = self._model.run(self._feeds(input_feed), into)
+            into = dict(zip(positions, out, strict=True))
+        results = self._model.run(
+            self._feeds(input_feed), None if into is None else [into.get(i) for i in range(len(self._positions))]
+        )
         return [results[position] for position in positions]
 
     def run_async(
@@ -257,7 +257,7 @@ def _loaded(program: Any, options: Mapping[str, Any]) -> CompiledModel:
 
 def _node_arg(spec: TensorSpec) -> NodeArg:
     try:
-        shape = [dim if isinstance(dim, int) else show(dim) for dim in spec.shape]
+        shape: list[int | str | None] = [dim if isinstance(dim, int) else show(dim) for dim in spec.shape]
     except InputError:  # only a call knows its rank
         shape = []
     text, _ = ELEMENTS.get(spec.dtype, (spec.dtype, 0))

@@ -26,11 +26,11 @@ _DTYPES = {number: name for name, (_, number) in ELEMENTS.items() if name != "st
 
 def element_dtype(element: Any) -> np.dtype:
     """The dtype of a numpy type or of ONNX's number. Raises InputError."""
-    if isinstance(element, int) and not isinstance(element, type):
-        if element not in _DTYPES:
-            raise InputError("an element type", expected=f"one of {sorted(_DTYPES)}", got=element)
-        return numpy_dtype(_DTYPES[element])
-    return np.dtype(element)
+    if not isinstance(element, int):
+        return np.dtype(element)
+    if element not in _DTYPES:
+        raise InputError("an element type", expected=f"one of {sorted(_DTYPES)}", got=element)
+    return numpy_dtype(_DTYPES[element])
 
 
 def at_address(address: int, shape: Sequence[int], element: Any) -> np.ndarray:
@@ -41,7 +41,7 @@ def at_address(address: int, shape: Sequence[int], element: Any) -> np.ndarray:
         return np.empty(shape, dtype)
     if address <= 0 or min(shape) < 0:
         raise InputError("a buffer", expected="an address and sizes >= 0", got=f"{address:#x}, {[*shape]}")
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype).reshape(tuple(shape))
+    return np.frombuffer(memoryview((ctypes.c_uint8 * nbytes).from_address(address)), dtype).reshape(tuple(shape))
 
 
 def _check_cpu(device: str) -> None:
