@@ -232,6 +232,21 @@ def test_malformed_bodies_get_an_answer_and_leave_the_server_well(pool):
         assert post(address, path, good)[0] == 200
 
 
+def test_bodies_that_are_held_at_a_time_are_bounded(pool):
+    slow = Slow(pool)
+    body = json.dumps({"inputs": [X, SHIFT]}).encode()
+    limits = RequestLimits(total_bytes=2 * len(body) + 10)
+    model = serving("slow", slow)  # type: ignore[arg-type]
+    with served([model], limits) as address, ThreadPoolExecutor(4) as executor:
+        held = [executor.submit(post, address, "/v2/models/slow/infer", body) for _ in range(2)]
+        while slow.calls + model.waiting < 2:
+            time.sleep(0.01)
+        assert post(address, "/v2/models/slow/infer", body)[0] == 503
+        slow.go.set()
+        assert [f.result()[0] for f in held] == [200, 200]
+        assert post(address, "/v2/models/slow/infer", body)[0] == 200
+
+
 def test_results_without_json_are_refused_by_name_and_pass_as_binary(pool):
     arrays = feeds(1, 2)
     arrays[1][:] = np.nan

@@ -1,7 +1,7 @@
 """The ASGI application: the Open Inference Protocol's routes, health, metrics, and an OpenAPI page.
 
 Further routes (those of language models) stand in the same application and take the same care of bodies and errors:
-`application(repository, limits, metrics, routes=[Route("/v1/...", endpoint)])` with `read_body` in their endpoints.
+`application(repository, limits, metrics, routes=[Route("/v1/...", endpoint)])` with `body_of` in their endpoints.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ from ingot.support.errors import IngotError, InputError
 SERVER = "ingot"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 _LARGE_BYTES = 1 << 17  # of a body: its JSON takes a millisecond, which other requests should not wait for
+_DRAINED_BYTES = 8 << 20  # of a body beyond the limit, which are read and dropped
 Result = TypeVar("Result")
 _logger = logging.getLogger("ingot.serving")
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """body_bytes: of a request. seconds: to send one, and for its answer to be computed."""
+    """body_bytes: of a request. total_bytes: of all bodies that are read or waiting for an answer. seconds: to send a
+    request, and for its answer to be computed."""
 
     body_bytes: int = 64 << 20
+    total_bytes: int = 1 << 30
     seconds: float = 60.0
 
 
@@ -76,7 +79,9 @@ def application(
     handlers: Any = {
         IngotError: _refusal, HTTPException: _http_error, ClientDisconnect: _goodbye, Exception: _failure
     }  # fmt: skip
-    return Starlette(routes=[*routes, *own], exception_handlers=handlers, lifespan=lifespan)
+    app = Starlette(routes=[*routes, *own], exception_handlers=handlers, lifespan=lifespan)
+    app.state.held_bytes = 0
+    return app
 
 
 class _Endpoints:
@@ -132,10 +137,10 @@ class _Endpoints:
             return response
 
     async def _infer(self, request: Request, model: ServedModel) -> Response:
-        body = await read_body(request, self._limits)
-        json_bytes = _json_bytes(request)
-        parsed = await _worked(len(body), protocol.parse, body, json_bytes, model.inputs, model.outputs)
-        results = await answer(request, model.submit(parsed.inputs), self._limits)
+        async with body_of(request, self._limits) as body:
+            json_bytes = _json_bytes(request)
+            parsed = await _worked(len(body), protocol.parse, body, json_bytes, model.inputs, model.outputs)
+            results = await answer(request, model.submit(parsed.inputs), self._limits)
         large = sum(getattr(r, "nbytes", 0) for r in results)
         payload, head = await _worked(
             large, protocol.response, parsed, model.name, model.version, model.outputs, results
@@ -148,27 +153,40 @@ class _Endpoints:
         return self._repository.find(request.path_params["name"], request.path_params.get("version"))
 
 
-async def read_body(request: Request, limits: RequestLimits) -> bytes:
-    """The body of a request. Raises RequestError: 413 for one that is too large, 408 for one that takes too long."""
-    too_large = RequestError(413, "the body", expected=f"at most {limits.body_bytes} bytes", got="more")
-    if "content-encoding" in request.headers and request.headers["content-encoding"].lower() != "identity":
-        got = request.headers["content-encoding"][:100]
-        raise RequestError(415, "the body", expected="no Content-Encoding", got=got)
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > limits.body_bytes:
-        raise too_large
+@asynccontextmanager
+async def body_of(request: Request, limits: RequestLimits) -> AsyncIterator[bytes]:
+    """The body of a request, which counts as held until the block ends.
+
+    Raises RequestError: 413 for one that is too large, 408 for one that takes too long, 415 for a compressed one, and
+    503 if all requests together hold too much.
+    """
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise RequestError(415, "the body", expected="no Content-Encoding", got=encoding[:100])
     parts: list[bytes] = []
-    total = 0
+    total = held = 0
+    state = request.app.state
     try:
-        async with asyncio.timeout(limits.seconds):
-            async for part in request.stream():
-                total += len(part)
-                if total > limits.body_bytes:
-                    raise too_large
-                parts.append(part)
-    except TimeoutError as error:
-        raise RequestError(408, "the body", expected=f"within {limits.seconds} s", got=f"{total} bytes") from error
-    return b"".join(parts)
+        try:
+            async with asyncio.timeout(limits.seconds):
+                async for part in request.stream():
+                    total += len(part)
+                    if total > limits.body_bytes + _DRAINED_BYTES:
+                        break
+                    if total > limits.body_bytes:
+                        continue
+                    if state.held_bytes + len(part) > limits.total_bytes:
+                        raise RequestError(503, "too many large requests at a time", fix="try again later")
+                    state.held_bytes += len(part)
+                    held += len(part)
+                    parts.append(part)
+        except TimeoutError as error:
+            raise RequestError(408, "the body", expected=f"within {limits.seconds} s", got=f"{total} bytes") from error
+        if total > limits.body_bytes:  # said once most of it is read: a client that still sends hears nothing
+            raise RequestError(413, "the body", expected=f"at most {limits.body_bytes} bytes", got="more")
+        yield b"".join(parts)
+    finally:
+        state.held_bytes -= held
 
 
 async def answer(request: Request, future: Future[Result], limits: RequestLimits) -> Result:
@@ -221,7 +239,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
     """Ingot's errors: those about arguments are the client's, all others the server's."""
     status = error.status if isinstance(error, RequestError) else 400 if isinstance(error, InputError) else 500
     # what is left of a body that was not read must not be taken for the next request
-    headers = {"Connection": "close"} if status in (408, 413, 415) else None
+    headers = {"Connection": "close"} if status in (408, 413, 415, 503) else None
     return JSONResponse({"error": str(error)}, status, headers)
 
 

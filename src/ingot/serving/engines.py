@@ -98,13 +98,11 @@ def _asgi(service: Service, ready: Ready) -> None:
     serve(application(Repository(models), limits, metrics), listener, ready)
 
 
-def _write_triton(folder: Path, service: Service) -> list[Path]:
+def _write_triton(folder: Path, service: Service, source: Path | None = None) -> list[Path]:
     from ingot.serving.triton import write_model
 
-    return [
-        write_model(folder, m.name, m.version, m.model, service.queueing, batch=service.batch, timeout=service.seconds)
-        for m in service.models
-    ]
+    options = {"batch": service.batch, "timeout": service.seconds, "source": source}
+    return [write_model(folder, m.name, m.version, m.model, service.queueing, **options) for m in service.models]
 
 
 def _triton(service: Service, ready: Ready) -> None:

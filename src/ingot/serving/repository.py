@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,13 +49,14 @@ class ServedModel:
         self.queueing = replace(queueing, most_rows=most_rows(model, batch, queueing.most_rows))
         self.counts = {"success": 0, "fail": 0, "execution": 0, "rows": 0}
         self.seconds = 0.0
-        self._observe = observe
+        self._observe, self._lock = observe, threading.Lock()
         self._scheduler = Scheduler(model.run, self.queueing, name, self._record)
 
     def _record(self, rows: int, seconds: float) -> None:
-        self.counts["execution"] += 1
-        self.counts["rows"] += rows or 1
-        self.seconds += seconds
+        with self._lock:
+            self.counts["execution"] += 1
+            self.counts["rows"] += rows or 1
+            self.seconds += seconds
         self._observe(rows, seconds)
 
     @property
