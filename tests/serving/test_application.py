@@ -315,7 +315,7 @@ def test_a_killed_client_gives_up_its_place_and_a_slow_model_is_504(pool):
     assert slow.calls == 2  # the first, which ran, and the last one
 
 
-def test_a_model_that_fails_fails_its_own_request_alone(pool):
+def test_a_model_that_fails_fails_its_own_request_alone(pool, caplog: pytest.LogCaptureFixture):
     slow = Slow(pool)
     model = ServedModel("slow", "1", pool, Queueing(most_rows=8, capacity=64))
     model._scheduler._run = slow.run  # type: ignore[attr-defined]
@@ -332,6 +332,8 @@ def test_a_model_that_fails_fails_its_own_request_alone(pool):
         assert [f.result()[0] for f in (first, *rest)] == [200, 500, 200, 200, 500, 200]
         assert "secret" not in rest[0].result()[1]["error"]
         assert slow.calls == 2 + 5
+    assert len([r for r in caplog.records if "failed" in r.message and r.exc_info]) == 1
+    assert model.counts["fail"] == 2 and model.counts["success"] == 4
 
 
 def test_what_cannot_be_served_is_refused():

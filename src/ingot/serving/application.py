@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from ingot.support.errors import IngotError, InputError
 SERVER = "ingot"
 EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 _LARGE_BYTES = 1 << 17  # of a body: its JSON takes a millisecond, which other requests should not wait for
+_LOG_SECONDS = 1.0  # between two messages of one kind of failure
 _DRAINED_BYTES = 8 << 20  # of a body beyond the limit, which are read and dropped
 Result = TypeVar("Result")
 _logger = logging.getLogger("ingot.serving")
@@ -80,7 +82,7 @@ def application(
         IngotError: _refusal, HTTPException: _http_error, ClientDisconnect: _goodbye, Exception: _failure
     }  # fmt: skip
     app = Starlette(routes=[*routes, *own], exception_handlers=handlers, lifespan=lifespan)
-    app.state.held_bytes = 0
+    app.state.held_bytes, app.state.failures = 0, {}
     return app
 
 
@@ -129,11 +131,14 @@ class _Endpoints:
         with self._metrics.request(model.name, model.version) as outcome:
             try:
                 response = await self._infer(request, model)
-            except BaseException:
+                model.counts["success"] += 1
+                outcome.is_success = True
+            except (IngotError, ClientDisconnect):
                 model.counts["fail"] += 1
                 raise
-            model.counts["success"] += 1
-            outcome.is_success = True
+            except Exception as error:  # not left to Starlette, which raises it once more for the server's log
+                model.counts["fail"] += 1
+                response = await _failure(request, error)
             return response
 
     async def _infer(self, request: Request, model: ServedModel) -> Response:
@@ -254,6 +259,11 @@ async def _goodbye(request: Request, error: Exception) -> Response:
 
 
 async def _failure(request: Request, error: Exception) -> Response:
-    """Of an error that nobody expected the client sees the kind only."""
-    _logger.error("%s failed", request.url.path, exc_info=error)
-    return JSONResponse({"error": f"the server failed: {type(error).__name__}; its log says more"}, 500)
+    """Of an error that nobody expected the client sees the kind only. The log has it once a second: each request of a
+    model that fails would write a page."""
+    kind = type(error).__name__
+    state, now = request.app.state, time.monotonic()
+    if now - state.failures.get(kind, -_LOG_SECONDS) >= _LOG_SECONDS:
+        state.failures[kind] = now
+        _logger.error("%s failed", request.url.path, exc_info=error)
+    return JSONResponse({"error": f"the server failed: {kind}; its log says more"}, 500)
