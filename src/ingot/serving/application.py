@@ -94,11 +94,10 @@ class _Endpoints:
         return JSONResponse({"name": SERVER, "version": __version__, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
-        return Response()
+        return JSONResponse({"live": True, "ready": True})
 
     async def ready(self, request: Request) -> Response:
-        self._model(request)
-        return Response()
+        return JSONResponse({"name": self._model(request).name, "ready": True})
 
     async def metadata(self, request: Request) -> Response:
         model = self._model(request)

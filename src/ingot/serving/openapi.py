@@ -33,8 +33,8 @@ def page(models: Sequence[ServedModel], title: str) -> dict[str, Any]:
 
     paths: dict[str, Any] = {
         "/v2": {"get": got("the server's name, version and extensions", any_object)},
-        "/v2/health/live": {"get": got("whether the server runs")},
-        "/v2/health/ready": {"get": got("whether all models are ready")},
+        "/v2/health/live": {"get": got("whether the server runs", any_object)},
+        "/v2/health/ready": {"get": got("whether all models are ready", any_object)},
         "/v2/models/stats": {"get": got("counts of all models", any_object)},
         "/v2/repository/index": {
             "post": got("the models and their versions", {"application/json": {"schema": {"type": "array"}}})
@@ -44,7 +44,7 @@ def page(models: Sequence[ServedModel], title: str) -> dict[str, Any]:
     for model in models:
         path = f"/v2/models/{model.name}/versions/{model.version}"
         paths[path] = {"get": got(f"the tensors of {model.name}", any_object)}
-        paths[f"{path}/ready"] = {"get": got(f"whether {model.name} is ready")}
+        paths[f"{path}/ready"] = {"get": got(f"whether {model.name} is ready", any_object)}
         paths[f"{path}/config"] = {"get": got(f"how {model.name} is configured", any_object)}
         paths[f"{path}/stats"] = {"get": got(f"counts of {model.name}", any_object)}
         paths[f"{path}/infer"] = {
