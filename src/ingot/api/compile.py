@@ -37,6 +37,7 @@ def compile(
     inputs: Any = None,
     outputs: Any = None,
     state: Mapping[str, str] | None = None,
+    device_memory: int | None = None,
     limits: Limits | None = None,
 ) -> CompiledModel:
     """Compile a trained model to one native program.
@@ -65,6 +66,7 @@ def compile(
         threads: the threads of a call; by default the physical cores that this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
+        device_memory: the bytes of a GPU's memory that the program may take; see `ingot.load`.
         limits: bounds on time, memory and sizes, beyond which the model is refused: `ingot.Limits(seconds=3600)`.
         weights: arguments whose values never change. They become constants, and calls leave them out. Either a mapping
             from names (or indices) to arrays, {"axes": np.array([1])}, or the path of a safetensors file. For a JAX
@@ -95,7 +97,8 @@ def compile(
             from ingot.driver.open import Request
 
             request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
-            return compile_model(model, request, Options(target, thread_count(threads), cache, fast_math, precision))
+            options = Options(target, thread_count(threads), cache, fast_math, precision, device_memory)
+            return compile_model(model, request, options)
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
     except MemoryError as error:

@@ -138,14 +138,14 @@ class LoadedProgram(Executable):
     """A program in memory. Calls run concurrently, each in its own arena, while there are cores for their threads;
     further calls wait. A program with state runs one call at a time."""
 
-    def __init__(self, program: Program, threads: int | None = None) -> None:
-        """Map the code. If no shape is dynamic, also allocate all memory.
+    def __init__(self, program: Program, threads: int | None = None, device_memory: int | None = None) -> None:
+        """Map the code. If no shape is dynamic, also allocate all memory. device_memory: see `ingot.load`.
 
         Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
         """
         self._program = program
         self.inputs, self.outputs = program.inputs, program.outputs
-        self._loaded = device.load(program, threads)
+        self._loaded = device.load(program, threads, device_memory)
         self.threads = self._loaded.threads
         self._arguments = Arguments(program)
         self._output_adapters = [TensorAdapter(spec) for spec in program.outputs]

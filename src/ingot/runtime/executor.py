@@ -78,11 +78,18 @@ class CompiledModel:
     """
 
     def __init__(
-        self, program: Program | Executable, *, threads: int | None = None, convention: Convention | None = None
+        self,
+        program: Program | Executable,
+        *,
+        threads: int | None = None,
+        convention: Convention | None = None,
+        device_memory: int | None = None,
     ) -> None:
-        """program: plain data, which is loaded, or an executable. Raises ArtifactError if this machine lacks a feature
-        that the code needs, InputError for a bad thread count."""
-        executable = LoadedProgram(program, threads) if isinstance(program, Program) else program
+        """program: plain data, which is loaded, or an executable. device_memory: see `ingot.load`.
+
+        Raises ArtifactError if this machine lacks a feature that the code needs, InputError for a bad thread count.
+        """
+        executable = LoadedProgram(program, threads, device_memory) if isinstance(program, Program) else program
         self._executable, self._convention = executable, convention
         self.inputs: tuple[TensorSpec, ...] = executable.inputs
         self.outputs: tuple[TensorSpec, ...] = executable.outputs
