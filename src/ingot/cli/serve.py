@@ -10,9 +10,10 @@ import typer
 from ingot.cli.console import command_context, err, escape, out, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, grouped
 from ingot.debug.source import compile_source, open_source, runnable
-from ingot.serving.engines import ENGINES, NamedModel, Service, check_installed, is_loopback, start, write
+from ingot.serving.engines import ENGINES, check_installed, is_loopback, start, write
 from ingot.serving.repository import model_files
 from ingot.serving.scheduler import Queueing
+from ingot.serving.service import NamedModel, Service
 from ingot.support import progress
 
 _MIB = 1 << 20

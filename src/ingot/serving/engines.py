@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 import ingot
-from ingot.runtime.executor import CompiledModel
-from ingot.serving.scheduler import Queueing
-from ingot.support.dataclass import dataclass
+from ingot.serving.service import Service
 from ingot.support.errors import DeviceError, InputError
 
 # the engines, each with the packages of its extra
@@ -21,27 +19,6 @@ ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "ray": ("ray", ("ray",)),
 }
 Ready = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class NamedModel:
-    name: str
-    version: str
-    model: CompiledModel
-
-
-@dataclass(frozen=True)
-class Service:
-    """What is served, where and how. batch: the size along which requests are joined; None: the leading one that all
-    tensors share; "": none. body_bytes, seconds: limits of one request."""
-
-    models: Sequence[NamedModel]
-    host: str
-    port: int
-    queueing: Queueing
-    batch: str | None = None
-    body_bytes: int = 64 << 20
-    seconds: float = 60.0
 
 
 def check_installed(engine: str) -> None:
@@ -94,7 +71,7 @@ def _asgi(service: Service, ready: Ready) -> None:
         )
         for m in service.models
     ]
-    limits = RequestLimits(service.body_bytes, service.seconds)
+    limits = RequestLimits(service.body_bytes, seconds=service.seconds)
     serve(application(Repository(models), limits, metrics), listener, ready)
 
 

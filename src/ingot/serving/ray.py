@@ -22,10 +22,10 @@ from typing import Any
 
 from ingot.api.load import load
 from ingot.serving.application import RequestLimits, application
-from ingot.serving.engines import Service
 from ingot.serving.metrics import Metrics
 from ingot.serving.repository import Repository, ServedModel, model_files
 from ingot.serving.scheduler import Queueing
+from ingot.serving.service import Service
 from ingot.support.errors import InputError
 
 _QUEUE_SHARE = 2  # of a replica's capacity: what Ray may send before it asks another one
@@ -139,7 +139,7 @@ def serve(service: Service, folder: Path, ready: Callable[[str], None]) -> None:
         ray.init(include_dashboard=False, log_to_driver=False)
     try:
         ray_serve.start(http_options={"host": service.host, "port": service.port})
-        limits = RequestLimits(service.body_bytes, service.seconds)
+        limits = RequestLimits(service.body_bytes, seconds=service.seconds)
         threads = max(m.model.threads for m in service.models)
         ray_serve.run(
             deployment(folder, batch=service.batch, queueing=service.queueing, limits=limits, threads=threads),

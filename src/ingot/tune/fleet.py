@@ -18,6 +18,7 @@ from ingot.support.errors import DeviceError, InputError
 from ingot.support.log import Log
 from ingot.tune.trial import Choices, Readings
 from ingot.tune.watched import Watched
+from ingot.tune.worker import Worker
 
 TRIES = 3  # of a request, each with a new worker if the last one died
 _SECONDS = 600.0  # for a request: the first one compiles the model
@@ -93,8 +94,6 @@ def _ray_actors(address: str | None) -> list[Asked]:
         import ray
     except ImportError as error:
         raise DeviceError("workers of Ray", got=str(error), fix="pip install 'ingot-compiler[ray]'") from error
-    from ingot.tune.worker import Worker
-
     if not ray.is_initialized():
         ray.init(address, include_dashboard=False if address is None else None, log_to_driver=False)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -5,15 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.support.errors import InputError
-
-if TYPE_CHECKING:
-    from ingot.integrations.onnxruntime.session import InferenceSession
 
 # ONNX Runtime's names of element types, and ONNX's numbers
 ELEMENTS = {
@@ -148,8 +145,8 @@ def type_name(array: np.ndarray) -> str:
 class IOBinding:
     """Inputs and outputs of a run by name, in memory of the caller where it gives any."""
 
-    def __init__(self, session: InferenceSession) -> None:
-        self._session = session
+    def __init__(self, session: object) -> None:
+        """session: as in ONNX Runtime; whoever runs the binding names its session anyway."""
         self._inputs: dict[str, Any] = {}
         self._outputs: dict[str, np.ndarray | None] = {}
         self._results: list[OrtValue] = []

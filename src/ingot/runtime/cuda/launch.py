@@ -53,8 +53,8 @@ class Node:
     def point(self, places: Places, weights: Callable[[int], int] | None = None) -> None:
         """weights: the address of a byte of the weights, where these do not lie at their place one after another."""
         for i, (base, offset) in enumerate(self.bases):
-            is_apart = weights is not None and base == WEIGHTS
-            self._values[i] = address = weights(offset) if is_apart else places[base] + offset
+            address = weights(offset) if weights is not None and base == WEIGHTS else places[base] + offset
+            self._values[i] = address
             if i in self._maps:
                 self._driver.encode(self._maps[i], self._matrices[i], address)
 
