@@ -15,9 +15,9 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
 from ingot.ops import Concat, Pad
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed, label
-from ingot.plan.control import launch_control
+from ingot.plan.control import UNFUSED, launch_control
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
@@ -219,7 +219,7 @@ class _Linker:
         group = node.op
         assert isinstance(group, Group)
         ins, outs, constant = self._layouts(node)
-        if any(category(n.op) is Category.CONTROL for n in group.body.nodes()):
+        if any(category(n.op) in UNFUSED for n in group.body.nodes()):
             self._launch_pending()
             first = len(self.steps)
             launch_control(self, node, ins, outs)
@@ -325,6 +325,15 @@ class _Linker:
                     expression(rounds),
                 )
             )
+
+    def exchange(self, collective: rt.Collective, source: int, target: int, count: DimLike) -> None:
+        """Append an exchange of `count` elements of buffer `source`, whose result is stored in buffer `target`."""
+        number = len(self.steps)
+        for buffer in (source, target):
+            self.buffers[buffer].touch(number)
+        self.sizes.add_step_dims(number, (1, 1, count))
+        args, dims = ((source, 0), (target, 0)), (expression(count),)
+        self.steps.append(rt.Step(collective.kind, args, dims, label=str(collective), collective=collective))
 
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int:
         """Append a jump, taken if the byte in buffer `flag` is 0 (None: always), and return its number, with which
