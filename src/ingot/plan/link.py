@@ -476,7 +476,7 @@ def link(
     code = assembler.finish()
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     state_count = len(graph.state)
-    inputs = [_spec(attribute_label(n), n) for n in storage.graph.inputs]
+    inputs = [spec_of(attribute_label(n), n) for n in storage.graph.inputs]
     state = (
         rt.State(replace(spec, name=name), rt.zeros(estimate(old.type.nbytes)), storage.copy_reasons.get(old, ""))
         for name, spec, (old, _) in zip(graph.state, inputs[len(inputs) - state_count :], graph.lasting, strict=True)
@@ -487,7 +487,7 @@ def link(
         sizes=linker.sizes.specs,
         conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(inputs[: len(inputs) - state_count]),
-        outputs=tuple(_spec(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]),
+        outputs=tuple(spec_of(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]),
         state=tuple(state),
         buffers=tuple(b.to_buffer(i, device) for i, b in enumerate(linker.buffers)),
         steps=tuple(replace(s, device=device) for s in linker.steps),
@@ -499,6 +499,7 @@ def link(
     )
 
 
-def _spec(name: str, node: Node) -> rt.TensorSpec:
+def spec_of(name: str, node: Node) -> rt.TensorSpec:
+    """The description of an input or output of a program."""
     elements = tuple(map(expression, elements_of(node)))
     return rt.TensorSpec(name, node.dtype.name, tuple(map(expression, node.shape)), elements)
