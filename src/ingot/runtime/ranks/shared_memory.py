@@ -34,6 +34,7 @@ from ingot.support.flags import collective_seconds
 
 SLOT_BYTES = 1 << 20
 POLL_SECONDS = 0.05
+LEFT_SECONDS = 5.0
 _LINE_BYTES = 64
 _ABSENT, _JOINED, _LEFT, _FAILED = range(4)
 _STATES = ("is absent", "has stopped", "has left", "has failed")
@@ -86,6 +87,7 @@ class SharedMemoryGroup(ProcessGroup):
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX, 1, _LINE_BYTES * rank)
         self._states[rank] = _JOINED
         self._owner = os.getpid()
+        self._left_at: dict[int, float] = {}  # when it was noticed that a rank has left
 
     def exchange(self, collective: Collective, source: np.ndarray, target: np.ndarray) -> None:
         channel = self._channels.get(collective.groups)
@@ -94,9 +96,15 @@ class SharedMemoryGroup(ProcessGroup):
         channel.run(collective, source.view(np.uint8), target.view(np.uint8))
 
     def check(self) -> None:
+        """A rank that has left, its work done, counts as ended after LEFT_SECONDS: others may be about to leave."""
         for rank in range(self.size):
-            if rank != self.rank and (state := self.state(rank)) is not None and self._states[rank] != _ABSENT:
-                raise DeviceError("a group of processes", expected="all ranks at work", got=f"rank {rank} {state}")
+            state = None if rank == self.rank or self._states[rank] == _ABSENT else self.state(rank)
+            if state is None or (
+                state == _STATES[_LEFT]
+                and time.monotonic() - self._left_at.setdefault(rank, time.monotonic()) < LEFT_SECONDS
+            ):
+                continue
+            raise DeviceError("a group of processes", expected="all ranks at work", got=f"rank {rank} {state}")
 
     def state(self, rank: int) -> str | None:
         """What has become of a rank that is not at work; None for one that is."""
