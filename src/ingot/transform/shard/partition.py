@@ -97,8 +97,13 @@ def _refused(
     graph: Graph, nodes: Sequence[Node], rules: Mapping[Node, Rule | None],
     chosen: Mapping[Node, Mapping[str, Axes]], partial: Mapping[Node, Partial],
 ) -> set[Node]:  # fmt: skip
-    """Partial sums that some reader, or an output, needs whole."""
-    refused = {n for n in graph.outputs if n in partial}
+    """Partial sums that a reader, or an output, needs whole; and those with several readers, each of which would have
+    to sum what it makes of them."""
+    readers: dict[Node, int] = {}
+    for n in nodes:
+        for x in {*n.inputs}:
+            readers[x] = readers.get(x, 0) + 1
+    refused = {n for n in partial if readers.get(n, 0) > 1} | {n for n in graph.outputs if n in partial}
     for n in nodes:
         given = [x for x in n.inputs if x in partial]
         found = rules.get(n)

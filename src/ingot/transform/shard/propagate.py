@@ -22,6 +22,7 @@ class Propagation:
         self._nodes = [n for n in graph.nodes() if not isinstance(n.op, Project)]
         self._ties = graph.lasting  # a state's new value is split like the old one
         self._rules = {n: rule(n) for n in self._nodes if n.inputs}
+        self._free = _free_dims(self._nodes, self._rules, fixed)
         self.fixed = frozenset(fixed)
         self.specs: dict[Node, Spec] = dict(fixed)
 
@@ -57,11 +58,11 @@ class Propagation:
         for value, dims in zip(values, (*found.operands, *found.results), strict=True):
             if value in self.fixed or not any(d in chosen for d in dims):
                 continue
-            spec = list(self.spec(value))
+            spec, free = list(self.spec(value)), self._free.get(value, ())
             used = {axis for axes in spec for axis in axes}
             for i, d in enumerate(dims):
                 axes = chosen.get(d, ()) if d is not None else ()
-                if axes and not spec[i] and used.isdisjoint(axes):
+                if axes and i not in free and not spec[i] and used.isdisjoint(axes):
                     spec[i] = axes
                     used.update(axes)
             if tuple(spec) != self.spec(value):
@@ -74,6 +75,30 @@ class Propagation:
             return False
         self.specs[target] = self.spec(source)
         return True
+
+
+def _free_dims(
+    nodes: Sequence[Node], rules: Mapping[Node, Rule | None], fixed: Mapping[Node, Spec]
+) -> dict[Node, frozenset[int]]:
+    """The dimensions along which any part of a value costs nothing: of constants, of repeated values, and of what is
+    computed from such alone. No split is derived from them, as values that have nothing to do with each other share
+    them: two weights of one shape the same broadcast learning rate."""
+    free: dict[Node, frozenset[int]] = {}
+    for n in nodes:
+        found = rules.get(n)
+        if n.constant is not None:
+            free[n] = frozenset() if n in fixed else _all_dims(n)
+        elif n.inputs and all(not x.shape or free.get(x) == _all_dims(x) for x in n.inputs):
+            free.update((r, _all_dims(r)) for r in n.results)
+        elif found is not None and len(n.types) == 1:
+            operands = zip(n.inputs, found.operands, strict=True)
+            bound = {d for x, dims in operands for i, d in enumerate(dims) if i not in free.get(x, ())}
+            free[n] = frozenset(i for i, d in enumerate(found.results[0]) if d is not None and d not in bound)
+    return free
+
+
+def _all_dims(value: Node) -> frozenset[int]:
+    return frozenset(range(len(value.shape)))
 
 
 def factors(found: Rule, values: Sequence[Node], specs: Sequence[Spec], mesh: Mesh) -> dict[str, Axes]:

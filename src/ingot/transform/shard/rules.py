@@ -372,10 +372,20 @@ def _normalizer(op: Normalizer, node: Node) -> Rule:
     return Rule((dims,), (dims,))
 
 
-@_sharding(ops.LayerNorm, ops.RMSNorm, ops.Standardize)
-def _norm(op: ops.LayerNorm | ops.RMSNorm | ops.Standardize, node: Node) -> Rule:
+@_sharding(ops.LayerNorm, ops.RMSNorm)
+def _norm(op: ops.LayerNorm | ops.RMSNorm, node: Node) -> Rule:
     dims = _without(_names(len(node.shape)), op.axes)
     return Rule((dims, *((None,) * len(p.shape) for p in node.inputs[1:])), (dims,))
+
+
+@_sharding(ops.Standardize)
+def _standardize(op: ops.Standardize, node: Node) -> Rule | None:
+    """Moments over samples are lowered to sums: each device has some of the samples."""
+    if 0 in op.axes:
+        return None
+    dims = _without(_names(len(node.inputs[0].shape)), op.axes)
+    moments = tuple(d for i, d in enumerate(dims) if i not in op.axes)
+    return Rule((dims,), (dims, moments, moments)[: len(node.types)])
 
 
 @_sharding(ops.BatchNorm)
