@@ -151,10 +151,14 @@ class _Control:
     def _exchange(self) -> Place:
         op, (operand,) = self.anchor.op, self.anchor.inputs
         assert isinstance(op, ops.Collective)
-        source, _ = self._operand_place(operand)
-        target = self._result_place(0) or self._new_place(self.anchor)
+        # in memory of the program's own: the addresses of arguments and results change from call to call
+        source, target = self._operand_place(operand), self._result_place(0)
+        if self.plan.buffers[source[0]].kind in ("input", "output"):
+            source = self._copy_of(operand)
+        if target is None or self.plan.buffers[target[0]].kind in ("input", "output"):
+            target = self._new_place(self.anchor)
         collective = Collective(op.name, op.groups, operand.dtype.name, getattr(op, "kind", ""), getattr(op, "shift", 0))
-        self.plan.exchange(collective, source, target[0], operand.type.size)
+        self.plan.exchange(collective, source[0], target[0], operand.type.size)
         return target
 
     def _while(self) -> list[Place | None]:

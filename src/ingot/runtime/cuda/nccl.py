@@ -112,8 +112,10 @@ def _number(collective: Collective) -> c_int:
 @cache
 def nccl() -> Nccl:
     """The library that PyTorch or the package nvidia-nccl brings, or the system's. Raises DeviceError without one."""
-    # connect all GPUs when a communicator is made, not while a graph is captured
-    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+    # connect GPUs and register memory when a communicator is made, not while a graph is captured: one GPU may make its
+    # graphs anew while the others keep theirs
+    for name in ("NCCL_RUNTIME_CONNECT", "NCCL_GRAPH_REGISTER"):
+        os.environ.setdefault(name, "0")
     spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
     folders = [] if spec is None else [Path(f) / "lib" for f in spec.submodule_search_locations or ()]
     for name in [*(str(folder / "libnccl.so.2") for folder in folders), "libnccl.so.2"]:
