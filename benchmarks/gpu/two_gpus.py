@@ -451,6 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(MULTICAST | NCCL)
     from ingot import launch
 
+    os.environ.setdefault("INGOT_WORKERS", str(max(1, min(12, (os.cpu_count() or 2) // RANKS))))  # that make code
     gpus = range(RANKS) if asked.target.startswith("cuda") else None
     if gpus is not None:
         print(topology(), flush=True)
