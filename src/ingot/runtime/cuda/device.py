@@ -21,12 +21,14 @@ from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cuda.driver import Driver, driver
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
+from ingot.runtime.cuda.memory import Memory
+from ingot.runtime.cuda.nccl import Communicators, communicators_of
 from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import current_stream as _callers_stream
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, DeviceError, check_number
+from ingot.support.errors import ArtifactError, DeviceError, InputError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
@@ -78,16 +80,20 @@ class Loaded:
         arch = _arch(code.features, self._driver.capability)
         assert arch is not None
         self._program, self._image = program, Image(self._driver, code, arch)
-        self._weights = _Memory(self._driver)
+        self._weights = Memory(self._driver)
         self._profile = _Profile()
+        self._communicators = communicators_of(program, self._driver)
         self._idle: list[Context] = []
         self._all: list[Context] = []
-        # calls of a program with state come one after another, in one context
         self._stores: list[_Store] = []
-        memory = partial(_Memory, self._driver)
-        bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory, memory)
+        if device_memory is not None and self._communicators is not None:
+            raise InputError("device_memory", expected="a program of one device", got="one with collectives")
+        bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory)
         self._bounded = bound
-        self._turn = threading.Lock() if program.state or bound is not None else None
+        # calls of a program with state or bounded memory, or whose collectives meet those of other GPUs, come one after
+        # another, in one context
+        is_alone = bool(program.state) or self._communicators is not None or bound is not None
+        self._turn = threading.Lock() if is_alone else None
         # a process that ends gives all back by itself, when the driver may be gone already
         held = [self._weights, *filter(None, [bound])], self._stores
         weakref.finalize(self, _give_back, self._driver, self._image, held, self._all).atexit = False
@@ -118,7 +124,8 @@ class Loaded:
             pass
         # of this the context knows its list and the turn alone: what knew the model would keep it alive
         release = partial(_release, self._idle, self._turn)
-        own = self._driver, self._program, self._image, self._bounded or self._weights.address, self._profile
+        weights = self._bounded or self._weights.address
+        own = self._driver, self._program, self._image, weights, self._profile, self._communicators
         try:
             context = Context(*own, release)
         except BaseException:
@@ -147,30 +154,7 @@ class Loaded:
         return sum(context.arena.nbytes for context in self._all)
 
 
-class _Memory:
-    """Device memory that grows; what it held is lost then."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver, self.address, self.nbytes = driver, 0, 0
-
-    def hold(self, nbytes: int) -> None:
-        if nbytes > self.nbytes or not self.address:
-            self.free()
-            self.address, self.nbytes = self._allocate(nbytes), nbytes
-
-    def _allocate(self, nbytes: int) -> int:
-        return self._driver.allocate(nbytes)
-
-    def _free(self) -> None:
-        self._driver.free(self.address)
-
-    def free(self) -> None:
-        if self.address:
-            self._free()
-        self.address = self.nbytes = 0
-
-
-class _Store(_Memory):
+class _Store(Memory):
     """Memory of state, which calls in one context read and write, one after another."""
 
     def __init__(self, driver: Driver, contexts: list[Context]) -> None:
@@ -262,20 +246,23 @@ def _scratch(nbytes: int) -> Any:
 
 
 _DEFAULT = 0  # the stream that nobody creates, destroys or captures
-_Held: TypeAlias = "tuple[list[_Memory | BoundedWeights], list[_Store]]"
+_Held: TypeAlias = "tuple[list[Memory | BoundedWeights], list[_Store]]"
 _GONE: list[tuple[Image, _Held, list[Context]]] = []  # of models that were collected
 
 
 class Instance(Binding):
     """A program bound to shapes: what its arguments and results take, and its graphs once it has run."""
 
-    def __init__(self, program: Program, shapes: Sequence[Shape], driver: Driver, image: Image) -> None:
+    def __init__(
+        self, program: Program, shapes: Sequence[Shape], driver: Driver, image: Image,
+        communicators: Communicators | None,
+    ) -> None:  # fmt: skip
         super().__init__(program, shapes)
         arguments = [prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.arguments, shapes, strict=True)]
         state = arguments[len(program.inputs) :]
         self.nbytes = [*arguments, *state, *(nbytes for _, _, nbytes in self.results)]
         self.read = len(arguments)
-        self.graphs = Graphs(driver, program, image, self)
+        self.graphs = Graphs(driver, program, image, self, communicators)
 
 
 class Context:
@@ -284,9 +271,10 @@ class Context:
 
     def __init__(
         self, driver: Driver, program: Program, image: Image, weights: int | BoundedWeights, profile: _Profile,
-        release: Callable[[Context], None],
+        communicators: Communicators | None, release: Callable[[Context], None],
     ) -> None:  # fmt: skip
         """weights: their address, or what keeps them within a bound."""
+        self._communicators = communicators
         self._driver, self._program, self._image = driver, program, image
         self._bounded = weights if isinstance(weights, BoundedWeights) else None
         self._weights = 0 if isinstance(weights, BoundedWeights) else weights
@@ -297,9 +285,9 @@ class Context:
         self._last: int | None = None
         # the last run, if all of its addresses were used as they are: another such needs but a launch
         self._direct: _Direct | None = None
-        self.arena = _Memory(driver)
+        self.arena = Memory(driver)
         count = len(program.arguments) + len(program.results)
-        self._staged = [_Memory(driver) for _ in range(count)]
+        self._staged = [Memory(driver) for _ in range(count)]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
         self._bound: tuple[tuple[Shape, ...], Instance] | None = None  # what was asked for last
         self._current: Instance | None = None
@@ -309,7 +297,9 @@ class Context:
             return self._bound[1]
         known = self._instances.get(shapes)
         if known is None:
-            known = self._instances[shapes] = Instance(self._program, shapes, self._driver, self._image)
+            known = self._instances[shapes] = Instance(
+                self._program, shapes, self._driver, self._image, self._communicators
+            )
             if len(self._instances) > KEPT:
                 _, old = self._instances.popitem(last=False)
                 old.graphs.drop()
@@ -322,6 +312,8 @@ class Context:
         GPU, all happens on the caller's stream, which is not waited for unless a result lies on the host."""
         assert isinstance(instance, Instance)
         driver = self._driver
+        if self._communicators is not None:
+            self._communicators.check()
         stream = self._stream if resident is None else _callers_stream()
         captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
         direct = None if captured or self._profile.readings is not None else self._direct
@@ -351,6 +343,8 @@ class Context:
             with suppress(DeviceError):
                 self.end(stream)  # kernels may be under way
             raise
+        if self._communicators is not None:
+            self._communicators.check()  # where the run waited, a rank may have ended meanwhile
         if resident is not None:
             self.end(stream)
             if not host and places[2:] == pointers and self._bounded is None:
