@@ -33,7 +33,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = listener.getsockname()[1]
     node = {"num_cpus": 1, "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-    cluster.add_node(**node)
+    cluster.add_node(wait=True, **node)
     ray.init(address=cluster.address, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -156,7 +156,9 @@ class BoundedWeights:
         plan = plan_weights(self._program, self.device_memory - others)
         for memory in (self.resident, *self._slots):
             memory.free()
-        self._held, self._next = [None for _ in range(plan.slots)], 0
+        self._held.clear()
+        self._held.extend(None for _ in range(plan.slots))
+        self._next = 0
         self.resident.hold(plan.resident_bytes)
         for start, place in plan.resident.items():
             self._copy(start, self.resident.address + place, 0)
