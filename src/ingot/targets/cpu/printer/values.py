@@ -130,8 +130,7 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     if not dtype.is_float:
         product = b.emit(f"mul {kind} {x}, {y}", (x, y))
         return b.emit(f"add {kind} {product}, {z}", (product, z))
-    fused = b.features.arch == "aarch64" or "fma" in b.features
-    name = f"llvm.{'fma' if fused else 'fmuladd'}.{mangle(value_type(dtype), lanes)}"
+    name = f"llvm.{'fma' if b.has_fma else 'fmuladd'}.{mangle(value_type(dtype), lanes)}"
     return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
 
 
