@@ -20,6 +20,7 @@ from ingot.targets.cuda.triton import TYPES, print_kernel
 from tests.conformance.c import run_c
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.samples import Arrays, Sample, apart, together
+from tests.conformance.wasm import NODE, run_wasm
 
 THREADS = 2
 HOST = host_features()
@@ -77,6 +78,11 @@ def _printed_c(vectors: str, samples: Sequence[Sample], folder: Path) -> list[Ar
     return apart(all_, run_c(all_.graph, all_.arrays, folder, vectors))
 
 
+def _in_node(samples: Sequence[Sample], folder: Path) -> list[Arrays]:
+    all_ = together(samples)
+    return apart(all_, run_wasm(all_.graph, all_.arrays, folder))
+
+
 def _interpreted(
     target: str, printed: Callable[[Graph], None], samples: Sequence[Sample], folder: Path
 ) -> list[Arrays]:
@@ -113,6 +119,7 @@ TARGETS: dict[str, Runner] = {
         )
         for name, vectors, quick, slow in (("c", "", 4, 4), ("c:vector16", "vector16", 0, 2))
     },
+    "wasm": Runner(_in_node, absent="" if NODE else "no node", quick=(4, 0)),
     "cuda": Runner(
         partial(_compiled, features_of(H100)), absent=_no_gpu(), slow=16, missing=_NO_TILES,
         fixed="to be tried on a GPU",

@@ -35,6 +35,7 @@ NAMES = (
     "c",
     "cuda",
     "null",
+    "wasm",
 )
 
 
