@@ -23,6 +23,7 @@ warn_if_untested("llvmlite", llvmlite.__version__)
 _TRIPLES = {
     "x86_64": "x86_64-unknown-linux-gnu",
     "aarch64": "aarch64-unknown-linux-gnu",
+    "riscv64": "riscv64-unknown-linux-gnu",
     "wasm32": "wasm32-unknown-unknown",
 }
 # Parts of the x86-64 baseline, or of 64-bit mode; disabling them would break code generation.
@@ -31,6 +32,7 @@ _BASELINE_FEATURES = frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "s
 # Extensions of named cores outside of FEATURES, which LLVM would use on its own.
 _UNLISTED_FEATURES = {
     "x86_64": ("sse4a", "fma4", "xop", "tbm"),
+    "riscv64": (),
     "aarch64": ("sve", "sve2", "sme", "complxnum", "mops", "cssc", "rcpc", "rcpc-immo", "lse2", "lse128"),
 }
 
@@ -82,7 +84,12 @@ def _machine(features: Features) -> llvm.TargetMachine:
     target = llvm.Target.from_triple(_TRIPLES[features.arch])
     reloc = "static" if features.arch == "wasm32" else "pic"  # one module has no other to be independent of
     return target.create_target_machine(
-        cpu=features.cpu, features=feature_string(features), opt=2, reloc=reloc, codemodel="small"
+        cpu=features.cpu,
+        features=feature_string(features),
+        opt=2,
+        reloc=reloc,
+        codemodel="small",
+        abiname="lp64d" if features.arch == "riscv64" else "",
     )
 
 
