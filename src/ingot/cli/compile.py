@@ -50,9 +50,9 @@ def compile_(
         if source.kind == "artifact":
             raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix="ingot run")
         target = settings.target.partition(":")[0]
-        suffix = {"c": ".c", "wasm": ".wasm-package"}.get(target, ".ingot")
+        suffix = {"c": ".c", "wasm": ".wasm-package", "verilog": ".circuit"}.get(target, ".ingot")
         path = output or model.with_suffix(suffix)
-        check_writable([None if target == "wasm" else path, weights], [model])  # a folder for wasm
+        check_writable([None if target in ("wasm", "verilog") else path, weights], [model])  # they write folders
         start = time.perf_counter()
         compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - start

@@ -36,6 +36,7 @@ NAMES = (
     "cuda",
     "null",
     "wasm",
+    "verilog",
 )
 
 
