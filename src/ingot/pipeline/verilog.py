@@ -137,7 +137,9 @@ class _Reader:
             self.memories[buffer.id] = len(self.contents)
             fill = int.from_bytes(bytes([buffer.fill]) * size, "little", signed=not dtype.startswith("u"))
             fill = fill if buffer.halo is not None else 0
-            self.contents.append(Memory(evaluate(buffer.nbytes, {}) // size, fill, (fill, fill)))
+            self.contents.append(Memory(evaluate(buffer.nbytes, {}) // size, fill, (fill, fill), size))
+        elif self.contents[self.memories[buffer.id]].itemsize != size:
+            raise CompileError("a circuit", expected="elements of one size in a buffer", got=f"buffer {buffer.id}")
         return self.memories[buffer.id], offset // size
 
 

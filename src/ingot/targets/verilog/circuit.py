@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 
 from ingot.support.dataclass import dataclass
 from ingot.targets.verilog.module import Module, clog2, print_module
-from ingot.targets.verilog.nest import Nest
+from ingot.targets.verilog.nest import Nest, merged
 from ingot.targets.verilog.ranges import Range, width
 
 
 @dataclass
 class Memory:
-    """Elements of one buffer of activations. fill: what it holds at first. held: the range of what it gets."""
+    """Elements of one buffer of activations. fill: what it holds at first. held: the range of what it gets. itemsize:
+    bytes of an element in the program."""
 
     count: int
     fill: int
     held: Range
+    itemsize: int
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ def print_circuit(
     for number, launch in enumerate(launches):
         constants = {i: p for i, p in enumerate(launch.params) if isinstance(p, np.ndarray)}
         held = {i: memories[p[0]].held for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
-        module = print_module(f"{name}_{number}", launch.nest, constants, held, lanes)
+        places = {i: p for i, p in enumerate(launch.params) if not isinstance(p, np.ndarray)}
+        places.pop(launch.nest.store[0])
+        module = print_module(f"{name}_{number}", merged(launch.nest, places), constants, held, lanes)
         modules.append(module)
         files |= {f"{name}_{number}_{label.removesuffix('_rom')}.hex": text for label, text in module.memories.items()}
         target = launch.params[launch.nest.store[0]]

@@ -9,6 +9,7 @@ weights, which decide how wide memories and operators are, are known when the pr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from ingot.ir import kernel as k
@@ -47,6 +48,41 @@ class Nest:
         for name in ("params", "values"):
             fields[name] = tuple(map(tuple, fields[name]))
         return Nest(**fields)
+
+
+def merged(nest: Nest, places: Mapping[int, tuple[int, int]]) -> Nest:
+    """Let params in one memory be read as the first of them, as a memory has one port to read. places: (memory, offset
+    in elements) of params in memories."""
+    first: dict[int, int] = {}
+    for param, (memory, _) in places.items():
+        first.setdefault(memory, param)
+    values: list[Value] = []
+    known: dict[Value, int] = {}
+    numbers: list[int] = []
+
+    def add(value: Value) -> int:
+        if value not in known:
+            known[value] = len(values)
+            values.append(value)
+        return known[value]
+
+    for fn, dtype, *rest in nest.values:
+        if fn == "load":
+            param, address = rest[0], numbers[rest[1]]
+            if param in places:
+                memory, offset = places[param]
+                param = first[memory]
+                if distance := offset - places[param][1]:
+                    address = add(("add", "i64", address, add(("literal", "i64", distance))))
+            numbers.append(add((fn, dtype, param, address)))
+        elif fn in ("literal", "acc", "counter"):
+            numbers.append(add((fn, dtype, *(tuple(x) if isinstance(x, list) else x for x in rest))))
+        else:
+            numbers.append(add((fn, dtype, *(numbers[i] for i in rest))))
+    initial, update = (None if i is None else numbers[i] for i in (nest.initial, nest.update))
+    param, address, value = nest.store
+    store = param, numbers[address], numbers[value]
+    return replace(nest, values=tuple(values), initial=initial, update=update, store=store)
 
 
 def nest_of(kernel: Kernel) -> Nest:
