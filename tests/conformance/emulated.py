@@ -17,7 +17,7 @@ from ingot.pipeline.build import build_program
 from ingot.runtime.bind import Binding, binding_shapes
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate
-from ingot.runtime.program import Buffer, Program, table_places
+from ingot.runtime.program import Buffer, Program, table_offsets
 from ingot.support.native import Features
 
 _BASE = 0x40_0000_0000  # where the image is mapped
@@ -74,11 +74,11 @@ class _Image:
         base = self._add(code.blob, _PAGE)
         weights = self._add(program.weights.tobytes())
         arguments = [self._add(x.tobytes()) for x in inputs]
-        arguments += [self._add(s.first.tobytes()) for s in program.state]
-        sizes = [s.first.nbytes for s in program.state] + [nbytes for *_, nbytes in self.binding.results]
+        arguments += [self._add(s.initial.tobytes()) for s in program.state]
+        sizes = [s.initial.nbytes for s in program.state] + [nbytes for *_, nbytes in self.binding.results]
         results = [self._add(bytes(size)) for size in sizes]
         for i, s in enumerate(program.state):
-            if not s.copied:
+            if not s.copy_reason:
                 results[i] = arguments[len(inputs) + i]
         self._outputs = results[len(program.state) :]
         self._sizes = self._add(np.full(len(program.sizes), -(1 << 63), np.int64).tobytes())
@@ -133,7 +133,7 @@ class _Image:
 
         records: list[int] = []
         entries: list[int] = []
-        place = table_places(program.steps)
+        place = table_offsets(program.steps)
         starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
         for step, dims, counts in zip(program.steps, binding.dims, binding.counts, strict=True):
             is_kernel = step.target is None

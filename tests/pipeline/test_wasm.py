@@ -64,7 +64,7 @@ def test_state_is_kept_from_call_to_call(tmp_path: Path) -> None:
     g = Graph((x, total, frames), (new, shifted, ops.Mul()(new, shifted)), state=("total", "frames"))
     state = [np.arange(15, dtype=np.float32).reshape(3, 5), np.zeros((3, 5), np.float32)]
     program = _program(g).with_state({"total": state[0]})
-    assert [bool(s.copied) for s in program.state] == [False, True]
+    assert [bool(s.copy_reason) for s in program.state] == [False, True]
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(3, 5)).astype(np.float32) for _ in range(4)]
     for given, (got,) in zip(inputs, call(program, [[x] for x in inputs], tmp_path), strict=True):

@@ -71,7 +71,7 @@ class WasmTarget:
             raise InputError("weights", expected="none for wasm: they are a file of the folder", got=str(weights))
         if path.exists() and not path.is_dir():
             raise InputError("a folder for wasm", expected="a new folder, or one to write into", got=str(path))
-        first = [s.first.tobytes() for s in program.state]
+        first = [s.initial.tobytes() for s in program.state]
         plan = plan_json.to_json(program)
         assert isinstance(plan, dict)
         plan |= {"weights_bytes": program.weights.nbytes, "state_bytes": sum(map(len, first)), "meta": {}}

@@ -25,9 +25,9 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands
 from ingot.schedule.emit import Emitter, Index, load_leaf, store_at
-from ingot.schedule.folds import combining
+from ingot.schedule.folds import combining_op
 from ingot.schedule.group_io import bind_result, result_index
-from ingot.schedule.index import ZERO, both
+from ingot.schedule.index import ZERO, mask_and
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.errors import CompileError
 
@@ -155,7 +155,7 @@ def _reduce(block: Block, em: Emitter, anchor: Node, index: Index) -> None:
 
     def step(b: Block, counters: Index) -> None:
         value = k.cast(term(b, index, counters), dtype)
-        b.store(acc, ZERO, k.binary(combining(kind, dtype), k.load(acc, ZERO), value))
+        b.store(acc, ZERO, k.binary(combining_op(kind, dtype), k.load(acc, ZERO), value))
 
     _loops(block, extents, (), step)
     bind_result(em, block, anchor, block.let(k.load(acc, ZERO), "acc"))
@@ -215,7 +215,7 @@ def _convolution_terms(em: Emitter, anchor: Node) -> Terms:
 
 
 def _within(inside: Expr | None, at: Expr, size: int) -> Expr | None:
-    return both(both(inside, k.binary("ge", at, ZERO)), k.binary("lt", at, integer(size)))
+    return mask_and(mask_and(inside, k.binary("ge", at, ZERO)), k.binary("lt", at, integer(size)))
 
 
 def _window_terms(em: Emitter, anchor: Node) -> Terms:

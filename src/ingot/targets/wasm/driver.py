@@ -4,7 +4,7 @@
                                             step.kernel(bases, step.args, chunk, scratch)
 
 Memory of the caller (`runtime.js` lays it out). A step's record has four fields of 8 bytes, as the plan's table
-has them (`runtime.program.table_places`): the kernel's number in the table of functions; the address of its arguments;
+has them (`runtime.program.table_offsets`): the kernel's number in the table of functions; the address of its arguments;
 the chunks of a round; rounds. A jump has rounds of -1 and goes on at step `chunks` if the byte at its argument
 is 0, or of -2, always. `bases` is an array of addresses, of 4 bytes each.
 """

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr, Fma
 from ingot.ir.kernel.math.words import absolute, below, lit, two_sum
-from ingot.ir.kernel.rewrite import Rewriting
+from ingot.ir.kernel.rewrite import Rewriter
 from ingot.ir.types import f32, f64, i64
 
 # functions whose error bounds rest on exact remainders; two roundings cost the others at most a bit
@@ -23,7 +23,7 @@ def unfused(value: Expr, operands: Sequence[Expr]) -> Expr:
     return _Unfused(operands).of(value)
 
 
-class _Unfused(Rewriting):
+class _Unfused(Rewriter):
     def __init__(self, operands: Sequence[Expr]) -> None:
         super().__init__()
         self.images = {id(e): e for e in operands}
