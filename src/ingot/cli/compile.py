@@ -43,25 +43,31 @@ def compile_(
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
+    ingot compile model.onnx --target wasm -o net   a folder for browsers and node: WebAssembly in an ES module
     """
     with command_context(as_json, limit):
         source = open_source(model, about.words)
         if source.kind == "artifact":
             raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix="ingot run")
-        suffix = ".c" if settings.target.partition(":")[0] == "c" else ".ingot"
+        target = settings.target.partition(":")[0]
+        suffix = {"c": ".c", "wasm": ".wasm-package", "verilog": ".circuit"}.get(target, ".ingot")
         path = output or model.with_suffix(suffix)
-        check_writable([path, weights], [model])
+        check_writable([None if target in ("wasm", "verilog") else path, weights], [model])  # they write folders
         start = time.perf_counter()
         compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - start
         progress.report("save")
         compiled.save(path, weights=weights)
-    facts = _facts(compiled) | {"seconds": seconds, "output": str(path), "file_bytes": path.stat().st_size}
+    facts = _facts(compiled) | {"seconds": seconds, "output": str(path), "file_bytes": _file_bytes(path)}
     if as_json:
         print_json(facts)
         return
-    out.print(f"[bold]{escape(str(path))}[/]  {bytes_text(path.stat().st_size)}, compiled in {time_text(seconds)}")
+    out.print(f"[bold]{escape(str(path))}[/]  {bytes_text(_file_bytes(path))}, compiled in {time_text(seconds)}")
     _print_facts(compiled)
+
+
+def _file_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
 
 
 def _facts(compiled: CompiledModel) -> dict[str, object]:

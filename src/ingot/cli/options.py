@@ -50,7 +50,8 @@ Target = Annotated[
     str,
     typer.Option(
         metavar="NAME[:FEATURES]",
-        help="native: this machine's CPU and all its features; cpu:x86-64-v3, cpu:aarch64 and others; cuda:sm_90a; c.",
+        help="native: this machine's CPU and all its features; cpu:x86-64-v3, cpu:aarch64 and others; cuda:sm_90a; c; "
+        "wasm.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

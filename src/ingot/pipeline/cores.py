@@ -42,6 +42,7 @@ _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 _CASCADE = (*_V4, "avx512vnni")
 _ICE = (*_CASCADE, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq", "gfni")
 _SAPPHIRE = (*_ICE, "avx512bf16", "avx512fp16", "avxvnni")
+_RVV = ("a", "c", "d", "f", "m", "v")
 _ARMV8 = ("fp-armv8", "neon")
 _ARMV82 = (*_ARMV8, "dotprod", "fullfp16", "lse", "rdm")
 _ARMV86 = (*_ARMV82, "bf16", "i8mm")
@@ -68,4 +69,5 @@ CORES: Mapping[str, Core] = {
     "neoverse-n1": Core("aarch64", _ARMV82, l1=64 * KB),
     "neoverse-v2": Core("aarch64", _ARMV86, l1=64 * KB, l2=2 * MB, l3=64 * MB, fma=4, loads=3),
     "apple-m1": Core("aarch64", _ARMV82, 128 * KB, 3 * MB, 8 * MB, fma=4, loads=3),
+    "riscv64": Core("riscv64", _RVV, l2=512 * KB, l3=2 * MB, fma=1, loads=1, level=True),  # vectors of 128 bits
 }

@@ -70,6 +70,11 @@ class CpuTarget:
         """asked: a name of `CORES`."""
         if not asked:
             return host_features()
+        if asked.startswith(("riscv64-scalable", "aarch64-sve")):
+            raise InputError(
+                "target", expected="vectors of a length known when the model is compiled", got=f"cpu:{asked}",
+                fix="cpu:riscv64 and cpu:aarch64 use 128 bits of vectors of any length",
+            )  # fmt: skip
         core = CORES.get(asked)
         if core is None:
             raise InputError("target", expected=f"cpu:NAME with one of {', '.join(CORES)}", got=f"cpu:{asked}")

@@ -35,6 +35,8 @@ NAMES = (
     "c",
     "cuda",
     "null",
+    "wasm",
+    "verilog",
 )
 
 

@@ -51,6 +51,7 @@ class Machine:
 AVX512 = Machine(vector_bits=512, registers=32, masks=True, gflops=200.0)
 AVX2 = Machine(vector_bits=256, registers=16)
 NEON = Machine(vector_bits=128, registers=32, gflops=50.0)
+RVV = Machine(vector_bits=128, registers=32, gflops=20.0, fma_per_cycle=1, loads_per_cycle=1)
 SSE = Machine(vector_bits=128, registers=16, gflops=30.0)
 
 
@@ -62,9 +63,9 @@ def machine_of(
     winograd: bool = True,
     measured: Mapping[str, Measured] | None = None,
 ) -> Machine:
-    """The machine for LLVM feature names of `arch`: "x86_64" or "aarch64"."""
-    if arch == "aarch64":
-        base = NEON
+    """The machine for LLVM feature names of `arch`: "x86_64", "aarch64" or "riscv64"."""
+    if arch in ("aarch64", "riscv64"):
+        base = NEON if arch == "aarch64" else RVV
     elif "avx512f" in features and "avx512vl" in features:
         base = AVX512
     else:
@@ -76,10 +77,12 @@ def machine_of(
         gflops=base.gflops,
         l2=l2,
         threads=threads,
-        bf16_dot="avx512bf16" in features and base is AVX512,
+        fma_per_cycle=base.fma_per_cycle,
+        loads_per_cycle=base.loads_per_cycle,
+        bf16_dot=("avx512bf16" in features and base is AVX512) or ("bf16" in features and base is NEON),
         int8_dot=("avx512vnni" in features and base is AVX512)
         or ("avxvnni" in features and base is AVX2)
-        or (base is NEON and "i8mm" in features),
+        or (base is NEON and ("i8mm" in features or "dotprod" in features)),
         winograd=winograd,
         measured=measured or {},
     )

@@ -616,8 +616,9 @@ def test_byte_dot_on_arm() -> None:
     x, y, z = Buffer("x", u8), Buffer("y", i8), Buffer("z", i32, writable=True)
     sums = k.dot(k.load(x, integer(0), 16), k.load(y, integer(0), 16), k.load(z, integer(0), 4))
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
-    for features, has in ((("neon", "i8mm"), True), (("neon",), False)):
-        assert ("usdot" in print_module([kernel], Features("aarch64", features))) == has
+    for features, name in ((("dotprod", "i8mm", "neon"), "neon.usdot"), (("dotprod", "neon"), "neon.sdot")):
+        assert name in print_module([kernel], Features("aarch64", features))
+    assert "dot" not in print_module([kernel], Features("aarch64", ("neon",)))
 
 
 def test_pair_dot_may_flush_denormals() -> None:

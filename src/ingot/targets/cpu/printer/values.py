@@ -130,8 +130,7 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     if not dtype.is_float:
         product = b.emit(f"mul {kind} {x}, {y}", (x, y))
         return b.emit(f"add {kind} {product}, {z}", (product, z))
-    fused = b.features.arch == "aarch64" or "fma" in b.features
-    name = f"llvm.{'fma' if fused else 'fmuladd'}.{mangle(value_type(dtype), lanes)}"
+    name = f"llvm.{'fma' if b.has_fma else 'fmuladd'}.{mangle(value_type(dtype), lanes)}"
     return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
 
 
@@ -149,6 +148,15 @@ def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         return b.call(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", kind, operands)
     if lanes in (2, 4) and b.features.arch == "aarch64" and "i8mm" in b.features:
         return b.call(f"llvm.aarch64.neon.usdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    if lanes in (2, 4) and b.features.arch == "aarch64" and "dotprod" in b.features:
+        # signed bytes only: x - 128, and what that takes away, which depends on y alone
+        name, low = f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8", b.splat("-128", "i8", 4 * lanes)
+        signed = b.emit(f"xor {quads} {x}, {low}", (x,))
+        lost = "zeroinitializer"
+        for _ in range(2):
+            lost = b.call(name, kind, ((kind, lost), (quads, b.splat("64", "i8", 4 * lanes)), (quads, y)))
+        inner = b.call(name, kind, ((kind, z), (quads, signed), (quads, y)))
+        return b.emit(f"add {kind} {inner}, {lost}", (inner, lost))
     p, q = (b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
     for shift in range(0, 32, 8):  # unsigned bytes of x, signed bytes of y
         top = b.emit(f"shl {kind} {q}, {b.splat(str(24 - shift), 'i32', lanes)}", (q,))
@@ -165,6 +173,11 @@ def _bf16_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         pairs = f"<{2 * lanes} x bfloat>"
         p, q = (b.emit(f"bitcast <{2 * lanes} x i16> {v} to {pairs}", (v,)) for v in (x, y))
         return b.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", kind, ((kind, z), (pairs, p), (pairs, q)))
+    if lanes == 4 and b.features.arch == "aarch64" and "bf16" in b.features:
+        p, q = (b.emit(f"bitcast <8 x i16> {v} to <8 x bfloat>", (v,)) for v in (x, y))
+        for half in ("t", "b"):  # bfdot rounds in another way
+            z = b.call(f"llvm.aarch64.neon.bfmlal{half}", kind, ((kind, z), ("<8 x bfloat>", p), ("<8 x bfloat>", q)))
+        return z
     for half in (_odd_of_pairs, _even_of_pairs):
         z = fma(b, half(b, x, lanes), half(b, y, lanes), z, f32, lanes)
     return z
