@@ -1,16 +1,21 @@
 """Portable C: the CPU's passes and schedules, printed as C99.
 
-c            scalar code
-c:vector16   vectors of 16 bytes (or vector32), with the extensions of GCC and Clang
+c             scalar code
+c:cortex-m4   the same for a core of `cores.MICROCONTROLLERS`
+c:vector16    vectors of 16 bytes (or vector32), with the extensions of GCC and Clang
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ingot.ir.kernel import Kernel
+from ingot.pipeline import firmware
+from ingot.pipeline.cores import MICROCONTROLLERS
 from ingot.pipeline.cpu import POLICY, cpu_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.runtime.bind import Binding
@@ -47,10 +52,14 @@ class CTarget:
     forms = ("c",)
     lower = staticmethod(lower)
     beside = None
+    has_fixed_sizes = True
 
     def features(self, asked: str) -> Features:
+        if asked in MICROCONTROLLERS:
+            return Features("c99", cpu=asked, target="c")
         if asked not in MACHINES:
-            raise InputError("target", expected=" or ".join(f"c:{m}" if m else "c" for m in MACHINES), got=f"c:{asked}")
+            known = (f"c:{m}" if m else "c" for m in (*MACHINES, *MICROCONTROLLERS))
+            raise InputError("target", expected=" or ".join(known), got=f"c:{asked}")
         return Features("c99", (asked,) if asked else (), target="c")
 
     def prepare(self, nodes: int) -> None:
@@ -80,6 +89,18 @@ class CTarget:
             atomic_write(weights, [blob or b""])
         atomic_write(header, [declarations.encode()])
         atomic_write(path, [source.encode()])
+
+    @staticmethod
+    def footprint(program: Program, path: Path, separate_weights: bool) -> firmware.Footprint:
+        """What the program in `path` takes of a machine's memory."""
+        return firmware.footprint(program.features, _plan(program), path, separate_weights)
+
+    @staticmethod
+    def write_example(
+        program: Program, path: Path, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+    ) -> None:
+        """Write files beside `path` that run it on `inputs` and expect `outputs`."""
+        firmware.write_example(program.features, _plan(program), path, inputs, outputs)
 
 
 def _machine(features: Features) -> Machine:

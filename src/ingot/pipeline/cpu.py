@@ -65,6 +65,7 @@ class CpuTarget:
     lower = staticmethod(lower)
     beside = None
     export = None
+    has_fixed_sizes = False
 
     def features(self, asked: str) -> Features:
         """asked: a name of `CORES`."""
