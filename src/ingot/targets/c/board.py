@@ -110,7 +110,8 @@ def _makefile(source: str, board: Board) -> str:
     return "\n".join([
         f"# {MADE}: `make run` builds the program and runs it on its sample.",
         f"CC = {board.compiler[0]}",
-        f"CFLAGS = {' '.join([*board.compiler[1:], '-O2', '-ffunction-sections', '-fdata-sections', '-Wall'])}",
+        "OPTIMIZE = -O2",
+        f"CFLAGS = {' '.join([*board.compiler[1:], '$(OPTIMIZE)', '-ffunction-sections', '-fdata-sections', '-Wall'])}",
         "",
         f"model.elf: {dependencies}",
         f"\t$(CC) $(CFLAGS) main.c board.c {source}{linked} -o $@",
