@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ needs_arm = pytest.mark.skipif(
     reason="no arm-none-eabi-gcc or qemu-system-arm",
 )
 needs_cc = pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="no cc or make")
-CONV = {"stride_w": 1, "stride_h": 1, "padding": 0}
+CONV: dict[str, Any] = {"stride_w": 1, "stride_h": 1, "padding": 0}
 
 
 def _i8(*shape: int, seed: int) -> np.ndarray:

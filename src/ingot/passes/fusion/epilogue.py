@@ -25,7 +25,7 @@ def anchor_tails(graph: Graph, policy: FusionPolicy) -> dict[Node, Node]:
             tail = _narrowest_tail(_tail_to_join(graph, n, users, position), users)
             anchor = tails.get(n, n)
             tails |= dict.fromkeys(tail, anchor)
-            if policy.narrow_results and tail and _is_narrow(tail[-1]):
+            if policy.stores_narrow_results and tail and _is_narrow(tail[-1]):
                 narrow_ends[anchor] = tail[-1]
     return {n: a for n, a in tails.items() if position[n] <= position[narrow_ends.get(a, n)]}
 

@@ -29,30 +29,30 @@ class FusionPolicy:
     single_row: elements of the only row of a product, up to which each program recomputes its norm, and two products of
         the row whose results are combined share a kernel; 0: neither.
     computed_updates: whether values that are written into a slice are computed as they are written.
-    narrow_results: whether a value of 8 bits is what an anchor stores, whatever its readers make of it, as memory is
-        dearer than arithmetic; else where they are pointwise and only dequantize it.
+    stores_narrow_results: whether a value of 8 bits is what an anchor stores, whatever its readers make of it, as
+        memory is dearer than arithmetic; else where they are pointwise and only dequantize it.
     joined_rows: whether a row group also stores the values by row that it reads and that other groups need.
     """
 
-    copies: int = 3
-    members: int = 128
-    lookups: int = 1 << 14
-    lookups_each: int = 4
-    scattered: int = 1 << 14
-    block_bytes: int = 256 << 10
-    block_rows: int = 16
-    weights_bytes: int = 1 << 20
-    image_bytes: int = 256 << 10
-    hidden_bytes: int = 1 << 20
-    column_bytes: int = 256 << 10
-    shared_rows: int = 128
-    row_ops: int = 32
-    computed_rows: bool = True
-    pooled_images: bool = True
-    single_row: int = 0
-    computed_updates: bool = False
-    narrow_results: bool = False
-    joined_rows: bool = False
+    max_copies: int = 3
+    max_ops: int = 128
+    min_gathered_elements: int = 1 << 14
+    min_gathers_each: int = 4
+    min_scattered_elements: int = 1 << 14
+    max_block_bytes: int = 256 << 10
+    min_block_rows: int = 16
+    max_weights_bytes: int = 1 << 20
+    min_image_bytes: int = 256 << 10
+    min_hidden_bytes: int = 1 << 20
+    max_column_bytes: int = 256 << 10
+    min_shared_rows: int = 128
+    max_row_ops: int = 32
+    computes_rows: bool = True
+    pools_images: bool = True
+    max_single_row: int = 0
+    computes_updates: bool = False
+    stores_narrow_results: bool = False
+    joins_row_results: bool = False
 
 
 DEFAULT = FusionPolicy()
