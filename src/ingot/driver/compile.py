@@ -56,6 +56,8 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
     """See `ingot.compile`."""
     kind, source = recognize(model)
     frontend = frontend_for(kind, request)
+    if sizes := file_sizes(model, request, options.target):
+        request = replace(request, dynamic={**(request.dynamic or {}), **sizes})
     if kind == "onnx":
         return _compile_onnx(source, request, options)
     progress.report("read")
@@ -70,6 +72,18 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
         return compile_opened(frontend.open(source, request), options)
 
     return _with_other_sizes(source, request, build)
+
+
+def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:
+    """The sizes that a target without open ones takes from the model's file, by symbol: those of its tensors' shapes
+    that the file leaves open and the request does not speak of."""
+    if target.partition(":")[0] in ("native", "cpu", "cuda"):  # without the compiler, for programs in the cache
+        return {}
+    from ingot.pipeline.target import parse_target
+
+    kind, source = recognize(model)
+    sizes = FRONTENDS[kind].file_sizes if kind in FRONTENDS and parse_target(target)[0].has_fixed_sizes else None
+    return sizes(source, request) if sizes is not None else {}
 
 
 def compile_opened(opened: Opened, options: Options) -> CompiledModel:

@@ -83,12 +83,14 @@ class Opened:
 class Frontend:
     """A frontend. name: what its models are called in messages. options: the options that it supports besides
     `dynamic`. is_content_addressed: whether the bytes of a model's files and the options determine the program, so that
-    the cache is searched before the file is read."""
+    the cache is searched before the file is read. file_sizes: what a file holds for the sizes that it leaves open and
+    the request does not speak of, by symbol; None if its files hold no such sizes."""
 
     name: str
     open: Callable[[Any, Request], Opened]
     options: frozenset[str]
     is_content_addressed: bool = False
+    file_sizes: Callable[[Any, Request], Mapping[str, int]] | None = None
 
     def check(self, request: Request) -> None:
         """Raise InputError for an option that its models do not support."""
@@ -261,6 +263,12 @@ def _tflite(source: Any, request: Request) -> Opened:
     return Opened(graph, state=imported.state)
 
 
+def _tflite_sizes(source: Any, request: Request) -> Mapping[str, int]:
+    from ingot.frontends.tflite import sizes_in_file
+
+    return sizes_in_file(source, request.signature, request.dynamic)
+
+
 def _keras(source: Any, request: Request) -> Opened:
     from ingot.frontends.keras import import_keras
     from ingot.frontends.shared.weights import bound
@@ -343,7 +351,13 @@ FRONTENDS: Mapping[str, Frontend] = {
         _COMMON_OPTIONS | {"signature", "inputs", "example_inputs"},
         is_content_addressed=True,
     ),
-    "tflite": Frontend("a TFLite model", _tflite, _COMMON_OPTIONS | {"signature"}, is_content_addressed=True),
+    "tflite": Frontend(
+        "a TFLite model",
+        _tflite,
+        _COMMON_OPTIONS | {"signature"},
+        is_content_addressed=True,
+        file_sizes=_tflite_sizes,
+    ),
     "keras": Frontend("a Keras model", _keras, _COMMON_OPTIONS | {"example_inputs"}, is_content_addressed=True),
     "jax": Frontend("a JAX function", _jax, frozenset(("weights", "example_inputs"))),
     "torch": Frontend("a PyTorch model", _torch, frozenset(("example_inputs",))),

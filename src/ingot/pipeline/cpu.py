@@ -8,7 +8,6 @@ from functools import partial
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
-from ingot.ir.types import u8
 from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, KernelGradient, Recurrent
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.cores import CORES
@@ -47,12 +46,23 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
-def cpu_passes(options: Options = DEFAULT_OPTIONS, machine: Machine = AVX2) -> tuple[NamedPass, ...]:
+def cpu_passes(
+    options: Options = DEFAULT_OPTIONS, machine: Machine = AVX2, policy: FusionPolicy = POLICY
+) -> tuple[NamedPass, ...]:
     """The passes for CPUs, in order."""
     height = partial(sparse_height, machine=machine)
     has_kernel = partial(_has_kernel, machine=machine)
     return common_passes(
-        options, Choices(POLICY, KEPT_OPS, has_kernel, u8 if machine.int8_dot else None, height=height)
+        options,
+        Choices(
+            policy,
+            KEPT_OPS,
+            has_kernel,
+            machine.int8_dot,
+            depthwise_sums=machine.depthwise_sums,
+            height=height,
+            narrow_integers=machine.in_order,
+        ),
     )
 
 
@@ -65,6 +75,7 @@ class CpuTarget:
     lower = staticmethod(lower)
     beside = None
     export = None
+    has_fixed_sizes = False
 
     def features(self, asked: str) -> Features:
         """asked: a name of `CORES`."""

@@ -97,7 +97,7 @@ class Features:
 
     def __str__(self) -> str:
         if self.target_name != "cpu":
-            return " ".join((self.target, self.arch, *self.features))
+            return " ".join((self.target, self.arch, *filter(None, (self.cpu, *self.features))))
         return f"{self.target} {self.arch} {self.cpu or 'generic'} with {', '.join(self.features) or 'no extensions'}"
 
     def missing(self, required: tuple[str, ...]) -> tuple[str, ...]:

@@ -12,11 +12,12 @@ from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.sizes import symbol_of
 from ingot.frontends.tflite import file, schema
 from ingot.frontends.tflite.call import Missing, Value
 from ingot.frontends.tflite.importer import Importer
 from ingot.frontends.tflite.rows import ROWS
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, symbols_of
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -53,6 +54,28 @@ def import_tflite(
     signatures = (graph.tensors[i].signature for i in graph.inputs)
     declared = {k: [None if d < 0 else d for d in sizes] for k, sizes in zip(labels, signatures, strict=True)}
     return _import(model, entry, labels, requests(dynamic, declared, reopen=True))
+
+
+def sizes_in_file(
+    source: str | os.PathLike[str] | bytes | file.Model, signature: str | None = None, dynamic: Dynamic = None
+) -> dict[str, int]:
+    """What a file's tensors have for the sizes that its signature leaves open, by symbol; without those that `dynamic`
+    speaks of, all of them if it is False. Raises as `import_tflite`."""
+    if isinstance(dynamic, bool):
+        return {}
+    model = source if isinstance(source, file.Model) else file.read(source)
+    entry = _entry(model, signature)
+    graph = model.subgraphs[entry.subgraph]
+    sizes: dict[str, int] = {}
+    for label, index in zip(_labels(graph, entry), graph.inputs, strict=True):
+        axes = (dynamic or {}).get(label, {})
+        tensor = graph.tensors[index]
+        for axis, (size, signed) in enumerate(zip(tensor.shape, tensor.signature, strict=True)):
+            (name,) = symbols_of(symbol_of(label, axis))
+            asked = name in (dynamic or {}) or (isinstance(axes, Mapping) and axis in axes)
+            if signed < 0 and not asked:
+                sizes[name] = size
+    return sizes
 
 
 def _entry(model: file.Model, name: str | None) -> file.Signature:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ingot.ir.types import DType
+from ingot.ir.types import DType, f32, i8, u8
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 
@@ -18,11 +18,14 @@ class Machine:
 
     vector_bits, registers: the vector register file. masks: masked loads and stores are cheap. fma_per_cycle,
     loads_per_cycle: of full vectors. l2_rate: bytes per cycle that the second-level cache sustains. fma_latency:
-    cycles. gflops: peak f32 FMA rate of one core, for chunk sizes. l1, l2: bytes of a core's own caches. l3: bytes of
-    the shared cache. bf16_dot, int8_dot: whether the core has dot-product instructions; dot_latency: cycles of the
-    first. winograd: whether convolutions may use Winograd's algorithm if it is faster (see docs/winograd.md for its
-    effect on rounding errors and NaN). measured: choices measured on this kind of core with this number of threads, by
-    site key.
+    cycles. in_order: loads and arithmetic take turns, an instruction a cycle. gflops: peak f32 FMA rate of one core,
+    for chunk sizes. l1, l2: bytes of a core's own caches. l3: bytes of the shared cache. bf16_dot: whether the core has
+    dot-product instructions of bf16; dot_latency: their cycles.
+    int8_dot: the type of the values that it multiplies i8 weights with, four at a time; None without such instructions.
+    dot_bytes: how many of them a dot product sums in one lane. depthwise_sums: the type of sums of levels in depthwise
+    convolutions, which both hold exactly. winograd: whether convolutions may use Winograd's algorithm if it is faster
+    (see docs/winograd.md for its effect on rounding errors and NaN). measured: choices measured on this kind of core
+    with this number of threads, by site key.
     """
 
     vector_bits: int = 256
@@ -31,6 +34,7 @@ class Machine:
     fma_per_cycle: int = 2
     fma_latency: int = 4
     loads_per_cycle: int = 2
+    in_order: bool = False
     l2_rate: float = 24.0
     gflops: float = 100.0
     l1: int = 32 << 10
@@ -39,7 +43,9 @@ class Machine:
     threads: int = 1
     bf16_dot: bool = False
     dot_latency: int = 6
-    int8_dot: bool = False
+    int8_dot: DType | None = None
+    dot_bytes: int = 4
+    depthwise_sums: DType = f32
     winograd: bool = True
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
@@ -70,6 +76,11 @@ def machine_of(
         base = AVX512
     else:
         base = AVX2 if "avx2" in features and "fma" in features else SSE
+    has_mixed_dot = (
+        ("avx512vnni" in features and base is AVX512)
+        or ("avxvnni" in features and base is AVX2)
+        or (base is NEON and "i8mm" in features)
+    )
     return Machine(
         vector_bits=base.vector_bits,
         registers=base.registers,
@@ -80,9 +91,7 @@ def machine_of(
         fma_per_cycle=base.fma_per_cycle,
         loads_per_cycle=base.loads_per_cycle,
         bf16_dot=("avx512bf16" in features and base is AVX512) or ("bf16" in features and base is NEON),
-        int8_dot=("avx512vnni" in features and base is AVX512)
-        or ("avxvnni" in features and base is AVX2)
-        or (base is NEON and ("i8mm" in features or "dotprod" in features)),
+        int8_dot=u8 if has_mixed_dot else i8 if base is NEON and "dotprod" in features else None,
         winograd=winograd,
         measured=measured or {},
     )

@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """The program to print. arena_fills: (offset, size, byte value) of arena ranges to fill before the first step.
+    """The program to print. arena_fills: (step, offset, size, byte value) of arena ranges to fill before a step.
     state: the initial bytes of the state. state_tensors: (tensor, offset in the state). state_copies: (target, source,
     size) of copies in the state after the last step.
     """
@@ -58,7 +58,7 @@ class Plan:
     calls: Sequence[Call]
     arena_bytes: int
     scratch_bytes: int
-    arena_fills: Sequence[tuple[int, int, int]]
+    arena_fills: Sequence[tuple[int, int, int, int]]
     weights: bytes
     state: bytes = b""
     state_tensors: Sequence[tuple[Tensor, int]] = ()
@@ -122,7 +122,7 @@ def _source(
     state = ["void *state"] if plan.state else []
     lines += [f"int {name}_run_in(void *memory, {', '.join([*state, *parameters])}) {{"]
     lines += ["  unsigned char *kept = (unsigned char *)state;"] if plan.state else []
-    lines += ["  unsigned char *arena = (unsigned char *)memory;", "  int64_t chunk;"]
+    lines += ["  unsigned char *arena = (unsigned char *)memory;", "  ig_index chunk;"]
     base = "(const unsigned char *)weights" if separate_weights else "weights_.bytes" if plan.weights else "NULL"
     lines += [f"  const unsigned char *base = {base};", "  (void)base; (void)arena; (void)chunk;"]
     nulls = " || ".join(f"{p} == NULL" for p in ("arena", *(["kept"] if plan.state else []), *arguments))
@@ -130,12 +130,15 @@ def _source(
     lines += [f"  if (((uintptr_t)arena & 7U) != 0U) return {upper}_ALIGNMENT;"]
     for pointer in ["base"] * separate_weights + ["kept"] * bool(plan.state):
         lines += [f"  if (((uintptr_t){pointer} & 7U) != 0U) return {upper}_ALIGNMENT;"]
-    for offset, nbytes, byte in plan.arena_fills:
-        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) arena[{offset} + chunk] = {byte};"]
     targets = {c.target for c in plan.calls if c.target is not None}
     for number, call in enumerate(plan.calls):
         if number in targets:
             lines += [f"step_{number}:"]
+        lines += [
+            f"  for (chunk = 0; chunk < {nbytes}; chunk++) arena[{offset} + chunk] = {byte};"
+            for step, offset, nbytes, byte in plan.arena_fills
+            if step == number
+        ]
         addresses = [_address(bases, base, position) for base, position in call.args]
         if call.target is not None:
             guard = f"if (*((const unsigned char *){addresses[0]}) == 0) " if addresses else ""
@@ -184,7 +187,7 @@ def _reset(name: str, initial: bytes) -> list[str]:
         "#endif",
         f"int {name}_reset(void *state) {{",
         "  unsigned char *kept = (unsigned char *)state;",
-        "  int64_t i;",
+        "  ig_index i;",
         f"#ifndef {upper}_NO_ARENA",
         "  if (kept == NULL) kept = (unsigned char *)state_;",
         "#endif",

@@ -97,7 +97,7 @@ class ContractionGroup:
         a, b = self.anchor.inputs[0], self.body.inputs[self.b_input]
         return Contraction(
             loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulator_of(self.anchor),
-            self.packed, computed, inner,
+            self.packed, computed, inner, self.machine.dot_bytes,
         )  # fmt: skip
 
     def epilogue(self, loops: Loops) -> Epilogue:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingot.ir.types import DType, f32, i32
+from ingot.ir.types import DType, f32, i8, i32
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.printer import division
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
@@ -134,12 +134,14 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
 
 
-def dot(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
-    """Emit z + the products of adjacent elements of x and y: bf16 as i16, or u8 and i8."""
-    return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes)
+def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes: int) -> str:
+    """Emit z + the products of adjacent elements of x and y: bf16 as i16, or bytes, x of type `operand` and y of i8."""
+    return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes, operand == i8)
 
 
-def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, is_signed: bool) -> str:
+    if is_signed:
+        return _signed_byte_dot(b, x, y, z, lanes)
     kind, quads = vector_of("i32", lanes), f"<{4 * lanes} x i8>"
     operands = ((kind, z), (quads, x), (quads, y))
     has_vnni512 = "avx512vnni" in b.features
@@ -164,6 +166,19 @@ def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         low = b.emit(f"lshr {kind} {p}, {b.splat(str(shift), 'i32', lanes)}", (p,))
         unsigned = b.emit(f"and {kind} {low}, {b.splat('255', 'i32', lanes)}", (low,))
         z = fma(b, unsigned, signed, z, i32, lanes)
+    return z
+
+
+def _signed_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+    kind, quads = vector_of("i32", lanes), f"<{4 * lanes} x i8>"
+    if lanes in (2, 4) and b.features.arch == "aarch64" and "dotprod" in b.features:
+        operands = ((kind, z), (quads, x), (quads, y))
+        return b.call(f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    words = tuple(b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
+    for shift in range(24, -8, -8):
+        tops = [b.emit(f"shl {kind} {w}, {b.splat(str(shift), 'i32', lanes)}", (w,)) for w in words]
+        p, q = (b.emit(f"ashr {kind} {t}, {b.splat('24', 'i32', lanes)}", (t,)) for t in tops)
+        z = fma(b, p, q, z, i32, lanes)
     return z
 
 
