@@ -39,6 +39,7 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     "api": (None, "the public verbs, a file each"),
     "integrations": (None, "where others call Ingot: torch.compile, JAX's functions, ONNX's backends"),
     "__init__": (None, "`import ingot`: what is public"),
+    "serving": (None, "models behind a URL: an ASGI application, Triton's repositories, Ray Serve's deployments"),
     "cli": (None, "the `ingot` command, a file for each subcommand"),
     "__main__": (None, "`python -m ingot`"),
 }
@@ -51,6 +52,7 @@ LAZY = {
     ("driver", "plan"),
     ("integrations/jax", "driver"),
     ("transform/quantize/run", "transform"),  # what needs ONNX
+    ("serving/engines", "serving"),  # what needs uvicorn, Triton or Ray
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
 # frontends: imported where they are used
@@ -65,6 +67,7 @@ THIRD_PARTY = {
     "integrations/torch_compile": {"torch", "sympy"},
     "frontends/jax": {"jax"},
     "frontends/keras": {"jax", "keras", "h5py"},
+    "serving": {"starlette", "uvicorn", "prometheus_client"},
     "cli": {"typer", "rich"},
 }
 

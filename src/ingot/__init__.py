@@ -21,6 +21,7 @@ from ingot.api.quantize import quantize
 from ingot.api.simulate import simulate
 from ingot.api.train import train
 from ingot.integrations.jax import jit
+from ingot.integrations.onnxruntime.session import InferenceSession
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import (
     ArtifactError,
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
-    "IngotError", "InputError", "LimitError", "Limits", "ShapeError", "UnsupportedOpError", "VerifyError",
-    "__version__", "compile", "export", "grad", "jit", "launch", "load", "prune", "quantize", "simulate", "train",
-    "value_and_grad",
+    "InferenceSession", "IngotError", "InputError", "LimitError", "Limits", "ShapeError", "UnsupportedOpError",
+    "VerifyError", "__version__", "compile", "export", "grad", "jit", "launch", "load", "prune", "quantize", "simulate",
+    "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.2.0"

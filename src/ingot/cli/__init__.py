@@ -27,6 +27,7 @@ from ingot.cli.export import export
 from ingot.cli.machine import machine
 from ingot.cli.quantize import quantize
 from ingot.cli.run import run
+from ingot.cli.serve import serve
 from ingot.cli.train import train
 from ingot.cli.tune import tune
 
@@ -41,6 +42,7 @@ COMMANDS = {
     "tune": tune,
     "quantize": quantize,
     "train": train,
+    "serve": serve,
     "machine": machine,
 }
 

@@ -141,6 +141,7 @@ class Options:
     cache: bool = True
     fast_math: bool = False
     precision: str = "float32"
+    device_memory: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cache", "fast_math"):
@@ -246,16 +247,16 @@ def _names_files(path: Path) -> bool:
 def _key(options: Options, *parts: bytes) -> str:
     # a named target is the same everywhere; only the native target depends on this machine
     machine = host() if options.target in ("native", "cpu") else options.target
-    settings = (
-        f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()} {limits.cache_key_text()}"
-    )
+    options = replace(options, cache=True, device_memory=None)  # what the program is does not depend on these
+    settings = f"{fingerprint()} {machine!r} {options} {flags.winograd()} {limits.cache_key_text()}"
     return cache_key(settings, tuning.digest(), *parts)
 
 
 def to_model(program: Program, options: Options, convention: Convention | None = None) -> CompiledModel:
     """A model that runs the program; for another machine's program, one that can only be saved and inspected."""
     unloaded = unloaded_program(program, options.threads)
-    return CompiledModel(unloaded or program, threads=options.threads, convention=convention)
+    bound = options.device_memory if unloaded is None else None
+    return CompiledModel(unloaded or program, threads=options.threads, convention=convention, device_memory=bound)
 
 
 def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:

@@ -24,6 +24,7 @@ from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.nccl import Communicators
 from ingot.runtime.cuda.order import Access, Order
+from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
 from ingot.runtime.program import Program, Step, table_offsets
 from ingot.support.dataclass import dataclass
@@ -223,6 +224,7 @@ class Graphs:
     ) -> None:  # fmt: skip
         self._driver, self._binding = driver, binding
         self._made: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
+        self._streamed: list[_Run] = []  # what runs kernel by kernel
         self._left: dict[tuple[int, ...], None] = {}  # what copies read and wrote before, the latest
         self._capture_stream = 0
         self._built: tuple[int, ...] = ()  # what the graphs themselves do
@@ -295,6 +297,39 @@ class Graphs:
                 elif isinstance(part, Node):
                     part.point(places)
                     self._driver.launch_kernel(part.params, stream)
+
+    def stream(
+        self, places: Places, stream: int, weights: BoundedWeights, seconds: dict[int, float] | None = None
+    ) -> None:
+        """Launch kernel by kernel, each behind its own weights, while those of the next are copied. seconds: told those
+        of each step; a copy that a kernel waits for counts as its own."""
+        begin, end = (self._driver.event(timed=True) for _ in range(2)) if seconds is not None else (0, 0)
+        runs = self._streamed = self._streamed or self._maker.runs(self._flow, version=0)
+
+        def launch(segment: _Segment) -> None:
+            for node, after in zip(segment.nodes, [*segment.nodes[1:], None], strict=True):
+                if node.sized is not None:
+                    node.resize(self._known)
+                if not node.chunks:
+                    continue
+                if seconds is not None:
+                    self._driver.record(begin, stream)
+                node.point(places, weights.begin(node.number, stream))
+                self._driver.launch_kernel(node.params, stream)
+                weights.end(node.number, stream)
+                if seconds is not None:
+                    self._driver.record(end, stream)
+                    self._driver.synchronize(stream)
+                    taken = self._driver.seconds(begin, end)
+                    seconds[node.number] = seconds.get(node.number, 0.0) + taken
+                elif after is not None:
+                    weights.load(after.number)
+
+        try:
+            self._start(launch, runs, places, stream)
+        finally:
+            for event in (begin, end) if seconds is not None else ():
+                self._driver.drop_event(event)
 
     def times(self, places: Places, stream: int) -> dict[int, float]:
         """Run, with an event before and behind each launch: seconds by the number of the step."""
