@@ -15,7 +15,7 @@ from ingot.driver.recognize import kind_of, language_model
 from ingot.support.formats import UNKNOWN, foreign
 
 HEADS = {
-    "a GGUF file": b"GGUF\x03\0\0\0",
+    "a file of llama.cpp from before GGUF": b"ggjt\x03\0\0\0",
     "a pickle, which is a program": b"\x80\x04\x95",
     "a web page": b"\n<!DOCTYPE html><html>",
     "a pointer of Git LFS, not the file itself": b"version https://git-lfs.github.com/spec/v1\n",

@@ -141,7 +141,7 @@ def _compile_content(frontend: Frontend, path: Path, request: Request, options: 
         opened = frontend.open(path, request)
         return build_graph(lambda: opened.graph, options).with_state(opened.state)
 
-    digests = [_digest(p) or b"" for p in files_of(path)]
+    digests = [digest_of(p) or b"" for p in files_of(path)]
     return to_model(_load_or_build(_key(options, *digests, *_request_key(request)), build), options)
 
 
@@ -150,7 +150,7 @@ def _request_key(request: Request) -> list[bytes]:
     weights = request.weights
     arrays: list[bytes] = []
     if isinstance(weights, str | os.PathLike):
-        arrays = [_digest(Path(weights)) or b""]
+        arrays = [digest_of(Path(weights)) or b""]
     elif isinstance(weights, Mapping):
         weights_by_name = {str(name): host_array(value, str(name)) for name, value in weights.items()}
         arrays = [
@@ -208,14 +208,14 @@ def _compile_file(path: Path, request: Request, example: _Example, options: Opti
 
     if not options.cache:
         return to_model(build_graph(graph, options), options)
-    digest = _digest(path)
+    digest = digest_of(path)
     if digest is None or _names_files(path):
         return to_model(_program(graph(), options), options)
     key = _key(options, digest, *_request_key(request), repr(sorted((example or {}).items())).encode())
     return to_model(_load_or_build(key, lambda: build_graph(graph, options)), options)
 
 
-def _digest(path: Path) -> bytes | None:
+def digest_of(path: Path) -> bytes | None:
     """The digest of the file's content; None for an empty or missing file."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
@@ -250,6 +250,19 @@ def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:
     from ingot.pipeline.target import target_of
 
     return UnloadedProgram(program, threads, refused, target_of(program.features).export)
+
+
+def cached_program(
+    parts: Sequence[bytes], build: Callable[[], tuple[Graph, Mapping[str, str]]], options: Options
+) -> Program:
+    """The program of a graph, with notes for its `meta`. parts: what determines both, beside the options."""
+
+    def compiled() -> Program:
+        graph, meta = build()
+        program = build_graph(lambda: graph, options)
+        return replace(program, meta={**program.meta, **meta})
+
+    return _load_or_build(_key(options, *parts), compiled) if options.cache else compiled()
 
 
 def _load_or_build(key: str, build: Callable[[], Program]) -> Program:

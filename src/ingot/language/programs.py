@@ -33,6 +33,19 @@ def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every:
     )
 
 
+def score(network: Network, form: CacheForm) -> Graph:
+    """(ids: i64[batch, tokens], at: i64[1], targets: i64[batch, tokens]) -> f32[batch, tokens]: behind each token the
+    logarithm of the target's probability."""
+    ids, at = chunk_inputs(form, TOKENS)
+    targets = Input("targets", ids.type)()
+    caches = form.inputs()
+    x, after = network.hidden(ids, Position(START, ops.reshape(at, ())), form, caches)
+    logprobs = ops.LogSoftmax(2)(network.logits(x))
+    scores = ops.squeeze(ops.GatherElements(2)(logprobs, ops.expand_dims(targets, 2)), 2)
+    names = (*(f"next {name}" for name in form.names), "scores")
+    return Graph((ids, at, targets, *caches), (*after, scores), names, **limits(form, TOKENS), state=form.names)
+
+
 def chunk_inputs(form: CacheForm, tokens: DimLike) -> tuple[Node, Node]:
     ids = Input("ids", TensorType(i64, (form.batch, tokens)))()
     return ids, Input("at", TensorType(i64, (1,)), (START,))()

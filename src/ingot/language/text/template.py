@@ -37,6 +37,11 @@ _GROWING = {
 }
 _EXTRA = "pip install 'ingot-compiler[language]'"
 
+# for a model that was not trained on any template
+PLAIN = """{% for m in messages %}
+{{ {'user': 'User', 'assistant': 'Assistant'}.get(m.role, m.role) ~ ': ' ~ m.content ~ '\n' }}
+{%- endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"""
+PLAIN_STOP = "\nUser:"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]
@@ -139,7 +144,7 @@ def _classes() -> tuple[Any, ...]:
         intercepted_binops = frozenset(("+", "*", "**", "%"))
 
         def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
-            """for x in y: body  ->  for x in y: __step(1); body    a ~ b  ->  __concat(a, b)    [a]  ->  __built([a])"""
+            """for x in y: body  ->  for x in y: __step(1); body   a ~ b  ->  __concat(a, b)   [a]  ->  __built([a])"""
 
             def call(function: str, arguments: list[Any], at: Any) -> Any:
                 return nodes.Call(nodes.Name(function, "load"), arguments, [], None, None).set_lineno(at.lineno)
