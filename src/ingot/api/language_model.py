@@ -107,9 +107,8 @@ class LanguageModel:
             raise ArtifactError("a language model", expected="its description", got=str(error)) from error
         self._facts, self._threads = facts, threads
         self._model = CompiledModel(program, threads=threads)
-        if self._model.refused is not None:
-            raise self._model.refused
-        self._session = Session(self._model, self.context, rewinds) if self._kind == "generate" else None
+        generates = self._kind == "generate" and self._model.refused is None
+        self._session = Session(self._model, self.context, rewinds) if generates else None
         self._template: Template | None = None
 
     # --- text
@@ -283,9 +282,9 @@ class LanguageModel:
         model = self._model if self._kind == "embed" else self._embedder
         rows: list[np.ndarray] = []
         for text in texts:
-            ids = self.tokenizer.encode(text)[: self.context]
-            if not ids:
-                raise InputError("a text", expected="one token or more", got=repr(text))
+            ids = self.tokenizer.encode(text)
+            if not 1 <= len(ids) <= self.context:
+                raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
             rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
         width = model.outputs[0].shape[-1]
         return np.stack(rows) if rows else np.empty((0, int(cast(int, width))), np.float32)
@@ -333,6 +332,8 @@ class LanguageModel:
 
     def _generating(self) -> Session:
         if self._session is None:
+            if self._model.refused is not None:  # it is for another machine, and can be saved
+                raise self._model.refused
             raise InputError(f"{self.name} is an encoder: it has no next token", fix="lm.embed(texts)")
         return self._session
 

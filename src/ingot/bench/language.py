@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from ingot.api.language_model import LanguageModel
 from ingot.support.dataclass import dataclass
 
 
@@ -22,7 +22,22 @@ class Pace:
     written: float
 
 
-def pace(lm: LanguageModel, prompt: int, tokens: int, rounds: int) -> Pace:
+class Generating(Protocol):
+    """What is measured: an `ingot.LanguageModel`."""
+
+    context: int
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def reset(self) -> None: ...
+
+    def generate(
+        self, prompt: Sequence[int], *, max_tokens: int, temperature: float, ignore_ends: bool = False
+    ) -> Any: ...
+
+
+def pace(lm: Generating, prompt: int, tokens: int, rounds: int) -> Pace:
     """Of random ids, which take as long as any others."""
     prompt = max(1, min(prompt, lm.context - tokens))
     ids = np.random.default_rng(0).integers(0, lm.vocabulary, prompt).tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
 
     from ingot.ir.node import Graph
     from ingot.pipeline.build import Measure, Trace
+
+
+_LARGE_BYTES = 64 << 20  # of a file whose digest takes longer than to look for it
+_SETTLED_SECONDS = 5
 
 
 def compile_model(model: Any, request: Request, options: Options) -> CompiledModel:
@@ -216,11 +221,22 @@ def _compile_file(path: Path, request: Request, example: _Example, options: Opti
 
 
 def digest_of(path: Path) -> bytes | None:
-    """The digest of the file's content; None for an empty or missing file."""
+    """The digest of the file's content; None for an empty or missing file. A large file's is kept on disk, by what
+    changes with each write to it."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return hashlib.blake2b(data).digest()
+        s = os.fstat(f.fileno())
+        # the clock of a file system is coarse: a write soon after another may not show
+        if s.st_size < _LARGE_BYTES or abs(time.time() - s.st_ctime) < _SETTLED_SECONDS:
+            return hashlib.blake2b(data).digest()
+        stamp = (str(path.resolve()), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        disk, key = DiskCache(), cache_key("the digest of a file", repr(stamp))
+        digest = disk.load(key, bytes)
+        if digest is None or len(digest) != hashlib.blake2b().digest_size:
+            digest = hashlib.blake2b(data).digest()
+            disk.store(key, [digest])
+        return digest
 
 
 def _names_files(path: Path) -> bool:

@@ -13,6 +13,7 @@ from ingot.driver.recognize import files_of, language_model
 from ingot.ir.node import Graph
 from ingot.language.session import META
 from ingot.runtime.program import Program
+from ingot.support import progress
 from ingot.support.errors import InputError
 
 CACHES = ("float32", "float16", "bfloat16", "int8")
@@ -40,6 +41,7 @@ def language_program(
     def build() -> tuple[Graph, dict[str, str]]:
         from ingot.frontends.language import language_graph
 
+        progress.report("read")
         graph, facts = language_graph(path, kind, what, context, cache, adapters)
         return graph, {META: json.dumps(facts)}
 

@@ -60,7 +60,7 @@ def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
     state = (*form.names, "bias", "counts")
     return Graph(
         (ids, at, is_prompt, count, stops, *given.settings, *caches, given.bias, given.counts),
-        (*final.caches, final.sampler.bias, final.sampler.counts, final.tokens, turns, logits),
+        (*final.caches, final.sampler.bias, final.sampler.counts, final.tokens, turns, logits, start),
         (*(f"next {name}" for name in state), "tokens", "turns", "logits"),
         **limits(form, TOKENS),
         state=state,

@@ -13,7 +13,7 @@ from ingot.language.cache import CacheForm, Position
 from ingot.language.layers import Network
 from ingot.support.errors import InputError
 
-START = symbol("at.0")
+START = symbol("$at")  # found by the run: a program is bound once for all positions
 TOKENS = symbol("tokens")
 
 
@@ -22,11 +22,12 @@ def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every:
     f32[batch, tokens, vocabulary]."""
     ids, at = chunk_inputs(form, tokens)
     caches = form.inputs()
-    x, after = network.hidden(ids, Position(START, ops.reshape(at, ())), form, caches)
+    start = ops.reshape(at, ())
+    x, after = network.hidden(ids, Position(START, start), form, caches)
     logits = network.logits(x if every else last(x))
     return Graph(
         (ids, at, *caches),
-        (*after, logits),
+        (*after, logits, start),
         (*(f"next {name}" for name in form.names), "logits"),
         **limits(form, tokens),
         state=form.names,
@@ -39,24 +40,24 @@ def score(network: Network, form: CacheForm) -> Graph:
     ids, at = chunk_inputs(form, TOKENS)
     targets = Input("targets", ids.type)()
     caches = form.inputs()
-    x, after = network.hidden(ids, Position(START, ops.reshape(at, ())), form, caches)
+    start = ops.reshape(at, ())
+    x, after = network.hidden(ids, Position(START, start), form, caches)
     logprobs = ops.LogSoftmax(2)(network.logits(x))
     scores = ops.squeeze(ops.GatherElements(2)(logprobs, ops.expand_dims(targets, 2)), 2)
     names = (*(f"next {name}" for name in form.names), "scores")
-    return Graph((ids, at, targets, *caches), (*after, scores), names, **limits(form, TOKENS), state=form.names)
+    return Graph((ids, at, targets, *caches), (*after, scores, start), names, **limits(form, TOKENS), state=form.names)
 
 
 def chunk_inputs(form: CacheForm, tokens: DimLike) -> tuple[Node, Node]:
     ids = Input("ids", TensorType(i64, (form.batch, tokens)))()
-    return ids, Input("at", TensorType(i64, (1,)), (START,))()
+    return ids, Input("at", TensorType(i64, (1,)))()
 
 
 def limits(form: CacheForm, tokens: DimLike) -> dict[str, tuple]:
     """What holds of a chunk's sizes: it lies within the context."""
-    if not isinstance(tokens, Dim):
-        return {"bounds": (("at.0", 0, form.context - tokens),)}
-    bounds = (("at.0", 0, form.context - 1), ("tokens", 1, form.context))
-    return {"bounds": bounds, "conditions": (form.context - START - TOKENS,)}
+    last = form.context - (1 if isinstance(tokens, Dim) else tokens)
+    bounds = (("tokens", 1, form.context),) if isinstance(tokens, Dim) else ()
+    return {"sizes": ((str(START), last),), "bounds": bounds, "conditions": (form.context - START - tokens,)}
 
 
 def last(x: Node) -> Node:
