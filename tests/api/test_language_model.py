@@ -203,6 +203,13 @@ def test_chats(lm: ingot.LanguageModel) -> None:
     assert lm.chat("Hi", max_tokens=4, **GREEDY) == lm.chat(messages[1:], max_tokens=4, **GREEDY)
 
 
+def test_a_template_of_its_own_for_tools(lm: ingot.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = {"default": "plain", "tool_use": "{{ tools[0].name }}"}
+    monkeypatch.setattr(lm, "_facts", {**lm._facts, "templates": templates})
+    chat = [{"role": "user", "content": "Hi"}]
+    assert [lm.prompt(chat), lm.prompt(chat, [{"name": "weather"}]), lm.prompt(chat)] == ["plain", "weather", "plain"]
+
+
 def test_a_template_may_be_given(file: Path, tmp_path: Path) -> None:
     lm = ingot.LanguageModel(write(tmp_path / "plain.gguf", template=None), context=64, threads=1)
     assert lm.template is None
@@ -336,6 +343,7 @@ def test_compile_gives_logits_of_a_chunk(lm: ingot.LanguageModel, file: Path) ->
         ({"prompt": "Hi", "max_tokens": -1}, "max_tokens"),
         ({"prompt": "Hi", "logprobs": 1000}, "logprobs"),
         ({"prompt": "Hi", "stop": ""}, "stop"),
+        ({"prompt": "Hi", "stop": 5}, "stop"),
         ({"prompt": "Hi", "logit_bias": {300: 1.0}}, "logit_bias"),
     ],
 )

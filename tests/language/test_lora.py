@@ -72,7 +72,13 @@ def test_folders_of_peft(tmp_path: Path, config: dict[str, object], factor: floa
 
 def test_what_is_not_merged_is_refused(tmp_path: Path) -> None:
     parts = {f"{NAME}.lora_A.weight": A, f"{NAME}.lora_B.weight": B}
-    for i, config in enumerate(({"use_dora": True}, {"bias": "all"}, {"peft_type": "IA3"}, {"rank_pattern": {"q": 2}})):
+    refused: list[dict[str, object]] = [
+        {"use_dora": True},
+        {"bias": "all"},
+        {"peft_type": "IA3"},
+        {"rank_pattern": {"q": 2}},
+    ]
+    for i, config in enumerate(refused):
         with pytest.raises(ImportModelError, match=next(iter(config))):
             read_adapter(peft(tmp_path / str(i), config, **parts))
     with pytest.raises(ImportModelError, match="pairs lora_A and lora_B"):

@@ -109,7 +109,8 @@ class LanguageModel:
         self._model = CompiledModel(program, threads=threads)
         generates = self._kind == "generate" and self._model.refused is None
         self._session = Session(self._model, self.context, rewinds) if generates else None
-        self._template: Template | None = None
+        self._template: Template | None = None  # that was set
+        self._read_templates: dict[str, Template] = {}
 
     # --- text
 
@@ -136,19 +137,20 @@ class LanguageModel:
     ) -> str:
         """The text of messages by the chat template. values: what else the template reads, `enable_thinking` for
         example."""
-        templates: Mapping[str, str] = self._facts.get("templates", {})
-        if self._template is None:
-            name = "tool_use" if tools and "tool_use" in templates else "default"
-            source = templates.get(name, next(iter(templates.values()), None))
-            if source is None:
-                fix = "set lm.template, or use generate: it is a model that goes on with a text"
-                raise InputError(f"{self.name} has no chat template", fix=fix)
-            template = Template(source, self.tokenizer.special)
-            if name == "default":
-                self._template = template
-        else:
-            template = self._template
+        template = self._template or self._template_of_file(bool(tools))
         return template.render(messages, tools=tools, **values)
+
+    def _template_of_file(self, has_tools: bool) -> Template:
+        """Some files have one for chats with tools."""
+        templates: Mapping[str, str] = self._facts.get("templates", {})
+        name = "tool_use" if has_tools and "tool_use" in templates else "default"
+        source = templates.get(name, next(iter(templates.values()), None))
+        if source is None:
+            fix = "set lm.template, or use generate: it is a model that goes on with a text"
+            raise InputError(f"{self.name} has no chat template", fix=fix)
+        if source not in self._read_templates:
+            self._read_templates[source] = Template(source, self.tokenizer.special)
+        return self._read_templates[source]
 
     def generate(
         self,
@@ -248,7 +250,7 @@ class LanguageModel:
         request = Request(
             session.context if max_tokens is None else max_tokens, self._sampling(sampling),
             () if ignore_ends else self._ends,
-            (stop,) if isinstance(stop, str) else tuple(stop or ()), logit_bias or {}, logprobs, constraint, stream,
+            _texts(stop), logit_bias or {}, logprobs, constraint, stream,
         )  # fmt: skip
         tokenizer = self.tokenizer if is_text or request.stop or constraint else None
         session.check(ids)  # now, not when the first part of a stream is asked for
@@ -376,6 +378,14 @@ def _compiler(
             return language_program(path, what, context, cache, adapters, options)
 
     return program
+
+
+def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    if stop is not None and not isinstance(stop, Sequence):
+        raise InputError("stop", expected="a text or several", got=repr(stop))
+    return tuple(stop or ())
 
 
 def _scaled(adapters: Any) -> list[tuple[Path, float]]:

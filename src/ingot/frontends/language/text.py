@@ -26,7 +26,9 @@ def text_of_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     own = "general.sampling."
     sampling = {name: s.number(own + old) for name, old in _SAMPLING.items() if s.get(own + old) is not None}
     tokenizer = _tokenizer(lambda: Tokenizer.from_metadata(metadata)) if has_vocabulary(metadata) else {}
-    return {**tokenizer, "templates": templates, "sampling": _whole(sampling)}
+    end = "tokenizer.ggml.eos_token_id"
+    ends = [] if s.get(end) is None else [s.count(end, least=0)]
+    return {"ends": ends, **tokenizer, "templates": templates, "sampling": _whole(sampling)}
 
 
 def text_of_folder(folder: Folder) -> dict[str, Any]:
@@ -53,13 +55,13 @@ def text_of_folder(folder: Folder) -> dict[str, Any]:
     if s.flag("do_sample"):
         names = (*_SAMPLING, "repetition_penalty")
         sampling = {name: s.number(name) for name in names if s.get(name) is not None}
-    tokenizer: dict[str, Any] = {}
+    special, ends = special_of(config), ends_of(generation, folder.config)
+    tokenizer: dict[str, Any] = {"ends": ends}
     if (path / "tokenizer.json").is_file():
-        special, ends = special_of(config), ends_of(generation, folder.config)
-        tokenizer = _tokenizer(lambda: Tokenizer.from_json(_read(path / "tokenizer.json"), special, ends))
+        tokenizer |= _tokenizer(lambda: Tokenizer.from_json(_read(path / "tokenizer.json"), special, ends))
     elif (path / "tokenizer.model").is_file():
         fix = f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r}) writes it"
-        tokenizer = {"refused": f"the folder has no tokenizer.json; {fix}"}
+        tokenizer["refused"] = f"the folder has no tokenizer.json; {fix}"
     return {**tokenizer, "templates": templates, "sampling": _whole(sampling)}
 
 
