@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Node, deferred
+from ingot.ir.node import Graph, Node, deferred_const
 from ingot.ir.types import TensorType, f32
 from ingot.language.weights import Weights
 from ingot.support.dataclass import dataclass
@@ -87,4 +87,4 @@ class MergedWeights:
             (weight,) = interpret(Graph((), (base,)), [])
             return np.add(weight, sum(part.delta() for part in parts), dtype=np.float32)
 
-        return deferred(TensorType(f32, self.shape(name)), merged, name)
+        return deferred_const(TensorType(f32, self.shape(name)), merged, name)
