@@ -15,6 +15,7 @@ import pytest
 import ingot
 from ingot.language.text.generation import StopSearch
 from ingot.support.errors import ImportModelError, InputError
+from tests.frontends.gguf.builder import F32, STRING, key, of_tensors, scalar, text
 from tests.language.tiny import CHATML, CONTEXT, write
 from tests.runtime.models import environment
 
@@ -291,6 +292,23 @@ def test_embeddings(lm: ingot.LanguageModel) -> None:
     assert np.array_equal(vectors[0], vectors[2]) and not np.allclose(vectors[0], vectors[1])
     assert np.array_equal(lm.embed("Hello"), vectors[0])
     assert lm.embed([]).shape == (0, 32)
+
+
+def test_adapters_are_merged(file: Path, lm: ingot.LanguageModel, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 48), (32, 2)))
+    name = "blk.1.ffn_down.weight"
+    kinds = {"general.type": "adapter", "adapter.type": "lora"}
+    keys = [key(k, STRING, text(v)) for k, v in kinds.items()] + [key("adapter.lora.alpha", F32, scalar(F32, 2))]
+    adapter = tmp_path / "adapter.gguf"
+    adapter.write_bytes(
+        of_tensors({f"{name}.lora_a": ("F32", a.shape, a), f"{name}.lora_b": ("F32", b.shape, b)}, keys)
+    )
+    ids = lm.tokenizer.encode("Hello")
+    expected = write(tmp_path / "merged.gguf", added={name: 0.5 * b @ a})
+    models = [ingot.LanguageModel(file, adapters={adapter: 0.5}, threads=1), ingot.LanguageModel(expected, threads=1)]
+    first, second = (m.score(ids).logprobs for m in models)
+    assert np.allclose(first, second, atol=1e-5) and not np.allclose(first, lm.score(ids).logprobs, atol=1e-3)
 
 
 # --- files

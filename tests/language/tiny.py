@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,10 @@ def byte_tokens() -> list[str]:
     return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
 
 
-def write(path: Path, *, template: str | None = CHATML, seed: int = 0) -> Path:
+def write(
+    path: Path, *, template: str | None = CHATML, seed: int = 0, added: Mapping[str, np.ndarray] | None = None
+) -> Path:
+    """added: to tensors by name."""
     tokens = [*byte_tokens(), *SPECIAL]
     rng = np.random.default_rng(seed)
 
@@ -51,6 +55,9 @@ def write(path: Path, *, template: str | None = CHATML, seed: int = 0) -> Path:
         shapes |= {"ffn_down": (WIDTH, INNER)}
         tensors |= {f"blk.{i}.{name}.weight": normal(*shape) for name, shape in shapes.items()}
         tensors |= {f"blk.{i}.{name}.weight": ones for name in ("attn_norm", "ffn_norm")}
+    for name, delta in (added or {}).items():
+        format, shape, values = tensors[name]
+        tensors[name] = format, shape, values + delta
     numbers = {
         "context_length": CONTEXT, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
         "attention.head_count": HEADS, "attention.head_count_kv": KEY_HEADS,

@@ -13,7 +13,7 @@ import typer
 
 from ingot.api.language_model import LanguageModel
 from ingot.cli.console import command_context, err, escape
-from ingot.cli.language.generate import printable_lines
+from ingot.cli.language.generate import write
 from ingot.cli.language.options import Cache, Context, Model, SamplingOptions, Template, open_language_model
 from ingot.cli.options import Limit, Threads, grouped
 from ingot.language.text.template import PLAIN, PLAIN_STOP
@@ -120,16 +120,14 @@ class Conversation:
                 part = part if parts else part.lstrip()
                 if part:
                     parts.append(part)
-                    sys.stdout.write(printable_lines(part) if sys.stdout.isatty() else part)
-                    sys.stdout.flush()
+                    write(part)
         except KeyboardInterrupt:
             pass
         except IngotError as error:
             self.messages.pop()
             err.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
             return
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        write("\n")
         answer = "".join(parts)
         self.messages.append({"role": "assistant", "content": answer.rstrip()})
         if sys.stdin.isatty() and answer:

@@ -11,7 +11,6 @@ import typer
 from ingot.cli.console import command_context, err, print_json
 from ingot.cli.language.options import Cache, Context, Model, SamplingOptions, open_language_model
 from ingot.cli.options import Json, Limit, Threads, grouped
-from ingot.support import progress
 from ingot.support.errors import InputError, printable
 
 
@@ -40,17 +39,15 @@ def generate(
         text = _read_prompt() if prompt is None else prompt
         lm = open_language_model(model, context, cache, threads)
         arguments: dict[str, Any] = {"max_tokens": 256, **sampling.arguments}
-        progress.report("generate")
+    with command_context(as_json, limit, has_progress=False):
         start = time.perf_counter()
-        if as_json:
-            result = lm.generate(text, logprobs=0, **arguments)
-            seconds = time.perf_counter() - start
-        else:
+        if not as_json:
             for part in lm.generate(text, stream=True, **arguments):
-                sys.stdout.write(_shown(part))
-                sys.stdout.flush()
-            sys.stdout.write("\n")
+                write(part)
+            write("\n")
             return
+        result = lm.generate(text, logprobs=0, **arguments)
+        seconds = time.perf_counter() - start
     facts = {"text": result.text, "ids": result.ids, "finish": result.finish, "prompt_tokens": result.prompt_tokens}
     logprobs = [token.logprob for token in result.tokens]
     print_json({"model": str(model), **facts, "logprobs": logprobs, "seconds": seconds})
@@ -60,15 +57,14 @@ def _read_prompt() -> str:
     if sys.stdin.isatty():
         err.print("the prompt, then Ctrl-D:")
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise InputError("the prompt", expected="UTF-8", got=str(error)) from error
 
 
-def _shown(text: str) -> str:
-    """A terminal obeys no control sequences of a model's."""
-    return printable_lines(text) if sys.stdout.isatty() else text
-
-
-def printable_lines(text: str) -> str:
-    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+def write(text: str) -> None:
+    """Text of a model, now; a terminal obeys no control sequences in it."""
+    if sys.stdout.isatty():
+        text = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    sys.stdout.write(text)
+    sys.stdout.flush()
