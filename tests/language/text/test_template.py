@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingot.language.text.template import Template
+from ingot.language.text.template import PLAIN, Template
 from ingot.support.errors import ImportModelError, InputError
 from tests.language.text.sources import llama_cpp
 
@@ -98,6 +98,13 @@ def compare(source: str) -> int:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_own_templates(name: str) -> None:
     assert compare(TEMPLATES[name]) >= 3
+
+
+def test_the_plain_template() -> None:
+    assert compare(PLAIN) >= 3
+    text = Template(PLAIN, SPECIAL).render(CHATS["turns"][0])
+    assert text == "<s>User: Hi\nAssistant: Hello!\nUser: Why?\nAssistant:"
+    assert Template(PLAIN, {}).render([user("Hi")]) == "User: Hi\nAssistant:"
 
 
 def test_templates_of_known_models() -> None:

@@ -38,7 +38,7 @@ _GROWING = {
 _EXTRA = "pip install 'ingot-compiler[language]'"
 
 # for a model that was not trained on any template
-PLAIN = """{% for m in messages %}
+PLAIN = """{{ bos_token }}{% for m in messages %}
 {{ {'user': 'User', 'assistant': 'Assistant'}.get(m.role, m.role) ~ ': ' ~ m.content ~ '\n' }}
 {%- endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"""
 PLAIN_STOP = "\nUser:"
