@@ -56,7 +56,9 @@ LAZY = {
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
 # frontends: imported where they are used
-EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras", "gguf", "huggingface", "shared"}
+EXTRAS = {
+    "onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras", "gguf", "huggingface", "language", "shared",
+}  # fmt: skip
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {

@@ -56,7 +56,9 @@ def compile(
             StableHLO: the path of a program, as text or portable bytecode;
             Keras: the path of a `.keras` or HDF5 file, or a `keras.Model`;
             TensorFlow: the folder of a SavedModel, the file of a frozen GraphDef, a `tf.function` or a concrete one;
-            TFLite: the path of a file.
+            TFLite: the path of a file;
+            a language model: a GGUF file, or a folder of Hugging Face with config.json and safetensors, for the logits
+            of a chunk of tokens (`ingot.LanguageModel` generates text).
         example_inputs: for a module, an archive or a function: a tuple of positional arguments, or a dict of keyword
             arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",

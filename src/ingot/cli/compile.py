@@ -11,13 +11,16 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ingot.api.language_model import LanguageModel
 from ingot.cli.console import check_writable, command_context, err, escape, out, print_json
+from ingot.cli.language.options import CACHE_OPTION, Context
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.cli.sizes import random_inputs
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import Source, compile_source, open_source
 from ingot.driver.compile import file_sizes
 from ingot.driver.open import open_model
+from ingot.driver.recognize import LANGUAGE
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input
 from ingot.pipeline.c import TARGET
@@ -44,6 +47,8 @@ def compile_(
             help="For target c: write a main.c with a sample, and a Makefile that runs it (QEMU, for a core).",
         ),
     ] = False,
+    context: Context = None,
+    cache_type: Annotated[str | None, CACHE_OPTION] = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use and fill the disk cache.")] = True,
     *,
     about: ModelOptions,
@@ -59,6 +64,7 @@ def compile_(
     ingot compile model.onnx                        writes model.ingot
     ingot compile model.onnx -o fast.ingot --dim batch=1
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
+    ingot compile model.gguf --context 8192         a language model, for ingot chat
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     ingot compile model.onnx --target wasm -o net   a folder for browsers and node: WebAssembly in an ES module
@@ -68,6 +74,10 @@ def compile_(
         source = open_source(model, about.words)
         if source.kind == "artifact":
             raise InputError(f"{model}", expected="the file of a model", got="a compiled program", fix="ingot run")
+        if (context is not None or cache_type is not None) and source.kind not in LANGUAGE:
+            raise InputError("--context, --cache-type", expected="none, but for language models", got="a value")
+        if source.kind in LANGUAGE and source.dynamic:
+            raise InputError("--dim", expected="none for a language model", got=about.dim, fix="--context TOKENS")
         target = settings.target.partition(":")[0]
         is_c = target == "c"
         suffix = {"c": ".c", "wasm": ".wasm-package", "verilog": ".circuit"}.get(target, ".ingot")
@@ -77,7 +87,10 @@ def compile_(
         sizes = file_sizes(source.path, source.request, settings.target)
         source = replace(source, dims={**source.dims, **sizes})
         start = time.perf_counter()
-        compiled = compile_source(source, cache=cache, **vars(settings))
+        if source.kind in LANGUAGE:
+            compiled = _language_model(model, context, cache_type, settings)
+        else:
+            compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - start
         progress.report("save")
         compiled.save(path, weights=weights)
@@ -142,6 +155,17 @@ def _write_example(source: Source, compiled: CompiledModel, path: Path) -> None:
 
 def _file_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in ([path] if path.is_file() else path.iterdir()))
+
+
+def _language_model(model: Path, context: int | None, cache: str | None, settings: CompileOptions) -> CompiledModel:
+    """With its tokenizer and chat template, as `ingot chat` takes it."""
+    if settings.fast_math:
+        raise InputError("--fast-math", expected="none for a language model", got="it")
+    lm = LanguageModel(
+        model, context=context, cache=cache or "float16", target=settings.target, precision=settings.precision,
+        threads=settings.threads,
+    )  # fmt: skip
+    return lm.program
 
 
 def _facts(compiled: CompiledModel) -> dict[str, object]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -269,6 +269,18 @@ def _tflite_sizes(source: Any, request: Request) -> Mapping[str, int]:
     return sizes_in_file(source, request.signature, request.dynamic)
 
 
+def _language(kind: Literal["gguf", "huggingface"]) -> Callable[[Any, Request], Opened]:
+    def open_(source: Any, request: Request) -> Opened:
+        from ingot.frontends.language import chunk_graph
+
+        if request.dynamic is not None:
+            fix = "ingot.LanguageModel(path, context=TOKENS)"
+            raise InputError("sizes", expected="tokens within the context of a language model", got="others", fix=fix)
+        return Opened(chunk_graph(source, kind))
+
+    return open_
+
+
 def _keras(source: Any, request: Request) -> Opened:
     from ingot.frontends.keras import import_keras
     from ingot.frontends.shared.weights import bound
@@ -359,6 +371,10 @@ FRONTENDS: Mapping[str, Frontend] = {
         file_sizes=_tflite_sizes,
     ),
     "keras": Frontend("a Keras model", _keras, _COMMON_OPTIONS | {"example_inputs"}, is_content_addressed=True),
+    "gguf": Frontend("a GGUF file", _language("gguf"), frozenset(), is_content_addressed=True),
+    "huggingface": Frontend(
+        "a folder of Hugging Face", _language("huggingface"), frozenset(), is_content_addressed=True
+    ),
     "jax": Frontend("a JAX function", _jax, frozenset(("weights", "example_inputs"))),
     "torch": Frontend("a PyTorch model", _torch, frozenset(("example_inputs",))),
     "torchscript": Frontend("a TorchScript model", _torchscript, frozenset(("example_inputs", "inputs", "weights"))),

@@ -68,9 +68,9 @@ def from_config(values: Mapping[str, Any]) -> Architecture:
     c = Settings(values, "config.json")
     family = c.text("model_type", default="")
     if family not in FAMILIES:
-        raise ImportModelError(
-            "model_type", expected=f"one of {', '.join(FAMILIES)}", got=repr(family), where="config.json"
-        )
+        expected = f"one of {', '.join(FAMILIES)}"
+        fix = "other models: ingot.compile(AutoModel.from_pretrained(folder).eval(), example_inputs)"
+        raise ImportModelError("model_type", expected=expected, got=repr(family), where="config.json", fix=fix)
     for key, off in _OFF.items():
         if off is not None and (value := c.get(key)) not in (None, off):
             raise c.error(key, repr(off), value)

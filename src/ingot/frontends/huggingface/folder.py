@@ -38,7 +38,7 @@ class Folder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.config = MappingProxyType(_read_json(self.path / CONFIG, _LONGEST_CONFIG))
+        self.config = MappingProxyType(read_json(self.path / CONFIG, _LONGEST_CONFIG))
         self.tensors = MappingProxyType(_tensors(self.path))
 
 
@@ -56,7 +56,7 @@ def _tensors(folder: Path) -> dict[str, np.ndarray]:
 
 def _sharded(folder: Path) -> dict[str, np.ndarray]:
     where = str(folder / INDEX)
-    by_name = _read_json(folder / INDEX, _LONGEST_INDEX).get("weight_map")
+    by_name = read_json(folder / INDEX, _LONGEST_INDEX).get("weight_map")
     if not isinstance(by_name, dict) or not all(isinstance(file, str) for file in by_name.values()):
         raise ImportModelError(
             "the index of shards", expected="a weight_map from names to files", got="none", where=where
@@ -85,7 +85,7 @@ def _sharded(folder: Path) -> dict[str, np.ndarray]:
     return out
 
 
-def _read_json(path: Path, most: int) -> dict[str, Any]:
+def read_json(path: Path, most: int) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             text = file.read(most + 1)
