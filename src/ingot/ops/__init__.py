@@ -125,73 +125,52 @@ from ingot.ops.core.source import DimValue, Iota
 from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
 from ingot.ops.linalg import LDL, LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve
-from ingot.ops.nn import (
-    GRU,
-    LSTM,
-    RNN,
-    WEIGHT_FORMS,
-    AdaptiveAvgPool,
-    AdaptiveMaxPool,
-    Attention,
-    AttentionGradients,
-    AvgPool,
-    BatchNorm,
+from ingot.ops.nn.activation import (
     Celu,
-    Conv,
-    ConvTranspose,
-    Cotangent,
-    Densify,
-    Dequantize,
-    Einsum,
     Elu,
-    GatherElements,
-    GatherND,
-    GridSample,
-    GroupedMatMul,
-    GroupNorm,
     Hardshrink,
     HardSigmoid,
     HardSwish,
-    InstanceNorm,
-    KernelGradient,
-    LayerNorm,
     LeakyRelu,
-    LocalResponseNorm,
-    LogSoftmax,
-    LogSumExp,
-    LpNorm,
-    LpPool,
-    MatMul,
-    MaxPool,
-    MaxPoolIndices,
     Mish,
-    OneHot,
-    OwnGradient,
-    PadMode,
     PRelu,
-    Recurrent,
     Relu,
-    Resize,
-    RMSNorm,
-    ScatterElements,
-    ScatterND,
     Selu,
     Silu,
-    Softmax,
     Softplus,
     Softshrink,
     Softsign,
-    Standardize,
-    StopGradient,
-    SuppressOverlaps,
-    Take,
     ThresholdedRelu,
-    TopK,
-    Trilu,
-    UnknownGradient,
-    roi_align,
-    straight_through,
 )
+from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
+from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.conv import Conv, ConvTranspose
+from ingot.ops.nn.gradients.attention import AttentionGradients
+from ingot.ops.nn.gradients.custom import Cotangent, OwnGradient, straight_through
+from ingot.ops.nn.gradients.kernel import KernelGradient
+from ingot.ops.nn.gradients.stop import StopGradient, UnknownGradient
+from ingot.ops.nn.grouped import GroupedMatMul
+from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
+from ingot.ops.nn.image.gridsample import GridSample
+from ingot.ops.nn.image.resize import PadMode, Resize
+from ingot.ops.nn.index import GatherElements, GatherND, ScatterElements, ScatterND, Take
+from ingot.ops.nn.matmul import Einsum, MatMul
+from ingot.ops.nn.norm import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    LpNorm,
+    RMSNorm,
+    Standardize,
+)
+from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
+from ingot.ops.nn.quant import Dequantize
+from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
+from ingot.ops.nn.selection import OneHot, TopK, Trilu
+from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
+from ingot.ops.nn.sparse import WEIGHT_FORMS, Densify
 from ingot.ops.quantized import dynamically_quantized, quantized
 from ingot.ops.random import RandomBits, RandomKey, counted_key, draws, fold_in, seeded, threefry, words
 from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth

@@ -25,7 +25,7 @@ from ingot.ir.node import Graph, Input, Node, const, rebuilt, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.core.base import Category, category
-from ingot.ops.core.turns import turns, value_of
+from ingot.ops.core.trip_count import trip_count, value_of
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
 from ingot.schedule.lowered import Arg, Lowered
@@ -154,7 +154,7 @@ class _Control:
         varying = [i for i in indices if not invariant[i]]
         start = len(plan.steps)
         ((flag, _),) = plan.inline(_with_constants(op.cond, constants), buffers)
-        exit_jump = plan.jump(flag, trip_count=turns(op, lambda i: self._number(operands[i])))
+        exit_jump = plan.jump(flag, trip_count=trip_count(op, lambda i: self._number(operands[i])))
         body = op.body.with_outputs([*(op.body.outputs[i] for i in varying), *op.body.found.values()])
         body = _with_constants(body, constants)
         pairs = list(zip((body.inputs[i] for i in varying), body.results, strict=True))

@@ -22,7 +22,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, rebuilt, topological
 from ingot.ir.types import TensorType, i64
 from ingot.ops.core.base import is_contraction
-from ingot.ops.core.turns import turns, value_of
+from ingot.ops.core.trip_count import trip_count, value_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOpError
 
@@ -82,7 +82,7 @@ def _turns(node: Node) -> DimLike | None:
     """How often the body of a loop runs, where constants or sizes alone decide."""
     op = node.op
     assert isinstance(op, ops.While)
-    if (counted := turns(op, lambda j: value_of(node.inputs[j]))) is not None:
+    if (counted := trip_count(op, lambda j: value_of(node.inputs[j]))) is not None:
         return counted
     deciding: set[int] = set()
     roots = [op.cond.results[0]]

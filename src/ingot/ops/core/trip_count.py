@@ -19,7 +19,7 @@ from ingot.ops.group import Group
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
-def turns(op: While, initial_value: Callable[[int], DimLike | None]) -> DimLike | None:
+def trip_count(op: While, initial_value: Callable[[int], DimLike | None]) -> DimLike | None:
     """The trip count of a loop whose counter changes by 1 or -1 until an invariant bound; None if it is unknown.
 
     initial_value: operand index -> its value before the loop, None if unknown. The graphs may be fused.
@@ -126,4 +126,4 @@ def _without_groups(node: Node) -> Node:
         (node,) = rebuilt((body.outputs[index],), dict(zip(body.inputs, group.inputs, strict=True)))
 
 
-__all__ = ["turns", "value_of"]
+__all__ = ["trip_count", "value_of"]
