@@ -30,18 +30,9 @@ warn_if_untested("jax", jax.__version__)
 Bound = int | tuple[int, int | None]
 # what JAX calls for linear algebra when it lowers for TPUs, for marks on values, and for running sums of open size
 _CALLS = (
-    "LuDecomposition",
-    "Qr",
-    "Eigh",
-    "ProductOfElementaryHouseholderReflectors",
-    "ApproxTopK",
-    "Sharding",
-    "stablehlo.dynamic_reduce_window",
-    STOPPED,
-    UNKNOWN,
-    COTANGENT,
-    OWN_GRADIENT,
-)
+    "LuDecomposition", "Qr", "Eigh", "ProductOfElementaryHouseholderReflectors", "ApproxTopK", "Sharding",
+    "stablehlo.dynamic_reduce_window", STOPPED, UNKNOWN, COTANGENT, OWN_GRADIENT,
+)  # fmt: skip
 
 # types that JAX computes in, with its option for 64 bits and without
 _KEPT = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8")))
@@ -114,13 +105,9 @@ def is_function(model: Any) -> bool:
 
 
 def import_jax(
-    model: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dynamic: Mapping[str, Any] | None = None,
-    weights: Sequence[int | str] | Mapping[int | str, Any] | None = None,
-) -> ImportedFunction:
+    model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *,
+    dynamic: Mapping[str, Any] | None = None, weights: Sequence[int | str] | Mapping[int | str, Any] | None = None,
+) -> ImportedFunction:  # fmt: skip
     """A JAX function as a graph.
 
     model: a function (jitted or not, a module that is callable), a `jax.export.Exported` or a `jax.stages.Lowered`.

@@ -31,13 +31,9 @@ class TrainableFunction:
 
 
 def import_trainable(
-    fn: Callable[..., Any],
-    loss: Callable[..., Any] | None,
-    args: tuple[Any, ...],
-    targets: tuple[Any, ...],
-    dynamic: Mapping[str, Any] | None,
-    patterns: tuple[str, ...] | None,
-) -> TrainableFunction:
+    fn: Callable[..., Any], loss: Callable[..., Any] | None, args: tuple[Any, ...], targets: tuple[Any, ...],
+    dynamic: Mapping[str, Any] | None, patterns: tuple[str, ...] | None,
+) -> TrainableFunction:  # fmt: skip
     """fn(*args), whose results `loss` takes with the targets behind them: (loss, results), or the results without one.
 
     patterns: of the paths of leaves to train; by default all floats. The others stay as they are.

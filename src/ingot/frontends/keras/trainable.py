@@ -39,13 +39,9 @@ class TrainableModel:
 
 
 def import_trainable(
-    model: Any,
-    loss: Callable[..., Any] | None,
-    examples: Sequence[Any] | None,
-    targets: Sequence[Any],
-    dynamic: Any,
+    model: Any, loss: Callable[..., Any] | None, examples: Sequence[Any] | None, targets: Sequence[Any], dynamic: Any,
     patterns: tuple[str, ...] | None,
-) -> TrainableModel:
+) -> TrainableModel:  # fmt: skip
     """loss: (result, *targets) -> a number, computed by JAX; the first of the model's own results then.
 
     Raises InputError for patterns that fit nothing or integers, and what `import_keras` raises.

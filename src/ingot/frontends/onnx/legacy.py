@@ -111,12 +111,6 @@ def _selu(c: Call) -> Call:
 
 _UPGRADES: dict[str, Callable[[Call], Call]] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"), _binary),
-    "Cast": _cast,
-    "GlobalLpPool": _norm,
-    "LpPool": _norm,
-    "PRelu": _prelu,
-    "Reshape": _reshape,
-    "Selu": _selu,
-    "Tile": _tile,
-    "Upsample": _upsample,
-}
+    "Cast": _cast, "GlobalLpPool": _norm, "LpPool": _norm, "PRelu": _prelu, "Reshape": _reshape, "Selu": _selu,
+    "Tile": _tile, "Upsample": _upsample,
+}  # fmt: skip

@@ -225,15 +225,8 @@ def _pow(floats: bool, a: Element, b: Element) -> Element:
 
 
 ARITHMETIC: dict[str, Callable[[bool, Element, Element], Element]] = {
-    "Add": _add,
-    "Sub": _sub,
-    "Mul": _mul,
-    "Div": _div,
-    "Mod": _mod,
-    "Max": _max,
-    "Min": _min,
-    "Pow": _pow,
-}
+    "Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div, "Mod": _mod, "Max": _max, "Min": _min, "Pow": _pow,
+}  # fmt: skip
 
 
 def equal(a: Element, b: Element) -> bool:

@@ -313,14 +313,9 @@ class Walk:
         return self._inline(body, proto, scope, loc, inputs, {k: a.default_value for k, a in defaults.items()})
 
     def _inline(
-        self,
-        function: FunctionProto,
-        proto: NodeProto,
-        scope: Scope,
-        loc: str,
-        inputs: tuple[AnyValue | None, ...],
+        self, function: FunctionProto, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...],
         defaults: Mapping[str, AttributeProto] | None = None,
-    ) -> Sequence[AnyValue | None]:
+    ) -> Sequence[AnyValue | None]:  # fmt: skip
         """The function's body in place of the call, in a scope of its own."""
         attributes = {k: a for k, a in (defaults or {}).items() if a.type != a.UNDEFINED}
         attributes.update((a.name, a) for a in function.attribute_proto)

@@ -364,20 +364,10 @@ def _both(a: object, b: object) -> bool:
 
 
 _RULES: dict[type, Callable[..., object]] = {
-    ops.Add: operator.add,
-    ops.Sub: operator.sub,
-    ops.Mul: operator.mul,
-    ops.Div: towards_zero,
-    ops.Rem: _remainder,
-    ops.Max: dim_max,
-    ops.Min: dim_min,
-    ops.Neg: operator.neg,
-    ops.Clamp: lambda low, x, high: dim_min(dim_max(x, low), high),
-    ops.Select: _select,
-    ops.Sign: _sign,
-    ops.And: _both,
-    ops.Or: lambda a, b: bool(a) or bool(b),
-    ops.Not: operator.not_,
-}
+    ops.Add: operator.add, ops.Sub: operator.sub, ops.Mul: operator.mul, ops.Div: towards_zero, ops.Rem: _remainder,
+    ops.Max: dim_max, ops.Min: dim_min, ops.Neg: operator.neg,
+    ops.Clamp: lambda low, x, high: dim_min(dim_max(x, low), high), ops.Select: _select, ops.Sign: _sign,
+    ops.And: _both, ops.Or: lambda a, b: bool(a) or bool(b), ops.Not: operator.not_,
+}  # fmt: skip
 _FOLDS: dict[str, Callable[..., object]] = {"sum": operator.add, "prod": operator.mul, "max": dim_max, "min": dim_min}
 _FOLDS_START = {"sum": 0, "prod": 1, "max": -(1 << 63), "min": (1 << 63) - 1}

@@ -87,14 +87,9 @@ def _result(leaf: Leaf, value: Any) -> Any:
 
 
 def import_stablehlo(
-    source: str | os.PathLike[str] | bytes | Module,
-    *,
-    dynamic: Dynamic = None,
-    weights: Weights | None = None,
-    names: Sequence[str] | None = None,
-    shapes: Sequence[tuple[DimLike, ...] | None] | None = None,
-    where: str = "",
-) -> ImportedModel:
+    source: str | os.PathLike[str] | bytes | Module, *, dynamic: Dynamic = None, weights: Weights | None = None,
+    names: Sequence[str] | None = None, shapes: Sequence[tuple[DimLike, ...] | None] | None = None, where: str = "",
+) -> ImportedModel:  # fmt: skip
     """A StableHLO program as a MODEL-level graph.
 
     source: a path, the text itself (it has a line break), portable bytecode, or a parsed module.

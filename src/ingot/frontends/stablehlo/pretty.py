@@ -413,16 +413,9 @@ def _index(pieces: _Pieces) -> dict[str, Attribute]:
 
 
 _SPECIAL: Mapping[str, Callable[[_Pieces], dict[str, Attribute]]] = {
-    "stablehlo.compare": _compare,
-    "chlo.broadcast_compare": _chlo_compare,
-    "stablehlo.slice": _slice,
-    "stablehlo.dot_general": _dot,
-    "stablehlo.convolution": _convolution,
-    "stablehlo.dynamic_conv": _convolution,
-    "stablehlo.reduce_precision": _format,
-    "stablehlo.custom_call": _callee("call_target_name"),
-    "stablehlo.composite": _callee("name"),
-    "func.call": _callee("callee"),
-    "call": _callee("callee"),
+    "stablehlo.compare": _compare, "chlo.broadcast_compare": _chlo_compare, "stablehlo.slice": _slice,
+    "stablehlo.dot_general": _dot, "stablehlo.convolution": _convolution, "stablehlo.dynamic_conv": _convolution,
+    "stablehlo.reduce_precision": _format, "stablehlo.custom_call": _callee("call_target_name"),
+    "stablehlo.composite": _callee("name"), "func.call": _callee("callee"), "call": _callee("callee"),
     "stablehlo.get_tuple_element": _index,
-}
+}  # fmt: skip

@@ -52,13 +52,8 @@ class Region:
 
 
 _COMBINERS: Mapping[str, Op] = {
-    "sum": ops.Add(),
-    "prod": ops.Mul(),
-    "max": ops.Max(),
-    "min": ops.Min(),
-    "and": ops.And(),
-    "or": ops.Or(),
-}
+    "sum": ops.Add(), "prod": ops.Mul(), "max": ops.Max(), "min": ops.Min(), "and": ops.And(), "or": ops.Or(),
+}  # fmt: skip
 
 
 def _takes(op: Op, x: Node) -> bool:

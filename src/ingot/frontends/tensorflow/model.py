@@ -87,13 +87,9 @@ class ImportedModel:
 
 @limited()
 def import_tensorflow(
-    source: str | os.PathLike[str] | Program,
-    *,
-    signature: str | None = None,
-    inputs: Inputs | None = None,
-    outputs: Sequence[str] | None = None,
-    dynamic: Dynamic = None,
-) -> ImportedModel:
+    source: str | os.PathLike[str] | Program, *, signature: str | None = None, inputs: Inputs | None = None,
+    outputs: Sequence[str] | None = None, dynamic: Dynamic = None,
+) -> ImportedModel:  # fmt: skip
     """A TensorFlow model as a MODEL-level graph. TensorFlow is not needed.
 
     source: a SavedModel's folder, or the file of a frozen GraphDef. Variables that the model does not write are

@@ -26,22 +26,12 @@ from ingot.support.errors import ImportModelError
 from ingot.support.limits import most_found
 
 DTYPE_OF: dict[torch.dtype, DType] = {
-    torch.float64: DTYPES["f64"],
-    torch.float32: DTYPES["f32"],
-    torch.float16: DTYPES["f16"],
-    torch.bfloat16: DTYPES["bf16"],
-    torch.float8_e4m3fn: DTYPES["f8e4m3fn"],
-    torch.float8_e5m2: DTYPES["f8e5m2"],
-    torch.int64: DTYPES["i64"],
-    torch.int32: DTYPES["i32"],
-    torch.int16: DTYPES["i16"],
-    torch.int8: DTYPES["i8"],
-    torch.uint64: DTYPES["u64"],
-    torch.uint32: DTYPES["u32"],
-    torch.uint16: DTYPES["u16"],
-    torch.uint8: DTYPES["u8"],
+    torch.float64: DTYPES["f64"], torch.float32: DTYPES["f32"], torch.float16: DTYPES["f16"],
+    torch.bfloat16: DTYPES["bf16"], torch.float8_e4m3fn: DTYPES["f8e4m3fn"], torch.float8_e5m2: DTYPES["f8e5m2"],
+    torch.int64: DTYPES["i64"], torch.int32: DTYPES["i32"], torch.int16: DTYPES["i16"], torch.int8: DTYPES["i8"],
+    torch.uint64: DTYPES["u64"], torch.uint32: DTYPES["u32"], torch.uint16: DTYPES["u16"], torch.uint8: DTYPES["u8"],
     torch.bool: DTYPES["bool"],
-}
+}  # fmt: skip
 # the dtype of either part of a complex number
 PART_OF = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 TORCH_OF: dict[DType, torch.dtype] = {v: k for k, v in DTYPE_OF.items()}
@@ -346,18 +336,11 @@ def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]
 
 
 _SYMPY: dict[type, Callable[..., DimLike]] = {
-    sympy.Add: _fold(lambda a, b: a + b),
-    sympy.Mul: _fold(lambda a, b: a * b),
-    sympy.Max: _fold(dim_max),
-    sympy.Min: _fold(dim_min),
-    sympy.Abs: lambda x: dim_max(x, x * -1),
-    sym.FloorDiv: floordiv,
-    sym.CleanDiv: floordiv,
-    sym.Mod: mod,
-    sym.PythonMod: mod,
-    sym.ModularIndexing: lambda x, d, m: mod(floordiv(x, d), m),
-    sym.Identity: lambda x: x,
-}
+    sympy.Add: _fold(lambda a, b: a + b), sympy.Mul: _fold(lambda a, b: a * b), sympy.Max: _fold(dim_max),
+    sympy.Min: _fold(dim_min), sympy.Abs: lambda x: dim_max(x, x * -1), sym.FloorDiv: floordiv,
+    sym.CleanDiv: floordiv, sym.Mod: mod, sym.PythonMod: mod,
+    sym.ModularIndexing: lambda x, d, m: mod(floordiv(x, d), m), sym.Identity: lambda x: x,
+}  # fmt: skip
 # absent from some torch versions, so found by name
 _SYMPY_BY_NAME: dict[str, Callable[..., DimLike]] = {"Max": _fold(dim_max), "Min": _fold(dim_min)}
 

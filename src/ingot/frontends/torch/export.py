@@ -40,14 +40,9 @@ Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
 def export_module(
-    net: nn.Module,
-    example_inputs: Inputs | None,
-    dynamic: Dynamic = None,
-    *,
-    gradients: bool = False,
-    of_inputs: bool = False,
-    keep_small: bool = False,
-) -> ExportedProgram:
+    net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None, *, gradients: bool = False,
+    of_inputs: bool = False, keep_small: bool = False,
+) -> ExportedProgram:  # fmt: skip
     """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
 
     dynamic:

@@ -146,11 +146,6 @@ def flex_attention(run: Run, node: fx.Node, *args: object) -> object:
 
 
 HIGHER_ORDER: dict[str, Callable[..., object]] = {
-    "wrap_with_set_grad_enabled": with_gradients,
-    "wrap_with_autocast": _inline(4),
-    "cond": cond,
-    "while_loop": while_loop,
-    "scan": scan,
-    "map_impl": map_,
-    "flex_attention": flex_attention,
-}
+    "wrap_with_set_grad_enabled": with_gradients, "wrap_with_autocast": _inline(4), "cond": cond,
+    "while_loop": while_loop, "scan": scan, "map_impl": map_, "flex_attention": flex_attention,
+}  # fmt: skip

@@ -148,15 +148,9 @@ def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
 
 
 def _imported(
-    program: ExportedProgram,
-    sizes: Sizes,
-    guards: Sequence[sympy.Basic],
-    ranges: Mapping[sympy.Symbol, ValueRanges],
-    called: Mapping[str, tuple[Leaf, object]],
-    parameters: Collection[str],
-    *,
-    final: bool,
-) -> ImportedModel:
+    program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], ranges: Mapping[sympy.Symbol, ValueRanges],
+    called: Mapping[str, tuple[Leaf, object]], parameters: Collection[str], *, final: bool,
+) -> ImportedModel:  # fmt: skip
     written = [target for target in _written(program) if target not in parameters]
     held: dict[str, Node] = {}
     same: dict[int, Node] = {}  # by the tensor: names that are tied have one input

@@ -97,13 +97,9 @@ class NumericStage:
         return out
 
     def _bind(
-        self,
-        name: str,
-        form: Form,
-        declared: ValueInfoProto | None,
-        inputs: list[ValueInfoProto],
+        self, name: str, form: Form, declared: ValueInfoProto | None, inputs: list[ValueInfoProto],
         made: list[NodeProto],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Inputs for one value, and the node that puts them together where they are several or none."""
         from onnx import helper
 

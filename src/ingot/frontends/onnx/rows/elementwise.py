@@ -20,53 +20,22 @@ from ingot.ir.types import DType
 from ingot.ops.core.base import CoreOp
 
 _UNARY: dict[str, type[CoreOp]] = {
-    "Abs": ops.Abs,
-    "Acos": ops.Acos,
-    "Acosh": ops.Acosh,
-    "Asin": ops.Asin,
-    "Asinh": ops.Asinh,
-    "Atan": ops.Atan,
-    "Atanh": ops.Atanh,
-    "BitwiseNot": ops.Not,
-    "Ceil": ops.Ceil,
-    "Cos": ops.Cos,
-    "Cosh": ops.Cosh,
-    "Erf": ops.Erf,
-    "Exp": ops.Exp,
-    "Floor": ops.Floor,
-    "IsNaN": ops.IsNan,
-    "Log": ops.Log,
-    "Neg": ops.Neg,
-    "Not": ops.Not,
-    "Round": ops.RoundEven,
-    "Sigmoid": ops.Logistic,
-    "Sign": ops.Sign,
-    "Sin": ops.Sin,
-    "Sinh": ops.Sinh,
-    "Sqrt": ops.Sqrt,
-    "Tan": ops.Tan,
-    "Tanh": ops.Tanh,
-}
+    "Abs": ops.Abs, "Acos": ops.Acos, "Acosh": ops.Acosh, "Asin": ops.Asin, "Asinh": ops.Asinh, "Atan": ops.Atan,
+    "Atanh": ops.Atanh, "BitwiseNot": ops.Not, "Ceil": ops.Ceil, "Cos": ops.Cos, "Cosh": ops.Cosh, "Erf": ops.Erf,
+    "Exp": ops.Exp, "Floor": ops.Floor, "IsNaN": ops.IsNan, "Log": ops.Log, "Neg": ops.Neg, "Not": ops.Not,
+    "Round": ops.RoundEven, "Sigmoid": ops.Logistic, "Sign": ops.Sign, "Sin": ops.Sin, "Sinh": ops.Sinh,
+    "Sqrt": ops.Sqrt, "Tan": ops.Tan, "Tanh": ops.Tanh,
+}  # fmt: skip
 for _name, _cls in _UNARY.items():
     register(_name, lambda c, cls=_cls: cls()(c.x()))
 
 _BINARY: dict[str, Callable[[Node, Node], Node]] = {
-    "Add": ops.add,
-    "Sub": ops.sub,
-    "Mul": ops.mul,
-    "Div": ops.div,
-    "And": ops.and_,
-    "Or": ops.or_,
-    "Xor": ops.xor,
-    "BitwiseAnd": ops.and_,
-    "BitwiseOr": ops.or_,
-    "BitwiseXor": ops.xor,
-    "Equal": lambda a, b: ops.compare("EQ", a, b),
-    "Greater": lambda a, b: ops.compare("GT", a, b),
-    "GreaterOrEqual": lambda a, b: ops.compare("GE", a, b),
-    "Less": lambda a, b: ops.compare("LT", a, b),
+    "Add": ops.add, "Sub": ops.sub, "Mul": ops.mul, "Div": ops.div, "And": ops.and_, "Or": ops.or_, "Xor": ops.xor,
+    "BitwiseAnd": ops.and_, "BitwiseOr": ops.or_, "BitwiseXor": ops.xor,
+    "Equal": lambda a, b: ops.compare("EQ", a, b), "Greater": lambda a, b: ops.compare("GT", a, b),
+    "GreaterOrEqual": lambda a, b: ops.compare("GE", a, b), "Less": lambda a, b: ops.compare("LT", a, b),
     "LessOrEqual": lambda a, b: ops.compare("LE", a, b),
-}
+}  # fmt: skip
 for _name, _fn in _BINARY.items():
     register(_name, lambda c, fn=_fn: fn(c.x(0), c.x(1)))
 

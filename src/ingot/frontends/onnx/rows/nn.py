@@ -21,14 +21,9 @@ Padding = tuple[tuple[DimLike, DimLike], ...]
 
 
 def padding_of(
-    c: Call,
-    sizes: Sequence[DimLike],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    *,
+    c: Call, sizes: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int], *,
     crops: bool = False,
-) -> Padding:
+) -> Padding:  # fmt: skip
     """(low, high) per spatial axis from `pads` or `auto_pad`; symbolic where SAME depends on a dynamic size.
 
     crops: as ONNX defines pools, SAME is negative where windows leave gaps between them.

@@ -15,17 +15,9 @@ _RESULTS = ("i", "cs", "f", "o", "ci", "co", "h")
 
 
 def _cell(
-    c: Call,
-    x: Node,
-    cs: Node,
-    h: Node,
-    w: Node,
-    peepholes: Sequence[Node],
-    b: Node,
-    order: str,
-    forget: float,
+    c: Call, x: Node, cs: Node, h: Node, w: Node, peepholes: Sequence[Node], b: Node, order: str, forget: float,
     clip: float,
-) -> tuple[Node, ...]:
+) -> tuple[Node, ...]:  # fmt: skip
     """order: of the gates in w: input, forget, cell, output."""
     z = ops.add(ops.MatMul()(ops.concat([x, h], 1), w), b)
     n = cs.shape[1]

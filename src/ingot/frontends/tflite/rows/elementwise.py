@@ -16,46 +16,19 @@ from ingot.ir.node import Node, Op, const
 row = Table()
 
 _BINARY: dict[str, Callable[..., Node]] = {
-    "ADD": ops.add,
-    "SUB": ops.sub,
-    "MUL": ops.mul,
-    "DIV": ops.div,
-    "MAXIMUM": ops.maximum,
-    "MINIMUM": ops.minimum,
-    "POW": ops.pow,
-    "FLOOR_MOD": ops.floor_mod,
-    "ATAN2": ops.atan2,
-    "LOGICAL_AND": ops.and_,
-    "LOGICAL_OR": ops.or_,
+    "ADD": ops.add, "SUB": ops.sub, "MUL": ops.mul, "DIV": ops.div, "MAXIMUM": ops.maximum, "MINIMUM": ops.minimum,
+    "POW": ops.pow, "FLOOR_MOD": ops.floor_mod, "ATAN2": ops.atan2, "LOGICAL_AND": ops.and_, "LOGICAL_OR": ops.or_,
     "BITWISE_XOR": ops.xor,
-}
+}  # fmt: skip
 _COMPARISONS = {
-    "EQUAL": "EQ",
-    "NOT_EQUAL": "NE",
-    "LESS": "LT",
-    "LESS_EQUAL": "LE",
-    "GREATER": "GT",
-    "GREATER_EQUAL": "GE",
-}
+    "EQUAL": "EQ", "NOT_EQUAL": "NE", "LESS": "LT", "LESS_EQUAL": "LE", "GREATER": "GT", "GREATER_EQUAL": "GE",
+}  # fmt: skip
 _UNARY: dict[str, Op] = {
-    "ABS": ops.Abs(),
-    "NEG": ops.Neg(),
-    "EXP": ops.Exp(),
-    "LOG": ops.Log(),
-    "SQRT": ops.Sqrt(),
-    "RSQRT": ops.Rsqrt(),
-    "SIN": ops.Sin(),
-    "COS": ops.Cos(),
-    "CEIL": ops.Ceil(),
-    "FLOOR": ops.Floor(),
-    "ROUND": ops.RoundEven(),
-    "SIGN": ops.Sign(),
-    "LOGICAL_NOT": ops.Not(),
-    "LOGISTIC": ops.Logistic(),
-    "TANH": ops.Tanh(),
-    "HARD_SWISH": ops.HardSwish(),
-    "ELU": ops.Elu(),
-}
+    "ABS": ops.Abs(), "NEG": ops.Neg(), "EXP": ops.Exp(), "LOG": ops.Log(), "SQRT": ops.Sqrt(), "RSQRT": ops.Rsqrt(),
+    "SIN": ops.Sin(), "COS": ops.Cos(), "CEIL": ops.Ceil(), "FLOOR": ops.Floor(), "ROUND": ops.RoundEven(),
+    "SIGN": ops.Sign(), "LOGICAL_NOT": ops.Not(), "LOGISTIC": ops.Logistic(), "TANH": ops.Tanh(),
+    "HARD_SWISH": ops.HardSwish(), "ELU": ops.Elu(),
+}  # fmt: skip
 _RANGES: dict[str, tuple[int, int | None]] = {
     "RELU": (0, None),
     "RELU6": (0, 6),

@@ -37,29 +37,13 @@ on_complex = Table()
 
 # op -> positions of the operands that it is linear in, all together: (a, b) -> f(a, b) with f(2a, 2b) = 2 f(a, b)
 _LINEAR: dict[str, tuple[int, ...]] = {
-    "add.Tensor": (0, 1),
-    "add.Scalar": (0, 1),
-    "sub.Tensor": (0, 1),
-    "sub.Scalar": (0, 1),
-    "rsub.Scalar": (0, 1),
-    "rsub.Tensor": (0, 1),
-    "where.self": (1, 2),
-    "where.ScalarSelf": (1, 2),
-    "where.ScalarOther": (1, 2),
-    "masked_fill.Scalar": (0, 2),
-    "masked_fill.Tensor": (0, 2),
-    "constant_pad_nd.default": (0, 2),
-    "pad.default": (0, 3),
-    "index_put.default": (0, 2),
-    "_unsafe_index_put.default": (0, 2),
-    "index_add.default": (0, 3),
-    "index_copy.default": (0, 3),
-    "scatter.src": (0, 3),
-    "scatter_add.default": (0, 3),
-    "slice_scatter.default": (0, 1),
-    "select_scatter.default": (0, 1),
-    "copy.default": (0, 1),
-}
+    "add.Tensor": (0, 1), "add.Scalar": (0, 1), "sub.Tensor": (0, 1), "sub.Scalar": (0, 1), "rsub.Scalar": (0, 1),
+    "rsub.Tensor": (0, 1), "where.self": (1, 2), "where.ScalarSelf": (1, 2), "where.ScalarOther": (1, 2),
+    "masked_fill.Scalar": (0, 2), "masked_fill.Tensor": (0, 2), "constant_pad_nd.default": (0, 2),
+    "pad.default": (0, 3), "index_put.default": (0, 2), "_unsafe_index_put.default": (0, 2),
+    "index_add.default": (0, 3), "index_copy.default": (0, 3), "scatter.src": (0, 3), "scatter_add.default": (0, 3),
+    "slice_scatter.default": (0, 1), "select_scatter.default": (0, 1), "copy.default": (0, 1),
+}  # fmt: skip
 # linear in their first operand
 _MOVES = frozenset((
     "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int", "view_as.default",
@@ -88,23 +72,11 @@ _CONVOLUTIONS = (
 )  # fmt: skip
 # op -> positions of the operands that it is linear in, each for itself
 _MULTILINEAR: dict[str, tuple[int, ...]] = {
-    "mul.Tensor": (0, 1),
-    "mul.Scalar": (0, 1),
-    "mm.default": (0, 1),
-    "bmm.default": (0, 1),
-    "mv.default": (0, 1),
-    "dot.default": (0, 1),
-    "matmul.default": (0, 1),
-    "outer.default": (0, 1),
-    "kron.default": (0, 1),
-    "einsum.default": (1,),
-    **dict.fromkeys(_CONVOLUTIONS, (0, 1)),
-    "linear.default": (0, 1),
-    "bilinear.default": (0, 1, 2),
-    "addmm.default": (1, 2),
-    "baddbmm.default": (1, 2),
-    "addmv.default": (1, 2),
-}
+    "mul.Tensor": (0, 1), "mul.Scalar": (0, 1), "mm.default": (0, 1), "bmm.default": (0, 1), "mv.default": (0, 1),
+    "dot.default": (0, 1), "matmul.default": (0, 1), "outer.default": (0, 1), "kron.default": (0, 1),
+    "einsum.default": (1,), **dict.fromkeys(_CONVOLUTIONS, (0, 1)), "linear.default": (0, 1),
+    "bilinear.default": (0, 1, 2), "addmm.default": (1, 2), "baddbmm.default": (1, 2), "addmv.default": (1, 2),
+}  # fmt: skip
 # op -> position of the operand that is added to its product
 _ADDED: dict[str, int] = {
     **dict.fromkeys(_CONVOLUTIONS, 2),

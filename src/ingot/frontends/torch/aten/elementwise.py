@@ -87,37 +87,13 @@ for _name in ("neg", "negative", "_neg_view", "_neg_view_copy"):
     _unary(_name, ops.Neg)
 
 for _name, _make in {
-    "exp": ops.Exp,
-    "expm1": ops.Expm1,
-    "log": ops.Log,
-    "log1p": ops.Log1p,
-    "sigmoid": ops.Logistic,
-    "tanh": ops.Tanh,
-    "sin": ops.Sin,
-    "cos": ops.Cos,
-    "tan": ops.Tan,
-    "asin": ops.Asin,
-    "acos": ops.Acos,
-    "atan": ops.Atan,
-    "sinh": ops.Sinh,
-    "cosh": ops.Cosh,
-    "asinh": ops.Asinh,
-    "acosh": ops.Acosh,
-    "atanh": ops.Atanh,
-    "erf": ops.Erf,
-    "sqrt": ops.Sqrt,
-    "rsqrt": ops.Rsqrt,
-    "special_expm1": ops.Expm1,
-    "special_expit": ops.Logistic,
-    "special_erf": ops.Erf,
-    "special_log1p": ops.Log1p,
-    "arctan": ops.Atan,
-    "arcsin": ops.Asin,
-    "arccos": ops.Acos,
-    "arcsinh": ops.Asinh,
-    "arccosh": ops.Acosh,
-    "arctanh": ops.Atanh,
-}.items():
+    "exp": ops.Exp, "expm1": ops.Expm1, "log": ops.Log, "log1p": ops.Log1p, "sigmoid": ops.Logistic, "tanh": ops.Tanh,
+    "sin": ops.Sin, "cos": ops.Cos, "tan": ops.Tan, "asin": ops.Asin, "acos": ops.Acos, "atan": ops.Atan,
+    "sinh": ops.Sinh, "cosh": ops.Cosh, "asinh": ops.Asinh, "acosh": ops.Acosh, "atanh": ops.Atanh, "erf": ops.Erf,
+    "sqrt": ops.Sqrt, "rsqrt": ops.Rsqrt, "special_expm1": ops.Expm1, "special_expit": ops.Logistic,
+    "special_erf": ops.Erf, "special_log1p": ops.Log1p, "arctan": ops.Atan, "arcsin": ops.Asin, "arccos": ops.Acos,
+    "arcsinh": ops.Asinh, "arccosh": ops.Acosh, "arctanh": ops.Atanh,
+}.items():  # fmt: skip
     _unary_float(_name, _make)
 
 for _name, _make in {"floor": ops.Floor, "ceil": ops.Ceil, "round": ops.RoundEven}.items():

@@ -35,13 +35,9 @@ Indices = Sequence[Node | None]
 
 @aten("embedding.default")
 def embedding(
-    c: Context,
-    weight: Node,
-    indices: Node,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
+    c: Context, weight: Node, indices: Node, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Node:
+) -> Node:  # fmt: skip
     rows = ops.Take(0)(weight, indices)
     if not rows.dtype.is_float:
         return rows
@@ -375,14 +371,9 @@ def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
 
 @aten("slice_scatter.default")
 def slice_scatter(
-    c: Context,
-    x: Node,
-    src: Node,
-    dim: int = 0,
-    start: DimLike | None = None,
-    end: DimLike | None = None,
+    c: Context, x: Node, src: Node, dim: int = 0, start: DimLike | None = None, end: DimLike | None = None,
     step: int = 1,
-) -> Node:
+) -> Node:  # fmt: skip
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
     src = _as_large(c, src, x, axis, src.shape[axis])

@@ -29,18 +29,9 @@ Make = Callable[[], Op]
 
 
 _COMPARISONS = {
-    "eq": "EQ",
-    "ne": "NE",
-    "lt": "LT",
-    "le": "LE",
-    "gt": "GT",
-    "ge": "GE",
-    "not_equal": "NE",
-    "less": "LT",
-    "less_equal": "LE",
-    "greater": "GT",
-    "greater_equal": "GE",
-}
+    "eq": "EQ", "ne": "NE", "lt": "LT", "le": "LE", "gt": "GT", "ge": "GE", "not_equal": "NE", "less": "LT",
+    "less_equal": "LE", "greater": "GT", "greater_equal": "GE",
+}  # fmt: skip
 
 
 def _comparison(direction: str) -> Callable[[Context, Operand, Operand], Node]:

@@ -296,13 +296,8 @@ def rrelu_with_noise(
 
 @aten("rrelu_with_noise_functional.default")
 def rrelu_with_noise_functional(
-    c: Context,
-    x: Node,
-    noise: Node,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,
+    c: Context, x: Node, noise: Node, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     *rest: object,
-) -> tuple[Node, Node]:
+) -> tuple[Node, Node]:  # fmt: skip
     y, factor = _rrelu(c, x, lower, upper, training)
     return y, noise if factor is None else factor

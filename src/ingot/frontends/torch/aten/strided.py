@@ -38,13 +38,9 @@ def as_strided(
 
 @aten("as_strided_scatter.default")
 def as_strided_scatter(
-    c: Context,
-    x: Node,
-    src: Node,
-    size: Sequence[DimLike],
-    stride: Sequence[DimLike],
+    c: Context, x: Node, src: Node, size: Sequence[DimLike], stride: Sequence[DimLike],
     storage_offset: DimLike | None = None,
-) -> Node:
+) -> Node:  # fmt: skip
     """`x` with `src` where `as_strided` would read."""
     memory = _memory(c)
     start = memory.offset if storage_offset is None else storage_offset

@@ -26,15 +26,10 @@ MS = "com.microsoft"
 
 # computed by the row of a plain op, as of opset 13
 _PLAIN = {
-    "QLinearAdd": "Add",
-    "QLinearAveragePool": "AveragePool",
-    "QLinearGlobalAveragePool": "GlobalAveragePool",
-    "QLinearLeakyRelu": "LeakyRelu",
-    "QLinearMul": "Mul",
-    "QLinearReduceMean": "ReduceMean",
-    "QLinearSigmoid": "Sigmoid",
-    "QLinearSoftmax": "Softmax",
-}
+    "QLinearAdd": "Add", "QLinearAveragePool": "AveragePool", "QLinearGlobalAveragePool": "GlobalAveragePool",
+    "QLinearLeakyRelu": "LeakyRelu", "QLinearMul": "Mul", "QLinearReduceMean": "ReduceMean",
+    "QLinearSigmoid": "Sigmoid", "QLinearSoftmax": "Softmax",
+}  # fmt: skip
 
 
 def _stands_for(c: Call, i: int) -> Node:

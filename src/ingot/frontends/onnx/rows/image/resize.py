@@ -30,13 +30,9 @@ def _scaled(size: DimLike, scale: Element) -> DimLike:
 
 
 def _resize(
-    c: Call,
-    scales: Sequence[Element] | None,
-    sizes: Sequence[DimLike] | None,
-    axes: Sequence[int],
-    coordinates: str,
+    c: Call, scales: Sequence[Element] | None, sizes: Sequence[DimLike] | None, axes: Sequence[int], coordinates: str,
     nearest: str,
-) -> Node:
+) -> Node:  # fmt: skip
     x = c.x()
     mode = c.str("mode", "nearest")
     given: tuple[float, ...] | None = None

@@ -9,14 +9,9 @@ from ingot.support.dataclass import dataclass
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
 MODES = {
-    "BRANCH_LEQ": LEQ,
-    "BRANCH_LT": LT,
-    "BRANCH_GTE": GTE,
-    "BRANCH_GT": GT,
-    "BRANCH_EQ": EQ,
-    "BRANCH_NEQ": NEQ,
+    "BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT, "BRANCH_EQ": EQ, "BRANCH_NEQ": NEQ,
     "LEAF": LEAF,
-}
+}  # fmt: skip
 _DEEPEST = 4096
 _VISITS = 10_000_000
 

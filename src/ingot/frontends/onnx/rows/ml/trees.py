@@ -164,13 +164,8 @@ _FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node
 
 
 def _over_trees(
-    x: Node,
-    forest: Forest,
-    roots: np.ndarray,
-    held: np.ndarray,
-    fold: str,
-    rows: np.ndarray | None = None,
-) -> Node:
+    x: Node, forest: Forest, roots: np.ndarray, held: np.ndarray, fold: str, rows: np.ndarray | None = None,
+) -> Node:  # fmt: skip
     """[rows, targets]: the trees with `roots` [targets, trees] folded, where their leaves hold numbers; where these
     are rows of a table [.., targets], `roots` is [1, trees]. Trees are taken down in parts of about equal depth."""
     depths = replace(forest, roots=roots.reshape(-1)).depths().reshape(roots.shape)

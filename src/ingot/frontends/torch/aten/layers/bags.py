@@ -29,17 +29,10 @@ def padded_bag(
 
 @aten("_embedding_bag_forward_only.default", "_embedding_bag.default")
 def embedding_bag(
-    c: Context,
-    weight: Node,
-    indices: Node,
-    offsets: Node,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Node | None = None,
-    include_last_offset: bool = False,
+    c: Context, weight: Node, indices: Node, offsets: Node, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Node | None = None, include_last_offset: bool = False,
     padding_idx: int | None = -1,
-) -> tuple[Node | None, ...]:
+) -> tuple[Node | None, ...]:  # fmt: skip
     """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
     bags, (count,) = c.shape[0], indices.shape
     rows = cast(ops.Take(0)(weight, indices), wide(c.dtype))

@@ -47,19 +47,11 @@ def batch_norm_of(
     return ops.BatchNorm(float(eps))(x, _channels(x, weight, 1), _channels(x, bias, 0), mean, var)
 
 
-@aten("batch_norm.default")
+@aten("batch_norm.default", by_name=True)
 def batch_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool,
-) -> Node:
+    c: Context, x: Node, weight: Node | None, bias: Node | None, running_mean: Node | None, running_var: Node | None,
+    *, training: bool, eps: float, **unused: object,
+) -> Node:  # fmt: skip
     if training and running_mean is not None:
         raise Unsupported("batch_norm in training mode")
     return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
@@ -84,16 +76,9 @@ def batch_norm_without_stats(
 
 @aten("_native_batch_norm_legit_functional.default")
 def batch_norm_and_next_statistics(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node,
-    running_var: Node,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Node | None, ...]:
+    c: Context, x: Node, weight: Node | None, bias: Node | None, running_mean: Node, running_var: Node,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Node | None, ...]:  # fmt: skip
     if not training:
         kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
         return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *kept, running_mean, running_var
@@ -119,18 +104,9 @@ def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: 
 
 @aten("native_batch_norm_backward.default")
 def batch_norm_backward(
-    c: Context,
-    cotangent: Node,
-    x: Node,
-    weight: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    mean: Node | None,
-    scale: Node | None,
-    training: bool,
-    eps: float,
-    wanted: Sequence[bool],
-) -> tuple[Node | None, ...]:
+    c: Context, cotangent: Node, x: Node, weight: Node | None, running_mean: Node | None, running_var: Node | None,
+    mean: Node | None, scale: Node | None, training: bool, eps: float, wanted: Sequence[bool],
+) -> tuple[Node | None, ...]:  # fmt: skip
     """Gradients of x, weight and bias. mean, scale: what the forward pass saved of the batch, the latter 1 / deviation.
     By torch's decomposition."""
     if not training:
@@ -159,16 +135,10 @@ def batch_norm_backward(
 
 @aten("layer_norm.default")
 def layer_norm(
-    c: Context,
-    x: Node,
-    normalized_shape: Sequence[DimLike],
-    weight: Node | None = None,
-    bias: Node | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Node:
-    rank = x.type.rank
-    axes = tuple(range(rank - len(normalized_shape), rank))
+    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None = None, bias: Node | None = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Node:  # fmt: skip
+    axes = _trailing_axes(x, normalized_shape)
     return ops.LayerNorm(axes, float(eps))(x, *_affine(weight, bias, normalized_shape, x))
 
 
@@ -176,8 +146,12 @@ def layer_norm(
 def native_layer_norm(
     c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None, bias: Node | None, eps: float
 ) -> tuple[Node | None, ...]:
-    axes = tuple(range(x.type.rank - len(normalized_shape), x.type.rank))
+    axes = _trailing_axes(x, normalized_shape)
     return layer_norm(c, x, normalized_shape, weight, bias, eps), *_statistics(c, x, axes, eps)
+
+
+def _trailing_axes(x: Node, shape: Sequence[DimLike]) -> tuple[int, ...]:
+    return tuple(range(x.type.rank - len(shape), x.type.rank))
 
 
 def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[Node, ...]:
@@ -191,8 +165,7 @@ def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[N
 def rms_norm(
     c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None = None, eps: float | None = None
 ) -> Node:
-    rank = x.type.rank
-    axes = tuple(range(rank - len(normalized_shape), rank))
+    axes = _trailing_axes(x, normalized_shape)
     # by default that of the dtype computed in
     epsilon = {"f64": 2.0**-52, "f32": 2.0**-23}[wide(x.dtype).name] if eps is None else eps
     return ops.RMSNorm(axes, float(epsilon))(x, *_affine(weight, None, normalized_shape, x))
@@ -207,14 +180,9 @@ def fused_rms_norm(
 
 @aten("group_norm.default")
 def group_norm(
-    c: Context,
-    x: Node,
-    num_groups: int,
-    weight: Node | None = None,
-    bias: Node | None = None,
-    eps: float = 1e-5,
+    c: Context, x: Node, num_groups: int, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Node:
+) -> Node:  # fmt: skip
     return ops.GroupNorm(num_groups, float(eps))(x, *_scale_and_bias(x, weight, bias))
 
 
@@ -224,35 +192,19 @@ def _scale_and_bias(x: Node, weight: Node | None, bias: Node | None) -> tuple[No
     return _channels(x, weight, 1), _channels(x, bias, 0)
 
 
-@aten("native_group_norm.default")
+@aten("native_group_norm.default", by_name=True)
 def native_group_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    n: DimLike,
-    channels: DimLike,
-    area: DimLike,
-    group: int,
-    eps: float,
+    c: Context, x: Node, weight: Node | None, bias: Node | None, *, group: int, eps: float, **unused: object
 ) -> tuple[Node | None, ...]:
     grouped = reshape(x, (x.shape[0], group, product(x.shape[1:]) // group))
     return group_norm(c, x, group, weight, bias, eps), *_statistics(c, grouped, (2,), eps)
 
 
-@aten("instance_norm.default")
+@aten("instance_norm.default", by_name=True)
 def instance_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool,
-) -> Node:
+    c: Context, x: Node, weight: Node | None, bias: Node | None, running_mean: Node | None, running_var: Node | None,
+    *, use_input_stats: bool, eps: float, **unused: object,
+) -> Node:  # fmt: skip
     if not use_input_stats:
         return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
     if running_mean is not None:

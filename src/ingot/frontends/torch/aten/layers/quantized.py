@@ -178,14 +178,9 @@ def choose_qparams_per_token_asymmetric(c: Context, x: Node, dtype: torch.dtype)
 
 @aten("torchao.choose_scale_float8.default")
 def choose_scale_float8(
-    c: Context,
-    x: Node,
-    block_size: list[DimLike],
-    float8_dtype: torch.dtype = torch.float8_e4m3fn,
-    scale_dtype: torch.dtype = torch.float32,
-    hp_value_lb: float | None = None,
-    hp_value_ub: float | None = None,
-) -> Node:
+    c: Context, x: Node, block_size: list[DimLike], float8_dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_dtype: torch.dtype = torch.float32, hp_value_lb: float | None = None, hp_value_ub: float | None = None,
+) -> Node:  # fmt: skip
     """The largest magnitude of each block over the type's largest number, rounded as x is."""
     if scale_dtype != torch.float32:
         raise Unsupported(f"scales of {scale_dtype}; expected torch.float32")
@@ -256,16 +251,9 @@ def int_mm(c: Context, a: Node, b: Node) -> Node:
 
 @aten("_scaled_mm.default")
 def scaled_mm(
-    c: Context,
-    a: Node,
-    b: Node,
-    scale_a: Node,
-    scale_b: Node,
-    bias: Node | None = None,
-    scale_result: Node | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-) -> Node:
+    c: Context, a: Node, b: Node, scale_a: Node, scale_b: Node, bias: Node | None = None,
+    scale_result: Node | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> Node:  # fmt: skip
     """Floats of 8 bits, a scale for all of each or for each row of a and column of b. Sums are the exact ones, or as
     near as the target has them, whether they may be short or not."""
     m, n, whole = a.shape[0], b.shape[1], scale_a.type.size == scale_b.type.size == 1

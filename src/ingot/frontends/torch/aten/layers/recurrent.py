@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
@@ -132,36 +133,18 @@ def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node
 
 
 def _stack(
-    c: Context,
-    params: Sequence[Node],
-    biased: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Stack:
+    c: Context, params: Sequence[Node], *, has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> Stack:  # fmt: skip
     directions = 2 if bidirectional else 1
-    projected = len(params) != layers * directions * (4 if biased else 2)
-    rate = dropout if train else 0.0
-    between = partial(dropped, c, p=rate)
-    return Stack(params, biased, layers, directions, batch_first, projected=projected, between=between)
+    projected = len(params) != num_layers * directions * (4 if has_biases else 2)
+    between = partial(dropped, c, p=dropout if train else 0.0)
+    return Stack(params, has_biases, num_layers, directions, batch_first, projected=projected, between=between)
 
 
-@aten("lstm.input")
-def lstm(
-    c: Context,
-    x: Node,
-    hx: Sequence[Node],
-    params: Sequence[Node],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Node, ...]:
-    return _lstm(x, hx, _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first))
+@aten("lstm.input", by_name=True)
+def lstm(c: Context, x: Node, hx: Sequence[Node], params: Sequence[Node], **layers: Any) -> tuple[Node, ...]:
+    return _lstm(x, hx, _stack(c, params, **layers))
 
 
 def _lstm(x: Node, hx: Sequence[Node], stack: Stack) -> tuple[Node, ...]:
@@ -169,26 +152,11 @@ def _lstm(x: Node, hx: Sequence[Node], stack: Stack) -> tuple[Node, ...]:
     return _run(x, hx, stack, (0, 3, 1, 2), lambda hidden, direction: ops.LSTM(hidden=hidden, direction=direction))
 
 
-@aten("mkldnn_rnn_layer.default")
+@aten("mkldnn_rnn_layer.default", by_name=True)
 def mkldnn_rnn_layer(
-    c: Context,
-    x: Node,
-    w_ih: Node,
-    w_hh: Node,
-    b_ih: Node,
-    b_hh: Node,
-    hx: Node,
-    cx: Node,
-    reverse: bool,
-    batch_sizes: Sequence[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    train: bool,
-) -> tuple[Node | None, ...]:
+    c: Context, x: Node, w_ih: Node, w_hh: Node, b_ih: Node, b_hh: Node, hx: Node, cx: Node, *, reverse: bool,
+    mode: int, num_layers: int, has_biases: bool, bidirectional: bool, batch_first: bool, **unused: object,
+) -> tuple[Node | None, ...]:  # fmt: skip
     """One direction of one LSTM layer: what torch decomposes an LSTM to on CPUs."""
     lstm_mode = 2  # ideep::rnn_kind
     if mode != lstm_mode or num_layers != 1 or bidirectional or batch_first:
@@ -200,52 +168,24 @@ def mkldnn_rnn_layer(
     return *_lstm(x, (hx, cx), stack), no_workspace
 
 
-@aten("gru.input")
-def gru(
-    c: Context,
-    x: Node,
-    hx: Node,
-    params: Sequence[Node],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Node, ...]:
-    stack = _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+@aten("gru.input", by_name=True)
+def gru(c: Context, x: Node, hx: Node, params: Sequence[Node], **layers: Any) -> tuple[Node, ...]:
     # PyTorch's gates are r z n, ONNX's z r n; the reset gate acts after the product
-    return _run(
-        x,
-        [hx],
-        stack,
-        (1, 0, 2),
-        lambda hidden, direction: ops.GRU(hidden=hidden, direction=direction, linear_before_reset=True),
-    )
+    stack = _stack(c, params, **layers)
+    return _run(x, [hx], stack, (1, 0, 2), lambda h, direction: ops.GRU(h, direction, linear_before_reset=True))
 
 
 def _rnn(activation: str) -> Callable[..., tuple[Node, ...]]:
-    def rnn(
-        c: Context,
-        x: Node,
-        hx: Node,
-        params: Sequence[Node],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Node, ...]:
-        stack = _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    def rnn(c: Context, x: Node, hx: Node, params: Sequence[Node], **layers: Any) -> tuple[Node, ...]:
+        stack = _stack(c, params, **layers)
         functions = ((activation, 0.0, 0.0),) * stack.directions
         return _run(x, [hx], stack, (0,), lambda h, direction: ops.RNN(h, direction, activations=functions))
 
     return rnn
 
 
-aten.add("rnn_tanh.input", _rnn("tanh"))
-aten.add("rnn_relu.input", _rnn("relu"))
+for _activation in ("tanh", "relu"):
+    aten(f"rnn_{_activation}.input", by_name=True)(_rnn(_activation))
 
 
 @aten("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence.default")

@@ -70,13 +70,9 @@ def _nearest(exact: bool) -> tuple[Callable[..., Node], Callable[..., Node]]:
 
 def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Callable[..., Node]]:
     def plain(
-        c: Context,
-        x: Node,
-        output_size: Sequence[DimLike],
-        align_corners: bool,
-        *scales: float | None,
+        c: Context, x: Node, output_size: Sequence[DimLike], align_corners: bool, *scales: float | None,
         **named: float | None,
-    ) -> Node:
+    ) -> Node:  # fmt: skip
         given = _given((*scales, *named.values()))
         if antialias and align_corners:
             # only the scale knows of the corners: the windows' centers are those of half pixels
@@ -92,19 +88,13 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
 
 
 for _stem, _pair in {
-    "upsample_nearest1d": _nearest(False),
-    "upsample_nearest2d": _nearest(False),
-    "upsample_nearest3d": _nearest(False),
-    "_upsample_nearest_exact1d": _nearest(True),
-    "_upsample_nearest_exact2d": _nearest(True),
-    "_upsample_nearest_exact3d": _nearest(True),
-    "upsample_linear1d": _smooth("linear"),
-    "upsample_bilinear2d": _smooth("linear"),
-    "upsample_trilinear3d": _smooth("linear"),
-    "upsample_bicubic2d": _smooth("cubic"),
-    "_upsample_bilinear2d_aa": _smooth("linear", True),
-    "_upsample_bicubic2d_aa": _smooth("cubic", True),
-}.items():
+    "upsample_nearest1d": _nearest(False), "upsample_nearest2d": _nearest(False),
+    "upsample_nearest3d": _nearest(False), "_upsample_nearest_exact1d": _nearest(True),
+    "_upsample_nearest_exact2d": _nearest(True), "_upsample_nearest_exact3d": _nearest(True),
+    "upsample_linear1d": _smooth("linear"), "upsample_bilinear2d": _smooth("linear"),
+    "upsample_trilinear3d": _smooth("linear"), "upsample_bicubic2d": _smooth("cubic"),
+    "_upsample_bilinear2d_aa": _smooth("linear", True), "_upsample_bicubic2d_aa": _smooth("cubic", True),
+}.items():  # fmt: skip
     aten.add(f"{_stem}.default", _pair[0])
     aten.add(f"{_stem}.vec", _pair[1])
 
