@@ -21,6 +21,7 @@ from ingot.ops.build import (
     expand_dims,
     flatten,
     flip,
+    floor_div,
     floor_mod,
     full,
     index_axis,

@@ -39,6 +39,7 @@ from ingot.ops.core.binary import (
     Xor,
 )
 from ingot.ops.core.contraction import DotGeneral
+from ingot.ops.core.elementwise import Floor
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce
 from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose
 from ingot.ops.core.source import DimValue, Iota
@@ -188,6 +189,21 @@ def div(a: Operand, b: Operand, loc: str = "") -> Node:
 def rem(a: Operand, b: Operand, loc: str = "") -> Node:
     """Remainder with the dividend's sign (C's fmod and %)."""
     return apply(Rem(), a, b, loc=loc)
+
+
+def floor_div(a: Operand, b: Operand, loc: str = "") -> Node:
+    """Quotient rounded towards minus infinity (Python's //)."""
+    x, y = promote(a, b, loc=loc)
+    quotient = Div()(x, y, loc=loc)
+    if x.dtype.is_float:
+        return Floor()(quotient, loc=loc)
+    if x.dtype.kind == "u":
+        return quotient
+    r = Rem()(x, y, loc=loc)
+    zero = full(r.shape, 0, r.dtype)
+    differs = Xor()(Compare("LT")(r, zero), Compare("LT")(y, zero))
+    below = Sub()(quotient, full(r.shape, 1, r.dtype))
+    return Select()(And()(differs, Compare("NE")(r, zero)), below, quotient, loc=loc)
 
 
 def floor_mod(a: Operand, b: Operand, loc: str = "") -> Node:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.frontends.shared import rows
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.stablehlo import literals, parser

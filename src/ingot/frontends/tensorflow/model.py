@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ingot.frontends.shared.attempts import Known, attempts
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.sizes import Sizes

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported

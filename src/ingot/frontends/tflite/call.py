@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared import rows
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes

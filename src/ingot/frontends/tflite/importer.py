@@ -9,8 +9,9 @@ from dataclasses import field, replace
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
@@ -140,6 +141,7 @@ class Importer:
 
     def _operator(self, index: int, graph: Subgraph, op: Operator, values: dict[int, Value]) -> None:
         loc = next((graph.tensors[i].name for i in op.outputs), "") or op.name
+        first = next_id()
         try:
             operands = tuple(None if i < 0 else self.value(index, graph, i, values) for i in op.inputs)
             tensors = tuple(None if i < 0 else graph.tensors[i] for i in op.inputs)
@@ -151,6 +153,7 @@ class Importer:
             results = _moved(row.fn, call) if row.moves else _results(row.fn(call))
             if len(results) != len(op.outputs):
                 raise self.malformed(f"{len(op.outputs)} results of {op.name}, which has {len(results)}")
+            locate((n for r in results for n in _nodes(r)), first, loc)
             for i, result in zip(op.outputs, results, strict=True):
                 values[i] = self._checked(result, graph.tensors[i])
         except Unsupported as e:
@@ -220,6 +223,12 @@ def variable_name(model: Model, subgraph: int, tensor: int) -> str:
     name = graph.tensors[tensor].name
     alone = sum(t.name == name for g in model.subgraphs for t in g.tensors) == 1
     return name if name and alone else f"{name or 'state'}_{subgraph}_{tensor}"
+
+
+def _nodes(value: Value) -> tuple[Node, ...]:
+    if isinstance(value, Complex):
+        return value.real, value.imag
+    return (value,) if isinstance(value, Node) else ()
 
 
 def _results(found: Result) -> tuple[Value, ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import iota
+from ingot.frontends.shared.composites.suppression import corners_of, suppressed
 from ingot.ir import types as T
 from ingot.ir.dims import dim_min, product
 from ingot.ir.node import Const, Node, const
@@ -114,23 +115,16 @@ def non_max_suppression(c: Call) -> Result:
         half_w, half_h = ops.div(w, 2.0), ops.div(h, 2.0)
         corners = [ops.sub(x, half_w), ops.sub(y, half_h), ops.add(x, half_w), ops.add(y, half_h)]
     else:
-        y1, x1, y2, x2 = corners
-        corners = [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
+        corners = corners_of(boxes, 2)
 
     def scalar(i: int, default: float, dtype: T.DType) -> Node:
         return ops.cast(ops.reshape(c.x(i), ()), dtype) if c.has(i) else ops.scalar(default, dtype)
 
     pairs = batch * classes
-    line = ops.reshape(scores, (pairs, n))
-    good = ops.compare("GT", line, scalar(4, 0.0, line.dtype)) if c.has(4) else ops.full(line.shape, True, T.boolean)
-    # what is not good enough goes to the end
-    bad, place = ops.cast(ops.Not()(good), T.i32), iota(line.shape, 1)
-    _, _, order = ops.Sort(1, False, True, 2)(bad, ops.Neg()(line), place).results
-    count = ops.reduce_sum(ops.cast(good, T.i64), 1)
-    spread = [ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)) for v in corners]
-    sides = [ops.GatherElements(1)(ops.reshape(v, (pairs, n)), order) for v in spread]
-    most, threshold = scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
-    kept = ops.SuppressOverlaps(strict=True)(ops.stack(sides, 1), count, most, threshold)
+    sides = [ops.reshape(ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)), (pairs, n)) for v in corners]
+    least = ops.reshape(c.x(4), ()) if c.has(4) else None
+    lines, most, overlap = ops.reshape(scores, (pairs, n)), scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
+    kept, order = suppressed(ops.stack(sides, 1), lines, most, overlap, least)
     flat = c.importer.found.true_places(kept, "boxes")
     pair, _ = ops.coordinates(flat, kept.shape)
     image, category = ops.coordinates(pair, (batch, classes))

@@ -10,14 +10,12 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import channel_vector, check_table, in_dtype, ints_of
+from ingot.frontends.shared.composites.windows import Padding, Pairs, pad_first, same_total
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
+from ingot.ir.dims import Dim, DimLike, dim_max, product
 from ingot.ir.node import Node, const
 from ingot.ops import linalg
-
-Pairs = tuple[tuple[int, int], ...]
-Padding = tuple[tuple[DimLike, DimLike], ...]
 
 
 def padding_of(
@@ -42,7 +40,7 @@ def padding_of(
     out: list[tuple[DimLike, DimLike]] = []
     for size, k, s, d in zip(sizes, kernel, strides, dilation, strict=True):
         window = (k - 1) * d + 1
-        total = window - 1 if s == 1 else (ceildiv(size, s) - 1) * s + window - size
+        total = same_total(size, k, s, d)
         if window < s:
             # strides beyond the window leave a rest: a convolution's stays behind it, a pool's is cut on both sides
             rest = dim_max(-total, 0) if crops else 0
@@ -59,14 +57,6 @@ def padding_of(
 def static_padding(padding: Padding) -> Pairs:
     ints_of([p for pair in padding for p in pair], "padding")
     return tuple((int(lo), int(hi)) for lo, hi in padding)
-
-
-def _pad_first(x: Node, padding: Padding, fill: float) -> tuple[Node, Pairs]:
-    """Padding that is dynamic or negative as an op of its own, other padding as it is."""
-    if all(isinstance(p, int) and p >= 0 for pair in padding for p in pair):
-        return x, static_padding(padding)
-    low, high = ((0, 0, *(pair[i] for pair in padding)) for i in (0, 1))
-    return ops.pad(x, low, high, fill), ((0, 0),) * len(padding)
 
 
 def _require_room(
@@ -86,7 +76,7 @@ def convolution(c: Call, x: Node, w: Node) -> Node:
     strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
     around = padding_of(c, x.shape[2:], kernel, strides, dilation)
     _require_room(c, x.shape[2:], kernel, around, dilation)
-    x, padding = _pad_first(x, around, 0)
+    x, padding = pad_first(x, around, 0, 2)
     return ops.Conv(strides, padding, dilation, c.int("group", 1))(x, w)
 
 
@@ -143,7 +133,7 @@ def max_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
     ceil = c.flag("ceil_mode")
     if not c.wants(1):
-        x, pairs = _pad_first(x, padding, ops.identity_of("max", x.dtype))
+        x, pairs = pad_first(x, padding, ops.identity_of("max", x.dtype), 2)
         return ops.MaxPool(kernel, strides, pairs, dilation, ceil)(x)
     y, index = ops.MaxPoolIndices(kernel, strides, static_padding(padding), dilation, ceil)(x).results
     spatial = x.shape[2:]
@@ -171,10 +161,10 @@ def average_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
     ceil, include = c.flag("ceil_mode"), c.flag("count_include_pad")
     if include or not any(isinstance(p, Dim) for pair in padding for p in pair):
-        x, pairs = _pad_first(x, padding, 0)
+        x, pairs = pad_first(x, padding, 0, 2)
         return ops.AvgPool(kernel, strides, pairs, dilation, ceil, include)(x)
-    inside, _ = _pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0)
-    x, pairs = _pad_first(x, padding, 0)
+    inside, _ = pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0, 2)
+    x, pairs = pad_first(x, padding, 0, 2)
     total = ops.AvgPool(kernel, strides, pairs, dilation, ceil, divisor=1)
     return ops.div(total(x), total(inside))
 
@@ -182,7 +172,7 @@ def average_pool(c: Call) -> Result:
 @onnx_op("LpPool")
 def lp_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
-    x, pairs = _pad_first(c.x(), padding, 0)
+    x, pairs = pad_first(c.x(), padding, 0, 2)
     return ops.LpPool(kernel, strides, pairs, dilation, ceil_mode=c.flag("ceil_mode"), p=c.int("p", 2))(x)
 
 

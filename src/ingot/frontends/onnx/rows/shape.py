@@ -14,6 +14,7 @@ from ingot.frontends.onnx.rows.common import check_table, cut, iota, parts_of, t
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import (
@@ -241,12 +242,7 @@ def tile(c: Call) -> Result:
     repeats = [told_size(c, d) for d in c.dims(1)]
     if len(repeats) != c.rank():
         raise Unsupported(f"repeats: expected {c.rank()} numbers, got {len(repeats)}")
-    if all(isinstance(r, int) and r == 1 for r in repeats):
-        return x
-    spread: Shape = tuple(d for pair in zip(repeats, x.shape, strict=True) for d in pair)
-    places = tuple(2 * i + 1 for i in range(c.rank()))
-    whole = ops.BroadcastInDim(spread, places)(x)
-    return ops.reshape(whole, tuple(r * d for r, d in zip(repeats, x.shape, strict=True)))
+    return movement.tile(x, repeats)
 
 
 # values from sizes
@@ -358,15 +354,10 @@ def center_crop_pad(c: Call) -> Result:
 
 @onnx_op("ReverseSequence")
 def reverse_sequence(c: Call) -> Result:
-    x, lengths = c.x(0), ops.cast(c.x(1), T.i64)
     batch, time = c.int("batch_axis", 1), c.int("time_axis", 0)
     if {batch, time} != {0, 1}:
         raise Unsupported(f"batch_axis {batch} and time_axis {time}: expected 0 and 1, or 1 and 0")
-    shape = tuple(d if i in (batch, time) else 1 for i, d in enumerate(x.shape))
-    t = iota(shape, time)
-    n = ops.reshape(lengths, tuple(d if i == batch else 1 for i, d in enumerate(x.shape)))
-    source = ops.where(ops.compare("LT", t, n), ops.sub(ops.sub(n, 1), t), t)
-    return ops.GatherElements(time)(x, ops.broadcast_to(source, x.shape))
+    return movement.reverse_sequence(c.x(0), c.x(1), time, batch)
 
 
 def axis_of(c: Call, i: int, rank: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
-from ingot.frontends.shared import complex as f
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites import complex as f
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo.values import Call, Table

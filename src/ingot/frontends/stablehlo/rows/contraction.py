@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.stablehlo.values import Call, Table

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import literals
@@ -15,6 +15,7 @@ from ingot.frontends.stablehlo.syntax import Dense, Number
 from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DTYPES, DType, boolean, f32
+from ingot.ops import special
 
 row = Table()
 
@@ -182,19 +183,7 @@ _FORMATS = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
 
 @row("chlo.next_after", "chlo.broadcast_next_after")
 def next_after(c: Call, x: Node, towards: Node) -> Node:
-    """The float next to x on the way to the other."""
-    x, y = ops.promote(x, towards)
-    word = DTYPES[f"i{x.dtype.bits}"]
-    bits, to = ops.BitcastConvert(word)(x), ops.BitcastConvert(word)(y)
-    sign = ops.and_(to, word.range[0])
-    smallest = ops.or_(sign, 1)
-    larger = ops.compare("GT", ops.Abs()(x), ops.Abs()(y))
-    opposite = ops.compare("LT", ops.xor(bits, to), 0)
-    step = ops.where(ops.or_(larger, opposite), ops.scalar(-1, word), ops.scalar(1, word))
-    moved = ops.where(ops.compare("EQ", x, 0.0), smallest, ops.add(bits, step))
-    out = ops.BitcastConvert(x.dtype)(ops.where(ops.compare("EQ", x, y), to, moved))
-    nan = ops.scalar(float("nan"), x.dtype)
-    return ops.where(ops.or_(ops.IsNan()(x), ops.IsNan()(y)), nan, out, c.loc)
+    return special.next_after(x, towards)
 
 
 # --- constants

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.syntax import Number

@@ -7,7 +7,7 @@ from functools import partial
 
 from ingot import ops
 from ingot.frontends.shared import bodies
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.proto import Function

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites.suppression import corners_of, of_one_image, padded, suppressed
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
-from ingot.frontends.shared.suppression import corners_of, of_one_image, padded, suppressed
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_min
 from ingot.ir.node import Node

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.windows import resize_linear, resize_nearest, static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
-from ingot.frontends.tensorflow.rows.windows import static
 from ingot.frontends.tensorflow.values import Call, Table
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, const
@@ -22,35 +22,26 @@ from ingot.ops.nn.terms import Term
 row = Table()
 
 
-def _coordinates(c: Call) -> str:
-    if c.flag("align_corners"):
-        return "align_corners"
-    return "half_pixel" if c.flag("half_pixel_centers") else "asymmetric"
-
-
 @row("ResizeBilinear")
 def bilinear(c: Call, x: Node, size: Node) -> Node:
     """Of integers, too, in f32."""
-    return ops.Resize(c.lengths(size), (1, 2), "linear", _coordinates(c))(ops.cast(x, f32))
+    return resize_linear(ops.cast(x, f32), c.lengths(size), *_coordinates(c))
 
 
 @row("ResizeNearestNeighbor")
 def nearest(c: Call, x: Node, size: Node) -> Node:
-    coordinates = _coordinates(c)
-    # corners are met by rounding, the others by rounding down
-    if coordinates == "align_corners":
-        return ops.Resize(c.lengths(size), (1, 2), "nearest", coordinates, "round_prefer_ceil")(x)
-    if coordinates == "half_pixel":
-        # floor((i + 0.5) * scale): half a pixel is added, and not taken off again
-        return ops.Resize(c.lengths(size), (1, 2), "nearest", "half_pixel", "round_prefer_ceil")(x)
-    return ops.Resize(c.lengths(size), (1, 2), "nearest", coordinates, "floor")(x)
+    return resize_nearest(x, c.lengths(size), *_coordinates(c))
+
+
+def _coordinates(c: Call) -> tuple[bool, bool]:
+    return c.flag("align_corners"), c.flag("half_pixel_centers")
 
 
 @row("ResizeBicubic")
 def bicubic(c: Call, x: Node, size: Node) -> Node:
     """By a matrix for each axis, as TensorFlow's kernels are rounded to a table of 1,024 places."""
     height, width = c.numbers(size)
-    rows, columns = static(x.shape[1:3], "an image")
+    rows, columns = static_sizes(x.shape[1:3], "an image")
     down, across = _cubic(c, rows, height), _cubic(c, columns, width)
     return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), const(down), const(across))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites.windows import Padding, pad_first, static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
@@ -13,7 +14,7 @@ from ingot.ir.types import i64
 row = Table()
 
 
-def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], windows.Padding, tuple[int, ...]]:
+def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int, ...]]:
     n = image.type.rank
     kernel, strides = windows.spatial(c, "ksize", n), windows.spatial(c, "strides", n)
     dilation = (1,) * (n - 2)
@@ -24,7 +25,7 @@ def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], windows
 def max_pool(c: Call, x: Node) -> Node:
     image = windows.first(c, x)
     kernel, strides, around, dilation = _of(c, image)
-    image, padding = windows.padded(image, around, ops.identity_of("max", x.dtype))
+    image, padding = pad_first(image, around, ops.identity_of("max", x.dtype), 2)
     return windows.back(c, ops.MaxPool(kernel, strides, padding, dilation)(image))
 
 
@@ -34,10 +35,10 @@ def avg_pool(c: Call, x: Node) -> Node:
     image = windows.first(c, x)
     kernel, strides, around, dilation = _of(c, image)
     if not any(isinstance(p, Dim) for pair in around for p in pair):
-        image, padding = windows.padded(image, around, 0)
+        image, padding = pad_first(image, around, 0, 2)
         return windows.back(c, ops.AvgPool(kernel, strides, padding, dilation)(image))
-    inside, _ = windows.padded(ops.full((1, 1, *image.shape[2:]), 1, x.dtype), around, 0)
-    image, padding = windows.padded(image, around, 0)
+    inside, _ = pad_first(ops.full((1, 1, *image.shape[2:]), 1, x.dtype), around, 0, 2)
+    image, padding = pad_first(image, around, 0, 2)
     total = ops.AvgPool(kernel, strides, padding, dilation, divisor=1)
     return windows.back(c, ops.div(total(image), total(inside)))
 
@@ -46,7 +47,7 @@ def avg_pool(c: Call, x: Node) -> Node:
 def dilation(c: Call, x: Node, w: Node) -> Node:
     """The largest sum of a pixel and its weight in each window (greyscale morphology); padding does not count."""
     image = windows.first(c, x)
-    window = windows.static(w.shape[:2], "a kernel")
+    window = static_sizes(w.shape[:2], "a kernel")
     strides, rates = windows.spatial(c, "strides", 4), windows.spatial(c, "rates", 4)
     around = windows.padding_of(c, image.shape[2:], window, strides, rates)
     low, high = ((0, 0, *(pair[i] for pair in around)) for i in (0, 1))
@@ -72,7 +73,7 @@ def max_pool_with_argmax(c: Call, x: Node) -> Result:
     """Places count in an image [rows, columns, channels], or in all of the batch."""
     image = windows.first(c, x)
     kernel, strides, around, dilation = _of(c, image)
-    image, padding = windows.padded(image, around, ops.identity_of("max", x.dtype))
+    image, padding = pad_first(image, around, ops.identity_of("max", x.dtype), 2)
     if image.shape != windows.first(c, x).shape:
         raise Unsupported("of padding that depends on a size")
     values, places = ops.MaxPoolIndices(kernel, strides, padding, dilation)(image).results

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.importer import Importer
 from ingot.frontends.stablehlo.model import text_apart

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.suppression import of_one_image, padded
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.shared.suppression import of_one_image, padded
 from ingot.frontends.tflite.call import Call, Table, holds_levels
 from ingot.frontends.tflite.flexbuffer import numbers
 from ingot.frontends.tflite.levels import real
@@ -36,13 +36,13 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
     scales = [np.float32(options.get(f"{name}_scale", 0.0)) for name in "yxhw"]
     boxes = _decoded(ops.reshape(codes, (count, -1)), anchors, scales)
 
-    best, order = ops.TopK(count, 0)(ops.reduce_max(scores, 1), loc=c.loc).results
+    best, order = ops.TopK(count, 0)(ops.reduce_max(scores, 1)).results
     sorted_ = ops.transpose(ops.Take(0)(boxes, order))  # y1 x1 y2 x2, which overlap as x1 y1 x2 y2 do
     threshold = const(np.float32(options.get("nms_score_threshold", 0.0)))
     candidates = ops.reduce_sum(ops.cast(ops.compare("GE", best, threshold), T.i64), keepdims=True)
     kept = ops.SuppressOverlaps(strict=True)(
         ops.expand_dims(sorted_, 0), candidates, const(np.int64(most)),
-        const(np.float32(options.get("nms_iou_threshold", 0.0))), loc=c.loc,
+        const(np.float32(options.get("nms_iou_threshold", 0.0))),
     )  # fmt: skip
     kept = ops.reshape(kept, (count,))
     # the kept ones first, in their order
@@ -56,7 +56,7 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
         """x[most, each, ...] as [1, most * each, ...], zeros where there is no box."""
         mask = ops.reshape(there, (most, *(1,) * (len(x.shape) - 1)))
         shown = ops.where(ops.broadcast_to(mask, x.shape), x, ops.full(x.shape, 0, x.dtype))
-        return ops.reshape(shown, (1, most * each, *x.shape[2:]), c.loc)
+        return ops.reshape(shown, (1, most * each, *x.shape[2:]))
 
     repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, chosen), 1), (most, each, 4))
     number = ops.cast(ops.reduce_sum(ops.cast(kept, T.i32), keepdims=True), T.f32)

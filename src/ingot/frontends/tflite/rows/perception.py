@@ -42,7 +42,7 @@ def transpose_conv_bias(c: Call) -> Node:
         sizes.append(s * (n - 1) + k - around)
     meant = {"padding": padding - 1, "stride_w": width, "stride_h": height}
     y = window.transposed(replace(c, op=replace(c.op, options=meant)), x, kernel, sizes)
-    return ops.add(y, c.x(2), c.loc)
+    return ops.add(y, c.x(2))
 
 
 @custom("Landmarks2TransformMatrix")
@@ -82,7 +82,7 @@ def transform_matrix(c: Call) -> Node:
     for (p, q), m in zip(columns, middle, strict=True):
         shift = ops.sub(m, ops.add(ops.mul(p, sides[0] / 2), ops.mul(q, sides[1] / 2)))
         rows += [p, q, zero, shift]
-    return ops.reshape(ops.stack([*rows, zero, zero, one, zero, zero, zero, zero, one]), (1, 4, 4), c.loc)
+    return ops.reshape(ops.stack([*rows, zero, zero, one, zero, zero, zero, zero, one]), (1, 4, 4))
 
 
 def _number(given: Mapping[str, Option], name: str) -> float:
@@ -136,7 +136,7 @@ def transform_bilinear(c: Call) -> Node:
         ops.add(ops.mul(ops.sub(1, right_part), corner(d, 0)), ops.mul(right_part, corner(d, 1))) for d in (0, 1)
     )
     y_ = ops.add(ops.mul(lower_part, lower), ops.mul(ops.sub(1, lower_part), upper))
-    return ops.expand_dims(ops.where(ops.expand_dims(inside, 2), y_, 0), 0, c.loc)
+    return ops.expand_dims(ops.where(ops.expand_dims(inside, 2), y_, 0), 0)
 
 
 def _within(x: Node, size: int) -> Node:
@@ -161,4 +161,4 @@ def transform_landmarks(c: Call) -> Node:
         raise Unsupported(f"landmarks {points.type}")
     x, y = (ops.index_axis(points, -1, i) for i in range(2))
     moved = [ops.expand_dims(v, -1) for v in _moved(rows, x, y)]
-    return ops.reshape(ops.concat([*moved, ops.slice_axis(points, -1, 2)], -1), shape, c.loc)
+    return ops.reshape(ops.concat([*moved, ops.slice_axis(points, -1, 2)], -1), shape)

@@ -20,7 +20,7 @@ def dequantize(c: Call) -> Node:
     """Of floats, which are widened."""
     if not c.x().dtype.is_float:
         raise Unsupported(f"of {c.x().dtype} without a scale")
-    return ops.cast(c.x(), c.type(), c.loc)
+    return ops.cast(c.x(), c.type())
 
 
 @on_levels("DEQUANTIZE")

@@ -27,4 +27,4 @@ def multinomial(c: Call) -> Node:
     (count,) = c.ints(1)
     wide = ops.cast(c.x(), T.f64)
     weights = ops.Exp()(ops.sub(wide, ops.reduce_max(wide, -1, True)))
-    return ops.cast(sampling.categorical(c.importer.random_key(), weights, count), c.type(), c.loc)
+    return ops.cast(sampling.categorical(c.importer.random_key(), weights, count), c.type())

@@ -82,7 +82,7 @@ def _lstm(c: Call, x: Node) -> Node:
         assert f is not None and o is not None
         operands.append(ops.expand_dims(ops.concat([ops.Neg()(f) if i is None else i, o, f], 0), 0))
     functions = (("sigmoid", 0.0, 0.0), _function(c), _function(c))
-    y, h, cell = ops.LSTM(units, activations=functions, has_peephole=peephole)(*operands, loc=c.loc).results
+    y, h, cell = ops.LSTM(units, activations=functions, has_peephole=peephole)(*operands).results
     c.keep(18, ops.index_axis(h, 0, 0))
     c.keep(19, ops.index_axis(cell, 0, 0))
     return ops.index_axis(y, 1, 0)
@@ -99,7 +99,7 @@ def _basic_lstm(c: Call) -> Sequence[Node]:
     """One step. Operands: x, the output before, weights of both in rows i c f o, biases, the cell."""
     _numbers(c)
     joined = ops.concat([c.x(0), c.x(1)], -1)
-    gates = ops.linear(joined, c.x(2), c.x(3), c.loc)
+    gates = ops.linear(joined, c.x(2), c.x(3))
     units = c.x(4).shape[-1]
     i, g, f, o = ops.split(gates, [units] * 4, -1)
     logistic, tanh = ops.Logistic(), ops.Tanh()
@@ -143,7 +143,7 @@ def _rnn(c: Call, x: Node, first: int = 1) -> Node:
         raise Unsupported(f"{units} units")
     biases = ops.concat([c.x(b), const(np.zeros(units, np.float32))], 0)
     operands = (ops.expand_dims(v, 0) for v in (c.x(w), c.x(r), biases, c.x(state)))
-    y, h = ops.RNN(units, activations=(_function(c),))(x, *operands, loc=c.loc).results
+    y, h = ops.RNN(units, activations=(_function(c),))(x, *operands).results
     c.keep(state, ops.index_axis(h, 0, 0))
     return ops.index_axis(y, 1, 0)
 
@@ -167,7 +167,7 @@ def _filtered(c: Call, new: Node, time: Node) -> Node:
     kept = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(new, -1)], 2)
     c.keep(4, ops.reshape(kept, state.shape))
     sums = ops.reduce_sum(ops.mul(ops.cast(kept, time.dtype), time), -1)
-    return ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1, loc=c.loc)
+    return ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1)
 
 
 # --- on levels

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ingot import ops
-from ingot.frontends.shared import complex as functions
+from ingot.frontends.shared.composites import complex as functions
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, select

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ingot import ops
-from ingot.frontends.shared import complex as f
+from ingot.frontends.shared.composites import complex as f
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import merged
 from ingot.frontends.torch.aten import elementwise, logic, reduce, selection, shape

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.shared import complex as f
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites import complex as f
+from ingot.frontends.shared.composites import fourier
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.tensorflow.values import Call, Result, Row, Table, Value
@@ -152,61 +153,19 @@ _MIXED = frozenset(("ConjugateTranspose", "IRFFT", "IRFFT2D", "IRFFT3D"))
 
 # --- Fourier transforms
 
-
-def _along(z: Complex, axis: int, inverse: bool) -> Complex:
-    """A transform along an axis, which goes last for it. The inverse has 1 / n."""
-    n = z.real.shape[axis]
-    scale = 1.0
-    if inverse:
-        if not isinstance(n, int):
-            raise Unsupported("the inverse along an open size")
-        scale = 1 / max(n, 1)
-    pair = [ops.swap_axes(v, axis, -1) for v in (z.real, z.imag)]
-    return Complex(*(ops.swap_axes(v, axis, -1) for v in ops.fourier(pair, inverse, scale)))
-
-
 _RANKS = {"FFT": 1, "FFT2D": 2, "FFT3D": 3}
 
 
 @on_complex(*_RANKS, *(f"I{name}" for name in _RANKS))
 def fft(c: Call, z: Complex) -> Complex:
-    inverse = c.op.startswith("I")
-    rank = z.real.type.rank
-    for axis in range(rank - _RANKS[c.op.removeprefix("I")], rank):
-        z = _along(z, axis, inverse)
-    return z
+    return fourier.fft(z, _RANKS[c.op.removeprefix("I")], c.op.startswith("I"))
 
 
 @row("RFFT", "RFFT2D", "RFFT3D")
 def rfft(c: Call, x: Node, lengths: Node) -> Complex:
-    count, rank = _RANKS[c.op.removeprefix("R")], x.type.rank
-    for axis, length in zip(range(rank - count, rank), c.numbers(lengths), strict=True):
-        x = _of_length(x, axis, length)
-    z = Complex(*ops.real_fourier(x))
-    for axis in range(rank - 2, rank - 1 - count, -1):
-        z = _along(z, axis, False)
-    return z
+    return fourier.rfft(x, c.numbers(lengths))
 
 
 @on_complex("IRFFT", "IRFFT2D", "IRFFT3D")
 def irfft(c: Call, z: Complex, lengths: Node) -> Node:
-    count, rank, sizes = _RANKS[c.op.removeprefix("IR")], z.real.type.rank, c.numbers(lengths)
-    needs = (*sizes[:-1], sizes[-1] // 2 + 1)
-    for axis, length in zip(range(rank - count, rank), needs, strict=True):
-        z = Complex(_of_length(z.real, axis, length), _of_length(z.imag, axis, length))
-    for axis in range(rank - count, rank - 1):
-        z = _along(z, axis, True)
-    return ops.real_inverse((z.real, z.imag), sizes[-1], 1 / max(1, sizes[-1]))
-
-
-def _of_length(x: Node, axis: int, length: int) -> Node:
-    """Cut, or filled with zeros."""
-    size = x.shape[axis]
-    if size == length:
-        return x
-    if not isinstance(size, int):
-        raise Unsupported("a transform along an open size")
-    if size > length:
-        return ops.slice_axis(x, axis, 0, length)
-    more = tuple(length - size if i == axis % x.type.rank else 0 for i in range(x.type.rank))
-    return ops.pad(x, (0,) * x.type.rank, more)
+    return fourier.irfft(z, c.numbers(lengths))

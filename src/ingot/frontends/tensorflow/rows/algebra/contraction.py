@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites.windows import pad_first, static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Table
@@ -26,17 +27,17 @@ def conv(c: Call, x: Node, w: Node) -> Node:
 @row("DepthwiseConv2dNative")
 def depthwise(c: Call, x: Node, w: Node) -> Node:
     """Kernels are [*window, in, multiplier]."""
-    h, width, channels, times = windows.static(w.shape, "a kernel")
+    h, width, channels, times = static_sizes(w.shape, "a kernel")
     kernel = ops.reshape(ops.transpose(w, (2, 3, 0, 1)), (channels * times, 1, h, width))
     return _conv(c, windows.first(c, x), kernel, channels)
 
 
 def _conv(c: Call, image: Node, kernel: Node, groups: int) -> Node:
     rank = image.type.rank
-    window = windows.static(kernel.shape[2:], "a kernel")
+    window = static_sizes(kernel.shape[2:], "a kernel")
     strides, dilation = windows.spatial(c, "strides", rank), windows.spatial(c, "dilations", rank)
     around = windows.padding_of(c, image.shape[2:], window, strides, dilation)
-    image, padding = windows.padded(image, around, 0)
+    image, padding = pad_first(image, around, 0, 2)
     return windows.back(c, ops.Conv(strides, padding, dilation, groups)(image, kernel))
 
 
@@ -45,7 +46,7 @@ def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
     """A transposed convolution: kernels are [*window, out, in], `sizes` is the result's shape."""
     n = x.type.rank
     image, kernel = windows.first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
-    window = windows.static(kernel.shape[2:], "a kernel")
+    window = static_sizes(kernel.shape[2:], "a kernel")
     strides, dilation = windows.spatial(c, "strides", n), windows.spatial(c, "dilations", n)
     wanted = c.sizes(sizes)
     wanted = wanted[1:-1] if windows.is_last(c) else wanted[2:]

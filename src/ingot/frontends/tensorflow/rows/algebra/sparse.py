@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Table, normal
 from ingot.ir.dims import DimLike, floordiv, product
@@ -18,9 +19,7 @@ def _dense(at: Node, values: Node, sizes: tuple[DimLike, ...]) -> Node:
 
 @row("SparseToDense")
 def to_dense(c: Call, at: Node, sizes: Node, values: Node, default: Node) -> Node:
-    at = ops.reshape(at, (1, 1) if not at.shape else (-1, 1)) if at.type.rank < 2 else at
-    base = ops.broadcast_to(default, c.sizes(sizes))
-    return ops.ScatterND()(base, ops.cast(at, i64), ops.broadcast_to(values, (at.shape[0],)))
+    return movement.dense(at, c.sizes(sizes), values, default)
 
 
 @row("SparseTensorDenseMatMul")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ingot import ops
 from ingot.autodiff import pullback
+from ingot.frontends.shared.composites.windows import static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import image, index, norm, pool, shape, windows
 from ingot.frontends.tensorflow.rows.algebra import contraction
@@ -159,13 +160,13 @@ def avg_pool(c: Call, sizes: Node, g: Node) -> Node:
 
 @row("ResizeBilinearGrad")
 def resize_bilinear(c: Call, g: Node, x: Node) -> Node:
-    size = const(windows.static(g.shape[1:3], "an image"), i32.numpy)
+    size = const(static_sizes(g.shape[1:3], "an image"), i32.numpy)
     return pullback(lambda v: image.bilinear(c, v, size), ops.full(x.shape, 0, g.dtype), g)
 
 
 @row("ResizeNearestNeighborGrad")
 def resize_nearest(c: Call, g: Node, sizes: Node) -> Node:
-    size = const(windows.static(g.shape[1:3], "an image"), i32.numpy)
+    size = const(static_sizes(g.shape[1:3], "an image"), i32.numpy)
     x = ops.full((g.shape[0], *c.sizes(sizes), g.shape[3]), 0, g.dtype)
     return pullback(lambda v: image.nearest(c, v, size), x, g)
 

@@ -28,7 +28,7 @@ def finished(c: Call, y: Node) -> Node:
     """i32 steps from the result's zero as its levels, cut where the fused activation ends."""
     out = c.out_levels()
     low, high = activation_range(c.int("activation"), out, c.type())
-    return cut(ops.add(y, out.zero, c.loc), c.type(), low, high)
+    return cut(ops.add(y, out.zero), c.type(), low, high)
 
 
 @on_levels("ADD", "SUB")
@@ -45,7 +45,7 @@ def add(c: Call) -> Node:
         multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
     ]
     by = Multiplier.of(common / ((1 << left) * scales[2]))
-    return finished(c, multiplied(combine(parts[0], parts[1], c.loc), by))
+    return finished(c, multiplied(combine(parts[0], parts[1]), by))
 
 
 def _by_powers(c: Call, exponents: list[int]) -> Node:
@@ -55,14 +55,14 @@ def _by_powers(c: Call, exponents: list[int]) -> Node:
         raise Unsupported("16-bit levels whose scales are powers of two that do not fit")
     parts = [ops.cast(rounded_shift(ops.cast(c.x(i), T.i64), [s]), T.i32) for i, s in enumerate(shifts)]
     low, high = activation_range(c.int("activation"), c.out_levels(), T.i16)
-    return cut(ops.add(parts[0], parts[1], c.loc), T.i16, low, high)
+    return cut(ops.add(parts[0], parts[1]), T.i16, low, high)
 
 
 @on_levels("MUL")
 def mul(c: Call) -> Node:
     a, b = (moved(c.x(i), c.levels(i)) for i in range(2))
     by = Multiplier.of(c.levels(0).scale * c.levels(1).scale / c.out_levels().scale)
-    return finished(c, multiplied(ops.mul(a, b, c.loc), by))
+    return finished(c, multiplied(ops.mul(a, b), by))
 
 
 @on_levels("DIV")
@@ -77,7 +77,7 @@ def div(c: Call) -> Node:
     low, high = activation_range(c.int("activation"), out, dtype)
     table = np.clip(steps + out.zero, low, high).astype(dtype.numpy).reshape(-1)
     left, right = (ops.sub(ops.cast(x, T.i32), dtype.range[0]) for x in (c.x(0), c.x(1)))
-    return ops.Take(0)(const(table), ops.add(ops.mul(left, 256), right), loc=c.loc)
+    return ops.Take(0)(const(table), ops.add(ops.mul(left, 256), right))
 
 
 @on_levels("SQUARED_DIFFERENCE")
@@ -92,7 +92,7 @@ def squared_difference(c: Call) -> Node:
     ]
     apart = ops.sub(parts[0], parts[1])
     y = multiplied(ops.mul(apart, apart), Multiplier.of(common * common / ((1 << 2 * left) * out.scale)))
-    return cut(ops.add(y, out.zero, c.loc), T.i8)
+    return cut(ops.add(y, out.zero), T.i8)
 
 
 @on_levels("NEG")
@@ -101,13 +101,13 @@ def negative(c: Call) -> Node:
     same_scales(c, (0,))
     if c.levels().zero:
         raise Unsupported("of levels whose zero is not 0")
-    return ops.Neg()(c.x(), loc=c.loc)
+    return ops.Neg()(c.x())
 
 
 @on_levels("MAXIMUM", "MINIMUM")
 def extreme(c: Call) -> Node:
     same_scales(c, (0, 1))
-    return (ops.maximum if c.op.name == "MAXIMUM" else ops.minimum)(c.x(0), c.x(1), c.loc)
+    return (ops.maximum if c.op.name == "MAXIMUM" else ops.minimum)(c.x(0), c.x(1))
 
 
 def same_scales(c: Call, operands: tuple[int, ...]) -> None:
@@ -131,7 +131,7 @@ def comparison(c: Call) -> Node:
 @on_levels("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
 def relu(c: Call) -> Node:
     given, out = c.levels(), c.out_levels()
-    y = ops.add(multiplied(moved(c.x(), given), Multiplier.of(given.scale / out.scale)), out.zero, c.loc)
+    y = ops.add(multiplied(moved(c.x(), given), Multiplier.of(given.scale / out.scale)), out.zero)
     low, high = {"RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "RELU_0_TO_1": (0, 1)}[c.op.name]
     ends = [
         None if end is None else out.zero + away(float(np.float32(end) / np.float32(out.scale))) for end in (low, high)
@@ -144,7 +144,7 @@ def leaky_relu(c: Call) -> Node:
     given, out, x = c.levels(), c.out_levels(), moved(c.x(), c.levels())
     alpha = float(np.float32(c.float("alpha")))
     above, below = (multiplied(x, Multiplier.of(s)) for s in (given.scale / out.scale, given.scale * alpha / out.scale))
-    return finished(c, ops.where(ops.compare("GE", x, 0), above, below, c.loc))
+    return finished(c, ops.where(ops.compare("GE", x, 0), above, below))
 
 
 @on_levels("PRELU")
@@ -153,7 +153,7 @@ def prelu(c: Call) -> Node:
     given, out = c.levels().scale, c.out_levels().scale
     above = multiplied(x, Multiplier.of(given / out))
     below = multiplied(ops.mul(x, alpha), Multiplier.of(given * c.levels(1).scale / out))
-    return finished(c, ops.where(ops.compare("GE", x, 0), above, below, c.loc))
+    return finished(c, ops.where(ops.compare("GE", x, 0), above, below))
 
 
 @on_levels("CONCATENATION")
@@ -171,7 +171,7 @@ def concatenation(c: Call) -> Node:
             parts.append(cut(ops.add(ops.cast(ops.RoundAway()(y), T.i32), out.zero), T.u8))
         else:
             raise Unsupported("of levels with several scales")
-    return ops.concat(parts, c.int("axis"), c.loc)
+    return ops.concat(parts, c.int("axis"))
 
 
 @on_levels("AVERAGE_POOL_2D")
@@ -200,14 +200,14 @@ def max_pool(c: Call) -> Node:
 @on_levels("REDUCE_MAX", "REDUCE_MIN")
 def reduce_extreme(c: Call) -> Node:
     same_scales(c, (0,))
-    return ops.reduce(c.op.name.removeprefix("REDUCE_").lower(), c.x(), reduce.axes(c), c.flag("keep_dims"), c.loc)
+    return ops.reduce(c.op.name.removeprefix("REDUCE_").lower(), c.x(), reduce.axes(c), c.flag("keep_dims"))
 
 
 @on_levels("MEAN", "SUM")
 def mean(c: Call) -> Node:
     """A sum in integers; a mean's divisor is part of the scale."""
     given, out, axes = c.levels(), c.out_levels(), reduce.axes(c)
-    total = ops.reduce_sum(moved(c.x(), given), axes, c.flag("keep_dims"), c.loc)
+    total = ops.reduce_sum(moved(c.x(), given), axes, c.flag("keep_dims"))
     m, shift = fixed(given.scale / out.scale)
     if c.op.name == "MEAN":
         count = product(c.x().shape[a] for a in axes)
@@ -215,7 +215,7 @@ def mean(c: Call) -> Node:
             raise Unsupported(f"a mean of {count} levels")
         up = min(count.bit_length() - 1, 32, 31 + shift)
         m, shift = (m << up) // count, shift - up
-    return cut(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero, c.loc), c.type())
+    return cut(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero), c.type())
 
 
 @on_levels("REDUCE_PROD")
@@ -260,7 +260,7 @@ def resize_bilinear(c: Call) -> Node:
         below, above = (ops.Take(axis)(y, const(v)) for v in (low, high))
         y = ops.add(ops.mul(below, ops.sub(1 << 10, up)), ops.mul(above, up))
     half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 1 << 19, wide), ops.full(y.shape, -(1 << 19), wide))
-    return ops.cast(ops.div(ops.add(y, half), 1 << 20, c.loc), x.dtype)
+    return ops.cast(ops.div(ops.add(y, half), 1 << 20), x.dtype)
 
 
 def _taps(c: Call, n: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

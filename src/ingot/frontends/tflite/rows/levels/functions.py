@@ -92,7 +92,7 @@ def rsqrt(c: Call) -> Node:
     ones = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
     m, shift = fixed(float(1 / (np.sqrt(np.float32(given.scale)) * np.float32(out.scale))))
     y = ops.add(multiplied(ones, Multiplier((m,), (shift - up,))), out.zero)
-    return ops.where(ops.compare("GT", q, 0), cut(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype), c.loc)
+    return ops.where(ops.compare("GT", q, 0), cut(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype))
 
 
 @on_levels("SQRT")
@@ -100,7 +100,7 @@ def sqrt(c: Call) -> Node:
     """Of numbers, cut off. The kernel fails below 0; here that is what 0 is."""
     x, out = ops.maximum(real(c.x(), c.levels()), 0), c.out_levels()
     steps = ops.Floor()(ops.div(ops.Sqrt()(x), const(np.float32(out.scale))))
-    return cut(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero, c.loc), c.type())
+    return cut(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero), c.type())
 
 
 @on_levels("ABS")
@@ -109,7 +109,7 @@ def absolute(c: Call) -> Node:
     y = ops.Abs()(moved(c.x(), given))
     if given.scale != out.scale:
         y = multiplied(y, Multiplier.of(float(np.float32(given.scale) / np.float32(out.scale))))
-    return cut(ops.add(y, out.zero, c.loc), c.type())
+    return cut(ops.add(y, out.zero), c.type())
 
 
 @on_levels("L2_NORMALIZATION")
@@ -142,7 +142,7 @@ def softmax(c: Call) -> Node:
     away = ops.sub(ops.reduce_max(wide, -1, True), wide)
     values = ops.Take(0)(const(exps.astype(np.int32)), away)
     parts = ops.Take(0)(const(tables.halved(exps, accumulated).astype(np.int32)), away)
-    total = ops.reduce_sum(parts, -1, True, c.loc)
+    total = ops.reduce_sum(parts, -1, True)
     headroom = ops.CountLeadingZeros()(total)
     shifted = ops.sub(ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64)), 1 << 31)
     inverse = reciprocal(shifted)
@@ -152,7 +152,7 @@ def softmax(c: Call) -> Node:
     inside = ops.Take(0)(const(known), away)
     low = c.type().range[0]
     levels = cut(ops.add(y, low), c.type())
-    return ops.where(inside, levels, ops.scalar(low, c.type()), c.loc)
+    return ops.where(inside, levels, ops.scalar(low, c.type()))
 
 
 def _wide_softmax(c: Call) -> Node:
@@ -161,7 +161,7 @@ def _wide_softmax(c: Call) -> Node:
     scale = float(np.float32(c.levels().scale) * np.float32(c.float("beta")))
     away = multiplied(ops.sub(x, ops.reduce_max(x, -1, True)), Multiplier.of(scale / (10 / 65535)))
     exps = wide_tables.interpolated(ops.clip(ops.add(away, 32767), -32768, 32767), wide_tables.EXP)
-    total = ops.reduce_sum(exps, -1, True, c.loc)
+    total = ops.reduce_sum(exps, -1, True)
     headroom = ops.sub(ops.CountLeadingZeros()(total), 1)
     shifted = ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64))
     above_one = ops.sub(ops.apply(ops.ShiftRightArithmetic(), ops.add(shifted, 1 << 13), 14), 3 << 15)
@@ -170,7 +170,7 @@ def _wide_softmax(c: Call) -> Node:
     product = ops.mul(ops.cast(exps, T.i64), ops.cast(inverse, T.i64))
     half = ops.apply(ops.ShiftLeft(), ops.full(right.shape, 1, T.i64), ops.sub(right, 1))
     y = ops.apply(ops.ShiftRightArithmetic(), ops.add(product, half), right)
-    return ops.cast(ops.clip(y, 0, 32767), T.i16, c.loc)
+    return ops.cast(ops.clip(y, 0, 32767), T.i16)
 
 
 def _halved(x: Node, times: Node) -> Node:
@@ -196,10 +196,10 @@ def log_softmax(c: Call) -> Node:
     exps = np.where(distance <= reach, tables.halved(tables.exp(steps, bits), accumulated), 0)
     wide = ops.cast(x, T.i32)
     away = ops.sub(ops.reduce_max(wide, -1, True), wide)
-    total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), away), -1, True, c.loc)
+    total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), away), -1, True)
     log = logarithm(ops.cast(total, T.i64), accumulated, bits)
     back = Multiplier.of((1 << (31 - shift)) / m)
     least = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), back), -reach - 1)
     y = rounded_shift(ops.sub(ops.Take(0)(const(steps), away), log), [up])
     near = ops.compare("LT", away, ops.Neg()(least))
-    return ops.where(near, cut(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype), c.loc)
+    return ops.where(near, cut(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype))

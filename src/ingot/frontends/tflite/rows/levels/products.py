@@ -28,7 +28,7 @@ def sums(c: Call, product: Node, bias: int | None) -> Node:
     """A product, with the bias of operand `bias`; of i64 where x has 16 bits and the bias is not of 32."""
     if bias is None or not c.has(bias):
         return product
-    return ops.add(product, ops.cast(c.x(bias), product.dtype), c.loc)
+    return ops.add(product, ops.cast(c.x(bias), product.dtype))
 
 
 def is_wide(c: Call, i: int, bias: int) -> bool:
@@ -42,7 +42,7 @@ def scaled(c: Call, total: Node, given: tuple[int, int], once: bool = False) -> 
     by = Multiplier.of(*(x.scale * s / out.scale for s in w.scales))
     y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
     low, high = activation_range(c.int("activation"), out, c.type())
-    return cut(ops.add(y, out.zero, c.loc), c.type(), low, high)
+    return cut(ops.add(y, out.zero), c.type(), low, high)
 
 
 def operands(c: Call, x: int, w: int, bias: int) -> tuple[Node, Node]:
@@ -74,7 +74,7 @@ def transpose_conv(c: Call) -> Node:
 def fully_connected(c: Call) -> Node:
     x, kernel = operands(c, 0, 1, 2)
     k = kernel.shape[1]
-    y = ops.linear(ops.reshape(x, (-1, k), c.loc), kernel, loc=c.loc)
+    y = ops.linear(ops.reshape(x, (-1, k)), kernel)
     # one scale for all weights is applied in one rounding, and so are those of 64-bit sums
     once = len(c.levels(1).scales) == 1 or y.dtype == T.i64
     return contraction.unflattened(c, scaled(c, sums(c, y, 2), (0, 1), once))
@@ -85,4 +85,4 @@ def batch_matmul(c: Call) -> Node:
     given = contraction.sides(c)
     wide = given[0].dtype == T.i16
     a, b = (ops.cast(moved(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(given))
-    return scaled(c, ops.MatMul()(a, b, loc=c.loc), (0, 1))
+    return scaled(c, ops.MatMul()(a, b), (0, 1))
