@@ -36,19 +36,10 @@ def full(c: Context, shape: object, *args: Operand, fill_value: Operand | None =
 
 
 @aten(
-    "zeros.default",
-    "zeros_like.default",
-    "new_zeros.default",
-    "empty.memory_format",
-    "empty_like.default",
-    "new_empty.default",
-    "empty_strided.default",
-    "new_empty_strided.default",
-    "zero.default",
-    "zeros.names",
-    "empty_permuted.default",
-    "_efficientzerotensor.default",
-)
+    "zeros.default", "zeros_like.default", "new_zeros.default", "empty.memory_format", "empty_like.default",
+    "new_empty.default", "empty_strided.default", "new_empty_strided.default", "zero.default", "zeros.names",
+    "empty_permuted.default", "_efficientzerotensor.default",
+)  # fmt: skip
 def zeros(c: Context, *args: object, **named: object) -> Node:
     # what an uninitialised tensor holds is undefined, so zeros are as good
     return filled(c.shape, 0, c.dtype)

@@ -74,28 +74,11 @@ def slice_axis(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1
 
 
 @aten(
-    "view.default",
-    "reshape.default",
-    "_unsafe_view.default",
-    "flatten.using_ints",
-    "unflatten.int",
-    "view_as.default",
-    "reshape_as.default",
-    "squeeze.default",
-    "squeeze.dim",
-    "squeeze.dims",
-    "unsqueeze.default",
-    "ravel.default",
-    "_reshape_alias.default",
-    "_reshape_copy.default",
-    "view_copy.default",
-    "unsqueeze_copy.default",
-    "squeeze_copy.default",
-    "squeeze_copy.dim",
-    "squeeze_copy.dims",
-    "atleast_1d.default",
-    "atleast_2d.default",
-)
+    "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int",
+    "view_as.default", "reshape_as.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default",
+    "ravel.default", "_reshape_alias.default", "_reshape_copy.default", "view_copy.default", "unsqueeze_copy.default",
+    "squeeze_copy.default", "squeeze_copy.dim", "squeeze_copy.dims", "atleast_1d.default", "atleast_2d.default",
+)  # fmt: skip
 def view(c: Context, x: Node, *shape: object, **named: object) -> Node:
     # torch's own inference has resolved -1, axes and symbolic sizes
     return reshape(x, c.shape)
@@ -107,16 +90,9 @@ def atleast_3d(c: Context, x: Node) -> Node:
 
 
 @aten(
-    "clone.default",
-    "contiguous.default",
-    "alias.default",
-    "lift_fresh.default",
-    "lift_fresh_copy.default",
-    "lift.default",
-    "alias_copy.default",
-    "resolve_conj.default",
-    "resolve_neg.default",
-)
+    "clone.default", "contiguous.default", "alias.default", "lift_fresh.default", "lift_fresh_copy.default",
+    "lift.default", "alias_copy.default", "resolve_conj.default", "resolve_neg.default",
+)  # fmt: skip
 def identity(c: Context, x: Node, *args: object, **named: object) -> Node:
     return x
 
@@ -127,16 +103,9 @@ def detach(c: Context, x: Node) -> Node:
 
 
 @aten(
-    "to.dtype",
-    "to.device",
-    "to.dtype_layout",
-    "to.other",
-    "to.prim_Device",
-    "_to_copy.default",
-    "type_as.default",
-    "_to_cpu.default",
-    "to.prim_dtype",
-)
+    "to.dtype", "to.device", "to.dtype_layout", "to.other", "to.prim_Device", "_to_copy.default", "type_as.default",
+    "_to_cpu.default", "to.prim_dtype",
+)  # fmt: skip
 def to(c: Context, x: Operand, *args: object, **named: object) -> Node:
     return node_of(x, c.dtype)
 
@@ -241,20 +210,10 @@ def vstack(c: Context, tensors: Sequence[Node]) -> Node:
 
 
 @aten(
-    "split.Tensor",
-    "split_with_sizes.default",
-    "chunk.default",
-    "tensor_split.sections",
-    "tensor_split.indices",
-    "unsafe_split.Tensor",
-    "unsafe_chunk.default",
-    "split_with_sizes_copy.default",
-    "split_copy.Tensor",
-    "split.sizes",
-    "unsafe_split_with_sizes.default",
-    "hsplit.int",
-    "vsplit.int",
-)
+    "split.Tensor", "split_with_sizes.default", "chunk.default", "tensor_split.sections", "tensor_split.indices",
+    "unsafe_split.Tensor", "unsafe_chunk.default", "split_with_sizes_copy.default", "split_copy.Tensor",
+    "split.sizes", "unsafe_split_with_sizes.default", "hsplit.int", "vsplit.int",
+)  # fmt: skip
 def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
     axis = axis_of(dim, x.type.rank)
     out: list[Node] = []

@@ -34,14 +34,9 @@ def scaled(x: Node, factor: Operand) -> Node:
 
 
 @aten(
-    "mm.default",
-    "bmm.default",
-    "matmul.default",
-    "mv.default",
-    "dot.default",
-    "vdot.default",
+    "mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default", "vdot.default",
     "linalg_matmul.default",
-)
+)  # fmt: skip
 def matmul(c: Context, a: Node, b: Node) -> Node:
     return ops.MatMul()(a, b)
 
