@@ -173,5 +173,16 @@ from ingot.ops.nn.selection import OneHot, TopK, Trilu
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.ops.nn.sparse import WEIGHT_FORMS, Densify
 from ingot.ops.quantized import dynamically_quantized, quantized
-from ingot.ops.random import RandomBits, RandomKey, counted_key, draws, fold_in, seeded, threefry, words
+from ingot.ops.random import (
+    RandomBits,
+    RandomKey,
+    counted_key,
+    draws,
+    fold_in,
+    philox,
+    philox_blocks,
+    seeded,
+    threefry,
+    words,
+)
 from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth

@@ -195,15 +195,11 @@ def floor_div(a: Operand, b: Operand, loc: str = "") -> Node:
     """Quotient rounded towards minus infinity (Python's //)."""
     x, y = promote(a, b, loc=loc)
     quotient = Div()(x, y, loc=loc)
-    if x.dtype.is_float:
-        return Floor()(quotient, loc=loc)
-    if x.dtype.kind == "u":
-        return quotient
+    if x.dtype.is_float or x.dtype.kind == "u":
+        return Floor()(quotient, loc=loc) if x.dtype.is_float else quotient
     r = Rem()(x, y, loc=loc)
-    zero = full(r.shape, 0, r.dtype)
-    differs = Xor()(Compare("LT")(r, zero), Compare("LT")(y, zero))
-    below = Sub()(quotient, full(r.shape, 1, r.dtype))
-    return Select()(And()(differs, Compare("NE")(r, zero)), below, quotient, loc=loc)
+    has_other_sign = xor(compare("LT", r, 0), compare("LT", y, 0))
+    return where(and_(has_other_sign, compare("NE", r, 0)), sub(quotient, 1), quotient, loc)
 
 
 def floor_mod(a: Operand, b: Operand, loc: str = "") -> Node:

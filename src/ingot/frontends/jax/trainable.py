@@ -13,9 +13,10 @@ from jax import tree_util
 
 from ingot.frontends.jax.function import import_jax
 from ingot.frontends.jax.gradients import gradients_told
+from ingot.frontends.shared.targets import check_loss, target_names
 from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, to_train
+from ingot.support.errors import to_train
 
 _LEARNED = "__learned__"  # beside the names of a function's own arguments
 
@@ -60,9 +61,7 @@ def import_trainable(
         if loss is None:
             return out
         value = loss(out, *rest[count:])
-        if not isinstance(value, jax.Array):
-            fix = "return one number, computed from the function's results"
-            raise InputError("loss", expected="a float scalar array", got=f"a {type(value).__name__}", fix=fix)
+        check_loss(value, jax.Array, "array")
         return value, out
 
     stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
@@ -97,6 +96,5 @@ def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Sign
     """The parameters, the function's other arguments under their names, and the targets."""
     own = list(inspect.signature(fn).parameters)[1 : count + 1]
     own += [f"x{i}" for i in range(len(own), count)]
-    told = ["target"] if targets == 1 else [f"target_{i}" for i in range(targets)]
-    names = [_LEARNED, *own, *(f"loss_{n}" if n in own else n for n in told)]
+    names = [_LEARNED, *own, *(f"loss_{n}" if n in own else n for n in target_names(targets))]
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])

@@ -20,11 +20,12 @@ from ingot.frontends.keras.program import (
     variable_labels,
     variable_specs,
 )
+from ingot.frontends.shared.targets import check_loss, target_names
 from ingot.frontends.stablehlo.model import text_of
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, to_train
+from ingot.support.errors import to_train
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def import_trainable(
     read = [np.asarray(t) for t in targets] if loss is not None else []
     inputs = inputs_of(model, examples)
     count = len(inputs)
-    names = ["target"] if len(read) == 1 else [f"target_{i}" for i in range(len(read))]
+    names = target_names(len(read))
     kinds = [jax.dtypes.canonicalize_dtype(t.dtype) for t in read]
     inputs += [(n, (None, *t.shape[1:]) if t.ndim else (), k) for n, t, k in zip(names, read, kinds, strict=True)]
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
@@ -62,9 +63,7 @@ def import_trainable(
         results = jax.tree_util.tree_leaves(out)
         if loss is not None:
             value = loss(out, *given[count:])
-            if not isinstance(value, jax.Array):
-                fix = "return one number, computed from the model's results"
-                raise InputError("loss", expected="a float scalar array", got=f"a {type(value).__name__}", fix=fix)
+            check_loss(value, jax.Array, "array")
             results = [value, *results]
         return [after[i] for i in sorted(moved)], sum(losses, jax.numpy.zeros(())), results
 

@@ -204,3 +204,34 @@ def loop(
     given = _Outcome(starts, {}).roomy(made.rooms)
     op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(made.rooms), *held, *more)))
     return _cut(found, op(*given, *held.values(), *more, loc=loc).results[: len(inputs)], made.rooms)
+
+
+Step = Callable[[Sequence[Node], Sequence[Node]], tuple[Sequence[Node], Sequence[Node]]]
+
+
+def scan(
+    found: Found, step: Step, xs: Sequence[Node], states: Sequence[Node], loc: str = "", stop: Node | None = None
+) -> tuple[Sequence[Node], Sequence[Node]]:
+    """Each result of the steps as [S, ...], and the last states. step: (an element of each of xs[S, ...], states) ->
+    (results, states). stop: i64[], the number of steps that run; the results of the others are zeros."""
+    steps, zero = xs[0].shape[0], ops.scalar(0, i64)
+    first = [ops.index_axis(x, 0, 0) for x in xs]
+    results, last = step(first, states)
+    if steps == 1 and stop is None:
+        return [ops.expand_dims(y, 0) for y in results], last
+    buffers = [ops.full((steps, *y.shape), 0, y.dtype) for y in results]
+    n, m = 1 + len(buffers), 1 + len(buffers) + len(states)
+    count = ops.scalar(steps, i64) if stop is None else ops.minimum(stop, ops.scalar(steps, i64))
+
+    def body(values: Sequence[Node]) -> list[Node]:
+        at, sources = values[0], values[m:]
+        parts = [ops.DynamicSlice((1, *x.shape[1:]))(x, at, *(zero for _ in x.shape[1:])) for x in sources]
+        results, new = step([ops.index_axis(part, 0, 0) for part in parts], values[n:m])
+        written = [
+            ops.DynamicUpdateSlice()(buffer, ops.expand_dims(y, 0), at, *(zero for _ in y.shape))
+            for buffer, y in zip(values[1:n], results, strict=True)
+        ]
+        return [ops.add(at, 1), *written, *new, *sources]
+
+    end = loop(found, [zero, *buffers, *states, *xs], lambda v: ops.compare("LT", v[0], count), body, loc, steps)
+    return end[1:n], end[n:m]

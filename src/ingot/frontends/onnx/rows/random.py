@@ -72,10 +72,7 @@ def bernoulli(c: Call) -> Result:
 @onnx_op("Multinomial", since=7)
 def multinomial(c: Call) -> Result:
     """Logarithms of weights [b, n] -> places [b, sample_size]."""
-    wide = ops.cast(c.x(), T.f64)
-    top = ops.reduce_max(wide, -1, keepdims=True)
-    weights = ops.Exp()(ops.sub(wide, ops.where(ops.IsFinite()(top), top, 0.0)))
-    drawn = sampling.categorical(_key(c), weights, c.int("sample_size", 1))
+    drawn = sampling.categorical_of_logits(_key(c), c.x(), c.int("sample_size", 1))
     return ops.cast(drawn, _dtype(c, T.i32))
 
 

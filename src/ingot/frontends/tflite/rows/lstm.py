@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables
 from ingot.frontends.tflite.call import Call, activate, holds_levels
@@ -25,7 +26,7 @@ from ingot.frontends.tflite.levels import cut, moved, real
 from ingot.frontends.tflite.rows import hybrid
 from ingot.ir import types as T
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Input, Node, const, topological
+from ingot.ir.node import Node, const
 from ingot.support.dataclass import dataclass
 
 INPUT, FORGET, UPDATE, OUTPUT = range(4)
@@ -59,37 +60,6 @@ class Places:
         return self.first + 15
 
 
-def over_steps(
-    step: Callable[[Sequence[Node], Sequence[Node]], tuple[Node, Sequence[Node]]],
-    xs: Sequence[Node], states: Sequence[Node], loc: str,
-) -> tuple[Node, Sequence[Node]]:  # fmt: skip
-    """y[S, ...] and the last states of a step for each of xs[S, ...]: (their parts, states) to (y, states)."""
-    steps = xs[0].shape[0]
-    if steps == 1:
-        y, states = step([ops.index_axis(x, 0, 0) for x in xs], states)
-        return ops.expand_dims(y, 0, loc), states
-    count = ops.scalar(steps, T.i64)
-    entry = [Input(f"s{i}", n.type)() for i, n in enumerate([count, *states, *xs])]
-    zero = ops.scalar(0, T.i64)
-    at = Input("step", T.TensorType(T.i64))()
-    held, rest = entry[1 : 1 + len(states)], entry[1 + len(states) :]
-    parts = [
-        ops.reshape(ops.DynamicSlice((1, *x.shape[1:]))(x, at, *(zero for _ in x.shape[1:])), x.shape[1:]) for x in rest
-    ]
-    y, new = step(parts, held)
-    outside = {n for n in topological((y, *new)) if isinstance(n.op, Input)} - {at, *entry}
-    if outside:
-        raise Unsupported("weights that only the run knows")
-    buffer = ops.full((steps, *y.shape), 0, y.dtype)
-    out = Input("y", buffer.type)()
-    written = ops.DynamicUpdateSlice()(out, ops.expand_dims(y, 0), at, *(zero for _ in y.shape))
-    inputs = (at, out, *entry)
-    going = Graph(inputs, (ops.compare("LT", at, entry[0]),))
-    turn = Graph(inputs, (ops.add(at, 1), written, entry[0], *new, *rest))
-    results = ops.While(going, turn)(zero, buffer, count, *states, *xs, loc=loc).results
-    return results[1], results[3 : 3 + len(states)]
-
-
 class Cell(ABC):
     """A direction of an LSTM layer."""
 
@@ -103,16 +73,16 @@ class Cell(ABC):
         c, at = self.c, self.at
         gates = [g for g in (INPUT, FORGET, UPDATE, OUTPUT) if g != INPUT or not self.coupled]
 
-        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Node, Sequence[Node]]:
+        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
             rows, (h, cell) = dict(zip(gates, parts, strict=True)), states
             entering = None if self.coupled else self.gate(INPUT, rows[INPUT], h, cell)
             forget, update = (self.gate(g, rows[g], h, cell) for g in (FORGET, UPDATE))
             cell = self.updated(cell, entering, forget, update)
             h = self.output(cell, self.gate(OUTPUT, rows[OUTPUT], h, cell))
-            return h, (h, cell)
+            return (h,), (h, cell)
 
         parts = [self.of_input(g, x) for g in gates]
-        y, (h, cell) = over_steps(step, parts, (c.x(at.output), c.x(at.cell)), c.loc)
+        (y,), (h, cell) = bodies.scan(c.importer.found, step, parts, (c.x(at.output), c.x(at.cell)), c.loc)
         c.keep(at.output, h)
         c.keep(at.cell, cell)
         return y

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table, activate, holds_levels
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied
 from ingot.frontends.tflite.levels import cut, moved, real
-from ingot.frontends.tflite.rows.lstm import Levels, Numbers, Places, over_steps, product_of
+from ingot.frontends.tflite.rows.lstm import Levels, Numbers, Places, product_of
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
@@ -130,12 +131,12 @@ def _rnn(c: Call, x: Node, first: int = 1) -> Node:
     w, r, b, state = range(first, first + 4)
     if holds_levels(c.tensors[w]):
 
-        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Node, Sequence[Node]]:
+        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
             y = ops.add(ops.add(parts[0], product_of(c, states[0], r)), c.x(b))
             h = activate(y, c.int("activation"))
-            return h, (h,)
+            return (h,), (h,)
 
-        y, (h,) = over_steps(step, [product_of(c, x, w)], [c.x(state)], c.loc)
+        (y,), (h,) = bodies.scan(c.importer.found, step, [product_of(c, x, w)], [c.x(state)], c.loc)
         c.keep(state, h)
         return y
     units = c.x(w).shape[0]
