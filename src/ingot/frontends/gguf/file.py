@@ -107,12 +107,12 @@ class GGUFFile:
         """Of the first part of a model the files of the others, by their names."""
         if count in (0, 1):
             return []
-        found, number = _PART.fullmatch(self.path.name), self._number("split.no", 0)
-        if found is None or (int(found[2]), int(found[3])) != (1, count) or number or count > _PARTS:
+        match, number = _PART.fullmatch(self.path.name), self._number("split.no", 0)
+        if match is None or (int(match[2]), int(match[3])) != (1, count) or number or count > _PARTS:
             expected = "a whole model, or the first part under its own name, NAME-00001-of-00003.gguf"
             got = f"part {number} of {count}"
             raise ImportModelError("GGUF file", expected=expected, got=got, where=str(self.path))
-        return [self.path.with_name(f"{found[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(2, count + 1)]
+        return [self.path.with_name(f"{match[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(2, count + 1)]
 
     def __repr__(self) -> str:
         return f"GGUFFile({str(self.path)!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"

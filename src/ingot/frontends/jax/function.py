@@ -81,9 +81,9 @@ class ImportedFunction:
         first = [tree_util.tree_leaves(place) for place in places]
         roots = [re.split(r"[\[.]", leaves[0], maxsplit=1)[0] if leaves else "" for leaves in first]
         roots += [f"arg{i}" for i in range(len(roots), len(args))]
-        found = [_path(path, roots) for path, _ in tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
-        parts = [f"no {name}" for name in wanted if name not in found]
-        parts += [f"{name}, which is not in it" for name in found if name not in wanted]
+        paths = [_path(path, roots) for path, _ in tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
+        parts = [f"no {name}" for name in wanted if name not in paths]
+        parts += [f"{name}, which is not in it" for name in paths if name not in wanted]
         fix = "call it as in the example"
         if not parts:
             return InputError("arguments", expected=str(self.in_tree), got=str(tree), fix=fix)
@@ -166,7 +166,7 @@ def _function(
     scope, specs = _specs([(paths[i], _data(leaves[i])) for i in arrays], names, dynamic)
     exported = export_function(flattened, specs)
     constants = {k: _array(leaves[i]) for k, i in enumerate(arrays) if is_weight[i]}
-    told = tuple(
+    results = tuple(
         (paths[i], "array" if i in arrays else "fixed", None if i in arrays else leaves[i])
         for i in range(len(leaves))
         if not is_weight[i]
@@ -174,7 +174,7 @@ def _function(
     bounds = {k: v for k, v in dynamic.items() if isinstance(v, int | tuple)}
     if unknown := [k for k in bounds if k not in scope]:
         raise InputError("dynamic", expected=f"a symbol of {sorted(scope)}", got=unknown)
-    return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, told)
+    return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, results)
 
 
 def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,13 +184,13 @@ def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
     owner = getattr(fn, "__self__", fn)
     if nnx is None or not isinstance(owner, nnx.Module):
         return fn
-    kept = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))
+    constant_state = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))
 
     @functools.wraps(fn)
     def pure(*args: Any, **kwargs: Any) -> Any:
         copy = nnx.clone(owner)
         result = (copy if owner is fn else getattr(copy, fn.__name__))(*args, **kwargs)
-        before, after = (tree_util.tree_leaves_with_path(nnx.state(m, kept)) for m in (owner, copy))
+        before, after = (tree_util.tree_leaves_with_path(nnx.state(m, constant_state)) for m in (owner, copy))
         known = {tree_util.keystr(path): value for path, value in before}
         now = [(tree_util.keystr(path), value) for path, value in after]
         if changed := [path for path, value in now if known.get(path) is not value]:
@@ -350,8 +350,8 @@ def _exported(
         raise ImportModelError("an exported function", expected="one device", got=exported.nr_devices)
     if weights:
         raise InputError("weights", expected="none: a call of what is exported has all arguments", got=list(weights))
-    told = tuple((path, "array", None) for path in paths)
-    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, told)
+    results = tuple((path, "array", None) for path in paths)
+    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, results)
 
 
 def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
@@ -359,10 +359,10 @@ def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
     if weights:
         raise InputError("weights", expected="none: a call of what is lowered has all arguments", got=list(weights))
     text = lowered.as_text(debug_info=True)
-    kept = tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
-    program = import_stablehlo(text, names=[paths[i] for i in kept])
-    told = tuple((path, "array", None) for path in paths)
-    return ImportedFunction(program, lowered.in_tree, lowered.out_tree, told, kept)
+    kept_indices = tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
+    program = import_stablehlo(text, names=[paths[i] for i in kept_indices])
+    results = tuple((path, "array", None) for path in paths)
+    return ImportedFunction(program, lowered.in_tree, lowered.out_tree, results, kept_indices)
 
 
 def _imported(
@@ -370,15 +370,15 @@ def _imported(
     in_tree: Any, leaves: tuple[tuple[str, str, Any], ...],
 ) -> ImportedFunction:  # fmt: skip
     """constants: of the arrays, by their index, those that are no inputs."""
-    kept = exported.module_kept_var_idx
-    names = [paths[i] for i in kept]
-    shapes = [tuple(map(size_of, exported.in_avals[i].shape)) for i in kept]
-    values = {paths[i]: constants[i] for i in kept if i in constants}
+    kept_indices = exported.module_kept_var_idx
+    names = [paths[i] for i in kept_indices]
+    shapes = [tuple(map(size_of, exported.in_avals[i].shape)) for i in kept_indices]
+    values = {paths[i]: constants[i] for i in kept_indices if i in constants}
     text = text_of(exported.mlir_module_serialized)
     program = import_stablehlo(text, names=names, shapes=shapes, weights=values, dynamic=bounds)
     # places among the arrays of a call, which are those that are no constants
     place = {i: k for k, i in enumerate(i for i in range(len(paths)) if i not in constants)}
-    reads = tuple(place[i] for i in kept if i not in constants)
+    reads = tuple(place[i] for i in kept_indices if i not in constants)
     return ImportedFunction(program, in_tree, exported.out_tree, leaves, reads)
 
 

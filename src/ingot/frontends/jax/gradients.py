@@ -70,13 +70,15 @@ def _with_own(primitive: Any) -> Any:
 
             given = _parts([x for i, x in enumerate(xs) if i not in silent])
             others = [_unknown.bind(x) for x in _parts([xs[i] for i in silent])]
-            told, pull, ys = jax.vjp(function, *given, has_aux=True)
-            if not told or not (given or others):
+            ys_with_cotangents, pull, ys = jax.vjp(function, *given, has_aux=True)
+            if not ys_with_cotangents or not (given or others):
                 return ys
-            cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(told)]
+            cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(ys_with_cotangents)]
             slopes = [*pull(cotangents), *map(jnp.zeros_like, others)]
-            found = iter(_own.bind(*told, *cotangents, *given, *others, *slopes, count=len(told)))
-            return [_joined(y, found) for y in ys]
+            results = iter(
+                _own.bind(*ys_with_cotangents, *cotangents, *given, *others, *slopes, count=len(ys_with_cotangents))
+            )
+            return [_joined(y, results) for y in ys]
 
         def plain(*xs: Any) -> list[Any]:
             traced = jax.make_jaxpr(whole)(*xs)
@@ -103,8 +105,10 @@ def _without_slope(primitive: Any, params: Mapping[str, Any]) -> Sequence[int]:
 
 def _bind(primitive: Any, operands: Iterable[Any], params: Mapping[str, Any]) -> Any:
     """The primitive once more, by what an equation has as parameters."""
-    told = primitive.get_bind_params(params)
-    functions, params = told if isinstance(told, tuple) else ((), told)  # JAX before 0.10 keeps functions apart
+    bind_params = primitive.get_bind_params(params)
+    functions, params = (
+        bind_params if isinstance(bind_params, tuple) else ((), bind_params)
+    )  # JAX before 0.10 keeps functions apart
     return primitive.bind(*functions, *operands, **params)
 
 

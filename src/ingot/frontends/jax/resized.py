@@ -34,8 +34,8 @@ def resized(
     for key, axes in dynamic.items():
         if not isinstance(axes, Mapping):
             left[key] = axes
-        elif kept := {axis: text for axis, text in axes.items() if outside and not outside & _words(text)}:
-            left[key] = kept
+        elif kept_axes := {axis: text for axis, text in axes.items() if outside and not outside & _words(text)}:
+            left[key] = kept_axes
     if left == dict(dynamic):
         return None
     for i, shape in shapes.items():

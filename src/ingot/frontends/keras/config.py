@@ -87,7 +87,7 @@ def _damaged(path: Path, got: str) -> ImportModelError:
 
 def check(config: Mapping[str, Any], path: str) -> None:
     """Raises UnsupportedOpError that names every layer which is code, a stranger or of TensorFlow alone."""
-    found: list[UnsupportedOp] = []
+    unsupported: list[UnsupportedOp] = []
     for node in _nodes(config):
         name, module = node.get("class_name"), node.get("module")
         inner = node.get("config")
@@ -99,9 +99,9 @@ def check(config: Mapping[str, Any], path: str) -> None:
         if not reason and isinstance(registered, str) and ">" in registered:
             reason = f"registered as {registered}: its code is not in the file"
         if reason:
-            found.append(UnsupportedOp(str(name), f"layer {where}" if where else "", reason))
-    if found:
-        raise UnsupportedOpError(found, model=path, fix="leave these layers out of the model that is saved")
+            unsupported.append(UnsupportedOp(str(name), f"layer {where}" if where else "", reason))
+    if unsupported:
+        raise UnsupportedOpError(unsupported, model=path, fix="leave these layers out of the model that is saved")
 
 
 def _is_own(module: object, name: object) -> bool:

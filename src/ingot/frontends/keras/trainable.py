@@ -54,18 +54,18 @@ def import_trainable(
     kinds = [jax.dtypes.canonicalize_dtype(t.dtype) for t in read]
     inputs += [(n, (None, *t.shape[1:]) if t.ndim else (), k) for n, t, k in zip(names, read, kinds, strict=True)]
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
-    moved: set[int] = set()
+    updated: set[int] = set()
 
     def called(first: list[Any], rest: list[Any], given: list[Any]) -> tuple[list[Any], Any, list[Any]]:
         own = given[0] if count == 1 else given[:count]
         out, after, losses = model.stateless_call(first, rest, own, return_losses=True, **in_training(model, True))
-        moved.update(i for i, (a, b) in enumerate(zip(rest, after, strict=True)) if a is not b)
+        updated.update(i for i, (a, b) in enumerate(zip(rest, after, strict=True)) if a is not b)
         results = jax.tree_util.tree_leaves(out)
         if loss is not None:
             value = loss(out, *given[count:])
             check_loss(value, jax.Array, "array")
             results = [value, *results]
-        return [after[i] for i in sorted(moved)], sum(losses, jax.numpy.zeros(())), results
+        return [after[i] for i in sorted(updated)], sum(losses, jax.numpy.zeros(())), results
 
     def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
         return jax.tree_util.tree_leaves(called(first, rest, given))
@@ -79,7 +79,7 @@ def import_trainable(
     floats = {p: jax.numpy.issubdtype(v.dtype, jax.numpy.floating) for p, v in zip(paths, trainable, strict=False)}
     chosen = {p for p, is_float in floats.items() if is_float} if patterns is None else {*to_train(patterns, floats)}
     learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in chosen]
-    set_ = [len(trainable) + i for i in sorted(moved)]
+    set_ = [len(trainable) + i for i in sorted(updated)]
     values = [np.asarray(v.value) for v in variables]
     arguments, shapes = arguments_of(exported, [*labels, *(name for name, _, _ in inputs)])
     constants = {labels[i]: values[i] for i in range(len(variables)) if i not in {*learned, *set_}}
@@ -96,10 +96,10 @@ def import_trainable(
     def of(places: Sequence[int]) -> dict[str, tuple[np.ndarray, Node]]:
         return {paths[i]: (values[i], nodes[labels[i]]) for i in places}
 
-    def restore(found: Mapping[str, np.ndarray]) -> Any:
+    def restore(values_by_path: Mapping[str, np.ndarray]) -> Any:
         for path, v in zip(paths, variables, strict=True):
-            if path in found:
-                v.assign(found[path])
+            if path in values_by_path:
+                v.assign(values_by_path[path])
         return model
 
     return TrainableModel(graph, of(learned), of(set_), restore)

@@ -266,14 +266,14 @@ class Call:
     def sym(self, i: int, *, exact: bool = False) -> Sym:
         """Input `i`'s known elements. Raises Unsupported where they are known only at run time; `exact` says that
         symbols for them would not do."""
-        found = self.value(i).sym
-        if found is None:
+        symbol = self.value(i).sym
+        if symbol is None:
             self.importer.wish(self.x(i), exact=exact)
             name = self.proto.input[i]
             raise Unsupported(
                 f"its input {name!r} must be known at compile time; pass weights={{{name!r}: ...}} if it is an input"
             )
-        return found
+        return symbol
 
     def dims(self, i: int, *, exact: bool = False) -> tuple[DimLike, ...]:
         """Input `i` as sizes, flattened."""
@@ -310,8 +310,8 @@ class Call:
         for a in self.proto.attribute:
             if a.name == name:
                 if a.ref_attr_name:
-                    found = self.outer.get(a.ref_attr_name)
-                    return None if found is None else attribute_value(found, self.importer.external)
+                    attribute = self.outer.get(a.ref_attr_name)
+                    return None if attribute is None else attribute_value(attribute, self.importer.external)
                 return self._sane(name, attribute_value(a, self.importer.external))
         return None
 
@@ -350,32 +350,32 @@ class Call:
         return self._typed(name, default, str)
 
     def int_list(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
-        found = self._typed(name, tuple(default) if default is not None else None, tuple)
-        return tuple(int(v) for v in found)
+        values = self._typed(name, tuple(default) if default is not None else None, tuple)
+        return tuple(int(v) for v in values)
 
     def int_list_of(self, name: str, count: int, default: int) -> tuple[int, ...]:
         """`count` integers, by default all `default`. Raises ImportModelError for another number of them."""
-        found = self.int_list(name, (default,) * count)
-        if len(found) != count:
-            raise ImportModelError(f"the attribute {name!r}", expected=f"{count} numbers", got=found, where=self.loc)
-        return found
+        values = self.int_list(name, (default,) * count)
+        if len(values) != count:
+            raise ImportModelError(f"the attribute {name!r}", expected=f"{count} numbers", got=values, where=self.loc)
+        return values
 
     def float_list(self, name: str) -> tuple[float, ...] | None:
-        found = self._attribute(name)
-        return tuple(float(v) for v in found) if isinstance(found, tuple) else None
+        values = self._attribute(name)
+        return tuple(float(v) for v in values) if isinstance(values, tuple) else None
 
     def graph(self, name: str) -> GraphProto:
         return self._typed(name, None, GraphProto)
 
     def _typed(self, name, default, kind):
-        found = self._attribute(name)
-        if found is None:
+        value = self._attribute(name)
+        if value is None:
             if default is None:
                 raise Unsupported(f"attribute {name!r} is missing")
             return default
-        if not isinstance(found, kind):
+        if not isinstance(value, kind):
             raise Unsupported(f"attribute {name!r} has the wrong type")
-        return found
+        return value
 
     def axis(self, name: str, default: int | None, rank: int) -> int:
         """An axis attribute as 0 <= axis < rank."""

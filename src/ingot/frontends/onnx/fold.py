@@ -63,11 +63,11 @@ def fold_node(c: Call) -> list[Sym | Value] | None:
             return None
         known.append(v.sym)
     try:
-        found = rule(c, known)
+        symbolic = rule(c, known)
     except (IndexError, ValueError):
         # malformed: the node's own row reports it
         return None
-    out = found if isinstance(found, list) else [found]
+    out = symbolic if isinstance(symbolic, list) else [symbolic]
     if any(s.items.size > LIMIT for s in out):
         return None
     return list(out)
@@ -84,10 +84,10 @@ def _constant(c: Call) -> Value:
     (a,) = c.proto.attribute
     if a.ref_attr_name:
         a = c.outer[a.ref_attr_name]
-    found = attribute_value(a, c.importer.external)
-    if isinstance(found, np.ndarray):
-        return Value(load=lambda: found)
-    return Value(load=lambda: np.asarray(found, np.float32 if _is_float(found) else np.int64))
+    value = attribute_value(a, c.importer.external)
+    if isinstance(value, np.ndarray):
+        return Value(load=lambda: value)
+    return Value(load=lambda: np.asarray(value, np.float32 if _is_float(value) else np.int64))
 
 
 def _is_float(v: object) -> bool:
@@ -319,8 +319,8 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
     which = normal_axes(axes, len(x.shape)) if axes else tuple(range(len(x.shape)))
     if x.items.size == 0:
         raise Unknown
-    kept = [i for i in range(len(x.shape)) if i not in which]
-    lines = x.items.transpose(*kept, *which).reshape([x.shape[i] for i in kept] + [-1])
+    kept_axes = [i for i in range(len(x.shape)) if i not in which]
+    lines = x.items.transpose(*kept_axes, *which).reshape([x.shape[i] for i in kept_axes] + [-1])
     out = np.empty(lines.shape[:-1], object)
     step = ARITHMETIC[_REDUCTIONS[c.proto.op_type]]
     floats = x.dtype.is_float

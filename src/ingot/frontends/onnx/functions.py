@@ -17,8 +17,8 @@ _FLOAT = TensorProto.FLOAT
 def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
     """The nodes with each behind what it reads, as ONNX has it and some tools do not; as they are where that is so, or
     cannot be."""
-    made = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    before = {i: {made[name] for name in reads(node) if name in made} for i, node in enumerate(nodes)}
+    producers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    before = {i: {producers[name] for name in reads(node) if name in producers} for i, node in enumerate(nodes)}
     if all(j < i for i, others in before.items() for j in others):
         return nodes
     try:
@@ -30,13 +30,13 @@ def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
 def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on."""
     wanted = set(outputs)
-    kept: set[int] = set()
+    kept_nodes: set[int] = set()
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
         if not wanted.isdisjoint(node.output):
-            kept.add(i)
+            kept_nodes.add(i)
             wanted.update(reads(node))
-    return kept
+    return kept_nodes
 
 
 def reads(node: NodeProto) -> Iterable[str]:
@@ -57,9 +57,9 @@ def resolved(proto: NodeProto, attributes: Mapping[str, AttributeProto]) -> Node
     out.CopyFrom(proto)
     del out.attribute[:]
     for a in proto.attribute:
-        found = attributes.get(a.ref_attr_name) if a.ref_attr_name else a
-        if found is not None:
-            out.attribute.add().CopyFrom(found)
+        attribute = attributes.get(a.ref_attr_name) if a.ref_attr_name else a
+        if attribute is not None:
+            out.attribute.add().CopyFrom(attribute)
             out.attribute[-1].name = a.name
     return out
 

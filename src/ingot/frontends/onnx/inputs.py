@@ -141,18 +141,20 @@ def _constant(name: str, value: object, declared: DType) -> Value:
     return Value(load=lambda: array)
 
 
-def _shape(info: ValueInfoProto, asked: Sequence[int | str] | None) -> Shape:
+def _shape(info: ValueInfoProto, given_sizes: Sequence[int | str] | None) -> Shape:
     """An input's sizes, over the symbols of the model."""
     tensor = info.type.tensor_type
-    if asked is None and not tensor.HasField("shape"):
+    if given_sizes is None and not tensor.HasField("shape"):
         raise ImportModelError(
             "an input has no shape", where=f"input {info.name!r}", fix=f"pass shapes={{{info.name!r}: [...]}}"
         )
-    if asked is None:
+    if given_sizes is None:
         return tuple(_model_dim(d, f"{info.name}_{i}") for i, d in enumerate(tensor.shape.dim))
-    if tensor.HasField("shape") and len(tensor.shape.dim) != len(asked):
-        raise InputError(f"shapes[{info.name!r}] has the wrong rank", expected=len(tensor.shape.dim), got=list(asked))
-    return tuple(d if isinstance(d, int) else dim_of_name(d) for d in asked)
+    if tensor.HasField("shape") and len(tensor.shape.dim) != len(given_sizes):
+        raise InputError(
+            f"shapes[{info.name!r}] has the wrong rank", expected=len(tensor.shape.dim), got=list(given_sizes)
+        )
+    return tuple(d if isinstance(d, int) else dim_of_name(d) for d in given_sizes)
 
 
 def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: Set[str]) -> dict[str, DimLike]:
@@ -243,11 +245,11 @@ def dim_of_name(text: str) -> DimLike:
     # a hyphen without spaces belongs to a name
     if not re.search(r"\w-\w", text) and re.search(r"[A-Za-z_]", text):
         try:
-            found = parse_dim(text)
+            dim = parse_dim(text)
         except ValueError:
-            found = None
-        if isinstance(found, Dim) and not symbols_of(found) & set(_RESERVED):
-            return found
+            dim = None
+        if isinstance(dim, Dim) and not symbols_of(dim) & set(_RESERVED):
+            return dim
     return symbol(_word(text))
 
 

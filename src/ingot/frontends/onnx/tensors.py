@@ -71,10 +71,10 @@ def type_name(code: int) -> str:
 
 def dtype_from_code(code: int) -> DType:
     """The DType of an ONNX element type. Raises Unsupported for one that Ingot lacks (strings, complex, ...)."""
-    found = DTYPES.get(code)
-    if found is None:
+    dtype = DTYPES.get(code)
+    if dtype is None:
         raise Unsupported(f"element type {type_name(code)}")
-    return found
+    return dtype
 
 
 def type_text(declared: TypeProto) -> str:

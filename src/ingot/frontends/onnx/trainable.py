@@ -53,15 +53,19 @@ def import_trainable(
     model, arrays = _loaded(source)
     buffers = _training(model)
     learned = _chosen(model.graph, arrays, buffers, patterns)
-    moved = {**{name: arrays[name] for name in learned}, **{name: arrays[name] for name in buffers}}
-    kept = [t for t in model.graph.initializer if t.name not in moved]
+    trained_arrays = {**{name: arrays[name] for name in learned}, **{name: arrays[name] for name in buffers}}
+    kept_initializers = [t for t in model.graph.initializer if t.name not in trained_arrays]
     types = {t.name: t.data_type for t in model.graph.initializer}
-    own = [i for i in model.graph.input if i.name not in moved]
-    infos = [helper.make_tensor_value_info(name, types[name], a.shape) for name, a in moved.items()]
+    own = [i for i in model.graph.input if i.name not in trained_arrays]
+    infos = [helper.make_tensor_value_info(name, types[name], a.shape) for name, a in trained_arrays.items()]
     after = [helper.make_tensor_value_info(buffers[n], types[n], arrays[n].shape) for n in buffers]
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    for field, values in (("initializer", kept), ("input", [*own, *infos]), ("output", [*after, *model.graph.output])):
+    for field, values in (
+        ("initializer", kept_initializers),
+        ("input", [*own, *infos]),
+        ("output", [*after, *model.graph.output]),
+    ):
         changed.graph.ClearField(field)
         getattr(changed.graph, field).extend(values)
     graph = import_onnx(changed, dynamic=dynamic)  # type: ignore[arg-type]  # checked there
@@ -99,16 +103,16 @@ def _loaded(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.Mode
 
 def _lift_constants(model: onnx.ModelProto, arrays: dict[str, np.ndarray], external: ExternalData) -> None:
     """Constant nodes as initializers, in a file that has all its weights in these, as PaddlePaddle's and OpenVINO's."""
-    kept: list[onnx.NodeProto] = []
+    kept_nodes: list[onnx.NodeProto] = []
     for n in model.graph.node:
         t = n.attribute[0].t if n.op_type == "Constant" and n.attribute[0].name == "value" else None
         if t is not None and t.data_type in _FLOATS and np.prod(t.dims) > 1:
             arrays[n.output[0]] = np.asarray(to_array(t, external))
             _add(model, n.output[0], arrays[n.output[0]])
         else:
-            kept.append(n)
+            kept_nodes.append(n)
     model.graph.ClearField("node")
-    model.graph.node.extend(kept)
+    model.graph.node.extend(kept_nodes)
 
 
 def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
@@ -157,22 +161,22 @@ def _merged(reads: Sequence[tuple[onnx.NodeProto, int, str]], arrays: Mapping[st
 
 def _copies(graph: onnx.GraphProto, tensors: Collection[str]) -> dict[str, str]:
     """Initializers by the results of Identity that are the same, as some exporters write what they merged."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for n in graph.node:
-        if n.op_type == "Identity" and found.get(n.input[0], n.input[0]) in tensors:
-            found[n.output[0]] = found.get(n.input[0], n.input[0])
-    return found
+        if n.op_type == "Identity" and sources.get(n.input[0], n.input[0]) in tensors:
+            sources[n.output[0]] = sources.get(n.input[0], n.input[0])
+    return sources
 
 
 def _layer(model: onnx.ModelProto, n: onnx.NodeProto, name: str) -> str | None:
     """The layer that reads a tensor, where PyTorch's exporters tell, so that one which is called twice stays one: the
     module that a norm's metadata name, or the tensor's name where all that was merged is an Identity of its own."""
-    told = {p.key: p.value for p in n.metadata_props}
-    classes = told.get("pkg.torch.onnx.class_hierarchy", "").strip("[]").split(", ")
-    scopes, _, operation = told.get("pkg.torch.onnx.name_scopes", "").rpartition(", ")
+    metadata = {p.key: p.value for p in n.metadata_props}
+    classes = metadata.get("pkg.torch.onnx.class_hierarchy", "").strip("[]").split(", ")
+    scopes, _, operation = metadata.get("pkg.torch.onnx.name_scopes", "").rpartition(", ")
     if operation and n.op_type.endswith("Normalization") and classes[-2:][0].strip("'").startswith("torch.nn.modules."):
         return scopes
-    scripted = model.producer_name == "pytorch" and not told and n.name.startswith("/")
+    scripted = model.producer_name == "pytorch" and not metadata and n.name.startswith("/")
     return name if scripted else None
 
 
@@ -185,10 +189,10 @@ def _is_statistic(n: onnx.NodeProto, place: int) -> bool:
 
 
 def _add(model: onnx.ModelProto, name: str, a: np.ndarray) -> None:
-    made = numpy_helper.from_array(a, name)
-    model.graph.initializer.append(made)
+    initializer = numpy_helper.from_array(a, name)
+    model.graph.initializer.append(initializer)
     if model.ir_version < _OWN_INITIALIZERS:
-        model.graph.input.append(helper.make_tensor_value_info(name, made.data_type, made.dims))
+        model.graph.input.append(helper.make_tensor_value_info(name, initializer.data_type, initializer.dims))
 
 
 def _training(model: onnx.ModelProto) -> dict[str, str]:
@@ -207,9 +211,9 @@ def _training(model: onnx.ModelProto) -> dict[str, str]:
             n.attribute.append(helper.make_attribute("training_mode", 1))
         if n.op_type != "BatchNormalization" or not constants.issuperset(n.input[3:5]):
             continue
-        kept = [a for a in n.attribute if a.name != "training_mode"]
+        kept_attributes = [a for a in n.attribute if a.name != "training_mode"]
         n.ClearField("attribute")
-        n.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+        n.attribute.extend([*kept_attributes, helper.make_attribute("training_mode", 1)])
         names = [f"{name}.next" for name in n.input[3:5]]
         del n.output[1:]
         n.output.extend(names)

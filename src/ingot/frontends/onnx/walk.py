@@ -101,14 +101,14 @@ class Scope:
     depth: int = 0
 
     def get(self, name: str) -> AnyValue | None:
-        found = self.values.get(name)
-        if found is None and self.parent is not None:
-            found = self.parent.get(name)
-            if self.capture is not None and isinstance(found, Value):
-                found = self.values[name] = self.capture(found)
-            elif self.capture is not None and isinstance(found, Sequence_):
-                found = self.values[name] = Sequence_(tuple(self.capture(v) for v in found.items))
-        return found
+        value = self.values.get(name)
+        if value is None and self.parent is not None:
+            value = self.parent.get(name)
+            if self.capture is not None and isinstance(value, Value):
+                value = self.values[name] = self.capture(value)
+            elif self.capture is not None and isinstance(value, Sequence_):
+                value = self.values[name] = Sequence_(tuple(self.capture(v) for v in value.items))
+        return value
 
 
 class Walk:
@@ -170,17 +170,17 @@ class Walk:
     def graph(self, graph: GraphProto, scope: Scope) -> list[AnyValue]:
         """Import every node that an output needs; the values of the outputs."""
         nodes = in_order(graph.node)
-        kept = needed(nodes, [o.name for o in graph.output])
+        kept_nodes = needed(nodes, [o.name for o in graph.output])
         for i, node in enumerate(nodes):
-            if i in kept:
+            if i in kept_nodes:
                 self.node(node, scope, i)
         return [self._output(o.name, scope) for o in graph.output]
 
     def _output(self, name: str, scope: Scope) -> AnyValue:
-        found = scope.get(name)
-        if found is None:
+        value = scope.get(name)
+        if value is None:
             raise ImportModelError("nothing computes an output", got=repr(name), where=self.where)
-        return found
+        return value
 
     def node(self, proto: NodeProto, scope: Scope, index: int) -> None:
         """Import one node and bind its outputs."""
@@ -239,12 +239,12 @@ class Walk:
         return sizes or schema.has_function or schema.has_context_dependent_function
 
     def _operand(self, name: str, scope: Scope, loc: str) -> AnyValue:
-        found = scope.get(name)
-        if found is None:
+        value = scope.get(name)
+        if value is None:
             raise ImportModelError(
                 "a node reads a value that nothing before it computes", got=repr(name), where=loc, fix="export it again"
             )
-        return found
+        return value
 
     def _import_with_equal_sizes(
         self, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
@@ -265,17 +265,17 @@ class Walk:
         if len(sizes) != 2 or any(map(told_symbols, sizes)):
             raise e
         _equal_for_multiples(e)
-        kept, other = sizes
+        kept_size, other = sizes
         # of two names the first stays; a number stands for a name
-        solved = solve_equal(other, kept) or solve_equal(kept, other)
+        solved = solve_equal(other, kept_size) or solve_equal(kept_size, other)
         if solved is not None and solved[0] in self.symbols:
             raise Equation(*solved)
         try:
-            self.require_equal(kept, other, "")
+            self.require_equal(kept_size, other, "")
         except Unsupported:
             raise e from None
         new = tuple(
-            Value(_written(v.node, other, kept)) if isinstance(v, Value) and other in v.type.shape else v
+            Value(_written(v.node, other, kept_size)) if isinstance(v, Value) and other in v.type.shape else v
             for v in inputs
         )
         written = [a for a, b in zip(new, inputs, strict=True) if a is not b]
@@ -328,9 +328,9 @@ class Walk:
         inner.values.update((name, v) for name, v in zip(function.input, inputs, strict=False) if v is not None)
         absent = set(function.input) - set(inner.values)
         nodes = in_order(function.node)
-        kept = needed(nodes, function.output)
+        kept_nodes = needed(nodes, function.output)
         for i, node in enumerate(nodes):
-            if i not in kept:
+            if i not in kept_nodes:
                 continue
             if absent & set(node.input):
                 given = NodeProto()
@@ -346,10 +346,10 @@ class Walk:
         if told_symbols(size):
             lowest = bounds(size, self.limits)[0]
             return lowest is not None and lowest >= 0
-        found = narrowed(size, self.limits)
-        if found is not None:
-            self.limits = found
-        return found is not None
+        narrowed_bounds = narrowed(size, self.limits)
+        if narrowed_bounds is not None:
+            self.limits = narrowed_bounds
+        return narrowed_bounds is not None
 
     def require(self, size: DimLike, what: str) -> None:
         """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
@@ -433,10 +433,10 @@ def _full_name(proto: NodeProto) -> str:
 
 def _fold(call: Call) -> list[AnyValue | None] | None:
     try:
-        found = fold_node(call)
+        symbolic = fold_node(call)
     except Unknown:
         return None
-    return None if found is None else [v if not isinstance(v, Sym) else Value(sym=v) for v in found]
+    return None if symbolic is None else [v if not isinstance(v, Sym) else Value(sym=v) for v in symbolic]
 
 
 def _values(result: Result) -> list[AnyValue | None]:

@@ -40,8 +40,8 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
                 continue
             raw = None
             if stop - tensor > CUT_FROM:
-                kept, raw = _cut_tensor(data, tensor, stop, source)
-                parts.append(_record(GRAPH_INITIALIZER, kept))
+                kept_bytes, raw = _cut_tensor(data, tensor, stop, source)
+                parts.append(_record(GRAPH_INITIALIZER, kept_bytes))
             else:
                 parts.append(data[at:stop])
             if raw is not None:
@@ -52,14 +52,14 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
 
 
 def _cut_tensor(data: memoryview, start: int, end: int, source: Source) -> tuple[bytes, tuple[int, int] | None]:
-    kept: list[memoryview] = []
+    pieces: list[memoryview] = []
     raw = None
     for field, kind, begin, at, stop in fields(data, start, end, source):
         if field == TENSOR_RAW_DATA and kind == BYTES and stop - at >= CUT_FROM:
             raw = (at, stop)
         else:
-            kept.append(data[begin:stop])
-    return b"".join(kept), raw
+            pieces.append(data[begin:stop])
+    return b"".join(pieces), raw
 
 
 def _record(field: int, payload: bytes) -> bytes:

@@ -54,22 +54,22 @@ class Wishes:
     def _roots(self, node: Node) -> set[Node]:
         """The graph's inputs that a value comes from; none where a loop changes it."""
         tellers = {s: n for n in self.inputs.values() for d in elements_of(n) for s in symbols_of(d)}
-        found: set[Node] = set()
+        roots: set[Node] = set()
         stack, seen = [node], {node}
         while stack:
             n = stack.pop()
-            told = [s for d in attribute_dims(n.op) for s in told_symbols(d)]
-            if not tellers.keys() >= set(told):
+            symbols = [s for d in attribute_dims(n.op) for s in told_symbols(d)]
+            if not tellers.keys() >= set(symbols):
                 return set()  # the run finds it
-            needs = [*n.inputs, *(tellers[s] for s in told)]
+            needs = [*n.inputs, *(tellers[s] for s in symbols)]
             if isinstance(n.op, Input):
                 needs = [self.captured[n]] if n in self.captured else []
                 if not needs and self.inputs.get(n.op.label) is not n:
                     return set()
-                found |= set() if needs else {n}
+                roots |= set() if needs else {n}
             stack += [other for other in needs if other not in seen]
             seen.update(needs)
-        return found
+        return roots
 
 
 def _is_small(node: Node) -> bool:

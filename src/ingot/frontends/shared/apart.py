@@ -29,9 +29,9 @@ def run_apart(
     except subprocess.TimeoutExpired as e:
         raise LimitError("seconds", seconds, f"{what}: reading it takes too long", where=where or None) from e
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip().splitlines()
+        messages = done.stderr.decode(errors="replace").strip().splitlines()
         ended = "its reader crashed" if done.returncode < 0 else f"its reader ended with {done.returncode}"
-        last = told[-1][:2000] if told and done.returncode > 0 else ended
+        last = messages[-1][:2000] if messages and done.returncode > 0 else ended
         raise ImportModelError(f"{what}: {last}", where=where or None)
     return done.stdout
 
@@ -40,8 +40,8 @@ def bound(seconds: int, memory: int, written: int | None = None) -> None:
     """In the process: processor time, addresses, and bytes of a file that it writes, at most."""
     import resource
 
-    asked = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: written}
-    for what, most in asked.items():
+    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: written}
+    for what, most in limits.items():
         _, hard = resource.getrlimit(what)
         if most is not None:
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # none may be raised

@@ -33,11 +33,11 @@ class _Outcome:
     outputs: Sequence[Node]
     sizes: Sizes
 
-    def most(self, d: DimLike, kept: frozenset[str] = frozenset()) -> DimLike:
+    def most(self, d: DimLike, kept_symbols: frozenset[str] = frozenset()) -> DimLike:
         """The most that a size of the body can be, in sizes outside and those in `kept`. Raises Unsupported where it
         isn't known."""
         for name, (_, most) in reversed(self.sizes.items()):
-            if name not in symbols_of(d) - kept:
+            if name not in symbols_of(d) - kept_symbols:
                 continue
             slope = substitute(d, {name: symbol(name) + 1}) - d
             low = bounds(slope)[0] if isinstance(slope, Dim) else slope
@@ -51,10 +51,10 @@ class _Outcome:
 
     def graph(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> Graph:
         plain = Graph(tuple(inputs), tuple(outputs))
-        told = {name: self.sizes[name] for name in self.sizes if name in plain.mentioned | {*plain.symbols()}}
-        values = (value for value, _ in told.values())
+        mentioned = {name: self.sizes[name] for name in self.sizes if name in plain.mentioned | {*plain.symbols()}}
+        values = (value for value, _ in mentioned.values())
         return replace(
-            plain, outputs=(*outputs, *values), sizes=tuple((name, most) for name, (_, most) in told.items())
+            plain, outputs=(*outputs, *values), sizes=tuple((name, most) for name, (_, most) in mentioned.items())
         )
 
     def roomy(self, rooms: Mapping[Place, DimLike]) -> list[Node]:
@@ -154,11 +154,11 @@ class _Loop:
             inputs = self.inputs()
             with self.found.within() as sizes:
                 seen = _cut(self.found, inputs, self.rooms)
-                made = _Outcome(tuple(body(seen)), sizes)
-            _alike("a loop that takes and gives", seen, made.outputs)
+                outcome = _Outcome(tuple(body(seen)), sizes)
+            _alike("a loop that takes and gives", seen, outcome.outputs)
             new = [
                 (k, a)
-                for k, (x, y) in enumerate(zip(seen, made.outputs, strict=True))
+                for k, (x, y) in enumerate(zip(seen, outcome.outputs, strict=True))
                 for a, (d, e) in enumerate(zip(x.shape, y.shape, strict=True))
                 if d != e and (k, a) not in self.rooms
             ]
@@ -169,13 +169,13 @@ class _Loop:
         else:
             raise Unsupported("a loop whose values' sizes change in each other's wake")
         carried = frozenset().union(*(symbols_of(seen[k].shape[a]) for k, a in self.rooms))
-        self.rooms = {place: self.room(place, seen, made, carried) for place in self.rooms}
+        self.rooms = {place: self.room(place, seen, outcome, carried) for place in self.rooms}
 
-    def room(self, place: Place, seen: Sequence[Node], made: _Outcome, carried: frozenset[str]) -> DimLike:
+    def room(self, place: Place, seen: Sequence[Node], outcome: _Outcome, carried: frozenset[str]) -> DimLike:
         """carried: the sizes before a turn of what changes its size."""
         k, a = place
         start, before = self.starts[k].shape[a], seen[k].shape[a]
-        most = made.most(made.outputs[k].shape[a], carried)
+        most = outcome.most(outcome.outputs[k].shape[a], carried)
         if not symbols_of(most) & carried:
             return dim_max(start, most)
         growth = most - before
@@ -193,17 +193,17 @@ def loop(
     outer: what the bodies read from outside, by the inputs that it is inside.
     turns: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
     """
-    made = _Loop(found, starts, most_turns() if turns is None else turns, loc)
-    made.settle(body)
-    inputs = made.inputs()
-    test = made.outcome(lambda values: (cond(values),), inputs)
-    step = made.outcome(body, inputs)
+    state = _Loop(found, starts, most_turns() if turns is None else turns, loc)
+    state.settle(body)
+    inputs = state.inputs()
+    test = state.outcome(lambda values: (cond(values),), inputs)
+    step = state.outcome(body, inputs)
     held = dict(outer or {})
     more = _foreign((test, step), (*inputs, *held))
     names = (*inputs, *held, *more)
-    given = _Outcome(starts, {}).roomy(made.rooms)
-    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(made.rooms), *held, *more)))
-    return _cut(found, op(*given, *held.values(), *more, loc=loc).results[: len(inputs)], made.rooms)
+    given = _Outcome(starts, {}).roomy(state.rooms)
+    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *held, *more)))
+    return _cut(found, op(*given, *held.values(), *more, loc=loc).results[: len(inputs)], state.rooms)
 
 
 Step = Callable[[Sequence[Node], Sequence[Node]], tuple[Sequence[Node], Sequence[Node]]]

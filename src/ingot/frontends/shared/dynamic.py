@@ -47,15 +47,15 @@ def with_sizes(
 
     shapes: of a program's inputs by name; a size is a number, or has the names of symbols among its items.
     """
-    asked = dict(dynamic) if isinstance(dynamic, Mapping) else {}
-    for key, wanted in asked.items():
+    requested = dict(dynamic) if isinstance(dynamic, Mapping) else {}
+    for key, wanted in requested.items():
         of_axes = wanted.items() if isinstance(wanted, Mapping) else ()
         spans = [(shapes[key][axis], one) for axis, one in of_axes] or [((key,), wanted)]
         for size, span in spans:
             names = [] if isinstance(size, int) else [item for item in size if item in sizes]
             if isinstance(span, tuple) and any(not _within(sizes[name], span) for name in names):
                 return None
-    return {**asked, **sizes}
+    return {**requested, **sizes}
 
 
 def _within(size: int, span: tuple[int, int | None]) -> bool:
@@ -63,7 +63,7 @@ def _within(size: int, span: tuple[int, int | None]) -> bool:
 
 
 def with_shapes(
-    dynamic: Dynamic, shapes: Mapping[str, Sequence[Any]], told: Sequence[Sequence[int]]
+    dynamic: Dynamic, shapes: Mapping[str, Sequence[Any]], given_shapes: Sequence[Sequence[int]]
 ) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
     """`dynamic` with what a call tells of all sizes that a program leaves open; None where it has words of its own,
     of which it is not known whether they hold for the call.
@@ -78,7 +78,7 @@ def with_shapes(
             for axis, (size, known) in enumerate(zip(given, shape, strict=True))
             if not isinstance(known, int)
         }
-        for (name, shape), given in zip(shapes.items(), told, strict=False)
+        for (name, shape), given in zip(shapes.items(), given_shapes, strict=False)
     }
 
 
@@ -91,22 +91,22 @@ def requests(
     Raises InputError for what is no input, axis or symbol of the model, and for what is neither size nor bounds.
     """
     axes: dict[str, dict[int, Any]] = {}
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     for key, value in dynamic.items() if isinstance(dynamic, Mapping) else ():
         if isinstance(value, Mapping):
             axes[key] = _axes(key, value, declared, reopen)
         else:
-            asked[key] = value
+            requested[key] = value
     shapes: dict[str, tuple[DimLike, ...]] = {}
     for label, shape in declared.items():
         own = axes.get(label, {})
-        shapes[label] = tuple(_size(label, i, d, own.get(i), asked) for i, d in enumerate(shape or ()))
+        shapes[label] = tuple(_size(label, i, d, own.get(i), requested) for i, d in enumerate(shape or ()))
     known = {n for shape in shapes.values() for d in shape for n in symbols_of(d)}
-    if unknown := [k for k in asked if k not in known]:
+    if unknown := [k for k in requested if k not in known]:
         raise InputError("dynamic (--dim) names no symbol", expected=f"one of {sorted(known)}", got=unknown)
     fixed: dict[str, DimLike] = {}
     spans: dict[str, tuple[int, int | None]] = {}
-    for name, wanted in asked.items():
+    for name, wanted in requested.items():
         match wanted:
             case int(size) if not isinstance(wanted, bool) and size >= 0:
                 fixed[name] = size
@@ -137,12 +137,12 @@ def _axes(
     return out
 
 
-def _size(label: str, axis: int, declared: DimLike | None, wanted: Any, asked: dict[str, Any]) -> DimLike:
+def _size(label: str, axis: int, declared: DimLike | None, wanted: Any, requested: dict[str, Any]) -> DimLike:
     """The size of an axis; bounds and sizes of an open one are noted in `asked` by its symbol."""
     if isinstance(wanted, str):
         return symbol(wanted)
     if wanted is None:
         return symbol_of(label, axis) if declared is None else declared
     own = symbol_of(label, axis)
-    asked.setdefault(str(own), wanted)
+    requested.setdefault(str(own), wanted)
     return own

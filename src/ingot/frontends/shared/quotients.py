@@ -166,8 +166,8 @@ def _ends(elements: Elements, node: Node, depth: int) -> _Ends:
 def _pairs(
     rule: Callable[[Quotient, Quotient], Quotient], a: Iterable[Quotient], b: Iterable[Quotient]
 ) -> list[Quotient]:  # fmt: skip
-    found: list[Quotient] = []
+    quotients: list[Quotient] = []
     for x, y in product(a, b):
         if rule is not _div or (bounds(y.of)[0] or 0) >= 1:
-            found.append(rule(x, y))
-    return found[:_MOST_ENDS]
+            quotients.append(rule(x, y))
+    return quotients[:_MOST_ENDS]

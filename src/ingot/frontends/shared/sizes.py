@@ -137,8 +137,8 @@ class Sizes:
         more._known.update(self._known)
         while True:
             more._known[node] = np.full(node.shape, size, object)
-            moved = node.op.rearranges or isinstance(node.op, ops.Convert)
-            if not moved or not node.inputs[0].dtype.is_integer or node.inputs[0].type.size != 1:
+            is_moved = node.op.rearranges or isinstance(node.op, ops.Convert)
+            if not is_moved or not node.inputs[0].dtype.is_integer or node.inputs[0].type.size != 1:
                 return more
             (node,) = node.inputs
 
@@ -165,8 +165,8 @@ class Sizes:
         """Whether `node` reads no input and draws nothing: any graph may hold it as it is."""
         for n in topological((node,), lambda n: () if n in self._closed else n.inputs):
             if n not in self._closed:
-                told = isinstance(n.op, Input) or n.op.draws
-                self._closed[n] = not told and all(self._closed[i] for i in n.inputs)
+                is_open = isinstance(n.op, Input) or n.op.draws
+                self._closed[n] = not is_open and all(self._closed[i] for i in n.inputs)
         return self._closed[node]
 
     def _evaluate(self, node: Node) -> np.ndarray:
@@ -186,9 +186,9 @@ class Sizes:
         if isinstance(op, ops.Iota):
             return _objects(op.reference())
         if op.rearranges or isinstance(op, ops.Concat):
-            moved = op.reference(*inputs)
-            assert isinstance(moved, np.ndarray)
-            return moved
+            value = op.reference(*inputs)
+            assert isinstance(value, np.ndarray)
+            return value
         if isinstance(op, ops.Take):
             x, index = inputs
             return np.asarray(op.reference(x, _indices(index, node)), object)
@@ -233,17 +233,17 @@ def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Nod
     """
     if not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
         return None
-    found = node.inputs[2]
-    a, b = found.inputs
+    divisor = node.inputs[2]
+    a, b = divisor.inputs
     zero, unequal, less = ops.scalar(0, a.dtype), ops.Compare("NE"), ops.Compare("LT")
     rest = unequal(ops.Rem()(a, b), zero)
-    if isinstance(found.op, ops.Div):
-        signs, other = unequal(ops.Sign()(a), ops.Sign()(b)), ops.Sub()(found, ops.scalar(1, a.dtype))
+    if isinstance(divisor.op, ops.Div):
+        signs, other = unequal(ops.Sign()(a), ops.Sign()(b)), ops.Sub()(divisor, ops.scalar(1, a.dtype))
     else:
-        signs, other = unequal(less(found, zero), less(b, zero)), ops.Add()(found, b)
-    if node is not ops.Select()(ops.And()(signs, rest), other, found):
+        signs, other = unequal(less(divisor, zero), less(b, zero)), ops.Add()(divisor, b)
+    if node is not ops.Select()(ops.And()(signs, rest), other, divisor):
         return None
-    return (_positive(floordiv) if isinstance(found.op, ops.Div) else _positive(mod)), a, b
+    return (_positive(floordiv) if isinstance(divisor.op, ops.Div) else _positive(mod)), a, b
 
 
 def _positive(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike, DimLike], DimLike]:

@@ -38,17 +38,17 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
             raise InputError("state", expected="an input and an output of one type of fixed size", got=got, fix=fix)
     places = [outputs[name] for name in pairs.values()]
     order = [*places, *(i for i in range(len(graph.outputs)) if i not in places)]
-    kept = [inputs[label] for label in pairs]
+    kept_inputs = [inputs[label] for label in pairs]
     return replace(
         graph,
-        inputs=(*(n for n in free if n not in kept), *kept, *graph.inputs[len(free) :]),
+        inputs=(*(n for n in free if n not in kept_inputs), *kept_inputs, *graph.inputs[len(free) :]),
         outputs=tuple(graph.outputs[i] for i in order),
         output_names=tuple(names[i] for i in order if i < len(names)),
         state=(*pairs, *graph.state),
     )
 
 
-def _known(what: str, asked: Iterable[str], known: Mapping[str, object]) -> None:
-    if unknown := [name for name in asked if name not in known]:
+def _known(what: str, requested: Iterable[str], known: Mapping[str, object]) -> None:
+    if unknown := [name for name in requested if name not in known]:
         more = f" and {len(known) - _NAMES} more" if len(known) > _NAMES else ""
         raise InputError(f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(known)[:_NAMES])}{more}")

@@ -111,13 +111,13 @@ def import_stablehlo(
     labels = _names(module) if names is None else list(names)
     values = arrays_of(weights, labels)
     declared = [_declared(type, shapes[i] if shapes else None) for i, (_, type) in enumerate(main.body.arguments)]
-    asked = requests(dynamic, dict(zip(labels, declared, strict=True)))
+    requested = requests(dynamic, dict(zip(labels, declared, strict=True)))
     arguments = [
-        Argument(label, None if shape is None else asked.shapes[label], values.get(label))
+        Argument(label, None if shape is None else requested.shapes[label], values.get(label))
         for label, shape in zip(labels, declared, strict=True)
     ]
     imported = import_module(module, ROWS, arguments, where)
-    graph = replace(imported.graph, bounds=asked.limits(imported.graph))
+    graph = replace(imported.graph, bounds=requested.limits(imported.graph))
     return ImportedModel(graph, imported.inputs, imported.outputs)
 
 

@@ -56,9 +56,9 @@ class Parser:
         return token
 
     def accept(self, token: str) -> bool:
-        found = self.tokens[self.at] == token
-        self.at += found
-        return found
+        is_next = self.tokens[self.at] == token
+        self.at += is_next
+        return is_next
 
     def expect(self, token: str) -> None:
         if self.tokens[self.at] != token:
@@ -198,13 +198,13 @@ class Parser:
         name = self.take()
         count = sum(n for _, n in results)
         if name[0] == '"':
-            made = self.generic(string(name), count)
+            operation = self.generic(string(name), count)
         elif name[0].isalpha():
-            made = self.pretty(name, count)
+            operation = self.pretty(name, count)
         else:
             self.at -= 1
             self.fail("an operation")
-        op, operands, attributes, regions, types = made
+        op, operands, attributes, regions, types = operation
         if len(types) != count and results:
             self.fail(f"{count} result types for {op}", self.at - 1)
         names = [n if k == 1 else f"{n}#{i}" for n, k in results for i in range(k)]

@@ -282,12 +282,12 @@ def _text(values: Attribute) -> str:
 
 
 def _enum(kind: str) -> Callable[[Attribute], Attribute]:
-    def made(value: Attribute) -> Attribute:
+    def attribute(value: Attribute) -> Attribute:
         if isinstance(value, list):
             return [Raw(f"#stablehlo<{kind} {v}>") for v in value]
         return Raw(f"#stablehlo<{kind} {value}>") if isinstance(value, str) else value
 
-    return made
+    return attribute
 
 
 def _plain(value: Attribute) -> Attribute:
@@ -333,8 +333,8 @@ def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, Made]] | 
     if special is not None:
         out |= special(pieces)
     for key, value in pieces.named.items():
-        generic, made = table.get(key, (key, _ints))
-        out[generic] = made(value)
+        generic, make = table.get(key, (key, _ints))
+        out[generic] = make(value)
     return out | pieces.attributes
 
 
@@ -361,14 +361,14 @@ def _slice(pieces: _Pieces) -> dict[str, Attribute]:
 
 
 def _dot(pieces: _Pieces) -> dict[str, Attribute]:
-    sides: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for key, kind in (("batching_dims", "batching"), ("contracting_dims", "contracting")):
         value = pieces.named.pop(key, None)
         joined = value["joined"] if isinstance(value, dict) else [[], []]
         assert isinstance(joined, list)
         for side, dims in zip(("lhs", "rhs"), joined, strict=True):
-            sides[f"{side}_{kind}_dimensions"] = _text(dims)
-    shown = ", ".join(f"{k} = {v}" for k, v in sides.items() if v != "[]")
+            attributes[f"{side}_{kind}_dimensions"] = _text(dims)
+    shown = ", ".join(f"{k} = {v}" for k, v in attributes.items() if v != "[]")
     return {"dot_dimension_numbers": Raw(f"#stablehlo.dot<{shown}>")}
 
 
@@ -400,11 +400,11 @@ def _format(pieces: _Pieces) -> dict[str, Attribute]:
 
 
 def _callee(key: str) -> Callable[[_Pieces], dict[str, Attribute]]:
-    def made(pieces: _Pieces) -> dict[str, Attribute]:
+    def read(pieces: _Pieces) -> dict[str, Attribute]:
         (symbol,) = pieces.symbols or [None]
         return {key: symbol.name if isinstance(symbol, Symbol) and key == "call_target_name" else symbol}
 
-    return made
+    return read
 
 
 def _index(pieces: _Pieces) -> dict[str, Attribute]:

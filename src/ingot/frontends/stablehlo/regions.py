@@ -82,19 +82,19 @@ _SAME = ops.Cotangent | ops.OwnGradient | ops.StopGradient | ops.UnknownGradient
 
 def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape) -> tuple[Node, ...]:
     """`roots`, a computation on scalars, with scalars replaced by tensors of `shape`."""
-    made = dict(images)
+    values = dict(images)
 
     def wide(n: Node) -> Node:
-        return made[n] if n in made else ops.broadcast_to(n, shape)
+        return values[n] if n in values else ops.broadcast_to(n, shape)
 
     # what does not read a replaced scalar stays a scalar
     for n in topological(roots, lambda n: () if n in images else n.inputs):
-        if n in made or not any(i in made for i in n.inputs):
+        if n in values or not any(i in values for i in n.inputs):
             continue
         if isinstance(n.op, ops.Elementwise | _SAME) and len(n.types) == 1:
-            made[n] = n.op(*map(wide, n.inputs), loc=n.loc)
+            values[n] = n.op(*map(wide, n.inputs), loc=n.loc)
         elif n.op.rearranges and n.type.size == 1 and n.inputs[0].type.rank == 0 and n.type.rank == 0:
-            made[n] = made[n.inputs[0]]
+            values[n] = values[n.inputs[0]]
         else:
             raise Unsupported(f"a region with {n.op.name}")
     return tuple(wide(r) for r in roots)

@@ -86,10 +86,10 @@ def _split(text: str) -> tuple[str, str, str]:
 
 
 def _dtype(name: str) -> DType:
-    found = _DTYPES.get(name)
-    if found is None:
+    dtype = _DTYPES.get(name)
+    if dtype is None:
         raise Unsupported(f"element type {name}")
-    return found
+    return dtype
 
 
 def _limits(encoding: str) -> tuple[int | None, ...]:

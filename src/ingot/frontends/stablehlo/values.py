@@ -114,9 +114,9 @@ class Scope:
     anywhere: Callable[[Node], Node | None] = lambda node: None
 
     def get(self, name: str) -> AnyValue | None:
-        found = self.values.get(name)
-        if found is not None or self.parent is None:
-            return found
+        value = self.values.get(name)
+        if value is not None or self.parent is None:
+            return value
         outer = self.parent.get(name)
         if self.captures is None or outer is None or isinstance(outer, Missing | Token):
             return outer
@@ -227,10 +227,10 @@ class Call:
     def fields(self, name: str) -> Call:
         """A dialect attribute (`#stablehlo.gather<...>`) whose fields are then read as attributes are."""
         value = self._get(name)
-        found = parser.fields(value.text) if isinstance(value, Raw) and "<" in value.text else None
-        if found is None:
+        attributes = parser.fields(value.text) if isinstance(value, Raw) and "<" in value.text else None
+        if attributes is None:
             raise Unsupported(f"{name} = {value}")
-        return Call(self.importer, self.op, self.scope, self.types, self.loc, found)
+        return Call(self.importer, self.op, self.scope, self.types, self.loc, attributes)
 
     def sizes(self, node: object) -> tuple[DimLike, ...]:
         """The elements of an integer tensor as sizes. Raises Unsupported where only the run knows them."""

@@ -92,11 +92,11 @@ class _Rewriter:
         for merge in (n for n in readers.get(enter.name, ()) if n.op == "Merge"):
             sources = [self.nodes.get(_name(t)) for t in merge.data_inputs]
             nexts = [n for n in sources if n is not None and n.op == "NextIteration"]
-            found = [n for n in readers.get(merge.name, ()) if n.op == "Switch" and self._of_loop(n)]
-            if len(nexts) != 1 or len(found) != 1:
+            switches = [n for n in readers.get(merge.name, ()) if n.op == "Switch" and self._of_loop(n)]
+            if len(nexts) != 1 or len(switches) != 1:
                 continue
-            exits = tuple(n for n in readers.get(found[0].name, ()) if n.op == "Exit")
-            yield _Variable(enter, merge, found[0], nexts[0], exits)
+            exits = tuple(n for n in readers.get(switches[0].name, ()) if n.op == "Exit")
+            yield _Variable(enter, merge, switches[0], nexts[0], exits)
 
     def _of_loop(self, switch: NodeDef) -> bool:
         test = self.nodes.get(_name(switch.data_inputs[1])) if len(switch.data_inputs) == 2 else None
@@ -108,22 +108,22 @@ class _Rewriter:
         """All merges of one condition that do not need each other."""
         chosen: list[tuple[NodeDef, _Branches]] = []
         for merge in [n for n in self.nodes.values() if n.op == "Merge"]:
-            found = self._branches(merge)
-            if found is None or (chosen and found.pred != chosen[0][1].pred):
+            branches = self._branches(merge)
+            if branches is None or (chosen and branches.pred != chosen[0][1].pred):
                 continue
-            apart = all(
-                m.name not in self._above(found.switches) and merge.name not in self._above(b.switches)
+            is_independent = all(
+                m.name not in self._above(branches.switches) and merge.name not in self._above(b.switches)
                 for m, b in chosen
             )
-            if apart:
-                chosen.append((merge, found))
+            if is_independent:
+                chosen.append((merge, branches))
         return bool(chosen) and self._if(chosen)
 
     def _branches(self, merge: NodeDef) -> _Branches | None:
         """None for a merge of a loop, and for one whose branches hold control flow."""
         if len(merge.data_inputs) != 2:
             return None
-        sides: list[set[int]] = []
+        indices: list[set[int]] = []
         switches: dict[str, NodeDef] = {}
         for tensor in merge.data_inputs:
             side: set[int] = set()
@@ -141,11 +141,11 @@ class _Rewriter:
                 elif name not in seen:
                     seen.add(name)
                     stack += map(_full, node.data_inputs)
-            sides.append(side)
+            indices.append(side)
         preds = {_full(s.data_inputs[1]) for s in switches.values()}
         # TensorFlow writes the branch that is not taken first; constants alone do not tell their side
-        order = (1, 0) if sides[0] <= {1} and sides[1] <= {0} and (sides[0] or sides[1]) else (0, 1)
-        if len(preds) != 1 or any(sides[i] - {k} for k, i in enumerate(order)):
+        order = (1, 0) if indices[0] <= {1} and indices[1] <= {0} and (indices[0] or indices[1]) else (0, 1)
+        if len(preds) != 1 or any(indices[i] - {k} for k, i in enumerate(order)):
             return None
         no, yes = (merge.data_inputs[i] for i in order)
         return _Branches(preds.pop(), no, yes, tuple(switches.values()))
@@ -164,20 +164,20 @@ class _Rewriter:
     def _if(self, chosen: Sequence[tuple[NodeDef, _Branches]]) -> bool:
         switches = list({s.name: s for _, b in chosen for s in b.switches}.values())
         name = self._unused(f"{chosen[0][0].name}/If")
-        made: list[FunctionDef] = []
+        branch_functions: list[FunctionDef] = []
         for side, label in enumerate(("else", "then")):
             arguments = {f"{s.name}:{side}": f"outer_{i}" for i, s in enumerate(switches)}
             ends = [b.yes if side else b.no for _, b in chosen]
             function = self._function(f"{name}/{label}", list(arguments.values()), ends, arguments)
             if function is None:
                 return False
-            made.append(function)
-        no, yes = made
+            branch_functions.append(function)
+        no, yes = branch_functions
         operands = [chosen[0][1].pred, *(s.data_inputs[0] for s in switches)]
         self._put(name, "If", operands, {"else_branch": self._register(no), "then_branch": self._register(yes)})
         for i, (merge, _) in enumerate(chosen):
             self._put(merge.name, "Identity", [f"{name}:{i}"])
-        self._remove((), made)
+        self._remove((), branch_functions)
         return True
 
     # nodes and functions
@@ -186,14 +186,14 @@ class _Rewriter:
         self, name: str, arguments: Sequence[str], ends: Sequence[str], given: Mapping[str, str]
     ) -> FunctionDef | None:
         """What computes `ends`; `given`: tensors that are arguments. None where control flow is left in it."""
-        found: dict[str, NodeDef] = {}
+        body_nodes: dict[str, NodeDef] = {}
         stack = [_name(t) for t in ends if _full(t) not in given]
         while stack:
             node = self.nodes.get(stack.pop())
             if node is None or node.op in OLD:
                 return None
-            if node.name not in found:
-                found[node.name] = node
+            if node.name not in body_nodes:
+                body_nodes[node.name] = node
                 stack += [_name(t) for t in node.data_inputs if _full(t) not in given]
 
         def inside(tensor: str) -> str:
@@ -205,7 +205,7 @@ class _Rewriter:
         signature = _field(1, name.encode()) + b"".join(_field(2, _field(1, a.encode())) for a in arguments)
         signature += b"".join(_field(3, _field(1, f"end_{i}".encode())) for i in range(len(ends)))
         body = b"".join(
-            _field(3, _node(n.name, n.op, map(inside, n.data_inputs), _attributes(n))) for n in found.values()
+            _field(3, _node(n.name, n.op, map(inside, n.data_inputs), _attributes(n))) for n in body_nodes.values()
         )
         results = b"".join(
             _field(4, _field(1, f"end_{i}".encode()) + _field(2, inside(t).encode())) for i, t in enumerate(ends)

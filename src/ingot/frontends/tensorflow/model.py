@@ -107,12 +107,12 @@ def import_tensorflow(
     program = source if isinstance(source, Program) else read_program(Path(source), signature)
     program = cut(program, inputs, outputs)
     restored = dict(program.variables) | _restored(program)
-    asked = requests(dynamic, {i.name: i.shape for i in program.inputs})
+    requested = requests(dynamic, {i.name: i.shape for i in program.inputs})
     written: set[str] = set()
 
     def attempt(known: Known) -> ImportedModel:
         while True:
-            given, nodes = _inputs(program, asked, known)
+            given, nodes = _inputs(program, requested, known)
             labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
             walk = Walk(program.graph.functions, given, Sizes(labels), program.bundle, dict(restored))
             walk.found = Found(known.found)
@@ -121,7 +121,7 @@ def import_tensorflow(
             try:
                 frame = Frame(program.graph.nodes, effects=True)
                 results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
-                return _finished(program, walk, nodes, results, asked, restored)
+                return _finished(program, walk, nodes, results, requested, restored)
             except Written as e:
                 written.add(e.key)
 
@@ -129,7 +129,7 @@ def import_tensorflow(
 
 
 def _finished(
-    program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], asked: Requests,
+    program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], requested: Requests,
     restored: Mapping[str, Node],
 ) -> ImportedModel:  # fmt: skip
     for o, v in zip(program.outputs, results, strict=True):
@@ -148,7 +148,7 @@ def _finished(
         (*nodes, *(n for _, n in states)), (*(walk.variables[key] for key, _ in states), *values), tuple(names),
         conditions=tuple(walk.conditions), state=tuple(key for key, _ in states),
     )  # fmt: skip
-    graph = walk.found.added(replace(graph, bounds=asked.limits(graph)))
+    graph = walk.found.added(replace(graph, bounds=requested.limits(graph)))
     check_sizes(graph, program.where)
     first: dict[str, np.ndarray] = {}
     for key, _ in states:
@@ -161,9 +161,11 @@ def _finished(
 def _unread(program: Program, others: bool) -> list[UnsupportedOp]:
     """The inputs of complex numbers, and those of no numbers where nothing else is refused."""
     how = "take tf.math.real and tf.math.imag of it, and make tf.complex of them inside"
-    found = [UnsupportedOp("an input of complex numbers", i.name, how) for i in program.inputs if i.dtype in COMPLEX]
-    if found or others:
-        return found
+    unsupported = [
+        UnsupportedOp("an input of complex numbers", i.name, how) for i in program.inputs if i.dtype in COMPLEX
+    ]
+    if unsupported or others:
+        return unsupported
     return [UnsupportedOp("an input that is no tensor of numbers", i.name) for i in program.inputs
             if not is_numeric(i.dtype)]  # fmt: skip
 
@@ -239,10 +241,10 @@ def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:
 def _saved_model(folder: Path, signature: str | None) -> Program:
     path = folder / "saved_model.pb"
     message = read_message(map_file(path, folder), "a SavedModel", str(path))
-    found = SavedModel.read(message).meta_graphs
-    if not found:
+    graphs = SavedModel.read(message).meta_graphs
+    if not graphs:
         raise ImportModelError("a SavedModel without graphs", where=str(path), fix="save the model again")
-    meta = next((m for m in found if "serve" in m.tags), found[0])
+    meta = next((m for m in graphs if "serve" in m.tags), graphs[0])
     named, chosen = _signature(meta, signature, str(path))
     prefix = folder / "variables" / "variables"
     has_variables = prefix.with_name("variables.index").exists()
@@ -301,25 +303,25 @@ def _tensor(program: Program, name: str) -> str:
     return tensor
 
 
-def _asked_input(program: Program, name: str, asked: Shape | tuple[str, Shape] | None) -> Endpoint:
-    found = next((i for i in program.inputs if i.name == name), None)
-    if found is None:
+def _asked_input(program: Program, name: str, request: Shape | tuple[str, Shape] | None) -> Endpoint:
+    endpoint = next((i for i in program.inputs if i.name == name), None)
+    if endpoint is None:
         tensor = name if ":" in name else f"{name}:0"
         path, _, index = tensor.rpartition(":")
         node = _node_at(program.graph.nodes, program.graph.functions, path)
         if node is None or not index.isdecimal():
             raise InputError("inputs", expected="inputs of the model, or its tensors", got=repr(name))
-        found = Endpoint(name, tensor, _result_type(node, int(index)), _declared(node, int(index)))
-    if asked is None:
-        return found
-    kind, sizes = (asked[0], asked[1]) if len(asked) == 2 and isinstance(asked[0], str) else ("", asked)
+        endpoint = Endpoint(name, tensor, _result_type(node, int(index)), _declared(node, int(index)))
+    if request is None:
+        return endpoint
+    kind, sizes = (request[0], request[1]) if len(request) == 2 and isinstance(request[0], str) else ("", request)
     if kind:
         if kind not in DTYPES:
             raise InputError(f"inputs[{name!r}]", expected=f"one of {', '.join(DTYPES)}", got=repr(kind))
-        found = replace(found, dtype=next(c for c in range(1, 24) if is_numeric(c) and _is(c, DTYPES[kind])))
+        endpoint = replace(endpoint, dtype=next(c for c in range(1, 24) if is_numeric(c) and _is(c, DTYPES[kind])))
     if not isinstance(sizes, Sequence) or not all(d is None or isinstance(d, int) for d in sizes):
-        raise InputError(f"inputs[{name!r}]", expected="a shape, None for open sizes", got=repr(asked))
-    return replace(found, shape=tuple(d if isinstance(d, int) else None for d in sizes))
+        raise InputError(f"inputs[{name!r}]", expected="a shape, None for open sizes", got=repr(request))
+    return replace(endpoint, shape=tuple(d if isinstance(d, int) else None for d in sizes))
 
 
 def _is(code: int, dtype: DType) -> bool:
@@ -354,7 +356,7 @@ def _result_type(node: NodeDef, index: int) -> int:
     return 0
 
 
-def _inputs(program: Program, asked: Requests, known: Known) -> tuple[dict[str, Value], list[Node]]:
+def _inputs(program: Program, requested: Requests, known: Known) -> tuple[dict[str, Value], list[Node]]:
     """Tensors that are given, and the inputs of the graph among them."""
     given: dict[str, Value] = dict(program.captured)
     nodes: list[Node] = []
@@ -368,7 +370,7 @@ def _inputs(program: Program, asked: Requests, known: Known) -> tuple[dict[str, 
         if i.shape is None:
             fix = f"inputs={{{i.name!r}: [None, 224, 224, 3]}}, with None for open sizes"
             raise InputError(f"input {i.name!r} has no shape", fix=f"give it: {fix}")
-        node = known.input(i.name, TensorType(dtype_of_code(i.dtype), asked.shapes[i.name]))
+        node = known.input(i.name, TensorType(dtype_of_code(i.dtype), requested.shapes[i.name]))
         nodes.append(node)
         given[_full(i.tensor)] = node
     return given, nodes

@@ -33,10 +33,10 @@ def is_numeric(code: int) -> bool:
 
 def dtype_of_code(code: int) -> DType:
     """Raises Unsupported for types that Ingot has none for."""
-    found = _DTYPES.get(code % _REF)
-    if found is None:
+    dtype = _DTYPES.get(code % _REF)
+    if dtype is None:
         raise Unsupported(f"elements of type {_OTHERS.get(code % _REF, code)}")
-    return found
+    return dtype
 
 
 # fields of TensorProto that hold numbers as text-like fields: integers as varints, floats at their own width

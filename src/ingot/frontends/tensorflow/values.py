@@ -122,16 +122,16 @@ class Call:
         return self._find(name) is not None
 
     def _find(self, name: str) -> Message | None:
-        found = self.node.attributes.get(name)
-        if found is not None and found.has(9):  # the call of the function says it
-            found = self.frame.attributes.get(found.text(9))
-        return found
+        attribute = self.node.attributes.get(name)
+        if attribute is not None and attribute.has(9):  # the call of the function says it
+            attribute = self.frame.attributes.get(attribute.text(9))
+        return attribute
 
     def _get(self, name: str) -> Message:
-        found = self._find(name)
-        if found is None:
+        attribute = self._find(name)
+        if attribute is None:
             raise Unsupported(f"no attribute {name}")
-        return found
+        return attribute
 
     def dtype(self, name: str = "T", default: DType | None = None) -> DType:
         if default is not None and self._find(name) is None:
@@ -155,8 +155,8 @@ class Call:
         return self._get(name).int(3)
 
     def flag(self, name: str) -> bool:
-        found = self._find(name)
-        return found is not None and bool(found.int(5))
+        attribute = self._find(name)
+        return attribute is not None and bool(attribute.int(5))
 
     def float(self, name: str, default: float | None = None) -> float:
         if default is not None and not self.has(name):
@@ -164,8 +164,8 @@ class Call:
         return single_float(self._get(name), 4)
 
     def str(self, name: str, default: str = "") -> str:
-        found = self._find(name)
-        values = found.bytes(2) if found is not None else []
+        attribute = self._find(name)
+        values = attribute.bytes(2) if attribute is not None else []
         return bytes(values[-1]).decode(errors="replace") if values else default
 
     def bytes(self, name: str) -> bytes:
@@ -173,21 +173,21 @@ class Call:
 
     def texts(self, name: str) -> list[str]:
         """Of a list."""
-        found = self._find(name)
-        return [] if found is None else [bytes(b).decode(errors="replace") for b in found.message(1).bytes(2)]
+        attribute = self._find(name)
+        return [] if attribute is None else [bytes(b).decode(errors="replace") for b in attribute.message(1).bytes(2)]
 
     def ints(self, name: str) -> tuple[int, ...]:
-        found = self._find(name)
-        return () if found is None else tuple(found.message(1).ints(3))
+        attribute = self._find(name)
+        return () if attribute is None else tuple(attribute.message(1).ints(3))
 
     def floats(self, name: str) -> np.ndarray:
         """Of a list."""
-        found = self._find(name)
-        return np.zeros(0, np.float32) if found is None else found.message(1).array(4, "<f4")
+        attribute = self._find(name)
+        return np.zeros(0, np.float32) if attribute is None else attribute.message(1).array(4, "<f4")
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
-        found = self._find(name)
-        return None if found is None else shape_of(found.message(7))
+        attribute = self._find(name)
+        return None if attribute is None else shape_of(attribute.message(7))
 
     def tensor(self, name: str) -> np.ndarray:
         return to_array(self._get(name).message(8))

@@ -88,9 +88,9 @@ class Walk:
         if not name:
             assert frame.arguments is not None
             return frame.arguments[tensor]
-        found = self._given(frame, name, index)
-        if found is not None:
-            return found
+        value = self._given(frame, name, index)
+        if value is not None:
+            return value
         values = frame.values[name]
         if isinstance(values, Missing):
             return Missing(f"{frame.prefix}{name}:{index}" if values.cut else "")
@@ -190,11 +190,11 @@ class Walk:
             check_operands(row.fn, len(values))
             of_complex = row is on_complex.rows.get(node.op)
             if not row.any_kind and (of_complex or any(isinstance(v, Complex) for v in values)):
-                made = on_parts(call, row, values)
+                result = on_parts(call, row, values)
             elif not row.any_kind and not all(isinstance(v, Node) for v in values):
                 raise Unsupported("an operand that is no tensor of numbers")
             else:
-                made = row.fn(call, *values)
+                result = row.fn(call, *values)
         except Unsupported as e:
             if str(e):
                 self._refuse(node, frame, str(e))
@@ -205,7 +205,7 @@ class Walk:
             if e.sizes is not None or " at " in str(e):
                 raise
             raise ShapeError(str(e), where=loc) from None
-        results = () if made is None else made if isinstance(made, Sequence) else (made,)
+        results = () if result is None else result if isinstance(result, Sequence) else (result,)
         locate((v for v in results if isinstance(v, Node)), first, loc)
         return results
 
@@ -269,12 +269,12 @@ class Walk:
     # variables
 
     def read(self, variable: Variable) -> Node:
-        found = self.variables.get(variable.key)
-        if found is None:
+        variable_value = self.variables.get(variable.key)
+        if variable_value is None:
             raise Unsupported(f"the variable {variable.key}, which has no value")
-        if variable.key in self.state and found is not self.state[variable.key]:
-            return found
-        return self.state.get(variable.key, found)
+        if variable.key in self.state and variable_value is not self.state[variable.key]:
+            return variable_value
+        return self.state.get(variable.key, variable_value)
 
     def write(self, variable: Variable, value: Node) -> None:
         if not self.restoring and variable.key not in self.state:

@@ -132,10 +132,10 @@ class Call:
 
     def type(self, i: int = 0) -> DType:
         """The declared type of result `i`."""
-        found = schema.dtype(self.results[i].type)
-        if found is None:
+        dtype = schema.dtype(self.results[i].type)
+        if dtype is None:
             raise Unsupported(f"of {schema.type_name(self.results[i].type)}")
-        return found
+        return dtype
 
     def keep(self, i: int, value: Node) -> None:
         """Operand `i` is a variable, whose value is this one from here on."""
@@ -228,10 +228,10 @@ class Rows:
     def find(self, c: Call) -> Row:
         """Raises Unsupported."""
         if c.op.name == "CUSTOM":
-            found = self.custom.get(c.op.custom)
-            if found is None:
+            row = self.custom.get(c.op.custom)
+            if row is None:
                 raise Unsupported("a custom op")
-            return found
+            return row
         name = c.op.name
         quantized = self.quantized.get(name)
         if quantized is not None and c.is_quantized():

@@ -196,8 +196,8 @@ class _Model:
         if not 0 <= table["subgraph_index"] < len(subgraphs):
             raise self.reader.malformed(f"signature of subgraph {table['subgraph_index']} of {len(subgraphs)}")
         count = len(subgraphs[table["subgraph_index"]].tensors)
-        sides: list[tuple[tuple[str, int], ...]] = []
+        endpoints: list[tuple[tuple[str, int], ...]] = []
         for side in ("inputs", "outputs"):
             self._indices((e["tensor_index"] for e in table[side]), count, f"the signature's {side}", 0)
-            sides.append(tuple((e["name"], e["tensor_index"]) for e in table[side]))
-        return Signature(table["signature_key"], table["subgraph_index"], sides[0], sides[1])
+            endpoints.append(tuple((e["name"], e["tensor_index"]) for e in table[side]))
+        return Signature(table["signature_key"], table["subgraph_index"], endpoints[0], endpoints[1])

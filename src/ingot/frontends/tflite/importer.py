@@ -231,8 +231,8 @@ def _nodes(value: Value) -> tuple[Node, ...]:
     return (value,) if isinstance(value, Node) else ()
 
 
-def _results(found: Result) -> tuple[Value, ...]:
-    return (found,) if isinstance(found, Node | Complex | Resource | Missing) else tuple(found)
+def _results(result: Result) -> tuple[Value, ...]:
+    return (result,) if isinstance(result, Node | Complex | Resource | Missing) else tuple(result)
 
 
 def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:

@@ -59,10 +59,10 @@ def _entry(model: file.Model, name: str | None) -> file.Signature:
     if name is None:
         # what an interpreter runs that is asked for no signature
         return next((s for s in model.signatures if s.subgraph == 0), file.Signature("", 0, (), ()))
-    found = next((s for s in model.signatures if s.name == name), None)
-    if found is None:
+    signature = next((s for s in model.signatures if s.name == name), None)
+    if signature is None:
         raise InputError("signature", expected=f"one of {[s.name for s in model.signatures]}", got=repr(name))
-    return found
+    return signature
 
 
 def _labels(graph: file.Subgraph, entry: file.Signature) -> list[str]:
@@ -75,14 +75,14 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
 
 
-def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], asked: Requests) -> ImportedModel:
+def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], requested: Requests) -> ImportedModel:
     graph = model.subgraphs[entry.subgraph]
 
     def attempt(known: Known) -> tuple[Importer, list[Node], tuple[Value, ...]]:
         importer = Importer(model, ROWS, frozenset(labels))
         importer.found = Found(known.found)
         tensors = (graph.tensors[i] for i in graph.inputs)
-        inputs = [_input(label, t, asked.shapes[label], known) for label, t in zip(labels, tensors, strict=True)]
+        inputs = [_input(label, t, requested.shapes[label], known) for label, t in zip(labels, tensors, strict=True)]
         try:
             return importer, inputs, importer.run(entry.subgraph, inputs)
         except Unsupported as e:
@@ -97,11 +97,11 @@ def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], ask
     if len(outputs) != len(results):
         what = [n for n, r in zip(names, results, strict=True) if not isinstance(r, Node | Missing)]
         raise UnsupportedOpError([UnsupportedOp("a result that is no tensor", ", ".join(what))])
-    return _result(importer, inputs, outputs, _distinct(names), asked)
+    return _result(importer, inputs, outputs, _distinct(names), requested)
 
 
 def _result(
-    importer: Importer, inputs: Sequence[Node], outputs: Sequence[Node], names: Sequence[str], asked: Requests
+    importer: Importer, inputs: Sequence[Node], outputs: Sequence[Node], names: Sequence[str], requested: Requests
 ) -> ImportedModel:
     state: dict[str, np.ndarray] = {}
     carriers: list[Node] = []
@@ -112,7 +112,7 @@ def _result(
         new.append(variable.node)
     names = (*(f"{n}.new" for n in state), *names)
     graph = Graph((*inputs, *carriers), (*new, *outputs), names, state=tuple(state))
-    return ImportedModel(importer.found.added(replace(graph, bounds=asked.limits(graph))), state)
+    return ImportedModel(importer.found.added(replace(graph, bounds=requested.limits(graph))), state)
 
 
 def _input(label: str, tensor: file.Tensor, shape: tuple[DimLike, ...], known: Known) -> Node:

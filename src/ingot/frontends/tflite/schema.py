@@ -190,5 +190,5 @@ def type_name(number: int) -> str:
 
 def dtype(number: int) -> DType | None:
     """Of a tensor's elements, once they are unpacked; None for types that are not computed with."""
-    found = _DTYPES.get(type_name(number))
-    return DTYPES[found] if found else None
+    dtype = _DTYPES.get(type_name(number))
+    return DTYPES[dtype] if dtype else None

@@ -52,8 +52,8 @@ def points(fn: Function, given: tuple[float, int], out: tuple[float, int], dtype
         )
         sample = away(start)
         bent = away((end + sample) / dtype(2)) - away(middle)
-        found = np.append(sample - away(bent / dtype(2)), away(scaled(np.array([most], dtype))))
-    return np.clip(np.nan_to_num(found, nan=0.0), _LEAST, _MOST).astype(np.int32)
+        samples = np.append(sample - away(bent / dtype(2)), away(scaled(np.array([most], dtype))))
+    return np.clip(np.nan_to_num(samples, nan=0.0), _LEAST, _MOST).astype(np.int32)
 
 
 def of_real(fn: Function, given: Quantization, out: Quantization) -> Array:

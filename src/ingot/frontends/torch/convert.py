@@ -51,10 +51,10 @@ _UNBITS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
 
 def dtype_of(dtype: torch.dtype) -> DType:
     """The Ingot dtype of a torch dtype. Raises ImportModelError for one that Ingot has not (complex, quantized)."""
-    found = DTYPE_OF.get(dtype)
-    if found is None:
+    ir_dtype = DTYPE_OF.get(dtype)
+    if ir_dtype is None:
         raise ImportModelError(f"dtype {dtype}", expected=f"one of {', '.join(map(str, DTYPE_OF))}")
-    return found
+    return ir_dtype
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -173,11 +173,11 @@ class Sizes:
         nothing gives."""
         values = [value for value, _ in self.values.values()]
         sizes = tuple((name, most) for name, (_, most) in self.values.items())
-        made = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
-        unknown = sorted(s for s in made.mentioned if is_found(s))
+        graph = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
+        unknown = sorted(s for s in graph.mentioned if is_found(s))
         if unknown:
             raise self._unknown(unknown[0])
-        return made
+        return graph
 
     def _unknown(self, name: str) -> ImportModelError:
         reader = self._reads.get(name.removeprefix(FOUND).removesuffix(_NUMBER))
@@ -214,10 +214,10 @@ class Sizes:
         return node.constant if isinstance(node.constant, int) else self.expression(node.expr)
 
     def expression(self, e: sympy.Basic) -> DimLike:
-        found = self._known.get(e)
-        if found is None:
-            found = self._known[e] = self._convert(self._equal.get(e, e))
-        return found
+        size = self._known.get(e)
+        if size is None:
+            size = self._known[e] = self._convert(self._equal.get(e, e))
+        return size
 
     def type(self, value: torch.Tensor) -> TensorType:
         """The type of `value`; of a complex tensor, that of either part."""
@@ -237,9 +237,9 @@ class Sizes:
             return out
         divided = _ROUNDED.get(type(e).__name__)
         if divided is not None:
-            found = self._whole(e.args[0], divided)
-            if found is not None:
-                return found
+            whole_size = self._whole(e.args[0], divided)
+            if whole_size is not None:
+                return whole_size
         apply = _SYMPY.get(type(e)) or _SYMPY_BY_NAME.get(type(e).__name__)
         if apply is None:
             raise ImportModelError(f"size {e}: {type(e).__name__} is no operation on sizes that Ingot has")
@@ -277,8 +277,8 @@ class Sizes:
             case "FloatTrueDiv", (x, by):
                 return self._over(self._quotient(x), by)
             case "Add" | "Mul" as name, parts:
-                found = [q for part in parts if (q := self._quotient(part)) is not None]
-                return reduce(_sum if name == "Add" else _product, found) if len(found) == len(parts) else None
+                quotients = [q for part in parts if (q := self._quotient(part)) is not None]
+                return reduce(_sum if name == "Add" else _product, quotients) if len(quotients) == len(parts) else None
         return None
 
     def _over(self, x: _Quotient | None, by: sympy.Basic) -> _Quotient | None:
@@ -289,8 +289,8 @@ class Sizes:
 
 
 def _fraction(e: sympy.Basic) -> Fraction | None:
-    found = Fraction(float(e)) if isinstance(e, sympy.Number) else None
-    return found if found is not None and found.denominator <= _FINEST else None
+    fraction = Fraction(float(e)) if isinstance(e, sympy.Number) else None
+    return fraction if fraction is not None and fraction.denominator <= _FINEST else None
 
 
 def _truncated(size: DimLike, by: int) -> DimLike:
@@ -355,9 +355,9 @@ def symbol_names(environment: ShapeEnv | None) -> dict[str, str]:
         for source in sources:
             debug = named.get(_source_name(source), "")
             # equal sizes have one symbol, which stands for the others
-            kept = environment.replace(sym_) if isinstance(sym_, sympy.Symbol) else None
-            if debug.isidentifier() and debug not in out.values() and isinstance(kept, sympy.Symbol):
-                out.setdefault(kept.name, debug)
+            root = environment.replace(sym_) if isinstance(sym_, sympy.Symbol) else None
+            if debug.isidentifier() and debug not in out.values() and isinstance(root, sympy.Symbol):
+                out.setdefault(root.name, debug)
     return out
 
 
@@ -384,11 +384,11 @@ def location(node: fx.Node) -> str:
 
 def data_reads(graph: fx.Graph) -> dict[str, str]:
     """Symbols that stand for values of tensors -> the op that reads them, and where."""
-    found: dict[str, str] = {}
+    reads: dict[str, str] = {}
     for node in graph.nodes:
         for name in node.meta.get("unbacked_bindings") or ():
-            found[str(name)] = " at ".join(filter(None, (str(node.target), location(node))))
-    return found
+            reads[str(name)] = " at ".join(filter(None, (str(node.target), location(node))))
+    return reads
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:

@@ -69,8 +69,10 @@ def op_name(op: torch._ops.OpOverload) -> str:
 
 def without_handled(table: Mapping[Any, Callable[..., Any]]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """`table` less the ops that have a handler, with `OWN`."""
-    kept = {op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN}
-    return kept | OWN
+    table_kept = {
+        op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN
+    }
+    return table_kept | OWN
 
 
 def _attention(

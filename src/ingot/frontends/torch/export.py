@@ -184,8 +184,8 @@ def _without_ones(
     for k, given in (shapes or {}).items():
         leaves = pytree.tree_flatten(bound[k])[0]
         for tensor, axes in zip(leaves, _leaf_axes(bound[k], given), strict=True):
-            found = {a for a, d in (axes or {}).items() if type(d) is Dim and d.max > 1 and tensor.shape[a] == 1}
-            doubled.setdefault(id(tensor), set()).update(found)
+            ones_axes = {a for a, d in (axes or {}).items() if type(d) is Dim and d.max > 1 and tensor.shape[a] == 1}
+            doubled.setdefault(id(tensor), set()).update(ones_axes)
 
     def grown(leaf: Any) -> Any:
         for axis in doubled.get(id(leaf), ()):

@@ -29,10 +29,10 @@ Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
 
 def _operands(values: object, what: str) -> list[Node]:
     """All of `values`, which have to be tensors."""
-    found = list(values) if isinstance(values, Sequence) else [values]
-    if not all(isinstance(v, Node) for v in found):
+    operands = list(values) if isinstance(values, Sequence) else [values]
+    if not all(isinstance(v, Node) for v in operands):
         raise Unsupported(f"{what} of something else than real tensors")
-    return [v for v in found if isinstance(v, Node)]
+    return [v for v in operands if isinstance(v, Node)]
 
 
 def _inputs(nodes: Sequence[Node], label: str) -> list[Node]:
@@ -53,9 +53,9 @@ def _inline(skipped: int) -> Callable[..., object]:
 
 def with_gradients(run: Run, node: fx.Node, enabled: bool, body: object, *given: object) -> object:
     """A region under `torch.no_grad()`, or with gradients again."""
-    found = _inline(0)(run, node, body, *given)
-    assert isinstance(found, tuple)
-    return found if enabled else tuple(ops.StopGradient()(v) if isinstance(v, Node) else v for v in found)
+    results = _inline(0)(run, node, body, *given)
+    assert isinstance(results, tuple)
+    return results if enabled else tuple(ops.StopGradient()(v) if isinstance(v, Node) else v for v in results)
 
 
 def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx.GraphModule,

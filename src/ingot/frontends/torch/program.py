@@ -112,10 +112,10 @@ def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> tuple[Ex
     try:
         simpler, assumed_too = decomposed(program, {op.name for op in cause.unsupported})
     except (RuntimeError, NotImplementedError, AssertionError) as e:
-        found = "".join(f"\n  {op}" for op in cause.unsupported)
+        listing = "".join(f"\n  {op}" for op in cause.unsupported)
         shared = _sharing(program)
         fix = f"give each its own memory (.clone()): {', '.join(shared)} share some" if shared else ""
-        raise ImportModelError(f"torch cannot decompose the exported program: {e}{found}", fix=fix) from e
+        raise ImportModelError(f"torch cannot decompose the exported program: {e}{listing}", fix=fix) from e
     simpler.graph_module.meta[LEARNS] = program.graph_module.meta.get(LEARNS, False)
     return simpler, assumed_too
 
@@ -213,10 +213,10 @@ def _imported(
 
 def _signature(program: ExportedProgram) -> inspect.Signature | None:
     """forward's, with its defaults where the module was at hand; a program from a file knows its arguments' names."""
-    kept: inspect.Signature | None = program.graph_module.meta.get(SIGNATURE)
+    signature: inspect.Signature | None = program.graph_module.meta.get(SIGNATURE)
     names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
-    if kept is not None or not names:
-        return kept
+    if signature is not None or not names:
+        return signature
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
 
 
@@ -274,8 +274,8 @@ def tensor_input(name: str, value: torch.Tensor, sizes: Sizes) -> tuple[Leaf, No
 def _of_sizes(x: Node, traced: torch.Tensor, sizes: Sizes) -> Node:
     """The input `x` with a decomposed program's sizes: that one became a number there is a condition."""
     shape = (*sizes.type(traced).shape, *x.shape[traced.dim() :])
-    for told, wanted in zip(x.shape, shape, strict=True):
-        sizes.require_equal(told, wanted)
+    for size, wanted in zip(x.shape, shape, strict=True):
+        sizes.require_equal(size, wanted)
     return with_shape(x, shape)
 
 
@@ -310,10 +310,10 @@ def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[Ou
     results: list[Node] = []
     names: list[str] = []
     for name, value in zip(output_names(spec), outputs, strict=True):
-        found = _result(value)
-        if found is not None:
-            leaves.append((found[0], len(results)))
-            results.append(found[1])
+        adapter = _result(value)
+        if adapter is not None:
+            leaves.append((adapter[0], len(results)))
+            results.append(adapter[1])
             names.append(name)
         elif isinstance(value, torch.Tensor):
             leaves.append((TENSOR, len(results)))

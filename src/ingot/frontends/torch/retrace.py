@@ -58,18 +58,18 @@ class Retrace:
         named = [*self._model.named_parameters(), *self._model.named_buffers()]
         return [(id(t), 0 if t.is_inference() else t._version) for name, t in named if name not in self._state]
 
-    def _of_sizes(self, told: Sequence[tuple[int, ...]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _of_sizes(self, sizes: Sequence[tuple[int, ...]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The example's arguments with a call's sizes. told: the shapes of the graph's inputs."""
         args, kwargs = ((), self._example) if isinstance(self._example, Mapping) else (self._example, {})
         args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-        return pytree.tree_unflatten(list(self._leaves(args, dict(kwargs), iter(told))), self._inputs.spec)
+        return pytree.tree_unflatten(list(self._leaves(args, dict(kwargs), iter(sizes))), self._inputs.spec)
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], told: Iterator[tuple[int, ...]]) -> Iterator[Any]:
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Iterator[tuple[int, ...]]) -> Iterator[Any]:
         for leaf, value in zip(self._inputs.leaves, self._inputs.leaves_of(args, kwargs), strict=True):
             if leaf.kind == FIXED:
                 yield value
                 continue
-            shape = next(told)
+            shape = next(sizes)
             if leaf.kind == SIZE:
                 yield shape[0]
             elif leaf.kind == NUMBER:

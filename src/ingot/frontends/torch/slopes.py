@@ -69,7 +69,7 @@ def with_slope(
     places = [i for i, a in enumerate(given) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), Tensor)]
     fixed = [a.meta["val"] if isinstance(a, fx.Node) else a for a in given]
     results = pytree.tree_leaves(node.meta["val"])
-    told = [i for i, y in enumerate(results) if y.is_floating_point()]
+    differentiable = [i for i, y in enumerate(results) if y.is_floating_point()]
 
     def differentiated(tensors: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
         def called(*learned: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
@@ -78,7 +78,7 @@ def with_slope(
                 fixed[i] = torch.complex(next(rest), next(rest)) if isinstance(values[i], Complex) else next(rest)
             args, kwargs = pytree.tree_unflatten(fixed, tree)
             ys = pytree.tree_leaves(op(*args, **kwargs))
-            return tuple(ys[i] for i in told), ys
+            return tuple(ys[i] for i in differentiable), ys
 
         with torch.enable_grad():
             _, pulled_back, ys = vjp(called, *tensors[:count], has_aux=True)  # type: ignore[misc]  # three, with has_aux
@@ -91,21 +91,25 @@ def with_slope(
         most = next((n for name, n in _DIFFERENTIATED.items() if name in op.name()), len(tensors))
         count = min(most, next(whole, len(tensors)))
         table = without_handled(core_aten_decompositions())
-        traced = make_fx(functionalize(differentiated), table)(tensors, [torch.empty_like(results[i]) for i in told])
+        traced = make_fx(functionalize(differentiated), table)(
+            tensors, [torch.empty_like(results[i]) for i in differentiable]
+        )
     operands = [x for i in places for x in _parts(values[i])]
-    cotangents = [Input(f"cotangent{i}", types[i])() for i in told]
+    cotangents = [Input(f"cotangent{i}", types[i])() for i in differentiable]
     ys, gradients = _split(run(traced, [*operands, *cotangents]), len(results))
-    own = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(told)]
+    own = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(differentiable)]
     gradients = rebuilt(gradients, dict(zip(cotangents, own, strict=True)))
-    found = ops.OwnGradient(len(told))(*(ys[i] for i in told), *own, *operands[:count], *gradients).results
-    for i, y in zip(told, found, strict=True):
+    found = ops.OwnGradient(len(differentiable))(
+        *(ys[i] for i in differentiable), *own, *operands[:count], *gradients
+    ).results
+    for i, y in zip(differentiable, found, strict=True):
         ys[i] = y
     return ys[0] if isinstance(node.meta["val"], Tensor) else tuple(ys)
 
 
 def _split(results: Sequence[object], count: int) -> tuple[list[Node], list[Node]]:
-    found = [r for r in results if isinstance(r, Node)]
-    return found[:count], found[count:]
+    nodes = [r for r in results if isinstance(r, Node)]
+    return nodes[:count], nodes[count:]
 
 
 def _two(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,11 +55,11 @@ class HostNode:
     def run(self, *inputs: np.ndarray | None) -> tuple[np.ndarray, ...]:
         """The results. Raises InputError for values that the op does not take, or results that memory does not."""
         try:
-            found = HOST_OPS[key(self.proto)].run(self, *inputs)
+            results = HOST_OPS[key(self.proto)].run(self, *inputs)
         except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
             # ops take attributes and values to be as ONNX defines them
             raise self.fail("attributes and inputs as ONNX defines them", f"{type(e).__name__}: {e}") from e
-        return found if isinstance(found, tuple) else (found,)
+        return results if isinstance(results, tuple) else (results,)
 
 
 Run = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]

@@ -82,14 +82,14 @@ class NumericStage:
         graph = self.model.graph
         read = set(self.outputs).union(*(reads(n) for n in self.nodes))
         inputs: list[ValueInfoProto] = []
-        made: list[NodeProto] = []
+        nodes: list[NodeProto] = []
         for name, form in zip(self.inputs, forms, strict=True):
-            self._bind(name, form, self._declared.get(name), inputs, made)
+            self._bind(name, form, self._declared.get(name), inputs, nodes)
         out = ModelProto()
         out.CopyFrom(ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import))
         out.functions.extend(self.model.functions)
         out.graph.name = graph.name
-        out.graph.node.extend((*made, *self.nodes))
+        out.graph.node.extend((*nodes, *self.nodes))
         out.graph.input.extend(inputs)
         out.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in self.outputs)
         out.graph.initializer.extend(t for t in graph.initializer if t.name in read)
@@ -98,7 +98,7 @@ class NumericStage:
 
     def _bind(
         self, name: str, form: Form, declared: ValueInfoProto | None, inputs: list[ValueInfoProto],
-        made: list[NodeProto],
+        nodes: list[NodeProto],
     ) -> None:  # fmt: skip
         """Inputs for one value, and the node that puts them together where they are several or none."""
         from onnx import helper
@@ -106,7 +106,7 @@ class NumericStage:
         kind = None if declared is None else declared.type.WhichOneof("value")
         if form is None:
             assert declared is not None
-            made.append(helper.make_node("Optional", [], [name], type=declared.type.optional_type.elem_type))
+            nodes.append(helper.make_node("Optional", [], [name], type=declared.type.optional_type.elem_type))
         elif isinstance(form, Tensor):
             known = kind == "tensor_type" and declared is not None and declared.type.tensor_type.HasField("shape")
             if declared is not None and known and None in form.shape and 0 not in form.shape:
@@ -116,19 +116,19 @@ class NumericStage:
         else:
             members = [f"{name}.{i}" for i in range(len(form))]
             for member, inner in zip(members, form, strict=True):
-                self._bind(member, inner, None, inputs, made)
-            made.append(helper.make_node("SequenceConstruct" if members else "SequenceEmpty", members, [name]))
+                self._bind(member, inner, None, inputs, nodes)
+            nodes.append(helper.make_node("SequenceConstruct" if members else "SequenceEmpty", members, [name]))
 
     def tensors(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """This stage's inputs by the names of the part's."""
-        found: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray] = {}
         for name in self.inputs:
             value = values[name]
             if isinstance(value, list | tuple):
-                found.update((f"{name}.{i}", v) for i, v in enumerate(value))
+                arrays.update((f"{name}.{i}", v) for i, v in enumerate(value))
             elif value is not None:
-                found[name] = value
-        return found
+                arrays[name] = value
+        return arrays
 
     def forms(self, values: Mapping[str, Any], *, exact: bool) -> tuple[Form, ...]:
         """With sizes, if `exact`. Raises InputError for a value that is no tensor, sequence or absent optional where it
@@ -154,18 +154,18 @@ class NumericStage:
 
     def restored(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs, of the part's results by name: members of sequences put together."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in self.outputs:
             if name in results:
-                found[name] = results[name]
+                values[name] = results[name]
                 continue
             members: list[Any] = []
             while f"{name}.{len(members)}" in results:
                 members.append(results[f"{name}.{len(members)}"])
             declared = self._declared.get(name)
             absent = declared is not None and declared.type.WhichOneof("value") == "optional_type" and not members
-            found[name] = None if absent else members
-        return found
+            values[name] = None if absent else members
+        return values
 
 
 Stage = HostStage | NumericStage
@@ -202,9 +202,9 @@ class Stages:
     @cached_property
     def _constants(self) -> dict[str, np.ndarray]:
         read = set(self.outputs)
-        for turn in self.turns:
-            if isinstance(turn, HostStage):
-                read.update(name for n in turn.nodes for name in n.proto.input)
+        for stage_level in self.turns:
+            if isinstance(stage_level, HostStage):
+                read.update(name for n in stage_level.nodes for name in n.proto.input)
         return {name: tensor(t) for name, t in _constants(self.model.graph).items() if name in read}
 
 
@@ -217,8 +217,8 @@ def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> boo
     if any(_is_special(v) for v in (*graph.input, *given)):
         return True
     nodes = in_order(graph.node)
-    kept = needed(nodes, [o.name for o in given])
-    return any(i in kept and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
+    kept_nodes = needed(nodes, [o.name for o in given])
+    return any(i in kept_nodes and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
 
 
 def hosted(source: str | os.PathLike[str] | ModelProto, outputs: Collection[str] | None = None) -> ModelProto | None:
@@ -248,10 +248,10 @@ def _spelled(model: ModelProto) -> ModelProto:
         node = out.graph.node[i]
         label, place = node.output[0], f"{node.output[0]}.place"
         node.output[0] = place
-        kept = [a for a in node.attribute if not a.name.startswith("classlabels_")]
+        kept_attributes = [a for a in node.attribute if not a.name.startswith("classlabels_")]
         whole = "classlabels_int64s" if node.op_type.startswith("Tree") else "classlabels_ints"
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute(whole, range(len(names)))])
+        node.attribute.extend([*kept_attributes, helper.make_attribute(whole, range(len(names)))])
         # of the domain's first version, and of those since
         keys = {"classes_strings": names, "keys_int64s": range(len(names)), "values_strings": names}
         taken = ("classes_strings",) if _version(model, node) < 2 else ("keys_int64s", "values_strings")
@@ -274,12 +274,12 @@ def stages_of(model: ModelProto) -> Stages:
     """
     graph = model.graph
     nodes = in_order(graph.node)
-    kept = needed(nodes, [o.name for o in graph.output])
+    kept_nodes = needed(nodes, [o.name for o in graph.output])
     textual, levels = _strings(graph), dict.fromkeys((v.name for v in graph.input), 0)
     turns: dict[int, list[NodeProto]] = {}
     refused: list[UnsupportedOp] = []
     for i, proto in enumerate(nodes):
-        if i not in kept:
+        if i not in kept_nodes:
             continue
         n = HostNode(proto, _version(model, proto))
         on_host = _on_host(n, textual)
@@ -300,7 +300,7 @@ def _stage(model: ModelProto, turns: Mapping[int, Sequence[NodeProto]], level: i
         return HostStage(tuple(HostNode(n, _version(model, n)) for n in nodes))
     own = dict.fromkeys(name for n in nodes for name in n.output if name)
     fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
-    others = (n for turn, ns in turns.items() if turn != level for n in ns)
+    others = (n for node_level, ns in turns.items() if node_level != level for n in ns)
     wanted = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
     inner = {name for n in nodes for name in _made_inside(n)}
     read = dict.fromkeys(name for n in nodes for name in reads(n) if name)

@@ -41,9 +41,9 @@ def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
     fold = str if n.attr("is_case_sensitive", 0) else str.lower
     stop = {fold(v) for v in n.attr("stopwords", ())}
     change = {"LOWER": str.lower, "UPPER": str.upper}.get(n.attr("case_change_action", "NONE"), str)
-    kept = [change(v) for v in x.reshape(-1) if fold(v) not in stop]
+    kept_words = [change(v) for v in x.reshape(-1) if fold(v) not in stop]
     # of nothing one empty string is left
-    return strings(kept or [""], (*x.shape[:-1], max(len(kept), 1)))
+    return strings(kept_words or [""], (*x.shape[:-1], max(len(kept_words), 1)))
 
 
 @host_op("StringSplit", gives={0})
@@ -133,11 +133,11 @@ def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 def _entries(n: HostNode, what: str) -> list[Any]:
     for kind in ("strings", "int64s", "floats"):
-        found = n.attr(f"{what}_{kind}")
-        if found is not None:
-            return list(found)
-    found = n.attr(f"{what}_tensor")
-    return [] if found is None else found.reshape(-1).tolist()
+        entries = n.attr(f"{what}_{kind}")
+        if entries is not None:
+            return list(entries)
+    entries = n.attr(f"{what}_tensor")
+    return [] if entries is None else entries.reshape(-1).tolist()
 
 
 def _value_type(n: HostNode) -> tuple[np.dtype, Any]:
@@ -243,15 +243,15 @@ def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
     starts = [*n.attr("ngram_counts"), len(tokens)]
     if starts != sorted(starts) or starts[0] < 0:
         raise n.fail(f"ngram_counts that rise from 0 to {len(tokens)}", starts[:-1])
-    found: dict[tuple[Any, ...], int] = {}
+    counts: dict[tuple[Any, ...], int] = {}
     number = 0
     for length, (first, last) in enumerate(pairwise(starts), 1):
         for at in range(first, last, length):
-            found[tuple(tokens[at : at + length])] = number
+            counts[tuple(tokens[at : at + length])] = number
             number += 1
     if number > len(n.attr("ngram_indexes")):
         raise n.fail(f"an index for each of {number} n-grams", len(n.attr("ngram_indexes")))
-    return found
+    return counts
 
 
 def _counted(line: Sequence[Any], lengths: range, skips: int) -> Counter[tuple[Any, ...]]:
@@ -296,8 +296,8 @@ def flatten(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 
 def _axes(n: HostNode, given: np.ndarray | None) -> tuple[int, ...] | None:
-    found = n.attr("axes") if given is None else given.tolist()
-    return None if found is None else tuple(int(v) for v in found)
+    axes = n.attr("axes") if given is None else given.tolist()
+    return None if axes is None else tuple(int(v) for v in axes)
 
 
 @host_op("Squeeze")
@@ -367,7 +367,7 @@ def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:
 @host_op("Constant", gives=_constant_gives)
 def constant(n: HostNode) -> np.ndarray:
     for name in ("value", "value_string", "value_strings"):
-        found = n.attr(name)
-        if found is not None:
-            return strings(found) if isinstance(found, np.ndarray) else strings(found, np.shape(found))
+        value = n.attr(name)
+        if value is not None:
+            return strings(value) if isinstance(value, np.ndarray) else strings(value, np.shape(value))
     raise n.fail("a constant of strings", [a.name for a in n.proto.attribute])

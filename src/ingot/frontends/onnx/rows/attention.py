@@ -139,10 +139,10 @@ def _rotary(c: Call, x: Node, cos: Node, sin: Node, positions: Node | None) -> N
     cos, sin = (ops.expand_dims(ops.cast(t, x.dtype), 2) for t in (cos, sin))
     size = work.shape[-1]
     width = width or int(ints_of((size,), "the head size")[0])
-    turned = rotate(ops.slice_axis(work, -1, 0, width), cos, sin, c.flag("interleaved"))
+    rotated = rotate(ops.slice_axis(work, -1, 0, width), cos, sin, c.flag("interleaved"))
     if width != size:
-        turned = ops.concat([turned, ops.slice_axis(work, -1, width, size)], -1)
-    return ops.transpose(turned, (0, 2, 1, 3)) if four else ops.reshape(turned, x.shape)
+        rotated = ops.concat([rotated, ops.slice_axis(work, -1, width, size)], -1)
+    return ops.transpose(rotated, (0, 2, 1, 3)) if four else ops.reshape(rotated, x.shape)
 
 
 def _heads_of(x: Node, cos: Node, width: int) -> int:
@@ -290,8 +290,8 @@ def _turned_at(c: Call, x: Node, at: Node) -> Node:
     """Rotary embeddings of [B, H, S, D], whose first values are turned by the tables at inputs 7 and 8."""
     cos, sin = (ops.expand_dims(ops.cast(ops.Take(0)(c.x(i), at), x.dtype), 1) for i in (7, 8))
     width = 2 * cos.shape[-1]
-    turned = rotate(ops.slice_axis(x, -1, 0, width), cos, sin, c.flag("rotary_interleaved"))
-    return turned if width == x.shape[-1] else ops.concat([turned, ops.slice_axis(x, -1, width, None)], -1)
+    rotated = rotate(ops.slice_axis(x, -1, 0, width), cos, sin, c.flag("rotary_interleaved"))
+    return rotated if width == x.shape[-1] else ops.concat([rotated, ops.slice_axis(x, -1, width, None)], -1)
 
 
 @onnx_op("Attention", domain=MS)

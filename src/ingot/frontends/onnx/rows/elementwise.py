@@ -51,10 +51,10 @@ def mean(c: Call) -> Result:
 
 @onnx_op("Identity")
 def identity(c: Call) -> Result:
-    found = c.inputs[0]
-    if found is None:
+    value = c.inputs[0]
+    if value is None:
         raise Unsupported("input 0 is missing")
-    return [found]  # type: ignore[list-item]
+    return [value]  # type: ignore[list-item]
 
 
 @onnx_op("Reciprocal")

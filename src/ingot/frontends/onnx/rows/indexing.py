@@ -94,10 +94,10 @@ def unique(c: Call) -> Result:
     n = x.shape[axis or 0]
     rows = x if axis is None else ops.transpose(x, (axis, *(d for d in range(len(x.shape)) if d != axis)))
     rows = ops.reshape(rows, (n, product(rows.shape[1:])))
-    found = ops.equal_rows(rows, nan_equal=True, by_appearance=not c.flag("sorted", 1))
-    size = c.importer.found.size(found.count, n, "unique")
-    first, counts = (ops.slice_axis(v, 0, 0, size) for v in (found.first, found.counts))
-    return [ops.Take(axis or 0)(x, first), first, found.inverse, counts]
+    groups = ops.equal_rows(rows, nan_equal=True, by_appearance=not c.flag("sorted", 1))
+    size = c.importer.found.size(groups.count, n, "unique")
+    first, counts = (ops.slice_axis(v, 0, 0, size) for v in (groups.first, groups.counts))
+    return [ops.Take(axis or 0)(x, first), first, groups.inverse, counts]
 
 
 @onnx_op("NonMaxSuppression", since=10)
@@ -121,12 +121,14 @@ def non_max_suppression(c: Call) -> Result:
         return ops.cast(ops.reshape(c.x(i), ()), dtype) if c.has(i) else ops.scalar(default, dtype)
 
     pairs = batch * classes
-    sides = [ops.reshape(ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)), (pairs, n)) for v in corners]
+    corner_rows = [
+        ops.reshape(ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)), (pairs, n)) for v in corners
+    ]
     least = ops.reshape(c.x(4), ()) if c.has(4) else None
     lines, most, overlap = ops.reshape(scores, (pairs, n)), scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
-    kept, order = suppressed(ops.stack(sides, 1), lines, most, overlap, least)
-    flat = c.importer.found.true_places(kept, "boxes")
-    pair, _ = ops.coordinates(flat, kept.shape)
+    is_kept, order = suppressed(ops.stack(corner_rows, 1), lines, most, overlap, least)
+    flat = c.importer.found.true_places(is_kept, "boxes")
+    pair, _ = ops.coordinates(flat, is_kept.shape)
     image, category = ops.coordinates(pair, (batch, classes))
     box = ops.Take(0)(ops.reshape(order, (pairs * n,)), flat)
     return ops.stack([image, category, box], 1)

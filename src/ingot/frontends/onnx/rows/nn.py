@@ -232,8 +232,8 @@ def matmul(c: Call) -> Result:
 @onnx_op("Gemm")
 def gemm(c: Call) -> Result:
     a, b, bias = c.x(0), c.x(1), c.opt(2)
-    sides = (0 if c.flag("transA") else 1,), (1 if c.flag("transB") else 0,)
-    y = ops.DotGeneral(contract=sides)(a, b)
+    contracted = (0 if c.flag("transA") else 1,), (1 if c.flag("transB") else 0,)
+    y = ops.DotGeneral(contract=contracted)(a, b)
     alpha, beta = c.float("alpha", 1.0), c.float("beta", 1.0)
     y = _scaled(y, alpha)
     return y if bias is None or beta == 0.0 else ops.add(y, _scaled(bias, beta))

@@ -65,11 +65,11 @@ def adam(c: Call) -> Result:
     def step(x: Node, g: Node, states: tuple[Node, ...]) -> tuple[Node, ...]:
         v = ops.add(ops.mul(states[0], alpha), ops.mul(g, 1 - alpha))
         h = ops.add(ops.mul(states[1], beta), ops.mul(ops.mul(g, g), 1 - beta))
-        rate, turn = _as(x, c.x(0)), _as(x, c.x(1))
-        shrinks = [ops.sub(1.0, ops.pow(ops.scalar(base, x.dtype), turn)) for base in (alpha, beta)]
+        rate, update_count = _as(x, c.x(0)), _as(x, c.x(1))
+        shrinks = [ops.sub(1.0, ops.pow(ops.scalar(base, x.dtype), update_count)) for base in (alpha, beta)]
         corrected = ops.div(ops.mul(rate, ops.Sqrt()(shrinks[1])), shrinks[0])
-        rate = ops.where(ops.compare("GT", turn, 0.0), corrected, rate)
-        moved = ops.div(ops.mul(v, rate), ops.add(ops.Sqrt()(h), c.float("epsilon", 1e-6)))
-        return ops.mul(ops.sub(x, moved), 1 - c.float("norm_coefficient_post", 0.0)), v, h
+        rate = ops.where(ops.compare("GT", update_count, 0.0), corrected, rate)
+        delta = ops.div(ops.mul(v, rate), ops.add(ops.Sqrt()(h), c.float("epsilon", 1e-6)))
+        return ops.mul(ops.sub(x, delta), 1 - c.float("norm_coefficient_post", 0.0)), v, h
 
     return _stepped(c, 2, step)

@@ -52,12 +52,12 @@ _PLAIN = ("sigmoid", "tanh", "relu", "softsign", "softplus")
 def _activations(c: Call) -> tuple[tuple[str, float, float], ...]:
     """(name, alpha, beta) of every function in turn; () where the node names none. alpha and beta are given in order,
     to the functions that have them."""
-    found = c.attr("activations")
-    if not isinstance(found, tuple):
+    names = c.attr("activations")
+    if not isinstance(names, tuple):
         return ()
     alphas, betas = (iter(c.float_list(f"activation_{n}") or ()) for n in ("alpha", "beta"))
     out: list[tuple[str, float, float]] = []
-    for name in (str(f).lower() for f in found):
+    for name in (str(f).lower() for f in names):
         if name not in _PARAMETERS and name not in _PLAIN:
             raise Unsupported(f"activation {name}")
         alpha, beta = _PARAMETERS.get(name, (None, None))

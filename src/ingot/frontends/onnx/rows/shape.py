@@ -68,12 +68,12 @@ def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
     holes = [sign_bit(d) for d in shape]
     whole = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
     # sizes that stay as they are have no part in what is left
-    have, asked = list(x.shape), list(whole)
+    have, requested = list(x.shape), list(whole)
     for d in whole:
         if d in have:
             have.remove(d)
-            asked.remove(d)
-    rest = floordiv(product(have), dim_max(product(asked), 1))
+            requested.remove(d)
+    rest = floordiv(product(have), dim_max(product(requested), 1))
     sizes = tuple(d if hole == 0 else dim_max(d + hole * (rest - 1), 0) for d, hole in zip(whole, holes, strict=True))
     c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
     # a slice of all there is: the size is then written as those of the result are

@@ -64,8 +64,8 @@ def _is_assumed(c: Call, size: DimLike) -> bool:
     stays so."""
     limits = c.importer.limits
     narrower = narrowed(size, limits) or {}
-    kept = all(low == 0 for name, (low, _) in narrower.items() if (limits.get(name) or span_of(name))[0] == 0)
-    return kept and c.importer.assume(size)
+    keeps_bounds = all(low == 0 for name, (low, _) in narrower.items() if (limits.get(name) or span_of(name))[0] == 0)
+    return keeps_bounds and c.importer.assume(size)
 
 
 def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:

@@ -71,14 +71,14 @@ def _counter(
     x: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
 ) -> tuple[DimLike, int, int] | None:
     """(start, offset, step) of what is start + offset in the first turn, and step more in each."""
-    found = _added(x, names)
-    if found is None:
+    addend = _added(x, names)
+    if addend is None:
         return None
-    k, offset = found
-    turned, start = _added(ends[k], names), starts[k]
-    if start is None or turned is None or turned[0] != k or turned[1] < 1:
+    k, offset = addend
+    next_value, start = _added(ends[k], names), starts[k]
+    if start is None or next_value is None or next_value[0] != k or next_value[1] < 1:
         return None
-    return start, offset, turned[1]
+    return start, offset, next_value[1]
 
 
 def _fixed(x: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]) -> DimLike | None:

@@ -24,8 +24,8 @@ def _lapack(routine: str) -> Callable[[Row], Row]:
 
 
 def _letter(c: Call, name: str) -> str:
-    found = c.attributes.get("mhlo.backend_config") or c.attributes.get("backend_config")
-    value = found.get(name) if isinstance(found, dict) else None
+    config = c.attributes.get("mhlo.backend_config") or c.attributes.get("backend_config")
+    value = config.get(name) if isinstance(config, dict) else None
     if not isinstance(value, Number):
         raise Unsupported(f"no {name} in its configuration")
     return chr(int(value))

@@ -40,9 +40,9 @@ def reduced(
     kind = body.combiner() if len(nodes) == 1 else None
     if kind is not None and kind != "set":
         return (_known(kind, nodes[0], starts[0], dims, loc),)
-    found = _argument(body, nodes, starts, dims, loc)
-    if found is not None:
-        return found
+    argument = _argument(body, nodes, starts, dims, loc)
+    if argument is not None:
+        return argument
     return unflatten(inits, folded(body, nodes, starts, dims))
 
 
@@ -89,10 +89,10 @@ def _argument_bodies(direction: str, a: Node, i: Node, b: Node, j: Node) -> list
 
 def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[int, ...]) -> tuple[Node, ...]:
     """Neighbours are combined until one is left, then the initial values in front of it."""
-    kept = tuple(d for d in range(xs[0].type.rank) if d not in dims)
-    shape = tuple(xs[0].shape[d] for d in kept)
+    kept_axes = tuple(d for d in range(xs[0].type.rank) if d not in dims)
+    shape = tuple(xs[0].shape[d] for d in kept_axes)
     n = product(xs[0].shape[d] for d in dims)
-    rows = tuple(ops.reshape(ops.transpose(x, (*dims, *kept)), (n, *shape)) for x in xs)
+    rows = tuple(ops.reshape(ops.transpose(x, (*dims, *kept_axes)), (n, *shape)) for x in xs)
     starts = tuple(ops.broadcast_to(i, shape) for i in inits)
     if not isinstance(n, int):
         return _in_turn(body, rows, starts)

@@ -86,8 +86,8 @@ def _in_turn(
     current = [element(v, place) for v in olds]
     given = dict(zip(body.inputs, (*current, *(element(v, i) for v in news)), strict=True))
     combined = regions.elementwise(body.outputs, given, ())
-    kept = [ops.where(element(within, i), y, v) for y, v in zip(combined, current, strict=True)]
-    changed = [ops.DynamicUpdateSlice()(v, ops.reshape(y, (1,)), place) for v, y in zip(olds, kept, strict=True)]
+    written = [ops.where(element(within, i), y, v) for y, v in zip(combined, current, strict=True)]
+    changed = [ops.DynamicUpdateSlice()(v, ops.reshape(y, (1,)), place) for v, y in zip(olds, written, strict=True)]
     graph_inputs = (i, *inputs)
     cond = Graph(graph_inputs, (ops.compare("LT", i, ops.scalar(count, i64)),))
     step = Graph(graph_inputs, (ops.add(i, 1), *changed, *inputs[n:]))
@@ -100,7 +100,7 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
     shape, vector = updates.shape, op.index_vector_dim
     batch_dims = [d for d in range(len(shape)) if d not in op.update_window_dims]
     gone = (*op.inserted_window_dims, *op.input_batching_dims)
-    kept = [d for d in range(x.type.rank) if d not in gone]
+    kept_axes = [d for d in range(x.type.rank) if d not in gone]
     wide = ops.cast(indices, i64)
     if vector == indices.type.rank:
         wide = ops.expand_dims(wide, vector)
@@ -110,7 +110,7 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
         index[d] = ops.BroadcastInDim(shape, tuple(batch_dims))(start)
     for d, along in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True):
         index[d] = ops.Iota(TensorType(i64, shape), batch_dims[along - (along > vector)])()
-    for d, along in zip(kept, op.update_window_dims, strict=True):
+    for d, along in zip(kept_axes, op.update_window_dims, strict=True):
         offset = ops.Iota(TensorType(i64, shape), along)()
         index[d] = ops.add(index[d], offset) if d in index else offset
     at = ops.full(shape, 0, i64)

@@ -170,11 +170,11 @@ def dynamic_gather(c: Call, x: Node, indices: Node, sizes: Node) -> Node:
 def torch_index_select(c: Call, x: Node, index: Node) -> Node:
     """batch_dims leading dimensions of both go together."""
     dim, batch = c.int("dim"), c.int("batch_dims", 0)
-    together = tuple(range(batch))
-    kept = tuple(d for d in range(x.type.rank) if d not in (*together, dim))
-    offsets = tuple(d if d < dim else d + index.type.rank - batch - 1 for d in kept)
-    sizes = tuple(1 if d == dim or d in together else n for d, n in enumerate(x.shape))
-    op = ops.Gather(offsets, (dim,), together, together, (dim,), index.type.rank, sizes)
+    batch_axes = tuple(range(batch))
+    kept_axes = tuple(d for d in range(x.type.rank) if d not in (*batch_axes, dim))
+    offsets = tuple(d if d < dim else d + index.type.rank - batch - 1 for d in kept_axes)
+    sizes = tuple(1 if d == dim or d in batch_axes else n for d, n in enumerate(x.shape))
+    op = ops.Gather(offsets, (dim,), batch_axes, batch_axes, (dim,), index.type.rank, sizes)
     return op(x, index, loc=c.loc)
 
 

@@ -41,8 +41,8 @@ def approx_top_k(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     if not options.flag("aggregate_to_topk"):
         raise Unsupported("without its last step")
     axis, k = options.int("reduction_dim"), options.int("top_k")
-    found = _sorted(c, operands[: len(operands) // 2], function.body, axis)
-    return unflatten(found, [ops.slice_axis(x, axis, 0, k, loc=c.loc) for x in flatten(found)])
+    results = _sorted(c, operands[: len(operands) // 2], function.body, axis)
+    return unflatten(results, [ops.slice_axis(x, axis, 0, k, loc=c.loc) for x in flatten(results)])
 
 
 def _sorted(c: Call, operands: Sequence[AnyValue], comparator: Block, dim: int) -> tuple[AnyValue, ...]:
@@ -64,11 +64,11 @@ def _sorted(c: Call, operands: Sequence[AnyValue], comparator: Block, dim: int) 
         # keys first, then what goes with them
         others = [x for x in xs if not any(x is k for k in by)]
         out = ops.Sort(dim, descending, True, len(by))(*by, *others, loc=c.loc).results
-        found = dict(zip((*by, *others), out, strict=True))
-        return unflatten(operands, [found[x] for x in xs])
-    made = regions.elementwise([key for _, key in keys], images, xs[0].shape)
-    out = ops.Sort(dim, descending, True, len(made))(*made, *xs, loc=c.loc).results
-    return unflatten(operands, out[len(made) :])
+        results = dict(zip((*by, *others), out, strict=True))
+        return unflatten(operands, [results[x] for x in xs])
+    order = regions.elementwise([key for _, key in keys], images, xs[0].shape)
+    out = ops.Sort(dim, descending, True, len(order))(*order, *xs, loc=c.loc).results
+    return unflatten(operands, out[len(order) :])
 
 
 def _sides(body: Region, operands: Sequence[AnyValue]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:

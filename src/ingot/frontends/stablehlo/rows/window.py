@@ -84,15 +84,15 @@ def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     *values, sizes, strides, base, dilation, pads = operands
     flat = c.sizes(ops.reshape(pads, (-1,)) if isinstance(pads, Node) else pads)
     given = [c.sizes(n) for n in (sizes, strides, dilation, base)]
-    wide, steps, spread, apart = (tuple(d for d in dims if isinstance(d, int)) for dims in given)
+    wide, steps, spread, base_dilation = (tuple(d for d in dims if isinstance(d, int)) for dims in given)
     numbers = tuple(d for d in flat if isinstance(d, int))
     if all(map(is_static, (*given, flat))):
         padding = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-        return _reduced(c, values, _Window(wide, steps, padding, spread, apart), function.body)
+        return _reduced(c, values, _Window(wide, steps, padding, spread, base_dilation), function.body)
     if all(map(is_static, given)):
         # padding that depends on sizes goes into a pad of its own
         xs, inits = values[: len(values) // 2], values[len(values) // 2 :]
-        inside, (low, high) = tuple(d - 1 for d in apart), (flat[::2], flat[1::2])
+        inside, (low, high) = tuple(d - 1 for d in base_dilation), (flat[::2], flat[1::2])
         pairs = zip(flatten(xs), flatten(inits), strict=True)
         padded = unflatten(xs, [ops.pad(x, low, high, init, inside) for x, init in pairs])
         window = _Window(wide, steps, ((0, 0),) * len(wide), spread, (1,) * len(wide))

@@ -104,17 +104,17 @@ def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Seq
     _no_writes(c, branches)
     arguments = _with_elements(c, branches, _checked(arguments))
     inside, free = _inside(c, arguments)
-    made: list[Sequence[Value]] = []
+    outcomes: list[Sequence[Value]] = []
 
     def outcome(f: Function) -> tuple[Node, ...]:
-        made.append(_checked(c.walk.call(c, f, inside)))
-        return _flat(made[-1])
+        outcomes.append(_checked(c.walk.call(c, f, inside)))
+        return _flat(outcomes[-1])
 
     outer = {n: o for n, o in zip(_flat(inside), _flat(arguments), strict=True) if n not in free.values()}
     results = bodies.case(
         c.walk.found, index, [partial(outcome, f) for f in branches], [*outer], [*outer.values()], c.loc
     )
-    return _rebuilt(made[0], results)
+    return _rebuilt(outcomes[0], results)
 
 
 def _with_elements(c: Call, branches: Sequence[Function], arguments: Sequence[Value]) -> Sequence[Value]:
@@ -163,9 +163,9 @@ def while_(c: Call, *arguments: Value) -> Result:
         return _no_turns(c, body, start)
     c.walk.finding = False
     try:
-        made = _trial(c, cond, body, start)
-        if made.why is None:
-            return _loop(c, cond, body, made)
+        trial = _trial(c, cond, body, start)
+        if trial.why is None:
+            return _loop(c, cond, body, trial)
         # what only the run knows in a loop may be known in each of its turns
         unrolled = _unrolled(c, cond, body, start)
         if unrolled is not None:
@@ -173,11 +173,11 @@ def while_(c: Call, *arguments: Value) -> Result:
         c.walk.finding = finding
         if finding:
             c.walk.refused[:] = refused
-            made = _trial(c, cond, body, start)
-        if made.values is None:
-            c.walk.refused[:] = made.refused
+            trial = _trial(c, cond, body, start)
+        if trial.values is None:
+            c.walk.refused[:] = trial.refused
             raise Unsupported("")
-        return _loop(c, cond, body, made)
+        return _loop(c, cond, body, trial)
     finally:
         c.walk.finding = finding
 
@@ -302,7 +302,7 @@ def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Seq
     """Counters, one more with each turn, and lists that start as long as they say: so long they are in each turn, if
     each makes them longer by one."""
     stays = _stays(start, probes, ends)
-    found: list[tuple[int, int]] = []
+    appends: list[tuple[int, int]] = []
     for k, (first, at, end) in enumerate(zip(start, probes, ends, strict=True)):
         if not isinstance(at, Node) or not _is_next(end, at, stays):
             continue
@@ -310,8 +310,8 @@ def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Seq
             length = c.size(first)
         except Unsupported:
             continue
-        found += [(k, i) for i, v in enumerate(start) if isinstance(v, TensorList) and v.length == length]
-    return found
+        appends += [(k, i) for i, v in enumerate(start) if isinstance(v, TensorList) and v.length == length]
+    return appends
 
 
 def _stays(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
@@ -328,7 +328,7 @@ def _counter(
     (test,) = _tried(c, cond, inside)
     c.walk.refused[:] = refused
     before = _stays(start, probes, ends)
-    found: list[_Counter] = []
+    counters: list[_Counter] = []
     stack = [test]
     while stack:
         n = stack.pop()
@@ -345,8 +345,8 @@ def _counter(
                 return None
         except Unsupported:
             return None
-        found.append(_Counter(places[0], dim_max(most, 0)))
-    return found[-1] if found and all(f.limit == found[0].limit for f in found) else None
+        counters.append(_Counter(places[0], dim_max(most, 0)))
+    return counters[-1] if counters and all(f.limit == counters[0].limit for f in counters) else None
 
 
 def _is_next(end: Value, at: Node, before: Mapping[Node, Node]) -> bool:
@@ -393,8 +393,8 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
             before, after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))
             if after.length not in (before.length, before.length + 1):
                 raise Unsupported("a list that does not get an element with each turn")
-        moved = [v for v, same in zip(ends, fixed, strict=True) if not same]
-        return _flat(moved)
+        changed = [v for v, same in zip(ends, fixed, strict=True) if not same]
+        return _flat(changed)
 
     starts = _flat([v for v, same in zip(start, fixed, strict=True) if not same])
     if not starts:

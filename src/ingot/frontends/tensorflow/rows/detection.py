@@ -21,8 +21,8 @@ _OPS = ("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
 def non_max_suppression(c: Call, boxes: Node, scores: Node, most: Node, *limits: Node) -> Node:
     """Indices of the boxes that stay, the best first."""
     overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
-    kept, order = of_one_image(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
-    places = ops.reshape(c.walk.found.places(kept), (-1,))
+    is_kept, order = of_one_image(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
+    places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32)
 
 
@@ -35,11 +35,11 @@ def _chosen(
     c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node
 ) -> tuple[Node, Node]:  # fmt: skip
     """Indices, and how many of them count."""
-    kept, order = of_one_image(boxes, scores, most, overlap, least)
-    valid = ops.reduce_sum(ops.cast(kept, i32))
+    is_kept, order = of_one_image(boxes, scores, most, overlap, least)
+    valid = ops.reduce_sum(ops.cast(is_kept, i32))
     if c.flag("pad_to_max_output_size"):
-        return padded(c.size(most), kept, order), valid
-    places = ops.reshape(c.walk.found.places(kept), (-1,))
+        return padded(c.size(most), is_kept, order), valid
+    places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32), valid
 
 
@@ -68,13 +68,13 @@ def combined(
         raise Unsupported(f"boxes of {groups} classes for scores of {classes}")
     wide = ops.broadcast_to(ops.transpose(boxes, (0, 2, 1, 3)), (batch, classes, n, 4))
     lines = ops.reshape(ops.transpose(scores, (0, 2, 1)), (batch * classes, n))
-    sides = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
-    kept, order = suppressed(sides, lines, per_class, overlap, least)
+    corners = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
+    is_kept, order = suppressed(corners, lines, per_class, overlap, least)
     if c.flag("pad_per_class"):
         whole = dim_min(whole, each * classes)
     # what stays of all classes, the best first
     left = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
-    gone = ops.reshape(ops.cast(ops.Not()(kept), i32), (batch, classes * n))
+    gone = ops.reshape(ops.cast(ops.Not()(is_kept), i32), (batch, classes * n))
     line = ops.broadcast_to(ops.arange(classes * n), gone.shape)
     _, _, chosen = ops.Sort(1, False, True, 2)(gone, ops.Neg()(left), line).results
     size = dim_min(whole, classes * n)
@@ -85,12 +85,12 @@ def combined(
     box = ops.GatherElements(1)(ops.reshape(order, (batch, classes * n)), chosen)
     flat = ops.add(ops.mul(category, ops.scalar(n, i64)), box)
     places = ops.broadcast_to(ops.expand_dims(flat, -1), (batch, size, 4))
-    found = ops.GatherElements(1)(ops.reshape(wide, (batch, classes * n, 4)), places)
+    best_boxes = ops.GatherElements(1)(ops.reshape(wide, (batch, classes * n, 4)), places)
     if not c.has("clip_boxes") or c.flag("clip_boxes"):
-        found = ops.clip(found, 0.0, 1.0)
+        best_boxes = ops.clip(best_boxes, 0.0, 1.0)
     best = ops.GatherElements(1)(left, chosen)
     results = (
-        ops.where(ops.expand_dims(inside, -1), found, 0.0),
+        ops.where(ops.expand_dims(inside, -1), best_boxes, 0.0),
         ops.where(inside, best, 0.0),
         ops.where(inside, ops.cast(category, f32), 0.0),
     )

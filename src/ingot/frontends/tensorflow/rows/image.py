@@ -92,8 +92,8 @@ def patches(c: Call, x: Node) -> Node:
     """Windows of the image as channels: position in the window before the channel."""
     kernel, strides = c.ints("ksizes")[1:-1], c.ints("strides")[1:-1]
     rates = c.ints("rates")[1:-1] or (1,) * len(kernel)
-    sides = windows.padding_of(c, x.shape[1:-1], kernel, strides, rates)
-    low, high = ((0, *(side[i] for side in sides), 0) for i in (0, 1))
+    padding = windows.padding_of(c, x.shape[1:-1], kernel, strides, rates)
+    low, high = ((0, *(side[i] for side in padding), 0) for i in (0, 1))
     x = ops.pad(x, low, high)
     counts = [(d - (k - 1) * r - 1) // s + 1 for d, k, r, s in zip(x.shape[1:-1], kernel, rates, strides, strict=True)]
     taps: list[Node] = []
@@ -126,10 +126,10 @@ def _hsv(x: Node) -> tuple[Node, Node, Node]:
 
 
 def _rgb(hue: Node, saturation: Node, value: Node) -> Node:
-    turned = ops.mul(hue, 6.0)
+    sector = ops.mul(hue, 6.0)
     parts: list[Node] = []
     for center, sign, shift in ((3.0, 1.0, -1.0), (2.0, -1.0, 2.0), (4.0, -1.0, 2.0)):
-        share = ops.clip(ops.add(ops.mul(ops.Abs()(ops.sub(turned, center)), sign), shift), 0.0, 1.0)
+        share = ops.clip(ops.add(ops.mul(ops.Abs()(ops.sub(sector, center)), sign), shift), 0.0, 1.0)
         parts.append(ops.mul(ops.add(ops.sub(1.0, saturation), ops.mul(saturation, share)), value))
     return ops.stack(parts, -1)
 
@@ -149,8 +149,8 @@ def adjust_saturation(c: Call, x: Node, scale: Node) -> Node:
 @row("AdjustHue")
 def adjust_hue(c: Call, x: Node, delta: Node) -> Node:
     hue, saturation, value = _hsv(ops.cast(x, f32))
-    moved = ops.add(hue, delta)
-    return ops.cast(_rgb(ops.sub(moved, ops.Floor()(moved)), saturation, value), x.dtype)
+    shifted_hue = ops.add(hue, delta)
+    return ops.cast(_rgb(ops.sub(shifted_hue, ops.Floor()(shifted_hue)), saturation, value), x.dtype)
 
 
 Kernel = Callable[[Term], Term]
@@ -190,12 +190,12 @@ _KERNELS: dict[str, tuple[float, Kernel]] = {
 @row("ScaleAndTranslate")
 def scale_and_translate(c: Call, x: Node, size: Node, scale: Node, translation: Node) -> Node:
     """By a matrix for each axis."""
-    found = _KERNELS.get(c.str("kernel_type", "lanczos3"))
-    if found is None:
+    kernel = _KERNELS.get(c.str("kernel_type", "lanczos3"))
+    if kernel is None:
         raise Unsupported(f"kernel {c.str('kernel_type')!r}")
     wide = c.flag("antialias") or not c.has("antialias")
-    sides = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
-    down, across = (_resampled(*found, *side, _at(scale, i), _at(translation, i), wide) for i, side in sides)
+    axes = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
+    down, across = (_resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes)
     return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), down, across)
 
 

@@ -58,13 +58,13 @@ def sides(c: Call) -> tuple[Node, Node]:
 @row("EMBEDDING_LOOKUP", moves=True)
 def embedding_lookup(c: Call) -> Node:
     # the indices come first
-    found = ops.Take(0)(c.x(1), c.x(0))
+    rows = ops.Take(0)(c.x(1), c.x(0))
     if not holds_levels(c.tensors[1]) or not c.type().is_float:
-        return found
+        return rows
     q = c.levels(1)
     if len(q.scales) > 1 and q.axis != 0:
         raise Unsupported(f"a table with scales along axis {q.axis}")
     scales = const(np.array(q.scales, np.float32))
     scale = ops.Take(0)(scales, c.x(0)) if len(q.scales) > 1 else ops.reshape(scales, ())
-    scale = ops.reshape(scale, (*scale.shape, *(1,) * (len(found.shape) - len(scale.shape))))
-    return ops.mul(ops.cast(ops.sub(ops.cast(found, T.i32), q.zero), T.f32), scale)
+    scale = ops.reshape(scale, (*scale.shape, *(1,) * (len(rows.shape) - len(scale.shape))))
+    return ops.mul(ops.cast(ops.sub(ops.cast(rows, T.i32), q.zero), T.f32), scale)

@@ -40,13 +40,13 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
     sorted_ = ops.transpose(ops.Take(0)(boxes, order))  # y1 x1 y2 x2, which overlap as x1 y1 x2 y2 do
     threshold = const(np.float32(options.get("nms_score_threshold", 0.0)))
     candidates = ops.reduce_sum(ops.cast(ops.compare("GE", best, threshold), T.i64), keepdims=True)
-    kept = ops.SuppressOverlaps(strict=True)(
+    is_kept = ops.SuppressOverlaps(strict=True)(
         ops.expand_dims(sorted_, 0), candidates, const(np.int64(most)),
         const(np.float32(options.get("nms_iou_threshold", 0.0))),
     )  # fmt: skip
-    kept = ops.reshape(kept, (count,))
+    is_kept = ops.reshape(is_kept, (count,))
     # the kept ones first, in their order
-    places = ops.where(kept, ops.sub(count, ops.arange(count, T.i32)), 0)
+    places = ops.where(is_kept, ops.sub(count, ops.arange(count, T.i32)), 0)
     rank, at = ops.TopK(most, 0)(places).results
     there = ops.compare("GT", rank, 0)
     chosen = ops.Take(0)(order, at)
@@ -59,7 +59,7 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
         return ops.reshape(shown, (1, most * each, *x.shape[2:]))
 
     repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, chosen), 1), (most, each, 4))
-    number = ops.cast(ops.reduce_sum(ops.cast(kept, T.i32), keepdims=True), T.f32)
+    number = ops.cast(ops.reduce_sum(ops.cast(is_kept, T.i32), keepdims=True), T.f32)
     return spread(repeated), spread(ops.cast(labels, T.f32)), spread(values), number
 
 
@@ -89,8 +89,8 @@ def non_max_suppression(c: Call) -> tuple[Node, ...]:
         raise Unsupported("of scores that decay (a sigma)")
     # as much is too much
     overlap = float(np.nextafter(_number(c, 3), np.float32(-np.inf)))
-    kept, order = of_one_image(boxes, scores, ops.scalar(most, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4))
-    indices, count = padded(most, kept, order), ops.reduce_sum(ops.cast(kept, T.i32))
+    is_kept, order = of_one_image(boxes, scores, ops.scalar(most, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4))
+    indices, count = padded(most, is_kept, order), ops.reduce_sum(ops.cast(is_kept, T.i32))
     if not soft:
         return indices, count
     inside = ops.compare("LT", ops.arange(most), ops.cast(count, T.i64))

@@ -123,8 +123,8 @@ def bucketize(c: Call) -> Node:
 @row("HASHTABLE_LOOKUP")
 def hashtable_lookup(c: Call) -> tuple[Node, Node]:
     """Rows of a table by keys that rise, zeros for a key that there is not; and which there are."""
-    asked, keys, table = ops.expand_dims(c.x(0), -1), c.x(1), c.x(2)
-    hit = ops.compare("EQ", asked, keys)
+    queries, keys, table = ops.expand_dims(c.x(0), -1), c.x(1), c.x(2)
+    hit = ops.compare("EQ", queries, keys)
     there = ops.reduce("or", hit, -1)
     rows = ops.Take(0)(table, ops.arg_reduce("max", ops.cast(hit, T.i32), -1))
     wide = ops.reshape(there, (*there.shape, *(1,) * (rows.type.rank - there.type.rank)))

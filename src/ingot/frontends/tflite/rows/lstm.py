@@ -121,9 +121,9 @@ class Numbers(Cell):
         if (place := self.peephole(gate)) is not None:
             y = ops.add(y, ops.mul(self._numbers(place), cell))
         if (place := self.norm(gate)) is not None:
-            apart = ops.sub(y, ops.mean(y, -1, True))
-            spread = ops.mean(ops.mul(apart, apart), -1, True)
-            y = ops.mul(ops.mul(apart, ops.Rsqrt()(ops.add(spread, _TINY))), self._numbers(place))
+            centered = ops.sub(y, ops.mean(y, -1, True))
+            spread = ops.mean(ops.mul(centered, centered), -1, True)
+            y = ops.mul(ops.mul(centered, ops.Rsqrt()(ops.add(spread, _TINY))), self._numbers(place))
         y = ops.add(y, c.x(bias)) if c.has(bias) else y
         return activate(y, c.int("activation")) if gate == UPDATE else ops.Logistic()(y)
 
@@ -177,10 +177,10 @@ class Levels(Cell):
         self.exponent = exponent
 
     def _inner(self, i: int) -> Quantization:
-        found = self.inner[i]
-        if found is None:
+        quantization = self.inner[i]
+        if quantization is None:
             raise Unsupported(f"inner value {i} has no scale")
-        return found
+        return quantization
 
     def _gate_scale(self, gate: int) -> np.float32:
         return np.float32(2**-12) if self.norm(gate) is None else np.float32(self._inner(gate).scale)
@@ -226,9 +226,9 @@ class Levels(Cell):
         middle = ops.div(ops.mul(total, 1024), n)
         spread = ops.div(ops.sub(ops.mul(squares, (1 << 20) // n), ops.mul(middle, middle)), 1 << 20)
         spread = ops.where(ops.compare("LT", spread, 1), max(1, int(10000 * scale)), spread)
-        apart = ops.sub(ops.mul(wide, 1024), middle)
+        centered = ops.sub(ops.mul(wide, 1024), middle)
         m, shift = (ops.broadcast_to(v, x.shape) for v in inverse_root(ops.cast(spread, T.i32)))
-        y = multiplied_by(apart, m, shift, 0)
+        y = multiplied_by(centered, m, shift, 0)
         y = ops.cast(ops.add(ops.mul(y, ops.cast(c.x(coefficients), T.i32)), c.x(bias)), T.i64)
         half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 512, T.i64), ops.full(y.shape, -512, T.i64))
         y = ops.cast(ops.div(ops.add(y, half), 1024), T.i32)
@@ -237,8 +237,8 @@ class Levels(Cell):
 
     def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node:
         entering = ops.sub(32767, forget) if entering is None else entering
-        kept, new = _halved(forget, cell, 15), _halved(entering, update, 30 + self.exponent)
-        cell = cut(ops.add(ops.cast(kept, T.i32), ops.cast(new, T.i32)), T.i16)
+        kept_cell, new = _halved(forget, cell, 15), _halved(entering, update, 30 + self.exponent)
+        cell = cut(ops.add(ops.cast(kept_cell, T.i32), ops.cast(new, T.i32)), T.i16)
         clip = self.c.float("cell_clip")
         if not clip > 0:
             return cell

@@ -65,22 +65,22 @@ def transform_matrix(c: Call) -> Node:
     angle = ops.sub(_number(given, "target_rotation_radians"), ops.atan2(across[1], across[0]))
     cos, sin = ops.Cos()(angle), ops.Sin()(angle)
     x, y = (ops.Take(0)(v, const(np.array(places))) for v in xy)
-    turned = ops.sub(ops.mul(cos, x), ops.mul(sin, y)), ops.add(ops.mul(sin, x), ops.mul(cos, y))
-    low, high = [ops.reduce_min(v) for v in turned], [ops.reduce_max(v) for v in turned]
+    rotated = ops.sub(ops.mul(cos, x), ops.mul(sin, y)), ops.add(ops.mul(sin, x), ops.mul(cos, y))
+    low, high = [ops.reduce_min(v) for v in rotated], [ops.reduce_max(v) for v in rotated]
     u, v = (ops.div(ops.add(a, b), 2) for a, b in zip(low, high, strict=True))
     middle = ops.add(ops.mul(cos, u), ops.mul(sin, v)), ops.sub(ops.mul(cos, v), ops.mul(sin, u))
-    sides = [_number(given, f"output_{side}") for side in ("width", "height")]
-    if min(sides) <= 0:
-        raise Unsupported(f"a crop of {sides}")
+    crop_sizes = [_number(given, f"output_{side}") for side in ("width", "height")]
+    if min(crop_sizes) <= 0:
+        raise Unsupported(f"a crop of {crop_sizes}")
     a, b = (
         ops.mul(ops.sub(h, l), _number(given, f"scale_{axis}") / side)
-        for axis, h, l, side in zip("xy", high, low, sides, strict=True)
+        for axis, h, l, side in zip("xy", high, low, crop_sizes, strict=True)
     )
     columns = (ops.mul(cos, a), ops.mul(sin, b)), (ops.Neg()(ops.mul(sin, a)), ops.mul(cos, b))
     zero, one = ops.scalar(0.0), ops.scalar(1.0)
     rows: list[Node] = []
     for (p, q), m in zip(columns, middle, strict=True):
-        shift = ops.sub(m, ops.add(ops.mul(p, sides[0] / 2), ops.mul(q, sides[1] / 2)))
+        shift = ops.sub(m, ops.add(ops.mul(p, crop_sizes[0] / 2), ops.mul(q, crop_sizes[1] / 2)))
         rows += [p, q, zero, shift]
     return ops.reshape(ops.stack([*rows, zero, zero, one, zero, zero, zero, zero, one]), (1, 4, 4))
 
@@ -129,8 +129,8 @@ def transform_bilinear(c: Call) -> Node:
         at = [ops.add(above, down), ops.add(left, on)]
         known = _all(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
         row, column = (ops.cast(ops.clip(a, 0, size - 1), T.i32) for a, size in zip(at, (h, w), strict=True))
-        found = ops.Take(0)(pixels, ops.add(ops.mul(row, w), column))
-        return ops.where(ops.expand_dims(known, 2), found, 0)
+        pixel = ops.Take(0)(pixels, ops.add(ops.mul(row, w), column))
+        return ops.where(ops.expand_dims(known, 2), pixel, 0)
 
     upper, lower = (
         ops.add(ops.mul(ops.sub(1, right_part), corner(d, 0)), ops.mul(right_part, corner(d, 1))) for d in (0, 1)
@@ -160,5 +160,5 @@ def transform_landmarks(c: Call) -> Node:
     if points.shape[-1] not in (2, 3):
         raise Unsupported(f"landmarks {points.type}")
     x, y = (ops.index_axis(points, -1, i) for i in range(2))
-    moved = [ops.expand_dims(v, -1) for v in _moved(rows, x, y)]
-    return ops.reshape(ops.concat([*moved, ops.slice_axis(points, -1, 2)], -1), shape)
+    points_moved = [ops.expand_dims(v, -1) for v in _moved(rows, x, y)]
+    return ops.reshape(ops.concat([*points_moved, ops.slice_axis(points, -1, 2)], -1), shape)

@@ -21,10 +21,10 @@ _ACTIVATIONS = {0: ("affine", 1.0, 0.0), 1: ("relu", 0.0, 0.0), 4: ("tanh", 0.0,
 
 
 def _function(c: Call) -> tuple[str, float, float]:
-    found = _ACTIVATIONS.get(c.int("activation"))
-    if found is None:
+    activation = _ACTIVATIONS.get(c.int("activation"))
+    if activation is None:
         raise Unsupported(f"activation {c.int('activation')}")
-    return found
+    return activation
 
 
 def _numbers(c: Call) -> None:
@@ -192,8 +192,8 @@ def lstm_of_levels(c: Call) -> Sequence[Node]:
 def svdf_of_levels(c: Call) -> Node:
     """8-bit values, 16-bit results of features."""
     _eight_bits(c)
-    x, w, time, kept, out = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
-    scales = [np.float32(q.scale) for q in (x, w, kept, time, out)]
+    x, w, time, state, out = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
+    scales = [np.float32(q.scale) for q in (x, w, state, time, out)]
     by = [Multiplier.of(float(s)) for s in (scales[0] * scales[1] / scales[2], scales[2] * scales[3] / scales[4])]
     total = ops.linear(moved(c.x(0), x), ops.cast(c.x(1), T.i32))
     y = _filtered(c, cut(multiplied(total, by[0]), T.i16), ops.cast(c.x(2), T.i32))

@@ -57,8 +57,10 @@ class _Operation(values.Call):
 
     def raw(self, name: str) -> str:
         """A convolution's dimension numbers."""
-        sides = [self._side(*letters) for letters in (("input", "b", "f"), ("kernel", "i", "o"), ("output", "b", "f"))]
-        return f"{sides[0]}x{sides[1]}->{sides[2]}"
+        layouts = [
+            self._side(*letters) for letters in (("input", "b", "f"), ("kernel", "i", "o"), ("output", "b", "f"))
+        ]
+        return f"{layouts[0]}x{layouts[1]}->{layouts[2]}"
 
     def _side(self, name: str, *letters: str) -> str:
         places = ("batch", "feature") if name != "kernel" else ("input_feature", "output_feature")

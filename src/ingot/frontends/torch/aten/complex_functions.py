@@ -25,8 +25,8 @@ _REAL: Mapping[str, Handler] = merged(
 
 def pairs(*values: object, dtype_of: Context) -> tuple[f.Complex, ...]:
     """Operands of one shape, both parts of each there."""
-    found = [pair(v, dtype_of) for v in values]
-    flat = aligned(tuple(p for z in found for p in (z.real, z.imaginary)))
+    operands = [pair(v, dtype_of) for v in values]
+    flat = aligned(tuple(p for z in operands for p in (z.real, z.imaginary)))
     return tuple(f.Complex(a, b) for a, b in zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -93,11 +93,11 @@ def _nonzero(z: Complex) -> Node:
 
 
 def _of_truth(name: str) -> None:
-    def told(c: Context, *args: object, **named: object) -> object:
+    def on_truth(c: Context, *args: object, **named: object) -> object:
         given = [_nonzero(a) if isinstance(a, Complex) else a for a in args]
         return _REAL[f"aten.{name}"](c, *given, **named)
 
-    on_complex(name)(told)
+    on_complex(name)(on_truth)
 
 
 for _name in (
@@ -216,16 +216,16 @@ def solve(c: Context, a: object, b: object, *, left: bool = True, check_errors: 
         # x a = b is a^T x^T = b^T
         matrix, right = (Complex(*(ops.swap_axes(p, -1, -2) for p in z.parts)) for z in (matrix, right))
         *batch, rows, columns = c.results[0].shape
-        turned = replace(c, results=(c.results[0].with_shape((*batch, columns, rows)), *c.results[1:]))
-        found, *rest = solve(turned, matrix, right)
-        assert isinstance(found, Complex)
-        return (Complex(*(ops.swap_axes(p, -1, -2) for p in found.parts)), *rest)
+        context = replace(c, results=(c.results[0].with_shape((*batch, columns, rows)), *c.results[1:]))
+        solution, *rest = solve(context, matrix, right)
+        assert isinstance(solution, Complex)
+        return (Complex(*(ops.swap_axes(p, -1, -2) for p in solution.parts)), *rest)
     rank = right.real.type.rank
     axis = rank - 1 if rank < matrix.real.type.rank else rank - 2
     embedded, n = _embedded(matrix), matrix.real.shape[-1]
-    found = list(c.results[0].shape)
-    place = len(found) - rank + axis
-    found[place] = 2 * n
-    x = factorizations.solved(embedded, ops.Concat(axis)(right.real, right.imaginary), tuple(found), True)
+    solution = list(c.results[0].shape)
+    place = len(solution) - rank + axis
+    solution[place] = 2 * n
+    x = factorizations.solved(embedded, ops.Concat(axis)(right.real, right.imaginary), tuple(solution), True)
     _, _, info = factorizations.lu_factor_ex(c, embedded)
     return (Complex(*(shape.slice_axis(x, place, at, at + n) for at in (0, n))), None, None, info)

@@ -118,8 +118,8 @@ def _triangle(x: Node, diagonal: DimLike, *, upper: bool) -> Node:
     plane = x.shape[-2:]
     row, column = index_along(plane, 0), index_along(plane, 1)
     edge = ops.Add()(row, filled(plane, on_axis(diagonal), i64)) if diagonal != 0 else row
-    kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
-    return ops.Select()(kept, x, expand(scalar_like(0, x), x.shape))
+    is_kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
+    return ops.Select()(is_kept, x, expand(scalar_like(0, x), x.shape))
 
 
 @aten("tril_indices.default")
@@ -155,5 +155,5 @@ def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
     shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))
     spread = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
     row, column = index_along(c.shape, rank - 2), index_along(c.shape, rank - 1)
-    kept = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
-    return ops.Select()(kept, spread, expand(scalar_like(0, x), c.shape))
+    is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
+    return ops.Select()(is_diagonal, spread, expand(scalar_like(0, x), c.shape))

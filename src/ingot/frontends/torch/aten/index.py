@@ -238,7 +238,7 @@ def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> No
 
 def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
     """(axis, index tensor) for every axis that is indexed. A mask stands for the coordinates of its true elements."""
-    found: list[tuple[int, Node]] = []
+    checked: list[tuple[int, Node]] = []
     axis, chosen = 0, None  # chosen: how many elements the masks before choose
     for index in indices:
         if index is None:
@@ -252,24 +252,24 @@ def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
             if chosen is not None:
                 coordinates = [with_size(c, v, 0, chosen) for v in coordinates]
             chosen = coordinates[0].shape[0] if coordinates else chosen
-            found += enumerate(coordinates, axis)
+            checked += enumerate(coordinates, axis)
             axis += len(coordinates)
         else:
-            found.append((axis, index))
+            checked.append((axis, index))
             axis += 1
     if axis > x.type.rank:
         raise Unsupported(f"{axis} indices for rank {x.type.rank}")
-    return found
+    return checked
 
 
 def _is_mask(index: Node) -> bool:
     return index.dtype == boolean or index.dtype.name == "u8"
 
 
-def _grid(found: Sequence[tuple[int, Node]]) -> Node:
+def _grid(indices: Sequence[tuple[int, Node]]) -> Node:
     """The broadcast index tensors side by side on a new last axis, as gather_nd and scatter_nd take them."""
-    shape = broadcast_shape([index.shape for _, index in found])
-    columns = [insert_axis(expand(cast(index, i64), shape), len(shape)) for _, index in found]
+    shape = broadcast_shape([index.shape for _, index in indices])
+    columns = [insert_axis(expand(cast(index, i64), shape), len(shape)) for _, index in indices]
     return columns[0] if len(columns) == 1 else ops.Concat(len(shape))(*columns)
 
 
@@ -298,14 +298,14 @@ def index(c: Context, x: Node, indices: Indices) -> Node:
         for i in range(mask.type.rank):
             mask = with_size(c, mask, i, x.shape[at + i])
         x, indices = reshape(x, joined), (*indices[:at], reshape(mask, (mask.type.size,)))
-    found = _checked(c, x, indices)
-    if not found:
+    checked = _checked(c, x, indices)
+    if not checked:
         return x
-    if len(found) == 1:
-        axis, only = found[0]
+    if len(checked) == 1:
+        axis, only = checked[0]
         return ops.Take(axis)(x, only)
-    axes = [axis for axis, _ in found]
-    grid = _grid(found)
+    axes = [axis for axis, _ in checked]
+    grid = _grid(checked)
     picked = ops.GatherND(0)(_indexed_first(x, axes), grid)
     return transpose(picked, _moved(grid.type.rank - 1, _place(axes), picked.type.rank))
 
@@ -318,9 +318,9 @@ def index_put(
     masks = [i for i in indices if i is not None]
     if len(masks) == 1 and masks[0].dtype == boolean:
         return _masked_put(c, x, indices, masks[0], values, accumulate)
-    found = _checked(c, x, indices)
-    axes = [axis for axis, _ in found]
-    grid = _grid(found)
+    checked = _checked(c, x, indices)
+    axes = [axis for axis, _ in checked]
+    grid = _grid(checked)
     lead = grid.shape[:-1]
     rest = tuple(d for i, d in enumerate(x.shape) if i not in axes)
     at = _place(axes)
@@ -389,9 +389,9 @@ def slice_scatter(
     interior = tuple(step - 1 if i == axis else 0 for i in range(x.type.rank))
     spread = ops.Pad(low, high, interior)(src, scalar_like(0, src))
     line = (src.shape[axis],)
-    kept = ops.Pad((low[axis],), (high[axis],), (step - 1,))(filled(line, True, boolean), const(False))
-    kept = ops.BroadcastInDim(x.shape, (axis,))(kept)
-    return ops.Select()(kept, spread, x)
+    is_written = ops.Pad((low[axis],), (high[axis],), (step - 1,))(filled(line, True, boolean), const(False))
+    is_written = ops.BroadcastInDim(x.shape, (axis,))(is_written)
+    return ops.Select()(is_written, spread, x)
 
 
 @aten("select_scatter.default")
@@ -414,8 +414,8 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, behind), (0,) * (rows + 1))(src, scalar_like(0, src))
     spread = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
     row, column = index_along(x.shape, rows), index_along(x.shape, rows + 1)
-    kept = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
-    return transpose(ops.Select()(kept, spread, x), tuple(order.index(d) for d in range(rank)))
+    is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
+    return transpose(ops.Select()(is_diagonal, spread, x), tuple(order.index(d) for d in range(rank)))
 
 
 def static(size: DimLike, what: str) -> int:

@@ -163,8 +163,8 @@ def _extremes(kind: str) -> None:
 
     def index(c: Context, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
         if dim is None:
-            found = arg_extreme(kind, reshape(x, (product(x.shape),)), 0, False)
-            return reshape(found, c.shape)
+            place = arg_extreme(kind, reshape(x, (product(x.shape),)), 0, False)
+            return reshape(place, c.shape)
         return arg_extreme(kind, x, axis_of(dim, x.type.rank), keepdim)
 
     aten.add(f"a{kind}.default", amax)

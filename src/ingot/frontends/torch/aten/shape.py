@@ -183,8 +183,8 @@ def movedim(c: Context, x: Node, source: int | Sequence[int], destination: int |
 @aten("cat.default", "concat.default", "concatenate.default")
 def cat(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
     # a 1-d tensor of size 0 is skipped whatever the others' rank, as PyTorch does
-    kept = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
-    parts = promoted(kept, c.dtype)
+    nonempty = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
+    parts = promoted(nonempty, c.dtype)
     axis = axis_of(dim, parts[0].type.rank)
     # the other sizes are equal, though torch may print them in another form
     parts = tuple(with_shape(p, (*c.shape[:axis], p.shape[axis], *c.shape[axis + 1 :])) for p in parts)

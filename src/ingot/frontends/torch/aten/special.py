@@ -32,8 +32,8 @@ def sinc(c: Context, x: Node) -> Node:
 def angle(c: Context, x: Node) -> Node:
     """Of a number on the real axis: 0, or pi where it is negative."""
     x = cast(x, c.dtype)
-    turned = ops.where(ops.compare("LT", x, 0.0), math.pi, filled(x.shape, 0, x.dtype))
-    return ops.where(ops.IsNan()(x), x, turned)
+    phase = ops.where(ops.compare("LT", x, 0.0), math.pi, filled(x.shape, 0, x.dtype))
+    return ops.where(ops.IsNan()(x), x, phase)
 
 
 def _unary(name: str, function: Callable[[Node], Node]) -> None:

@@ -29,10 +29,14 @@ def as_strided(
     memory = _memory(c)
     start = memory.offset if storage_offset is None else storage_offset
     held = [(n, s) for n, s in zip(x.shape, memory.strides, strict=True) if n != 1]
-    kept = [(n, s) for n, s in zip(size, stride, strict=True) if n != 1]
-    if start == memory.offset and len(set(held)) == len(held) and sorted(map(str, held)) == sorted(map(str, kept)):
+    target_axes = [(n, s) for n, s in zip(size, stride, strict=True) if n != 1]
+    if (
+        start == memory.offset
+        and len(set(held)) == len(held)
+        and sorted(map(str, held)) == sorted(map(str, target_axes))
+    ):
         x = reshape(x, [n for n, _ in held])
-        return reshape(transpose(x, [held.index(k) for k in kept]), size)
+        return reshape(transpose(x, [held.index(k) for k in target_axes]), size)
     return _rows_by_stride(_elements(memory), [*zip(size, stride, strict=True)], start - memory.start)
 
 

@@ -41,7 +41,7 @@ def attention(
 
 def attention_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, is_causal: bool, mask: Tensor | None,
-    scale: float | None, kept: Tensor | None = None,
+    scale: float | None, kept_share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value and of the scores with their mask, from the probabilities computed again (Dao
     et al., FlashAttention, algorithm 4). kept: what dropout multiplied the probabilities by. Of 16-bit operands, the
@@ -49,10 +49,10 @@ def attention_gradients(
     weights = attention_weights(query, key, mask, is_causal, scale)
     g, v = grad.to(weights.dtype), value.to(weights.dtype)
     of_weights = g @ v.transpose(-1, -2)
-    dropped = (weights if kept is None else weights * kept).to(grad.dtype)
+    dropped = (weights if kept_share is None else weights * kept_share).to(grad.dtype)
     of_value = dropped.transpose(-1, -2) @ grad
-    if kept is not None:
-        of_weights = of_weights * kept
+    if kept_share is not None:
+        of_weights = of_weights * kept_share
     of_scores = weights * (of_weights - (g * out).sum(-1, keepdim=True))
     scaled = (of_scores * _scale(query, scale)).to(query.dtype)
     return scaled @ key, scaled.transpose(-1, -2) @ query, of_value, of_scores

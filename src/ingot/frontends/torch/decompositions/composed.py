@@ -171,8 +171,8 @@ def hash_tensor(x: Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mo
     bits = x.to(torch.float64).view(torch.int64) if x.is_floating_point() else x.to(torch.int64)
     axes = sorted(d % max(x.dim(), 1) for d in dim or range(x.dim()))
     if x.dim():
-        kept = [i for i in range(x.dim()) if i not in axes]
-        bits = bits.permute(*kept, *axes).flatten(len(kept))
+        kept_axes = [i for i in range(x.dim()) if i not in axes]
+        bits = bits.permute(*kept_axes, *axes).flatten(len(kept_axes))
     else:
         bits = bits.reshape(1)
     if not bits.shape[-1]:
@@ -227,8 +227,8 @@ def _diagonal(x: Tensor) -> Tensor:
 
 
 def _parity(pivots: Tensor) -> Tensor:
-    moved = pivots != torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
-    return 1 - 2 * (moved.sum(-1) % 2)
+    is_swapped = pivots != torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    return 1 - 2 * (is_swapped.sum(-1) % 2)
 
 
 def each_alone() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
@@ -236,5 +236,5 @@ def each_alone() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     names = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::_foreach_")}
     packets = [getattr(torch.ops.aten, name.removeprefix("aten::")) for name in sorted(names)]
-    found = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
-    return {op: partial(op._op_dk, key) for op in found if not op._schema.is_mutable}
+    overloads = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    return {op: partial(op._op_dk, key) for op in overloads if not op._schema.is_mutable}

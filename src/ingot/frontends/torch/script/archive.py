@@ -34,11 +34,11 @@ def load(path: Path) -> Program:
         return read(Path(folder))
 
 
-def _raise_refused(told: Path, path: Path) -> None:
+def _raise_refused(report: Path, path: Path) -> None:
     """What the process wrote of an archive that torch reads and Ingot refuses."""
-    if not told.exists():
+    if not report.exists():
         return
-    what, refused = json.loads(told.read_text())
+    what, refused = json.loads(report.read_text())
     if refused:
         raise UnsupportedOpError([UnsupportedOp(*map(str, op)) for op in refused], model=str(path))
     raise ImportModelError(what, where=str(path))

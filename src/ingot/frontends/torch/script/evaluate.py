@@ -252,18 +252,18 @@ class _Run:
         if isinstance(most, torch.SymInt) and free_unbacked_symbols(most):
             most = Number(tensor_of(most))
         (body,) = n.blocks
-        turn = 0
+        iteration = 0
         while True:
             if isinstance(go, Truth) or isinstance(most, Number):
-                return self.repeated(n, turn, None if most == _FOREVER else most, go, carried, env)
-            if not go or (most != _FOREVER and turn >= int(most)):
+                return self.repeated(n, iteration, None if most == _FOREVER else most, go, carried, env)
+            if not go or (most != _FOREVER and iteration >= int(most)):
                 return carried
-            if turn >= _MOST_TURNS:
+            if iteration >= _MOST_TURNS:
                 raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MOST_TURNS} turns")])
-            go, *carried = self.block(body, (turn, *carried), env)
-            turn += 1
+            go, *carried = self.block(body, (iteration, *carried), env)
+            iteration += 1
 
-    def repeated(self, n: Node, turn: int, most: Any, go: Any, carried: list[Any], env: Env) -> Sequence[Any]:
+    def repeated(self, n: Node, iteration: int, most: Any, go: Any, carried: list[Any], env: Env) -> Sequence[Any]:
         """The loop in the run. Tensors among the attributes that it sets are carried, too, behind what the program
         says."""
         paths = [p for p in n.blocks[0].set_attributes() if isinstance(self.attributes[p], torch.Tensor)]
@@ -281,22 +281,22 @@ class _Run:
 
         others = {p: v for p, v in self.attributes.items() if p not in paths}
         starts = [*carried, *(self.attributes[p] for p in paths)]
-        ends = repeat(n, turn, most, go, starts, env, others, evaluate)
+        ends = repeat(n, iteration, most, go, starts, env, others, evaluate)
         self.attributes.update(zip(paths, ends[len(carried) :], strict=True))
         return ends[: len(carried)]
 
 
 def _contents(values: Iterable[Any]) -> list[object]:
     """What tells whether tensors, and lists and dicts of them, were changed."""
-    found: list[object] = []
+    elements: list[object] = []
     for v in values:
         if isinstance(v, torch.Tensor):
-            found.append((id(v), v._version))
+            elements.append((id(v), v._version))
         elif isinstance(v, list | tuple | dict):
-            found.append((id(v), len(v), *_contents(v.values() if isinstance(v, dict) else v)))
+            elements.append((id(v), len(v), *_contents(v.values() if isinstance(v, dict) else v)))
         else:
-            found.append(id(v))
-    return found
+            elements.append(id(v))
+    return elements
 
 
 def _results(n: Node, result: Any) -> Sequence[Any]:

@@ -104,9 +104,9 @@ class _Reader:
         task = _task(n)
         names = [v.debugName() for v in task.inputs()]
         self.modules |= {name: self.modules[i] for name, i in zip(names, inputs, strict=True) if i in self.modules}
-        kept = [(name, i) for name, i in zip(names, inputs, strict=True) if i not in self.modules]
-        body = self.block(task, [name for name, _ in kept])
-        return Node("prim::fork", tuple(i for _, i in kept), outputs, (body,), loc=loc)
+        graph_inputs = [(name, i) for name, i in zip(names, inputs, strict=True) if i not in self.modules]
+        body = self.block(task, [name for name, _ in graph_inputs])
+        return Node("prim::fork", tuple(i for _, i in graph_inputs), outputs, (body,), loc=loc)
 
     def _get(self, n: Any, owner: str, outputs: tuple[str, ...], loc: str) -> Node | None:
         path, type = self._path(owner, n.s("name")), n.output().type()
@@ -217,5 +217,5 @@ def _is_packed(type: Any) -> bool:
 
 
 def _location(n: Any) -> str:
-    found = _PLACE.findall(n.sourceRange())
-    return f"{found[0][0]}:{found[0][1]}" if found else ""
+    places = _PLACE.findall(n.sourceRange())
+    return f"{places[0][0]}:{places[0][1]}" if places else ""

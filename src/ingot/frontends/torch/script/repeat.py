@@ -137,17 +137,17 @@ class _Form:
 
     def values(self, tensors: Sequence[torch.Tensor]) -> Any:
         left = iter(tensors)
-        made: list[Any] = []
+        values: list[Any] = []
         for kind in self.leaves:
             if kind is torch.Tensor:
-                made.append(next(left))
+                values.append(next(left))
             else:
-                made.append(kind(next(left)) if kind in (Truth, Number) else kind)
-        return pytree.tree_unflatten(made, self.spec)
+                values.append(kind(next(left)) if kind in (Truth, Number) else kind)
+        return pytree.tree_unflatten(values, self.spec)
 
 
 def repeat(
-    n: Node, turn: int, most: Any, go: Any, carried: Sequence[Any], env: Env, attributes: Env, evaluate: Evaluate
+    n: Node, iteration: int, most: Any, go: Any, carried: Sequence[Any], env: Env, attributes: Env, evaluate: Evaluate
 ) -> Sequence[Any]:
     """Turn after turn of a loop as long as `go` holds; `most`: None, or how many. Raises UnsupportedOpError for values
     whose form changes."""
@@ -156,14 +156,14 @@ def repeat(
     outside = {name: env[name] for name in names if name in env}
     held = {path: attributes[path] for path in paths if path in attributes}
     inner, outer = _Form.of(list(carried), True), _Form.of((outside, held, most), False)
-    starts = [tensor_of(go).reshape(()), tensor_of(turn), *inner.tensors(list(carried))]
+    starts = [tensor_of(go).reshape(()), tensor_of(iteration), *inner.tensors(list(carried))]
     count = len(starts)
 
     def test(*tensors: torch.Tensor) -> torch.Tensor:
         *_, limit = outer.values(tensors[count:])
         return tensors[0] if limit is None else tensors[0] & (tensors[1] < tensor_of(limit))
 
-    def turned(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def body_on_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         seen, own, _ = outer.values(tensors[count:])
         arguments = (Number(tensors[1]), *inner.values(tensors[2:count]))
         again, *new = evaluate(arguments, seen, own)
@@ -176,7 +176,7 @@ def repeat(
 
     try:
         given: Any = tuple(starts), tuple(outer.tensors((outside, held, most)))
-        results = while_loop_op(test, turned, *given)
+        results = while_loop_op(test, body_on_tensors, *given)
     except (ValueError, RuntimeError) as e:
         reason = f"a loop whose turns only the run counts, and whose values change their form: {str(e)[:200]}"
         raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)]) from e
@@ -185,15 +185,15 @@ def repeat(
 
 def _read(block: Block) -> tuple[list[str], list[str]]:
     """Names that a block reads and does not make, and the attributes that it reads."""
-    made, names, paths = set(block.inputs), dict[str, None](), dict[str, None]()
+    defined, names, paths = set(block.inputs), dict[str, None](), dict[str, None]()
     for n in block.nodes:
-        names.update((i, None) for i in n.inputs if i not in made)
+        names.update((i, None) for i in n.inputs if i not in defined)
         if n.kind == "prim::GetAttr":
             paths[n.attribute] = None
         for inside in n.blocks:
             more, also = _read(inside)
-            names.update((i, None) for i in more if i not in made)
+            names.update((i, None) for i in more if i not in defined)
             paths.update((p, None) for p in also)
-        made.update(n.outputs)
-    names.update((o, None) for o in block.outputs if o not in made)
+        defined.update(n.outputs)
+    names.update((o, None) for o in block.outputs if o not in defined)
     return list(names), list(paths)

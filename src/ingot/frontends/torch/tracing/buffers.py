@@ -32,13 +32,13 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
     """A program that writes none of its buffers; `program` itself where that is so, or where it writes a part of one,
     reads one by another name, or writes something else."""
     nodes = list(program.graph.nodes)
-    writes = {n: found for n in nodes if n.op == "call_function" and (found := _written(n))}
+    writes = {n: target for n in nodes if n.op == "call_function" and (target := _written(n))}
     if not writes:
         return program
     names, buffers = Names(nodes), _buffers(program)
-    writes = {n: found for n, found in writes.items() if any(map(names.holds_input, found))}
-    changed = {t for found in writes.values() for t in found}
-    seen = any(names.is_seen(n, t) for n, found in writes.items() for t in found)
+    writes = {n: target for n, target in writes.items() if any(map(names.holds_input, target))}
+    changed = {t for target in writes.values() for t in target}
+    seen = any(names.is_seen(n, t) for n, target in writes.items() for t in target)
     if seen or not writes or not changed <= buffers.keys():
         return program
     places = [n for n in nodes if n in changed]
@@ -50,11 +50,11 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
         OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), buffers[place])
         for place, value in zip(places, end.args[0], strict=False)
     ]
-    made, signature = copy.copy(program), program.graph_signature
-    made._graph_module = fx.GraphModule(program.graph_module, graph)
-    made._graph_module.meta = program.graph_module.meta
-    made._graph_signature = replace(signature, output_specs=[*specs, *signature.output_specs])
-    return made
+    copied, signature = copy.copy(program), program.graph_signature
+    copied._graph_module = fx.GraphModule(program.graph_module, graph)
+    copied._graph_module.meta = program.graph_module.meta
+    copied._graph_signature = replace(signature, output_specs=[*specs, *signature.output_specs])
+    return copied
 
 
 def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
@@ -63,11 +63,11 @@ def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
     tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
     users = Counter(t.untyped_storage().data_ptr() for t in {id(t): t for t in tensors.values()}.values())
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if s.kind is InputKind.BUFFER}
-    found = {n: str(specs[n.name].target) for n in program.graph.nodes if n.op == "placeholder" and n.name in specs}
-    times = Counter(id(tensors[name]) for name in found.values() if name in tensors)
+    buffers = {n: str(specs[n.name].target) for n in program.graph.nodes if n.op == "placeholder" and n.name in specs}
+    times = Counter(id(tensors[name]) for name in buffers.values() if name in tensors)
     return {
         n: name
-        for n, name in found.items()
+        for n, name in buffers.items()
         if name in tensors and times[id(tensors[name])] == 1 and users[tensors[name].untyped_storage().data_ptr()] == 1
     }
 
@@ -127,8 +127,8 @@ def _computed(graph: fx.Graph, node: fx.Node, now: Mapping[fx.Node, fx.Node]) ->
     new = op(*values, **named)
     if (old.dtype, old.shape) != (new.dtype, new.shape):
         return None
-    made = _call(graph, node, new, op, args, kwargs)
-    return made, made
+    computed = _call(graph, node, new, op, args, kwargs)
+    return computed, computed
 
 
 def _call(

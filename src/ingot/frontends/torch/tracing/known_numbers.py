@@ -57,8 +57,8 @@ class KnownNumbers(TorchFunctionMode):
         return func(*given[0], **given[1])
 
     def _known(self, value: Any) -> Any:
-        found = self._values.get(id(value))
-        return value if found is None else torch.tensor(found[1], dtype=found[0].dtype)
+        number = self._values.get(id(value))
+        return value if number is None else torch.tensor(number[1], dtype=number[0].dtype)
 
 
 def _is_number(buffer: Tensor) -> bool:

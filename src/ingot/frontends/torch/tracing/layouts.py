@@ -128,8 +128,8 @@ class _Outside:
         expression = value.node.expr
         if expression not in self._sizes:
             self._sizes[expression] = sympy_interp(PythonReferenceAnalysis, dict(self._sizes), expression)
-        found = self._sizes[expression]
-        return found.node if isinstance(found, fx.Proxy) else int(found)
+        node = self._sizes[expression]
+        return node.node if isinstance(node, fx.Proxy) else int(node)
 
     def has_views(self, node: fx.Node) -> bool:
         """Whether the views that lead to `node` can be made again."""
@@ -158,7 +158,7 @@ class _Outside:
         return fx.GraphModule({}, self.graph).forward
 
 
-def cut_results(graph: fx.Graph, kept: slice = _NONE, written: int = 0) -> Results:
+def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) -> Results:
     """Lets `graph` give only what the model has to compute of its results.
 
     kept: places of what only a backward graph reads, which has its axes in any order. written: how many of the last
@@ -167,7 +167,7 @@ def cut_results(graph: fx.Graph, kept: slice = _NONE, written: int = 0) -> Resul
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
     shown_until = len(results) - written
-    saved = range(len(results))[kept]
+    saved = range(len(results))[kept_slice]
     shown = {r for i, r in enumerate(results[:shown_until]) if i not in saved and _is_strided(r)}
     given = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
     sizes = _Outside(graph)
@@ -201,7 +201,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
     reads = [n for n in reads if _root(n).op == "placeholder" and outside.has_views(n)]
     if not reads:
         return [], None
-    made, added, last = [outside.view(n) for n in reads], list[fx.Node](), graph.find_nodes(op="placeholder")[-1]
+    new_views, added, last = [outside.view(n) for n in reads], list[fx.Node](), graph.find_nodes(op="placeholder")[-1]
     for node in reversed(reads):
         with graph.inserting_after(last):
             new = graph.placeholder(f"{node.name}_memory")
@@ -209,7 +209,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
         node.replace_all_uses_with(new)
         added.insert(0, new)
     graph.eliminate_dead_code()
-    return added, outside.function(made)
+    return added, outside.function(new_views)
 
 
 def saved_results() -> slice:

@@ -102,8 +102,8 @@ def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable
 
     def pooled(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Any:
         n = input.dim() - 2
-        kernel, steps, sides = (list(sizes_per_axis(v, n)) for v in (kernel_size, stride or kernel_size, padding))
-        for axis, (size, side) in enumerate(zip(kernel, sides, strict=True), 2):
+        kernel, steps, paddings = (list(sizes_per_axis(v, n)) for v in (kernel_size, stride or kernel_size, padding))
+        for axis, (size, side) in enumerate(zip(kernel, paddings, strict=True), 2):
             if _open(size) and _same(size, input.shape[axis]) and side == 0:
                 input = whole(input, axis, keepdim=True)
                 kernel[axis - 2] = steps[axis - 2] = 1
@@ -118,8 +118,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _triangle(keep: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
     def indices(row: Size, col: Size, offset: int = 0, **to: Any) -> Tensor:
-        kept = keep(torch.ones(row, col, dtype=torch.bool, device=to.get("device")), offset)
-        return kept.nonzero().T.to(to.get("dtype") or torch.int64)
+        mask = keep(torch.ones(row, col, dtype=torch.bool, device=to.get("device")), offset)
+        return mask.nonzero().T.to(to.get("dtype") or torch.int64)
 
     return indices
 

@@ -61,8 +61,8 @@ def _keep_draws(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and must_recompute(node):
             several = [user for user in node.users if user.target is operator.getitem]
-            for kept in (node, *several):
-                kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            for kept_node in (node, *several):
+                kept_node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _merge_equal(graph: fx.Graph) -> None:
@@ -83,8 +83,8 @@ def _merge_equal(graph: fx.Graph) -> None:
             continue
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         # numbers by their text: 1, 1.0 and True are equal, as 0.0 and -0.0 are
-        told = (a if isinstance(a, fx.Node) else (type(a), repr(a)) for a in flat)
-        first = seen.setdefault((target, str(spec), *told), node)
+        leaves = (a if isinstance(a, fx.Node) else (type(a), repr(a)) for a in flat)
+        first = seen.setdefault((target, str(spec), *leaves), node)
         if first is not node and _storage(node) not in results:
             node.replace_all_uses_with(first)
             graph.erase_node(node)

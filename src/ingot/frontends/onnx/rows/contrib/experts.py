@@ -32,8 +32,8 @@ def _gated(c: Call, x: Node) -> Node:
     if c.has_attr("swiglu_limit"):
         most = c.float("swiglu_limit")
         gate, line = ops.minimum(gate, most), ops.clip(line, -most, most)
-    turned = ops.mul(gate, ops.Logistic()(ops.mul(gate, c.float("activation_alpha", 1.0))))
-    return ops.mul(turned, ops.add(line, c.float("activation_beta", 0.0)))
+    activated = ops.mul(gate, ops.Logistic()(ops.mul(gate, c.float("activation_alpha", 1.0))))
+    return ops.mul(activated, ops.add(line, c.float("activation_beta", 0.0)))
 
 
 def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normalized: bool) -> Node:

@@ -78,8 +78,10 @@ def qgemm(c: Call) -> Result:
     a, a_scale, a_zero, b, b_scale, b_zero = (c.x(i) for i in range(6))
     across = c.flag("transB")
     column = () if b_zero.type.size == 1 else (-1, 1) if across else (-1,)
-    sides = (0 if c.flag("transA") else 1,), (1 if across else 0,)
-    sums = ops.DotGeneral(contract=sides)(centred(a, ops.reshape(a_zero, ())), centred(b, ops.reshape(b_zero, column)))
+    contracted = (0 if c.flag("transA") else 1,), (1 if across else 0,)
+    sums = ops.DotGeneral(contract=contracted)(
+        centred(a, ops.reshape(a_zero, ())), centred(b, ops.reshape(b_zero, column))
+    )
     if c.has(6):
         sums = ops.add(sums, c.x(6))
     scale = ops.mul(scales_product(a_scale, b_scale), c.float("alpha", 1.0))

@@ -72,9 +72,9 @@ def if_(c: Call) -> Result:
     try:
         branches: list[list[AnyValue]] = []
         for name in _BRANCHES:
-            with c.importer.found.within() as found:
+            with c.importer.found.within() as sizes:
                 branches.append(c.importer.run(c.graph(name), c, {}, captures))
-                inside.append(found)
+                inside.append(sizes)
         outputs = [_tensors(b, "an If with a result") for b in branches]
         types = [tuple(n.type for n in b) for b in outputs]
         if types[0] != types[1]:
@@ -92,17 +92,17 @@ def if_(c: Call) -> Result:
     if wrong is not None:
         raise wrong
     takes = tuple(captures.inputs.values())
-    graphs = tuple(_body(takes, b, found) for b, found in zip(outputs, inside, strict=True))
+    graphs = tuple(_body(takes, b, sizes) for b, sizes in zip(outputs, inside, strict=True))
     index = ops.cast(ops.reshape(pred.node, ()), T.i32)
     return ops.Case(graphs)(index, *captures.inputs).results
 
 
-def _body(inputs: Sequence[Node], outputs: Sequence[Node], found: Sizes) -> Graph:
+def _body(inputs: Sequence[Node], outputs: Sequence[Node], sizes: Sizes) -> Graph:
     """A graph inside, with the sizes that it finds itself; none of them may leave it."""
-    escaping = sorted(s for n in outputs for d in n.shape for s in symbols_of(d) if s in found)
+    escaping = sorted(s for n in outputs for d in n.shape for s in symbols_of(d) if s in sizes)
     if escaping:
         raise Unsupported(f"a result inside control flow is of size {escaping[0]}, known in that part of the run only")
-    return with_sizes(Graph(tuple(inputs), tuple(outputs)), found)
+    return with_sizes(Graph(tuple(inputs), tuple(outputs)), sizes)
 
 
 _BRANCHES = ("else_branch", "then_branch")
@@ -224,9 +224,9 @@ def _unstacked(it: _Iteration) -> list[Node]:
     if not it.axes:
         return []
     slices = [Value(ops.full((*x.shape[:axis], *x.shape[axis + 1 :]), 0, x.dtype)) for x, axis, _ in it.scanned]
-    turn = it.call.importer.run(it.body, it.call, it.inputs(index_of(0), _true(), it.carried, slices), lambda v: v)
+    iteration = it.call.importer.run(it.body, it.call, it.inputs(index_of(0), _true(), it.carried, slices), lambda v: v)
     out: list[Node] = []
-    for r, axis in zip(_tensors(it.split(turn)[2], "a loop that stacks"), it.axes, strict=True):
+    for r, axis in zip(_tensors(it.split(iteration)[2], "a loop that stacks"), it.axes, strict=True):
         place = normal_axis(axis, len(r.shape) + 1)
         out.append(ops.full((*r.shape[:place], 0, *r.shape[place:]), 0, r.dtype))
     return out
@@ -252,7 +252,7 @@ def _while(it: _Iteration) -> Result:
         captures(Value(x))
     slices = [Value(_dynamic_at(captures(Value(x)).node, axis, step, back)) for x, axis, back in it.scanned]
     inputs = it.inputs(Value(step), Value(go), [Value(n) for n in names], slices)
-    with c.importer.found.within() as found:
+    with c.importer.found.within() as sizes:
         cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = _tensors(carried, "a loop with a carried value")
     for k, (a, b) in enumerate(zip(starts, ends, strict=True)):
@@ -272,7 +272,7 @@ def _while(it: _Iteration) -> Result:
     next_go = go if cond is None else ops.reshape(cond.node, ())
     captured = tuple(captures.inputs.values())
     state = (step, go, *names, *captured, *buffers)
-    body = _body(state, (next_step, next_go, *ends, *captured, *writes), found)
+    body = _body(state, (next_step, next_go, *ends, *captured, *writes), sizes)
     test = go
     if results and room is not it.count:
         test = ops.and_(go, ops.compare("LE", step, ops.scalar(room, T.i64)))
@@ -282,7 +282,7 @@ def _while(it: _Iteration) -> Result:
         # a trip count known at run time only
         trip = Input(f"{loc}.trip", TensorType(T.i64))()
         state = (*state, trip)
-        body = _body(state, (*body.results, trip), found)
+        body = _body(state, (*body.results, trip), sizes)
         test = ops.and_(test, ops.compare("LT", step, trip))
     first_go = const(True) if it.condition is None else ops.reshape(it.condition.node, ())
     operands = [const(np.int64(0)), first_go, *starts, *captures.inputs]
@@ -303,10 +303,10 @@ def _counted(
     """A condition that only counts turns is a count, and no condition. state: the step and what is carried."""
     if cond is None or _known_bool(it.condition or _true()) is not True:
         return it, cond
-    told = turns(cond.node, state, (0, *map(_size, it.carried)), ends)
-    if told is None or (it.count is None and it.call.has(0)):
+    trip_count = turns(cond.node, state, (0, *map(_size, it.carried)), ends)
+    if trip_count is None or (it.count is None and it.call.has(0)):
         return it, cond
-    count, inexact = told
+    count, inexact = trip_count
     if inexact:
         it.call.importer.require(EXACT - count, "a loop of more turns than its condition tells apart")
     return replace(it, count=count if it.count is None else dim_min(it.count, count)), None

@@ -47,24 +47,24 @@ def _resize(
         sizes = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
         floats = tuple(s for s in scales if isinstance(s, float))
         given = floats if len(floats) == len(scales) else None
-    kept = [
+    resized_axes = [
         i
         for i, a in enumerate(axes)
         if sizes[i] != x.shape[a] or (given is not None and given[i] != 1.0) or (roi and roi[i] != (0.0, 1.0))
     ]
-    if not kept:
+    if not resized_axes:
         return x
     return ops.Resize(
-        sizes=tuple(sizes[i] for i in kept),
-        axes=tuple(axes[i] for i in kept),
+        sizes=tuple(sizes[i] for i in resized_axes),
+        axes=tuple(axes[i] for i in resized_axes),
         mode=mode,
         coordinates=coordinates,
         nearest_mode=nearest,
         cubic_a=c.float("cubic_coeff_a", -0.75),
         exclude_outside=c.flag("exclude_outside"),
-        scales=None if given is None else tuple(given[i] for i in kept),
+        scales=None if given is None else tuple(given[i] for i in resized_axes),
         antialias=c.flag("antialias"),
-        roi=None if roi is None else tuple(roi[i] for i in kept),
+        roi=None if roi is None else tuple(roi[i] for i in resized_axes),
         extrapolation=c.float("extrapolation_value", 0.0),
     )(x)
 
@@ -86,8 +86,8 @@ def _cropped(scale: Element, region: tuple[float, float]) -> float:
 
 def _elements(c: Call, i: int) -> list[Element]:
     """Scales as floats, sizes or ratios of sizes."""
-    found = cast(c.sym(i), T.f32)
-    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in found.items.reshape(-1)]
+    elements = cast(c.sym(i), T.f32)
+    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in elements.items.reshape(-1)]
 
 
 @onnx_op("Upsample")

@@ -82,20 +82,20 @@ class Forest:
 
     def trees(self) -> np.ndarray | None:
         """[nodes]: each node's tree, -1 where none reaches it. None where trees share nodes."""
-        found = np.full(len(self.mode), -1)
+        roots = np.full(len(self.mode), -1)
         at, own = self.roots, np.arange(len(self.roots))
         for _ in range(_DEEPEST):
-            fresh = found[at] < 0
-            if (found[at[~fresh]] != own[~fresh]).any():
+            fresh = roots[at] < 0
+            if (roots[at[~fresh]] != own[~fresh]).any():
                 return None
             at, own = at[fresh], own[fresh]
-            found[at] = own
-            if (found[at] != own).any():
+            roots[at] = own
+            if (roots[at] != own).any():
                 return None
             inner = ~self.leaf[at]
             at, own = at[inner], own[inner]
             if not at.size:
-                return found
+                return roots
             at, own = np.concatenate([self.yes[at], self.no[at]]), np.tile(own, 2)
         return None
 

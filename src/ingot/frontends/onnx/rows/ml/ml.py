@@ -61,9 +61,9 @@ def transformed(y: Node, name: str) -> Node:
         case "SOFTMAX_ZERO":
             # softmax, but that scores of 0 stay 0
             most = ops.reduce_max(y, 1, keepdims=True)
-            kept = ops.compare("GT", ops.Abs()(y), 1e-7)
-            parts = ops.where(kept, ops.Exp()(ops.sub(y, most)), ops.scalar(0, y.dtype))
-            rest = ops.where(kept, parts, ops.mul(y, ops.Exp()(ops.Neg()(most))))
+            is_significant = ops.compare("GT", ops.Abs()(y), 1e-7)
+            parts = ops.where(is_significant, ops.Exp()(ops.sub(y, most)), ops.scalar(0, y.dtype))
+            rest = ops.where(is_significant, parts, ops.mul(y, ops.Exp()(ops.Neg()(most))))
             return ops.div(rest, ops.reduce_sum(parts, 1, keepdims=True))
     raise Unsupported(f"post_transform {name}")
 
@@ -111,8 +111,8 @@ def _kernels(c: Call, x: Node, vectors: np.ndarray) -> Node:
     gamma, shift, degree = (float(p) for p in params)
     if kind == "RBF":
         # differences before squares: nothing cancels
-        apart = ops.sub(ops.expand_dims(x, 1), const(vectors))
-        return ops.Exp()(ops.mul(ops.reduce_sum(ops.mul(apart, apart), 2), -gamma))
+        differences = ops.sub(ops.expand_dims(x, 1), const(vectors))
+        return ops.Exp()(ops.mul(ops.reduce_sum(ops.mul(differences, differences), 2), -gamma))
     y = ops.MatMul()(x, const(np.ascontiguousarray(vectors.T)))
     match kind:
         case "LINEAR":
@@ -172,11 +172,11 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
     column = np.full((classes, classes), 2 * count)
     for p, (i, j) in enumerate(pairs):
         column[i, j], column[j, i] = p, count + p
-    sides = ops.concat([fits, ops.sub(1.0, fits), ops.full((rows, 1), 0.0)], 1)
-    won = ops.reshape(ops.Take(1)(sides, const(column.reshape(-1))), (rows, classes, classes))
+    scores_of_pairs = ops.concat([fits, ops.sub(1.0, fits), ops.full((rows, 1), 0.0)], 1)
+    won = ops.reshape(ops.Take(1)(scores_of_pairs, const(column.reshape(-1))), (rows, classes, classes))
     own = ops.expand_dims(ops.reduce_sum(ops.mul(won, won), 1), 2)
-    apart = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
-    q = ops.where(const(np.eye(classes, dtype=bool)), own, apart)
+    coupling = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
+    q = ops.where(const(np.eye(classes, dtype=bool)), own, coupling)
     start = ops.full((rows, classes), 1 / classes)
     i, go, p, held = (
         Input(name, t)()
@@ -270,9 +270,9 @@ def _entries(c: Call, what: str) -> np.ndarray:
     """LabelEncoder's keys or values."""
     if c.has_attr(f"{what}_strings"):
         raise Unsupported(f"{what} that are strings")
-    found = c.attr(f"{what}_tensor")
-    if isinstance(found, np.ndarray):
-        return found.reshape(-1)
+    values = c.attr(f"{what}_tensor")
+    if isinstance(values, np.ndarray):
+        return values.reshape(-1)
     return floats(c, f"{what}_floats") if c.has_attr(f"{what}_floats") else np.asarray(c.int_list(f"{what}_int64s"))
 
 

@@ -61,13 +61,13 @@ class _Table:
         used = forest.feature[~leaf]
         if not isinstance(features, int) or not 0 <= used.min(initial=0) <= used.max(initial=-1) + 1 <= features:
             raise Unsupported(f"features {used.min(initial=0)} to {used.max(initial=-1)} of {features}")
-        turned = ~forest.nan & ~leaf
+        is_flipped = ~forest.nan & ~leaf
         with np.errstate(over="ignore"):
             least = np.nextafter(-forest.split, forest.split.dtype.type(-np.inf))
-        feature, split = forest.feature, np.where(leaf, np.inf, np.where(turned, least, forest.split))
-        if turned.any():
-            x, feature = ops.concat([x, ops.Neg()(x)], 1), feature + turned * features
-        first, second = np.where(turned, forest.no, forest.yes), np.where(turned, forest.yes, forest.no)
+        feature, split = forest.feature, np.where(leaf, np.inf, np.where(is_flipped, least, forest.split))
+        if is_flipped.any():
+            x, feature = ops.concat([x, ops.Neg()(x)], 1), feature + is_flipped * features
+        first, second = np.where(is_flipped, forest.no, forest.yes), np.where(is_flipped, forest.yes, forest.no)
         nodes = np.concatenate([roots, np.stack([first, second], 1)[~leaf].reshape(-1)])
         check_table(len(nodes), _WORDS)
         pair = len(roots) + 2 * (np.cumsum(~leaf) - 1)
@@ -214,8 +214,8 @@ def _by_target(forest: Forest, own: np.ndarray) -> np.ndarray:
 
 def _numbers(c: Call, name: str, dtype: DType) -> np.ndarray:
     """An attribute of floats, or a tensor under `name`_as_tensor; empty where there is neither."""
-    found = c.attr(f"{name}_as_tensor")
-    return np.asarray(c.float_list(name) or () if found is None else found, dtype.numpy).reshape(-1)
+    values = c.attr(f"{name}_as_tensor")
+    return np.asarray(c.float_list(name) or () if values is None else values, dtype.numpy).reshape(-1)
 
 
 def _integers(c: Call, name: str) -> np.ndarray:
@@ -253,8 +253,8 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     """(nodes, weights, each node's tree) of the ops that name nodes by tree and number; `kind` is what has weights."""
     names = ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
     trees, numbers, feature, yes, no = (_integers(c, f"nodes_{name}") for name in names)
-    found = c.attr("nodes_modes")
-    mode = np.asarray([MODES[str(m)] for m in found] if isinstance(found, tuple) else (), np.int64)
+    modes = c.attr("nodes_modes")
+    mode = np.asarray([MODES[str(m)] for m in modes] if isinstance(modes, tuple) else (), np.int64)
     split = _numbers(c, "nodes_values", dtype)
     nan = _integers(c, "nodes_missing_value_tracks_true").astype(bool)
     nan = nan if nan.size else np.zeros(len(mode), bool)
@@ -271,8 +271,8 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     leaf = find(_integers(c, f"{kind}_treeids"), _integers(c, f"{kind}_nodeids"))
     target, value = _integers(c, f"{kind}_ids"), _numbers(c, f"{kind}_weights", dtype)
     # old converters give inner nodes weights that nothing reads
-    kept = ~inner[leaf]
-    return forest, Weights(leaf[kept], target[kept], value[kept], targets), tree
+    is_leaf = ~inner[leaf]
+    return forest, Weights(leaf[is_leaf], target[is_leaf], value[is_leaf], targets), tree
 
 
 def _finished(y: Node, base: np.ndarray, aggregate: str, trees: int, transform: str) -> Node:
@@ -299,8 +299,8 @@ def tree_ensemble_regressor(c: Call) -> Result:
 
 
 def _tensor(c: Call, name: str, dtype: DType) -> np.ndarray:
-    found = c.attr(name)
-    return np.asarray(found if isinstance(found, np.ndarray) else (), dtype.numpy).reshape(-1)
+    value = c.attr(name)
+    return np.asarray(value if isinstance(value, np.ndarray) else (), dtype.numpy).reshape(-1)
 
 
 @onnx_op("TreeEnsemble", since=5, domain=ML)

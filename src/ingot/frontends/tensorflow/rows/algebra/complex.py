@@ -50,8 +50,8 @@ def conj(c: Call, z: Complex) -> Complex:
 
 @on_complex("ConjugateTranspose")
 def conjugate_transpose(c: Call, z: Complex, order: Node) -> Complex:
-    turned = c.numbers(order)
-    return f.conj(Complex(ops.transpose(z.real, turned), ops.transpose(z.imag, turned)))
+    permutation = c.numbers(order)
+    return f.conj(Complex(ops.transpose(z.real, permutation), ops.transpose(z.imag, permutation)))
 
 
 @on_complex("Angle")
@@ -108,9 +108,9 @@ def product(c: Call, a: Complex, b: Complex) -> Complex:
     assert isinstance(of_real, Row)
 
     def times(x: Node, y: Node) -> Node:
-        made = of_real.fn(c, x, y)
-        assert isinstance(made, Node)
-        return made
+        result = of_real.fn(c, x, y)
+        assert isinstance(result, Node)
+        return result
 
     real = ops.sub(times(a.real, b.real), times(a.imag, b.imag))
     return Complex(real, ops.add(times(a.real, b.imag), times(a.imag, b.real)))

@@ -68,10 +68,10 @@ class _Band:
         return lines[0] if len(lines) == 1 else ops.stack(lines, -2)
 
 
-def _band(c: Call, sides: Sequence[DimLike], k: Node | None) -> _Band:
+def _band(c: Call, shape: Sequence[DimLike], k: Node | None) -> _Band:
     ends = (0,) if k is None else c.numbers(k)
     default = "RIGHT_LEFT" if c.op.endswith("V3") else "LEFT_LEFT"
-    return _Band(sides[-2], sides[-1], ends[0], ends[-1], c.str("align", default))
+    return _Band(shape[-2], shape[-1], ends[0], ends[-1], c.str("align", default))
 
 
 @row("MatrixDiagV3", "MatrixDiagV2", "MatrixDiag", "Diag")
@@ -85,8 +85,8 @@ def diag(c: Call, x: Node, *rest: Node) -> Node:
     least = x.shape[-1] - min(ends[-1], 0), x.shape[-1] + max(ends[0], 0)
     if rows == -1 and columns == -1:
         rows = columns = dim_max(*least)
-    sides = [low if d == -1 else d for d, low in zip((rows, columns), least, strict=True)]
-    return _band(c, sides, k).spread(x, fill)
+    shape = [low if d == -1 else d for d, low in zip((rows, columns), least, strict=True)]
+    return _band(c, shape, k).spread(x, fill)
 
 
 @row("MatrixDiagPartV3", "MatrixDiagPartV2", "MatrixDiagPart", "DiagPart")

@@ -47,8 +47,8 @@ def log_determinant(c: Call, a: Node) -> Result:
     lu, pivots, _ = ops.LU()(a).results
     factors = linalg.diagonal(lu)
     stays = ops.compare("EQ", pivots, ops.cast(ops.arange(pivots.shape[-1]), pivots.dtype))
-    moved = ops.where(stays, ops.scalar(1.0, a.dtype), -1.0)
-    sign = ops.reduce("prod", ops.mul(moved, ops.Sign()(factors)), -1)
+    negations = ops.where(stays, ops.scalar(1.0, a.dtype), -1.0)
+    sign = ops.reduce("prod", ops.mul(negations, ops.Sign()(factors)), -1)
     return [sign, ops.reduce_sum(ops.Log()(ops.Abs()(factors)), -1)]
 
 
@@ -87,16 +87,16 @@ def least_squares(c: Call, a: Node, b: Node, l2: Node) -> Node:
     rows, columns = a.shape[-2:]
     if not isinstance(rows, int) or not isinstance(columns, int):
         raise Unsupported(f"of {a.type}")
-    turned, product = linalg.transposed(a), ops.MatMul()
+    transposed, product = linalg.transposed(a), ops.MatMul()
     tall = rows >= columns
-    gram = product(turned, a) if tall else product(a, turned)
+    gram = product(transposed, a) if tall else product(a, transposed)
     line = ops.arange(min(rows, columns))
     on = ops.compare("EQ", ops.expand_dims(line, 1), ops.expand_dims(line, 0))
     gram = ops.add(gram, ops.where(on, ops.cast(l2, a.dtype), 0.0))
     factor = linalg.cholesky(gram)
     if tall:
-        return linalg.cholesky_solve(product(turned, b), factor)
-    return product(turned, linalg.cholesky_solve(b, factor))
+        return linalg.cholesky_solve(product(transposed, b), factor)
+    return product(transposed, linalg.cholesky_solve(b, factor))
 
 
 @row("MatrixExponential")

@@ -23,7 +23,9 @@ def to_tensor(c: Call, shape: Node, values: Node, default: Node, *partitions: No
     levels, inner = _levels(c, partitions), values.shape[1:]
     rows, *rest = c.sizes(shape) if shape.shape else (-1,) * (1 + len(levels) + len(inner))
     widths, tail = rest[: len(levels)], rest[len(levels) :]
-    require_equal([d if asked == -1 else asked for d, asked in zip(inner, tail, strict=True)], inner, "inner sizes")
+    require_equal(
+        [d if requested == -1 else requested for d, requested in zip(inner, tail, strict=True)], inner, "inner sizes"
+    )
     if rows != -1:
         begins, lengths = levels[0]
         more = (rows - lengths.shape[0],)

@@ -116,16 +116,16 @@ def concat(c: Call, *operands: Node) -> Result:
     n = c.int("N")
     places, values, sizes = (operands[i * n : (i + 1) * n] for i in range(3))
     shapes = [c.sizes(s) for s in sizes]
-    axis, first, moved = normal(c.int("concat_dim"), len(shapes[0])), ops.scalar(0, i64), list[Node]()
+    axis, first, shifted = normal(c.int("concat_dim"), len(shapes[0])), ops.scalar(0, i64), list[Node]()
     for at, shape in zip(places, shapes, strict=True):
         steps = ops.stack([first if i == axis else ops.scalar(0, i64) for i in range(len(shape))])
-        moved.append(ops.add(at, steps))
+        shifted.append(ops.add(at, steps))
         first = ops.add(first, ops.scalar(shape[axis], i64))
     total = list(shapes[0])
     for s in shapes[1:]:
         total[axis] = total[axis] + s[axis]
     wide = ops.stack([ops.scalar(d, i64) for d in total])
-    at, joined = ops.concat(moved, 0), ops.concat(list(values), 0)
+    at, joined = ops.concat(shifted, 0), ops.concat(list(values), 0)
     order = ops.Sort(0, False, True, 1)(_flat(at, tuple(total)), ops.arange(at.shape[0], i64)).results[1]
     return [ops.Take(0)(at, order), ops.Take(0)(joined, order), wide]
 

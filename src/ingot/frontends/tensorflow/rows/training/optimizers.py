@@ -96,10 +96,10 @@ def _centered_rmsprop(
     return [_sub(var, mom), mg, ms, mom]
 
 
-def _adadelta(c: Call, var: Node, accum: Node, moved: Node, lr: Node, rho: Node, eps: Node, g: Node) -> list[Node]:
+def _adadelta(c: Call, var: Node, accum: Node, delta_mean: Node, lr: Node, rho: Node, eps: Node, g: Node) -> list[Node]:
     accum = _add(_mul(accum, rho), _mul(_sq(g), _rest(rho)))
-    step = _mul(_mul(ops.Sqrt()(_add(moved, eps)), ops.Rsqrt()(_add(accum, eps))), g)
-    return [_sub(var, _mul(step, lr)), accum, _add(_mul(moved, rho), _mul(_sq(step), _rest(rho)))]
+    step = _mul(_mul(ops.Sqrt()(_add(delta_mean, eps)), ops.Rsqrt()(_add(accum, eps))), g)
+    return [_sub(var, _mul(step, lr)), accum, _add(_mul(delta_mean, rho), _mul(_sq(step), _rest(rho)))]
 
 
 def _ftrl(
@@ -134,7 +134,7 @@ def apply(c: Call, *operands: Value) -> Result:
             store(c, v, Missing())
         return ()
     held = [c.walk.read(expect(v, Variable, "variable")) for v in variables]
-    made = rule(c, *held, *(expect(v, Node, "tensor") for v in rest))
-    for variable, value in zip(variables, made, strict=True):
+    results = rule(c, *held, *(expect(v, Node, "tensor") for v in rest))
+    for variable, value in zip(variables, results, strict=True):
         store(c, variable, value)
     return ()

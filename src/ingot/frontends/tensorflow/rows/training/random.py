@@ -109,8 +109,8 @@ def _truncated(key: Node, counter: Node, shape: Shape) -> Node:
     words = ops.reshape(_blocks(key, counter, at), (-1, 2))
     numbers = ops.reshape(_box_muller(words), (groups, _TRIED))
     beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _CUT), i32)
-    kept = ops.Sort(1, False, True, 1)(beyond, numbers).results[1]
-    return ops.reshape(ops.slice_axis(ops.reshape(ops.slice_axis(kept, 1, 0, _GROUP), (-1,)), 0, 0, count), shape)
+    ordered = ops.Sort(1, False, True, 1)(beyond, numbers).results[1]
+    return ops.reshape(ops.slice_axis(ops.reshape(ops.slice_axis(ordered, 1, 0, _GROUP), (-1,)), 0, 0, count), shape)
 
 
 def _source(c: Call, operands: tuple[Node, ...]) -> tuple[Node, Node, tuple[Node, ...]]:

@@ -90,8 +90,8 @@ def squared_difference(c: Call) -> Node:
     parts = [
         multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
     ]
-    apart = ops.sub(parts[0], parts[1])
-    y = multiplied(ops.mul(apart, apart), Multiplier.of(common * common / ((1 << 2 * left) * out.scale)))
+    difference = ops.sub(parts[0], parts[1])
+    y = multiplied(ops.mul(difference, difference), Multiplier.of(common * common / ((1 << 2 * left) * out.scale)))
     return cut(ops.add(y, out.zero), T.i8)
 
 
@@ -222,21 +222,21 @@ def mean(c: Call) -> Node:
 def product_of_levels(c: Call) -> Node:
     """One factor after the other, each product scaled by its part of the whole scale."""
     given, out, axes, x = c.levels(), c.out_levels(), reduce.axes(c), c.x()
-    kept = tuple(a for a in range(x.type.rank) if a not in axes)
-    count, shape = product(x.shape[a] for a in axes), tuple(x.shape[a] for a in kept)
+    kept_axes = tuple(a for a in range(x.type.rank) if a not in axes)
+    count, shape = product(x.shape[a] for a in axes), tuple(x.shape[a] for a in kept_axes)
     if not isinstance(count, int) or count < 1:
         raise Unsupported(f"a product of {count} levels")
     by = Multiplier.of(given.scale / out.scale ** (1 / count))
-    rows = ops.reshape(ops.transpose(moved(x, given), (*axes, *kept)), (count, *shape))
+    rows = ops.reshape(ops.transpose(moved(x, given), (*axes, *kept_axes)), (count, *shape))
 
-    def turn(values: Sequence[Node]) -> tuple[Node, ...]:
+    def body(values: Sequence[Node]) -> tuple[Node, ...]:
         i, total, factors = values
         factor = ops.Take(0)(factors, i)
         whole = multiplied_wide(ops.mul(ops.cast(total, T.i64), ops.cast(factor, T.i64)), by)
         return ops.add(i, 1), whole, factors
 
     start = (ops.scalar(1, T.i32), ops.index_axis(rows, 0, 0), rows)
-    total = bodies.loop(c.importer.found, start, lambda v: ops.compare("LT", v[0], count), turn, c.loc)[1]
+    total = bodies.loop(c.importer.found, start, lambda v: ops.compare("LT", v[0], count), body, c.loc)[1]
     y = cut(ops.add(multiplied_wide(ops.cast(total, T.i64), by), out.zero), c.type())
     return ops.reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape))) if c.flag("keep_dims") else y
 

@@ -136,9 +136,10 @@ def lu_unpack(
 ) -> tuple[Node, ...]:
     order = linalg.order_of(_from_zero(pivots), lu.shape[-2])
     parts = _unpacked(lu, order)
-    asked = (unpack_pivots, unpack_data, unpack_data)
+    wanted_parts = (unpack_pivots, unpack_data, unpack_data)
     return tuple(
-        part if kept else filled(t.shape, 0, t.dtype) for part, kept, t in zip(parts, asked, c.results, strict=True)
+        part if is_wanted else filled(t.shape, 0, t.dtype)
+        for part, is_wanted, t in zip(parts, wanted_parts, c.results, strict=True)
     )
 
 
@@ -272,19 +273,19 @@ def _least(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
 @aten("linalg_lstsq.default")
 def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver: str | None = None) -> tuple[Node, ...]:
     vector = b.type.rank + 1 == a.type.rank
-    sides = insert_axis(b, b.type.rank) if vector else b
-    a, sides = _batched(a, sides)
+    rhs = insert_axis(b, b.type.rank) if vector else b
+    a, rhs = _batched(a, rhs)
     least = _least(a, None, rcond)
-    x, s = linalg.least_squares(a, sides, least)
-    kept = ops.compare("GT", s, ops.expand_dims(least, -1))
-    rank = ops.reduce_sum(cast(kept, i64), -1)
+    x, s = linalg.least_squares(a, rhs, least)
+    is_significant = ops.compare("GT", s, ops.expand_dims(least, -1))
+    rank = ops.reduce_sum(cast(is_significant, i64), -1)
     x = reshape(x, c.results[0].shape)
     *_, residuals, ranks, values = c.results
     rest: list[Node] = []
-    for found, wanted in ((None, residuals), (rank, ranks), (s, values)):
+    for result, wanted in ((None, residuals), (rank, ranks), (s, values)):
         empty = any(d == 0 for d in wanted.shape)
-        if not empty and found is None:
-            error = ops.sub(ops.MatMul()(a, reshape(x, (*a.shape[:-2], a.shape[-1], sides.shape[-1]))), sides)
-            found = ops.reduce_sum(ops.mul(error, error), -2)
-        rest.append(filled(wanted.shape, 0, wanted.dtype) if empty or found is None else found)
+        if not empty and result is None:
+            error = ops.sub(ops.MatMul()(a, reshape(x, (*a.shape[:-2], a.shape[-1], rhs.shape[-1]))), rhs)
+            result = ops.reduce_sum(ops.mul(error, error), -2)
+        rest.append(filled(wanted.shape, 0, wanted.dtype) if empty or result is None else result)
     return x, *rest

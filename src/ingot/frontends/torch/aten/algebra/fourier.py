@@ -27,14 +27,14 @@ Along = Callable[[Complex], Complex]
 def _along(z: Complex, axis: int, transform: Along) -> Complex:
     """`transform` along an axis, which is the last one for it."""
 
-    def moved(x: Node, source: int, target: int) -> Node:
+    def move_axis(x: Node, source: int, target: int) -> Node:
         order = [i for i in range(x.type.rank) if i != source]
         order.insert(target, source)
         return ops.transpose(x, order)
 
     last = z.real.type.rank - 1
-    out = transform(Complex(moved(z.real, axis, last), None if z.imag is None else moved(z.imag, axis, last)))
-    return Complex(moved(out.real, last, axis), None if out.imag is None else moved(out.imag, last, axis))
+    out = transform(Complex(move_axis(z.real, axis, last), None if z.imag is None else move_axis(z.imag, axis, last)))
+    return Complex(move_axis(out.real, last, axis), None if out.imag is None else move_axis(out.imag, last, axis))
 
 
 def _axes(x: Node, dim: Sequence[int]) -> list[int]:
@@ -108,8 +108,8 @@ def istft(
     weight = ops.pad(weight, (before,), (n_fft - size - before,))
     scale = n_fft**-0.5 if normalized else 1.0 / n_fft
     # of a two-sided spectrum, which one of n_fft rows is, a real signal takes the first side
-    turned = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
-    frames = ops.real_inverse((turned[0], turned[1]), n_fft, scale)
+    spectrum = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
+    frames = ops.real_inverse((spectrum[0], spectrum[1]), n_fft, scale)
     count = frames.shape[-2]
     squares = ops.broadcast_to(ops.mul(weight, weight), (count, n_fft))
     total, envelope = (_overlapped(v, hop) for v in (ops.mul(frames, weight), squares))
@@ -134,8 +134,8 @@ def _overlapped(frames: Node, hop: int) -> Node:
     total: Node | None = None
     for i in range(count):
         block = ops.index_axis(blocks, rank + 1, i)
-        moved = ops.pad(block, (*zeros, i, 0), (*zeros, count - 1 - i, 0))
-        total = moved if total is None else ops.Add()(total, moved)
+        shifted = ops.pad(block, (*zeros, i, 0), (*zeros, count - 1 - i, 0))
+        total = shifted if total is None else ops.Add()(total, shifted)
     assert total is not None
     return ops.reshape(total, (*lead, (n + count - 1) * hop))
 

@@ -80,10 +80,10 @@ def linalg_cross(c: Context, a: Node, b: Node, *, dim: int = -1) -> Node:
     a, b = expand(a, c.shape), expand(b, c.shape)
     axis = axis_of(dim, a.type.rank)
 
-    def turned(x: Node, by: int) -> Node:
+    def rolled(x: Node, by: int) -> Node:
         return ops.Concat(axis)(slice_axis(x, axis, by, 3), slice_axis(x, axis, 0, by))
 
-    return ops.Sub()(ops.Mul()(turned(a, 1), turned(b, 2)), ops.Mul()(turned(a, 2), turned(b, 1)))
+    return ops.Sub()(ops.Mul()(rolled(a, 1), rolled(b, 2)), ops.Mul()(rolled(a, 2), rolled(b, 1)))
 
 
 @aten("cross.default")

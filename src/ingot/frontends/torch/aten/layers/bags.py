@@ -62,22 +62,22 @@ def embedding_bag(
     of_index, of_bag, of_maximum = c.results[1:]
     whole = bag if of_index.shape == (count,) else filled(of_index.shape, 0, i64)
     maxima = _maxima(total, rows, bag, counts, indices) if mode == 2 else filled(of_maximum.shape, 0, i64)
-    kept = cast(whole, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
+    saved = cast(whole, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
     if mode == 0:
-        return cast(total, c.dtype), *kept
+        return cast(total, c.dtype), *saved
     sizes = expand(insert_axis(counts, 1), total.shape)
     if mode == 1:
         total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
     empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
-    return cast(ops.Select()(empty, filled(total.shape, 0, total.dtype), total), c.dtype), *kept
+    return cast(ops.Select()(empty, filled(total.shape, 0, total.dtype), total), c.dtype), *saved
 
 
 def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> Node:
     """The row of the table that each element of `total` was first found in; 0 for bags without one."""
     (count,) = indices.shape
-    found = ops.Compare("EQ")(rows, ops.Take(0)(total, bag))
+    is_maximum = ops.Compare("EQ")(rows, ops.Take(0)(total, bag))
     last = filled(rows.shape, count, i64)
-    places = ops.Select()(found, index_along(rows.shape, 0), last)
+    places = ops.Select()(is_maximum, index_along(rows.shape, 0), last)
     first = write_rows(filled(total.shape, count, i64), 0, bag, places, "min")
     # maxima that are no numbers equal none
     inside = ops.And()(

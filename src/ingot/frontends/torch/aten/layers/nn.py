@@ -118,9 +118,9 @@ def convolution_backward(
     **windows: Any,
 ) -> tuple[Node | None, ...]:  # fmt: skip
     """The gradients of x, of the weight and of the bias, where they are wanted."""
-    found = pullbacks(lambda x, w: convolution(c, x, w, None, **windows), (x, weight), grad)
-    found.append(reduced("sum", grad, (0, *range(2, grad.type.rank)), keepdim=False))
-    return tuple(g if w else None for g, w in zip(found, output_mask, strict=True))
+    gradients = pullbacks(lambda x, w: convolution(c, x, w, None, **windows), (x, weight), grad)
+    gradients.append(reduced("sum", grad, (0, *range(2, grad.type.rank)), keepdim=False))
+    return tuple(g if w else None for g, w in zip(gradients, output_mask, strict=True))
 
 
 def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -62,8 +62,8 @@ def batch_norm_inference(
     c: Context, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, momentum: float, eps: float
 ) -> tuple[Node | None, ...]:
     # the statistics that training would save are empty, or 0
-    kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:])
-    return batch_norm_of(x, weight, bias, mean, var, eps), *kept
+    saved = (filled(t.shape, 0, t.dtype) for t in c.results[1:])
+    return batch_norm_of(x, weight, bias, mean, var, eps), *saved
 
 
 @aten("_native_batch_norm_legit.no_stats")
@@ -80,8 +80,8 @@ def batch_norm_and_next_statistics(
     training: bool, momentum: float, eps: float,
 ) -> tuple[Node | None, ...]:  # fmt: skip
     if not training:
-        kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
-        return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *kept, running_mean, running_var
+        saved = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
+        return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *saved, running_mean, running_var
     out, mean, variance = _with_moments(x, weight, bias, eps)
     scale = ops.Rsqrt()(ops.add(variance, eps))
     count = product(d for i, d in enumerate(x.shape) if i != 1)
@@ -129,8 +129,8 @@ def batch_norm_backward(
     if training:
         slope = ops.Mul()(ops.div(along, count), ops.Mul()(scale, scale))
         g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over(slope))), over(ops.div(total, count)))
-    found = ops.Mul()(g, over(factor)), ops.Mul()(along, scale), total
-    return tuple(cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(found, wanted, strict=True))
+    gradients = ops.Mul()(g, over(factor)), ops.Mul()(along, scale), total
+    return tuple(cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(gradients, wanted, strict=True))
 
 
 @aten("layer_norm.default")

@@ -281,9 +281,9 @@ def weight_int4pack_mm(c: Context, x: Node, packed: Node, group: int, scales_and
     """
     if not (isinstance(packed.op, Const) and isinstance(scales_and_zeros.op, Const)):
         raise Unsupported("packed levels that are no constants")
-    told = scales_and_zeros.op.value.astype(np.float32)
-    k = told.shape[0] * group
-    scale, zero = (told[..., i].T[..., None] for i in (0, 1))
+    parameters = scales_and_zeros.op.value.astype(np.float32)
+    k = parameters.shape[0] * group
+    scale, zero = (parameters[..., i].T[..., None] for i in (0, 1))
     if (zero[scale == 0] != 0).any():
         raise Unsupported("groups of levels with a scale of 0 beside an offset")
     levels = _unpacked(packed.op.value, k, group).reshape(-1, k // group, group)

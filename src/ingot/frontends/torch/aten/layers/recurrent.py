@@ -67,11 +67,11 @@ def _stacked(parts: Sequence[Node]) -> Node:
 
 def _weights(stack: Stack, layer: int, order: Sequence[int]) -> tuple[Node, Node, Node]:
     """(w, r, b) of one layer as ONNX has them."""
-    sides = stack.layer(layer)
-    w = _stacked([_ordered(s[0], order) for s in sides])
-    r = _stacked([_ordered(s[1], order) for s in sides])
+    directions = stack.layer(layer)
+    w = _stacked([_ordered(s[0], order) for s in directions])
+    r = _stacked([_ordered(s[1], order) for s in directions])
     if stack.biased:
-        b = _stacked([ops.Concat(0)(_ordered(s[2], order), _ordered(s[3], order)) for s in sides])
+        b = _stacked([ops.Concat(0)(_ordered(s[2], order), _ordered(s[3], order)) for s in directions])
     else:
         b = filled((stack.directions, w.shape[1] * 2), 0, w.dtype)
     return w, r, b
@@ -105,8 +105,8 @@ def _run(
             last[0] = ops.MatMul()(last[0], narrow)
         steps, _, batch, width = y.shape
         x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
-        for kept, state in zip(finals, last, strict=True):
-            kept.append(state)
+        for layer_states, state in zip(finals, last, strict=True):
+            layer_states.append(state)
     ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
     if unbatched:
         return reshape(x, (x.shape[0], x.shape[2])), *(reshape(e, (e.shape[0], e.shape[2])) for e in ends)
@@ -127,9 +127,9 @@ def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node
         columns.append(ops.Pad((rest[0], 0, 0), (rest[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
         own = slice_axis(r, 0, d, d + 1)
         weights.append([own if i == d else filled(own.shape, 0, r.dtype) for i in range(int(directions))])
-    sides = [ops.Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in weights]
+    weights_of_directions = [ops.Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in weights]
     none = filled((directions, batch, wide.shape[2]), 0, h.dtype)
-    return ops.Concat(2)(*columns), ops.Concat(2)(*sides), wide, none
+    return ops.Concat(2)(*columns), ops.Concat(2)(*weights_of_directions), wide, none
 
 
 def _stack(

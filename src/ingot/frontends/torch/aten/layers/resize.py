@@ -43,8 +43,8 @@ def _resize(
 
 def _given(scales: Sequence[object] | None) -> Scales:
     """Scale factors of the call where all of them are plain numbers; else they follow from the sizes."""
-    found = tuple(float(s) for s in scales or () if isinstance(s, int | float) and s > 0)
-    return found if scales and len(found) == len(scales) else None
+    numbers = tuple(float(s) for s in scales or () if isinstance(s, int | float) and s > 0)
+    return numbers if scales and len(numbers) == len(scales) else None
 
 
 def _corner_scale(size: DimLike, out: DimLike) -> float:

@@ -32,7 +32,7 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
     some are sizes."""
     steps: list[int] = []
     around: list[tuple[int, int]] = []
-    apart: list[int] = []
+    unfused_axes: list[int] = []
     left: list[tuple[int, DimLike]] = []
     for axis, (kernel, step, (low, high), spread) in enumerate(
         zip(weight.shape[2:], strides, padding, dilation, strict=True), 2
@@ -51,8 +51,8 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
         assert isinstance(step, int)
         steps.append(step)
         around.append((low, high))
-        apart.append(spread)
-    out = run(x, weight, tuple(steps), tuple(around), tuple(apart))
+        unfused_axes.append(spread)
+    out = run(x, weight, tuple(steps), tuple(around), tuple(unfused_axes))
     for axis, step in left:
         out = _every(out, axis, step)
     return out
