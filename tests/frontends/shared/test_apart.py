@@ -11,7 +11,7 @@ from ingot.support.limits import Limits, limited
 
 def test_what_a_reader_prints_and_how_it_ends():
     echo = "import sys; sys.stdout.write(sys.stdin.read() + sys.argv[1])"
-    assert run_apart(echo, ["!"], "unread", "", given=b"text") == b"text!"
+    assert run_apart(echo, ["!"], "unread", "", stdin=b"text") == b"text!"
     with pytest.raises(ImportModelError, match=r"not a model: its last words at model\.x"):
         run_apart("import sys; sys.exit('first\\nits last words')", [], "not a model", "model.x")
     with pytest.raises(ImportModelError, match="not a model: its reader crashed"):

@@ -76,14 +76,14 @@ class ImportedFunction:
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any], tree: Any) -> InputError:
         """The error for a call of another tree: it names the leaves that are missing and those that are too many."""
-        wanted = [name for name, *_ in self.leaves]
-        places = tree_util.tree_unflatten(self.in_tree, wanted)[0]
+        names = [name for name, *_ in self.leaves]
+        places = tree_util.tree_unflatten(self.in_tree, names)[0]
         first = [tree_util.tree_leaves(place) for place in places]
         roots = [re.split(r"[\[.]", leaves[0], maxsplit=1)[0] if leaves else "" for leaves in first]
         roots += [f"arg{i}" for i in range(len(roots), len(args))]
         paths = [_path(path, roots) for path, _ in tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
-        parts = [f"no {name}" for name in wanted if name not in paths]
-        parts += [f"{name}, which is not in it" for name in paths if name not in wanted]
+        parts = [f"no {name}" for name in names if name not in paths]
+        parts += [f"{name}, which is not in it" for name in paths if name not in names]
         fix = "call it as in the example"
         if not parts:
             return InputError("arguments", expected=str(self.in_tree), got=str(tree), fix=fix)
@@ -137,26 +137,26 @@ def _function(
 ) -> ImportedFunction:  # fmt: skip
     fn = _pure(fn)
     names = _parameters(fn, len(args))
-    chosen = _chosen(weights, names, kwargs)
+    constant_arguments = _chosen(weights, names, kwargs)
     values = weights if isinstance(weights, Mapping) else {}
     for key in values:
-        at = chosen[key]
+        at = constant_arguments[key]
         if isinstance(at, int):
             args = (*args[:at], values[key], *args[at + 1 :])
         else:
             kwargs[at] = values[key]
-    kept_args = tuple(a for i, a in enumerate(args) if i not in chosen.values())
-    kept_kwargs = {k: v for k, v in kwargs.items() if k not in chosen.values()}
+    kept_args = tuple(a for i, a in enumerate(args) if i not in constant_arguments.values())
+    kept_kwargs = {k: v for k, v in kwargs.items() if k not in constant_arguments.values()}
     _, call_tree = tree_util.tree_flatten((kept_args, kept_kwargs))
     flat, tree = tree_util.tree_flatten_with_path((args, kwargs))
     paths = [_path(path, names) for path, _ in flat]
     leaves = [leaf for _, leaf in flat]
-    is_weight = [_root(path) in chosen.values() for path, _ in flat]
+    is_weight = [_root(path) in constant_arguments.values() for path, _ in flat]
     arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
 
-    def flattened(*given: Any) -> Any:
+    def flattened(*arguments: Any) -> Any:
         full = list(leaves)
-        for i, value in zip(arrays, given, strict=True):
+        for i, value in zip(arrays, arguments, strict=True):
             key = _is_key(leaves[i])
             full[i] = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaves[i])) if key else value
         args, kwargs = tree_util.tree_unflatten(tree, full)
@@ -284,10 +284,10 @@ def _specs(
             texts.append(None)
             continue
         used.add(key)
-        given: Mapping[int, str] = axes[key]
-        if wrong := [a for a in given if not -len(leaf.shape) <= a < len(leaf.shape)]:
+        dims: Mapping[int, str] = axes[key]
+        if wrong := [a for a in dims if not -len(leaf.shape) <= a < len(leaf.shape)]:
             raise InputError(f"dynamic[{key!r}]", expected=f"axes of {path}, {list(leaf.shape)}", got=wrong)
-        at = {a % len(leaf.shape): str(s) for a, s in given.items()}
+        at = {a % len(leaf.shape): str(s) for a, s in dims.items()}
         texts.append(", ".join(at.get(i, str(d)) for i, d in enumerate(leaf.shape)))
     if unknown := [k for k in axes if k not in used]:
         raise InputError("dynamic", expected=f"arguments of {[path for path, _ in arrays]}", got=unknown)

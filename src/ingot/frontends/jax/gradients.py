@@ -68,15 +68,15 @@ def _with_own(primitive: Any) -> Any:
                 ys = list(ys) if primitive.multiple_results else [ys]
                 return _parts(ys), ys
 
-            given = _parts([x for i, x in enumerate(xs) if i not in silent])
+            operands = _parts([x for i, x in enumerate(xs) if i not in silent])
             others = [_unknown.bind(x) for x in _parts([xs[i] for i in silent])]
-            ys_with_cotangents, pull, ys = jax.vjp(function, *given, has_aux=True)
-            if not ys_with_cotangents or not (given or others):
+            ys_with_cotangents, pull, ys = jax.vjp(function, *operands, has_aux=True)
+            if not ys_with_cotangents or not (operands or others):
                 return ys
             cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(ys_with_cotangents)]
             slopes = [*pull(cotangents), *map(jnp.zeros_like, others)]
             results = iter(
-                _own.bind(*ys_with_cotangents, *cotangents, *given, *others, *slopes, count=len(ys_with_cotangents))
+                _own.bind(*ys_with_cotangents, *cotangents, *operands, *others, *slopes, count=len(ys_with_cotangents))
             )
             return [_joined(y, results) for y in ys]
 
@@ -117,14 +117,14 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
     differentiated again, and a rule may call the function that it is the rule of (`jnp.linalg.slogdet`)."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
     for eqn in jaxpr.eqns:
-        given = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
+        values = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
         inner = eqn.params.get(_BODIES.get(eqn.primitive, ""))
         if inner is not None:
-            ys = _without_own(inner.jaxpr, inner.consts, given)
+            ys = _without_own(inner.jaxpr, inner.consts, values)
         else:
             value = _VALUES.get(eqn.primitive, eqn.primitive)
             params = {name: _plain(p) for name, p in eqn.params.items()}
-            ys = _bind(value, given, params)
+            ys = _bind(value, values, params)
             ys = ys if value.multiple_results else [ys]
         known.update(zip(eqn.outvars, ys, strict=True))
     return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]

@@ -46,8 +46,8 @@ def import_trainable(
     leaves = [leaf for _, leaf in paths]
     names = [tree_util.keystr(path) or "parameters" for path, _ in paths]
     floats = {n: _is_float(leaf) for n, leaf in zip(names, leaves, strict=True)}
-    chosen = {n for n in names if floats[n]} if patterns is None else {*to_train(patterns, floats)}
-    learned = [i for i, n in enumerate(names) if n in chosen]
+    trained = {n for n in names if floats[n]} if patterns is None else {*to_train(patterns, floats)}
+    learned = [i for i, n in enumerate(names) if n in trained]
 
     def joined(values: Sequence[Any]) -> Any:
         full = list(leaves)
@@ -66,16 +66,16 @@ def import_trainable(
 
     stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
     first = tuple(jnp.asarray(leaves[i]) for i in learned)
-    given = (first, *args[1:], *read)
+    arguments = (first, *args[1:], *read)
     with gradients_told():
-        imported = import_jax(stepped, given, dynamic=dynamic)
+        imported = import_jax(stepped, arguments, dynamic=dynamic)
     nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
     inputs = {names[k]: nodes.get(f"{_LEARNED}[{at}]") for at, k in enumerate(learned)}
-    held = {x for x in inputs.values() if x is not None}
-    own = [i for i, x in enumerate(imported.graph.inputs) if x not in held]
+    parameter_nodes = {x for x in inputs.values() if x is not None}
+    own = [i for i, x in enumerate(imported.graph.inputs) if x not in parameter_nodes]
 
-    def flatten(given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        every = imported.flatten((first, *given), named)
+    def flatten(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        every = imported.flatten((first, *arguments), named)
         return [every[i] for i in own]
 
     def restore(values: Mapping[str, np.ndarray]) -> Any:

@@ -44,8 +44,8 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
     inferring = in_training(model, False)
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
 
-    def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
-        inputs = given[0] if len(given) == 1 else given
+    def run(first: list[Any], rest: list[Any], arguments: list[Any]) -> list[Any]:
+        inputs = arguments[0] if len(arguments) == 1 else arguments
         out, _ = model.stateless_call(first, rest, inputs, **inferring)
         return jax.tree_util.tree_leaves(out)
 
@@ -120,13 +120,13 @@ def sizes_of(
     texts: list[str] = []
     symbols: set[str] = set()
     for name, shape, _ in inputs:
-        given = sizes_by_input.get(name, {}) if isinstance(sizes_by_input.get(name), Mapping) else {}
-        given = {int(axis): size for axis, size in given.items()}
-        if wrong := [a for a in given if not 0 <= a < len(shape) or shape[a] is not None]:
+        size_names = sizes_by_input.get(name, {}) if isinstance(sizes_by_input.get(name), Mapping) else {}
+        size_names = {int(axis): size for axis, size in size_names.items()}
+        if wrong := [a for a in size_names if not 0 <= a < len(shape) or shape[a] is not None]:
             raise InputError(f"dynamic[{name!r}]", expected=f"axes that are open, of {list(shape)}", got=wrong)
         prefix = re.sub(r"\W", "_", name)
         own = ["batch" if i == 0 else f"{prefix}_{i}" for i in range(len(shape))]
-        open_ = [str(given.get(i, own[i])) if d is None else str(d) for i, d in enumerate(shape)]
+        open_ = [str(size_names.get(i, own[i])) if d is None else str(d) for i, d in enumerate(shape)]
         symbols |= {d for d in open_ if not d.isdigit()}
         texts.append(", ".join(str(sizes_by_input[d]) if isinstance(sizes_by_input.get(d), int) else d for d in open_))
     if unknown := [k for k in sizes_by_input if k not in {*names, *symbols}]:

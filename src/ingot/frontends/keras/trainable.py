@@ -56,19 +56,19 @@ def import_trainable(
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
     updated: set[int] = set()
 
-    def called(first: list[Any], rest: list[Any], given: list[Any]) -> tuple[list[Any], Any, list[Any]]:
-        own = given[0] if count == 1 else given[:count]
+    def called(first: list[Any], rest: list[Any], inputs: list[Any]) -> tuple[list[Any], Any, list[Any]]:
+        own = inputs[0] if count == 1 else inputs[:count]
         out, after, losses = model.stateless_call(first, rest, own, return_losses=True, **in_training(model, True))
         updated.update(i for i, (a, b) in enumerate(zip(rest, after, strict=True)) if a is not b)
         results = jax.tree_util.tree_leaves(out)
         if loss is not None:
-            value = loss(out, *given[count:])
+            value = loss(out, *inputs[count:])
             check_loss(value, jax.Array, "array")
             results = [value, *results]
         return [after[i] for i in sorted(updated)], sum(losses, jax.numpy.zeros(())), results
 
-    def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
-        return jax.tree_util.tree_leaves(called(first, rest, given))
+    def run(first: list[Any], rest: list[Any], inputs: list[Any]) -> list[Any]:
+        return jax.tree_util.tree_leaves(called(first, rest, inputs))
 
     sizes, bounds = sizes_of(inputs, dynamic)
     specs = [jax.ShapeDtypeStruct(s, t) for s, (_, _, t) in zip(sizes, inputs, strict=True)]
@@ -77,8 +77,8 @@ def import_trainable(
     variables = (*trainable, *others)
     labels, paths = variable_labels(variables), _paths(variables)
     floats = {p: jax.numpy.issubdtype(v.dtype, jax.numpy.floating) for p, v in zip(paths, trainable, strict=False)}
-    chosen = {p for p, is_float in floats.items() if is_float} if patterns is None else {*to_train(patterns, floats)}
-    learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in chosen]
+    trained = {p for p, is_float in floats.items() if is_float} if patterns is None else {*to_train(patterns, floats)}
+    learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in trained]
     set_ = [len(trainable) + i for i in sorted(updated)]
     values = [np.asarray(v.value) for v in variables]
     arguments, shapes = arguments_of(exported, [*labels, *(name for name, _, _ in inputs)])

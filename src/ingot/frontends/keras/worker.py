@@ -93,12 +93,12 @@ def _checked_hdf5(source: Any) -> Any:
 def _check_group(file: Any) -> None:
     import h5py
 
-    stack, seen = [file], set()
+    stack, visited = [file], set()
     while stack:
         group = stack.pop()
-        if group.id in seen:  # equal for one object under several names
+        if group.id in visited:  # equal for one object under several names
             continue
-        seen.add(group.id)
+        visited.add(group.id)
         for name in group:
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 raise ValueError(f"{name!r} is a link")

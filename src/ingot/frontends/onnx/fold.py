@@ -208,10 +208,10 @@ def _squeeze(c: Call, xs: Sequence[Sym]) -> Sym:
 
 
 def _drop(items: np.ndarray, axes: Sequence[int]) -> list[int]:
-    gone = normal_axes(axes, items.ndim)
-    if any(items.shape[a] != 1 for a in gone):
+    removed = normal_axes(axes, items.ndim)
+    if any(items.shape[a] != 1 for a in removed):
         raise Unknown
-    return [d for i, d in enumerate(items.shape) if i not in gone]
+    return [d for i, d in enumerate(items.shape) if i not in removed]
 
 
 @_rule("Slice")
@@ -221,10 +221,10 @@ def _slice(c: Call, xs: Sequence[Sym]) -> Sym:
         starts, ends = c.int_list("starts"), c.int_list("ends")
         axes, steps = c.int_list("axes", range(len(starts))), (1,) * len(starts)
     else:
-        given = [_numbers(c.sym(i)) if c.has(i) else None for i in range(1, 5)]
-        starts, ends = given[0] or (), given[1] or ()
-        axes = given[2] if given[2] is not None else tuple(range(len(starts)))
-        steps = given[3] if given[3] is not None else (1,) * len(starts)
+        bounds_and_steps = [_numbers(c.sym(i)) if c.has(i) else None for i in range(1, 5)]
+        starts, ends = bounds_and_steps[0] or (), bounds_and_steps[1] or ()
+        axes = bounds_and_steps[2] if bounds_and_steps[2] is not None else tuple(range(len(starts)))
+        steps = bounds_and_steps[3] if bounds_and_steps[3] is not None else (1,) * len(starts)
     cut = [slice(None)] * len(x.shape)
     for a, s, e, step in zip(axes, starts, ends, steps, strict=True):
         size = x.shape[normal_axis(a, len(x.shape))]

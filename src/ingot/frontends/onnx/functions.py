@@ -29,13 +29,13 @@ def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
 
 def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on."""
-    wanted = set(outputs)
+    required = set(outputs)
     kept_nodes: set[int] = set()
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
-        if not wanted.isdisjoint(node.output):
+        if not required.isdisjoint(node.output):
             kept_nodes.add(i)
-            wanted.update(reads(node))
+            required.update(reads(node))
     return kept_nodes
 
 

@@ -56,10 +56,10 @@ class Requests:
                 continue
             if name not in shapes:
                 raise InputError("dynamic (--dim)", expected=f"one of the inputs {sorted(shapes)}", got=repr(name))
-            for axis, wanted in bound.items():
+            for axis, size in bound.items():
                 if not -len(shapes[name]) <= axis < len(shapes[name]):
                     raise InputError(f"dynamic[{name!r}]", expected=f"axes of {len(shapes[name])}", got=axis)
-                yield f"dynamic[{name!r}][{axis}]", wanted, shapes[name][axis]
+                yield f"dynamic[{name!r}][{axis}]", size, shapes[name][axis]
 
 
 def bind_inputs(
@@ -70,12 +70,12 @@ def bind_inputs(
     Raises InputError for requests that do not fit them.
     """
     walk.initializers(graph, scope, cuts)
-    given = [i for i in graph.input if i.name not in scope.values]
-    check_names("inputs", [i.name for i in given], walk.where)
-    _known_names("shapes", requests.shapes, {i.name for i in given})
-    _known_names("weights", requests.weights, {i.name for i in given})
+    inputs = [i for i in graph.input if i.name not in scope.values]
+    check_names("inputs", [i.name for i in inputs], walk.where)
+    _known_names("shapes", requests.shapes, {i.name for i in inputs})
+    _known_names("weights", requests.weights, {i.name for i in inputs})
     types: dict[str, TensorType] = {}
-    for info in given:
+    for info in inputs:
         try:
             dtype = _dtype(info)
             if info.name in requests.weights:
@@ -86,13 +86,13 @@ def bind_inputs(
             walk.refused.append(UnsupportedOp(str(e), f"input {info.name!r}"))
             scope.values[info.name] = Missing()
     walk.symbols = frozenset(s for t in types.values() for d in t.shape for s in symbols_of(d))
-    told = {name: _elements(name, t) for name, t in types.items()}
-    names = walk.symbols.union(*(symbols_of(d) for elements in told.values() for d in elements))
+    elements_by_name = {name: _elements(name, t) for name, t in types.items()}
+    names = walk.symbols.union(*(symbols_of(d) for elements in elements_by_name.values() for d in elements))
     sizes = _sizes(walk, {name: t.shape for name, t in types.items()}, requests, names)
     nodes: list[Node] = []
     for name, t in types.items():
         kind = TensorType(t.dtype, tuple(substitute(d, sizes) for d in t.shape))
-        elements = tuple(substitute(d, sizes) for d in told[name]) if name in requests.told else ()
+        elements = tuple(substitute(d, sizes) for d in elements_by_name[name]) if name in requests.told else ()
         nodes.append(Input(name, kind, elements)(loc=name))
         sym = None
         if kind.size == 0 and kind.is_static:

@@ -308,9 +308,9 @@ def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
     if math.prod(shape) > LIMIT:
         raise Unknown
     out = np.empty(shape, object)
-    spread = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
+    flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     flat = out.reshape(-1)
-    for i, items in enumerate(zip(*spread, strict=True)):
+    for i, items in enumerate(zip(*flat_arrays, strict=True)):
         flat[i] = fn(*items)
     return flat.reshape(shape)
 

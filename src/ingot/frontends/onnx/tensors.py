@@ -140,11 +140,11 @@ class ExternalData:
             )
         if not location or "\0" in location:
             raise ImportModelError("external data has no usable location", got=repr(location), where=where)
-        given = Path(location)
-        real = Path(os.path.realpath(self.folder / given))
+        path = Path(location)
+        real = Path(os.path.realpath(self.folder / path))
         base = Path(os.path.realpath(self.folder))
         # realpath resolves symbolic links, so that a link out of the folder is caught as well as `..`
-        escapes = given.is_absolute() or "\\" in location or ".." in given.parts or not real.is_relative_to(base)
+        escapes = path.is_absolute() or "\\" in location or ".." in path.parts or not real.is_relative_to(base)
         if escapes:
             raise ImportModelError(
                 "external data points outside the model's folder",

@@ -125,25 +125,27 @@ def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
     reads = [(n, i, copies.get(name, name)) for n in model.graph.node for i, name in enumerate(n.input)]
     reads = [r for r in reads if r[2] in floats and r[0].output[0] not in copies]
     merged = _merged(reads, arrays)
-    taken: set[str] = set()
-    given: dict[tuple[str, int, str], str] = {}  # what a layer reads in a place, by the tensor that it was merged with
+    names_in_use: set[str] = set()
+    by_layer: dict[
+        tuple[str, int, str], str
+    ] = {}  # what a layer reads in a place, by the tensor that it was merged with
     for n, i, source in reads:
         if source not in merged and not _is_statistic(n, i):
             continue
         layer = None if _is_statistic(n, i) else _layer(model, n, n.input[i])
-        if layer is not None and (source, i, layer) in given:
-            n.input[i] = given[source, i, layer]
+        if layer is not None and (source, i, layer) in by_layer:
+            n.input[i] = by_layer[source, i, layer]
             continue
         names = (n.input[i], *(f"{source}.{k}" for k in range(1, len(reads) + 1)))
-        own = next(name for name in names if name not in taken)
-        taken.add(own)
+        own = next(name for name in names if name not in names_in_use)
+        names_in_use.add(own)
         if own not in arrays:
             arrays[own] = arrays[source]
             _add(model, own, arrays[own])
         n.input[i] = own
         if layer is not None:
-            given[source, i, layer] = own
-    nodes = [n for n in model.graph.node if n.output[0] not in taken]
+            by_layer[source, i, layer] = own
+    nodes = [n for n in model.graph.node if n.output[0] not in names_in_use]
     model.graph.ClearField("node")
     model.graph.node.extend(nodes)
 

@@ -301,9 +301,9 @@ class Walk:
                 return folded
         first = next_id()
         row = find_row(domain, proto.op_type, version)
-        made = None if row is None else row(call)
-        if made is not None:
-            results = _values(made)
+        result = None if row is None else row(call)
+        if result is not None:
+            results = _values(result)
             locate((v._node for v in results if isinstance(v, Value) and v._node is not None), first, loc)
             return results
         body = schema_body(resolved(proto, scope.attributes), domain, version, inputs)
@@ -333,10 +333,10 @@ class Walk:
             if i not in kept_nodes:
                 continue
             if absent & set(node.input):
-                given = NodeProto()
-                given.CopyFrom(node)
-                given.input[:] = ["" if name in absent else name for name in node.input]
-                node = given
+                inlined = NodeProto()
+                inlined.CopyFrom(node)
+                inlined.input[:] = ["" if name in absent else name for name in node.input]
+                node = inlined
             self.node(node, inner, i)
         return [inner.get(name) for name in function.output]
 

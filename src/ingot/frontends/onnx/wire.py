@@ -28,7 +28,7 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
     source = Source("ONNX", "a protobuf ModelProto", path)
     out: list[bytes | memoryview] = []
     cuts: dict[int, tuple[int, int]] = {}
-    seen = 0
+    copied_end = 0
     for field, kind, begin, start, end in fields(data, 0, len(data), source):
         if field != MODEL_GRAPH or kind != BYTES:
             out.append(data[begin:end])
@@ -45,8 +45,8 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
             else:
                 parts.append(data[at:stop])
             if raw is not None:
-                cuts[seen] = raw
-            seen += 1
+                cuts[copied_end] = raw
+            copied_end += 1
         out.append(_record(MODEL_GRAPH, b"".join(parts)))
     return b"".join(out), cuts
 

@@ -55,7 +55,7 @@ class Wishes:
         """The graph's inputs that a value comes from; none where a loop changes it."""
         tellers = {s: n for n in self.inputs.values() for d in elements_of(n) for s in symbols_of(d)}
         roots: set[Node] = set()
-        stack, seen = [node], {node}
+        stack, visited = [node], {node}
         while stack:
             n = stack.pop()
             symbols = [s for d in attribute_dims(n.op) for s in told_symbols(d)]
@@ -67,8 +67,8 @@ class Wishes:
                 if not needs and self.inputs.get(n.op.label) is not n:
                     return set()
                 roots |= set() if needs else {n}
-            stack += [other for other in needs if other not in seen]
-            seen.update(needs)
+            stack += [other for other in needs if other not in visited]
+            visited.update(needs)
         return roots
 
 

@@ -13,7 +13,7 @@ from ingot.support.limits import seconds_left
 
 
 def run_apart(
-    code: str, arguments: Sequence[str], what: str, where: str, *, given: bytes = b"", env: Mapping[str, str] = {}
+    code: str, arguments: Sequence[str], what: str, where: str, *, stdin: bytes = b"", env: Mapping[str, str] = {}
 ) -> bytes:
     """stdout of `code`, which finds what is imported here, with `given` as stdin.
 
@@ -25,7 +25,7 @@ def run_apart(
     command = [sys.executable, "-P", "-c", code, *arguments]
     seconds = seconds_left()
     try:
-        done = subprocess.run(command, env=environment, input=given, capture_output=True, timeout=seconds, check=False)
+        done = subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as e:
         raise LimitError("seconds", seconds, f"{what}: reading it takes too long", where=where or None) from e
     if done.returncode:

@@ -153,12 +153,12 @@ class _Loop:
         for _ in range(_ROUNDS):
             inputs = self.inputs()
             with self.found.within() as sizes:
-                seen = _cut(self.found, inputs, self.rooms)
-                outcome = _Outcome(tuple(body(seen)), sizes)
-            _alike("a loop that takes and gives", seen, outcome.outputs)
+                before = _cut(self.found, inputs, self.rooms)
+                outcome = _Outcome(tuple(body(before)), sizes)
+            _alike("a loop that takes and gives", before, outcome.outputs)
             new = [
                 (k, a)
-                for k, (x, y) in enumerate(zip(seen, outcome.outputs, strict=True))
+                for k, (x, y) in enumerate(zip(before, outcome.outputs, strict=True))
                 for a, (d, e) in enumerate(zip(x.shape, y.shape, strict=True))
                 if d != e and (k, a) not in self.rooms
             ]
@@ -168,13 +168,13 @@ class _Loop:
             self.rooms |= {place: symbol(f"room.{place[0]}.{place[1]}") for place in new}
         else:
             raise Unsupported("a loop whose values' sizes change in each other's wake")
-        carried = frozenset().union(*(symbols_of(seen[k].shape[a]) for k, a in self.rooms))
-        self.rooms = {place: self.room(place, seen, outcome, carried) for place in self.rooms}
+        carried = frozenset().union(*(symbols_of(before[k].shape[a]) for k, a in self.rooms))
+        self.rooms = {place: self.room(place, before, outcome, carried) for place in self.rooms}
 
-    def room(self, place: Place, seen: Sequence[Node], outcome: _Outcome, carried: frozenset[str]) -> DimLike:
+    def room(self, place: Place, carried_values: Sequence[Node], outcome: _Outcome, carried: frozenset[str]) -> DimLike:
         """carried: the sizes before a turn of what changes its size."""
         k, a = place
-        start, before = self.starts[k].shape[a], seen[k].shape[a]
+        start, before = self.starts[k].shape[a], carried_values[k].shape[a]
         most = outcome.most(outcome.outputs[k].shape[a], carried)
         if not symbols_of(most) & carried:
             return dim_max(start, most)
@@ -198,12 +198,12 @@ def loop(
     inputs = state.inputs()
     test = state.outcome(lambda values: (cond(values),), inputs)
     step = state.outcome(body, inputs)
-    held = dict(outer or {})
-    more = _foreign((test, step), (*inputs, *held))
-    names = (*inputs, *held, *more)
-    given = _Outcome(starts, {}).roomy(state.rooms)
-    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *held, *more)))
-    return _cut(found, op(*given, *held.values(), *more, loc=loc).results[: len(inputs)], state.rooms)
+    outer_values = dict(outer or {})
+    more = _foreign((test, step), (*inputs, *outer_values))
+    names = (*inputs, *outer_values, *more)
+    operands = _Outcome(starts, {}).roomy(state.rooms)
+    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *outer_values, *more)))
+    return _cut(found, op(*operands, *outer_values.values(), *more, loc=loc).results[: len(inputs)], state.rooms)
 
 
 Step = Callable[[Sequence[Node], Sequence[Node]], tuple[Sequence[Node], Sequence[Node]]]

@@ -64,11 +64,11 @@ class Found:
 
     def added(self, graph: Graph) -> Graph:
         """`graph` with what gives its sizes behind its outputs, and what these have to be among its conditions."""
-        held: list[DimLike] = []
+        constraints: list[DimLike] = []
         for name, (_, most) in self.sizes.items():
             if (size := self._equal.get(name)) is not None:
-                held += [size - symbol(name), symbol(name) - size, most - size]
-        conditions = (*graph.conditions, *(d for d in held if isinstance(d, Dim)))
+                constraints += [size - symbol(name), symbol(name) - size, most - size]
+        conditions = (*graph.conditions, *(d for d in constraints if isinstance(d, Dim)))
         return with_sizes(replace(graph, conditions=conditions), self.sizes)
 
     def true_places(self, mask: Node, what: str) -> Node:

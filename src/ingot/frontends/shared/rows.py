@@ -48,17 +48,17 @@ class Table(Generic[R]):
 def _counts(fn: Callable[..., object]) -> tuple[int, float]:
     """How many operands a row takes behind its Call, at least and at most."""
     own = list(inspect.signature(fn).parameters.values())[1:]
-    given = [p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     many = any(p.kind is p.VAR_POSITIONAL for p in own)
-    return sum(p.default is p.empty for p in given), math.inf if many else len(given)
+    return sum(p.default is p.empty for p in positional), math.inf if many else len(positional)
 
 
 def check_operands(fn: Callable[..., object], count: int) -> None:
     """Raise Unsupported where `fn`, a row, does not take as many operands."""
     least, most = _counts(fn)
     if not least <= count <= most:
-        wanted = least if least == most else f"{least} or more" if most == math.inf else f"{least} to {most}"
-        raise Unsupported(f"{count} operands, expected {wanted}")
+        expected = least if least == most else f"{least} or more" if most == math.inf else f"{least} to {most}"
+        raise Unsupported(f"{count} operands, expected {expected}")
 
 
 def merged(tables: Iterable[Table[R]]) -> dict[str, R]:

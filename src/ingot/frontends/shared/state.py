@@ -21,11 +21,11 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     """
     if not pairs:
         return graph
-    held = len(graph.state)
-    free = graph.inputs[: len(graph.inputs) - held]
+    state_count = len(graph.state)
+    free = graph.inputs[: len(graph.inputs) - state_count]
     inputs = {n.op.label: n for n in free if isinstance(n.op, Input)}
     names = graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
-    outputs = {name: i for i, name in enumerate(names) if i >= held}
+    outputs = {name: i for i, name in enumerate(names) if i >= state_count}
     _known("input", pairs, inputs)
     _known("output", pairs.values(), outputs)
     if len(set(pairs.values())) != len(pairs):

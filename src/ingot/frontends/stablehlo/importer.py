@@ -90,10 +90,10 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
         raise UnsupportedOpError(importer.refused, model=where or None)
     names = _output_names(main)
     outputs = [_output(v, n) for v, n in zip(results, names, strict=True)]
-    taken = [a for a in arguments if a.name in inputs]
-    graph = Graph(tuple(inputs[a.name] for a in taken), tuple(n for n, _ in outputs), tuple(names))
+    inputs_taken = [a for a in arguments if a.name in inputs]
+    graph = Graph(tuple(inputs[a.name] for a in inputs_taken), tuple(n for n, _ in outputs), tuple(names))
     types = {a.name: t for a, (_, t) in zip(arguments, main.body.arguments, strict=True)}
-    leaves = tuple(_leaf(a.name, types[a.name]) for a in taken)
+    leaves = tuple(_leaf(a.name, types[a.name]) for a in inputs_taken)
     return Imported(graph, leaves, tuple(leaf for _, leaf in outputs))
 
 
@@ -138,8 +138,8 @@ def _value(
 def _constant(argument: Argument, type: Tensor, shape: tuple[DimLike, ...]) -> AnyValue:
     value = argument.value
     assert value is not None
-    wanted = np.dtype(type.dtype.numpy)
-    kind = np.result_type(wanted, np.complex64) if type.complex else wanted
+    dtype = np.dtype(type.dtype.numpy)
+    kind = np.result_type(dtype, np.complex64) if type.complex else dtype
     if value.dtype != kind or value.shape != shape:
         raise InputError(
             f"weights of {argument.name!r}", expected=f"{kind}{list(shape)}", got=f"{value.dtype}{list(value.shape)}"
@@ -154,9 +154,9 @@ def _output_names(main: Function) -> list[str]:
     """jax.result_info of each result where it is a name of its own, else output_0, output_1, ..."""
     names: list[str] = []
     for i in range(len(main.result_types)):
-        given = main.result_attributes[i].get("jax.result_info") if i < len(main.result_attributes) else None
+        info = main.result_attributes[i].get("jax.result_info") if i < len(main.result_attributes) else None
         # result['logits'][0] is logits_0
-        text = re.sub(r"\W+", "_", given.removeprefix("result")).strip("_") if isinstance(given, str) else ""
+        text = re.sub(r"\W+", "_", info.removeprefix("result")).strip("_") if isinstance(info, str) else ""
         names.append(text if text and not text[0].isdigit() else f"output_{i}")
     return [n if names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
 

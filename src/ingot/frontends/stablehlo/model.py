@@ -50,10 +50,10 @@ class ImportedModel:
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs of a call's arguments, by position or by name."""
         names = [leaf.name for leaf in self.inputs]
-        given = dict(zip(names, args, strict=False)) | dict(kwargs)
-        if len(given) != len(args) + len(kwargs) or set(given) != set(names):
+        values = dict(zip(names, args, strict=False)) | dict(kwargs)
+        if len(values) != len(args) + len(kwargs) or set(values) != set(names):
             raise InputError("inputs", expected=", ".join(names), got=f"{len(args)} values, and {list(kwargs)} by name")
-        return self.given([given[name] for name in names])
+        return self.given([values[name] for name in names])
 
     def given(self, values: Sequence[Any]) -> list[Any]:
         """The graph's inputs of main's arguments in their order."""
@@ -73,9 +73,9 @@ def _given(leaf: Leaf, value: Any) -> Any:
     """An argument as the graph takes it."""
     if leaf.kind != COMPLEX:
         return value
-    array, wanted = np.asarray(value), np.result_type(leaf.dtype.numpy, np.complex64)
-    if array.dtype != wanted:
-        raise InputError(f"input {leaf.name!r}", expected=wanted, got=array.dtype)
+    array, dtype = np.asarray(value), np.result_type(leaf.dtype.numpy, np.complex64)
+    if array.dtype != dtype:
+        raise InputError(f"input {leaf.name!r}", expected=dtype, got=array.dtype)
     return np.stack([np.real(array), np.imag(array)], -1)
 
 
@@ -106,8 +106,8 @@ def import_stablehlo(
     module, where = _module(source, where)
     main = module.main
     if main is None:
-        found = ", ".join(module.functions)
-        raise ImportModelError("a module has no main function", expected="@main", got=found, where=where or None)
+        functions = ", ".join(module.functions)
+        raise ImportModelError("a module has no main function", expected="@main", got=functions, where=where or None)
     labels = _names(module) if names is None else list(names)
     values = arrays_of(weights, labels)
     declared = [_declared(type, shapes[i] if shapes else None) for i, (_, type) in enumerate(main.body.arguments)]
@@ -160,7 +160,7 @@ def text_apart(bytecode: bytes, where: str) -> str:
     if importlib.util.find_spec("jaxlib") is None:
         fix = "pip install 'ingot-compiler[jax]', or give the program as text"
         raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix)
-    return run_apart(_BOOT, [], "not readable as StableHLO bytecode", where, given=bytecode).decode()
+    return run_apart(_BOOT, [], "not readable as StableHLO bytecode", where, stdin=bytecode).decode()
 
 
 def main() -> None:
@@ -183,15 +183,15 @@ def _names(module: Module) -> list[str]:
     for i, (name, _) in enumerate(main.body.arguments):
         text = main.argument_locs[i] if i < len(main.argument_locs) else ""
         text = module.locations.get(text, text)
-        given = re.fullmatch(r'"([^"]*)"', text)
-        out.append(given[1] if given and given[1] else name.lstrip("%"))
+        quoted = re.fullmatch(r'"([^"]*)"', text)
+        out.append(quoted[1] if quoted and quoted[1] else name.lstrip("%"))
     return out if len(set(out)) == len(out) else [n.lstrip("%") for n, _ in main.body.arguments]
 
 
-def _declared(text: str, given: tuple[DimLike, ...] | None) -> tuple[DimLike | None, ...] | None:
+def _declared(text: str, sizes: tuple[DimLike, ...] | None) -> tuple[DimLike | None, ...] | None:
     """The sizes of an argument; None for one that is no tensor, or that is refused with all others."""
-    if given is not None or not text.startswith("tensor<"):
-        return given
+    if sizes is not None or not text.startswith("tensor<"):
+        return sizes
     try:
         return tensor_type(text).shape
     except Unsupported:

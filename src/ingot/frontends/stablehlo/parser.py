@@ -296,8 +296,8 @@ class Parser:
             self.fail("a function with sym_name and function_type", self.at - 1)
         inputs, outputs = Parser(signature.text, self.where).signature()
         body = regions[0] if regions else Block(tuple(("", t) for t in inputs), ())
-        given = (attributes.get("arg_attrs"), attributes.get("res_attrs"))
-        of_arguments, of_results = map(_dictionaries, given)
+        attribute_lists = (attributes.get("arg_attrs"), attributes.get("res_attrs"))
+        of_arguments, of_results = map(_dictionaries, attribute_lists)
         visibility = attributes.get("sym_visibility")
         self.optional_location()
         return Function(

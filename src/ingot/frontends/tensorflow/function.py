@@ -36,11 +36,11 @@ def of_function(function: Any, example_inputs: Any = None) -> ImportedFunction:
     graph = concrete.graph
     data = graph.as_graph_def().SerializeToString()
     where = str(concrete.name.decode() if isinstance(concrete.name, bytes) else concrete.name)
-    held = {id(v.handle): v for v in graph.variables}
+    variable_of = {id(v.handle): v for v in graph.variables}
     captured: dict[str, Value] = {}
     variables: dict[str, Node] = {}
     for outer, inner in graph.captures:
-        variable = held.get(id(outer))
+        variable = variable_of.get(id(outer))
         if variable is not None:
             captured[inner.name] = Variable(inner.name)
             variables[inner.name] = const(variable.numpy(), loc=variable.name)

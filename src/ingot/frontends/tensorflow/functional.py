@@ -84,8 +84,8 @@ class _Rewriter:
         for i, v in enumerate(variables):
             for e in v.exits:
                 self._put(e.name, "Identity", [f"{loop}:{i}"])
-        gone = [test, *enters, *(n for v in variables for n in (v.merge, v.switch, v.next))]
-        self._remove(gone, (cond, body))
+        removed = [test, *enters, *(n for v in variables for n in (v.merge, v.switch, v.next))]
+        self._remove(removed, (cond, body))
         return True
 
     def _variables(self, enter: NodeDef, readers: Mapping[str, Sequence[NodeDef]]) -> Iterator[_Variable]:
@@ -106,18 +106,18 @@ class _Rewriter:
 
     def _branch(self) -> bool:
         """All merges of one condition that do not need each other."""
-        chosen: list[tuple[NodeDef, _Branches]] = []
+        merges: list[tuple[NodeDef, _Branches]] = []
         for merge in [n for n in self.nodes.values() if n.op == "Merge"]:
             branches = self._branches(merge)
-            if branches is None or (chosen and branches.pred != chosen[0][1].pred):
+            if branches is None or (merges and branches.pred != merges[0][1].pred):
                 continue
             is_independent = all(
                 m.name not in self._above(branches.switches) and merge.name not in self._above(b.switches)
-                for m, b in chosen
+                for m, b in merges
             )
             if is_independent:
-                chosen.append((merge, branches))
-        return bool(chosen) and self._if(chosen)
+                merges.append((merge, branches))
+        return bool(merges) and self._if(merges)
 
     def _branches(self, merge: NodeDef) -> _Branches | None:
         """None for a merge of a loop, and for one whose branches hold control flow."""
@@ -127,7 +127,7 @@ class _Rewriter:
         switches: dict[str, NodeDef] = {}
         for tensor in merge.data_inputs:
             side: set[int] = set()
-            stack, seen = [_full(tensor)], set[str]()
+            stack, visited = [_full(tensor)], set[str]()
             while stack:
                 name, index = _split(stack.pop())
                 node = self.nodes.get(name)
@@ -138,8 +138,8 @@ class _Rewriter:
                         return None
                     switches[name] = node
                     side.add(index)
-                elif name not in seen:
-                    seen.add(name)
+                elif name not in visited:
+                    visited.add(name)
                     stack += map(_full, node.data_inputs)
             indices.append(side)
         preds = {_full(s.data_inputs[1]) for s in switches.values()}
@@ -152,30 +152,30 @@ class _Rewriter:
 
     def _above(self, nodes: Iterable[NodeDef]) -> set[str]:
         """Names of all that these nodes need."""
-        seen: set[str] = set()
+        visited: set[str] = set()
         stack = [_name(t) for n in nodes for t in n.data_inputs]
         while stack:
             name = stack.pop()
-            if name not in seen and name in self.nodes:
-                seen.add(name)
+            if name not in visited and name in self.nodes:
+                visited.add(name)
                 stack += map(_name, self.nodes[name].data_inputs)
-        return seen
+        return visited
 
-    def _if(self, chosen: Sequence[tuple[NodeDef, _Branches]]) -> bool:
-        switches = list({s.name: s for _, b in chosen for s in b.switches}.values())
-        name = self._unused(f"{chosen[0][0].name}/If")
+    def _if(self, merges: Sequence[tuple[NodeDef, _Branches]]) -> bool:
+        switches = list({s.name: s for _, b in merges for s in b.switches}.values())
+        name = self._unused(f"{merges[0][0].name}/If")
         branch_functions: list[FunctionDef] = []
         for side, label in enumerate(("else", "then")):
             arguments = {f"{s.name}:{side}": f"outer_{i}" for i, s in enumerate(switches)}
-            ends = [b.yes if side else b.no for _, b in chosen]
+            ends = [b.yes if side else b.no for _, b in merges]
             function = self._function(f"{name}/{label}", list(arguments.values()), ends, arguments)
             if function is None:
                 return False
             branch_functions.append(function)
         no, yes = branch_functions
-        operands = [chosen[0][1].pred, *(s.data_inputs[0] for s in switches)]
+        operands = [merges[0][1].pred, *(s.data_inputs[0] for s in switches)]
         self._put(name, "If", operands, {"else_branch": self._register(no), "then_branch": self._register(yes)})
-        for i, (merge, _) in enumerate(chosen):
+        for i, (merge, _) in enumerate(merges):
             self._put(merge.name, "Identity", [f"{name}:{i}"])
         self._remove((), branch_functions)
         return True
@@ -183,22 +183,22 @@ class _Rewriter:
     # nodes and functions
 
     def _function(
-        self, name: str, arguments: Sequence[str], ends: Sequence[str], given: Mapping[str, str]
+        self, name: str, arguments: Sequence[str], ends: Sequence[str], sources: Mapping[str, str]
     ) -> FunctionDef | None:
         """What computes `ends`; `given`: tensors that are arguments. None where control flow is left in it."""
         body_nodes: dict[str, NodeDef] = {}
-        stack = [_name(t) for t in ends if _full(t) not in given]
+        stack = [_name(t) for t in ends if _full(t) not in sources]
         while stack:
             node = self.nodes.get(stack.pop())
             if node is None or node.op in OLD:
                 return None
             if node.name not in body_nodes:
                 body_nodes[node.name] = node
-                stack += [_name(t) for t in node.data_inputs if _full(t) not in given]
+                stack += [_name(t) for t in node.data_inputs if _full(t) not in sources]
 
         def inside(tensor: str) -> str:
-            if _full(tensor) in given:
-                return given[_full(tensor)]
+            if _full(tensor) in sources:
+                return sources[_full(tensor)]
             source, index = _split(tensor)
             return f"{source}::{index}"
 
@@ -270,8 +270,8 @@ def _full(tensor: str) -> str:
 
 
 def _text(node: NodeDef, attribute: str) -> str:
-    found = node.attributes.get(attribute)
-    values = found.bytes(2) if found is not None else []
+    record = node.attributes.get(attribute)
+    values = record.bytes(2) if record is not None else []
     return bytes(values[-1]).decode(errors="replace") if values else ""
 
 

@@ -112,9 +112,9 @@ def import_tensorflow(
 
     def attempt(known: Known) -> ImportedModel:
         while True:
-            given, nodes = _inputs(program, requested, known)
+            values, nodes = _inputs(program, requested, known)
             labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
-            walk = Walk(program.graph.functions, given, Sizes(labels), program.bundle, dict(restored))
+            walk = Walk(program.graph.functions, values, Sizes(labels), program.bundle, dict(restored))
             walk.found = Found(known.found)
             for key in sorted(written):
                 walk.as_state(key)
@@ -219,13 +219,13 @@ def graph_program(graph: GraphDef, where: str) -> Program:
 
 def _ancestors(graph: GraphDef, ends: Sequence[NodeDef]) -> set[str]:
     """The nodes that these read, and they themselves."""
-    found, stack = {n.name for n in ends}, list(ends)
+    reached, stack = {n.name for n in ends}, list(ends)
     while stack:
         names = (i.split(":")[0] for i in stack.pop().data_inputs)
-        new = [graph.nodes[n] for n in names if n in graph.nodes and n not in found]
-        found.update(n.name for n in new)
+        new = [graph.nodes[n] for n in names if n in graph.nodes and n not in reached]
+        reached.update(n.name for n in new)
         stack += new
-    return found
+    return reached
 
 
 def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:
@@ -245,13 +245,13 @@ def _saved_model(folder: Path, signature: str | None) -> Program:
     if not graphs:
         raise ImportModelError("a SavedModel without graphs", where=str(path), fix="save the model again")
     meta = next((m for m in graphs if "serve" in m.tags), graphs[0])
-    named, chosen = _signature(meta, signature, str(path))
+    named, endpoints = _signature(meta, signature, str(path))
     prefix = folder / "variables" / "variables"
     has_variables = prefix.with_name("variables.index").exists()
     return Program(
         functional(meta.graph),
-        tuple(Endpoint(k, i.tensor, i.dtype, i.shape) for k, i in chosen.inputs.items()),
-        tuple(Endpoint(k, o.tensor, o.dtype, o.shape) for k, o in chosen.outputs.items()),
+        tuple(Endpoint(k, i.tensor, i.dtype, i.shape) for k, i in endpoints.inputs.items()),
+        tuple(Endpoint(k, o.tensor, o.dtype, o.shape) for k, o in endpoints.outputs.items()),
         str(folder),
         Bundle.open(prefix, folder) if has_variables else None,
         meta.restore.split(":")[0],
@@ -337,9 +337,9 @@ def _node_at(nodes: Mapping[str, NodeDef], functions: Mapping[str, FunctionDef],
         node = nodes[path[:end]]
         names = [node.op, *(m.message(10).text(1) for m in node.attributes.values() if m.has(10))]
         for name in names:
-            found = _node_at(functions[name].nodes, functions, path[end + 1 :]) if name in functions else None
-            if found is not None:
-                return found
+            inner_node = _node_at(functions[name].nodes, functions, path[end + 1 :]) if name in functions else None
+            if inner_node is not None:
+                return inner_node
     return None
 
 
@@ -358,22 +358,22 @@ def _result_type(node: NodeDef, index: int) -> int:
 
 def _inputs(program: Program, requested: Requests, known: Known) -> tuple[dict[str, Value], list[Node]]:
     """Tensors that are given, and the inputs of the graph among them."""
-    given: dict[str, Value] = dict(program.captured)
+    values: dict[str, Value] = dict(program.captured)
     nodes: list[Node] = []
     for i in program.inputs:
         if not is_numeric(i.dtype):
             if i.dtype == 0:
                 fix = f"inputs={{{i.name!r}: ('f32', [...])}}"
                 raise InputError(f"the type of {i.name!r} is not known", fix=f"give it: {fix}")
-            given[_full(i.tensor)] = Missing()
+            values[_full(i.tensor)] = Missing()
             continue
         if i.shape is None:
             fix = f"inputs={{{i.name!r}: [None, 224, 224, 3]}}, with None for open sizes"
             raise InputError(f"input {i.name!r} has no shape", fix=f"give it: {fix}")
         node = known.input(i.name, TensorType(dtype_of_code(i.dtype), requested.shapes[i.name]))
         nodes.append(node)
-        given[_full(i.tensor)] = node
-    return given, nodes
+        values[_full(i.tensor)] = node
+    return values, nodes
 
 
 def _full(tensor: str) -> str:

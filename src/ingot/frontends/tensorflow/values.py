@@ -237,8 +237,8 @@ class Call:
         sizes, out = self.walk.sizes, list[DimLike]()
         for d in elements:
             if isinstance(d, Node):
-                told = sizes.told(d)
-                size = self._found(d) if told is None else told
+                known_size = sizes.told(d)
+                size = self._found(d) if known_size is None else known_size
                 sizes = sizes.with_found(d, size)
                 out.append(size)
             else:

@@ -104,8 +104,8 @@ class Importer:
 
     def declare(self, name: str, first: np.ndarray) -> None:
         label = re.sub(r"\W", "_", name) or "state"
-        taken = {v.label for v in self.variables.values()} | self.inputs
-        while label in taken:
+        labels = {v.label for v in self.variables.values()} | self.inputs
+        while label in labels:
             label += "_"
         node = Input(label, const(first).type)()
         self.variables[name] = Variable(label, first, node, node)
@@ -199,18 +199,18 @@ class Importer:
 
     def touched(self, *subgraphs: int) -> tuple[str, ...]:
         """Names of the variables, where these subgraphs or those inside them may read or write any."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         stack = list(subgraphs)
         while stack:
             index = stack.pop()
-            if index in seen or not 0 <= index < len(self.model.subgraphs):
+            if index in visited or not 0 <= index < len(self.model.subgraphs):
                 continue
-            seen.add(index)
+            visited.add(index)
             graph = self.model.subgraphs[index]
             options = [item for o in graph.operators for item in o.options.items()]
             stack += [int(v) for k, v in options if k.endswith("subgraph_index")]
             stack += [int(i) for k, v in options if k.endswith("subgraph_indices") for i in v]
-        graphs = [self.model.subgraphs[i] for i in seen]
+        graphs = [self.model.subgraphs[i] for i in visited]
         if any(t.variable for g in graphs for t in g.tensors):
             raise Unsupported("a state inside a branch or loop")
         uses = any(o.name in ("READ_VARIABLE", "ASSIGN_VARIABLE") for g in graphs for o in g.operators)

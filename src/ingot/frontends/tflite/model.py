@@ -66,8 +66,8 @@ def _entry(model: file.Model, name: str | None) -> file.Signature:
 
 
 def _labels(graph: file.Subgraph, entry: file.Signature) -> list[str]:
-    given = {i: name for name, i in entry.inputs}
-    names = [given.get(i) or graph.tensors[i].name or f"input_{n}" for n, i in enumerate(graph.inputs)]
+    input_names = {i: name for name, i in entry.inputs}
+    names = [input_names.get(i) or graph.tensors[i].name or f"input_{n}" for n, i in enumerate(graph.inputs)]
     return _distinct(names)
 
 
@@ -91,8 +91,8 @@ def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], req
     importer, inputs, results = attempts(attempt, {}, model.where)
     if importer.refused:
         raise UnsupportedOpError(importer.refused, model=model.where or None)
-    given = {i: name for name, i in entry.outputs}
-    names = [given.get(i) or graph.tensors[i].name or f"output_{n}" for n, i in enumerate(graph.outputs)]
+    output_names = {i: name for name, i in entry.outputs}
+    names = [output_names.get(i) or graph.tensors[i].name or f"output_{n}" for n, i in enumerate(graph.outputs)]
     outputs = [r for r in results if isinstance(r, Node)]
     if len(outputs) != len(results):
         what = [n for n, r in zip(names, results, strict=True) if not isinstance(r, Node | Missing)]

@@ -149,9 +149,9 @@ def _fixed16(scale: np.float32) -> tuple[int, int]:
     return min((m + (1 << 15)) >> 16, (1 << 15) - 1), shift
 
 
-def hard_swish(q: Array, given: float, out: float) -> Array:
+def hard_swish(q: Array, scale: float, out: float) -> Array:
     """x * min(max(x + 3, 0), 6) / 6 in 16 bits, of levels less their zero; the result is one too."""
-    fine = np.float32(1 / 128) * np.float32(given)
+    fine = np.float32(1 / 128) * np.float32(scale)
     m, shift = _fixed16(fine / np.float32(out))
     relu_m, relu_shift = _fixed16(fine / np.float32(3 / 32768))
     x = q * 128
@@ -164,9 +164,9 @@ def hard_swish(q: Array, given: float, out: float) -> Array:
     return halved(np.sign(product) * (np.abs(product) >> 15), -shift)
 
 
-def of_real(fn: Callable[[Array], Array], dtype: T.DType, given: Quantization, out: Quantization) -> Array:
+def of_real(fn: Callable[[Array], Array], dtype: T.DType, levels: Quantization, out: Quantization) -> Array:
     """A function of the numbers that levels stand for, in f32, rounded to the result's levels."""
-    x = np.float32(given.scale) * (levels_of(dtype) - given.zero).astype(np.float32)
+    x = np.float32(levels.scale) * (levels_of(dtype) - levels.zero).astype(np.float32)
     with np.errstate(all="ignore"):
         y = fn(x).astype(np.float32) * np.float32(np.float32(1) / np.float32(out.scale))
     steps = np.sign(y) * np.floor(np.abs(y.astype(np.float64)) + 0.5) + out.zero

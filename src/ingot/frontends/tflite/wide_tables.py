@@ -33,10 +33,10 @@ def interpolated(x: Node, table: Array) -> Node:
     return ops.cast(ops.cast(y, T.i16), T.i32)
 
 
-def points(fn: Function, given: tuple[float, int], out: tuple[float, int], dtype: type[np.floating]) -> Array:
+def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtype: type[np.floating]) -> Array:
     """513 points of a function of the numbers that 16-bit levels of (scale, zero) stand for, i32: each moved by half
     of what a line is off in its middle. dtype: of the arithmetic."""
-    (scale, zero), (out_scale, out_zero) = given, out
+    (scale, zero), (out_scale, out_zero) = levels, out
     scale, out_scale = dtype(scale), dtype(out_scale)
     least, most = (scale * dtype(end - zero) for end in (_LEAST, _MOST))
     to_levels = dtype(1 << 16) / (out_scale * dtype(_MOST - out_zero) - out_scale * dtype(_LEAST - out_zero))
@@ -56,8 +56,8 @@ def points(fn: Function, given: tuple[float, int], out: tuple[float, int], dtype
     return np.clip(np.nan_to_num(samples, nan=0.0), _LEAST, _MOST).astype(np.int32)
 
 
-def of_real(fn: Function, given: Quantization, out: Quantization) -> Array:
-    return points(fn, (given.scale, given.zero), (out.scale, out.zero), np.float32)
+def of_real(fn: Function, levels: Quantization, out: Quantization) -> Array:
+    return points(fn, (levels.scale, levels.zero), (out.scale, out.zero), np.float32)
 
 
 def away(x: Array) -> Array:

@@ -75,11 +75,11 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 def _check_memory(tensor: torch.Tensor) -> None:
     """Raise ImportModelError for a tensor whose storage was freed, or made shorter: torch reads it all the same."""
-    held = tensor.untyped_storage().nbytes()
+    nbytes = tensor.untyped_storage().nbytes()
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.itemsize
-    if tensor.numel() and end > held and not tensor._is_zerotensor():
-        raise ImportModelError("a tensor of the model", expected=f"memory of {end} bytes", got=f"{held}")
+    if tensor.numel() and end > nbytes and not tensor._is_zerotensor():
+        raise ImportModelError("a tensor of the model", expected=f"memory of {end} bytes", got=f"{nbytes}")
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:

@@ -51,11 +51,11 @@ def _stop_gradients(program: torch.export.ExportedProgram) -> None:
                 continue
             body = module.get_submodule(node.args[1].target)
             assert isinstance(body, torch.fx.GraphModule)
-            given = [n for n in body.graph.nodes if n.op == "placeholder"]
+            inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
             end = next(n for n in body.graph.nodes if n.op == "output")
             end.args = torch.fx.map_arg(end.args, destination)
-            for x in (n for n in given if isinstance(n.meta.get("val"), torch.Tensor)):
-                with body.graph.inserting_after(given[-1]):
+            for x in (n for n in inputs if isinstance(n.meta.get("val"), torch.Tensor)):
+                with body.graph.inserting_after(inputs[-1]):
                     new = body.graph.call_function(torch.ops.aten.detach.default, (x,))
                 new.meta = dict(x.meta)
                 x.replace_all_uses_with(new, lambda user, new=new, end=end: user not in (new, end))
@@ -87,15 +87,15 @@ def _attention(
         F.linear(x, w, b).unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2)
         for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
-    seen = None if mask is None else ~mask.bool()
-    if seen is not None and mask_type == 1:
-        seen = seen[:, None, None, :]
-    heads = F.scaled_dot_product_attention(q, k, v, seen)
+    is_visible = None if mask is None else ~mask.bool()
+    if is_visible is not None and mask_type == 1:
+        is_visible = is_visible[:, None, None, :]
+    heads = F.scaled_dot_product_attention(q, k, v, is_visible)
     out = F.linear(heads.transpose(1, 2).flatten(2), proj_weight, proj_bias)
     if not need_weights:
         return out, None
     scores = q @ k.transpose(-1, -2) * (embed_dim // num_head) ** -0.5
-    p = (scores if seen is None else scores.masked_fill(~seen, float("-inf"))).softmax(-1)
+    p = (scores if is_visible is None else scores.masked_fill(~is_visible, float("-inf"))).softmax(-1)
     return out, p.mean(1) if average_attn_weights else p
 
 

@@ -51,26 +51,26 @@ def _inline(skipped: int) -> Callable[..., object]:
     return inline
 
 
-def with_gradients(run: Run, node: fx.Node, enabled: bool, body: object, *given: object) -> object:
+def with_gradients(run: Run, node: fx.Node, enabled: bool, body: object, *operands: object) -> object:
     """A region under `torch.no_grad()`, or with gradients again."""
-    results = _inline(0)(run, node, body, *given)
+    results = _inline(0)(run, node, body, *operands)
     assert isinstance(results, tuple)
     return results if enabled else tuple(ops.StopGradient()(v) if isinstance(v, Node) else v for v in results)
 
 
 def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx.GraphModule,
-         given: Sequence[object] = ()) -> object:  # fmt: skip
+         operands: Sequence[object] = ()) -> object:  # fmt: skip
     """torch.cond(pred, yes, no, operands) -> Case(no, yes)(i64(pred), tensors...)."""
-    (chosen,) = _operands([predicate], "a predicate")
+    (pred,) = _operands([predicate], "a predicate")
     # sizes are known in both branches
-    tensors = _operands([o for o in given if not isinstance(o, int | Dim)], "branches")
+    tensors = _operands([o for o in operands if not isinstance(o, int | Dim)], "branches")
     branches: list[Graph] = []
     for body in (no, yes):
         inputs = _inputs(tensors, "operand")
         own = iter(inputs)
-        results = run(body, [next(own) if isinstance(o, Node) else o for o in given])
+        results = run(body, [next(own) if isinstance(o, Node) else o for o in operands])
         branches.append(Graph(tuple(inputs), tuple(_operands(results, "a branch"))))
-    return ops.Case(tuple(branches))(cast(chosen, dtype_of(torch.int32)), *tensors, loc=location(node)).results
+    return ops.Case(tuple(branches))(cast(pred, dtype_of(torch.int32)), *tensors, loc=location(node)).results
 
 
 def while_loop(run: Run, node: fx.Node, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[object],
@@ -102,24 +102,26 @@ def scan(run: Run, node: fx.Node, body: fx.GraphModule, carried: Sequence[object
     count, zero = xs[0].shape[0], const(0, i64.numpy)
     invariant = [*xs, *fixed]
     step = Input("step", TensorType(i64))()
-    names, held = _inputs(starts, "carried"), _inputs(invariant, "held")
+    names, constants = _inputs(starts, "carried"), _inputs(invariant, "held")
 
     def slice_of(x: Node) -> Node:
         one = ops.DynamicSlice((1, *x.shape[1:]))(x, step, *(zero for _ in x.shape[1:]))
         return ops.reshape(one, x.shape[1:])
 
-    results = _operands(run(body, [*names, *map(slice_of, held[: len(xs)]), *held[len(xs) :]]), "a scan's body")
+    results = _operands(
+        run(body, [*names, *map(slice_of, constants[: len(xs)]), *constants[len(xs) :]]), "a scan's body"
+    )
     ends, parts = results[: len(starts)], results[len(starts) :]
     stacked = [Input(f"stacked{i}", TensorType(p.dtype, (count, *p.shape)))() for i, p in enumerate(parts)]
     writes = [
         ops.DynamicUpdateSlice()(s, ops.expand_dims(p, 0), step, *(zero for _ in p.shape))
         for s, p in zip(stacked, parts, strict=True)
     ]
-    state = [step, *names, *held, *stacked]
+    state = [step, *names, *constants, *stacked]
     go = ops.compare("LT", step, ops.scalar(count, i64))
     empty = [filled(s.shape, 0, s.dtype) for s in stacked]
-    done = _loop(node, state, go, [ops.add(step, 1), *ends, *held, *writes], [zero, *starts, *invariant, *empty])
-    return (*done[1 : 1 + len(starts)], *done[1 + len(starts) + len(held) :])
+    done = _loop(node, state, go, [ops.add(step, 1), *ends, *constants, *writes], [zero, *starts, *invariant, *empty])
+    return (*done[1 : 1 + len(starts)], *done[1 + len(starts) + len(constants) :])
 
 
 def map_(run: Run, node: fx.Node, body: fx.GraphModule, scanned: Sequence[object], others: Sequence[object]) -> object:
@@ -132,7 +134,7 @@ def flex_attention(run: Run, node: fx.Node, *args: object) -> object:
     read: tuple[Any, ...] = args
     _, _, _, score_mod, block_mask, scale, options, *buffers = read
     score_buffers, mask_buffers = (*buffers, (), ())[:2]
-    places = [node.args[0], node.args[1], node.args[2], *(b for given in node.args[7:9] for b in given)]  # type: ignore[union-attr]
+    places = [node.args[0], node.args[1], node.args[2], *(b for operands in node.args[7:9] for b in operands)]  # type: ignore[union-attr]
     metas = [p.meta["val"] if isinstance(p, fx.Node) else p for p in places]
     middle = 3 + len(score_buffers)
 

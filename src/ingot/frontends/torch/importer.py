@@ -126,10 +126,10 @@ class Importer:
         return value
 
     def _output(self, value: object, env: _Env) -> object:
-        found = self._read(value, env)
-        if found is None and isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.SymBool):
+        result = self._read(value, env)
+        if result is None and isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.SymBool):
             return self._refuse(value, str(value.target), "a comparison of sizes as a result")
-        return found
+        return result
 
     def _size(self, node: fx.Node, env: _Env) -> object:
         """The value of a node; sizes come from torch's own symbolic evaluation."""
@@ -137,8 +137,8 @@ class Importer:
         if isinstance(meta, torch.SymInt):
             return self.sizes.dim(meta)
         if isinstance(meta, torch.SymFloat):
-            held = env.get(node)
-            return held if isinstance(held, Number) else number_of(meta.node.expr, self.sizes, self.numbers)
+            value = env.get(node)
+            return value if isinstance(value, Number) else number_of(meta.node.expr, self.sizes, self.numbers)
         return env[node]
 
     def _call(self, node: fx.Node, env: _Env) -> object:
@@ -240,8 +240,8 @@ class Importer:
         """One result of `node`: complex where torch says so, whatever parts the handler gave."""
         if not isinstance(result, Node | Complex):
             return result
-        given = result if isinstance(result, Complex) else Complex(result)
-        real, imag = (None if p is None else self._part(p, meta, node, loc) for p in (given.real, given.imag))
+        parts = result if isinstance(result, Complex) else Complex(result)
+        real, imag = (None if p is None else self._part(p, meta, node, loc) for p in (parts.real, parts.imag))
         assert real is not None
         return Complex(real, imag) if isinstance(meta, torch.Tensor) and meta.is_complex() else real
 

@@ -152,7 +152,7 @@ def _imported(
     called: Mapping[str, tuple[Leaf, object]], parameters: Collection[str], *, final: bool,
 ) -> ImportedModel:  # fmt: skip
     written = [target for target in _written(program) if target not in parameters]
-    held: dict[str, Node] = {}
+    constants: dict[str, Node] = {}
     same: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
     carriers: dict[str, Node] = {}
@@ -181,7 +181,7 @@ def _imported(
         elif spec.target is not None and spec.target in parameters:
             tensor = _tensor(program, spec.target)
             if id(tensor) not in same:
-                same[id(tensor)] = held[spec.target] = tensor_input(str(node.name), node.meta["val"], sizes)[1]
+                same[id(tensor)] = constants[spec.target] = tensor_input(str(node.name), node.meta["val"], sizes)[1]
             values.append(same[id(tensor)])
         else:
             values.append(_constant(program, spec))
@@ -200,13 +200,13 @@ def _imported(
     places = [*written, *renewed, *changed]
     after = [after[first.index(target)] for target in places]
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
-    inputs += [*held.values(), *(carriers[target] for target in written)]
+    inputs += [*constants.values(), *(carriers[target] for target in written)]
     names = (*(f"next {target}" for target in places), *adapter.names)
     graph = sizes.graph(inputs, (*after, *results), names)
     graph = replace(limited(graph, ranges, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
     began = {target: _first(_tensor(program, target)) for target in written}
-    learned = {target: _first(_tensor(program, target)) for target in held}
+    learned = {target: _first(_tensor(program, target)) for target in constants}
     flatten = InputAdapter(in_spec, tuple(leaves), _signature(program))
     return ImportedModel(graph, flatten, adapter, began, writes, learned, tuple(renewed))
 
@@ -274,8 +274,8 @@ def tensor_input(name: str, value: torch.Tensor, sizes: Sizes) -> tuple[Leaf, No
 def _of_sizes(x: Node, traced: torch.Tensor, sizes: Sizes) -> Node:
     """The input `x` with a decomposed program's sizes: that one became a number there is a condition."""
     shape = (*sizes.type(traced).shape, *x.shape[traced.dim() :])
-    for size, wanted in zip(x.shape, shape, strict=True):
-        sizes.require_equal(size, wanted)
+    for size, target in zip(x.shape, shape, strict=True):
+        sizes.require_equal(size, target)
     return with_shape(x, shape)
 
 

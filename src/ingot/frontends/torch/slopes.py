@@ -64,10 +64,10 @@ def with_slope(
 
     run: a graph and its arguments -> its results. env: the values of nodes. types: of the results.
     """
-    given, tree = pytree.tree_flatten((node.args, node.kwargs))
-    values = [env[a] if isinstance(a, fx.Node) else a for a in given]
-    places = [i for i, a in enumerate(given) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), Tensor)]
-    fixed = [a.meta["val"] if isinstance(a, fx.Node) else a for a in given]
+    leaves, tree = pytree.tree_flatten((node.args, node.kwargs))
+    values = [env[a] if isinstance(a, fx.Node) else a for a in leaves]
+    places = [i for i, a in enumerate(leaves) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), Tensor)]
+    fixed = [a.meta["val"] if isinstance(a, fx.Node) else a for a in leaves]
     results = pytree.tree_leaves(node.meta["val"])
     differentiable = [i for i, y in enumerate(results) if y.is_floating_point()]
 
@@ -99,10 +99,10 @@ def with_slope(
     ys, gradients = _split(run(traced, [*operands, *cotangents]), len(results))
     own = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(differentiable)]
     gradients = rebuilt(gradients, dict(zip(cotangents, own, strict=True)))
-    found = ops.OwnGradient(len(differentiable))(
+    own_results = ops.OwnGradient(len(differentiable))(
         *(ys[i] for i in differentiable), *own, *operands[:count], *gradients
     ).results
-    for i, y in zip(differentiable, found, strict=True):
+    for i, y in zip(differentiable, own_results, strict=True):
         ys[i] = y
     return ys[0] if isinstance(node.meta["val"], Tensor) else tuple(ys)
 

@@ -47,8 +47,8 @@ class HostStage:
     def advance(self, values: dict[str, Any], compute: Compute) -> None:
         """Add the nodes' results to `values`."""
         for n in self.nodes:
-            given = [values[name] if name else None for name in n.proto.input]
-            values.update(zip(n.proto.output, n.run(*given), strict=False))
+            operands = [values[name] if name else None for name in n.proto.input]
+            values.update(zip(n.proto.output, n.run(*operands), strict=False))
 
     def __str__(self) -> str:
         return "host: " + ", ".join(n.proto.op_type for n in self.nodes)
@@ -192,9 +192,9 @@ class Stages:
         """What the caller's inputs and outputs are declared as."""
         return {v.name: type_text(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
 
-    def bound(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def bound(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The caller's values and the constants that the host reads, by name."""
-        values = dict(given)
+        values = dict(arguments)
         for name in _strings(self.model.graph) & values.keys():
             values[name] = strings(np.asarray(values[name]))
         return values | self._constants
@@ -213,11 +213,11 @@ def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> boo
     sequences, optionals."""
     graph = model.graph
     textual = _strings(graph)
-    given = [o for o in graph.output if outputs is None or o.name in outputs]
-    if any(_is_special(v) for v in (*graph.input, *given)):
+    wanted_outputs = [o for o in graph.output if outputs is None or o.name in outputs]
+    if any(_is_special(v) for v in (*graph.input, *wanted_outputs)):
         return True
     nodes = in_order(graph.node)
-    kept_nodes = needed(nodes, [o.name for o in given])
+    kept_nodes = needed(nodes, [o.name for o in wanted_outputs])
     return any(i in kept_nodes and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
 
 
@@ -254,9 +254,9 @@ def _spelled(model: ModelProto) -> ModelProto:
         node.attribute.extend([*kept_attributes, helper.make_attribute(whole, range(len(names)))])
         # of the domain's first version, and of those since
         keys = {"classes_strings": names, "keys_int64s": range(len(names)), "values_strings": names}
-        taken = ("classes_strings",) if _version(model, node) < 2 else ("keys_int64s", "values_strings")
+        strings = ("classes_strings",) if _version(model, node) < 2 else ("keys_int64s", "values_strings")
         encoder = NodeProto(op_type="LabelEncoder", domain=node.domain, input=[place], output=[label])
-        encoder.attribute.extend(helper.make_attribute(k, list(keys[k])) for k in taken)
+        encoder.attribute.extend(helper.make_attribute(k, list(keys[k])) for k in strings)
         out.graph.node.append(encoder)
     return out
 
@@ -301,11 +301,11 @@ def _stage(model: ModelProto, turns: Mapping[int, Sequence[NodeProto]], level: i
     own = dict.fromkeys(name for n in nodes for name in n.output if name)
     fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
     others = (n for node_level, ns in turns.items() if node_level != level for n in ns)
-    wanted = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
+    required = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
     inner = {name for n in nodes for name in _made_inside(n)}
     read = dict.fromkeys(name for n in nodes for name in reads(n) if name)
     inputs = tuple(name for name in read if name not in own.keys() | fixed | inner)
-    return NumericStage(model, tuple(nodes), inputs, tuple(name for name in own if name in wanted))
+    return NumericStage(model, tuple(nodes), inputs, tuple(name for name in own if name in required))
 
 
 def _made_inside(node: NodeProto) -> Iterable[str]:
@@ -331,8 +331,8 @@ def _free_inputs(graph: GraphProto) -> list[ValueInfoProto]:
 
 def _strings(graph: GraphProto) -> set[str]:
     """Inputs and initializers that hold strings."""
-    given = {v.name for v in graph.input if v.type.tensor_type.elem_type == _STRING}
-    return given | {t.name for t in graph.initializer if t.data_type == _STRING}
+    string_inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == _STRING}
+    return string_inputs | {t.name for t in graph.initializer if t.data_type == _STRING}
 
 
 def _is_special(v: ValueInfoProto) -> bool:

@@ -77,16 +77,16 @@ _NOT_RE2 = (codes.GROUPREF, codes.GROUPREF_EXISTS, codes.ASSERT, codes.ASSERT_NO
 def _check_linear(n: HostNode, tree: Any, repeated: bool) -> None:
     """Refuse what RE2 lacks, and repeats of repeats or of choices: a pattern is untrusted, and Python's matcher takes
     exponential time over those."""
-    for op, given in tree:
-        choice = op is codes.BRANCH or (op in _REPEATS and given[1] > 1)
+    for op, shape in tree:
+        choice = op is codes.BRANCH or (op in _REPEATS and shape[1] > 1)
         if op in _NOT_RE2 or (repeated and choice):
             raise n.fail("a pattern without references, lookaround, and repeats of repeats or choices", op)
         if op in _REPEATS:
-            _check_linear(n, given[2], repeated or given[1] > 1)
+            _check_linear(n, shape[2], repeated or shape[1] > 1)
         elif op is codes.SUBPATTERN:
-            _check_linear(n, given[-1], repeated)
+            _check_linear(n, shape[-1], repeated)
         elif op is codes.BRANCH:
-            for branch in given[1]:
+            for branch in shape[1]:
                 _check_linear(n, branch, repeated)
 
 
@@ -142,7 +142,7 @@ def _entries(n: HostNode, what: str) -> list[Any]:
 
 def _value_type(n: HostNode) -> tuple[np.dtype, Any]:
     """The type of LabelEncoder's values and their default."""
-    given = n.attr("default_tensor")
+    default_tensor = n.attr("default_tensor")
     values = n.attr("values_tensor")
     for kind, single, dtype, default in (
         ("strings", "string", object, "_Unused"),
@@ -153,7 +153,7 @@ def _value_type(n: HostNode) -> tuple[np.dtype, Any]:
             return np.dtype(dtype), n.attr(f"default_{single}", default)
     dtype = values.dtype if isinstance(values, np.ndarray) else np.dtype(np.float32)
     plain = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
-    return dtype, plain if given is None else given.reshape(-1)[0]
+    return dtype, plain if default_tensor is None else default_tensor.reshape(-1)[0]
 
 
 def _label_gives(n: HostNode, of_strings: bool) -> set[int]:
@@ -283,10 +283,10 @@ def shape(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 @host_op("Reshape")
 def reshape(n: HostNode, x: np.ndarray, to: np.ndarray | None = None) -> np.ndarray:
-    wanted = [int(v) for v in (n.attr("shape") if to is None else to)]
+    target_shape = [int(v) for v in (n.attr("shape") if to is None else to)]
     if not n.attr("allowzero", 0):
-        wanted = [x.shape[i] if v == 0 else v for i, v in enumerate(wanted)]
-    return x.reshape(wanted)
+        target_shape = [x.shape[i] if v == 0 else v for i, v in enumerate(target_shape)]
+    return x.reshape(target_shape)
 
 
 @host_op("Flatten")
@@ -295,8 +295,8 @@ def flatten(n: HostNode, x: np.ndarray) -> np.ndarray:
     return x.reshape(int(np.prod(x.shape[:axis])), -1)
 
 
-def _axes(n: HostNode, given: np.ndarray | None) -> tuple[int, ...] | None:
-    axes = n.attr("axes") if given is None else given.tolist()
+def _axes(n: HostNode, tensor: np.ndarray | None) -> tuple[int, ...] | None:
+    axes = n.attr("axes") if tensor is None else tensor.tolist()
     return None if axes is None else tuple(int(v) for v in axes)
 
 
@@ -346,11 +346,11 @@ def where(n: HostNode, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> n
 
 
 @host_op("Slice")
-def slice_(n: HostNode, x: np.ndarray, *given: np.ndarray | None) -> np.ndarray:
+def slice_(n: HostNode, x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray:
     if n.version < 10:
         starts, ends, axes, steps = list(n.attr("starts")), list(n.attr("ends")), n.attr("axes"), None
     else:
-        starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*given, None, None)[:4])
+        starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*bounds, None, None)[:4])
     at = [slice(None)] * x.ndim
     places = axes or range(len(starts))
     for a, start, end, step in zip(places, starts, ends, steps or [1] * len(starts), strict=True):

@@ -95,16 +95,16 @@ def conv_transpose(c: Call) -> Result:
     strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
     extra = list(c.int_list("output_padding", (0,) * n))
     auto = c.str("auto_pad", "NOTSET")
-    wanted = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
-    if wanted is None and auto.startswith("SAME"):
-        wanted = tuple(int(s) * st for s, st in zip(ints_of(x.shape[2:], "the size"), strides, strict=True))
-    if wanted is None:
+    target = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
+    if target is None and auto.startswith("SAME"):
+        target = tuple(int(s) * st for s, st in zip(ints_of(x.shape[2:], "the size"), strides, strict=True))
+    if target is None:
         padding = static_padding(padding_of(c, x.shape[2:], kernel, strides, dilation))
     else:
         sizes = ints_of(x.shape[2:], "the size of a transposed convolution with output_shape")
         pairs: list[tuple[int, int]] = []
         for i in range(n):
-            total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted[i]
+            total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - target[i]
             if total < 0:
                 extra[i] -= total
                 total = 0
@@ -215,8 +215,8 @@ def max_unpool(c: Call) -> Result:
         plain.append((x.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[i + n])
     shape = tuple(c.dims(2)) if c.has(2) else tuple(plain)
     flat = ops.full((product(plain),), 0, x.dtype)
-    spread = ops.ScatterElements(0, "none")(flat, ops.reshape(index, (-1,)), ops.reshape(x, (-1,)))
-    small = ops.reshape(spread, tuple(plain))
+    scattered = ops.ScatterElements(0, "none")(flat, ops.reshape(index, (-1,)), ops.reshape(x, (-1,)))
+    small = ops.reshape(scattered, tuple(plain))
     # indices count in the unpadded result; a larger output_shape holds it in its corner
     return ops.pad(small, (0,) * len(shape), tuple(a - b for a, b in zip(shape, plain, strict=True)))
 

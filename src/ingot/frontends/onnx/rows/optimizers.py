@@ -21,8 +21,8 @@ def _stepped(c: Call, states: int, step: Step) -> Result:
         raise Unsupported(f"{len(c)} inputs for tensors of {states} states")
     lines: list[tuple[Node, ...]] = []
     for i in range(count):
-        x, g, *kept = (c.x(2 + i + k * count) for k in range(2 + states))
-        lines.append(step(x, ops.add(ops.mul(x, c.float("norm_coefficient", 0.0)), g), tuple(kept)))
+        x, g, *own_states = (c.x(2 + i + k * count) for k in range(2 + states))
+        lines.append(step(x, ops.add(ops.mul(x, c.float("norm_coefficient", 0.0)), g), tuple(own_states)))
     return [line[k] for k in range(1 + states) for line in lines]
 
 

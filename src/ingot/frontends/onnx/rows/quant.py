@@ -20,8 +20,8 @@ def _along(c: Call, p: Node, x: Node, block: int) -> Node:
         return ops.reshape(p, ())
     axis = normal_axis(c.int("axis", 1), len(x.shape))
     if block:
-        spread = ops.broadcast_to(ops.expand_dims(p, axis + 1), (*p.shape[: axis + 1], block, *p.shape[axis + 1 :]))
-        merged = ops.reshape(spread, (*p.shape[:axis], -1, *p.shape[axis + 1 :]))
+        repeated = ops.broadcast_to(ops.expand_dims(p, axis + 1), (*p.shape[: axis + 1], block, *p.shape[axis + 1 :]))
+        merged = ops.reshape(repeated, (*p.shape[:axis], -1, *p.shape[axis + 1 :]))
         return ops.slice_axis(merged, axis, 0, x.shape[axis])
     return channel_vector(p, len(x.shape), axis)
 
@@ -72,9 +72,9 @@ def dequantize_linear(c: Call) -> Result:
         levels = ops.reshape(x, (*scale.shape[: axis + 1], block, *x.shape[axis + 1 :]))
         y = ops.Dequantize()(levels, zero, ops.cast(ops.expand_dims(scale, axis + 1), wide))
         return ops.cast(ops.reshape(y, x.shape), dtype)
-    spread = _along(c, scale, x, block)
+    step = _along(c, scale, x, block)
     zero = _along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)
-    return ops.cast(ops.Dequantize()(x, zero, ops.cast(spread, wide)), dtype)
+    return ops.cast(ops.Dequantize()(x, zero, ops.cast(step, wide)), dtype)
 
 
 @onnx_op("DynamicQuantizeLinear", since=11)

@@ -33,8 +33,8 @@ def _operands(c: Call, kind: str) -> tuple[Node, Node, Node, Node, Node, int, bo
 def _state(c: Call, i: int, shape: Shape, x: Node, batch_first: bool) -> Node:
     if not c.has(i):
         return ops.full(shape, 0, x.dtype)
-    given = c.x(i)
-    return ops.transpose(given, (1, 0, 2)) if batch_first else given
+    state = c.x(i)
+    return ops.transpose(state, (1, 0, 2)) if batch_first else state
 
 
 # ONNX's default alpha and beta of the functions that have them

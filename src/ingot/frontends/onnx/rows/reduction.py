@@ -16,12 +16,12 @@ Axes = tuple[int, ...]
 def axes_of(c: Call) -> Axes:
     """The reduced axes: an attribute until opset 17 (12 for ReduceSum), an input since."""
     if c.has(1):
-        given = c.ints(1)
+        axes = c.ints(1)
     else:
-        given = c.int_list("axes", ())
-    if not given:
+        axes = c.int_list("axes", ())
+    if not axes:
         return () if c.flag("noop_with_empty_axes") else tuple(range(c.rank()))
-    return normal_axes(given, c.rank())
+    return normal_axes(axes, c.rank())
 
 
 def _floating(fn: Callable[[Node], Node]) -> Callable[[Node], Node]:

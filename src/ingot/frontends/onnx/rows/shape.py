@@ -141,19 +141,19 @@ def unsqueeze(c: Call) -> Result:
 
 @onnx_op("Expand")
 def expand(c: Call) -> Result:
-    wanted, have = c.dims(1), c.shape(0)
-    if any(map(told_symbols, wanted)):
-        rank = max(len(wanted), len(have))
-        pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (wanted, have)), strict=True)
+    target, have = c.dims(1), c.shape(0)
+    if any(map(told_symbols, target)):
+        rank = max(len(target), len(have))
+        pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (target, have)), strict=True)
         return ops.broadcast_to(c.x(), tuple(_expanded(c, d, size) for d, size in pairs))
-    return ops.broadcast_to(c.x(), ops.broadcast_shapes(have, wanted))
+    return ops.broadcast_to(c.x(), ops.broadcast_shapes(have, target))
 
 
-def _expanded(c: Call, wanted: DimLike, size: DimLike) -> DimLike:
+def _expanded(c: Call, target: DimLike, size: DimLike) -> DimLike:
     """A size broadcast to one that data may tell: 1 to any, any other to itself or 1."""
-    if size == 1 or wanted == 1:
-        return size if wanted == 1 else told_size(c, wanted)
-    c.importer.require_equal((wanted - 1) * (wanted - size), 0, f"an expansion of {size} to {wanted}")
+    if size == 1 or target == 1:
+        return size if target == 1 else told_size(c, target)
+    c.importer.require_equal((target - 1) * (target - size), 0, f"an expansion of {size} to {target}")
     return size
 
 
@@ -208,10 +208,10 @@ def pad(c: Call) -> Result:
     amounts = list(c.dims(1))
     if c.has(3):
         axes = normal_axes(c.ints(3), c.rank())
-        spread: list[DimLike] = [0] * (2 * c.rank())
+        amounts_per_axis: list[DimLike] = [0] * (2 * c.rank())
         for i, a in enumerate(axes):
-            spread[a], spread[a + c.rank()] = amounts[i], amounts[i + len(axes)]
-        amounts = spread
+            amounts_per_axis[a], amounts_per_axis[a + c.rank()] = amounts[i], amounts[i + len(axes)]
+        amounts = amounts_per_axis
     value = c.opt(2)
     fill = ops.scalar(0, x.dtype) if value is None else ops.reshape(value, ())
     return _pad(c, x, amounts, fill)
@@ -341,11 +341,11 @@ def space_to_depth(c: Call) -> Result:
 def center_crop_pad(c: Call) -> Result:
     x = c.x()
     axes = normal_axes(c.int_list("axes", range(c.rank())), c.rank())
-    for axis, wanted in zip(axes, c.dims(1), strict=True):
-        wanted, size = told_size(c, wanted), x.shape[axis]
-        start = floordiv(dim_max(size - wanted, 0), 2)
-        x = cut(x, axis, start, start + dim_min(size, wanted), 1)
-        missing = wanted - x.shape[axis]
+    for axis, target in zip(axes, c.dims(1), strict=True):
+        target, size = told_size(c, target), x.shape[axis]
+        start = floordiv(dim_max(size - target, 0), 2)
+        x = cut(x, axis, start, start + dim_min(size, target), 1)
+        missing = target - x.shape[axis]
         before = floordiv(missing, 2)
         low, high = (tuple(d if i == axis else 0 for i in range(c.rank())) for d in (before, missing - before))
         x = ops.pad(x, low, high)

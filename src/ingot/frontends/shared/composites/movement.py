@@ -31,8 +31,8 @@ def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
     if all(r == 1 for r in repeats):
         return x
     wide = tuple(d for pair in zip(repeats, x.shape, strict=True) for d in pair)
-    spread = ops.BroadcastInDim(wide, tuple(range(1, 2 * x.type.rank, 2)))(x)
-    return ops.reshape(spread, tuple(r * d for r, d in zip(repeats, x.shape, strict=True)))
+    repeated = ops.BroadcastInDim(wide, tuple(range(1, 2 * x.type.rank, 2)))(x)
+    return ops.reshape(repeated, tuple(r * d for r, d in zip(repeats, x.shape, strict=True)))
 
 
 def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repeats_edge: bool) -> Node:

@@ -128,11 +128,11 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     if target is None:
         raise Unsupported(f"@{name}")
     shapes = c.ints("indices_of_shape_operands", ())  # of results, which a row knows from its operands
-    given = [x for i, x in enumerate(operands) if i not in shapes]
-    if any(isinstance(x, Complex) for x in given):
+    values = [x for i, x in enumerate(operands) if i not in shapes]
+    if any(isinstance(x, Complex) for x in values):
         raise Unsupported(f"@{name} of complex numbers")
-    check_operands(target, len(given))
-    results = target(c, *given)
+    check_operands(target, len(values))
+    results = target(c, *values)
     return results if isinstance(results, tuple) else (results,)
 
 

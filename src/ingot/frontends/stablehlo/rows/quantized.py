@@ -75,8 +75,8 @@ def through_numbers(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
     quants = {x.quant for x in xs if isinstance(x, Quantized)} | {t.quant for t in c.types if t is not None}
     moves = c.op.name.removeprefix("stablehlo.") in _MOVES and len(quants) == 1
     inner = c if moves else replace(c, types=tuple(map(_real, c.types)))
-    given = [x if not isinstance(x, Quantized) else x.node if moves else dequantized(x) for x in xs]
-    results = c.importer.rows.real[c.op.name](inner, *given)
+    numbers = [x if not isinstance(x, Quantized) else x.node if moves else dequantized(x) for x in xs]
+    results = c.importer.rows.real[c.op.name](inner, *numbers)
     out: list[AnyValue] = []
     for y, type in zip(results if isinstance(results, tuple) else (results,), c.types, strict=True):
         if type is None or type.quant is None:

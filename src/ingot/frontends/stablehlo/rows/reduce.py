@@ -81,9 +81,9 @@ def _argument_bodies(direction: str, a: Node, i: Node, b: Node, j: Node) -> list
     """What the region of an argmax gives: with NaN for floats, and without."""
     better, first = ops.Compare(direction)(a, b), ops.Compare("LT")(i, j)
     out: list[tuple[Node, Node]] = []
-    for taken in (ops.Or()(better, ops.Compare("NE")(a, a)), better):
+    for is_better in (ops.Or()(better, ops.Compare("NE")(a, a)), better):
         tie = ops.And()(ops.Compare("EQ")(a, b), first)
-        out.append((ops.Select()(taken, a, b), ops.Select()(ops.Or()(taken, tie), i, j)))
+        out.append((ops.Select()(is_better, a, b), ops.Select()(ops.Or()(is_better, tie), i, j)))
     return out
 
 

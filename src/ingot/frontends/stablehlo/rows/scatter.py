@@ -57,8 +57,8 @@ def _kinds(body: Region, xs: Sequence[Node]) -> list[str] | None:
     kinds: list[str] = []
     for i, out in enumerate(body.outputs):
         a, b = body.inputs[i], body.inputs[n + i]
-        found = Region((a, b), (out,)).combiner()
-        kind = (_OF_BITS if a.dtype == boolean else _KINDS).get(found or "")
+        combiner = Region((a, b), (out,)).combiner()
+        kind = (_OF_BITS if a.dtype == boolean else _KINDS).get(combiner or "")
         if kind is None:
             return None
         kinds.append(kind)
@@ -84,8 +84,8 @@ def _in_turn(
 
     place = element(places, i)
     current = [element(v, place) for v in olds]
-    given = dict(zip(body.inputs, (*current, *(element(v, i) for v in news)), strict=True))
-    combined = regions.elementwise(body.outputs, given, ())
+    values = dict(zip(body.inputs, (*current, *(element(v, i) for v in news)), strict=True))
+    combined = regions.elementwise(body.outputs, values, ())
     written = [ops.where(element(within, i), y, v) for y, v in zip(combined, current, strict=True)]
     changed = [ops.DynamicUpdateSlice()(v, ops.reshape(y, (1,)), place) for v, y in zip(olds, written, strict=True)]
     graph_inputs = (i, *inputs)
@@ -99,8 +99,8 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
     """For each element of the updates, whether it lies inside `x`, and its place in the flattened `x`."""
     shape, vector = updates.shape, op.index_vector_dim
     batch_dims = [d for d in range(len(shape)) if d not in op.update_window_dims]
-    gone = (*op.inserted_window_dims, *op.input_batching_dims)
-    kept_axes = [d for d in range(x.type.rank) if d not in gone]
+    dropped = (*op.inserted_window_dims, *op.input_batching_dims)
+    kept_axes = [d for d in range(x.type.rank) if d not in dropped]
     wide = ops.cast(indices, i64)
     if vector == indices.type.rank:
         wide = ops.expand_dims(wide, vector)

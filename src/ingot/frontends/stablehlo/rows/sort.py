@@ -32,12 +32,12 @@ def sort(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
 @CUSTOM("target.ApproxTopK")
 def approx_top_k(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     """(operands, initial values): the first by a comparator, all of them found."""
-    called, given = (c.attributes.get(name) for name in ("called_computations", "mhlo.backend_config"))
+    called, config = (c.attributes.get(name) for name in ("called_computations", "mhlo.backend_config"))
     name = called[0].name if isinstance(called, list) and called and isinstance(called[0], Symbol) else ""
     function = c.importer.module.functions.get(name)
-    if function is None or not isinstance(given, dict):
+    if function is None or not isinstance(config, dict):
         raise Unsupported("without a computation or its options")
-    options = replace(c, attributes=given)
+    options = replace(c, attributes=config)
     if not options.flag("aggregate_to_topk"):
         raise Unsupported("without its last step")
     axis, k = options.int("reduction_dim"), options.int("top_k")

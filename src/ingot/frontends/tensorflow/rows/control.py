@@ -377,17 +377,17 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
         ones, others = iter(same), iter(changed)
         return [next(ones) if f else next(others) for f in fixed]
 
-    def seen(nodes: Sequence[Node]) -> list[Value]:
+    def inside_values(nodes: Sequence[Node]) -> list[Value]:
         inside = merged(_rebuilt(carried, nodes), shared)
         _note(c, inside, counter, trial.appends)
         return inside
 
     def goes(nodes: Sequence[Node]) -> Node:
-        (test,) = _checked(c.walk.call(c, cond, seen(nodes)))
+        (test,) = _checked(c.walk.call(c, cond, inside_values(nodes)))
         return _truth(expect(test, Node, "tensor"))
 
     def turn(nodes: Sequence[Node]) -> tuple[Node, ...]:
-        inside = seen(nodes)
+        inside = inside_values(nodes)
         ends = _checked(c.walk.call(c, body, inside))
         for _, i in trial.appends:
             before, after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))

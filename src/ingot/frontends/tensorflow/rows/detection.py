@@ -50,9 +50,9 @@ def soft_suppression(
     if float(c.array(sigma).reshape(())) != 0.0:
         raise Unsupported("of scores that decay (soft_nms_sigma)")
     indices, valid = _chosen(c, boxes, scores, most, overlap, least)
-    taken = ops.Take(0)(scores, indices)
+    selected = ops.Take(0)(scores, indices)
     inside = ops.compare("LT", ops.arange(indices.shape[0]), ops.cast(valid, i64))
-    return [indices, ops.where(inside, taken, 0.0), valid]
+    return [indices, ops.where(inside, selected, 0.0), valid]
 
 
 @row("CombinedNonMaxSuppression", results=("nmsed_boxes", "nmsed_scores", "nmsed_classes", "valid_detections"))
@@ -74,21 +74,21 @@ def combined(
         whole = dim_min(whole, each * classes)
     # what stays of all classes, the best first
     left = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
-    gone = ops.reshape(ops.cast(ops.Not()(is_kept), i32), (batch, classes * n))
-    line = ops.broadcast_to(ops.arange(classes * n), gone.shape)
-    _, _, chosen = ops.Sort(1, False, True, 2)(gone, ops.Neg()(left), line).results
+    is_removed = ops.reshape(ops.cast(ops.Not()(is_kept), i32), (batch, classes * n))
+    line = ops.broadcast_to(ops.arange(classes * n), is_removed.shape)
+    _, _, order_of_best = ops.Sort(1, False, True, 2)(is_removed, ops.Neg()(left), line).results
     size = dim_min(whole, classes * n)
-    chosen = ops.slice_axis(chosen, 1, 0, size)
-    valid = ops.minimum(ops.reduce_sum(ops.sub(1, gone), 1), ops.scalar(size, i32))
+    order_of_best = ops.slice_axis(order_of_best, 1, 0, size)
+    valid = ops.minimum(ops.reduce_sum(ops.sub(1, is_removed), 1), ops.scalar(size, i32))
     inside = ops.compare("LT", ops.arange(size), ops.cast(ops.expand_dims(valid, 1), i64))
-    category = ops.div(chosen, ops.scalar(n, i64))
-    box = ops.GatherElements(1)(ops.reshape(order, (batch, classes * n)), chosen)
+    category = ops.div(order_of_best, ops.scalar(n, i64))
+    box = ops.GatherElements(1)(ops.reshape(order, (batch, classes * n)), order_of_best)
     flat = ops.add(ops.mul(category, ops.scalar(n, i64)), box)
     places = ops.broadcast_to(ops.expand_dims(flat, -1), (batch, size, 4))
     best_boxes = ops.GatherElements(1)(ops.reshape(wide, (batch, classes * n, 4)), places)
     if not c.has("clip_boxes") or c.flag("clip_boxes"):
         best_boxes = ops.clip(best_boxes, 0.0, 1.0)
-    best = ops.GatherElements(1)(left, chosen)
+    best = ops.GatherElements(1)(left, order_of_best)
     results = (
         ops.where(ops.expand_dims(inside, -1), best_boxes, 0.0),
         ops.where(inside, best, 0.0),

@@ -63,21 +63,21 @@ def _cubic(c: Call, size: int, out: int) -> np.ndarray:
         d = np.abs(near - np.float32(tap)).astype(np.float32)
         inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
         place = (first + tap).astype(np.int64)
-        taken = np.where(d <= 1, inner, outer)
+        tap_weights = np.where(d <= 1, inner, outer)
         if half:  # taps outside weigh nothing
-            taken = np.where((place >= 0) & (place < size), taken, 0)
-        np.add.at(weights, (np.arange(out), np.clip(place, 0, size - 1)), taken.astype(np.float32))
+            tap_weights = np.where((place >= 0) & (place < size), tap_weights, 0)
+        np.add.at(weights, (np.arange(out), np.clip(place, 0, size - 1)), tap_weights.astype(np.float32))
     return weights / weights.sum(1, keepdims=True) if half else weights
 
 
 @row("ResizeArea")
 def area(c: Call, x: Node, size: Node) -> Node:
     """Where the sizes divide, means of blocks."""
-    wanted = c.numbers(size)
+    target = c.numbers(size)
     h, w = x.shape[1], x.shape[2]
-    if not (isinstance(h, int) and isinstance(w, int)) or h % wanted[0] or w % wanted[1] or c.flag("align_corners"):
-        raise Unsupported(f"of {h} x {w} to {wanted[0]} x {wanted[1]}, which do not divide")
-    cut = (x.shape[0], wanted[0], h // wanted[0], wanted[1], w // wanted[1], x.shape[3])
+    if not (isinstance(h, int) and isinstance(w, int)) or h % target[0] or w % target[1] or c.flag("align_corners"):
+        raise Unsupported(f"of {h} x {w} to {target[0]} x {target[1]}, which do not divide")
+    cut = (x.shape[0], target[0], h // target[0], target[1], w // target[1], x.shape[3])
     return ops.mean(ops.reshape(ops.cast(x, f32), cut), (2, 4))
 
 
@@ -112,16 +112,16 @@ def rgb_to_hsv(c: Call, x: Node) -> Node:
 def _hsv(x: Node) -> tuple[Node, Node, Node]:
     r, g, b = (ops.index_axis(x, -1, i) for i in range(3))
     value = ops.maximum(ops.maximum(r, g), b)
-    spread = ops.sub(value, ops.minimum(ops.minimum(r, g), b))
-    flat = ops.Not()(ops.compare("GT", spread, 0.0))
-    unit = ops.div(1.0, ops.mul(ops.where(flat, 1.0, spread), 6.0))
+    chroma = ops.sub(value, ops.minimum(ops.minimum(r, g), b))
+    flat = ops.Not()(ops.compare("GT", chroma, 0.0))
+    unit = ops.div(1.0, ops.mul(ops.where(flat, 1.0, chroma), 6.0))
     of_red = ops.mul(unit, ops.sub(g, b))
     of_green = ops.add(ops.mul(unit, ops.sub(b, r)), 2.0 / 6.0)
     of_blue = ops.add(ops.mul(unit, ops.sub(r, g)), 4.0 / 6.0)
     hue = ops.where(ops.compare("EQ", r, value), of_red, ops.where(ops.compare("EQ", g, value), of_green, of_blue))
     hue = ops.where(flat, 0.0, hue)
     bright = ops.compare("GT", value, 0.0)
-    saturation = ops.where(bright, ops.div(spread, ops.where(bright, value, 1.0)), 0.0)
+    saturation = ops.where(bright, ops.div(chroma, ops.where(bright, value, 1.0)), 0.0)
     return ops.where(ops.compare("LT", hue, 0.0), ops.add(hue, 1.0), hue), saturation, value
 
 

@@ -132,12 +132,12 @@ def gather(c: Call, handle: Value, indices: Node, shape: Node) -> Node:
 @row("TensorListScatter", "TensorListScatterV2")
 def scatter(c: Call, x: Node, indices: Node, shape: Node, *count: Node) -> Value:
     """As many elements as `count` says, or, for -1, as indices need."""
-    wanted = c.size(count[0]) if count else -1
-    if wanted == -1:
-        wanted = 1 + max(c.numbers(indices), default=-1)
-    zeros = ops.full((wanted, *x.shape[1:]), 0, x.dtype)
+    count_wanted = c.size(count[0]) if count else -1
+    if count_wanted == -1:
+        count_wanted = 1 + max(c.numbers(indices), default=-1)
+    zeros = ops.full((count_wanted, *x.shape[1:]), 0, x.dtype)
     places = ops.expand_dims(ops.cast(indices, i64), -1)
-    return TensorList(x.dtype, wanted, ops.ScatterND("none")(zeros, places, x))
+    return TensorList(x.dtype, count_wanted, ops.ScatterND("none")(zeros, places, x))
 
 
 @row("TensorListScatterIntoExistingList", any_kind=True)

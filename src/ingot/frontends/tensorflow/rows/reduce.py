@@ -99,9 +99,9 @@ def bincount(c: Call, x: Node, size: Node, weights: Node) -> Node:
         ids = ops.add(ids, ops.mul(line, ops.scalar(n + 1, i64)))
     flat = ops.full((product(rows) * (n + 1),), 0, dtype)
     how = "max" if c.flag("binary_output") else "add"
-    given = ops.full(x.shape, 1, dtype) if c.flag("binary_output") else ones
+    summands = ops.full(x.shape, 1, dtype) if c.flag("binary_output") else ones
     size_ = x.type.size
-    out = ops.ScatterND(how)(flat, ops.reshape(ids, (size_, 1)), ops.reshape(given, (size_,)))
+    out = ops.ScatterND(how)(flat, ops.reshape(ids, (size_, 1)), ops.reshape(summands, (size_,)))
     return ops.slice_axis(ops.reshape(out, (*rows, n + 1)), -1, 0, n)
 
 

@@ -60,5 +60,5 @@ def list_difference(c: Call, x: Node, y: Node) -> Result:
 def dynamic_partition(c: Call, x: Node, parts: Node) -> Result:
     rows = ops.reshape(x, (parts.type.size, *x.shape[parts.type.rank :]))
     line = ops.reshape(parts, (parts.type.size,))
-    chosen = (ops.compare("EQ", line, i) for i in range(c.int("num_partitions")))
-    return [ops.Take(0)(rows, ops.reshape(c.walk.found.places(on), (-1,))) for on in chosen]
+    masks = (ops.compare("EQ", line, i) for i in range(c.int("num_partitions")))
+    return [ops.Take(0)(rows, ops.reshape(c.walk.found.places(on), (-1,))) for on in masks]

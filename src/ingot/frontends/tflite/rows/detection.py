@@ -48,19 +48,19 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
     # the kept ones first, in their order
     places = ops.where(is_kept, ops.sub(count, ops.arange(count, T.i32)), 0)
     rank, at = ops.TopK(most, 0)(places).results
-    there = ops.compare("GT", rank, 0)
-    chosen = ops.Take(0)(order, at)
-    values, labels = ops.TopK(each, 1)(ops.Take(0)(scores, chosen)).results
+    is_present = ops.compare("GT", rank, 0)
+    kept_order = ops.Take(0)(order, at)
+    values, labels = ops.TopK(each, 1)(ops.Take(0)(scores, kept_order)).results
 
-    def spread(x: Node) -> Node:
+    def padded_rows(x: Node) -> Node:
         """x[most, each, ...] as [1, most * each, ...], zeros where there is no box."""
-        mask = ops.reshape(there, (most, *(1,) * (len(x.shape) - 1)))
+        mask = ops.reshape(is_present, (most, *(1,) * (len(x.shape) - 1)))
         shown = ops.where(ops.broadcast_to(mask, x.shape), x, ops.full(x.shape, 0, x.dtype))
         return ops.reshape(shown, (1, most * each, *x.shape[2:]))
 
-    repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, chosen), 1), (most, each, 4))
+    repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, kept_order), 1), (most, each, 4))
     number = ops.cast(ops.reduce_sum(ops.cast(is_kept, T.i32), keepdims=True), T.f32)
-    return spread(repeated), spread(ops.cast(labels, T.f32)), spread(values), number
+    return padded_rows(repeated), padded_rows(ops.cast(labels, T.f32)), padded_rows(values), number
 
 
 def _numbers(c: Call, i: int) -> Node:

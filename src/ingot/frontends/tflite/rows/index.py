@@ -125,10 +125,10 @@ def hashtable_lookup(c: Call) -> tuple[Node, Node]:
     """Rows of a table by keys that rise, zeros for a key that there is not; and which there are."""
     queries, keys, table = ops.expand_dims(c.x(0), -1), c.x(1), c.x(2)
     hit = ops.compare("EQ", queries, keys)
-    there = ops.reduce("or", hit, -1)
+    is_present = ops.reduce("or", hit, -1)
     rows = ops.Take(0)(table, ops.arg_reduce("max", ops.cast(hit, T.i32), -1))
-    wide = ops.reshape(there, (*there.shape, *(1,) * (rows.type.rank - there.type.rank)))
-    return ops.where(wide, rows, 0), ops.cast(there, c.type(1))
+    wide = ops.reshape(is_present, (*is_present.shape, *(1,) * (rows.type.rank - is_present.type.rank)))
+    return ops.where(wide, rows, 0), ops.cast(is_present, c.type(1))
 
 
 @row("EMBEDDING_LOOKUP_SPARSE")

@@ -122,8 +122,8 @@ class Numbers(Cell):
             y = ops.add(y, ops.mul(self._numbers(place), cell))
         if (place := self.norm(gate)) is not None:
             centered = ops.sub(y, ops.mean(y, -1, True))
-            spread = ops.mean(ops.mul(centered, centered), -1, True)
-            y = ops.mul(ops.mul(centered, ops.Rsqrt()(ops.add(spread, _TINY))), self._numbers(place))
+            variance = ops.mean(ops.mul(centered, centered), -1, True)
+            y = ops.mul(ops.mul(centered, ops.Rsqrt()(ops.add(variance, _TINY))), self._numbers(place))
         y = ops.add(y, c.x(bias)) if c.has(bias) else y
         return activate(y, c.int("activation")) if gate == UPDATE else ops.Logistic()(y)
 
@@ -185,13 +185,13 @@ class Levels(Cell):
     def _gate_scale(self, gate: int) -> np.float32:
         return np.float32(2**-12) if self.norm(gate) is None else np.float32(self._inner(gate).scale)
 
-    def _product(self, x: Node, given: Quantization, w: int, gate: int, bias: int | None) -> Node:
+    def _product(self, x: Node, levels: Quantization, w: int, gate: int, bias: int | None) -> Node:
         """x times weights in units of the gate, i32."""
         weights = self._weights(w)
-        total = ops.linear(moved(x, given), weights)
+        total = ops.linear(moved(x, levels), weights)
         if bias is not None and self.c.has(bias):
             total = ops.add(total, self.c.x(bias))
-        scale = np.float32(self.c.levels(w).scale) * np.float32(given.scale) / self._gate_scale(gate)
+        scale = np.float32(self.c.levels(w).scale) * np.float32(levels.scale) / self._gate_scale(gate)
         return multiplied(total, Multiplier.of(float(scale)))
 
     def _weights(self, i: int) -> Node:
@@ -224,10 +224,10 @@ class Levels(Cell):
         scale = float(np.float32(c.levels(coefficients).scale))
         total, squares = ops.reduce_sum(wide, -1, True), ops.reduce_sum(ops.mul(wide, wide), -1, True)
         middle = ops.div(ops.mul(total, 1024), n)
-        spread = ops.div(ops.sub(ops.mul(squares, (1 << 20) // n), ops.mul(middle, middle)), 1 << 20)
-        spread = ops.where(ops.compare("LT", spread, 1), max(1, int(10000 * scale)), spread)
+        variance = ops.div(ops.sub(ops.mul(squares, (1 << 20) // n), ops.mul(middle, middle)), 1 << 20)
+        variance = ops.where(ops.compare("LT", variance, 1), max(1, int(10000 * scale)), variance)
         centered = ops.sub(ops.mul(wide, 1024), middle)
-        m, shift = (ops.broadcast_to(v, x.shape) for v in inverse_root(ops.cast(spread, T.i32)))
+        m, shift = (ops.broadcast_to(v, x.shape) for v in inverse_root(ops.cast(variance, T.i32)))
         y = multiplied_by(centered, m, shift, 0)
         y = ops.cast(ops.add(ops.mul(y, ops.cast(c.x(coefficients), T.i32)), c.x(bias)), T.i64)
         half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 512, T.i64), ops.full(y.shape, -512, T.i64))

@@ -50,30 +50,30 @@ def transform_matrix(c: Call) -> Node:
     """[1, 4, 4] of landmarks[1, n, 3]: the box around some of them, turned so that two of them lie as they should."""
     if c.op.version < 2:
         raise Unsupported("of version 1")
-    given, points = options(c.op.raw.tobytes()), c.x()
-    chosen = given.get("subset_idxs")
-    left, right = (int(_number(given, f"{side}_rotation_idx")) for side in ("left", "right"))
-    if not isinstance(chosen, tuple) or not chosen:
+    settings, points = options(c.op.raw.tobytes()), c.x()
+    subset = settings.get("subset_idxs")
+    left, right = (int(_number(settings, f"{side}_rotation_idx")) for side in ("left", "right"))
+    if not isinstance(subset, tuple) or not subset:
         raise Unsupported("no landmarks to go around")
-    places = [int(v) for v in chosen]
+    places = [int(v) for v in subset]
     if len(points.shape) != 3 or not isinstance(points.shape[1], int) or points.shape[2] != 3:
         raise Unsupported(f"landmarks {points.type}")
     if not all(0 <= p < points.shape[1] for p in (left, right, *places)):
         raise Unsupported(f"landmarks beyond {points.shape[1]}")
     xy = [ops.index_axis(ops.index_axis(points, 2, i), 0, 0) for i in range(2)]  # x, y: [n]
     across = [ops.sub(ops.index_axis(v, 0, right), ops.index_axis(v, 0, left)) for v in xy]
-    angle = ops.sub(_number(given, "target_rotation_radians"), ops.atan2(across[1], across[0]))
+    angle = ops.sub(_number(settings, "target_rotation_radians"), ops.atan2(across[1], across[0]))
     cos, sin = ops.Cos()(angle), ops.Sin()(angle)
     x, y = (ops.Take(0)(v, const(np.array(places))) for v in xy)
     rotated = ops.sub(ops.mul(cos, x), ops.mul(sin, y)), ops.add(ops.mul(sin, x), ops.mul(cos, y))
     low, high = [ops.reduce_min(v) for v in rotated], [ops.reduce_max(v) for v in rotated]
     u, v = (ops.div(ops.add(a, b), 2) for a, b in zip(low, high, strict=True))
     middle = ops.add(ops.mul(cos, u), ops.mul(sin, v)), ops.sub(ops.mul(cos, v), ops.mul(sin, u))
-    crop_sizes = [_number(given, f"output_{side}") for side in ("width", "height")]
+    crop_sizes = [_number(settings, f"output_{side}") for side in ("width", "height")]
     if min(crop_sizes) <= 0:
         raise Unsupported(f"a crop of {crop_sizes}")
     a, b = (
-        ops.mul(ops.sub(h, l), _number(given, f"scale_{axis}") / side)
+        ops.mul(ops.sub(h, l), _number(settings, f"scale_{axis}") / side)
         for axis, h, l, side in zip("xy", high, low, crop_sizes, strict=True)
     )
     columns = (ops.mul(cos, a), ops.mul(sin, b)), (ops.Neg()(ops.mul(sin, a)), ops.mul(cos, b))
@@ -85,8 +85,8 @@ def transform_matrix(c: Call) -> Node:
     return ops.reshape(ops.stack([*rows, zero, zero, one, zero, zero, zero, zero, one]), (1, 4, 4))
 
 
-def _number(given: Mapping[str, Option], name: str) -> float:
-    value = given.get(name)
+def _number(settings: Mapping[str, Option], name: str) -> float:
+    value = settings.get(name)
     if not isinstance(value, int | float):
         raise Unsupported(f"no {name}")
     return float(value)
@@ -108,8 +108,8 @@ def _moved(rows: list[list[Node]], x: Node, y: Node) -> tuple[Node, Node]:
 def transform_bilinear(c: Call) -> Node:
     """An image[1, H, W, C] at the places that a matrix[1, 4, 4] takes the crop's to, 0 outside of it. Version 2 counts
     from pixels' corners."""
-    given, image = options(c.op.raw.tobytes()), c.x(0)
-    height, width = (int(_number(given, f"output_{side}")) for side in ("height", "width"))
+    settings, image = options(c.op.raw.tobytes()), c.x(0)
+    height, width = (int(_number(settings, f"output_{side}")) for side in ("height", "width"))
     n, *sizes, channels = image.shape
     if n != 1 or not is_static(sizes) or not 0 < height * width <= 1 << 24:
         raise Unsupported(f"an image {image.type} as {height} x {width}")
@@ -154,9 +154,9 @@ def transform_landmarks(c: Call) -> Node:
     points, rows = c.x(0), _affine(c.x(1))
     shape = points.shape
     if c.op.version < 2:
-        given = options(c.op.raw.tobytes())
-        rows = [[p, q, ops.mul(m, _number(given, "scale"))] for p, q, m in rows]
-        points = ops.reshape(points, (*shape[:-1], -1, int(_number(given, "dimensions"))))
+        settings = options(c.op.raw.tobytes())
+        rows = [[p, q, ops.mul(m, _number(settings, "scale"))] for p, q, m in rows]
+        points = ops.reshape(points, (*shape[:-1], -1, int(_number(settings, "dimensions"))))
     if points.shape[-1] not in (2, 3):
         raise Unsupported(f"landmarks {points.type}")
     x, y = (ops.index_axis(points, -1, i) for i in range(2))

@@ -34,9 +34,9 @@ def quantize(c: Call) -> Node:
     if len(out.scales) > 1:
         raise Unsupported("to several scales")
     if holds_levels(c.tensors[0]) or x.dtype.is_integer:
-        given = c.levels()
-        by = Multiplier.of(given.scale / out.scale)
-        return cut(ops.add(multiplied(moved(x, given), by), out.zero), dtype)
+        levels = c.levels()
+        by = Multiplier.of(levels.scale / out.scale)
+        return cut(ops.add(multiplied(moved(x, levels), by), out.zero), dtype)
     steps = ops.RoundAway()(ops.div(x, const(np.float32(out.scale))))
     # what is beyond i32 is cut in floats, where it is at its place
     low, high = (float(end - out.zero) for end in dtype.range)

@@ -47,15 +47,15 @@ def bidirectional_lstm(c: Call) -> Sequence[Node]:
     if any(c.has(i) for i in range(39, 48)):
         raise Unsupported("a second input")
     x = _time_first(c, c.x())
-    there = Numbers(c, Places(1, 35, 36, None)).run(x)
+    forward = Numbers(c, Places(1, 35, 36, None)).run(x)
     back = ops.flip(Numbers(c, Places(18, 37, 38, None)).run(ops.flip(x, 0)), 0)
-    return _merged(c, there, back)
+    return _merged(c, forward, back)
 
 
-def _merged(c: Call, there: Node, back: Node) -> Sequence[Node]:
+def _merged(c: Call, forward: Node, back: Node) -> Sequence[Node]:
     if c.flag("merge_outputs"):
-        return (_time_first(c, ops.concat([there, back], -1)),)
-    return _time_first(c, there), _time_first(c, back)
+        return (_time_first(c, ops.concat([forward, back], -1)),)
+    return _time_first(c, forward), _time_first(c, back)
 
 
 def _lstm(c: Call, x: Node) -> Node:
@@ -165,9 +165,9 @@ def _filtered(c: Call, new: Node, time: Node) -> Node:
         raise Unsupported(f"{filters} filters of rank {rank}")
     batch = new.shape[0]
     old = ops.reshape(state, (batch, filters, memory))
-    kept = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(new, -1)], 2)
-    c.keep(4, ops.reshape(kept, state.shape))
-    sums = ops.reduce_sum(ops.mul(ops.cast(kept, time.dtype), time), -1)
+    next_memory = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(new, -1)], 2)
+    c.keep(4, ops.reshape(next_memory, state.shape))
+    sums = ops.reduce_sum(ops.mul(ops.cast(next_memory, time.dtype), time), -1)
     return ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1)
 
 

@@ -99,9 +99,9 @@ def _results(c: Call, shapes: Sequence[tuple[int | None, ...]]) -> Sequence[Valu
     """shapes: of the results."""
     name = f"stablehlo.{c.op.name.removeprefix(_PREFIX).lower()}"
     # an empty list is one that the file leaves out
-    given = {k: v for k, v in c.op.options.items() if not isinstance(v, np.ndarray) or len(v)}
-    attributes = {k: _attribute(k, v) for k, v in given.items()}
-    regions = tuple(_region(c, int(v)) for k, v in given.items() if k.endswith("subgraph_index"))
+    options = {k: v for k, v in c.op.options.items() if not isinstance(v, np.ndarray) or len(v)}
+    attributes = {k: _attribute(k, v) for k, v in options.items()}
+    regions = tuple(_region(c, int(v)) for k, v in options.items() if k.endswith("subgraph_index"))
     types = tuple(Tensor(shape, c.type(i)) for i, shape in enumerate(shapes))
     op = Operation(name, (), attributes, regions, (("", ""),) * len(types))
     call = _Operation(_Importer(c), op, values.Scope(), types, c.loc, attributes)

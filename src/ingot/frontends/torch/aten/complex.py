@@ -164,22 +164,24 @@ def _multilinear(handler: Handler, places: tuple[int, ...], added: int | None) -
     def terms(c: Context, *args: object, **named: object) -> object:
         base = None if added is None or added >= len(args) else args[added]
         at = [i for i in _checked(args, (*places, added), named) if i != added]
-        spread = [args[i] for i in at]
+        operands = [args[i] for i in at]
         # einsum has its operands in a list
-        flat = [v for s in spread for v in (s if isinstance(s, tuple | list) else (s,))]
+        flat = [v for s in operands for v in (s if isinstance(s, tuple | list) else (s,))]
         sums: list[Node | None] = [None, None]
         free = [not _is_real(v) for v in flat]
         free[0] |= not _is_real(base)
         for choice in itertools.product(*((False, True) if f else (False,) for f in free)):
             parts = iter([_part(v, imaginary) for v, imaginary in zip(flat, choice, strict=True)])
-            chosen = [tuple(next(parts) for _ in s) if isinstance(s, tuple | list) else next(parts) for s in spread]
+            parts_chosen = [
+                tuple(next(parts) for _ in s) if isinstance(s, tuple | list) else next(parts) for s in operands
+            ]
             odd, negative = sum(choice) % 2, sum(choice) % 4 > 1
-            given = _with(args, at, chosen)
+            arguments = _with(args, at, parts_chosen)
             if base is not None:
                 part = _part(base, bool(odd))
                 assert isinstance(part, Node) and added is not None
-                given[added] = part if sums[odd] is None else filled(part.shape, 0, part.dtype)
-            term = handler(c, *given, **named)
+                arguments[added] = part if sums[odd] is None else filled(part.shape, 0, part.dtype)
+            term = handler(c, *arguments, **named)
             assert isinstance(term, Node)
             sums[odd] = _added(sums[odd], term, negative)
         real, imag = sums

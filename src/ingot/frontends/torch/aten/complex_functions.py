@@ -94,8 +94,8 @@ def _nonzero(z: Complex) -> Node:
 
 def _of_truth(name: str) -> None:
     def on_truth(c: Context, *args: object, **named: object) -> object:
-        given = [_nonzero(a) if isinstance(a, Complex) else a for a in args]
-        return _REAL[f"aten.{name}"](c, *given, **named)
+        arguments = [_nonzero(a) if isinstance(a, Complex) else a for a in args]
+        return _REAL[f"aten.{name}"](c, *arguments, **named)
 
     on_complex(name)(on_truth)
 
@@ -195,8 +195,8 @@ def _of_matrices(name: str) -> None:
     """The results that are matrices are restored; those that are not tell of the real ones."""
 
     def done(c: Context, *args: object, **named: object) -> object:
-        given = [_embedded(a) if isinstance(a, Complex) else a for a in args]
-        out = _REAL[f"aten.{name}"](c, *given, **named)
+        arguments = [_embedded(a) if isinstance(a, Complex) else a for a in args]
+        out = _REAL[f"aten.{name}"](c, *arguments, **named)
         if isinstance(out, Node):
             return _restored(out)
         assert isinstance(out, tuple)

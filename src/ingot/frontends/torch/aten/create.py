@@ -136,8 +136,8 @@ def triu_indices(c: Context, row: int, col: int, offset: int = 0, **named: objec
 def one_hot(c: Context, x: Node, num_classes: int = -1) -> Node:
     shape = c.shape
     lead = len(shape) - 1
-    spread = ops.BroadcastInDim(shape, tuple(range(lead)))(x)
-    return cast(ops.Compare("EQ")(cast(spread, i64), index_along(shape, lead)), c.dtype)
+    wide = ops.BroadcastInDim(shape, tuple(range(lead)))(x)
+    return cast(ops.Compare("EQ")(cast(wide, i64), index_along(shape, lead)), c.dtype)
 
 
 @aten("diag_embed.default")
@@ -153,7 +153,7 @@ def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
     # columns hold x shifted by the offset, rows pick the one that is theirs
     low, high = max(offset, 0), max(-offset, 0)
     shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))
-    spread = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
+    wide = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
     row, column = index_along(c.shape, rank - 2), index_along(c.shape, rank - 1)
     is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
-    return ops.Select()(is_diagonal, spread, expand(scalar_like(0, x), c.shape))
+    return ops.Select()(is_diagonal, wide, expand(scalar_like(0, x), c.shape))

@@ -233,8 +233,8 @@ def beside(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Ope
     def exact(c: Context, a: Operand, b: Operand) -> Node:
         return combine(*aligned((a, b), c.dtype))
 
-    held = all(v.dtype == c.dtype if isinstance(v, Node) else _holds(c.dtype, v) for v in (a, b))
-    return (exact if held else in_f32(exact))(c, a, b)
+    is_exact = all(v.dtype == c.dtype if isinstance(v, Node) else _holds(c.dtype, v) for v in (a, b))
+    return (exact if is_exact else in_f32(exact))(c, a, b)
 
 
 def _holds(dtype: DType, value: Operand) -> bool:

@@ -101,7 +101,7 @@ def col2im(
         # padding of the fold is cropped at once: negative pads crop
         low = [lo - p for lo, p in zip(low, padding, strict=True)]
         high = [hi - p for hi, p in zip(high, padding, strict=True)]
-        spread = ops.Pad((0, 0, *low), (0, 0, *high), (0, 0, *(t - 1 for t in stride)))(part, scalar_like(0, part))
-        total = spread if total is None else ops.Add()(total, spread)
+        padded_part = ops.Pad((0, 0, *low), (0, 0, *high), (0, 0, *(t - 1 for t in stride)))(part, scalar_like(0, part))
+        total = padded_part if total is None else ops.Add()(total, padded_part)
     assert total is not None, "a kernel has at least one tap"
     return total if batched else reshape(total, c.shape)

@@ -239,7 +239,7 @@ def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> No
 def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
     """(axis, index tensor) for every axis that is indexed. A mask stands for the coordinates of its true elements."""
     checked: list[tuple[int, Node]] = []
-    axis, chosen = 0, None  # chosen: how many elements the masks before choose
+    axis, mask_count = 0, None  # chosen: how many elements the masks before choose
     for index in indices:
         if index is None:
             axis += 1
@@ -249,9 +249,9 @@ def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
                 index = with_size(c, index, i, x.shape[axis + i])
             like = next((d for d in c.shape if any(map(is_found, symbols_of(d)))), None)
             coordinates = indices_of(c, index, like)
-            if chosen is not None:
-                coordinates = [with_size(c, v, 0, chosen) for v in coordinates]
-            chosen = coordinates[0].shape[0] if coordinates else chosen
+            if mask_count is not None:
+                coordinates = [with_size(c, v, 0, mask_count) for v in coordinates]
+            mask_count = coordinates[0].shape[0] if coordinates else mask_count
             checked += enumerate(coordinates, axis)
             axis += len(coordinates)
         else:
@@ -365,8 +365,8 @@ def _count(values: Node, axis: int, behind: int) -> DimLike:
 def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
     """Where the mask is true the k-th time, the k-th element of `source`."""
     x, mask = expand(x, c.shape), expand(mask, c.shape)
-    taken = _at_true(reshape(source, (source.type.size,)), 0, mask)
-    return ops.Select()(mask, reshape(taken, x.shape), x)
+    elements = _at_true(reshape(source, (source.type.size,)), 0, mask)
+    return ops.Select()(mask, reshape(elements, x.shape), x)
 
 
 @aten("slice_scatter.default")
@@ -387,11 +387,11 @@ def slice_scatter(
     low = tuple(lo if i == axis else 0 for i in range(x.type.rank))
     high = tuple(size - lo - reach if i == axis else 0 for i in range(x.type.rank))
     interior = tuple(step - 1 if i == axis else 0 for i in range(x.type.rank))
-    spread = ops.Pad(low, high, interior)(src, scalar_like(0, src))
+    padded_source = ops.Pad(low, high, interior)(src, scalar_like(0, src))
     line = (src.shape[axis],)
     is_written = ops.Pad((low[axis],), (high[axis],), (step - 1,))(filled(line, True, boolean), const(False))
     is_written = ops.BroadcastInDim(x.shape, (axis,))(is_written)
-    return ops.Select()(is_written, spread, x)
+    return ops.Select()(is_written, padded_source, x)
 
 
 @aten("select_scatter.default")
@@ -412,10 +412,10 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     # a line of the columns in front of each row, of which a row takes its own
     behind = x.shape[-1] - low - src.shape[-1]
     line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, behind), (0,) * (rows + 1))(src, scalar_like(0, src))
-    spread = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
+    wide = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
     row, column = index_along(x.shape, rows), index_along(x.shape, rows + 1)
     is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
-    return transpose(ops.Select()(is_diagonal, spread, x), tuple(order.index(d) for d in range(rank)))
+    return transpose(ops.Select()(is_diagonal, wide, x), tuple(order.index(d) for d in range(rank)))
 
 
 def static(size: DimLike, what: str) -> int:

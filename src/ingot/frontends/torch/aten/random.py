@@ -158,8 +158,8 @@ def normal_like(c: Context, x: Node, mean: Operand = 0.0, std: Operand = 1.0, **
 @aten("log_normal.default")
 def log_normal(c: Context, x: Node, mean: float = 1.0, std: float = 2.0, **named: object) -> Node:
     drawn = _drawn(c, sampling.normal)
-    spread = ops.Mul()(drawn, filled(c.shape, std, drawn.dtype))
-    return cast(ops.Exp()(ops.Add()(spread, filled(c.shape, mean, drawn.dtype))), c.dtype)
+    scaled_noise = ops.Mul()(drawn, filled(c.shape, std, drawn.dtype))
+    return cast(ops.Exp()(ops.Add()(scaled_noise, filled(c.shape, mean, drawn.dtype))), c.dtype)
 
 
 @aten("exponential.default")

@@ -327,8 +327,8 @@ def repeat(c: Context, x: Node, repeats: Sequence[DimLike]) -> Node:
     shape = (*((1,) * (rank - x.type.rank)), *x.shape)
     inner = tuple(d for n, s in zip(counts, shape, strict=True) for d in (n, s))
     x = reshape(x, shape)
-    spread = ops.BroadcastInDim(inner, tuple(range(1, 2 * rank, 2)))(x)
-    return reshape(spread, c.shape)
+    repeated = ops.BroadcastInDim(inner, tuple(range(1, 2 * rank, 2)))(x)
+    return reshape(repeated, c.shape)
 
 
 @aten("repeat_interleave.self_int")

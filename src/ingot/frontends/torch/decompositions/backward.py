@@ -72,8 +72,8 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, sc
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * _scale(query, scale)
     if is_causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~seen, -math.inf)
+        is_visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~is_visible, -math.inf)
     if mask is None:
         return scores
     return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
@@ -164,8 +164,8 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tens
             image = identity.reshape(1, input_size[2 + i], *(input_size[2 + i] if j == i else 1 for j in range(rank)))
             sizes = [output_size[i] if j == i else 1 for j in range(rank)]
             # by scales or by sizes, all axes alike: one element is the same by any scale
-            given = [scales[i] if j == i else 1.0 for j in range(rank)] if scales and scales[i] else [None] * rank
-            along = forward(image, sizes, *align, *given).reshape(input_size[2 + i], output_size[i])
+            factors = [scales[i] if j == i else 1.0 for j in range(rank)] if scales and scales[i] else [None] * rank
+            along = forward(image, sizes, *align, *factors).reshape(input_size[2 + i], output_size[i])
             axis = 2 + i
             grad = (grad.transpose(axis, -1) @ along.transpose(0, 1)).transpose(axis, -1)
         return grad

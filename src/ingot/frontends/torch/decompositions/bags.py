@@ -24,15 +24,15 @@ def table(
         return zeros.scatter_add(0, maxima.to(torch.int64), bag_gradients)
     if mode == _MEAN:
         grad = grad / sizes.clamp(min=1)[:, None]
-    given = grad.index_select(0, _bags(indices, offsets, bag))
+    row_gradients = grad.index_select(0, _bags(indices, offsets, bag))
     if weights is not None:
-        given = given * weights[:, None]
+        row_gradients = row_gradients * weights[:, None]
     if scale_by_frequency:
         times = indices.new_zeros(rows).index_add(0, indices, torch.ones_like(indices))
-        given = given / times.index_select(0, indices)[:, None]
+        row_gradients = row_gradients / times.index_select(0, indices)[:, None]
     if padding >= 0:
-        given = torch.where((indices == padding)[:, None], 0.0, given)
-    return zeros.index_add(0, indices, given)
+        row_gradients = torch.where((indices == padding)[:, None], 0.0, row_gradients)
+    return zeros.index_add(0, indices, row_gradients)
 
 
 def _bags(indices: Tensor, offsets: Tensor, bag: Tensor) -> Tensor:

@@ -141,17 +141,17 @@ def fractional_max_pool(
     space = planes.shape[2:]
     # a layer may hold more of them than there are planes
     columns = samples[: planes.shape[0]].unbind(-1)
-    given = columns[::-1] if n == 2 else columns
+    samples_by_axis = columns[::-1] if n == 2 else columns
     place = torch.zeros((), dtype=torch.int64)
-    for axis, (size, window, count, sample) in enumerate(zip(space, kernel, output, given, strict=True)):
+    for axis, (size, window, count, sample) in enumerate(zip(space, kernel, output, samples_by_axis, strict=True)):
         starts = _interval_starts(size - window, count, sample)
         at = starts.unsqueeze(-1) + torch.arange(window)
         shape = [1] * (2 * n)
         shape[axis], shape[n + axis] = count, window
         place = place * size + at.reshape(*planes.shape[:2], *shape)
     place = place.flatten(2 + n)
-    held = planes.flatten(2).gather(2, place.flatten(2)).reshape(place.shape)
-    values, best = held.max(-1)
+    windows = planes.flatten(2).gather(2, place.flatten(2)).reshape(place.shape)
+    values, best = windows.max(-1)
     places = place.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     return (values, places) if planes is x else (values.squeeze(0), places.squeeze(0))
 

@@ -80,11 +80,11 @@ def efficient(
 
 def efficient_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, out: Tensor,
-    logsumexp: Tensor, is_kept: Tensor, offset: Tensor, dropout_p: float, wanted: Sequence[bool],
+    logsumexp: Tensor, is_kept: Tensor, offset: Tensor, dropout_p: float, output_mask: Sequence[bool],
     is_causal: bool = False, *, scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     *gradients, of_scores = _backward(grad, query, key, value, attn_bias, out, is_kept, dropout_p, is_causal, scale)
-    if attn_bias is None or not wanted[3]:
+    if attn_bias is None or not output_mask[3]:
         return (*gradients, None)
     return (*gradients, of_scores.sum_to_size(attn_bias.shape).to(attn_bias.dtype))
 

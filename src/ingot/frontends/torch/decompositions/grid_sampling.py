@@ -23,7 +23,7 @@ class _Tap(NamedTuple):
 
 
 def grid_sampled(
-    grad: Tensor, x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool, wanted: Sequence[bool]
+    grad: Tensor, x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x (N, C, *S) and of the grid (N, *out, axes), whose last axis begins with the innermost."""
     rank = x.dim() - 2
@@ -44,23 +44,23 @@ def grid_sampled(
     of_places = [torch.zeros_like(s) for s in scales]
     for taps in itertools.product(*axes):
         index = torch.zeros_like(taps[0].place, dtype=torch.int64)
-        held = torch.ones_like(index, dtype=torch.bool)
+        is_inside = torch.ones_like(index, dtype=torch.bool)
         for tap, size in zip(taps, sizes, strict=True):
             # a cubic's taps are placed one by one
             at = _inside(tap.place, size, padding, align)[0] if interpolation == 2 else tap.place
-            held = held & (at >= 0) & (at < size)
+            is_inside = is_inside & (at >= 0) & (at < size)
             index = index * size + at.nan_to_num(0).clamp(0, size - 1).to(torch.int64)
         rows = index[:, None].expand(of_sample.shape)
-        weight = torch.where(held, math.prod(t.weight for t in taps), 0.0)[:, None]
-        if wanted[0]:
+        weight = torch.where(is_inside, math.prod(t.weight for t in taps), 0.0)[:, None]
+        if output_mask[0]:
             of_x = of_x.scatter_add(2, rows, of_sample * weight)
-        if wanted[1] and interpolation != 1:
-            read = torch.where(held, (of_sample * flat.gather(2, rows)).sum(1), 0.0)
+        if output_mask[1] and interpolation != 1:
+            read = torch.where(is_inside, (of_sample * flat.gather(2, rows)).sum(1), 0.0)
             for axis, tap in enumerate(taps):
                 others = math.prod((t.weight for i, t in enumerate(taps) if i != axis), start=read)
                 of_places[axis] = of_places[axis] + others * tap.slope
     of_grid = torch.stack([p * s for p, s in zip(of_places, scales, strict=True)][::-1], -1).reshape(grid.shape)
-    return of_x.reshape(x.shape) if wanted[0] else None, of_grid if wanted[1] else None
+    return of_x.reshape(x.shape) if output_mask[0] else None, of_grid if output_mask[1] else None
 
 
 def _taps(place: Tensor, interpolation: int) -> list[_Tap]:

@@ -65,8 +65,8 @@ def histogramdd(x: Tensor, bins: Sequence[Tensor], *, weight: Tensor | None = No
         at = torch.searchsorted(edges.contiguous(), column, right=True) - 1
         place = place * counts[axis] + at.clamp(0, counts[axis] - 1)
         inside = inside & (column >= edges[0]) & (column <= edges[-1])
-    held = torch.ones_like(rows[:, 0]) if weight is None else weight.flatten()
-    out = x.new_zeros(math.prod(counts)).index_add(0, place, torch.where(inside, held, 0.0).to(x.dtype))
+    row_weights = torch.ones_like(rows[:, 0]) if weight is None else weight.flatten()
+    out = x.new_zeros(math.prod(counts)).index_add(0, place, torch.where(inside, row_weights, 0.0).to(x.dtype))
     out = out.reshape(counts)
     if density:
         out = out / out.sum()

@@ -84,8 +84,8 @@ class Evaluator(nn.Module):
         def forward(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = list(bound.arguments.values())
-            return self.evaluate(given[0] if self.state else (), given[1:] if self.state else given)
+            arguments = list(bound.arguments.values())
+            return self.evaluate(arguments[0] if self.state else (), arguments[1:] if self.state else arguments)
 
         forward.__signature__ = signature  # type: ignore[attr-defined]
         return forward
@@ -138,10 +138,10 @@ class Evaluator(nn.Module):
 
     def is_steady(self, arguments: Sequence[Any]) -> bool:
         """Whether what it writes are tensors alone, whose types stay. It is run on copies, as it may write in place."""
-        held, given = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
+        state, states = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
         with torch.no_grad():
-            _, new = Evaluator(self.program, held, self.state).forward(*given)
-        self._check_memory([p for p, v in held.items() if isinstance(v, torch.Tensor) and v._version])
+            _, new = Evaluator(self.program, state, self.state).forward(*states)
+        self._check_memory([p for p, v in state.items() if isinstance(v, torch.Tensor) and v._version])
         old = [self.before[p] for p in self.program.written]
         return len(new) == len(old) and all(
             isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
@@ -211,9 +211,9 @@ class _Run:
         op = None if packet is None else getattr(packet, overload or "default", None)
         if op is None:
             raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc)])
-        given = [(s, _argument(a, s)) for a, s in zip(args, op._schema.arguments, strict=False)]
-        named = {s.name: a for s, a in given if s.kwarg_only}
-        return _results(n, op(*(a for s, a in given if not s.kwarg_only), **named))
+        bound = [(s, _argument(a, s)) for a, s in zip(args, op._schema.arguments, strict=False)]
+        named = {s.name: a for s, a in bound if s.kwarg_only}
+        return _results(n, op(*(a for s, a in bound if not s.kwarg_only), **named))
 
     # control
 
@@ -268,14 +268,16 @@ class _Run:
         says."""
         paths = [p for p in n.blocks[0].set_attributes() if isinstance(self.attributes[p], torch.Tensor)]
 
-        def evaluate(arguments: Sequence[Any], seen: Mapping[str, Any], held: Mapping[str, Any]) -> Sequence[Any]:
+        def evaluate(
+            arguments: Sequence[Any], visible: Mapping[str, Any], constants: Mapping[str, Any]
+        ) -> Sequence[Any]:
             count = len(arguments) - len(paths)
-            inside = _Run({**held, **dict(zip(paths, arguments[count:], strict=True))})
-            mark = _contents([*seen.values(), *held.values()])
-            results = inside.block(n.blocks[0], arguments[:count], dict(seen))
-            if set_ := [p for p in held if inside.attributes[p] is not held[p]]:
+            inside = _Run({**constants, **dict(zip(paths, arguments[count:], strict=True))})
+            mark = _contents([*visible.values(), *constants.values()])
+            results = inside.block(n.blocks[0], arguments[:count], dict(visible))
+            if set_ := [p for p in constants if inside.attributes[p] is not constants[p]]:
                 raise ValueError(f"{', '.join(set_)} is set, which is no tensor")
-            if _contents([*seen.values(), *held.values()]) != mark:
+            if _contents([*visible.values(), *constants.values()]) != mark:
                 raise ValueError("a tensor or a list is changed in place")
             return [*results, *(inside.attributes[p] for p in paths)]
 
@@ -388,11 +390,11 @@ def _chosen_tensor(test: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torc
     whole = [torch.sym_max(x, y) if axis in differing else x for axis, (x, y) in enumerate(pairs)]
     if differing:
         a, b = (_padded(x, whole) for x in (a, b))
-    chosen = torch.where(test, a, b)
+    selected = torch.where(test, a, b)
     for axis in differing:
         size = torch.where(test, *map(torch.scalar_tensor, pairs[axis]))
-        chosen = chosen.index_select(axis, torch.nonzero(torch.arange(whole[axis]) < size).squeeze(1))
-    return chosen
+        selected = selected.index_select(axis, torch.nonzero(torch.arange(whole[axis]) < size).squeeze(1))
+    return selected
 
 
 def _padded(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:

@@ -57,9 +57,9 @@ class _Reader:
         names = [v.debugName() for v in block.inputs()] if inputs is None else inputs
         nodes: list[Node] = []
         for n in block.nodes():
-            made = self.node(n)
-            if made is not None:
-                nodes.append(made)
+            node_outputs = self.node(n)
+            if node_outputs is not None:
+                nodes.append(node_outputs)
         outputs = tuple(v.debugName() for v in block.outputs())
         self._refuse_objects("prim::Return", outputs, nodes[-1].loc if nodes else "")
         return Block(tuple(names), outputs, tuple(nodes))
@@ -137,11 +137,11 @@ class _Reader:
 
     def _attribute(self, owner: str, name: str, type: Any) -> Any:
         """The value of an attribute; `_Held` for an object of a class of the program's own."""
-        held = self.modules[owner][1]
-        if isinstance(held, _Held):
-            return held.at(name, type)
-        inner = type.kind() == "ClassType" and name not in _submodules(held)
-        return _Held(held, ()).at(name, type) if inner else getattr(held, name)
+        tensor = self.modules[owner][1]
+        if isinstance(tensor, _Held):
+            return tensor.at(name, type)
+        inner = type.kind() == "ClassType" and name not in _submodules(tensor)
+        return _Held(tensor, ()).at(name, type) if inner else getattr(tensor, name)
 
 
 class _Held:

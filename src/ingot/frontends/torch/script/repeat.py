@@ -89,10 +89,10 @@ def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
 def _beside(args: Sequence[Any]) -> list[Any]:
     """A float beside integers is of the type that a float has by default, not f64."""
     whole = not any(isinstance(a, torch.Tensor) and a.dtype.is_floating_point for a in args)
-    held = [a.tensor if isinstance(a, Number | Truth) else a for a in args]
+    values = [a.tensor if isinstance(a, Number | Truth) else a for a in args]
     return [
         h.to(torch.get_default_dtype()) if whole and isinstance(a, Number) and h.dtype.is_floating_point else h
-        for a, h in zip(args, held, strict=True)
+        for a, h in zip(args, values, strict=True)
     ]
 
 
@@ -154,8 +154,8 @@ def repeat(
     (block,) = n.blocks
     names, paths = _read(block)
     outside = {name: env[name] for name in names if name in env}
-    held = {path: attributes[path] for path in paths if path in attributes}
-    inner, outer = _Form.of(list(carried), True), _Form.of((outside, held, most), False)
+    state = {path: attributes[path] for path in paths if path in attributes}
+    inner, outer = _Form.of(list(carried), True), _Form.of((outside, state, most), False)
     starts = [tensor_of(go).reshape(()), tensor_of(iteration), *inner.tensors(list(carried))]
     count = len(starts)
 
@@ -164,9 +164,9 @@ def repeat(
         return tensors[0] if limit is None else tensors[0] & (tensors[1] < tensor_of(limit))
 
     def body_on_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        seen, own, _ = outer.values(tensors[count:])
+        visible, own, _ = outer.values(tensors[count:])
         arguments = (Number(tensors[1]), *inner.values(tensors[2:count]))
-        again, *new = evaluate(arguments, seen, own)
+        again, *new = evaluate(arguments, visible, own)
         ends = inner.tensors(new)
         for a, b in zip(starts[2:], ends, strict=True):
             if a.shape != b.shape or a.dtype != b.dtype:
@@ -175,8 +175,8 @@ def repeat(
         return tensor_of(again).reshape(()).clone(), tensors[1] + 1, *(e.clone() for e in ends)
 
     try:
-        given: Any = tuple(starts), tuple(outer.tensors((outside, held, most)))
-        results = while_loop_op(test, body_on_tensors, *given)
+        operands: Any = tuple(starts), tuple(outer.tensors((outside, state, most)))
+        results = while_loop_op(test, body_on_tensors, *operands)
     except (ValueError, RuntimeError) as e:
         reason = f"a loop whose turns only the run counts, and whose values change their form: {str(e)[:200]}"
         raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)]) from e

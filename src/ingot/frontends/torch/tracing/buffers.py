@@ -38,8 +38,8 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
     names, buffers = Names(nodes), _buffers(program)
     writes = {n: target for n, target in writes.items() if any(map(names.holds_input, target))}
     changed = {t for target in writes.values() for t in target}
-    seen = any(names.is_seen(n, t) for n, target in writes.items() for t in target)
-    if seen or not writes or not changed <= buffers.keys():
+    is_observed = any(names.is_seen(n, t) for n, target in writes.items() for t in target)
+    if is_observed or not writes or not changed <= buffers.keys():
         return program
     places = [n for n in nodes if n in changed]
     graph = _functional(nodes, writes, places)
@@ -59,8 +59,8 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
 
 def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
     """The placeholders of buffers that share their memory with nothing, and the buffers' names."""
-    held = {**program.constants, **program.state_dict}
-    tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
+    state = {**program.constants, **program.state_dict}
+    tensors = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
     users = Counter(t.untyped_storage().data_ptr() for t in {id(t): t for t in tensors.values()}.values())
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if s.kind is InputKind.BUFFER}
     buffers = {n: str(specs[n.name].target) for n in program.graph.nodes if n.op == "placeholder" and n.name in specs}
@@ -113,10 +113,10 @@ def _computed(graph: fx.Graph, node: fx.Node, now: Mapping[fx.Node, fx.Node]) ->
     """The result of `node`, and what it writes."""
     args, kwargs = fx.map_arg(cast(Any, (node.args, node.kwargs)), now.__getitem__)
     if node.target is _aten.batch_norm.default:
-        *given, _cudnn = args
-        statistics = [n.meta["val"] for n in given[3:5]]
+        *operands, _cudnn = args
+        statistics = [n.meta["val"] for n in operands[3:5]]
         values = (node.meta["val"], *statistics, *statistics)  # those of the batch are not read
-        whole = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, given)
+        whole = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, operands)
         return tuple(_call(graph, node, values[i], operator.getitem, (whole, i)) for i in (0, 3, 4))
     op: Any = torch.ops
     for name in functional_name(cast(Any, node.target)).split("."):

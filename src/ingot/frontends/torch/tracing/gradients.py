@@ -102,10 +102,10 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     if not differentiable or not learned:
         return results
     cotangents = {i: _ops.cotangent(ys[i], number) for number, i in enumerate(differentiable)}
-    given = [cotangents.get(i, _zeros(y) if context.materialized else None) for i, y in enumerate(ys)]
+    of_results = [cotangents.get(i, _zeros(y) if context.materialized else None) for i, y in enumerate(ys)]
     backward = cls.backward if cls.vjp is Function.vjp else cls.vjp
     # without `once_differentiable`, which guards what autograd would record of it
-    gradients = pytree.tree_leaves(inspect.unwrap(backward)(context, *given), is_leaf=lambda x: x is None)
+    gradients = pytree.tree_leaves(inspect.unwrap(backward)(context, *of_results), is_leaf=lambda x: x is None)
     gradients = [gradients[i] for i in learned]
     xs = [args[i] for i in learned]
     gradients = [torch.zeros_like(x) if g is None else _like(g, x) for g, x in zip(gradients, xs, strict=True)]

@@ -169,10 +169,10 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) ->
     shown_until = len(results) - written
     saved = range(len(results))[kept_slice]
     shown = {r for i, r in enumerate(results[:shown_until]) if i not in saved and _is_strided(r)}
-    given = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
+    returned = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
     sizes = _Outside(graph)
     nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.made)
-    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, shown, given) and sizes.has_views(r)}
+    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, shown, returned) and sizes.has_views(r)}
     shown |= {_root(r) for r in views}
     computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
     computed = {r: None for r in computed if r not in sizes.made}
@@ -234,12 +234,12 @@ def _result(r: Any, outside: _Outside) -> Any:
     return outside.size(value) if outside.has_size(value) else outside.view(r)
 
 
-def _is_made_again(r: fx.Node, shown: Collection[fx.Node], given: Collection[fx.Node]) -> bool:
+def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
     """Whether torch makes a result again, of an input or of another value that the model gives. A small part of a value
     that is no result is computed by itself."""
     root = _root(r)
     if root is r or root.op == "placeholder":
-        return root is not r and r not in given
+        return root is not r and r not in returned
     if root in shown or r not in shown:
         return root in shown
     sharing = [other for other in shown if _root(other) is root]

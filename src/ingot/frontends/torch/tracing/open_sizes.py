@@ -36,10 +36,10 @@ class OpenSizes(TorchFunctionMode):
     ) -> Any:
         self.lengths |= func is Tensor.__len__ and _open(tuple(args[0].shape[:1]))
         definition = _DEFINITIONS.get(func)
-        given: Mapping[str, Any] = kwargs or {}
-        if definition is None or not any(map(_open, (*args, *given.values()))):
-            return func(*args, **given)
-        return definition(*args, **given)
+        options: Mapping[str, Any] = kwargs or {}
+        if definition is None or not any(map(_open, (*args, *options.values()))):
+            return func(*args, **options)
+        return definition(*args, **options)
 
 
 @contextmanager
@@ -138,10 +138,10 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     axis = dim % input.dim()
     shape = torch.broadcast_shapes(*((*y.shape[:axis], 1, *y.shape[axis + 1 :]) for y in (input, indices)))
 
-    def spread(y: Tensor) -> Tensor:
+    def broadcast(y: Tensor) -> Tensor:
         return y.expand(*shape[:axis], y.shape[axis], *shape[axis + 1 :])
 
-    return spread(input).gather(axis, spread(indices))
+    return broadcast(input).gather(axis, broadcast(indices))
 
 
 def _vander(x: Tensor, N: Size | None = None, increasing: bool = False) -> Tensor:
@@ -201,8 +201,8 @@ def _cov(
     else:
         total = weights.sum()
         centered = lines - (lines * weights).sum(1, keepdim=True) / total
-        spread = total if aweights is None else (weights * aweights).sum() / total
-        scaled, divisor = centered * weights, (total - correction * spread).clamp(min=0)
+        total_weight = total if aweights is None else (weights * aweights).sum() / total
+        scaled, divisor = centered * weights, (total - correction * total_weight).clamp(min=0)
     return (scaled @ centered.mH / divisor).squeeze()
 
 

@@ -70,7 +70,7 @@ def _merge_equal(graph: fx.Graph) -> None:
     nor a view of it is another value."""
     (end,) = graph.find_nodes(op="output")
     results = {storage for n in end.all_input_nodes if (storage := _storage(n)) is not None}
-    seen: dict[tuple[object, ...], fx.Node] = {}
+    first_by_key: dict[tuple[object, ...], fx.Node] = {}
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
@@ -84,7 +84,7 @@ def _merge_equal(graph: fx.Graph) -> None:
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         # numbers by their text: 1, 1.0 and True are equal, as 0.0 and -0.0 are
         leaves = (a if isinstance(a, fx.Node) else (type(a), repr(a)) for a in flat)
-        first = seen.setdefault((target, str(spec), *leaves), node)
+        first = first_by_key.setdefault((target, str(spec), *leaves), node)
         if first is not node and _storage(node) not in results:
             node.replace_all_uses_with(first)
             graph.erase_node(node)

@@ -53,10 +53,10 @@ def _install() -> None:
 
 
 def _first(rule: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
-    def chosen(*args: Any, **kwargs: Any) -> Any:
+    def select(*args: Any, **kwargs: Any) -> Any:
         return (rule if whole_recurrences.on else torchs)(*args, **kwargs)
 
-    return chosen
+    return select
 
 
 # within it, tracing records recurrent ops with their shapes; models that run are not touched

@@ -48,12 +48,12 @@ def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normali
     x = ops.reshape(c.x(0), (-1, c.shape(0)[-1]))
     scores = ops.reshape(c.x(1), (-1, experts))
     tokens = x.shape[0]
-    gates, chosen = ops.TopK(k, 1, True, True)(ops.Softmax(1)(scores)).results
+    gates, expert_ids = ops.TopK(k, 1, True, True)(ops.Softmax(1)(scores)).results
     if weights is not None:
-        gates = ops.GatherElements(1)(ops.reshape(weights, (-1, experts)), chosen)
+        gates = ops.GatherElements(1)(ops.reshape(weights, (-1, experts)), expert_ids)
     if normalized:
         gates = ops.div(gates, ops.reduce_sum(gates, 1, keepdims=True))
-    expert = ops.reshape(chosen, (-1,))
+    expert = ops.reshape(expert_ids, (-1,))
     own, order = ops.Sort(0)(expert, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
     ends = ops.reduce_sum(ops.cast(ops.compare("LE", ops.expand_dims(own, 1), ops.arange(experts)), T.i64), 0)
 
@@ -99,8 +99,8 @@ def _weight(c: Call, i: int, zero: int, layer: int) -> Node:
     levels = const(unpacked(packed, bits, inputs).reshape(experts, rows, blocks, -1))
     zeros = ops.scalar(1 << (bits - 1), LEVELS[bits])
     if c.has(zero):
-        given = c.array(zero)
-        line = given if given.ndim == 3 else given.reshape(experts, 1, -1)
-        zeros = const(unpacked(line, bits, blocks if given.ndim == 3 else rows).reshape(experts, rows, blocks, 1))
+        zero_points = c.array(zero)
+        line = zero_points if zero_points.ndim == 3 else zero_points.reshape(experts, 1, -1)
+        zeros = const(unpacked(line, bits, blocks if zero_points.ndim == 3 else rows).reshape(experts, rows, blocks, 1))
     weight = ops.Dequantize()(levels, zeros, const(scale.reshape(experts, rows, blocks, 1)))
     return ops.cast(ops.reshape(weight, (experts, rows, inputs)), c.type(0).dtype)

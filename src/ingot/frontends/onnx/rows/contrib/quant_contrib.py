@@ -50,9 +50,9 @@ def _plain(c: Call, name: str) -> Result:
     row = find_row("", name, c.int("opset", 13))
     assert row is not None
     count = (len(c) - 1) // 3
-    given = [_stands_for(c, 3 * i) for i in range(count)]
+    operands = [_stands_for(c, 3 * i) for i in range(count)]
     last = c.flag("channels_last")
-    y = row(replace(c, inputs=tuple(Value(channels_second(x) if last else x) for x in given)))
+    y = row(replace(c, inputs=tuple(Value(channels_second(x) if last else x) for x in operands)))
     assert isinstance(y, Node)
     return _levels(c, channels_last(y) if last else y, 3 * count, c.type().dtype)
 
@@ -137,9 +137,9 @@ def matmul_nbits(c: Call) -> Result:
     scales = const(c.array(2).reshape(n, blocks, 1).astype(np.float32))
     zeros = ops.scalar(1 << (bits - 1), dtype)
     if c.has(3):
-        given = c.array(3)
-        packs = given.dtype == np.uint8
-        plain = unpacked(given.reshape(n, -1), bits, blocks) if packs else given.astype(np.float32)
+        zero_points = c.array(3)
+        packs = zero_points.dtype == np.uint8
+        plain = unpacked(zero_points.reshape(n, -1), bits, blocks) if packs else zero_points.astype(np.float32)
         zeros = const(plain.reshape(n, blocks, 1))
     weight = ops.reshape(ops.Dequantize()(levels, zeros, scales), (n, blocks * block))
     x = c.x(0)

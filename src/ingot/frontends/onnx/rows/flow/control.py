@@ -85,9 +85,9 @@ def if_(c: Call) -> Result:
         # a branch that is not taken requires nothing of sizes: which one it is has to be known, if it can be
         needed = c.importer.marked()
         c.importer.back_to(mark)
-        taken = c.importer.decide(pred.node, str(wrong or "an If whose branches require other sizes"))
-        if taken is not None:
-            return _branch(c, taken)
+        is_taken = c.importer.decide(pred.node, str(wrong or "an If whose branches require other sizes"))
+        if is_taken is not None:
+            return _branch(c, is_taken)
         c.importer.back_to(needed)
     if wrong is not None:
         raise wrong
@@ -108,9 +108,9 @@ def _body(inputs: Sequence[Node], outputs: Sequence[Node], sizes: Sizes) -> Grap
 _BRANCHES = ("else_branch", "then_branch")
 
 
-def _branch(c: Call, taken: bool) -> Result:
+def _branch(c: Call, is_then: bool) -> Result:
     """The branch of an If in place of it."""
-    return _results(c.importer.run(c.graph(_BRANCHES[taken]), c, {}, lambda v: v))
+    return _results(c.importer.run(c.graph(_BRANCHES[is_then]), c, {}, lambda v: v))
 
 
 def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None]:
@@ -140,8 +140,8 @@ class _Iteration:
     def inputs(
         self, i: Value, cond: Value, carried: Sequence[AnyValue], slices: Sequence[Value]
     ) -> dict[str, AnyValue]:
-        given: list[AnyValue] = [i, cond, *carried] if self.is_loop else [*carried, *slices]
-        return dict(zip((p.name for p in self.body.input), given, strict=True))
+        operands: list[AnyValue] = [i, cond, *carried] if self.is_loop else [*carried, *slices]
+        return dict(zip((p.name for p in self.body.input), operands, strict=True))
 
     def split(self, outputs: list[AnyValue]) -> tuple[Value | None, list[AnyValue], list[AnyValue]]:
         """(condition, carried, stacked) of the body's outputs."""
@@ -312,11 +312,11 @@ def _counted(
     return replace(it, count=count if it.count is None else dim_min(it.count, count)), None
 
 
-def _filled(it: _Iteration, stacks: list[Node], taken: DimLike, room: DimLike) -> list[Node]:
+def _filled(it: _Iteration, stacks: list[Node], count: DimLike, room: DimLike) -> list[Node]:
     """Of stacks with room for `room` turns, what the `taken` ones have written."""
     out: list[Node] = []
     for x, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
-        low, high = (room - taken, room) if back else (0, taken)
+        low, high = (room - count, room) if back else (0, count)
         out.append(ops.slice_axis(x, normal_axis(axis, len(x.shape)), low, high))
     return out
 
@@ -366,17 +366,17 @@ def scan_8(c: Call) -> Result:
     body, n = c.graph("body"), c.int("num_scan_inputs")
     if not 0 < n < len(c) or c.has(0):
         raise Unsupported("a scan of opset 8 without inputs, or whose entries have lengths of their own")
-    given = [c.x(i) for i in range(1, len(c))]
-    split = len(given) - n
-    length = given[-1].shape[1]
-    if len({x.shape[0] for x in given}) != 1 or any(x.shape[1] != length for x in given[split:]):
+    inputs = [c.x(i) for i in range(1, len(c))]
+    split = len(inputs) - n
+    length = inputs[-1].shape[1]
+    if len({x.shape[0] for x in inputs}) != 1 or any(x.shape[1] != length for x in inputs[split:]):
         raise Unsupported("a scan over inputs of different batches or lengths")
-    (batch,) = ints_of(given[-1].shape[:1], "a scan's batch")
+    (batch,) = ints_of(inputs[-1].shape[:1], "a scan's batch")
     backs = tuple(bool(d) for d in c.int_list("directions", (0,) * n))
     stacked = len(body.output) - split
     entries: list[list[Node]] = []
     for i in range(batch):
-        own = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in given]
+        own = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in inputs]
         scanned = tuple((x, 0, back) for x, back in zip(own[split:], backs, strict=True))
         carried = tuple(map(Value, own[:split]))
         plan = _Iteration(c, body, length, None, carried, scanned, (0,) * stacked, (False,) * stacked)

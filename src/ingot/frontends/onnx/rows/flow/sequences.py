@@ -96,8 +96,8 @@ def optional(c: Call) -> Result:
 @onnx_op("OptionalHasElement", since=15)
 def optional_has_element(c: Call) -> Result:
     value = c.inputs[0] if c.inputs else None
-    there = value is not None and not (isinstance(value, Sequence_) and value.absent)
-    return [Value(sym=Sym.of(T.boolean, np.array(there, dtype=object)))]
+    is_present = value is not None and not (isinstance(value, Sequence_) and value.absent)
+    return [Value(sym=Sym.of(T.boolean, np.array(is_present, dtype=object)))]
 
 
 @onnx_op("OptionalGetElement", since=15)

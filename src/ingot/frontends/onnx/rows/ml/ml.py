@@ -178,16 +178,16 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
     coupling = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
     q = ops.where(const(np.eye(classes, dtype=bool)), own, coupling)
     start = ops.full((rows, classes), 1 / classes)
-    i, go, p, held = (
+    i, go, p, is_kept = (
         Input(name, t)()
         for name, t in (("i", TensorType(T.i64)), ("go", TensorType(T.boolean)), ("p", start.type), ("q", q.type))
     )
-    qp = ops.reduce_sum(ops.mul(held, ops.expand_dims(p, 1)), 2)
+    qp = ops.reduce_sum(ops.mul(is_kept, ops.expand_dims(p, 1)), 2)
     total = ops.reduce_sum(ops.mul(p, qp), 1, keepdims=True)
     off = ops.reduce_max(ops.Abs()(ops.sub(qp, total)), 1, keepdims=True)
     active, next_p = ops.compare("GE", off, 0.005 / classes), p
     for t in range(classes):
-        line = ops.index_axis(held, 1, t)
+        line = ops.index_axis(is_kept, 1, t)
         mine, at = (ops.slice_axis(v, 1, t, t + 1) for v in (line, qp))
         step = ops.div(ops.sub(total, at), mine)
         scale = ops.add(step, 1.0)
@@ -197,9 +197,9 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
         unit = const(np.eye(classes, dtype=np.float32)[t])
         next_p = ops.div(ops.add(next_p, ops.mul(step, unit)), scale)
     some = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
-    takes = (i, go, p, held)
+    takes = (i, go, p, is_kept)
     cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), go),))
-    body = Graph(takes, (ops.add(i, 1), some, ops.where(active, next_p, p), held))
+    body = Graph(takes, (ops.add(i, 1), some, ops.where(active, next_p, p), is_kept))
     return ops.While(cond, body)(const(0, np.int64), const(True, np.bool_), start, q).results[2]
 
 
@@ -281,9 +281,11 @@ def label_encoder(c: Call) -> Result:
     """Each number's value, found by bisection among the sorted keys; of equal keys the last holds."""
     x, values = c.x(), _entries(c, "values")
     keys = _entries(c, "keys").astype(x.dtype.numpy)
-    given = c.attr("default_tensor")
+    default_tensor = c.attr("default_tensor")
     default = c.float("default_float", -0.0) if values.dtype.kind == "f" else c.int("default_int64", -1)
-    default = given.reshape(()) if isinstance(given, np.ndarray) else np.asarray(default, values.dtype)
+    default = (
+        default_tensor.reshape(()) if isinstance(default_tensor, np.ndarray) else np.asarray(default, values.dtype)
+    )
     last = {k: v for k, v in zip(keys.tolist(), values.tolist(), strict=True) if k == k}
     sorted_keys = np.asarray(sorted(last), keys.dtype)
     out = ops.full(x.shape, default.item(), T.dtype_of(values))

@@ -55,7 +55,7 @@ class _Table:
     roots: np.ndarray
 
     @staticmethod
-    def of(x: Node, forest: Forest, held: np.ndarray) -> _Table:
+    def of(x: Node, forest: Forest, targets: np.ndarray) -> _Table:
         """For a forest `in_order`. held: what [nodes] hold, numbers of x's dtype or whole numbers."""
         leaf, roots, features = forest.leaf, forest.roots.reshape(-1), x.shape[1]
         used = forest.feature[~leaf]
@@ -76,7 +76,7 @@ class _Table:
         table[:, 0] = np.where(leaf, 0, feature)[nodes]
         table[:, 1] = split[nodes].astype(x.dtype.numpy).view(word)
         table[:, 2] = _WORDS * np.where(leaf[nodes], np.arange(len(nodes)), pair[nodes])
-        table[:, 3] = held[nodes].view(word) if held.dtype == x.dtype.numpy else held[nodes]
+        table[:, 3] = targets[nodes].view(word) if targets.dtype == x.dtype.numpy else targets[nodes]
         return _Table(x, const(table.reshape(-1)), (_WORDS * np.arange(len(roots))).astype(word))
 
     def word(self, at: Node, i: int) -> Node:
@@ -124,12 +124,12 @@ class Weights:
         check_table(len(leaves) + 1, self.targets)
         fold, empty = {"MIN": (np.minimum, np.inf), "MAX": (np.maximum, -np.inf)}.get(aggregate, (np.add, 0.0))
         values = np.full((len(leaves) + 1, self.targets), empty, dtype.numpy)
-        given = np.zeros(values.shape, bool)
+        has_score = np.zeros(values.shape, bool)
         fold.at(values, (row, self.target), self.value)
-        given[row, self.target] = True
+        has_score[row, self.target] = True
         row_of = np.full(count, len(leaves))
         row_of[leaves] = np.arange(len(leaves))
-        return row_of, values, given
+        return row_of, values, has_score
 
 
 def scores(
@@ -138,10 +138,10 @@ def scores(
     """([rows, targets] of x's dtype: what the leaves of all trees hold, 0 where they hold nothing; bool[rows, targets]:
     where they hold something, None: everywhere). tree: each node's tree, -1 where none reaches it."""
     ordered = forest.in_order()
-    row_of, values, given = weights.table(len(ordered.mode), x.dtype, aggregate)
+    row_of, values, has_score = weights.table(len(ordered.mode), x.dtype, aggregate)
     own = None
     if tree is not None and aggregate not in ("MIN", "MAX"):
-        own = _own_targets(forest, given[row_of[: len(tree)]], tree)
+        own = _own_targets(forest, has_score[row_of[: len(tree)]], tree)
     if own is not None:
         return _over_trees(x, ordered, _by_target(ordered, own), values.sum(1)[row_of], "SUM"), None
     roots = ordered.roots.reshape(1, -1)
@@ -150,9 +150,9 @@ def scores(
         y = _over_trees(x, ordered, roots, values[row_of, 0], fold)
     else:
         y = _over_trees(x, ordered, roots, row_of, fold, values)
-    if given[row_of[np.flatnonzero(forest.leaf)]].all():
+    if has_score[row_of[np.flatnonzero(forest.leaf)]].all():
         return y, None
-    some = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", given.astype(np.int32)), 0)
+    some = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", has_score.astype(np.int32)), 0)
     return ops.where(some, y, ops.scalar(0, y.dtype)), some
 
 
@@ -164,7 +164,7 @@ _FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node
 
 
 def _over_trees(
-    x: Node, forest: Forest, roots: np.ndarray, held: np.ndarray, fold: str, rows: np.ndarray | None = None,
+    x: Node, forest: Forest, roots: np.ndarray, has_score: np.ndarray, fold: str, rows: np.ndarray | None = None,
 ) -> Node:  # fmt: skip
     """[rows, targets]: the trees with `roots` [targets, trees] folded, where their leaves hold numbers; where these
     are rows of a table [.., targets], `roots` is [1, trees]. Trees are taken down in parts of about equal depth."""
@@ -175,7 +175,7 @@ def _over_trees(
     parts: list[Node] = []
     for start, end in _alike(depths, 0, len(depths)):
         part = roots[:, start:end]
-        table = _Table.of(x, replace(forest, roots=part), held)
+        table = _Table.of(x, replace(forest, roots=part), has_score)
         # each target would go all the way down again
         at = table.ends(int(depths[start]), stored=rows is not None)
         if rows is None:
@@ -186,15 +186,15 @@ def _over_trees(
     return fold_left(both, parts)
 
 
-def _own_targets(forest: Forest, given: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
+def _own_targets(forest: Forest, has_score: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
     """Each tree's target, where all leaves of a tree have a weight for one and the same and there are about as many
     trees for each."""
-    leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), given.shape[1])
-    if targets == 1 or (given[leaves].sum(1) != 1).any():
+    leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), has_score.shape[1])
+    if targets == 1 or (has_score[leaves].sum(1) != 1).any():
         return None
     least, most = np.full(trees, targets), np.full(trees, -1)
-    np.minimum.at(least, tree[leaves], given[leaves].argmax(1))
-    np.maximum.at(most, tree[leaves], given[leaves].argmax(1))
+    np.minimum.at(least, tree[leaves], has_score[leaves].argmax(1))
+    np.maximum.at(most, tree[leaves], has_score[leaves].argmax(1))
     counts = np.bincount(least, minlength=targets)
     even = (least == most).all() and counts.min() > 0 and counts.max() * targets <= 2 * trees
     return least if even else None
@@ -373,8 +373,8 @@ def tree_ensemble_classifier(c: Call) -> Result:
     y, some = scores(x, forest, weights, "SUM", tree)
     if base.size:
         y, some = ops.add(y, const(base)), None
-    seen = y if some is None else ops.where(some, y, ops.scalar(-np.inf, y.dtype))
-    return [top_label(seen, names), ops.cast(transformed(y, transform), T.f32)]
+    compared = y if some is None else ops.where(some, y, ops.scalar(-np.inf, y.dtype))
+    return [top_label(compared, names), ops.cast(transformed(y, transform), T.f32)]
 
 
 def _binary(x: Node, forest: Forest, weights: Weights, base: np.ndarray, names: np.ndarray, transform: str) -> Result:

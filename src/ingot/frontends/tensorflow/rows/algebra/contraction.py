@@ -48,8 +48,8 @@ def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
     image, kernel = windows.first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
     window = static_sizes(kernel.shape[2:], "a kernel")
     strides, dilation = windows.spatial(c, "strides", n), windows.spatial(c, "dilations", n)
-    wanted = c.sizes(sizes)
-    wanted = wanted[1:-1] if windows.is_last(c) else wanted[2:]
+    target = c.sizes(sizes)
+    target = target[1:-1] if windows.is_last(c) else target[2:]
     mode, explicit = c.str("padding"), c.ints("explicit_paddings")
     lows: list[int] = []
     for i in range(n - 2):
@@ -57,14 +57,14 @@ def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
         if mode == "EXPLICIT":
             lows.append(explicit[2 * (i + (1 if windows.is_last(c) else 2))])
             continue
-        total = 0 if mode == "VALID" else dim_max((image.shape[2 + i] - 1) * strides[i] + reach - wanted[i], 0)
+        total = 0 if mode == "VALID" else dim_max((image.shape[2 + i] - 1) * strides[i] + reach - target[i], 0)
         if isinstance(total, Dim):
             raise Unsupported(f"padding that depends on a size: {total}")
         lows.append(total // 2)
     y = ops.ConvTranspose(strides, ((0, 0),) * (n - 2), (0,) * (n - 2), dilation)(image, kernel)
     # the whole of what the kernels reach, cut or grown to the size that is wanted
     low = (0, 0, *(-v for v in lows))
-    high = (0, 0, *(size - full + v for size, full, v in zip(wanted, y.shape[2:], lows, strict=True)))
+    high = (0, 0, *(size - full + v for size, full, v in zip(target, y.shape[2:], lows, strict=True)))
     return windows.back(c, ops.pad(y, low, high))
 
 

@@ -69,8 +69,8 @@ def svd(c: Call, a: Node) -> Result:
 @row("SelfAdjointEigV2", results=("e", "v"))
 def eigh(c: Call, a: Node) -> Result:
     values, vectors = ops.Eigh()(a).results
-    wanted = not c.has("compute_v") or c.flag("compute_v")
-    return [values, vectors if wanted else ops.full((0,), 0, a.dtype)]
+    computes_vectors = not c.has("compute_v") or c.flag("compute_v")
+    return [values, vectors if computes_vectors else ops.full((0,), 0, a.dtype)]
 
 
 @row("Lu", results=("lu", "p"))

@@ -77,8 +77,8 @@ def fill_empty_rows(c: Call, at: Node, values: Node, sizes: Node, default: Node)
 
 
 @row("SparseReshape", results=("output_indices", "output_shape"))
-def reshape(c: Call, at: Node, sizes: Node, wanted: Node) -> Result:
-    old, new = c.sizes(sizes), list(c.sizes(wanted))
+def reshape(c: Call, at: Node, sizes: Node, new_sizes: Node) -> Result:
+    old, new = c.sizes(sizes), list(c.sizes(new_sizes))
     if -1 in new:
         known = product(d for d in new if d != -1)
         new[new.index(-1)] = floordiv(product(old), known)
@@ -93,10 +93,10 @@ def reduce(c: Call, at: Node, values: Node, sizes: Node, axes: Node) -> Node:
     if c.op.endswith("Sum"):
         return ops.reduce_sum(_dense(at, values, shape), over, c.flag("keep_dims"))
     keep = c.flag("keep_dims")
-    there = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), over, keep)
+    is_present = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), over, keep)
     least = ops.full(shape, ops.identity_of("max", values.dtype), values.dtype)
     most = ops.reduce_max(ops.ScatterND("max")(least, ops.cast(at, i64), values), over, keep)
-    return ops.where(ops.compare("GT", there, 0), most, 0)  # 0 where nothing is
+    return ops.where(ops.compare("GT", is_present, 0), most, 0)  # 0 where nothing is
 
 
 @row("SparseTensorDenseAdd")
@@ -107,8 +107,8 @@ def dense_add(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
 @row("SparseDenseCwiseMul", "SparseDenseCwiseAdd", "SparseDenseCwiseDiv")
 def elementwise(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
     """The new values."""
-    there = ops.GatherND()(ops.broadcast_to(b, c.sizes(sizes)), ops.cast(at, i64))
-    return {"Mul": ops.mul, "Add": ops.add, "Div": ops.div}[c.op[-3:]](values, there)
+    picked = ops.GatherND()(ops.broadcast_to(b, c.sizes(sizes)), ops.cast(at, i64))
+    return {"Mul": ops.mul, "Add": ops.add, "Div": ops.div}[c.op[-3:]](values, picked)
 
 
 @row("SparseConcat", results=("output_indices", "output_values", "output_shape"))

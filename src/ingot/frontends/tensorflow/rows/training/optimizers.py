@@ -107,10 +107,10 @@ def _ftrl(
 ) -> list[Node]:
     """rest: what shrinks weights in the gradient, in V2, then the power of the learning rate."""
     power = ops.Neg()(rest[-1])
-    seen = _add(g, _mul(_mul(rest[0], 2.0), var)) if len(rest) > 1 else g
+    regularized = _add(g, _mul(_mul(rest[0], 2.0), var)) if len(rest) > 1 else g
     more = _add(accum, _sq(g))
     grown = ops.pow(more, power)
-    linear = _add(linear, _sub(seen, _mul(_div(_sub(grown, ops.pow(accum, power)), lr), var)))
+    linear = _add(linear, _sub(regularized, _mul(_div(_sub(grown, ops.pow(accum, power)), lr), var)))
     curve = _add(_div(grown, lr), _mul(l2, 2.0))
     new = _div(_sub(_mul(ops.Sign()(linear), l1), linear), curve)
     return [ops.where(ops.compare("GT", ops.Abs()(linear), l1), new, 0.0), more, linear]
@@ -133,8 +133,8 @@ def apply(c: Call, *operands: Value) -> Result:
         for v in variables:
             store(c, v, Missing())
         return ()
-    held = [c.walk.read(expect(v, Variable, "variable")) for v in variables]
-    results = rule(c, *held, *(expect(v, Node, "tensor") for v in rest))
+    values = [c.walk.read(expect(v, Variable, "variable")) for v in variables]
+    results = rule(c, *values, *(expect(v, Node, "tensor") for v in rest))
     for variable, value in zip(variables, results, strict=True):
         store(c, variable, value)
     return ()

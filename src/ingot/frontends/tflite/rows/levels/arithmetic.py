@@ -68,11 +68,11 @@ def mul(c: Call) -> Node:
 @on_levels("DIV")
 def div(c: Call) -> Node:
     """A table of all pairs. What the kernel leaves open, a division by 0, is the greatest number or the least."""
-    given, by, out, dtype = c.levels(0), c.levels(1), c.out_levels(), c.type()
+    dividend, by, out, dtype = c.levels(0), c.levels(1), c.out_levels(), c.type()
     if dtype.bits != 8 or c.x(0).dtype != dtype or c.x(1).dtype != dtype:
         raise Unsupported(f"of {c.x(0).dtype} by {c.x(1).dtype} to {dtype}")
-    a, b = tables.levels_of(dtype)[:, None] - given.zero, tables.levels_of(dtype)[None, :] - by.zero
-    scale = given.scale / (by.scale * out.scale)
+    a, b = tables.levels_of(dtype)[:, None] - dividend.zero, tables.levels_of(dtype)[None, :] - by.zero
+    scale = dividend.scale / (by.scale * out.scale)
     steps = np.where(b == 0, np.sign(a) << 16, tables.quotient(a, np.where(b == 0, 1, b), scale))
     low, high = activation_range(c.int("activation"), out, dtype)
     table = np.clip(steps + out.zero, low, high).astype(dtype.numpy).reshape(-1)
@@ -114,8 +114,8 @@ def same_scales(c: Call, operands: tuple[int, ...]) -> None:
     """Raise Unsupported unless these operands' levels are the result's."""
     out = c.out_levels()
     for i in operands:
-        given = c.levels(i)
-        if (given.scales, given.zeros) != (out.scales, out.zeros):
+        levels = c.levels(i)
+        if (levels.scales, levels.zeros) != (out.scales, out.zeros):
             raise Unsupported("of levels with several scales")
 
 
@@ -130,8 +130,8 @@ def comparison(c: Call) -> Node:
 
 @on_levels("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
 def relu(c: Call) -> Node:
-    given, out = c.levels(), c.out_levels()
-    y = ops.add(multiplied(moved(c.x(), given), Multiplier.of(given.scale / out.scale)), out.zero)
+    levels, out = c.levels(), c.out_levels()
+    y = ops.add(multiplied(moved(c.x(), levels), Multiplier.of(levels.scale / out.scale)), out.zero)
     low, high = {"RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "RELU_0_TO_1": (0, 1)}[c.op.name]
     ends = [
         None if end is None else out.zero + away(float(np.float32(end) / np.float32(out.scale))) for end in (low, high)
@@ -141,18 +141,20 @@ def relu(c: Call) -> Node:
 
 @on_levels("LEAKY_RELU")
 def leaky_relu(c: Call) -> Node:
-    given, out, x = c.levels(), c.out_levels(), moved(c.x(), c.levels())
+    levels, out, x = c.levels(), c.out_levels(), moved(c.x(), c.levels())
     alpha = float(np.float32(c.float("alpha")))
-    above, below = (multiplied(x, Multiplier.of(s)) for s in (given.scale / out.scale, given.scale * alpha / out.scale))
+    above, below = (
+        multiplied(x, Multiplier.of(s)) for s in (levels.scale / out.scale, levels.scale * alpha / out.scale)
+    )
     return finished(c, ops.where(ops.compare("GE", x, 0), above, below))
 
 
 @on_levels("PRELU")
 def prelu(c: Call) -> Node:
     x, alpha = ops.promote(moved(c.x(0), c.levels(0)), moved(c.x(1), c.levels(1)))
-    given, out = c.levels().scale, c.out_levels().scale
-    above = multiplied(x, Multiplier.of(given / out))
-    below = multiplied(ops.mul(x, alpha), Multiplier.of(given * c.levels(1).scale / out))
+    scale, out = c.levels().scale, c.out_levels().scale
+    above = multiplied(x, Multiplier.of(scale / out))
+    below = multiplied(ops.mul(x, alpha), Multiplier.of(scale * c.levels(1).scale / out))
     return finished(c, ops.where(ops.compare("GE", x, 0), above, below))
 
 
@@ -161,13 +163,13 @@ def concatenation(c: Call) -> Node:
     out = c.out_levels()
     parts: list[Node] = []
     for i, x in enumerate(c.xs()):
-        given = c.levels(i)
-        if (given.scale, given.zero) == (out.scale, out.zero):
+        levels = c.levels(i)
+        if (levels.scale, levels.zero) == (out.scale, out.zero):
             parts.append(x)
         elif c.type() == T.u8:
             # in f32, as the kernel has it
-            factor = np.float32(given.scale) * (np.float32(1) / np.float32(out.scale))
-            y = ops.add(ops.mul(ops.cast(x, T.f32), const(factor)), const(np.float32(-given.zero) * factor))
+            factor = np.float32(levels.scale) * (np.float32(1) / np.float32(out.scale))
+            y = ops.add(ops.mul(ops.cast(x, T.f32), const(factor)), const(np.float32(-levels.zero) * factor))
             parts.append(cut(ops.add(ops.cast(ops.RoundAway()(y), T.i32), out.zero), T.u8))
         else:
             raise Unsupported("of levels with several scales")
@@ -206,9 +208,9 @@ def reduce_extreme(c: Call) -> Node:
 @on_levels("MEAN", "SUM")
 def mean(c: Call) -> Node:
     """A sum in integers; a mean's divisor is part of the scale."""
-    given, out, axes = c.levels(), c.out_levels(), reduce.axes(c)
-    total = ops.reduce_sum(moved(c.x(), given), axes, c.flag("keep_dims"))
-    m, shift = fixed(given.scale / out.scale)
+    levels, out, axes = c.levels(), c.out_levels(), reduce.axes(c)
+    total = ops.reduce_sum(moved(c.x(), levels), axes, c.flag("keep_dims"))
+    m, shift = fixed(levels.scale / out.scale)
     if c.op.name == "MEAN":
         count = product(c.x().shape[a] for a in axes)
         if not isinstance(count, int) or count < 1:
@@ -221,13 +223,13 @@ def mean(c: Call) -> Node:
 @on_levels("REDUCE_PROD")
 def product_of_levels(c: Call) -> Node:
     """One factor after the other, each product scaled by its part of the whole scale."""
-    given, out, axes, x = c.levels(), c.out_levels(), reduce.axes(c), c.x()
+    levels, out, axes, x = c.levels(), c.out_levels(), reduce.axes(c), c.x()
     kept_axes = tuple(a for a in range(x.type.rank) if a not in axes)
     count, shape = product(x.shape[a] for a in axes), tuple(x.shape[a] for a in kept_axes)
     if not isinstance(count, int) or count < 1:
         raise Unsupported(f"a product of {count} levels")
-    by = Multiplier.of(given.scale / out.scale ** (1 / count))
-    rows = ops.reshape(ops.transpose(moved(x, given), (*axes, *kept_axes)), (count, *shape))
+    by = Multiplier.of(levels.scale / out.scale ** (1 / count))
+    rows = ops.reshape(ops.transpose(moved(x, levels), (*axes, *kept_axes)), (count, *shape))
 
     def body(values: Sequence[Node]) -> tuple[Node, ...]:
         i, total, factors = values

@@ -25,12 +25,12 @@ _BITS = 4  # before the point of what logistic and tanh are computed of
 @on_levels("LOGISTIC", "TANH")
 def squashed(c: Call) -> Node:
     """8 bits in fixed point, 16 by the sigmoid's table."""
-    x, given = c.x(), c.levels()
+    x, levels = c.x(), c.levels()
     if x.dtype == T.i16:
-        return (wide_tables.logistic if c.op.name == "LOGISTIC" else wide_tables.tanh)(x, given.scale)
-    scale = given.scale * (1 << (31 - _BITS))
+        return (wide_tables.logistic if c.op.name == "LOGISTIC" else wide_tables.tanh)(x, levels.scale)
+    scale = levels.scale * (1 << (31 - _BITS))
     _, shift = fixed(scale)
-    q = tables.levels_of(x.dtype) - given.zero
+    q = tables.levels_of(x.dtype) - levels.zero
     inner = tables.multiplied(q, scale)
     reach = tables.radius(_BITS, shift)
     low, high = x.dtype.range
@@ -44,10 +44,10 @@ def squashed(c: Call) -> Node:
 
 @on_levels("HARD_SWISH")
 def hard_swish(c: Call) -> Node:
-    x, given, out = c.x(), c.levels(), c.out_levels()
-    if x.dtype.bits != 8 or fixed(given.scale / 128 / out.scale)[1] > 0:
-        raise Unsupported(f"of {x.dtype} with scales {given.scale} and {out.scale}")
-    y = tables.hard_swish(tables.levels_of(x.dtype) - given.zero, given.scale, out.scale) + out.zero
+    x, levels, out = c.x(), c.levels(), c.out_levels()
+    if x.dtype.bits != 8 or fixed(levels.scale / 128 / out.scale)[1] > 0:
+        raise Unsupported(f"of {x.dtype} with scales {levels.scale} and {out.scale}")
+    y = tables.hard_swish(tables.levels_of(x.dtype) - levels.zero, levels.scale, out.scale) + out.zero
     return tables.lookup(x, np.clip(y, *x.dtype.range).astype(x.dtype.numpy))
 
 
@@ -84,13 +84,13 @@ def by_numbers(c: Call) -> Node:
 @on_levels("RSQRT")
 def rsqrt(c: Call) -> Node:
     """16 bits by a table, 8 by Newton's steps. The kernel fails below 0; here that is what 0 is, the greatest."""
-    x, given, out = c.x(), c.levels(), c.out_levels()
+    x, levels, out = c.x(), c.levels(), c.out_levels()
     if x.dtype == T.i16:
         return by_numbers(c)
-    q = moved(x, given)
+    q = moved(x, levels)
     up = 20
     ones = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
-    m, shift = fixed(float(1 / (np.sqrt(np.float32(given.scale)) * np.float32(out.scale))))
+    m, shift = fixed(float(1 / (np.sqrt(np.float32(levels.scale)) * np.float32(out.scale))))
     y = ops.add(multiplied(ones, Multiplier((m,), (shift - up,))), out.zero)
     return ops.where(ops.compare("GT", q, 0), cut(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype))
 
@@ -105,10 +105,10 @@ def sqrt(c: Call) -> Node:
 
 @on_levels("ABS")
 def absolute(c: Call) -> Node:
-    given, out = c.levels(), c.out_levels()
-    y = ops.Abs()(moved(c.x(), given))
-    if given.scale != out.scale:
-        y = multiplied(y, Multiplier.of(float(np.float32(given.scale) / np.float32(out.scale))))
+    levels, out = c.levels(), c.out_levels()
+    y = ops.Abs()(moved(c.x(), levels))
+    if levels.scale != out.scale:
+        y = multiplied(y, Multiplier.of(float(np.float32(levels.scale) / np.float32(out.scale))))
     return cut(ops.add(y, out.zero), c.type())
 
 
@@ -126,13 +126,13 @@ def l2_normalization(c: Call) -> Node:
 @on_levels("SOFTMAX")
 def softmax(c: Call) -> Node:
     """exp of distances from the greatest by a table, their sum's reciprocal by Newton's steps in fixed point."""
-    x, given = c.x(), c.levels()
+    x, input_levels = c.x(), c.levels()
     if x.dtype == T.i16 and c.type() == T.i16:
         return _wide_softmax(c)
     if x.dtype.bits != 8 or c.type().bits not in (8, 16):
         raise Unsupported(f"of {x.dtype} to {c.type()}")
     bits, accumulated = 5, 12
-    scale = min(float(np.float32(c.float("beta"))) * given.scale * (1 << (31 - bits)), float((1 << 31) - 1))
+    scale = min(float(np.float32(c.float("beta"))) * input_levels.scale * (1 << (31 - bits)), float((1 << 31) - 1))
     _, shift = fixed(scale)
     distance = np.arange(256, dtype=np.int64)
     exps = tables.exp(tables.multiplied(-distance, scale), bits)
@@ -183,12 +183,12 @@ def _halved(x: Node, times: Node) -> Node:
 @on_levels("LOG_SOFTMAX")
 def log_softmax(c: Call) -> Node:
     """Distances from the greatest less the logarithm of the sum of their exp, in 31 bits."""
-    x, given, out = c.x(), c.levels(), c.out_levels()
+    x, levels, out = c.x(), c.levels(), c.out_levels()
     low, high_ = x.dtype.range
     if x.dtype.bits != 8 or c.type() != x.dtype or (out.scale, out.zero) != (1 / 16, high_):
         raise Unsupported(f"of {x.dtype} to {c.type()} of scale {out.scale} and zero {out.zero}")
     bits, accumulated, up = 5, 12, 31 - 5 - 4
-    scale = min(given.scale * (1 << (31 - bits)), float((1 << 31) - 1))
+    scale = min(levels.scale * (1 << (31 - bits)), float((1 << 31) - 1))
     m, shift = fixed(scale)
     reach = tables.radius(bits, shift)
     distance = np.arange(256, dtype=np.int64)

@@ -36,9 +36,9 @@ def is_wide(c: Call, i: int, bias: int) -> bool:
     return c.x(i).dtype == T.i16 and not (c.has(bias) and c.x(bias).dtype == T.i32)
 
 
-def scaled(c: Call, total: Node, given: tuple[int, int], once: bool = False) -> Node:
+def scaled(c: Call, total: Node, scales: tuple[int, int], once: bool = False) -> Node:
     """Sums of products of operands `given` (values, weights) as the result's levels."""
-    x, w, out = c.levels(given[0]), c.levels(given[1]), c.out_levels()
+    x, w, out = c.levels(scales[0]), c.levels(scales[1]), c.out_levels()
     by = Multiplier.of(*(x.scale * s / out.scale for s in w.scales))
     y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
     low, high = activation_range(c.int("activation"), out, c.type())
@@ -82,7 +82,7 @@ def fully_connected(c: Call) -> Node:
 
 @on_levels("BATCH_MATMUL")
 def batch_matmul(c: Call) -> Node:
-    given = contraction.sides(c)
-    wide = given[0].dtype == T.i16
-    a, b = (ops.cast(moved(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(given))
+    operands = contraction.sides(c)
+    wide = operands[0].dtype == T.i16
+    a, b = (ops.cast(moved(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(operands))
     return scaled(c, ops.MatMul()(a, b), (0, 1))

@@ -24,8 +24,8 @@ def _parts(z: object, c: Context) -> Parts:
 def _batched(*matrices: Parts) -> tuple[Parts, ...]:
     """The matrices with one batch."""
     batch = ops.broadcast_shapes(*(re.shape[:-2] for re, _ in matrices))
-    spread = ([expand(v, (*batch, *v.shape[-2:])) for v in parts] for parts in matrices)
-    return tuple((re, im) for re, im in spread)
+    broadcast = ([expand(v, (*batch, *v.shape[-2:])) for v in parts] for parts in matrices)
+    return tuple((re, im) for re, im in broadcast)
 
 
 @on_complex("linalg_cholesky_ex.default")

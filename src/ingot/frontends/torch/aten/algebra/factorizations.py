@@ -252,18 +252,18 @@ def _least(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
     times the larger size."""
     batch = x.shape[:-2]
 
-    def spread(value: Operand) -> Node:
+    def broadcast(value: Operand) -> Node:
         if isinstance(value, Number):
             value = value.node
         return expand(cast(value, x.dtype) if isinstance(value, Node) else ops.scalar(value, x.dtype), batch)
 
-    least = filled(batch, 0, x.dtype) if atol is None else spread(atol)
+    least = filled(batch, 0, x.dtype) if atol is None else broadcast(atol)
     if rtol is None:
-        default = ops.mul(spread(dim_max(x.shape[-2], x.shape[-1])), float(np.finfo(x.dtype.numpy).eps))
+        default = ops.mul(broadcast(dim_max(x.shape[-2], x.shape[-1])), float(np.finfo(x.dtype.numpy).eps))
         zero = filled(batch, 0, x.dtype)
         relative = default if atol is None else ops.where(ops.compare("GT", least, 0.0), zero, default)
     else:
-        relative = spread(rtol)
+        relative = broadcast(rtol)
     if not x.shape[-1] or not x.shape[-2]:
         return least
     largest = ops.reduce_max(linalg.singular_values(x), -1)
@@ -282,10 +282,10 @@ def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver:
     x = reshape(x, c.results[0].shape)
     *_, residuals, ranks, values = c.results
     rest: list[Node] = []
-    for result, wanted in ((None, residuals), (rank, ranks), (s, values)):
-        empty = any(d == 0 for d in wanted.shape)
+    for result, is_wanted in ((None, residuals), (rank, ranks), (s, values)):
+        empty = any(d == 0 for d in is_wanted.shape)
         if not empty and result is None:
             error = ops.sub(ops.MatMul()(a, reshape(x, (*a.shape[:-2], a.shape[-1], rhs.shape[-1]))), rhs)
             result = ops.reduce_sum(ops.mul(error, error), -2)
-        rest.append(filled(wanted.shape, 0, wanted.dtype) if empty or result is None else result)
+        rest.append(filled(is_wanted.shape, 0, is_wanted.dtype) if empty or result is None else result)
     return x, *rest

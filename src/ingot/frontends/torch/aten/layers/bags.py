@@ -85,8 +85,8 @@ def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> 
         expand(insert_axis(ops.Compare("GT")(counts, filled(counts.shape, 0, i64)), 1), first.shape),
     )
     zeros = filled(first.shape, 0, i64)
-    taken = ops.Take(0)(cast(indices, i64), ops.Select()(inside, first, zeros))
-    return ops.Select()(inside, taken, zeros)
+    rows_read = ops.Take(0)(cast(indices, i64), ops.Select()(inside, first, zeros))
+    return ops.Select()(inside, rows_read, zeros)
 
 
 def _pitch(begins: Node) -> int | None:

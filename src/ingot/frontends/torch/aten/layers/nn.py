@@ -244,10 +244,10 @@ def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
     taps = product(windows.shape[len(lead) + n :])
     rows = reshape(windows, (*lead, *output_size, taps))
     axis = rows.type.rank - 1
-    left_out = expand(const(np.broadcast_to(hidden, flat.shape).reshape(*output_size, -1)), rows.shape)
-    tap = arg_extreme("max", select(left_out, scalar_like(ops.identity_of("max", x.dtype), x), rows), axis, True)
+    is_outside = expand(const(np.broadcast_to(hidden, flat.shape).reshape(*output_size, -1)), rows.shape)
+    tap = arg_extreme("max", select(is_outside, scalar_like(ops.identity_of("max", x.dtype), x), rows), axis, True)
     if x.dtype.is_float:
-        missing = ops.And()(ops.IsNan()(rows), ops.Not()(left_out))
+        missing = ops.And()(ops.IsNan()(rows), ops.Not()(is_outside))
         number = index_along(rows.shape, axis)
         last = reduced("max", select(missing, number, scalar_like(-1, number)), (axis,), True)
         tap = select(compare("GE", last, scalar_like(0, last)), last, tap)

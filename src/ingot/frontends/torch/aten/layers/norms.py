@@ -105,7 +105,7 @@ def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: 
 @aten("native_batch_norm_backward.default")
 def batch_norm_backward(
     c: Context, cotangent: Node, x: Node, weight: Node | None, running_mean: Node | None, running_var: Node | None,
-    mean: Node | None, scale: Node | None, training: bool, eps: float, wanted: Sequence[bool],
+    mean: Node | None, scale: Node | None, training: bool, eps: float, output_mask: Sequence[bool],
 ) -> tuple[Node | None, ...]:  # fmt: skip
     """Gradients of x, weight and bias. mean, scale: what the forward pass saved of the batch, the latter 1 / deviation.
     By torch's decomposition."""
@@ -114,7 +114,7 @@ def batch_norm_backward(
         scale = None if running_var is None else ops.Rsqrt()(ops.add(cast(running_var, wide(running_var.dtype)), eps))
     if mean is None or scale is None:
         raise Unsupported("batch_norm's gradient without statistics")
-    types = iter(t.dtype for t, is_wanted in zip(c.results, wanted, strict=True) if is_wanted)
+    types = iter(t.dtype for t, is_wanted in zip(c.results, output_mask, strict=True) if is_wanted)
     own = wide(x.dtype)
     g, x, mean, scale = (cast(v, own) for v in (cotangent, x, mean, scale))
     axes = tuple(i for i in range(x.type.rank) if i != 1)
@@ -130,7 +130,9 @@ def batch_norm_backward(
         slope = ops.Mul()(ops.div(along, count), ops.Mul()(scale, scale))
         g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over(slope))), over(ops.div(total, count)))
     gradients = ops.Mul()(g, over(factor)), ops.Mul()(along, scale), total
-    return tuple(cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(gradients, wanted, strict=True))
+    return tuple(
+        cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(gradients, output_mask, strict=True)
+    )
 
 
 @aten("layer_norm.default")
@@ -156,8 +158,8 @@ def _trailing_axes(x: Node, shape: Sequence[DimLike]) -> tuple[int, ...]:
 
 def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[Node, ...]:
     """(mean, 1 / deviation) over `axes`, as a norm's second and third result."""
-    spread, center = variance(cast(x, wide(x.dtype)), axes, 0, True)
-    scale = ops.Rsqrt()(ops.Add()(spread, filled(spread.shape, eps, spread.dtype)))
+    deviations, center = variance(cast(x, wide(x.dtype)), axes, 0, True)
+    scale = ops.Rsqrt()(ops.Add()(deviations, filled(deviations.shape, eps, deviations.dtype)))
     return tuple(cast(reshape(v, t.shape), t.dtype) for v, t in zip((center, scale), c.results[1:], strict=True))
 
 

@@ -59,8 +59,8 @@ def _nearest(exact: bool) -> tuple[Callable[..., Node], Callable[..., Node]]:
     def plain(
         c: Context, x: Node, output_size: Sequence[DimLike], *scales: float | None, **named: float | None
     ) -> Node:
-        given = _given((*scales, *named.values()))
-        return _resize(c, x, "nearest", coordinates, given, nearest=rounding)
+        given_scales = _given((*scales, *named.values()))
+        return _resize(c, x, "nearest", coordinates, given_scales, nearest=rounding)
 
     def vec(c: Context, x: Node, output_size: object, scale_factors: Sequence[float] | None) -> Node:
         return _resize(c, x, "nearest", coordinates, _given(scale_factors), nearest=rounding)
@@ -73,11 +73,13 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
         c: Context, x: Node, output_size: Sequence[DimLike], align_corners: bool, *scales: float | None,
         **named: float | None,
     ) -> Node:  # fmt: skip
-        given = _given((*scales, *named.values()))
+        given_scales = _given((*scales, *named.values()))
         if antialias and align_corners:
             # only the scale knows of the corners: the windows' centers are those of half pixels
-            given, align_corners = tuple(map(_corner_scale, x.shape[2:], c.shape[2:])), False
-        return _resize(c, x, mode, "align_corners" if align_corners else "half_pixel", given, antialias=antialias)
+            given_scales, align_corners = tuple(map(_corner_scale, x.shape[2:], c.shape[2:])), False
+        return _resize(
+            c, x, mode, "align_corners" if align_corners else "half_pixel", given_scales, antialias=antialias
+        )
 
     def vec(
         c: Context, x: Node, output_size: object, align_corners: bool, scale_factors: Sequence[float] | None
