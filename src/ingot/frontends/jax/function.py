@@ -18,7 +18,7 @@ from jax import export, tree_util
 
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
 from ingot.frontends.stablehlo.model import text_of
-from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
@@ -29,13 +29,13 @@ warn_if_untested("jax", jax.__version__)
 
 Bound = int | tuple[int, int | None]
 # what JAX calls for linear algebra when it lowers for TPUs, for marks on values, and for running sums of open size
-_CALLS = (
+_CUSTOM_CALLS = (
     "LuDecomposition", "Qr", "Eigh", "ProductOfElementaryHouseholderReflectors", "ApproxTopK", "Sharding",
-    "stablehlo.dynamic_reduce_window", STOPPED, UNKNOWN, COTANGENT, OWN_GRADIENT,
+    "stablehlo.dynamic_reduce_window", STOP_GRADIENT, UNKNOWN_GRADIENT, COTANGENT, OWN_GRADIENT,
 )  # fmt: skip
 
 # types that JAX computes in, with its option for 64 bits and without
-_KEPT = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8")))
+_NARROW_DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8")))
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,9 @@ def _data(leaf: Any) -> Any:
 def _array(leaf: Any) -> np.ndarray:
     """In the type that JAX computes in: without its option for 64 bits, numpy's f64 is f32."""
     array = np.asarray(_data(leaf))
-    return array if array.dtype in _KEPT else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return (
+        array if array.dtype in _NARROW_DTYPES else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    )
 
 
 def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
@@ -323,7 +325,7 @@ def export_function(fn: Callable[..., Any], specs: Sequence[Any]) -> export.Expo
 
     Raises ImportModelError for what JAX cannot export.
     """
-    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CALLS]
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
     jitted = jax.jit(fn)
     jitted.trace(*specs)  # errors of the function's own stay what they are
     try:

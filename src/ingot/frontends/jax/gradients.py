@@ -17,30 +17,33 @@ from jax._src.pjit import jit_p
 from jax._src.random import random_gamma_p
 from jax.extend.core import ClosedJaxpr, Literal, Primitive
 
-from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
 from ingot.support.errors import ImportModelError
 
-_OWN = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
+_CUSTOM_GRADIENTS = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
 # whose slope JAX takes by another formula than what they are lowered to has, or by another one of two sides; what some
 # are lowered to has none: loops that end when they have converged, or a draw is taken
-_SLOPES = (
+_WITHOUT_GRADIENTS = (
     linear_solve_p, lax.abs_p, lax.asinh_p, lax.erf_inv_p, lax.igamma_p, lax.igammac_p, lax.cummax_p, lax.cummin_p,
     lax.linalg.svd_p, lax.regularized_incomplete_beta_p, random_gamma_p,
 )  # fmt: skip
-_BODIES = {**dict.fromkeys(_OWN, "call_jaxpr"), jit_p: "jaxpr"}  # the parameter that has what a call computes
+_BODIES = {
+    **dict.fromkeys(_CUSTOM_GRADIENTS, "call_jaxpr"),
+    jit_p: "jaxpr",
+}  # the parameter that has what a call computes
 
 
 @contextmanager
 def gradients_told() -> Iterator[None]:
     """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
     functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
-    own = (*_OWN, *_SLOPES)
+    own = (*_CUSTOM_GRADIENTS, *_WITHOUT_GRADIENTS)
     before = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *own)}
-    rules = {ad_util.stop_gradient_p: _marked(STOPPED)} | {p: _with_own(p) for p in own}
+    rules = {ad_util.stop_gradient_p: _marked(STOP_GRADIENT)} | {p: _with_own(p) for p in own}
     try:
         for primitive, rule in rules.items():
             mlir.register_lowering(primitive, rule)
-        mlir._lowerings.update({_VALUES[p]: before[p] for p in _SLOPES})
+        mlir._lowerings.update({_VALUES[p]: before[p] for p in _WITHOUT_GRADIENTS})
         yield
     finally:
         for primitive, rule in (before | dict.fromkeys(_VALUES.values())).items():
@@ -145,7 +148,7 @@ def _plain(parameter: Any) -> Any:
 
 def _brings(jaxpr: Any) -> bool:
     """Whether something in it has a gradient of its own."""
-    own = any(e.primitive in _OWN or e.primitive in _VALUES for e in jaxpr.eqns)
+    own = any(e.primitive in _CUSTOM_GRADIENTS or e.primitive in _VALUES for e in jaxpr.eqns)
     return own or any(_brings(inner) for inner in core.subjaxprs(jaxpr))
 
 
@@ -170,7 +173,7 @@ def _value(primitive: Any) -> Any:
     return value
 
 
-_VALUES = {p: _value(p) for p in _SLOPES}
+_VALUES = {p: _value(p) for p in _WITHOUT_GRADIENTS}
 _cotangent = Primitive("ingot_cotangent")
 _cotangent.def_abstract_eval(lambda y, *, number: y)
 _unknown = Primitive("ingot_unknown_gradient")
@@ -190,7 +193,7 @@ def _call(target: str, number: str) -> Any:
 
 
 mlir.register_lowering(_cotangent, _call(COTANGENT, "number"))
-mlir.register_lowering(_unknown, _marked(UNKNOWN))
+mlir.register_lowering(_unknown, _marked(UNKNOWN_GRADIENT))
 mlir.register_lowering(_own, _call(OWN_GRADIENT, "count"))
 
 __all__ = ["gradients_told"]

@@ -18,7 +18,7 @@ from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import to_train
 
-_LEARNED = "__learned__"  # beside the names of a function's own arguments
+_PARAMETERS_ARGUMENT = "__learned__"  # beside the names of a function's own arguments
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def import_trainable(
     with gradients_told():
         imported = import_jax(stepped, arguments, dynamic=dynamic)
     nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
-    inputs = {names[k]: nodes.get(f"{_LEARNED}[{at}]") for at, k in enumerate(learned)}
+    inputs = {names[k]: nodes.get(f"{_PARAMETERS_ARGUMENT}[{at}]") for at, k in enumerate(learned)}
     parameter_nodes = {x for x in inputs.values() if x is not None}
     own = [i for i, x in enumerate(imported.graph.inputs) if x not in parameter_nodes]
 
@@ -96,5 +96,5 @@ def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Sign
     """The parameters, the function's other arguments under their names, and the targets."""
     own = list(inspect.signature(fn).parameters)[1 : count + 1]
     own += [f"x{i}" for i in range(len(own), count)]
-    names = [_LEARNED, *own, *(f"loss_{n}" if n in own else n for n in target_names(targets))]
+    names = [_PARAMETERS_ARGUMENT, *own, *(f"loss_{n}" if n in own else n for n in target_names(targets))]
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])

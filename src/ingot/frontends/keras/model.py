@@ -23,7 +23,7 @@ from ingot.ir.node import Graph
 from ingot.support import errors, safetensors
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
-_BOOT = "from ingot.frontends.keras.worker import run; run()"
+_WORKER_CODE = "from ingot.frontends.keras.worker import run; run()"
 
 
 def is_keras(model: Any) -> bool:
@@ -71,7 +71,7 @@ def _read(path: Path, dynamic: Any) -> Graph:
     with tempfile.TemporaryDirectory() as folder_path:
         folder = Path(folder_path)
         dynamic_json, arguments = json.dumps(dynamic).encode(), [str(path.absolute()), folder_path]
-        run_apart(_BOOT, arguments, "Keras cannot read the model", str(path), stdin=dynamic_json, env=env)
+        run_apart(_WORKER_CODE, arguments, "Keras cannot read the model", str(path), stdin=dynamic_json, env=env)
         if (error_file := folder / "error.json").is_file():
             raise _error(json.loads(error_file.read_text()), str(path))
         form = json.loads((folder / "form.json").read_text())

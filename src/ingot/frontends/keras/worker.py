@@ -18,7 +18,7 @@ from ingot.support.errors import ImportModelError, IngotError, UnsupportedOpErro
 from ingot.support.log import warn_if_untested
 
 # bytes that a byte of a dataset may stand for
-_INFLATED = 1032
+_MAX_DEFLATE_RATIO = 1032
 
 
 def main(source: Path, folder: Path, dynamic: Any) -> None:
@@ -107,7 +107,9 @@ def _check_group(file: Any) -> None:
                 stack.append(item)
             elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
                 raise ValueError(f"{name!r} reads another file")
-            elif isinstance(item, h5py.Dataset) and item.nbytes > _INFLATED * item.id.get_storage_size() + 4096:
+            elif (
+                isinstance(item, h5py.Dataset) and item.nbytes > _MAX_DEFLATE_RATIO * item.id.get_storage_size() + 4096
+            ):
                 raise ValueError(f"{name!r} is of {item.nbytes} bytes, which the file does not hold")
 
 

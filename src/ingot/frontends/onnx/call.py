@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
-from ingot.frontends.onnx.symbolic import LIMIT, Sym, Unknown
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
@@ -40,9 +40,11 @@ Attribute = (
     | TypeProto
 )
 
-_POSITIVE = frozenset({"block_size", "blocksize", "dilations", "group", "kernel_shape", "offset_group", "strides"})
-_OF_WINDOWS = ("dilations", "kernel_shape", "output_padding", "pads", "strides")
-_FAR = 1 << 31
+_POSITIVE_ATTRIBUTES = frozenset(
+    {"block_size", "blocksize", "dilations", "group", "kernel_shape", "offset_group", "strides"}
+)
+_WINDOW_ATTRIBUTES = ("dilations", "kernel_shape", "output_padding", "pads", "strides")
+_MAX_WINDOW_OFFSET = 1 << 31
 
 
 class Value:
@@ -71,7 +73,7 @@ class Value:
         if not self._known:
             self._known = True
             op = self.node.op
-            if isinstance(op, Const) and op.value.size <= LIMIT:
+            if isinstance(op, Const) and op.value.size <= MAX_ELEMENTS:
                 self._sym = Sym.of_array(op.value)
         return self._sym
 
@@ -318,11 +320,11 @@ class Call:
     def _sane(self, name: str, value: Attribute) -> Attribute:
         """`value`, unless windows have no size or lie farther apart than positions can be counted."""
         numbers = value if isinstance(value, tuple) else (value,)
-        if name in _POSITIVE and any(isinstance(v, int) and v < 1 for v in numbers):
+        if name in _POSITIVE_ATTRIBUTES and any(isinstance(v, int) and v < 1 for v in numbers):
             raise ImportModelError(f"the attribute {name!r}", expected="1 or more", got=value, where=self.loc)
-        far = isinstance(value, tuple) and any(isinstance(v, int) and abs(v) >= _FAR for v in value)
-        if far and name in _OF_WINDOWS:
-            expected = f"numbers below {_FAR}"
+        far = isinstance(value, tuple) and any(isinstance(v, int) and abs(v) >= _MAX_WINDOW_OFFSET for v in value)
+        if far and name in _WINDOW_ATTRIBUTES:
+            expected = f"numbers below {_MAX_WINDOW_OFFSET}"
             raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
         return value
 

@@ -15,7 +15,7 @@ from ingot.frontends.onnx.call import Call, Value, attribute_value, normal_axes,
 from ingot.frontends.onnx.symbolic import (
     ARITHMETIC,
     COMPARISON,
-    LIMIT,
+    MAX_ELEMENTS,
     UNARY,
     Element,
     Sym,
@@ -68,14 +68,14 @@ def fold_node(c: Call) -> list[Sym | Value] | None:
         # malformed: the node's own row reports it
         return None
     out = symbolic if isinstance(symbolic, list) else [symbolic]
-    if any(s.items.size > LIMIT for s in out):
+    if any(s.items.size > MAX_ELEMENTS for s in out):
         return None
     return list(out)
 
 
 def _small(v: Value) -> bool:
     size = v.type.size
-    return isinstance(size, int) and size <= LIMIT
+    return isinstance(size, int) and size <= MAX_ELEMENTS
 
 
 def _constant(c: Call) -> Value:
@@ -260,7 +260,7 @@ def _transpose(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("Expand")
 def _expand(c: Call, xs: Sequence[Sym]) -> Sym:
     shape = np.broadcast_shapes(xs[0].shape, _numbers(xs[1]))
-    if math.prod(shape) > LIMIT:
+    if math.prod(shape) > MAX_ELEMENTS:
         raise Unknown
     return Sym(xs[0].dtype, np.broadcast_to(xs[0].items, shape).copy())
 
@@ -268,7 +268,7 @@ def _expand(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("Tile")
 def _tile(c: Call, xs: Sequence[Sym]) -> Sym:
     repeats = _numbers(xs[1])
-    if math.prod(repeats) * xs[0].items.size > LIMIT:
+    if math.prod(repeats) * xs[0].items.size > MAX_ELEMENTS:
         raise Unknown
     return Sym(xs[0].dtype, np.tile(xs[0].items, repeats))
 
@@ -276,7 +276,7 @@ def _tile(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("ConstantOfShape")
 def _constant_of_shape(c: Call, xs: Sequence[Sym]) -> Sym:
     shape = _numbers(xs[0])
-    if math.prod(shape) > LIMIT or any(d < 0 for d in shape):
+    if math.prod(shape) > MAX_ELEMENTS or any(d < 0 for d in shape):
         raise Unknown
     value = c.attr("value")
     array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)

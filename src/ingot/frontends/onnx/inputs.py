@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.frontends.onnx.call import Missing, Value
 from ingot.frontends.onnx.protos import GraphProto, TensorShapeProto, ValueInfoProto
-from ingot.frontends.onnx.symbolic import LIMIT, Sym
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.walk import Scope, Walk
 from ingot.frontends.shared.refusal import Unsupported
@@ -199,7 +199,7 @@ def _plain(d: DimLike) -> str | None:
 def _elements(name: str, kind: TensorType) -> Shape:
     """Symbols for the elements of an input that may hold sizes."""
     count = kind.size
-    few = isinstance(count, int) and count <= LIMIT and kind.dtype.is_integer
+    few = isinstance(count, int) and count <= MAX_ELEMENTS and kind.dtype.is_integer
     return tuple(symbol(f"{_word(name)}.{i}") for i in range(count)) if few else ()
 
 
@@ -232,7 +232,7 @@ def _model_dim(dim: TensorShapeProto.Dimension, fresh: str) -> DimLike:
     return dim_of_name(dim.dim_param if re.search(r"\w", dim.dim_param) else fresh)
 
 
-_WORD = re.compile(r"[A-Za-z_]\w*$")
+_NAME_PATTERN = re.compile(r"[A-Za-z_]\w*$")
 _RESERVED = ("max", "min")
 
 
@@ -240,7 +240,7 @@ def dim_of_name(text: str) -> DimLike:
     """A dim_param as a size: an expression over symbols ("2*s0", "past + length") or one symbol of that name, with
     characters that no name may hold replaced by `_` ("batch-size" -> batch_size)."""
     text = re.sub(r"[.$]", "_", text.strip())  # what marks symbols that are told by data
-    if _WORD.match(text) and text not in _RESERVED:
+    if _NAME_PATTERN.match(text) and text not in _RESERVED:
         return symbol(text)
     # a hyphen without spaces belongs to a name
     if not re.search(r"\w-\w", text) and re.search(r"[A-Za-z_]", text):
@@ -256,4 +256,4 @@ def dim_of_name(text: str) -> DimLike:
 def _word(text: str) -> str:
     """A name of the letters, digits and underscores in `text`."""
     name = re.sub(r"\W", "_", text)
-    return name if _WORD.match(name) and name not in _RESERVED else f"d_{name}"
+    return name if _NAME_PATTERN.match(name) and name not in _RESERVED else f"d_{name}"

@@ -22,7 +22,7 @@ from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
 
 # larger tensors are data, not shapes
-LIMIT = 1024
+MAX_ELEMENTS = 1024
 # scales such as 0.5 or 1.25 are exact ratios; 0.3333 is not and must not look like one
 _MAX_DENOMINATOR = 4096
 
@@ -62,7 +62,7 @@ class Sym:
     def of(dtype: DType, items: object) -> Sym:
         """From a nested sequence or array of elements. Raises Unknown above the size limit."""
         array = items if isinstance(items, np.ndarray) and items.dtype == object else np.array(items, dtype=object)
-        if array.size > LIMIT:
+        if array.size > MAX_ELEMENTS:
             raise Unknown
         return Sym(dtype, array)
 
@@ -305,7 +305,7 @@ def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
         raise Unknown from None
-    if math.prod(shape) > LIMIT:
+    if math.prod(shape) > MAX_ELEMENTS:
         raise Unknown
     out = np.empty(shape, object)
     flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
@@ -358,7 +358,7 @@ def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
     if not (_plain(start) and _plain(limit) and _plain(delta)) or delta == 0 or not math.isfinite(limit - start):
         raise Unknown
     count = max(0, math.ceil((limit - start) / delta))
-    if count > LIMIT:
+    if count > MAX_ELEMENTS:
         raise Unknown
     items = np.empty(count, object)
     items[:] = [start + i * delta for i in range(count)]

@@ -19,7 +19,7 @@ from ingot.support.files import open_regular
 
 _P = TensorProto
 _CODES = dict(_P.DataType.items())
-_NEWER = {"FLOAT4E2M1": T.f4e2m1fn, "FLOAT8E8M0": T.f8e8m0fnu, "UINT2": T.u2, "INT2": T.i2}
+_DTYPES_OF_NEWER_ONNX = {"FLOAT4E2M1": T.f4e2m1fn, "FLOAT8E8M0": T.f8e8m0fnu, "UINT2": T.u2, "INT2": T.i2}
 
 DTYPES: dict[int, DType] = {
     _P.FLOAT: T.f32,
@@ -42,7 +42,7 @@ DTYPES: dict[int, DType] = {
     _P.UINT4: T.u4,
     _P.INT4: T.i4,
     # of newer onnx packages
-    **{_CODES[name]: dtype for name, dtype in _NEWER.items() if name in _CODES},
+    **{_CODES[name]: dtype for name, dtype in _DTYPES_OF_NEWER_ONNX.items() if name in _CODES},
 }
 CODES: dict[DType, int] = {v: k for k, v in DTYPES.items()}
 

@@ -21,15 +21,17 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import to_train
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-_OWN_INITIALIZERS = 4  # the first version of files whose initializers need not be inputs
+_MIN_IR_VERSION = 4  # the first version of files whose initializers need not be inputs
 # operands that say how an op works and are nothing that it learns
-_SETTINGS = {
+_SETTING_OPERANDS = {
     "Resize": (1, 2), "Upsample": (1,), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "Clip": (1, 2),
     "Pad": (2,), "Pow": (1,), "Dropout": (1,), "Range": (0, 1, 2), "OneHot": (2,), "BatchNormalization": (3, 4),
     "LSTM": (5, 6), "GRU": (5,), "RNN": (5,),
 }  # fmt: skip
 # ops whose initializers are weights even if they are one number
-_LEARNED = frozenset({"Gemm", "MatMul", "Transpose", "Conv", "ConvTranspose", "PRelu", "LSTM", "GRU", "RNN", "Add"})
+_OPS_WITH_SCALAR_WEIGHTS = frozenset(
+    {"Gemm", "MatMul", "Transpose", "Conv", "ConvTranspose", "PRelu", "LSTM", "GRU", "RNN", "Add"}
+)
 
 
 @dataclass(frozen=True)
@@ -187,13 +189,13 @@ def _is_one_number(a: np.ndarray) -> bool:
 
 
 def _is_statistic(n: onnx.NodeProto, place: int) -> bool:
-    return n.op_type == "BatchNormalization" and place in _SETTINGS[n.op_type]
+    return n.op_type == "BatchNormalization" and place in _SETTING_OPERANDS[n.op_type]
 
 
 def _add(model: onnx.ModelProto, name: str, a: np.ndarray) -> None:
     initializer = numpy_helper.from_array(a, name)
     model.graph.initializer.append(initializer)
-    if model.ir_version < _OWN_INITIALIZERS:
+    if model.ir_version < _MIN_IR_VERSION:
         model.graph.input.append(helper.make_tensor_value_info(name, initializer.data_type, initializer.dims))
 
 
@@ -238,10 +240,12 @@ def _chosen(
 
 
 def _is_learned(t: onnx.TensorProto, op: str, place: int) -> bool:
-    if place in _SETTINGS.get(op, ()):
+    if place in _SETTING_OPERANDS.get(op, ()):
         return False
     size = int(np.prod(t.dims))
-    return bool(t.dims) and (size > 1 or (size == 1 and (op in _LEARNED or op.endswith("Normalization"))))
+    return bool(t.dims) and (
+        size > 1 or (size == 1 and (op in _OPS_WITH_SCALAR_WEIGHTS or op.endswith("Normalization")))
+    )
 
 
 def _is_mask(a: np.ndarray) -> bool:

@@ -57,11 +57,11 @@ _MAX_DEPTH = 64
 # of domains
 _REASONS = {"com.microsoft.nchwc": "weights in the order of one machine; save it optimized up to ORT_ENABLE_EXTENDED"}
 # ops of com.microsoft that are ONNX's of this version, but for attributes that ONNX's do not have
-_ADOPTED = {"CausalConvWithState": 27, "LinearAttention": 27}
+_PREVIEW_OPSETS = {"CausalConvWithState": 27, "LinearAttention": 27}
 # sizes of one node that are taken for equal, one after another
-_MOST_EQUAL = 8
+_MAX_EQUATIONS = 8
 # of sizes that networks halve time and again
-_LARGEST_FACTOR = 128
+_MAX_FACTOR = 128
 
 
 def _domain(domain: str) -> str:
@@ -251,7 +251,7 @@ class Walk:
     ) -> Sequence[AnyValue | None]:
         """Import a node; sizes that would have to be equal and have other names are taken for equal, which calls
         check."""
-        for _ in range(_MOST_EQUAL):
+        for _ in range(_MAX_EQUATIONS):
             try:
                 return self._import(proto, scope, loc, inputs)
             except ShapeError as e:
@@ -292,7 +292,7 @@ class Walk:
             return self._inline(function, proto, scope, loc, inputs)
         version = scope.versions.get(domain, 1)
         if _is_adopted(proto, domain):
-            domain, version = "", _ADOPTED[proto.op_type]
+            domain, version = "", _PREVIEW_OPSETS[proto.op_type]
         call = Call(proto, version, loc, inputs, self, scope, scope.attributes)
         if domain == "":
             call = call if version >= legacy.OPSET else legacy.modern(call)
@@ -404,7 +404,7 @@ class Walk:
 
 
 def _is_adopted(proto: NodeProto, domain: str) -> bool:
-    version = _ADOPTED.get(proto.op_type, 0)
+    version = _PREVIEW_OPSETS.get(proto.op_type, 0)
     if domain != "com.microsoft" or not 0 < version <= newest_opset():
         return False
     known = schema_of(proto.op_type, version, "").attributes
@@ -423,7 +423,7 @@ def _equal_for_multiples(e: ShapeError) -> None:
     sizes = [d for d in e.sizes or () if isinstance(d, Dim)]
     if len(sizes) == 2:
         names = sorted(symbols_of(sizes[0]) & symbols_of(sizes[1]))
-        seek_multiple(lambda one, other: one == other, sizes, range(2, _LARGEST_FACTOR + 1), names)
+        seek_multiple(lambda one, other: one == other, sizes, range(2, _MAX_FACTOR + 1), names)
 
 
 def _full_name(proto: NodeProto) -> str:

@@ -17,7 +17,7 @@ MODEL_GRAPH = 7
 GRAPH_INITIALIZER = 5
 TENSOR_RAW_DATA = 9
 # smaller payloads stay in the parsed message: a view of the mapping would not pay
-CUT_FROM = 256
+MIN_CUT_BYTES = 256
 
 
 def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int, int]]]:
@@ -39,7 +39,7 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
                 parts.append(data[at:stop])
                 continue
             raw = None
-            if stop - tensor > CUT_FROM:
+            if stop - tensor > MIN_CUT_BYTES:
                 kept_bytes, raw = _cut_tensor(data, tensor, stop, source)
                 parts.append(_record(GRAPH_INITIALIZER, kept_bytes))
             else:
@@ -55,7 +55,7 @@ def _cut_tensor(data: memoryview, start: int, end: int, source: Source) -> tuple
     pieces: list[memoryview] = []
     raw = None
     for field, kind, begin, at, stop in fields(data, start, end, source):
-        if field == TENSOR_RAW_DATA and kind == BYTES and stop - at >= CUT_FROM:
+        if field == TENSOR_RAW_DATA and kind == BYTES and stop - at >= MIN_CUT_BYTES:
             raw = (at, stop)
         else:
             pieces.append(data[begin:stop])

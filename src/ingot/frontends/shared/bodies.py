@@ -23,7 +23,7 @@ from ingot.support.limits import most_turns
 
 Body = Callable[[Sequence[Node]], Sequence[Node]]
 Place = tuple[int, int]  # a value and one of its axes
-_ROUNDS = 4  # until no other size turns out to change
+_MAX_ROUNDS = 4  # until no other size turns out to change
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class _Loop:
 
     def settle(self, body: Body) -> None:
         """Find the axes whose sizes change, and the room that each needs."""
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             inputs = self.inputs()
             with self.found.within() as sizes:
                 before = _cut(self.found, inputs, self.rooms)

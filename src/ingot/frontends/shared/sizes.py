@@ -37,8 +37,8 @@ from ingot.ir.node import Const, Input, Node, Project, topological
 from ingot.ir.types import boolean, f32, f64
 from ingot.support.errors import ShapeError
 
-_LIMIT = 1024  # larger tensors are data, not shapes
-_MOST_TOLD = 16  # and larger inputs
+_MAX_ELEMENTS = 1024  # larger tensors are data, not shapes
+_MAX_INPUT_ELEMENTS = 16  # and larger inputs
 
 
 def name_of(label: str) -> str:
@@ -153,7 +153,11 @@ class Sizes:
         """`node` as any graph may hold it: it reads no input, or it is a size. None for others."""
         if self.closed(node):
             return node
-        if not node.dtype.is_integer or not isinstance(node.type.size, int) or not 0 < node.type.size <= _MOST_TOLD:
+        if (
+            not node.dtype.is_integer
+            or not isinstance(node.type.size, int)
+            or not 0 < node.type.size <= _MAX_INPUT_ELEMENTS
+        ):
             return None
         try:
             dims = self.dims(node)
@@ -173,11 +177,16 @@ class Sizes:
         op, inputs = node.op, [self._known[i] for i in _read(node)]
         if (floor := _floor(node)) is not None:
             return _elementwise(floor[0], *inputs)
-        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _LIMIT:
+        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _MAX_ELEMENTS:
             raise _unknown(node)
         if isinstance(op, Input) and op.elements:
             return np.array([*op.elements, None], object)[:-1].reshape(op.type.shape)
-        if isinstance(op, Input) and op.label in self.inputs and node.dtype.is_integer and node.type.size <= _MOST_TOLD:
+        if (
+            isinstance(op, Input)
+            and op.label in self.inputs
+            and node.dtype.is_integer
+            and node.type.size <= _MAX_INPUT_ELEMENTS
+        ):
             raise SizeInput(op.label)
         if isinstance(op, Const):
             return _objects(op.value)
@@ -328,7 +337,7 @@ def _select(pred: object, a: object, b: object) -> object:
 
 def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
     if not isinstance(a, Dim) and not isinstance(b, Dim):  # floats, too
-        return _COMPARED[direction](a, b)
+        return _COMPARISONS[direction](a, b)
     difference = a - b
     low, high = (difference, difference) if isinstance(difference, int) else bounds(difference)
     answers = {
@@ -343,7 +352,7 @@ def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
     return bool(true) != bool(flipped)
 
 
-_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
 }  # fmt: skip
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ingot.ir.node import Graph, Input
 from ingot.support.errors import InputError
 
-_NAMES = 8  # that a message lists
+_MAX_LISTED_NAMES = 8  # that a message lists
 
 
 def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
@@ -50,5 +50,7 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
 
 def _known(what: str, requested: Iterable[str], known: Mapping[str, object]) -> None:
     if unknown := [name for name in requested if name not in known]:
-        more = f" and {len(known) - _NAMES} more" if len(known) > _NAMES else ""
-        raise InputError(f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(known)[:_NAMES])}{more}")
+        more = f" and {len(known) - _MAX_LISTED_NAMES} more" if len(known) > _MAX_LISTED_NAMES else ""
+        raise InputError(
+            f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(known)[:_MAX_LISTED_NAMES])}{more}"
+        )

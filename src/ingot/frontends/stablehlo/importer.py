@@ -36,8 +36,8 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
 
 # functions that call each other twice each grow without bound
-_MOST_OPERATIONS = 2_000_000
-_DEEPEST_CALL = 64
+_MAX_OPERATIONS = 2_000_000
+_MAX_CALL_DEPTH = 64
 TENSOR, COMPLEX = "tensor", "complex"
 
 
@@ -205,7 +205,7 @@ class Importer:
                 where=self.where or None,
             )  # fmt: skip
         self.depth += 1
-        if self.depth > _DEEPEST_CALL:
+        if self.depth > _MAX_CALL_DEPTH:
             raise ImportModelError(f"functions that call each other, as @{function.name}", where=self.where or None)
         outside, self.caller = self.caller, caller
         results = self.block(function.body, arguments, None)
@@ -246,8 +246,8 @@ class Importer:
 
     def _results(self, op: Operation, scope: Scope) -> Sequence[AnyValue]:
         self.count += 1
-        if self.count > _MOST_OPERATIONS:
-            raise ImportModelError("a program is too large", expected=f"at most {_MOST_OPERATIONS} operations")
+        if self.count > _MAX_OPERATIONS:
+            raise ImportModelError("a program is too large", expected=f"at most {_MAX_OPERATIONS} operations")
         operands = [self._operand(scope, name, op) for name in op.operands]
         if any(isinstance(v, Missing) for v in operands):
             return [Missing()] * len(op.results)
@@ -333,7 +333,7 @@ def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
             row = rows.complex[name]
         elif name in _PARTWISE:
             return _partwise(c, rows.real[name], operands)
-        elif name not in _WHOLE:
+        elif name not in _OPS_OF_ANY_VALUES:
             raise Unsupported("of complex numbers")
     if row is None:
         raise Unsupported(_NO_ROW)
@@ -343,7 +343,7 @@ def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
 
 
 # these take values of any kind
-_WHOLE = frozenset((
+_OPS_OF_ANY_VALUES = frozenset((
     "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.map", "stablehlo.reduce", "stablehlo.sort",
     "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "func.call", "stablehlo.composite",
     "stablehlo.custom_call", "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.get_dimension_size",

@@ -28,10 +28,10 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 BYTECODE = b"ML\xefR"
-_BOOT = "from ingot.frontends.stablehlo.model import main; main()"
-_SECONDS = 300
-_MEMORY = 4 << 30  # of addresses: jaxlib alone takes one GB
-_LARGEST_RATIO = 64  # of memory to bytecode: constants are copied some times, and become text
+_READER_CODE = "from ingot.frontends.stablehlo.model import main; main()"
+_READER_SECONDS = 300
+_READER_MEMORY_BYTES = 4 << 30  # of addresses: jaxlib alone takes one GB
+_MAX_MEMORY_RATIO = 64  # of memory to bytecode: constants are copied some times, and become text
 
 
 @dataclass(frozen=True)
@@ -160,13 +160,13 @@ def text_apart(bytecode: bytes, where: str) -> str:
     if importlib.util.find_spec("jaxlib") is None:
         fix = "pip install 'ingot-compiler[jax]', or give the program as text"
         raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix)
-    return run_apart(_BOOT, [], "not readable as StableHLO bytecode", where, stdin=bytecode).decode()
+    return run_apart(_READER_CODE, [], "not readable as StableHLO bytecode", where, stdin=bytecode).decode()
 
 
 def main() -> None:
     """In the process: bytecode from stdin, text to stdout."""
     data = sys.stdin.buffer.read()
-    bound(_SECONDS, _MEMORY + _LARGEST_RATIO * len(data))
+    bound(_READER_SECONDS, _READER_MEMORY_BYTES + _MAX_MEMORY_RATIO * len(data))
     try:
         text = text_of(data)
     except Exception as e:  # of MLIR's own kind, a ValueError, or a MemoryError

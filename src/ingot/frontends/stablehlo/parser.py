@@ -23,7 +23,7 @@ from ingot.frontends.stablehlo.syntax import (
     Symbol,
 )
 
-_DEEPEST = 100  # regions and attributes within each other
+_MAX_DEPTH = 100  # regions and attributes within each other
 _END = ""
 T = TypeVar("T")
 Named = tuple[str, str]
@@ -87,8 +87,8 @@ class Parser:
 
     def nested(self, item: Callable[[], T]) -> T:
         self.depth += 1
-        if self.depth > _DEEPEST:
-            self.fail(f"at most {_DEEPEST} levels of nesting")
+        if self.depth > _MAX_DEPTH:
+            self.fail(f"at most {_MAX_DEPTH} levels of nesting")
         out = item()
         self.depth -= 1
         return out

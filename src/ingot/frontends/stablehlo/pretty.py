@@ -57,7 +57,7 @@ def operation(p: Parser, name: str, count: int) -> Parts:
     rename = _KEYS.get(name)
     if pieces.named or pieces.lists or pieces.words or pieces.symbols or rename:
         attributes = _named(name, pieces, rename)
-    short = _SHORT.get(name, name)
+    short = _FULL_NAMES.get(name, name)
     return short, [*pieces.operands, *pieces.inits], attributes, regions, types
 
 
@@ -187,7 +187,7 @@ def _entry(p: Parser) -> tuple[str, Attribute]:
 # --- types
 
 # of a type list without an arrow, the last is the result's, unless every operand gives a result
-_EACH = {"stablehlo.while", "stablehlo.optimization_barrier"}
+_TYPE_PER_OPERAND = {"stablehlo.while", "stablehlo.optimization_barrier"}
 _NO_RESULTS = {"return", "func.return", "stablehlo.return"}
 
 
@@ -205,7 +205,7 @@ def _types(p: Parser, name: str, count: int) -> list[str]:
             return p.type_list()
     if name in _NO_RESULTS:
         return []
-    return types if name in _EACH else types * count if len(types) == 1 else types[-1:]
+    return types if name in _TYPE_PER_OPERAND else types * count if len(types) == 1 else types[-1:]
 
 
 # --- regions
@@ -323,7 +323,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, Made]]] = {
     "stablehlo.cholesky": {"lower": ("lower", _plain)},
     "chlo.top_k": {"k": ("k", _i64)},
 }
-_SHORT = {"call": "func.call", "return": "func.return"}
+_FULL_NAMES = {"call": "func.call", "return": "func.return"}
 
 
 def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, Made]] | None) -> dict[str, Attribute]:

@@ -77,7 +77,7 @@ def region_of(c: Call, block: Block, likes: Sequence[AnyValue]) -> Region:
 
 
 # which say something of a gradient, and give their first operand
-_SAME = ops.Cotangent | ops.OwnGradient | ops.StopGradient | ops.UnknownGradient
+_IDENTITY_OPS = ops.Cotangent | ops.OwnGradient | ops.StopGradient | ops.UnknownGradient
 
 
 def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape) -> tuple[Node, ...]:
@@ -91,7 +91,7 @@ def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape
     for n in topological(roots, lambda n: () if n in images else n.inputs):
         if n in values or not any(i in values for i in n.inputs):
             continue
-        if isinstance(n.op, ops.Elementwise | _SAME) and len(n.types) == 1:
+        if isinstance(n.op, ops.Elementwise | _IDENTITY_OPS) and len(n.types) == 1:
             values[n] = n.op(*map(wide, n.inputs), loc=n.loc)
         elif n.op.rearranges and n.type.size == 1 and n.inputs[0].type.rank == 0 and n.type.rank == 0:
             values[n] = values[n.inputs[0]]

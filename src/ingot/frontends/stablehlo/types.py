@@ -49,7 +49,7 @@ NAMES: dict[DType, str] = {}
 for _name, _type in _DTYPES.items():
     NAMES.setdefault(_type, _name)
 _DIM = re.compile(r"(\d+|\?)x")
-_MOST_ELEMENTS = 1 << 44
+_MAX_ELEMENTS = 1 << 44
 
 
 @lru_cache(maxsize=4096)
@@ -65,7 +65,7 @@ def tensor_type(text: str) -> Tensor:
     count = 1
     for d in shape:
         count *= d or 1
-    if count > _MOST_ELEMENTS:
+    if count > _MAX_ELEMENTS:
         raise ImportModelError("a tensor is too large", got=text[:60])
     dims, limits = tuple(shape), _limits(encoding)
     if element.startswith("complex<"):

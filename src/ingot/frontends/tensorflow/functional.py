@@ -15,13 +15,13 @@ from ingot.frontends.tensorflow.proto import FunctionDef, GraphDef, Message, Nod
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
-OLD = frozenset(("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"))
-_OF_LOOPS = OLD - {"Merge", "Switch"}
+CONTROL_FLOW_OPS = frozenset(("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"))
+_LOOP_OPS = CONTROL_FLOW_OPS - {"Merge", "Switch"}
 
 
 def functional(graph: GraphDef) -> GraphDef:
     """The same graph without the control flow of TensorFlow 1, as far as it has the forms above."""
-    if not any(n.op in OLD for n in graph.nodes.values()):
+    if not any(n.op in CONTROL_FLOW_OPS for n in graph.nodes.values()):
         return graph
     rewriter = _Rewriter(dict(graph.nodes), dict(graph.functions))
     while rewriter.step():
@@ -131,7 +131,7 @@ class _Rewriter:
             while stack:
                 name, index = _split(stack.pop())
                 node = self.nodes.get(name)
-                if node is None or node.op in _OF_LOOPS or node.op == "Merge":
+                if node is None or node.op in _LOOP_OPS or node.op == "Merge":
                     return None
                 if node.op == "Switch":
                     if self._of_loop(node):
@@ -190,7 +190,7 @@ class _Rewriter:
         stack = [_name(t) for t in ends if _full(t) not in sources]
         while stack:
             node = self.nodes.get(stack.pop())
-            if node is None or node.op in OLD:
+            if node is None or node.op in CONTROL_FLOW_OPS:
                 return None
             if node.name not in body_nodes:
                 body_nodes[node.name] = node

@@ -44,7 +44,7 @@ from ingot.support.limits import limited
 Shape = Sequence[int | None]
 # names of tensors; or with their shapes, or ("i64", shape)
 Inputs = Sequence[str] | Mapping[str, Shape | tuple[str, Shape] | None]
-_DEFAULT = "serving_default"
+_DEFAULT_SIGNATURE = "serving_default"
 _SINKS = frozenset(("NoOp", "Assert", "Print", "Const", "Placeholder"))
 
 
@@ -262,7 +262,7 @@ def _saved_model(folder: Path, signature: str | None) -> Program:
 def _signature(meta: MetaGraph, name: str | None, where: str) -> tuple[str, SignatureDef]:
     usable = {k: s for k, s in meta.signatures.items() if s.outputs and not k.startswith("__saved_model_")}
     if name is None:
-        name = _DEFAULT if _DEFAULT in usable or len(usable) != 1 else next(iter(usable))
+        name = _DEFAULT_SIGNATURE if _DEFAULT_SIGNATURE in usable or len(usable) != 1 else next(iter(usable))
     if name not in usable:
         fix = "pass signature=" if usable else "save the model with signatures=, or freeze it to a GraphDef"
         raise InputError("signature", expected=f"one of {sorted(usable)}", got=repr(name), fix=f"{fix} ({where})")

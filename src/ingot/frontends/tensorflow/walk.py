@@ -18,7 +18,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
-from ingot.frontends.tensorflow.functional import OLD
+from ingot.frontends.tensorflow.functional import CONTROL_FLOW_OPS
 from ingot.frontends.tensorflow.proto import Function, FunctionDef, NodeDef
 from ingot.frontends.tensorflow.rows import ROWS
 from ingot.frontends.tensorflow.rows.algebra.complex import on_complex, on_parts
@@ -30,15 +30,15 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import in_time, spend_node
 
-_DEEPEST_CALL = 64
+_MAX_CALL_DEPTH = 64
 # they check and print: no value depends on them
 _IGNORED = frozenset(("Assert", "Print", "PrintV2"))
 # those that have no row, such as optimizers' steps, are refused even where no output needs them
-_WRITES = re.compile(
+_WRITING_OPS = re.compile(
     "Assign(Add|Sub)?(VariableOp)?$|Resource(Scatter|StridedSliceAssign|Apply|SparseApply|CountUpTo)"
     "|(Sparse)?Apply[A-Z]|Scatter(Nd)?(Update|Add|Sub|Mul|Div|Min|Max)$|StridedSliceAssign|CountUpTo$"
 )
-_OF_TABLES = ("Table", "Hash", "String", "Regex", "Substr", "Unicode", "Lookup")
+_TABLE_OPS = ("Table", "Hash", "String", "Regex", "Substr", "Unicode", "Lookup")
 
 
 class Written(Exception):
@@ -146,7 +146,7 @@ class Walk:
             begun.add(name)
             needs = self._needs(node, frame)
             if any(n in begun and n not in frame.values for n in needs):
-                if not any(n.op in OLD for n in frame.nodes.values()):
+                if not any(n.op in CONTROL_FLOW_OPS for n in frame.nodes.values()):
                     raise ImportModelError("a node reads its own result", where=frame.prefix + name)
                 frame.values[name] = Missing()  # what makes the loop is refused
                 continue
@@ -172,7 +172,7 @@ class Walk:
         row = self.row_of(node)
         operands = [self.value(frame, t) for t in node.data_inputs]
         if row is None:
-            self.lost |= not self.restoring and bool(_WRITES.match(node.op))
+            self.lost |= not self.restoring and bool(_WRITING_OPS.match(node.op))
             self._refuse(node, frame, _reason(node.op))
             return Missing("yes")
         absent = any(isinstance(v, Missing) for v in operands)
@@ -185,7 +185,7 @@ class Walk:
             if isinstance(row, FunctionDef):
                 return self.call(call, Function(node.op, node.attributes), operands)
             values = operands
-            if not _WRITES.match(node.op):
+            if not _WRITING_OPS.match(node.op):
                 values = [self.read(v) if isinstance(v, Variable) and v.ref else v for v in operands]
             check_operands(row.fn, len(values))
             of_complex = row is on_complex.rows.get(node.op)
@@ -227,7 +227,7 @@ class Walk:
             raise ImportModelError(
                 f"a call of {f.name}", expected=f"{len(f.arguments)} arguments", got=len(arguments), where=c.loc
             )
-        if c.frame.depth >= _DEEPEST_CALL:
+        if c.frame.depth >= _MAX_CALL_DEPTH:
             raise ImportModelError(f"functions that call each other, as {f.name}", where=c.loc)
         named = dict(zip(f.arguments, arguments, strict=True))
         effects = self.writes(f.name)
@@ -242,7 +242,7 @@ class Walk:
             f = self.functions.get(name)
             nodes = f.nodes.values() if f is not None else ()
             called = (m.message(10).text(1) for n in nodes for m in n.attributes.values() if m.has(10))
-            self._writes[name] = any(_WRITES.match(n.op) or self.writes(n.op) for n in nodes) or any(
+            self._writes[name] = any(_WRITING_OPS.match(n.op) or self.writes(n.op) for n in nodes) or any(
                 map(self.writes, called)
             )
         return self._writes[name]
@@ -288,8 +288,8 @@ class Walk:
 
 
 def _reason(op: str) -> str:
-    if op in OLD:
+    if op in CONTROL_FLOW_OPS:
         return "control flow of TensorFlow 1 of another form than loops and branches have"
     if op.startswith("Ragged"):
         return "of ragged tensors"
-    return "of strings and tables" if any(word in op for word in _OF_TABLES) else ""
+    return "of strings and tables" if any(word in op for word in _TABLE_OPS) else ""

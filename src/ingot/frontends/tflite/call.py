@@ -21,7 +21,7 @@ from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
-LEVELS = ("i8", "u8", "i16")
+LEVEL_DTYPES = ("i8", "u8", "i16")
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def activate(x: Node, activation: int) -> Node:
 def holds_levels(tensor: Tensor | None) -> bool:
     """Whether a tensor holds levels that are computed with, one scale for all of it or one for each channel."""
     known = tensor is not None and tensor.quantization is not None and schema.dtype(tensor.type)
-    return bool(known) and str(known) in LEVELS
+    return bool(known) and str(known) in LEVEL_DTYPES
 
 
 def _of(tensor: Tensor | None, what: str) -> Quantization:

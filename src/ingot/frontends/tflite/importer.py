@@ -25,8 +25,8 @@ from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_elements, in_time, spend_node
 
 # what a row raises that counts on what a well-formed file has: as many operands, axes that there are, sizes but 0
-_ILL_FITTING = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
-_DEEPEST = 32  # subgraphs that hold subgraphs
+_MALFORMED_OPERATOR_ERRORS = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
+_MAX_DEPTH = 32  # subgraphs that hold subgraphs
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Importer:
         graph = self.model.subgraphs[index]
         if len(arguments) != len(graph.inputs):
             raise self.malformed(f"{len(arguments)} arguments for subgraph {index}, which takes {len(graph.inputs)}")
-        if self.depth == _DEEPEST:
+        if self.depth == _MAX_DEPTH:
             raise self.malformed("subgraphs within subgraphs without end")
         values: dict[int, Value] = dict(zip(graph.inputs, arguments, strict=True))
         self.depth += 1
@@ -159,7 +159,7 @@ class Importer:
         except Unsupported as e:
             self.refused.append(UnsupportedOp(op.custom or op.name, loc, str(e)))
             values.update((i, Missing()) for i in op.outputs)
-        except _ILL_FITTING as e:
+        except _MALFORMED_OPERATOR_ERRORS as e:
             self.refused.append(
                 UnsupportedOp(op.custom or op.name, loc, f"operands or options that do not fit it: {e}")
             )

@@ -14,7 +14,7 @@ from ingot.ir.node import Node
 
 _HALF_ROOT_2 = 1518500250  # Q0
 _THREE_HALVES = (1 << 28) + (1 << 27)  # Q3
-_MOST = (1 << 31) - 1
+_MAX_I32 = (1 << 31) - 1
 
 
 def inverse_root(n: Node) -> tuple[Node, Node]:
@@ -36,7 +36,7 @@ def inverse_root(n: Node) -> tuple[Node, Node]:
     # a shift above 0 is part of m
     m = ops.apply(ops.ShiftLeft(), m, ops.maximum(shift, 0))
     small = ops.compare("LE", wide, 1)
-    return ops.where(small, ops.full(n.shape, _MOST, T.i64), m), ops.where(small, 0, ops.minimum(shift, 0))
+    return ops.where(small, ops.full(n.shape, _MAX_I32, T.i64), m), ops.where(small, 0, ops.minimum(shift, 0))
 
 
 def multiplied_by(x: Node, m: Node, shift: Node, more: int) -> Node:
@@ -56,4 +56,4 @@ def _right(x: Node, by: Node) -> Node:
 
 def _rescaled(x: Node, bits: int) -> Node:
     """Of Q(3 + bits) as Q3, within i32."""
-    return ops.clip(ops.mul(x, 1 << bits), -(1 << 31), _MOST)
+    return ops.clip(ops.mul(x, 1 << bits), -(1 << 31), _MAX_I32)

@@ -14,7 +14,7 @@ from ingot.frontends.tflite.tables import LONG
 from ingot.ir import types as T
 from ingot.ir.node import Node
 
-_ROOT = math.sqrt(math.sqrt(2))
+_FOURTH_ROOT_2 = math.sqrt(math.sqrt(2))
 
 
 def _q0(value: float) -> Node:
@@ -53,7 +53,7 @@ def reciprocal(a: Node) -> Node:
 def logarithm(x: Node, bits: int, result: int) -> Node:
     """Q`result` of the logarithm of a Q`bits` that is at least 1."""
     whole = result + 1  # before the point of what is added up
-    quarter, root = _q0(0.25 / (1 << whole)), _q0(1 / _ROOT)
+    quarter, root = _q0(0.25 / (1 << whole)), _q0(1 / _FOURTH_ROOT_2)
 
     def exponent(z: Node) -> Node:
         return _cut(ops.mul(ops.sub(bits, z), 1 << (31 - whole)))
@@ -69,8 +69,8 @@ def logarithm(x: Node, bits: int, result: int) -> Node:
     p = ops.div(ops.add(total, ops.where(ops.compare("GE", total, 0), ops.scalar(1, T.i64), -1)), 2)
     q = ops.mul(ops.sub(r, root), 2)
     square = high(q, q)
-    above = ops.add(high(q, r), high(high(q, square), _q0(11 / 240 * _ROOT)))
-    inner = ops.add(ops.add(_q0(2 / _ROOT - _ROOT), q), high(_q0(_ROOT / 20), square))
-    below = ops.add(high(p, inner), high(_q0(_ROOT / 4), q))
+    above = ops.add(high(q, r), high(high(q, square), _q0(11 / 240 * _FOURTH_ROOT_2)))
+    inner = ops.add(ops.add(_q0(2 / _FOURTH_ROOT_2 - _FOURTH_ROOT_2), q), high(_q0(_FOURTH_ROOT_2 / 20), square))
+    below = ops.add(high(p, inner), high(_q0(_FOURTH_ROOT_2 / 4), q))
     quotient = high(rounded_shift(above, [whole]), reciprocal(below))
     return _cut(ops.mul(ops.add(high(z, _q0(math.log(2))), quotient), 1 << (whole - result)))

@@ -17,8 +17,8 @@ from ingot.frontends.tflite.file import Quantization
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
-_LEAST, _MOST = -(1 << 15), (1 << 15) - 1
-_LINES = 512
+_MIN_I16, _MAX_I16 = -(1 << 15), (1 << 15) - 1
+_SEGMENTS = 512
 Array = np.ndarray
 Function = Callable[[Array], Array]
 
@@ -26,7 +26,7 @@ Function = Callable[[Array], Array]
 def interpolated(x: Node, table: Array) -> Node:
     """table of an x in the range of i16; the result is i32 in that range."""
     at = ops.cast(x, T.i32)
-    place = ops.add(_halved(at, 7), _LINES // 2)
+    place = ops.add(_halved(at, 7), _SEGMENTS // 2)
     slope = np.diff(table).astype(np.int16).astype(np.int32)
     rise = _halved(ops.add(ops.mul(ops.Take(0)(const(slope), place), ops.and_(at, 127)), 64), 7)
     y = ops.add(ops.Take(0)(const(table[:-1]), place), rise)
@@ -38,10 +38,10 @@ def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtyp
     of what a line is off in its middle. dtype: of the arithmetic."""
     (scale, zero), (out_scale, out_zero) = levels, out
     scale, out_scale = dtype(scale), dtype(out_scale)
-    least, most = (scale * dtype(end - zero) for end in (_LEAST, _MOST))
-    to_levels = dtype(1 << 16) / (out_scale * dtype(_MOST - out_zero) - out_scale * dtype(_LEAST - out_zero))
-    step = (most - least) / dtype(_LINES)
-    at = np.arange(_LINES, dtype=dtype)
+    least, most = (scale * dtype(end - zero) for end in (_MIN_I16, _MAX_I16))
+    to_levels = dtype(1 << 16) / (out_scale * dtype(_MAX_I16 - out_zero) - out_scale * dtype(_MIN_I16 - out_zero))
+    step = (most - least) / dtype(_SEGMENTS)
+    at = np.arange(_SEGMENTS, dtype=dtype)
 
     def scaled(x: Array) -> Array:
         return fn(x).astype(dtype) * to_levels
@@ -53,7 +53,7 @@ def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtyp
         sample = away(start)
         bent = away((end + sample) / dtype(2)) - away(middle)
         samples = np.append(sample - away(bent / dtype(2)), away(scaled(np.array([most], dtype))))
-    return np.clip(np.nan_to_num(samples, nan=0.0), _LEAST, _MOST).astype(np.int32)
+    return np.clip(np.nan_to_num(samples, nan=0.0), _MIN_I16, _MAX_I16).astype(np.int32)
 
 
 def of_real(fn: Function, levels: Quantization, out: Quantization) -> Array:
@@ -66,8 +66,8 @@ def away(x: Array) -> Array:
 
 
 # exp from -10 to 0, and 1 / (1 + x) from 0 to 1: of softmax
-EXP = points(np.exp, (10 / 65535, _MOST), (2 / 65535, 0), np.float64)
-RECIPROCAL = points(lambda x: 1 / (1 + x), (1 / 65535, _LEAST), (2 / 65535, 0), np.float64)
+EXP = points(np.exp, (10 / 65535, _MAX_I16), (2 / 65535, 0), np.float64)
+RECIPROCAL = points(lambda x: 1 / (1 + x), (1 / 65535, _MIN_I16), (2 / 65535, 0), np.float64)
 
 
 def _sigmoid_points() -> Array:
@@ -115,7 +115,7 @@ def _factor(scale: float, most_left: int) -> tuple[int, int]:
     if abs(exponent - round(exponent)) < 1e-3 and 0 <= 12 + round(exponent) <= most_left:
         return 3 << (12 + round(exponent)), 0
     factor, shift = scale * 4096 * 3, 0
-    while factor <= _MOST / 2 and shift <= 30:
+    while factor <= _MAX_I16 / 2 and shift <= 30:
         factor, shift = factor * 2, shift + 1
     return int(factor), shift
 

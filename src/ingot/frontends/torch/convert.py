@@ -92,8 +92,8 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-_OF_DATA = re.compile(r"u\d+$")  # torch's names of values that it does not know while it traces
-_NUMBER = ".value"  # behind the name of one that may be negative
+_DATA_SYMBOL = re.compile(r"u\d+$")  # torch's names of values that it does not know while it traces
+_NUMBER_SUFFIX = ".value"  # behind the name of one that may be negative
 _NAME = re.compile(r"\$[\w.]+")
 
 
@@ -180,17 +180,17 @@ class Sizes:
         return graph
 
     def _unknown(self, name: str) -> ImportModelError:
-        reader = self._reads.get(name.removeprefix(FOUND).removesuffix(_NUMBER))
+        reader = self._reads.get(name.removeprefix(FOUND).removesuffix(_NUMBER_SUFFIX))
         return ImportModelError(
             f"size {name} depends on the values of a tensor" + (f", which {reader} reads" if reader else ""),
             fix="make it an int argument of the model, or compute at the full size and mask (torch.where)",
         )
 
     def name(self, symbol_name: str) -> str:
-        if _OF_DATA.match(symbol_name):
+        if _DATA_SYMBOL.match(symbol_name):
             span = self._spans.get(symbol_name)
             low = None if span is None else finite(span.lower)
-            return f"{FOUND}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER)
+            return f"{FOUND}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER_SUFFIX)
         name = self._names.get(symbol_name, symbol_name)
         step = self.progression(symbol_name).step
         return name if step == 1 else f"{name}_over_{step}"
@@ -260,7 +260,7 @@ class Sizes:
                 if ratio is None:
                     return None
                 size = self.expression(product.args[0])
-                self.require(size, _TRIED)
+                self.require(size, _MAX_SIZE_TRIED)
                 return divided(size * ratio.numerator, ratio.denominator)
         return None
 
@@ -290,7 +290,7 @@ class Sizes:
 
 def _fraction(e: sympy.Basic) -> Fraction | None:
     fraction = Fraction(float(e)) if isinstance(e, sympy.Number) else None
-    return fraction if fraction is not None and fraction.denominator <= _FINEST else None
+    return fraction if fraction is not None and fraction.denominator <= _MAX_PARTS else None
 
 
 def _truncated(size: DimLike, by: int) -> DimLike:
@@ -313,14 +313,14 @@ def _product(a: _Quotient, b: _Quotient) -> _Quotient:
     return a[0] * b[0], a[1] * b[1]
 
 
-_FINEST = 1 << 8  # parts of one that a float's factors and terms may have, so that sizes stay far below 2^53 of them
-_TRIED = 1 << 16  # sizes that a ratio stands for a float at
+_MAX_PARTS = 1 << 8  # parts of one that a float's factors and terms may have, so that sizes stay far below 2^53 of them
+_MAX_SIZE_TRIED = 1 << 16  # sizes that a ratio stands for a float at
 
 
 def _ratio(factor: float, up: bool) -> Fraction | None:
     """The ratio whose multiples, rounded down or up, are those of `factor` for n to _TRIED; None if there is none."""
     ratio = Fraction(factor).limit_denominator(1000)
-    n = np.arange(_TRIED + 1)
+    n = np.arange(_MAX_SIZE_TRIED + 1)
     whole = np.ceil(factor * n) if up else np.floor(factor * n)
     above = ratio.denominator - 1 if up else 0
     return ratio if np.array_equal(whole, (n * ratio.numerator + above) // ratio.denominator) else None

@@ -36,7 +36,7 @@ def decomposed(
     for op in list(table.keys()):
         if isinstance(op, torch._ops.OpOverload) and op_name(op) in KNOWN and op_name(op) not in refused:
             table.pop(op)
-    table.update(OWN)
+    table.update(DECOMPOSITIONS)
     with whole_recurrences(), noted_equalities() as assumed:
         _stop_gradients(program)
         return program.run_decompositions(table), assumed
@@ -72,7 +72,7 @@ def without_handled(table: Mapping[Any, Callable[..., Any]]) -> dict[torch._ops.
     table_kept = {
         op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN
     }
-    return table_kept | OWN
+    return table_kept | DECOMPOSITIONS
 
 
 def _attention(
@@ -159,7 +159,7 @@ def _fake_quantized_by_channel(
 
 _aten = torch.ops.aten
 # what torch runs as one op and has no decomposition for
-OWN: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten._native_multi_head_attention.default: _attention,
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     _aten._trilinear.default: _trilinear,

@@ -25,16 +25,16 @@ from ingot.ir.types import TensorType
 
 Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
 
-_SPREADS = [f"{kind}.{form}" for kind in ("std", "std_mean") for form in ("default", "dim", "correction")]
+_DEVIATIONS = [f"{kind}.{form}" for kind in ("std", "std_mean") for form in ("default", "dim", "correction")]
 _SPECIAL = ("entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "ndtri")
-_FAKED = ("per_tensor_affine.default", "per_tensor_affine.tensor_qparams", "per_channel_affine.default")
+_FAKE_QUANTIZATIONS = ("per_tensor_affine.default", "per_tensor_affine.tensor_qparams", "per_channel_affine.default")
 SLOPES = frozenset(
     f"aten.{name}"
     for name in (
         # of zeros
         "linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype",
         "norm.ScalarOpt_dtype", "cdist.default", "_cdist_forward.default", "dist.default", "renorm.default",
-        "abs.default", "angle.default", "atan2.default", "sinc.default", *_SPREADS,
+        "abs.default", "angle.default", "atan2.default", "sinc.default", *_DEVIATIONS,
         # at the bounds of what they are defined for, or where another branch has no slope
         "binary_cross_entropy.default", "erfc.default", "erfinv.default", "lgamma.default", "digamma.default",
         "i0.default", "logit.default", *(f"special_{name}.default" for name in _SPECIAL),
@@ -42,11 +42,11 @@ SLOPES = frozenset(
         "max.dim", "min.dim", "adaptive_max_pool1d.default", "adaptive_max_pool2d.default",
         "adaptive_max_pool3d.default",
         # rounded, or of series
-        *(f"fake_quantize_{kind}" for kind in _FAKED), "linalg_matrix_exp.default", "matrix_exp.default",
+        *(f"fake_quantize_{kind}" for kind in _FAKE_QUANTIZATIONS), "linalg_matrix_exp.default", "matrix_exp.default",
     )
 )  # fmt: skip
 # how many of the operands have gradients, where not all floats have
-_DIFFERENTIATED = {"fake_quantize": 1, "binary_cross_entropy": 2}
+_DIFFERENTIATED_OPERANDS = {"fake_quantize": 1, "binary_cross_entropy": 2}
 
 
 def has_slope(name: str, arguments: Sequence[object]) -> bool:
@@ -88,7 +88,7 @@ def with_slope(
         tensors = [x for i in places for x in (_two(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))]
         # the tensors with a gradient are in front of the others
         whole = (n for n, x in enumerate(tensors) if not x.is_floating_point())
-        most = next((n for name, n in _DIFFERENTIATED.items() if name in op.name()), len(tensors))
+        most = next((n for name, n in _DIFFERENTIATED_OPERANDS.items() if name in op.name()), len(tensors))
         count = min(most, next(whole, len(tensors)))
         table = without_handled(core_aten_decompositions())
         traced = make_fx(functionalize(differentiated), table)(

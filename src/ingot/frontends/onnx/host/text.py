@@ -70,18 +70,18 @@ def regex_full_match(n: HostNode, x: np.ndarray) -> np.ndarray:
     return _each(lambda v: compiled.fullmatch(v) is not None, x, np.bool_)
 
 
-_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
-_NOT_RE2 = (codes.GROUPREF, codes.GROUPREF_EXISTS, codes.ASSERT, codes.ASSERT_NOT)
+_REPEAT_CODES = (codes.MAX_REPEAT, codes.MIN_REPEAT)
+_CODES_BEYOND_RE2 = (codes.GROUPREF, codes.GROUPREF_EXISTS, codes.ASSERT, codes.ASSERT_NOT)
 
 
 def _check_linear(n: HostNode, tree: Any, repeated: bool) -> None:
     """Refuse what RE2 lacks, and repeats of repeats or of choices: a pattern is untrusted, and Python's matcher takes
     exponential time over those."""
     for op, shape in tree:
-        choice = op is codes.BRANCH or (op in _REPEATS and shape[1] > 1)
-        if op in _NOT_RE2 or (repeated and choice):
+        choice = op is codes.BRANCH or (op in _REPEAT_CODES and shape[1] > 1)
+        if op in _CODES_BEYOND_RE2 or (repeated and choice):
             raise n.fail("a pattern without references, lookaround, and repeats of repeats or choices", op)
-        if op in _REPEATS:
+        if op in _REPEAT_CODES:
             _check_linear(n, shape[2], repeated or shape[1] > 1)
         elif op is codes.SUBPATTERN:
             _check_linear(n, shape[-1], repeated)

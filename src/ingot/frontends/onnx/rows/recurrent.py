@@ -38,7 +38,7 @@ def _state(c: Call, i: int, shape: Shape, x: Node, batch_first: bool) -> Node:
 
 
 # ONNX's default alpha and beta of the functions that have them
-_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+_DEFAULT_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "leakyrelu": (0.01, None),
     "thresholdedrelu": (1.0, None),
@@ -46,7 +46,7 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None),
 }
-_PLAIN = ("sigmoid", "tanh", "relu", "softsign", "softplus")
+_FUNCTIONS_WITHOUT_PARAMETERS = ("sigmoid", "tanh", "relu", "softsign", "softplus")
 
 
 def _activations(c: Call) -> tuple[tuple[str, float, float], ...]:
@@ -58,9 +58,9 @@ def _activations(c: Call) -> tuple[tuple[str, float, float], ...]:
     alphas, betas = (iter(c.float_list(f"activation_{n}") or ()) for n in ("alpha", "beta"))
     out: list[tuple[str, float, float]] = []
     for name in (str(f).lower() for f in names):
-        if name not in _PARAMETERS and name not in _PLAIN:
+        if name not in _DEFAULT_PARAMETERS and name not in _FUNCTIONS_WITHOUT_PARAMETERS:
             raise Unsupported(f"activation {name}")
-        alpha, beta = _PARAMETERS.get(name, (None, None))
+        alpha, beta = _DEFAULT_PARAMETERS.get(name, (None, None))
         first = 0.0 if alpha is None else next(alphas, alpha)
         out.append((name, first, 0.0 if beta is None else next(betas, beta)))
     return tuple(out)

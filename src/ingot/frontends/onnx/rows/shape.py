@@ -34,7 +34,7 @@ from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
 
 # of sizes that reshapes cut a dynamic one by
-_LARGEST_FACTOR = 4096
+_MAX_FACTOR = 4096
 
 
 @onnx_op("Reshape")
@@ -93,7 +93,7 @@ def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
     if fits(have, want) or (isinstance(have, int) and isinstance(want, int)):
         return True
     total = math.prod(d for d in new if isinstance(d, int) and d > 1)
-    factors = (of for of in range(2, min(total, _LARGEST_FACTOR) + 1) if total % of == 0)
+    factors = (of for of in range(2, min(total, _MAX_FACTOR) + 1) if total % of == 0)
     # the last axis rather than the batch
     names = dict.fromkeys(name for d in reversed(old) for name in sorted(symbols_of(d)))
     seek_multiple(fits, (have, want), factors, list(names))

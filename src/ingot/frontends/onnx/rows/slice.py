@@ -28,7 +28,7 @@ from ingot.ir.dims import (
 from ingot.ir.node import Node, splat_of
 
 # an end as large stands for all there is: no axis is longer, and that is checked
-_TO_THE_END = 10**9
+_OPEN_END = 10**9
 
 
 def _placed(at: DimLike, size: DimLike) -> DimLike:
@@ -76,7 +76,7 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     bound of the symbol where one can be found.
     """
     dynamic = isinstance(at, Dim)
-    if isinstance(at, int) and at >= _TO_THE_END and isinstance(size, Dim):
+    if isinstance(at, int) and at >= _OPEN_END and isinstance(size, Dim):
         if at < MOST:
             c.importer.require(at - size, "a slice")
         return size

@@ -14,8 +14,8 @@ from ingot import ops
 from ingot.ir.dims import DimLike, ceildiv, dim_max
 from ingot.ir.node import Const, Node
 
-_SWAPPED = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
-EXACT = 1 << 24  # integers up to here are exact in f32, which older exporters compare in
+_SWAPPED_DIRECTION = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
+MAX_EXACT_INTEGER = 1 << 24  # integers up to here are exact in f32, which older exporters compare in
 
 
 def turns(
@@ -27,9 +27,9 @@ def turns(
     go: whether there is another turn, computed in the body of `names`, what a turn begins with. starts: their values
     before the first, where they are known sizes. ends: their values after a turn.
     """
-    if not isinstance(go.op, ops.Compare) or go.op.direction not in _SWAPPED:
+    if not isinstance(go.op, ops.Compare) or go.op.direction not in _SWAPPED_DIRECTION:
         return None
-    for direction, a, b in ((go.op.direction, *go.inputs), (_SWAPPED[go.op.direction], *reversed(go.inputs))):
+    for direction, a, b in ((go.op.direction, *go.inputs), (_SWAPPED_DIRECTION[go.op.direction], *reversed(go.inputs))):
         counted, limit = _counter(_plain(a), names, starts, ends), _fixed(_plain(b), names, starts, ends)
         if counted is None or limit is None or direction not in ("LT", "LE"):
             continue

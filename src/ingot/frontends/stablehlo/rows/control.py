@@ -114,9 +114,9 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         if isinstance(pred, Node) and c.importer.sizes.decided(pred) is False:
             raise Unsupported(f"its condition is false: {c.text('error_message')}")
         return ()
-    if name == STOPPED:
+    if name == STOP_GRADIENT:
         return tuple(ops.StopGradient()(x) if isinstance(x, Node) else x for x in operands)
-    if name == UNKNOWN:
+    if name == UNKNOWN_GRADIENT:
         return tuple(ops.UnknownGradient()(x) if isinstance(x, Node) else x for x in operands)
     if name == COTANGENT:
         return tuple(ops.Cotangent(int(c.text("backend_config")))(x) for x in operands if isinstance(x, Node))
@@ -143,7 +143,7 @@ _IDENTITIES = frozenset((
 ))  # fmt: skip
 CUSTOM = Table()  # `target.name` of a custom_call -> row
 # what JAX is told to keep of gradients
-STOPPED, UNKNOWN = "ingot.stop_gradient", "ingot.unknown_gradient"
+STOP_GRADIENT, UNKNOWN_GRADIENT = "ingot.stop_gradient", "ingot.unknown_gradient"
 COTANGENT, OWN_GRADIENT = "ingot.cotangent", "ingot.own_gradient"
 
 

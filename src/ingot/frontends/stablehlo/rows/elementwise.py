@@ -19,7 +19,7 @@ from ingot.ops import special
 
 row = Table()
 
-_PLAIN: dict[str, Op] = {
+_OPS: dict[str, Op] = {
     "add": ops.Add(), "subtract": ops.Sub(), "multiply": ops.Mul(), "divide": ops.Div(), "remainder": ops.Rem(),
     "maximum": ops.Max(), "minimum": ops.Min(), "power": ops.Pow(), "atan2": ops.Atan2(), "and": ops.And(),
     "or": ops.Or(), "xor": ops.Xor(), "shift_left": ops.ShiftLeft(),
@@ -49,7 +49,7 @@ def _row(op: Op) -> Callable[..., Node]:
     return apply
 
 
-for _name, _op in _PLAIN.items():
+for _name, _op in _OPS.items():
     row(_name)(_row(_op))
 
 
@@ -61,7 +61,7 @@ def _broadcasting(op: Op) -> Callable[..., Node]:
 
 
 for _name in _BROADCAST:
-    row(f"chlo.broadcast_{_name}")(_broadcasting(_PLAIN[_name]))
+    row(f"chlo.broadcast_{_name}")(_broadcasting(_OPS[_name]))
 
 
 def ordered(x: Node) -> Node:
@@ -154,7 +154,7 @@ def reduce_precision(c: Call, x: Node) -> Node:
 
 def rounded(x: Node, exponent_bits: int, mantissa_bits: int) -> Node:
     """As XLA's: on the bits, subnormal results become 0."""
-    info = _FORMATS.get(x.dtype.name)
+    info = _FLOAT_FORMATS.get(x.dtype.name)
     if info is None:
         raise Unsupported(f"of {x.dtype}")
     exponent, mantissa = info
@@ -178,7 +178,7 @@ def rounded(x: Node, exponent_bits: int, mantissa_bits: int) -> Node:
     return ops.where(ops.IsNan()(x), x, y)
 
 
-_FORMATS = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
+_FLOAT_FORMATS = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
 
 
 @row("chlo.next_after", "chlo.broadcast_next_after")

@@ -64,7 +64,7 @@ def uniform_dequantize(c: Call, x: AnyValue) -> Node:
     return dequantized(x)
 
 
-_MOVES = ("broadcast_in_dim", "reshape", "transpose", "slice", "concatenate", "gather", "dynamic_slice",
+_MOVEMENT_OPS = ("broadcast_in_dim", "reshape", "transpose", "slice", "concatenate", "gather", "dynamic_slice",
           "dynamic_update_slice", "reverse", "select", "pad", "optimization_barrier", "dynamic_broadcast_in_dim",
           "dynamic_reshape", "real_dynamic_slice", "dynamic_gather")  # fmt: skip
 
@@ -73,7 +73,7 @@ _MOVES = ("broadcast_in_dim", "reshape", "transpose", "slice", "concatenate", "g
 def through_numbers(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
     """Dequantize, compute, quantize."""
     quants = {x.quant for x in xs if isinstance(x, Quantized)} | {t.quant for t in c.types if t is not None}
-    moves = c.op.name.removeprefix("stablehlo.") in _MOVES and len(quants) == 1
+    moves = c.op.name.removeprefix("stablehlo.") in _MOVEMENT_OPS and len(quants) == 1
     inner = c if moves else replace(c, types=tuple(map(_real, c.types)))
     numbers = [x if not isinstance(x, Quantized) else x.node if moves else dequantized(x) for x in xs]
     results = c.importer.rows.real[c.op.name](inner, *numbers)

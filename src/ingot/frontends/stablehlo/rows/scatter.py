@@ -17,7 +17,7 @@ from ingot.ir.types import TensorType, boolean, i64
 row = Table()
 
 _KINDS = {"set": "set", "sum": "add", "prod": "mul", "max": "max", "min": "min"}
-_OF_BITS = {"set": "set", "or": "max", "and": "min", "sum": "max", "prod": "min", "max": "max", "min": "min"}
+_BIT_KINDS = {"set": "set", "or": "max", "and": "min", "sum": "max", "prod": "min", "max": "max", "min": "min"}
 
 
 @row("scatter")
@@ -58,7 +58,7 @@ def _kinds(body: Region, xs: Sequence[Node]) -> list[str] | None:
     for i, out in enumerate(body.outputs):
         a, b = body.inputs[i], body.inputs[n + i]
         combiner = Region((a, b), (out,)).combiner()
-        kind = (_OF_BITS if a.dtype == boolean else _KINDS).get(combiner or "")
+        kind = (_BIT_KINDS if a.dtype == boolean else _KINDS).get(combiner or "")
         if kind is None:
             return None
         kinds.append(kind)

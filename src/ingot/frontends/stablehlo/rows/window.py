@@ -22,7 +22,7 @@ from ingot.ops.core.base import dilated, extent
 from ingot.support.dataclass import dataclass
 
 row = Table()
-_MOST_TAPS = 4096  # of a window whose region is nothing known: each is code
+_MAX_TAPS = 4096  # of a window whose region is nothing known: each is code
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Window:
         count = 1
         for s in self.sizes:
             count *= s
-        if count > _MOST_TAPS:
+        if count > _MAX_TAPS:
             raise Unsupported(f"a window of {count} elements with a region of its own")
         for tap in every(*map(range, self.sizes)):
             start = tuple(t * d for t, d in zip(tap, self.dilation, strict=True))

@@ -404,12 +404,12 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
     return merged(_rebuilt(carried, results), outside)
 
 
-_MOST_TURNS = 4096
+_MAX_ITERATIONS = 4096
 
 
 def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> Sequence[Value] | None:
     """Turn after turn written out; None where their number is not known, or something in them is refused."""
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MAX_ITERATIONS):
         in_time(c.loc)
         (test,) = c.walk.call(c, cond, values)
         go = None if isinstance(test, Missing) else _decided(c, test)
@@ -420,4 +420,4 @@ def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> S
         values = c.walk.call(c, body, values)
         if any(isinstance(v, Missing) for v in values):
             return None
-    raise Unsupported(f"a loop of more than {_MOST_TURNS} turns, to be written out")
+    raise Unsupported(f"a loop of more than {_MAX_ITERATIONS} turns, to be written out")

@@ -38,13 +38,13 @@ def placeholder_with_default(c: Call, x: Node) -> Node:
     return x
 
 
-_PASSED = (
+_PASS_THROUGH_OPS = (
     "Identity", "Snapshot", "PreventGradient", "CheckNumerics", "CheckNumericsV2", "EnsureShape",
     "OptimizationBarrier", "DeepCopy",
 )  # fmt: skip
 
 
-@row(*_PASSED, any_kind=True)
+@row(*_PASS_THROUGH_OPS, any_kind=True)
 def identity(c: Call, x: Value) -> Value:
     return x
 

@@ -38,7 +38,7 @@ _UNARY: dict[str, Op] = {
     "Relu": ops.Relu(), "Elu": ops.Elu(), "Selu": ops.Selu(), "Softsign": ops.Softsign(),
     "Softplus": ops.Softplus(threshold=float("inf")),
 }  # fmt: skip
-_COMPARED = {"Less": "LT", "LessEqual": "LE", "Greater": "GT", "GreaterEqual": "GE", "Equal": "EQ", "NotEqual": "NE"}
+_COMPARISONS = {"Less": "LT", "LessEqual": "LE", "Greater": "GT", "GreaterEqual": "GE", "Equal": "EQ", "NotEqual": "NE"}
 _SPECIAL: dict[str, Callable[[Node], Node]] = {
     "PopulationCount": lambda x: ops.cast(ops.PopulationCount()(x), u8),
     "Erfc": special.erfc, "Erfinv": special.erf_inv, "Ndtri": special.ndtri,
@@ -65,9 +65,9 @@ def unary(c: Call, x: Node) -> Node:
     return op(x)
 
 
-@row(*_COMPARED)
+@row(*_COMPARISONS)
 def compare(c: Call, a: Node, b: Node) -> Node:
-    return ops.compare(_COMPARED[c.op], a, b)
+    return ops.compare(_COMPARISONS[c.op], a, b)
 
 
 @row(*_SPECIAL)

@@ -46,7 +46,7 @@ def bicubic(c: Call, x: Node, size: Node) -> Node:
     return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), const(down), const(across))
 
 
-_PLACES = 1024
+_KERNEL_TABLE_SIZE = 1024
 
 
 def _cubic(c: Call, size: int, out: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def _cubic(c: Call, size: int, out: int) -> np.ndarray:
     at = np.arange(out, dtype=np.float32)
     at = (at + np.float32(0.5)) * scale - np.float32(0.5) if half else at * scale
     first = np.floor(at)
-    near = np.rint((at - first) * np.float32(_PLACES)) / np.float32(_PLACES)
+    near = np.rint((at - first) * np.float32(_KERNEL_TABLE_SIZE)) / np.float32(_KERNEL_TABLE_SIZE)
     weights = np.zeros((out, size), np.float32)
     for tap in (-1, 0, 1, 2):
         d = np.abs(near - np.float32(tap)).astype(np.float32)

@@ -67,12 +67,12 @@ def scatter_nd(c: Call, indices: Node, updates: Node, shape: Node) -> Node:
     return ops.ScatterND("add")(ops.full(c.lengths(shape), 0, updates.dtype), _wide(indices), updates)
 
 
-_SCATTERED = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
+_SCATTER_KINDS = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
 
 
 @row("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
 def tensor_scatter(c: Call, x: Node, indices: Node, updates: Node) -> Node:
-    return ops.ScatterND(_SCATTERED[c.op.removeprefix("TensorScatter")])(x, _wide(indices), updates)
+    return ops.ScatterND(_SCATTER_KINDS[c.op.removeprefix("TensorScatter")])(x, _wide(indices), updates)
 
 
 @row("TensorScatterSub")

@@ -58,10 +58,10 @@ def store(c: Call, variable: Value, value: Value) -> None:
     c.walk.write(expect(variable, Variable, "variable"), expect(value, Node, "tensor"))
 
 
-_PARTS = {"Update": "none", "Add": "add", "Sub": "add", "Mul": "mul", "Min": "min", "Max": "max"}
+_SCATTER_KINDS = {"Update": "none", "Add": "add", "Sub": "add", "Mul": "mul", "Min": "min", "Max": "max"}
 
 
-@row(*(f"ResourceScatter{kind}" for kind in _PARTS), any_kind=True)
+@row(*(f"ResourceScatter{kind}" for kind in _SCATTER_KINDS), any_kind=True)
 def scatter(c: Call, variable: Value, indices: Value, updates: Value) -> Result:
     """Rows of a variable."""
     return _scattered(c, variable, indices, updates, by_rows=True)
@@ -84,7 +84,7 @@ def _scattered(c: Call, variable: Value, indices: Value, updates: Value, *, by_r
         places = ops.expand_dims(places, -1)
     if kind == "Sub":
         updates = ops.Neg()(updates)
-    store(c, variable, ops.ScatterND(_PARTS[kind])(now, places, updates))
+    store(c, variable, ops.ScatterND(_SCATTER_KINDS[kind])(now, places, updates))
     return ()
 
 

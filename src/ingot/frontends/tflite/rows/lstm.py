@@ -31,7 +31,7 @@ from ingot.support.dataclass import dataclass
 
 INPUT, FORGET, UPDATE, OUTPUT = range(4)
 _PEEPHOLES = {INPUT: 0, FORGET: 1, OUTPUT: 2}
-_TINY = 1e-8  # beside a variance
+_EPSILON = 1e-8  # beside a variance
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Numbers(Cell):
         if (place := self.norm(gate)) is not None:
             centered = ops.sub(y, ops.mean(y, -1, True))
             variance = ops.mean(ops.mul(centered, centered), -1, True)
-            y = ops.mul(ops.mul(centered, ops.Rsqrt()(ops.add(variance, _TINY))), self._numbers(place))
+            y = ops.mul(ops.mul(centered, ops.Rsqrt()(ops.add(variance, _EPSILON))), self._numbers(place))
         y = ops.add(y, c.x(bias)) if c.has(bias) else y
         return activate(y, c.int("activation")) if gate == UPDATE else ops.Logistic()(y)
 

@@ -45,7 +45,7 @@ _LINEAR: dict[str, tuple[int, ...]] = {
     "slice_scatter.default": (0, 1), "select_scatter.default": (0, 1), "copy.default": (0, 1),
 }  # fmt: skip
 # linear in their first operand
-_MOVES = frozenset((
+_LINEAR_IN_FIRST = frozenset((
     "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int", "view_as.default",
     "reshape_as.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default", "ravel.default",
     "_reshape_alias.default", "clone.default", "contiguous.default", "detach.default", "alias.default",
@@ -100,7 +100,7 @@ def complex_handler(name: str, rows: Mapping[str, Handler]) -> Handler:
     own, short = on_complex.rows.get(name), name.removeprefix("aten.")
     if own is not None:
         return own
-    if (short in _LINEAR or short in _MOVES) and name in rows:
+    if (short in _LINEAR or short in _LINEAR_IN_FIRST) and name in rows:
         return _linear(rows[name], _LINEAR.get(short, (0,)))
     if short in _MULTILINEAR and name in rows:
         return _multilinear(rows[name], _MULTILINEAR[short], _ADDED.get(short))

@@ -19,7 +19,7 @@ from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
-SEARCHED = 32  # elements of a window whose maximum is found again
+MAX_SEARCHED_TAPS = 32  # elements of a window whose maximum is found again
 
 
 def _for_all(values: Ints, rank: int) -> list[int]:
@@ -181,7 +181,7 @@ def maximum_pool(
     gradient, which has their shape, stands for them. Of others each gradient is added where the maximum was."""
     if indices is grad:
         return NotImplemented
-    if math.prod(_for_all(kernel, rank)) > SEARCHED or not all(
+    if math.prod(_for_all(kernel, rank)) > MAX_SEARCHED_TAPS or not all(
         isinstance(n, int) for n in (*x.shape[-rank:], *grad.shape[-rank:])
     ):
         return _scattered(grad, x, indices, rank)

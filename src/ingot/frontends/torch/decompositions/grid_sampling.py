@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CUBIC = -0.75  # Keys' parameter, as PyTorch has it
+_CUBIC_A = -0.75  # Keys' parameter, as PyTorch has it
 
 
 class _Tap(NamedTuple):
@@ -76,7 +76,7 @@ def _taps(place: Tensor, interpolation: int) -> list[_Tap]:
 
 def _cubic(d: Tensor) -> tuple[Tensor, Tensor]:
     """The weight at a distance of up to 2 and its slope (Keys 1981)."""
-    a, s, sign = _CUBIC, d.abs(), d.sign()
+    a, s, sign = _CUBIC_A, d.abs(), d.sign()
     near = ((a + 2) * s - (a + 3)) * s * s + 1, (3 * (a + 2) * s - 2 * (a + 3)) * s
     far = ((a * s - 5 * a) * s + 8 * a) * s - 4 * a, (3 * a * s - 10 * a) * s + 8 * a
     return torch.where(s <= 1, near[0], far[0]), torch.where(s <= 1, near[1], far[1]) * sign

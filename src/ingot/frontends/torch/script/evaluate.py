@@ -27,8 +27,8 @@ from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 from ingot.support.limits import in_time, spend_node
 
 STATE = "attributes"
-_MOST_TURNS = 1 << 20
-_FOREVER = (1 << 63) - 1
+_MAX_ITERATIONS = 1 << 20
+_MAX_TRIP_COUNT = (1 << 63) - 1
 Env = dict[str, Any]
 
 
@@ -255,11 +255,11 @@ class _Run:
         iteration = 0
         while True:
             if isinstance(go, Truth) or isinstance(most, Number):
-                return self.repeated(n, iteration, None if most == _FOREVER else most, go, carried, env)
-            if not go or (most != _FOREVER and iteration >= int(most)):
+                return self.repeated(n, iteration, None if most == _MAX_TRIP_COUNT else most, go, carried, env)
+            if not go or (most != _MAX_TRIP_COUNT and iteration >= int(most)):
                 return carried
-            if iteration >= _MOST_TURNS:
-                raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MOST_TURNS} turns")])
+            if iteration >= _MAX_ITERATIONS:
+                raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MAX_ITERATIONS} turns")])
             go, *carried = self.block(body, (iteration, *carried), env)
             iteration += 1
 

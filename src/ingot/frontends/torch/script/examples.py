@@ -18,7 +18,7 @@ from ingot.frontends.torch.script.graph import Program
 from ingot.ir.types import DTYPES
 from ingot.support.errors import InputError
 
-_OPEN = 32  # of a size that is left open, in the example
+_OPEN_SIZE = 32  # of a size that is left open, in the example
 
 
 Values = Mapping[str, Any]
@@ -41,7 +41,8 @@ def examples(
         own = {i: bounds_by_name.get(name, {}).get(i, f"{name}_{i}") for i, d in enumerate(shape) if d is None}
         axes[name] = {i: _bounded(d, bounds_by_name) for i, d in own.items() if not isinstance(d, int)}
         sizes = [
-            own[i] if d is None and isinstance(own[i], int) else _OPEN if d is None else d for i, d in enumerate(shape)
+            own[i] if d is None and isinstance(own[i], int) else _OPEN_SIZE if d is None else d
+            for i, d in enumerate(shape)
         ]
         values[name] = to_torch(np.ones(sizes, DTYPES[form[0]].numpy))
     return _arguments(program, values), {k: v for k, v in axes.items() if v} or None

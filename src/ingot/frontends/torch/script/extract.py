@@ -11,9 +11,9 @@ import torch
 from ingot.frontends.torch.script.graph import Argument, Block, Node, Program
 from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpError
 
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 # of objects that the program makes, whose attributes are their own; those that a module holds are as modules are
-_OF_OBJECTS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
+_OBJECT_OPS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
 _ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::floor_divide", "aten::remainder"))
 _MODULES = (torch.jit.ScriptModule, torch._C.ScriptModule)
 
@@ -77,7 +77,7 @@ class _Reader:
         if kind == "prim::CreateObject":
             return Node(kind, (), outputs, loc=loc)
         if kind in ("prim::GetAttr", "prim::SetAttr") and inputs[0] not in self.modules:
-            return Node(_OF_OBJECTS[kind], inputs, outputs, attribute=n.s("name"), loc=loc)
+            return Node(_OBJECT_OPS[kind], inputs, outputs, attribute=n.s("name"), loc=loc)
         if kind == "prim::GetAttr":
             return self._get(n, inputs[0], outputs, loc)
         if kind == "prim::SetAttr":
@@ -217,5 +217,5 @@ def _is_packed(type: Any) -> bool:
 
 
 def _location(n: Any) -> str:
-    places = _PLACE.findall(n.sourceRange())
+    places = _FRAME.findall(n.sourceRange())
     return f"{places[0][0]}:{places[0][1]}" if places else ""

@@ -10,7 +10,7 @@ import torch
 
 from ingot.frontends.torch.tracing.samples import Samples
 
-_CHANGES = 2  # of a tensor that is an input from then on: weights are loaded once, and trained again and again
+_MAX_CHANGES = 2  # of a tensor that is an input from then on: weights are loaded once, and trained again and again
 
 
 class Constants:
@@ -37,7 +37,7 @@ class Constants:
         if self._state is not None:
             pairs = zip(self._positions, self._state, state, strict=True)
             self._changes.update(i for i, before, now in pairs if not counted or before != now)
-        self._positions = [i for i in self._positions if self._changes[i] < _CHANGES]
+        self._positions = [i for i in self._positions if self._changes[i] < _MAX_CHANGES]
         self._state = self._told(inputs)
         self.held = {i: inputs[i] for i in self._positions}
         self._samples = Samples([*self.held.values()])

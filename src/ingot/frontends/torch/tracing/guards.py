@@ -26,7 +26,7 @@ from ingot.ir.dims import Dim, DimLike, Interval, bounds, dim_max, substitute, s
 from ingot.support.errors import ImportModelError
 
 _ORDERS = (sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
-_LARGEST = 4096  # a step; sizes up to four of them are tried
+_MAX_STEP = 4096  # a step; sizes up to four of them are tried
 _TORCH = Path(torch.__file__).parent
 
 
@@ -235,12 +235,12 @@ def _generators(zero: sympy.Expr) -> set[sympy.Basic]:
 
 
 def _progression(name: str, zeros: set[Dim]) -> Progression | None:
-    holds = [v for v in range(1, _LARGEST) if _all_zero(zeros, {name: v})][:2]
+    holds = [v for v in range(1, _MAX_STEP) if _all_zero(zeros, {name: v})][:2]
     if len(holds) < 2:
         return None
     first, second = holds
     step = second - first
-    tried = range(1, min(4 * step + 64, _LARGEST))
+    tried = range(1, min(4 * step + 64, _MAX_STEP))
     if step == 1 or any(_all_zero(zeros, {name: v}) != ((v - first) % step == 0 and v >= first) for v in tried):
         return None
     return Progression(step, first - step)

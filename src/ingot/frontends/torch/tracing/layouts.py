@@ -34,7 +34,7 @@ Order = tuple[int, ...]  # the tensor's axes, from the outermost in memory on
 
 _aten = torch.ops.aten
 _NONE = slice(0)
-_OF_IMAGES = frozenset(
+_IMAGE_OPS = frozenset(
     (
         _aten.convolution,
         _aten._native_batch_norm_legit_functional,
@@ -44,7 +44,7 @@ _OF_IMAGES = frozenset(
     )
 )
 # views in which elements may share memory
-_OVERLAPPING = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_strided.default))
+_OVERLAPPING_VIEWS = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_strided.default))
 
 
 def dense_order(value: torch.Tensor) -> Order | None:
@@ -331,7 +331,7 @@ def _size_in_bytes(node: fx.Node) -> int:
 
 def _has_overlap(node: fx.Node | None) -> bool:
     """Whether elements of a view may share memory."""
-    return node is not None and (_call(node).target in _OVERLAPPING or _has_overlap(source_of(node)))
+    return node is not None and (_call(node).target in _OVERLAPPING_VIEWS or _has_overlap(source_of(node)))
 
 
 def _last(node: fx.Node) -> Order:
@@ -349,7 +349,7 @@ def _strides(node: fx.Node) -> tuple[int, ...]:
 def _images(graph: fx.Graph) -> set[object]:
     """Values of the shapes that convolutions, pools and batch norms make or read."""
     images = [n for n in graph.nodes if _is_image(n.meta.get("val"))]
-    layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _OF_IMAGES]
+    layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _IMAGE_OPS]
     near = {n for layer in layers for n in (layer, layer.args[0], *layer.users)}
     shapes = {n.meta["val"].shape for n in images if n in near}
     return {n for n in images if n.op != "placeholder" and n.meta["val"].shape in shapes}

@@ -22,7 +22,7 @@ from ingot.frontends.torch.tracing.inplace import written_inputs
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
-_HELD = (InputKind.BUFFER, InputKind.PARAMETER, InputKind.CONSTANT_TENSOR)
+_STATE_KINDS = (InputKind.BUFFER, InputKind.PARAMETER, InputKind.CONSTANT_TENSOR)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Memory:
 def written_memories(net: nn.Module, program: ExportedProgram) -> list[Memory]:
     """The memories of `net` that `program`, traced from it, writes, and that are not one buffer alone."""
     signature, written = program.graph_signature, written_inputs(program.graph)
-    specs = [s for s in signature.input_specs if s.kind in _HELD and s.arg.name in written and s.target]
+    specs = [s for s in signature.input_specs if s.kind in _STATE_KINDS and s.arg.name in written and s.target]
     tensors = (program.state_dict.get(str(s.target), program.constants.get(str(s.target))) for s in specs)
     places = {t.untyped_storage().data_ptr() for t in tensors if isinstance(t, Tensor)}
     members = [m for m in _members(net) if m.tensor.untyped_storage().data_ptr() in places] if places else []

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 _aten = torch.ops.aten
 # comparisons that a clamp's result answers as its operand does: which of its bounds they are about
-_OF_BOUND = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
+_BOUND_OPS = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
 
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -52,7 +52,7 @@ def _ask_results(graph: fx.Graph) -> None:
     for clamp in graph.find_nodes(op="call_function", target=_aten.hardtanh.default):
         x, *bounds = clamp.args
         for user in list(x.users):
-            at = _OF_BOUND.get(user.target)
+            at = _BOUND_OPS.get(user.target)
             if at is not None and bounds[at - 1 : at] == [user.args[1]] and user > clamp:
                 user.replace_input_with(x, clamp)
 

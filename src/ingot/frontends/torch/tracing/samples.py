@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-_ELEMENTS = 16  # from the middle of each tensor, side by side, which are read fastest: an optimizer changes about all
+_SAMPLE_ELEMENTS = (
+    16  # from the middle of each tensor, side by side, which are read fastest: an optimizer changes about all
+)
 
 
 class Samples:
@@ -35,5 +37,5 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
     reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     if reach != tensor.numel():  # elements lie apart, or several in one place
         return tensor[(slice(0, 1),) * tensor.dim()].reshape(1)
-    count = min(reach, _ELEMENTS)
+    count = min(reach, _SAMPLE_ELEMENTS)
     return tensor.as_strided((count,), (1,), tensor.storage_offset() + (reach - count) // 2)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVELS, unpacked
+from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVEL_DTYPES, unpacked
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
@@ -90,14 +90,14 @@ def qmoe(c: Call) -> Result:
 
 def _weight(c: Call, i: int, zero: int, layer: int) -> Node:
     bits = c.int(f"fc{layer}_expert_weight_bits", c.int("expert_weight_bits", 4))
-    if bits not in LEVELS:
+    if bits not in LEVEL_DTYPES:
         raise Unsupported(f"weights of {bits} bits")
     packed, scale = c.array(i), c.array(i + 1).astype(np.float32)
     experts, rows, width = packed.shape
     inputs = width * 8 // bits
     blocks = scale.shape[2] if scale.ndim == 3 else 1
     levels = const(unpacked(packed, bits, inputs).reshape(experts, rows, blocks, -1))
-    zeros = ops.scalar(1 << (bits - 1), LEVELS[bits])
+    zeros = ops.scalar(1 << (bits - 1), LEVEL_DTYPES[bits])
     if c.has(zero):
         zero_points = c.array(zero)
         line = zero_points if zero_points.ndim == 3 else zero_points.reshape(experts, 1, -1)

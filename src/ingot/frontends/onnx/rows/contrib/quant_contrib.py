@@ -25,7 +25,7 @@ from ingot.ir.node import Node, const, deferred
 MS = "com.microsoft"
 
 # computed by the row of a plain op, as of opset 13
-_PLAIN = {
+_FLOAT_OPS = {
     "QLinearAdd": "Add", "QLinearAveragePool": "AveragePool", "QLinearGlobalAveragePool": "GlobalAveragePool",
     "QLinearLeakyRelu": "LeakyRelu", "QLinearMul": "Mul", "QLinearReduceMean": "ReduceMean",
     "QLinearSigmoid": "Sigmoid", "QLinearSoftmax": "Softmax",
@@ -57,7 +57,7 @@ def _plain(c: Call, name: str) -> Result:
     return _levels(c, channels_last(y) if last else y, 3 * count, c.type().dtype)
 
 
-for _name, _op in _PLAIN.items():
+for _name, _op in _FLOAT_OPS.items():
     register(_name, lambda c, op=_op: _plain(c, op), domain=MS)
 
 
@@ -111,7 +111,7 @@ def qattention(c: Call) -> Result:
     return self_attention(c, packed, None, c.opt(5), c.opt(8))
 
 
-LEVELS = {2: T.u4, 4: T.u4, 8: T.u8}  # what levels of so many bits are kept in
+LEVEL_DTYPES = {2: T.u4, 4: T.u4, 8: T.u8}  # what levels of so many bits are kept in
 
 
 def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -119,16 +119,16 @@ def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     if bits < 8:
         parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
         packed = np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
-    return packed[..., :count].view(LEVELS[bits].numpy)
+    return packed[..., :count].view(LEVEL_DTYPES[bits].numpy)
 
 
 @onnx_op("MatMulNBits", domain=MS)
 def matmul_nbits(c: Call) -> Result:
     """x [.., K] times a constant matrix [N, K] of 2, 4 or 8 bits, stored in blocks along K with a scale each."""
     bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
-    if bits not in LEVELS or c.has(4):
-        raise Unsupported(f"{bits}-bit blocks" if bits not in LEVELS else "a permutation of the rows")
-    blocks, dtype = -(-k // max(block, 1)), LEVELS[bits]
+    if bits not in LEVEL_DTYPES or c.has(4):
+        raise Unsupported(f"{bits}-bit blocks" if bits not in LEVEL_DTYPES else "a permutation of the rows")
+    blocks, dtype = -(-k // max(block, 1)), LEVEL_DTYPES[bits]
     whole = c.array(1).size * 8 == n * blocks * block * bits and c.array(2).size == n * blocks
     if not whole or c.array(1).dtype != np.uint8:
         raise Unsupported(f"levels of {c.type(1)} and scales of {c.type(2)} for N = {n}, K = {k} in blocks of {block}")

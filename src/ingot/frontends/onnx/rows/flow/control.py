@@ -17,7 +17,7 @@ from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.protos import GraphProto
 from ingot.frontends.onnx.rows.common import cut, ints_of
-from ingot.frontends.onnx.rows.turns import EXACT, turns
+from ingot.frontends.onnx.rows.turns import MAX_EXACT_INTEGER, turns
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.shared.found import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
@@ -308,7 +308,7 @@ def _counted(
         return it, cond
     count, inexact = trip_count
     if inexact:
-        it.call.importer.require(EXACT - count, "a loop of more turns than its condition tells apart")
+        it.call.importer.require(MAX_EXACT_INTEGER - count, "a loop of more turns than its condition tells apart")
     return replace(it, count=count if it.count is None else dim_min(it.count, count)), None
 
 

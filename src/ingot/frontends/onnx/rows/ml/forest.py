@@ -12,8 +12,8 @@ MODES = {
     "BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT, "BRANCH_EQ": EQ, "BRANCH_NEQ": NEQ,
     "LEAF": LEAF,
 }  # fmt: skip
-_DEEPEST = 4096
-_VISITS = 10_000_000
+_MAX_DEPTH = 4096
+_MAX_VISITS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +66,25 @@ class Forest:
         inner, count = ~self.leaf, len(self.mode)
         tree, level = np.arange(len(self.roots)), self.roots
         depths, visits = np.zeros(len(self.roots), np.int64), 0
-        for depth in range(_DEEPEST):
+        for depth in range(_MAX_DEPTH):
             on = inner[level]
             if not on.any():
                 return depths
             visits += len(level)
-            if visits > max(64 * count, _VISITS):
+            if visits > max(64 * count, _MAX_VISITS):
                 break
             tree, level = tree[on], level[on]
             depths[tree] = depth + 1
             # ways that meet go on as one
             below = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
             tree, level = np.divmod(below[np.diff(below, prepend=-1) != 0], count)
-        raise Unsupported(f"trees of more than {_DEEPEST} levels, without end, or that meet too often")
+        raise Unsupported(f"trees of more than {_MAX_DEPTH} levels, without end, or that meet too often")
 
     def trees(self) -> np.ndarray | None:
         """[nodes]: each node's tree, -1 where none reaches it. None where trees share nodes."""
         roots = np.full(len(self.mode), -1)
         at, own = self.roots, np.arange(len(self.roots))
-        for _ in range(_DEEPEST):
+        for _ in range(_MAX_DEPTH):
             fresh = roots[at] < 0
             if (roots[at[~fresh]] != own[~fresh]).any():
                 return None

@@ -16,7 +16,7 @@ from ingot.ir.types import DType, TensorType
 
 ML = "ai.onnx.ml"
 # classes whose steps are written out
-_COUPLED = 32
+_MAX_COUPLED_CLASSES = 32
 
 
 def matrix(x: Node, dtype: DType = T.f32) -> Node:
@@ -166,8 +166,8 @@ def svm_classifier(c: Call) -> Result:
 def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node:
     """[rows, classes]: the probabilities of classes from those of the first class of each pair, by the second method of
     Wu, Lin and Weng 2004, with the steps and the end that libsvm has."""
-    if classes > _COUPLED:
-        raise Unsupported(f"probabilities of more than {_COUPLED} classes")
+    if classes > _MAX_COUPLED_CLASSES:
+        raise Unsupported(f"probabilities of more than {_MAX_COUPLED_CLASSES} classes")
     rows, count = fits.shape[0], len(pairs)
     column = np.full((classes, classes), 2 * count)
     for p, (i, j) in enumerate(pairs):

@@ -33,7 +33,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 # levels of one kernel; a longer way down is a loop
 _STEPS = 12
-_WORDS = 4
+_NODE_WORDS = 4
 
 
 def _alike(depths: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
@@ -69,15 +69,15 @@ class _Table:
             x, feature = ops.concat([x, ops.Neg()(x)], 1), feature + is_flipped * features
         first, second = np.where(is_flipped, forest.no, forest.yes), np.where(is_flipped, forest.yes, forest.no)
         nodes = np.concatenate([roots, np.stack([first, second], 1)[~leaf].reshape(-1)])
-        check_table(len(nodes), _WORDS)
+        check_table(len(nodes), _NODE_WORDS)
         pair = len(roots) + 2 * (np.cumsum(~leaf) - 1)
         word = np.dtype(f"u{x.dtype.nbytes}")
-        table = np.empty((len(nodes), _WORDS), word)
+        table = np.empty((len(nodes), _NODE_WORDS), word)
         table[:, 0] = np.where(leaf, 0, feature)[nodes]
         table[:, 1] = split[nodes].astype(x.dtype.numpy).view(word)
-        table[:, 2] = _WORDS * np.where(leaf[nodes], np.arange(len(nodes)), pair[nodes])
+        table[:, 2] = _NODE_WORDS * np.where(leaf[nodes], np.arange(len(nodes)), pair[nodes])
         table[:, 3] = targets[nodes].view(word) if targets.dtype == x.dtype.numpy else targets[nodes]
-        return _Table(x, const(table.reshape(-1)), (_WORDS * np.arange(len(roots))).astype(word))
+        return _Table(x, const(table.reshape(-1)), (_NODE_WORDS * np.arange(len(roots))).astype(word))
 
     def word(self, at: Node, i: int) -> Node:
         return ops.Take(0)(self.words, ops.add(at, i) if i else at)
@@ -91,7 +91,9 @@ class _Table:
             feature = self.word(at, 0)
             value = ops.Take(1)(x, feature) if len(at.shape) == 1 else ops.GatherElements(1)(x, feature)
             second = ops.compare("GT", value, self.number(at, 1))
-            at = ops.add(self.word(at, 2), ops.where(second, ops.scalar(_WORDS, at.dtype), ops.scalar(0, at.dtype)))
+            at = ops.add(
+                self.word(at, 2), ops.where(second, ops.scalar(_NODE_WORDS, at.dtype), ops.scalar(0, at.dtype))
+            )
         return at
 
     def ends(self, depth: int, stored: bool) -> Node:

@@ -117,38 +117,38 @@ def product(c: Call, a: Complex, b: Complex) -> Complex:
 
 
 # what moves or adds elements does so to both parts
-PARTWISE = frozenset((
+PARTWISE_OPS = frozenset((
     "Neg", "Sum", "Mean", "AddN", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Slice", "StridedSlice", "Concat",
     "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Tile", "Pad", "PadV2", "GatherV2", "Gather", "GatherNd",
     "ReverseV2", "Roll", "BroadcastTo", "Select", "SelectV2", "ZerosLike", "MatrixDiagPartV3", "MatrixBandPart",
     "Cumsum", "Fill", "MatrixDiagV3",
 ))  # fmt: skip
 # of any kind: the first part tells
-_OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+_SHAPE_OPS = frozenset(("Shape", "ShapeN", "Size", "Rank"))
 
 
 def on_parts(c: Call, row: Row, operands: Sequence[Value]) -> Result:
     """The results of an op of complex operands. Raises Unsupported."""
     own = on_complex.rows.get(c.op)
     if own is not None:
-        if not all(isinstance(v, Complex) for v in (operands[:1] if c.op in _MIXED else operands)):
+        if not all(isinstance(v, Complex) for v in (operands[:1] if c.op in _OPS_OF_MIXED_OPERANDS else operands)):
             raise Unsupported("of complex numbers and others")
         check_operands(own.fn, len(operands))
         return own.fn(c, *operands)
-    if c.op not in PARTWISE | _OF_SHAPES:
+    if c.op not in PARTWISE_OPS | _SHAPE_OPS:
         raise Unsupported("of complex numbers")
     parts = [
         row.fn(c, *((v.imag if second else v.real) if isinstance(v, Complex) else v for v in operands))
         for second in (False, True)
     ]
-    if c.op in _OF_SHAPES:
+    if c.op in _SHAPE_OPS:
         return parts[0]
     first, last = ((p if isinstance(p, Sequence) else (p,)) for p in parts)
     pairs = list(zip(first, last, strict=True))
     return [Complex(a, b) for a, b in pairs if isinstance(a, Node) and isinstance(b, Node)]
 
 
-_MIXED = frozenset(("ConjugateTranspose", "IRFFT", "IRFFT2D", "IRFFT3D"))
+_OPS_OF_MIXED_OPERANDS = frozenset(("ConjugateTranspose", "IRFFT", "IRFFT2D", "IRFFT3D"))
 
 
 # --- Fourier transforms

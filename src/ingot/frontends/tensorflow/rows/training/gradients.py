@@ -24,7 +24,7 @@ def _positive(x: Node) -> Node:
 
 _SELU, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.7580993408473768599402175208123
 # of the gradient and of what the op's own gradient keeps: its operand (features) or its result
-_OF_OPERAND: dict[str, Callable[[Node, Node], Node]] = {
+_SLOPES_BY_OPERAND: dict[str, Callable[[Node, Node], Node]] = {
     "ReluGrad": lambda g, x: ops.where(_positive(x), g, 0.0),
     "Relu6Grad": lambda g, x: ops.where(ops.and_(_positive(x), ops.compare("LT", x, 6.0)), g, 0.0),
     "EluGrad": lambda g, y: ops.where(ops.compare("LT", y, 0.0), ops.mul(ops.add(y, 1.0), g), g),
@@ -34,7 +34,7 @@ _OF_OPERAND: dict[str, Callable[[Node, Node], Node]] = {
     "SoftplusGrad": lambda g, x: ops.mul(g, ops.Logistic()(x)),
     "SoftsignGrad": lambda g, x: ops.div(g, _square(ops.add(ops.Abs()(x), 1.0))),
 }
-_OF_RESULT: dict[str, Callable[[Node, Node], Node]] = {
+_SLOPES_BY_RESULT: dict[str, Callable[[Node, Node], Node]] = {
     "TanhGrad": lambda y, g: ops.mul(g, ops.sub(1.0, _square(y))),
     "SigmoidGrad": lambda y, g: ops.mul(g, ops.mul(y, ops.sub(1.0, y))),
     "SqrtGrad": lambda y, g: ops.div(ops.mul(g, 0.5), y),
@@ -48,9 +48,9 @@ def _square(x: Node) -> Node:
     return ops.mul(x, x)
 
 
-@row(*_OF_OPERAND, *_OF_RESULT)
+@row(*_SLOPES_BY_OPERAND, *_SLOPES_BY_RESULT)
 def elementwise(c: Call, a: Node, b: Node) -> Node:
-    return (_OF_OPERAND.get(c.op) or _OF_RESULT[c.op])(a, b)
+    return (_SLOPES_BY_OPERAND.get(c.op) or _SLOPES_BY_RESULT[c.op])(a, b)
 
 
 @row("LeakyReluGrad")

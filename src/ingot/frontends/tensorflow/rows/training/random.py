@@ -95,22 +95,24 @@ def _box_muller(bits: Node) -> Node:
     return ops.stack([ops.mul(ops.Sin()(angle), length), ops.mul(ops.Cos()(angle), length)], 1)
 
 
-_CUT = 2.0  # of truncated normals
-_GROUP, _RESERVED, _TRIED = 4, 256, 16
+_TRUNCATION_DEVIATIONS = 2.0  # of truncated normals
+_GROUP_SIZE, _BLOCKS_PER_GROUP, _CANDIDATES = 4, 256, 16
 
 
 def _truncated(key: Node, counter: Node, shape: Shape) -> Node:
     """Of each four results the first four of their numbers below the cut: 256 blocks belong to them, of which
     TensorFlow draws until four are there. Of 16 numbers fewer than four are below it once in 10^15."""
     count = product(shape)
-    groups, blocks = ceildiv(count, _GROUP), _TRIED // 4
-    first = ops.expand_dims(ops.mul(ops.arange(groups, u64), _RESERVED), 1)
+    groups, blocks = ceildiv(count, _GROUP_SIZE), _CANDIDATES // 4
+    first = ops.expand_dims(ops.mul(ops.arange(groups, u64), _BLOCKS_PER_GROUP), 1)
     at = ops.reshape(ops.add(first, ops.arange(blocks, u64)), (-1,))
     words = ops.reshape(_blocks(key, counter, at), (-1, 2))
-    numbers = ops.reshape(_box_muller(words), (groups, _TRIED))
-    beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _CUT), i32)
+    numbers = ops.reshape(_box_muller(words), (groups, _CANDIDATES))
+    beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _TRUNCATION_DEVIATIONS), i32)
     ordered = ops.Sort(1, False, True, 1)(beyond, numbers).results[1]
-    return ops.reshape(ops.slice_axis(ops.reshape(ops.slice_axis(ordered, 1, 0, _GROUP), (-1,)), 0, 0, count), shape)
+    return ops.reshape(
+        ops.slice_axis(ops.reshape(ops.slice_axis(ordered, 1, 0, _GROUP_SIZE), (-1,)), 0, 0, count), shape
+    )
 
 
 def _source(c: Call, operands: tuple[Node, ...]) -> tuple[Node, Node, tuple[Node, ...]]:
@@ -168,7 +170,7 @@ def of_the_model(c: Call, sizes: Node) -> Node:
 @row("TruncatedNormal")
 def truncated_of_the_model(c: Call, sizes: Node) -> Node:
     """By the inverse of the distribution's function between the cuts."""
-    tail = math.erfc(_CUT / math.sqrt(2)) / 2
+    tail = math.erfc(_TRUNCATION_DEVIATIONS / math.sqrt(2)) / 2
     unit = sampling.uniform(c.walk.random_key(), c.lengths(sizes), f64)
     return ops.cast(special.ndtri(ops.add(ops.mul(unit, 1 - 2 * tail), tail)), c.dtype("dtype", f32))
 

@@ -21,7 +21,7 @@ from ingot.ir.dims import product
 from ingot.ir.node import Node, const
 
 on_levels = Table()
-_MOST_TAPS = 1 << 20  # of a resized axis
+_MAX_TAPS = 1 << 20  # of a resized axis
 
 
 def finished(c: Call, y: Node) -> Node:
@@ -254,7 +254,7 @@ def resize_bilinear(c: Call) -> Node:
     y = ops.cast(x, wide)
     for axis, size in zip((1, 2), sizes, strict=True):
         n = x.shape[axis]
-        if not isinstance(n, int) or not 0 < size <= _MOST_TAPS:
+        if not isinstance(n, int) or not 0 < size <= _MAX_TAPS:
             raise Unsupported(f"from a size {n} to {size}")
         low, high, weight = _taps(c, n, size)
         shape = [-1 if a == axis else 1 for a in range(4)]

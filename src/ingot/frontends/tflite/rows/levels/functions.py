@@ -19,7 +19,7 @@ from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
 on_levels = Table()
-_BITS = 4  # before the point of what logistic and tanh are computed of
+_INTEGER_BITS = 4  # before the point of what logistic and tanh are computed of
 
 
 @on_levels("LOGISTIC", "TANH")
@@ -28,16 +28,16 @@ def squashed(c: Call) -> Node:
     x, levels = c.x(), c.levels()
     if x.dtype == T.i16:
         return (wide_tables.logistic if c.op.name == "LOGISTIC" else wide_tables.tanh)(x, levels.scale)
-    scale = levels.scale * (1 << (31 - _BITS))
+    scale = levels.scale * (1 << (31 - _INTEGER_BITS))
     _, shift = fixed(scale)
     q = tables.levels_of(x.dtype) - levels.zero
     inner = tables.multiplied(q, scale)
-    reach = tables.radius(_BITS, shift)
+    reach = tables.radius(_INTEGER_BITS, shift)
     low, high = x.dtype.range
     if c.op.name == "LOGISTIC":
-        y = tables.halved(tables.logistic(inner, _BITS), 23) + low
+        y = tables.halved(tables.logistic(inner, _INTEGER_BITS), 23) + low
     else:
-        y = tables.halved(tables.tanh(inner, _BITS), 24) + (low + high + 1) // 2
+        y = tables.halved(tables.tanh(inner, _INTEGER_BITS), 24) + (low + high + 1) // 2
     y = np.where(q <= -reach, low, np.where(q >= reach, high, np.clip(y, low, high)))
     return tables.lookup(x, y.astype(x.dtype.numpy))
 
