@@ -104,7 +104,7 @@ class GGUFFile:
         return value
 
     def _other_parts(self, count: int) -> list[Path]:
-        """Of the first part of a model the files of the others, by their names."""
+        """The files of a model's other parts, by the name of the first one."""
         if count in (0, 1):
             return []
         match, number = _SHARD_NAME.fullmatch(self.path.name), self._number("split.no", 0)

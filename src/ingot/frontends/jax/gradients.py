@@ -1,4 +1,4 @@
-"""What of a function's gradient JAX's lowering drops: `stop_gradient`, and gradients of functions' own."""
+"""The parts of a function's gradient that JAX's lowering drops: `stop_gradient`, and gradients of functions' own."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _bind(primitive: Any, operands: Iterable[Any], params: Mapping[str, Any]) ->
 
 
 def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
-    """What a program computes, its functions without the gradients that they bring along: nothing here is
+    """The computation of a program whose functions lose their custom gradients: nothing here is
     differentiated again, and a rule may call the function that it is the rule of (`jnp.linalg.slogdet`)."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
     for eqn in jaxpr.eqns:
@@ -137,7 +137,7 @@ def _plain(parameter: Any) -> Any:
     """A parameter of a loop or a branch whose bodies have no gradients of their own."""
     if type(parameter) is tuple:  # and not one with names, as of dimensions
         return tuple(map(_plain, parameter))
-    if not isinstance(parameter, ClosedJaxpr) or not _brings(parameter.jaxpr):
+    if not isinstance(parameter, ClosedJaxpr) or not _has_gradient_rule(parameter.jaxpr):
         return parameter
 
     def body(*xs: Any) -> list[Any]:
@@ -146,10 +146,10 @@ def _plain(parameter: Any) -> Any:
     return jax.make_jaxpr(body)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in parameter.in_avals))
 
 
-def _brings(jaxpr: Any) -> bool:
+def _has_gradient_rule(jaxpr: Any) -> bool:
     """Whether something in it has a gradient of its own."""
     own = any(e.primitive in _CUSTOM_GRADIENTS or e.primitive in _VALUES for e in jaxpr.eqns)
-    return own or any(_brings(inner) for inner in core.subjaxprs(jaxpr))
+    return own or any(_has_gradient_rule(inner) for inner in core.subjaxprs(jaxpr))
 
 
 def _parts(values: Sequence[Any]) -> list[Any]:
@@ -166,7 +166,7 @@ def _joined(x: Any, parts: Iterator[Any]) -> Any:
 
 
 def _value(primitive: Any) -> Any:
-    """What computes as the primitive does, without a gradient of its own."""
+    """A function that computes as the primitive does, without its gradient rule."""
     value = Primitive(f"ingot_{primitive.name}")
     value.multiple_results = primitive.multiple_results
     value.def_effectful_abstract_eval(primitive.abstract_eval)

@@ -1,4 +1,4 @@
-"""What a Keras file says of its layers, looked at before Keras makes anything of it: the file is untrusted.
+"""The layers that a Keras file describes, checked before Keras builds them: the file is untrusted.
 
 A configuration may name code (Lambda layers), other packages, and what only TensorFlow computes. All that is refused
 together, by name. Configurations of Keras 1 and 2 lose the arguments that Keras 3 does not know, where these say

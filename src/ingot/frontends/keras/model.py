@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ingot.frontends.shared.apart import run_apart
+from ingot.frontends.shared.subprocesses import run_in_subprocess
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.ir.dims import parse_dim
 from ingot.ir.node import Graph
@@ -71,7 +71,9 @@ def _read(path: Path, dynamic: Any) -> Graph:
     with tempfile.TemporaryDirectory() as folder_path:
         folder = Path(folder_path)
         dynamic_json, arguments = json.dumps(dynamic).encode(), [str(path.absolute()), folder_path]
-        run_apart(_WORKER_CODE, arguments, "Keras cannot read the model", str(path), stdin=dynamic_json, env=env)
+        run_in_subprocess(
+            _WORKER_CODE, arguments, "Keras cannot read the model", str(path), stdin=dynamic_json, env=env
+        )
         if (error_file := folder / "error.json").is_file():
             raise _error(json.loads(error_file.read_text()), str(path))
         form = json.loads((folder / "form.json").read_text())

@@ -85,7 +85,7 @@ def arguments_of(exported: Any, labels: Sequence[str]) -> tuple[tuple[str, ...],
 
 
 def in_training(model: Any, training: bool) -> dict[str, bool]:
-    """How a call says it, where the model's takes it."""
+    """The keyword argument of a call for it, if the model's call takes one."""
     return {"training": training} if "training" in inspect.signature(model.call).parameters else {}
 
 

@@ -1,4 +1,4 @@
-"""What a row of the ONNX import table sees: one node's inputs, attributes and opset version.
+"""The view that a row of the ONNX import table has of a node: one node's inputs, attributes and opset version.
 
     @onnx_op("Softmax", since=13)
     def softmax(c: Call) -> Result: ...
@@ -151,7 +151,7 @@ def seek_multiple(
 
 
 class Importer(Protocol):
-    """What control-flow rows need of the importer."""
+    """The part of the importer that control-flow rows use."""
 
     external: ExternalData
     limits: dict[str, Interval]  # what is required of symbols so far
@@ -163,7 +163,7 @@ class Importer(Protocol):
         ...
 
     def random_key(self, seed: int | None) -> Node:
-        """Of a new draw of random numbers: of the model's seed, or of one of its own."""
+        """The key of a new draw of random numbers, from the model's seed or from `seed`."""
         ...
 
     @property
@@ -189,12 +189,12 @@ class Importer(Protocol):
         can be: not where a loop changes them."""
         ...
 
-    def marked(self) -> tuple[object, ...]:
-        """What importing nodes may require of sizes, as it stands."""
+    def checkpoint(self) -> tuple[object, ...]:
+        """The requirements on sizes so far, to roll back to."""
         ...
 
-    def back_to(self, mark: tuple[object, ...]) -> None:
-        """Forget what has been required and refused since `marked`."""
+    def roll_back(self, mark: tuple[object, ...]) -> None:
+        """Forget what has been required and refused since `checkpoint`."""
         ...
 
     def decide(self, node: Node, what: str) -> bool | None:

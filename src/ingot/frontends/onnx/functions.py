@@ -104,7 +104,7 @@ def schema_body(
 
 
 def _type_proto(v: AnyValue | None) -> TypeProto:
-    """Of every value that a body may depend on; onnx takes no sequence without a type."""
+    """The type of a value that a body may depend on; onnx takes no sequence without a type."""
     from onnx import helper
 
     if isinstance(v, Sequence_):

@@ -27,7 +27,7 @@ Dynamic = Mapping[str, Bound | Mapping[int, Bound]] | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is asked for about inputs, and what the import found out about them.
+    """Requests of the caller about inputs, and facts that the import finds out about them.
 
     equations: symbols of the model that stand for sizes of the graph: multiples, sums, other symbols, numbers.
     told: inputs whose elements are sizes.
@@ -41,7 +41,7 @@ class Requests:
     told: frozenset[str] = frozenset()
 
     def with_equation(self, name: str, size: DimLike) -> Requests:
-        """The same with one more symbol that stands for a size; the size may hold the symbol itself."""
+        """The requests with one more symbol that stands for a size; the size may hold the symbol itself."""
         known = {other: substitute(d, {name: size}) for other, d in self.equations.items()}
         return replace(self, equations={name: size, **known})
 

@@ -78,7 +78,7 @@ def dtype_from_code(code: int) -> DType:
 
 
 def type_text(declared: TypeProto) -> str:
-    """What a value is declared as: "f32", "string", "seq(i64)", "optional(f32)"; "" where the model does not say."""
+    """The declared type of a value: "f32", "string", "seq(i64)", "optional(f32)"; "" where the model does not say."""
     kind = declared.WhichOneof("value")
     if kind == "sequence_type":
         return f"seq({type_text(declared.sequence_type.elem_type)})"

@@ -369,12 +369,12 @@ class Walk:
             if isinstance(rest, Dim):
                 self.conditions[rest] = None
 
-    def marked(self) -> tuple[object, ...]:
-        """What importing nodes may require of sizes, as it stands."""
+    def checkpoint(self) -> tuple[object, ...]:
+        """The requirements on sizes so far, to roll back to."""
         return self.limits, dict(self.conditions), list(self.refused)
 
-    def back_to(self, mark: tuple[object, ...]) -> None:
-        """Forget what has been required and refused since `marked`."""
+    def roll_back(self, mark: tuple[object, ...]) -> None:
+        """Forget what has been required and refused since `checkpoint`."""
         self.limits, self.conditions, self.refused = mark  # type: ignore[assignment]
 
     def decide(self, node: Node, what: str) -> bool | None:

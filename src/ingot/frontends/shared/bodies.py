@@ -28,7 +28,7 @@ _MAX_ROUNDS = 4  # until no other size turns out to change
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a body gives, and the sizes that it finds."""
+    """The results of a body, and the sizes that it finds."""
 
     outputs: Sequence[Node]
     sizes: Sizes
@@ -68,19 +68,19 @@ class _Outcome:
         return [*wide, *(ops.scalar(self.outputs[k].shape[a], i64) for k, a in rooms)]
 
 
-def _within(found: Found, body: Callable[[], Sequence[Node]]) -> _Outcome:
+def _outcome_of(found: Found, body: Callable[[], Sequence[Node]]) -> _Outcome:
     with found.within() as sizes:
         return _Outcome(tuple(body()), sizes)
 
 
-def _foreign(outcomes: Iterable[_Outcome], own: Sequence[Node]) -> list[Node]:
+def _outer_inputs(outcomes: Iterable[_Outcome], own: Sequence[Node]) -> list[Node]:
     """Inputs of the graphs outside that bodies read."""
     known = set(own)
     roots = [n for o in outcomes for n in (*o.outputs, *(value for value, _ in o.sizes.values()))]
     return [n for n in topological(roots) if isinstance(n.op, Input) and n not in known]
 
 
-def _cut(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -> list[Node]:
+def _cut_to_size(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -> list[Node]:
     """Values with room, behind which their sizes stand, at these sizes."""
     count = len(values) - len(rooms)
     out = list(values[:count])
@@ -89,7 +89,7 @@ def _cut(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -
     return out
 
 
-def _alike(what: str, a: Sequence[Node], b: Sequence[Node]) -> None:
+def _check_types(what: str, a: Sequence[Node], b: Sequence[Node]) -> None:
     if [(n.dtype, n.type.rank) for n in a] != [(n.dtype, n.type.rank) for n in b]:
         raise Unsupported(f"{what} {_show(a)} and {_show(b)}")
 
@@ -106,11 +106,11 @@ def case(
 
     Raises Unsupported for branches that give other numbers, dtypes or ranks of results.
     """
-    outcomes = [_within(found, b) for b in branches]
+    outcomes = [_outcome_of(found, b) for b in branches]
     like = outcomes[0].outputs
     rooms: dict[Place, DimLike] = {}
     for o in outcomes[1:]:
-        _alike("branches that give", like, o.outputs)
+        _check_types("branches that give", like, o.outputs)
     if not like:
         return ()
     for k, x in enumerate(like):
@@ -121,9 +121,9 @@ def case(
                 for s, o in zip(sizes, outcomes, strict=True):
                     room = dim_max(room, o.most(s))
                 rooms[k, a] = room
-    more = _foreign(outcomes, inner)
+    more = _outer_inputs(outcomes, inner)
     graphs = tuple(o.graph((*inner, *more), o.roomy(rooms)) for o in outcomes)
-    return _cut(found, ops.Case(graphs)(index, *operands, *more, loc=loc).results, rooms)
+    return _cut_to_size(found, ops.Case(graphs)(index, *operands, *more, loc=loc).results, rooms)
 
 
 @dataclass
@@ -132,12 +132,12 @@ class _Loop:
 
     found: Found
     starts: Sequence[Node]
-    turns: DimLike
+    max_iterations: DimLike
     loc: str
     rooms: dict[Place, DimLike] = field(default_factory=dict[Place, DimLike])
 
     def inputs(self) -> list[Node]:
-        """What the graphs take: values with room, then sizes."""
+        """The inputs of the graphs: values with room, then sizes."""
         types = [
             x.type.with_shape(tuple(self.rooms.get((k, a), d) for a, d in enumerate(x.shape)))
             for k, x in enumerate(self.starts)
@@ -146,16 +146,16 @@ class _Loop:
         return [Input(f"{self.loc}.carried{i}", t)() for i, t in enumerate(types)]
 
     def outcome(self, body: Body, inputs: Sequence[Node]) -> _Outcome:
-        return _within(self.found, lambda: body(_cut(self.found, inputs, self.rooms)))
+        return _outcome_of(self.found, lambda: body(_cut_to_size(self.found, inputs, self.rooms)))
 
     def settle(self, body: Body) -> None:
         """Find the axes whose sizes change, and the room that each needs."""
         for _ in range(_MAX_ROUNDS):
             inputs = self.inputs()
             with self.found.within() as sizes:
-                before = _cut(self.found, inputs, self.rooms)
+                before = _cut_to_size(self.found, inputs, self.rooms)
                 outcome = _Outcome(tuple(body(before)), sizes)
-            _alike("a loop that takes and gives", before, outcome.outputs)
+            _check_types("a loop that takes and gives", before, outcome.outputs)
             new = [
                 (k, a)
                 for k, (x, y) in enumerate(zip(before, outcome.outputs, strict=True))
@@ -181,29 +181,31 @@ class _Loop:
         growth = most - before
         if symbols_of(growth) & carried:
             raise Unsupported(f"a loop in which the size {before} becomes {most}")
-        return start + dim_max(growth, 0) * self.turns
+        return start + dim_max(growth, 0) * self.max_iterations
 
 
 def loop(
     found: Found, starts: Sequence[Node], cond: Callable[[Sequence[Node]], Node], body: Body, loc: str = "",
-    turns: DimLike | None = None, outer: Mapping[Node, Node] | None = None,
+    max_iterations: DimLike | None = None, outer: Mapping[Node, Node] | None = None,
 ) -> Sequence[Node]:  # fmt: skip
     """body(...body(starts)) as long as cond holds.
 
     outer: what the bodies read from outside, by the inputs that it is inside.
-    turns: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
+    max_iterations: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
     """
-    state = _Loop(found, starts, most_turns() if turns is None else turns, loc)
+    state = _Loop(found, starts, most_turns() if max_iterations is None else max_iterations, loc)
     state.settle(body)
     inputs = state.inputs()
     test = state.outcome(lambda values: (cond(values),), inputs)
     step = state.outcome(body, inputs)
     outer_values = dict(outer or {})
-    more = _foreign((test, step), (*inputs, *outer_values))
+    more = _outer_inputs((test, step), (*inputs, *outer_values))
     names = (*inputs, *outer_values, *more)
     operands = _Outcome(starts, {}).roomy(state.rooms)
     op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *outer_values, *more)))
-    return _cut(found, op(*operands, *outer_values.values(), *more, loc=loc).results[: len(inputs)], state.rooms)
+    return _cut_to_size(
+        found, op(*operands, *outer_values.values(), *more, loc=loc).results[: len(inputs)], state.rooms
+    )
 
 
 Step = Callable[[Sequence[Node], Sequence[Node]], tuple[Sequence[Node], Sequence[Node]]]

@@ -24,7 +24,7 @@ def with_sizes(graph: Graph, found: Sizes) -> Graph:
 
 
 class Found:
-    """Those of one graph: an i64 scalar for each, and the most that it may be.
+    """The found sizes of one graph: an i64 scalar for each, and the most that it may be.
 
     equal: what some have to be, by name. The run compares them; what lies inside of branches and loops is not in it.
     """
@@ -53,7 +53,7 @@ class Found:
 
     @contextmanager
     def within(self) -> Iterator[Sizes]:
-        """What is found meanwhile belongs to a graph inside, which takes it from here."""
+        """Sizes that are found meanwhile belong to an inner graph, which takes them from here."""
         outside, self.sizes = self.sizes, {}
         self._depth += 1
         try:

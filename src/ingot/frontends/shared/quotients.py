@@ -124,7 +124,7 @@ _Ends = tuple[list[Quotient], list[Quotient]]  # what is not greater, and what i
 
 
 def most(elements: Elements, node: Node) -> DimLike | None:
-    """What an element of one number cannot exceed, None where nothing says it: a number rather than an expression."""
+    """The upper bound of an element, None if it is unknown: a number rather than an expression."""
     ends = [floordiv(q.of, q.by) + 1 for q in _ends(elements, node, 0)[1]]  # 1: for the roundings on the way
     return min((e for e in ends if isinstance(e, int)), default=ends[0] if ends else None)
 

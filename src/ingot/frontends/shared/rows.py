@@ -46,7 +46,7 @@ class Table(Generic[R]):
 
 @cache
 def _counts(fn: Callable[..., object]) -> tuple[int, float]:
-    """How many operands a row takes behind its Call, at least and at most."""
+    """The least and the largest number of operands that a row takes behind its Call."""
     own = list(inspect.signature(fn).parameters.values())[1:]
     positional = [p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     many = any(p.kind is p.VAR_POSITIONAL for p in own)

@@ -149,7 +149,7 @@ class Sizes:
         except (Unsupported, SizeInput):
             return None
 
-    def anywhere(self, node: Node) -> Node | None:
+    def closed_form(self, node: Node) -> Node | None:
         """`node` as any graph may hold it: it reads no input, or it is a size. None for others."""
         if self.closed(node):
             return node
@@ -229,7 +229,7 @@ class Sizes:
 
 
 def _read(node: Node) -> tuple[Node, ...]:
-    """What the elements of a node come from."""
+    """The inputs from which the elements of a node come."""
     floor = _floor(node)
     return node.inputs if floor is None else floor[1:]
 
@@ -266,7 +266,7 @@ def _positive(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike,
 
 
 def _computed(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """What the op makes of elements that are numbers."""
+    """The results of an op whose elements are all numbers."""
     if node.op.draws or isinstance(node.op, Input) or any(isinstance(v, Dim) for x in inputs for v in x.reshape(-1)):
         raise _unknown(node)
     typed = [np.array(x.tolist(), n.dtype.numpy).reshape(x.shape) for x, n in zip(inputs, node.inputs, strict=True)]

@@ -1,4 +1,4 @@
-"""What lasts from run to run, told by the names of inputs and outputs.
+"""State that lasts from run to run, paired by the names of inputs and outputs.
 
 (x, past) -> (y, present)   ->   (x; cache) -> (cache'; y)        keep(graph, {"past": "present"})
 """

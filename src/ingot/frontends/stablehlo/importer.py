@@ -9,8 +9,8 @@ from dataclasses import field
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
 from ingot.frontends.stablehlo import locations
@@ -61,7 +61,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Argument:
-    """What is known of an argument of main beside its type: its name, the sizes that the type leaves open, a value."""
+    """An argument of main beside its type: its name, the sizes that the type leaves open, a value."""
 
     name: str
     shape: tuple[DimLike, ...] | None = None
@@ -85,7 +85,7 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
         inputs, values = _inputs(main, arguments, known)
         return importer, inputs, importer.function(main, values)
 
-    importer, inputs, results = attempts(attempt, {}, where)
+    importer, inputs, results = with_retries(attempt, {}, where)
     if importer.refused:
         raise UnsupportedOpError(importer.refused, model=where or None)
     names = _output_names(main)
@@ -191,7 +191,7 @@ class Importer:
         self._places: dict[tuple[str, str], str] = {}
 
     def random_key(self) -> Node:
-        """Of a new draw of random numbers."""
+        """The key of a new draw of random numbers."""
         self.draws += 1
         return ops.RandomKey(self.draws - 1)()
 
@@ -223,7 +223,7 @@ class Importer:
     ) -> tuple[AnyValue, ...]:
         """The operands of the terminator. With `captures`, `outer` is read through inputs that are gathered there."""
         names = (name for name, _ in block.arguments)
-        scope = Scope(dict(zip(names, arguments, strict=True)), outer, captures, self.sizes.anywhere)
+        scope = Scope(dict(zip(names, arguments, strict=True)), outer, captures, self.sizes.closed_form)
         for op in block.operations:
             if op.name in _TERMINATORS:
                 return tuple(self._operand(scope, name, op) for name in op.operands)

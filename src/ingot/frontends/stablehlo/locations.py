@@ -1,4 +1,4 @@
-"""Where in the user's program an operation comes from, of MLIR's location texts.
+"""The place in the user's program that an operation comes from, read from MLIR's location texts.
 
 callsite("jit(f)/dot_general"(#loc4) at #loc9)   ->   dot_general at model.py:31
 """

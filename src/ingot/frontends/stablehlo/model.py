@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.frontends.shared.apart import bound, run_apart
 from ingot.frontends.shared.dynamic import Dynamic, requests
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.subprocesses import limit_resources, run_in_subprocess
 from ingot.frontends.shared.weights import Weights, arrays_of
 from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Leaf, import_module
 from ingot.frontends.stablehlo.pretty import parse
@@ -160,13 +160,13 @@ def text_apart(bytecode: bytes, where: str) -> str:
     if importlib.util.find_spec("jaxlib") is None:
         fix = "pip install 'ingot-compiler[jax]', or give the program as text"
         raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix)
-    return run_apart(_READER_CODE, [], "not readable as StableHLO bytecode", where, stdin=bytecode).decode()
+    return run_in_subprocess(_READER_CODE, [], "not readable as StableHLO bytecode", where, stdin=bytecode).decode()
 
 
 def main() -> None:
     """In the process: bytecode from stdin, text to stdout."""
     data = sys.stdin.buffer.read()
-    bound(_READER_SECONDS, _READER_MEMORY_BYTES + _MAX_MEMORY_RATIO * len(data))
+    limit_resources(_READER_SECONDS, _READER_MEMORY_BYTES + _MAX_MEMORY_RATIO * len(data))
     try:
         text = text_of(data)
     except Exception as e:  # of MLIR's own kind, a ValueError, or a MemoryError

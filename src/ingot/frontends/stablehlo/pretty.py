@@ -28,7 +28,7 @@ class _TextParser(Parser):
 
 @dataclass
 class _Pieces:
-    """What stood between an operation's name and its types."""
+    """The parts between an operation's name and its types."""
 
     operands: list[str] = field(default_factory=list[str])
     inits: list[str] = field(default_factory=list[str])

@@ -39,7 +39,8 @@ class Region:
         return unflatten(self.results, out)
 
     def combiner(self) -> str | None:
-        """What two scalars are combined by: sum prod max min and or, or set, the second alone; None for another."""
+        """The kind of combination of two scalars: sum prod max min and or, or set, the second alone; None for
+        another."""
         if len(self.inputs) != 2 or len(self.outputs) != 1:
             return None
         (a, b), (out,) = self.inputs, self.outputs

@@ -1,4 +1,4 @@
-"""What the text of a type means."""
+"""Types, read from their text."""
 
 from __future__ import annotations
 

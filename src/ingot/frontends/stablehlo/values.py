@@ -1,4 +1,4 @@
-"""What the importer computes with, and what a row knows of the operation that it imports."""
+"""The values of the importer, and the view that a row has of the operation that it imports."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Scope:
     values: dict[str, AnyValue] = field(default_factory=dict[str, AnyValue])
     parent: Scope | None = None
     captures: dict[Node, Node] | None = None
-    anywhere: Callable[[Node], Node | None] = lambda node: None
+    closed_form: Callable[[Node], Node | None] = lambda node: None
 
     def get(self, name: str) -> AnyValue | None:
         value = self.values.get(name)
@@ -124,7 +124,7 @@ class Scope:
         return inner
 
     def _capture(self, node: Node) -> Node:
-        free = self.anywhere(node)
+        free = self.closed_form(node)
         if free is not None:
             return free
         assert self.captures is not None
@@ -134,7 +134,7 @@ class Scope:
 
 
 class Context(Protocol):
-    """What a row may ask of the import; see `importer.Importer`."""
+    """The part of the importer that rows use; see `importer.Importer`."""
 
     module: Module
     rows: Rows

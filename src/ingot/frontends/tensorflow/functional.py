@@ -20,7 +20,7 @@ _LOOP_OPS = CONTROL_FLOW_OPS - {"Merge", "Switch"}
 
 
 def functional(graph: GraphDef) -> GraphDef:
-    """The same graph without the control flow of TensorFlow 1, as far as it has the forms above."""
+    """The graph without TensorFlow 1's control flow, as far as it has the forms above."""
     if not any(n.op in CONTROL_FLOW_OPS for n in graph.nodes.values()):
         return graph
     rewriter = _Rewriter(dict(graph.nodes), dict(graph.functions))
@@ -31,7 +31,7 @@ def functional(graph: GraphDef) -> GraphDef:
 
 @dataclass(frozen=True, eq=False)
 class _Variable:
-    """What a loop carries: enter -> merge -> switch -> body -> next, and from the switch the exits."""
+    """A variable that a loop carries: enter -> merge -> switch -> body -> next, and from the switch the exits."""
 
     enter: NodeDef
     merge: NodeDef
@@ -185,7 +185,8 @@ class _Rewriter:
     def _function(
         self, name: str, arguments: Sequence[str], ends: Sequence[str], sources: Mapping[str, str]
     ) -> FunctionDef | None:
-        """What computes `ends`; `given`: tensors that are arguments. None where control flow is left in it."""
+        """A function that computes `ends`; `given`: tensors that are its arguments. None where control flow is left in
+        it."""
         body_nodes: dict[str, NodeDef] = {}
         stack = [_name(t) for t in ends if _full(t) not in sources]
         while stack:
@@ -228,7 +229,7 @@ class _Rewriter:
         self.nodes[name] = NodeDef.read(_message(_node(name, op, inputs, attributes)))
 
     def _remove(self, nodes: Iterable[NodeDef], functions: Iterable[FunctionDef]) -> None:
-        """What is in functions now, but for what others read."""
+        """Remove nodes that are in functions now, except those that others read."""
         for n in nodes:
             self.nodes.pop(n.name, None)
         inside = {name for f in functions for name in f.nodes}

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle, map_file
 from ingot.frontends.tensorflow.functional import functional
@@ -60,7 +60,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Program:
-    """What is imported. variables: those whose values are known. restore: the node that gives the others theirs.
+    """The program to import. variables: those whose values are known. restore: the node that gives the others theirs.
     captured: tensors that are given, and are no inputs. effects: nodes that run for what they write.
     signature: its name."""
 
@@ -121,14 +121,14 @@ def import_tensorflow(
             try:
                 frame = Frame(program.graph.nodes, effects=True)
                 results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
-                return _finished(program, walk, nodes, results, requested, restored)
+                return _imported_model(program, walk, nodes, results, requested, restored)
             except Written as e:
                 written.add(e.key)
 
-    return attempts(attempt, {}, program.where)
+    return with_retries(attempt, {}, program.where)
 
 
-def _finished(
+def _imported_model(
     program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], requested: Requests,
     restored: Mapping[str, Node],
 ) -> ImportedModel:  # fmt: skip
@@ -285,7 +285,7 @@ def cut(program: Program, inputs: Inputs | None, outputs: Sequence[str] | None) 
     """The part of it between these inputs and outputs; None: its own."""
     if inputs is not None:
         shapes = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs)
-        program = replace(program, inputs=tuple(_asked_input(program, n, s) for n, s in shapes.items()))
+        program = replace(program, inputs=tuple(_requested_input(program, n, s) for n, s in shapes.items()))
     if outputs is not None:
         known = {o.name: o for o in program.outputs}
         program = replace(program, outputs=tuple(known.get(n) or Endpoint(n, _tensor(program, n)) for n in outputs))
@@ -303,7 +303,7 @@ def _tensor(program: Program, name: str) -> str:
     return tensor
 
 
-def _asked_input(program: Program, name: str, request: Shape | tuple[str, Shape] | None) -> Endpoint:
+def _requested_input(program: Program, name: str, request: Shape | tuple[str, Shape] | None) -> Endpoint:
     endpoint = next((i for i in program.inputs if i.name == name), None)
     if endpoint is None:
         tensor = name if ":" in name else f"{name}:0"

@@ -1,4 +1,4 @@
-"""What the importer computes with, and what a row sees of the node that it imports."""
+"""The values of the importer, and the view that a row has of the node that it imports."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Frame:
 
 
 class Context(Protocol):
-    """What a row may ask of the import; see `walk.Walk`."""
+    """The part of the importer that rows use; see `walk.Walk`."""
 
     functions: Mapping[str, FunctionDef]
     sizes: Sizes
@@ -143,7 +143,7 @@ class Call:
         return self._get(name).int(6)
 
     def complex_part(self, name: str) -> DType | None:
-        """Of which a complex type is two; None for others."""
+        """The dtype of a complex type's parts; None for other types."""
         return COMPLEX.get(self.code(name))
 
     def codes(self, name: str) -> list[int]:
@@ -172,7 +172,7 @@ class Call:
         return b"".join(map(bytes, self._get(name).bytes(2)[-1:]))
 
     def texts(self, name: str) -> list[str]:
-        """Of a list."""
+        """The elements of a list of strings."""
         attribute = self._find(name)
         return [] if attribute is None else [bytes(b).decode(errors="replace") for b in attribute.message(1).bytes(2)]
 
@@ -181,7 +181,7 @@ class Call:
         return () if attribute is None else tuple(attribute.message(1).ints(3))
 
     def floats(self, name: str) -> np.ndarray:
-        """Of a list."""
+        """The elements of a list of floats."""
         attribute = self._find(name)
         return np.zeros(0, np.float32) if attribute is None else attribute.message(1).array(4, "<f4")
 
@@ -207,7 +207,7 @@ class Call:
         return self.walk.sizes.dims(x)
 
     def elements(self, x: Value) -> list[DimLike | Node]:
-        """Those of an integer tensor in order, as sizes where they are known."""
+        """The elements of an integer tensor in order, as sizes where they are known."""
         try:
             return list(self.sizes(x))
         except Unsupported:

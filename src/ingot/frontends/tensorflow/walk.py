@@ -248,7 +248,7 @@ class Walk:
         return self._writes[name]
 
     def random_key(self) -> Node:
-        """Of a new draw of random numbers."""
+        """The key of a new draw of random numbers."""
         self._draws += 1
         return ops.RandomKey(self._draws - 1)()
 

@@ -1,4 +1,4 @@
-"""What a row knows of the operator that it imports, and the tables that rows stand in."""
+"""The view that a row has of the operator that it imports, and the tables of rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Result = Value | Sequence[Value]
 
 
 class Context(Protocol):
-    """What a row may ask of the import; see `importer.Importer`."""
+    """The part of the importer that rows use; see `importer.Importer`."""
 
     model: Model
     inputs: frozenset[str]
@@ -147,15 +147,15 @@ class Call:
     # --- levels
 
     def levels(self, i: int = 0) -> Quantization:
-        """How operand `i` is quantized."""
+        """The quantization of operand `i`."""
         return _of(self.tensors[i] if i < len(self.tensors) else None, f"operand {i}")
 
     def out_levels(self, i: int = 0) -> Quantization:
-        """How result `i` is quantized."""
+        """The quantization of result `i`."""
         return _of(self.results[i], f"result {i}")
 
     def intermediates(self) -> tuple[Quantization | None, ...]:
-        """How inner values of the op are quantized."""
+        """The quantization of the op's inner values."""
         tensors = self.importer.model.subgraphs[self.subgraph].tensors
         return tuple(None if i < 0 else tensors[i].quantization for i in self.op.intermediates)
 

@@ -68,7 +68,7 @@ def rounded_shift(x: Node, by: Sequence[int]) -> Node:
     return _shifted(ops.add(half, sign), by)
 
 
-def high(a: Node, b: Node) -> Node:
+def high_product(a: Node, b: Node) -> Node:
     """a * b / 2^31 of i64, ties up."""
     return _shifted(ops.add(ops.mul(a, b), 1 << 30), [31])
 
@@ -84,7 +84,7 @@ def multiplied(x: Node, by: Multiplier, once: bool = False) -> Node:
     if any(left):
         # the kernels shift i32
         wide = ops.cast(ops.cast(ops.mul(wide, _wide([1 << s for s in left])), T.i32), T.i64)
-    upper = high(wide, _wide(by.m))
+    upper = high_product(wide, _wide(by.m))
     return ops.cast(rounded_shift(upper, [max(-s, 0) for s in by.shift]), T.i32)
 
 

@@ -67,7 +67,7 @@ class Importer:
         return tuple(self.value(index, graph, i, values) for i in graph.outputs)
 
     def random_key(self) -> Node:
-        """Of a new draw of random numbers."""
+        """The key of a new draw of random numbers."""
         self._draws += 1
         return ops.RandomKey(self._draws - 1)()
 
@@ -218,7 +218,7 @@ class Importer:
 
 
 def variable_name(model: Model, subgraph: int, tensor: int) -> str:
-    """Of a subgraph's own variable."""
+    """The name of a subgraph's own variable."""
     graph = model.subgraphs[subgraph]
     name = graph.tensors[tensor].name
     alone = sum(t.name == name for g in model.subgraphs for t in g.tensors) == 1
@@ -236,7 +236,7 @@ def _results(result: Result) -> tuple[Value, ...]:
 
 
 def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
-    """What a row that moves elements makes of `call`: of complex ones the real and the imaginary parts, each."""
+    """The results of a row that moves elements; complex operands are moved part by part."""
     if not any(isinstance(v, Complex) for v in call.values):
         return _results(row(call))
     real, imag = (

@@ -22,18 +22,18 @@ def parameters(q: Quantization, dtype: T.DType, rank: int) -> tuple[Node, Node]:
     return const(np.array(q.scales, np.float32).reshape(shape)), const(np.array(q.zeros, dtype.numpy).reshape(shape))
 
 
-def real(x: Node, q: Quantization) -> Node:
+def dequantized(x: Node, q: Quantization) -> Node:
     """The numbers that levels stand for, f32."""
     scale, zero = parameters(q, x.dtype, len(x.shape))
     return ops.Dequantize()(x, zero, scale)
 
 
-def moved(x: Node, q: Quantization) -> Node:
+def centered(x: Node, q: Quantization) -> Node:
     """q - zero, i32."""
     return ops.Dequantize()(x, const(np.array(q.zero, x.dtype.numpy)))
 
 
-def cut(x: Node, dtype: T.DType, low: int | None = None, high: int | None = None) -> Node:
+def saturated(x: Node, dtype: T.DType, low: int | None = None, high: int | None = None) -> Node:
     """Within the type's range, or a part of it."""
     least, most = dtype.range
     least, most = max(least, least if low is None else low), min(most, most if high is None else high)
@@ -41,7 +41,7 @@ def cut(x: Node, dtype: T.DType, low: int | None = None, high: int | None = None
 
 
 def activation_range(activation: int, q: Quantization, dtype: T.DType) -> tuple[int, int]:
-    """Of levels behind a fused activation, by its number."""
+    """The range of levels behind a fused activation, by the activation's number."""
     low, high = dtype.range
 
     def level(value: float) -> int:

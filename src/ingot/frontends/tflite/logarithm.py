@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from ingot import ops
-from ingot.frontends.tflite.fixed_point import high, rounded_shift
+from ingot.frontends.tflite.fixed_point import high_product, rounded_shift
 from ingot.frontends.tflite.tables import LONG
 from ingot.ir import types as T
 from ingot.ir.node import Node
@@ -36,16 +36,16 @@ def _up(x: Node, by: Node) -> Node:
 
 
 def _leading(x: Node) -> Node:
-    """How many of 32 bits are zero in front."""
+    """The number of leading zeros of 32 bits."""
     return ops.cast(ops.CountLeadingZeros()(ops.cast(x, T.i32)), T.i64)
 
 
 def reciprocal(a: Node) -> Node:
     """Q0 of 1 / (1 + a), a in Q0 from 0 to 1: tables._newton."""
     half = ops.apply(ops.ShiftRightArithmetic(), ops.add(a, LONG.one + 1), 1)
-    x = ops.add(high(half, ops.scalar(-1010580540, T.i64)), 1515870810)
+    x = ops.add(high_product(half, ops.scalar(-1010580540, T.i64)), 1515870810)
     for _ in range(3):
-        error = high(x, ops.sub(1 << 29, high(half, x)))
+        error = high_product(x, ops.sub(1 << 29, high_product(half, x)))
         x = ops.add(x, ops.mul(error, 4))
     return ops.minimum(ops.mul(x, 2), LONG.one)
 
@@ -59,18 +59,20 @@ def logarithm(x: Node, bits: int, result: int) -> Node:
         return _cut(ops.mul(ops.sub(bits, z), 1 << (31 - whole)))
 
     lead = _leading(x)
-    r = _up(high(_up(x, ops.sub(lead, 1)), _q0(math.sqrt(0.5))), ops.scalar(1, T.i64))
+    r = _up(high_product(_up(x, ops.sub(lead, 1)), _q0(math.sqrt(0.5))), ops.scalar(1, T.i64))
     z = _cut(ops.add(exponent(lead), quarter))
-    room = ops.sub(_leading(high(x, _q0(math.sqrt(0.5)))), 1)
+    room = ops.sub(_leading(high_product(x, _q0(math.sqrt(0.5)))), 1)
     r = ops.minimum(r, _up(x, room))
     z = ops.maximum(z, _cut(ops.sub(exponent(room), quarter)))
     total = ops.add(r, root)
     # halves away from zero
     p = ops.div(ops.add(total, ops.where(ops.compare("GE", total, 0), ops.scalar(1, T.i64), -1)), 2)
     q = ops.mul(ops.sub(r, root), 2)
-    square = high(q, q)
-    above = ops.add(high(q, r), high(high(q, square), _q0(11 / 240 * _FOURTH_ROOT_2)))
-    inner = ops.add(ops.add(_q0(2 / _FOURTH_ROOT_2 - _FOURTH_ROOT_2), q), high(_q0(_FOURTH_ROOT_2 / 20), square))
-    below = ops.add(high(p, inner), high(_q0(_FOURTH_ROOT_2 / 4), q))
-    quotient = high(rounded_shift(above, [whole]), reciprocal(below))
-    return _cut(ops.mul(ops.add(high(z, _q0(math.log(2))), quotient), 1 << (whole - result)))
+    square = high_product(q, q)
+    above = ops.add(high_product(q, r), high_product(high_product(q, square), _q0(11 / 240 * _FOURTH_ROOT_2)))
+    inner = ops.add(
+        ops.add(_q0(2 / _FOURTH_ROOT_2 - _FOURTH_ROOT_2), q), high_product(_q0(_FOURTH_ROOT_2 / 20), square)
+    )
+    below = ops.add(high_product(p, inner), high_product(_q0(_FOURTH_ROOT_2 / 4), q))
+    quotient = high_product(rounded_shift(above, [whole]), reciprocal(below))
+    return _cut(ops.mul(ops.add(high_product(z, _q0(math.log(2))), quotient), 1 << (whole - result)))

@@ -8,10 +8,10 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.tflite import file, schema
 from ingot.frontends.tflite.call import Missing, Value
 from ingot.frontends.tflite.importer import Importer
@@ -88,7 +88,7 @@ def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], req
         except Unsupported as e:
             raise UnsupportedOpError([UnsupportedOp(str(e))], model=model.where or None) from e
 
-    importer, inputs, results = attempts(attempt, {}, model.where)
+    importer, inputs, results = with_retries(attempt, {}, model.where)
     if importer.refused:
         raise UnsupportedOpError(importer.refused, model=model.where or None)
     output_names = {i: name for name, i in entry.outputs}

@@ -44,7 +44,7 @@ class Word:
 
     @property
     def one(self) -> int:
-        """Of Q0."""
+        """1 as Q0."""
         return (1 << self.bits) - 1
 
     def constant(self, value: int) -> int:

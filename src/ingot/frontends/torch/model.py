@@ -246,7 +246,7 @@ def _paths(spec: pytree.TreeSpec) -> Iterator[tuple[str, ...]]:
 
 
 def _keys(context: Any, count: int) -> Sequence[str]:
-    """What a container calls its `count` parts. Libraries register their own containers, often without a way to ask;
+    """The names of a container's `count` parts. Libraries register their own containers, often without a way to ask;
     the context that rebuilds one has its fields' names, or a list of them, or a named tuple's class."""
     lists = [context, *context] if isinstance(context, list | tuple) else [getattr(context, "_fields", ())]
     for keys in lists:

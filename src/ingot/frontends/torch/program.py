@@ -239,7 +239,7 @@ def _first(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _called(program: ExportedProgram, sizes: Sizes) -> dict[str, tuple[Leaf, object]]:
-    """What a call brings, by the names of placeholders."""
+    """The arguments of a call, by the names of placeholders."""
     placeholders = (n for n in program.graph.nodes if n.op == "placeholder")
     specs = zip(placeholders, program.graph_signature.input_specs, strict=True)
     return {n.name: _user_input(n, spec, sizes) for n, spec in specs if spec.kind is InputKind.USER_INPUT}

@@ -52,7 +52,7 @@ class Retrace:
         return import_sized(program, self._dynamic, zeros)
 
     def _weights(self) -> Sequence[tuple[int, int]]:
-        """Which tensors the module's are, but for its state, and how often they were written."""
+        """The module's tensors except its state, and the number of writes to them."""
         if not isinstance(self._model, nn.Module):
             return []
         named = [*self._model.named_parameters(), *self._model.named_buffers()]

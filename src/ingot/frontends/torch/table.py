@@ -63,7 +63,7 @@ def _by_name(handler: Handler, op: str) -> Handler:
 
 @cache
 def _argument_names(op: str) -> tuple[str, ...]:
-    """Of the op's schema, in its order."""
+    """The names of the arguments in the op's schema, in order."""
     library, name, overload = op.split(".")
     schema = getattr(getattr(getattr(torch.ops, library), name), overload)._schema
     return tuple(a.name for a in schema.arguments)

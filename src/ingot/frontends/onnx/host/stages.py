@@ -1,4 +1,4 @@
-"""A model as stages that take turns: nodes on the host (strings, images), and numeric parts that become programs.
+"""A model as stages that run in turn: nodes on the host (strings, images), and numeric parts that become programs.
 
     StringNormalizer -> TfIdfVectorizer -> MatMul -> ArgMax -> LabelEncoder    (words in, a label out)
     |------------- host -------------|   |--- numeric ---|   |--- host ---|
@@ -177,7 +177,7 @@ class Stages:
     """All of a model: the caller's inputs and outputs by name, and the stages in turn."""
 
     model: ModelProto
-    turns: tuple[Stage, ...]
+    stages: tuple[Stage, ...]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ class Stages:
 
     @property
     def types(self) -> dict[str, str]:
-        """What the caller's inputs and outputs are declared as."""
+        """The declared types of the caller's inputs and outputs."""
         return {v.name: type_text(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
 
     def bound(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,9 +202,9 @@ class Stages:
     @cached_property
     def _constants(self) -> dict[str, np.ndarray]:
         read = set(self.outputs)
-        for stage_level in self.turns:
-            if isinstance(stage_level, HostStage):
-                read.update(name for n in stage_level.nodes for name in n.proto.input)
+        for stage in self.stages:
+            if isinstance(stage, HostStage):
+                read.update(name for n in stage.nodes for name in n.proto.input)
         return {name: tensor(t) for name, t in _constants(self.model.graph).items() if name in read}
 
 
@@ -269,14 +269,14 @@ def _labels(node: NodeProto) -> Sequence[bytes]:
 
 
 def stages_of(model: ModelProto) -> Stages:
-    """The model's nodes in as few turns as their order allows. Raises UnsupportedOpError for ops that take strings and
+    """The model's nodes in as few stages as their order allows. Raises UnsupportedOpError for ops that take strings and
     have no form on the host.
     """
     graph = model.graph
     nodes = in_order(graph.node)
     kept_nodes = needed(nodes, [o.name for o in graph.output])
     textual, levels = _strings(graph), dict.fromkeys((v.name for v in graph.input), 0)
-    turns: dict[int, list[NodeProto]] = {}
+    nodes_by_level: dict[int, list[NodeProto]] = {}
     refused: list[UnsupportedOp] = []
     for i, proto in enumerate(nodes):
         if i not in kept_nodes:
@@ -288,19 +288,19 @@ def stages_of(model: ModelProto) -> Stages:
         level = max((levels.get(name, 0) for name in reads(proto)), default=0)
         level += (level % 2 == 0) != on_host
         levels.update(dict.fromkeys(proto.output, level))
-        turns.setdefault(level, []).append(proto)
+        nodes_by_level.setdefault(level, []).append(proto)
     if refused:
         raise UnsupportedOpError(refused, model=graph.name or "the model")
-    return Stages(model, tuple(_stage(model, turns, level) for level in sorted(turns)))
+    return Stages(model, tuple(_stage(model, nodes_by_level, level) for level in sorted(nodes_by_level)))
 
 
-def _stage(model: ModelProto, turns: Mapping[int, Sequence[NodeProto]], level: int) -> Stage:
-    nodes = turns[level]
+def _stage(model: ModelProto, nodes_by_level: Mapping[int, Sequence[NodeProto]], level: int) -> Stage:
+    nodes = nodes_by_level[level]
     if level % 2 == 0:
         return HostStage(tuple(HostNode(n, _version(model, n)) for n in nodes))
     own = dict.fromkeys(name for n in nodes for name in n.output if name)
     fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
-    others = (n for node_level, ns in turns.items() if node_level != level for n in ns)
+    others = (n for node_level, ns in nodes_by_level.items() if node_level != level for n in ns)
     required = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
     inner = {name for n in nodes for name in _made_inside(n)}
     read = dict.fromkeys(name for n in nodes for name in reads(n) if name)

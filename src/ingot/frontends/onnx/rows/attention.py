@@ -201,7 +201,8 @@ def multi_head_attention(c: Call) -> Result:
 
 
 def _padding(mask: Node, k: Node) -> Node:
-    """Which keys of k [B, H, K, D] are seen: lengths [B], flags [B, K] or [B, S, K]   ->   flags [B, 1, S or 1, K]"""
+    """The keys of k [B, H, K, D] that queries see: lengths [B], flags [B, K] or [B, S, K]   ->   flags [B, 1, S or 1,
+    K]"""
     batch, _, keys, _ = k.shape
     if mask.shape == (batch,):
         at = ops.reshape(ops.arange(keys, mask.dtype), (1, 1, 1, keys))
@@ -238,7 +239,7 @@ def group_query_attention(c: Call) -> Result:
     rows = ops.add(ops.reshape(filled, (batch, 1)), iota((1, length), 1))
     if c.flag("do_rotary"):
         at = ops.cast(c.x(9), T.i64) if c.has(9) else rows
-        q, k = (_turned_at(c, x, at) for x in (q, k))
+        q, k = (_rotated_at(c, x, at) for x in (q, k))
     keys, values = (_cached(c.opt(i), x, filled, total) for i, x in ((3, k), (4, v)))
     key, row = iota((1, 1, 1, keys.shape[2]), 3), ops.reshape(rows, (batch, 1, length, 1))
     keep = [ops.compare("LE", key, row)]
@@ -262,7 +263,8 @@ def group_query_attention(c: Call) -> Result:
 
 
 def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
-    """How many keys each sequence has had before: its `last` position counts those of this call; a prompt has none."""
+    """The number of keys that each sequence had before: its `last` position counts those of this call; a prompt has
+    none."""
     if length == total:
         return ops.mul(last, 0)
     before = ops.sub(ops.add(last, 1), length)
@@ -286,7 +288,7 @@ def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
     return ops.where(ops.expand_dims(ops.compare("LT", at, filled), (1, 3)), old, own)
 
 
-def _turned_at(c: Call, x: Node, at: Node) -> Node:
+def _rotated_at(c: Call, x: Node, at: Node) -> Node:
     """Rotary embeddings of [B, H, S, D], whose first values are turned by the tables at inputs 7 and 8."""
     cos, sin = (ops.expand_dims(ops.cast(ops.Take(0)(c.x(i), at), x.dtype), 1) for i in (7, 8))
     width = 2 * cos.shape[-1]

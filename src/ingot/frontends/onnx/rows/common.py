@@ -1,4 +1,4 @@
-"""What several families of rows share."""
+"""Helpers that several families of rows share."""
 
 from __future__ import annotations
 

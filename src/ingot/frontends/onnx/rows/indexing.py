@@ -7,7 +7,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import iota
-from ingot.frontends.shared.composites.suppression import corners_of, suppressed
+from ingot.frontends.shared.composites.suppression import corners_of, suppress_overlaps
 from ingot.ir import types as T
 from ingot.ir.dims import dim_min, product
 from ingot.ir.node import Const, Node, const
@@ -126,7 +126,7 @@ def non_max_suppression(c: Call) -> Result:
     ]
     least = ops.reshape(c.x(4), ()) if c.has(4) else None
     lines, most, overlap = ops.reshape(scores, (pairs, n)), scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
-    is_kept, order = suppressed(ops.stack(corner_rows, 1), lines, most, overlap, least)
+    is_kept, order = suppress_overlaps(ops.stack(corner_rows, 1), lines, most, overlap, least)
     flat = c.importer.found.true_places(is_kept, "boxes")
     pair, _ = ops.coordinates(flat, is_kept.shape)
     image, category = ops.coordinates(pair, (batch, classes))

@@ -176,7 +176,7 @@ def split(c: Call) -> Result:
 
 
 def _equal_sizes(c: Call, size: DimLike, count: int) -> list[DimLike]:
-    """Of an axis in `count` parts: with an attribute that says so the last may be smaller, else all are alike."""
+    """The sizes of an axis in `count` parts: the last may be smaller if an attribute says so, else all are equal."""
     if not c.has_attr("num_outputs"):
         even = divides(size, count)
         if even is None:

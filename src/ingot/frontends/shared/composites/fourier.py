@@ -10,7 +10,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Node
 
 
-def along(z: Complex, axis: int, inverse: bool) -> Complex:
+def transform_along(z: Complex, axis: int, inverse: bool) -> Complex:
     """A transform along an axis; the inverse is divided by its length."""
     n = z.real.shape[axis]
     if inverse and not isinstance(n, int):
@@ -23,18 +23,19 @@ def along(z: Complex, axis: int, inverse: bool) -> Complex:
 def fft(z: Complex, count: int, inverse: bool = False) -> Complex:
     """Along the last `count` axes."""
     for axis in range(z.real.type.rank - count, z.real.type.rank):
-        z = along(z, axis, inverse)
+        z = transform_along(z, axis, inverse)
     return z
 
 
 def rfft(x: Node, lengths: Sequence[int]) -> Complex:
-    """Of real numbers, whose last axes are cut, or filled with zeros, to `lengths`; half of the last axis."""
+    """The transform of real numbers, whose last axes are cut or padded with zeros to `lengths`; half of the last
+    axis."""
     count, rank = len(lengths), x.type.rank
     for axis, length in zip(range(rank - count, rank), lengths, strict=True):
-        x = of_length(x, axis, length)
+        x = cut_or_pad(x, axis, length)
     z = Complex(*ops.real_fourier(x))
     for axis in range(rank - 2, rank - 1 - count, -1):
-        z = along(z, axis, False)
+        z = transform_along(z, axis, False)
     return z
 
 
@@ -43,13 +44,13 @@ def irfft(z: Complex, lengths: Sequence[int]) -> Node:
     count, rank = len(lengths), z.real.type.rank
     halved = (*lengths[:-1], lengths[-1] // 2 + 1)
     for axis, length in zip(range(rank - count, rank), halved, strict=True):
-        z = Complex(of_length(z.real, axis, length), of_length(z.imag, axis, length))
+        z = Complex(cut_or_pad(z.real, axis, length), cut_or_pad(z.imag, axis, length))
     for axis in range(rank - count, rank - 1):
-        z = along(z, axis, True)
+        z = transform_along(z, axis, True)
     return ops.real_inverse((z.real, z.imag), lengths[-1], 1 / max(1, lengths[-1]))
 
 
-def of_length(x: Node, axis: int, length: int) -> Node:
+def cut_or_pad(x: Node, axis: int, length: int) -> Node:
     """Cut, or filled with zeros."""
     size = x.shape[axis]
     if size == length:

@@ -1,4 +1,4 @@
-"""What moves elements: tiles, mirrored borders, blocks between space, channels and batch, slices by masks."""
+"""Ops that move elements: tiles, mirrored borders, blocks between space, channels and batch, slices by masks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gather(x: Node, indices: Node, axis: int, batch: int) -> Node:
     return ops.transpose(rows, back)
 
 
-def dense(indices: Node, shape: Sequence[DimLike], values: Node, default: Node) -> Node:
+def to_dense(indices: Node, shape: Sequence[DimLike], values: Node, default: Node) -> Node:
     """A sparse tensor's values at `indices` [n, rank] (or [n], or one number), `default` elsewhere."""
     rank = indices.type.rank
     indices = indices if rank == 2 else ops.reshape(indices, (-1, 1) if rank else (1, 1))
@@ -85,7 +85,7 @@ def split_sizes(sizes: Sequence[DimLike], whole: DimLike) -> list[DimLike]:
 # --- blocks
 
 
-def divided(size: DimLike, by: int) -> DimLike:
+def divide_exactly(size: DimLike, by: int) -> DimLike:
     """Raises Unsupported where `by` does not divide the size."""
     part = divides(size, by)
     if part is None:
@@ -96,7 +96,7 @@ def divided(size: DimLike, by: int) -> DimLike:
 def space_to_depth(x: Node, b: int) -> Node:
     """[n, h b, w b, c] -> [n, h, w, b b c]"""
     n, rows, columns, channels = x.shape
-    h, w = divided(rows, b), divided(columns, b)
+    h, w = divide_exactly(rows, b), divide_exactly(columns, b)
     blocks = ops.transpose(ops.reshape(x, (n, h, b, w, b, channels)), (0, 1, 3, 2, 4, 5))
     return ops.reshape(blocks, (n, h, w, b * b * channels))
 
@@ -104,7 +104,7 @@ def space_to_depth(x: Node, b: int) -> Node:
 def depth_to_space(x: Node, b: int) -> Node:
     """[n, h, w, b b c] -> [n, h b, w b, c]"""
     n, h, w, depth = x.shape
-    channels = divided(depth, b * b)
+    channels = divide_exactly(depth, b * b)
     blocks = ops.transpose(ops.reshape(x, (n, h, w, b, b, channels)), (0, 1, 3, 2, 4, 5))
     return ops.reshape(blocks, (n, h * b, w * b, channels))
 
@@ -115,7 +115,7 @@ def space_to_batch(
     """[n, h b, ...] -> [b n, h, ...] of a padded x: the place in a block is the outermost part of the batch."""
     k, tail = len(block), x.shape[len(block) + 1 :]
     x = ops.pad(x, (0, *low, *(0,) * len(tail)), (0, *high, *(0,) * len(tail)), ops.scalar(fill, x.dtype))
-    sizes = [divided(d, b) for d, b in zip(x.shape[1 : k + 1], block, strict=True)]
+    sizes = [divide_exactly(d, b) for d, b in zip(x.shape[1 : k + 1], block, strict=True)]
     cut = ops.reshape(x, (x.shape[0], *(v for pair in zip(sizes, block, strict=True) for v in pair), *tail))
     order = (*range(2, 2 * k + 1, 2), 0, *range(1, 2 * k + 1, 2), *range(2 * k + 1, cut.type.rank))
     return ops.reshape(ops.transpose(cut, order), (x.shape[0] * math.prod(block), *sizes, *tail))
@@ -124,7 +124,7 @@ def space_to_batch(
 def batch_to_space(x: Node, block: Sequence[int], low: Sequence[DimLike], high: Sequence[DimLike]) -> Node:
     """The inverse, of which `low` and `high` elements are then cut off."""
     k, tail = len(block), x.shape[len(block) + 1 :]
-    batch, sizes = divided(x.shape[0], math.prod(block)), x.shape[1 : k + 1]
+    batch, sizes = divide_exactly(x.shape[0], math.prod(block)), x.shape[1 : k + 1]
     cut = ops.reshape(x, (*block, batch, *sizes, *tail))
     order = (k, *(v for i in range(k) for v in (k + 1 + i, i)), *range(2 * k + 1, cut.type.rank))
     whole = ops.reshape(ops.transpose(cut, order), (batch, *map(product, zip(sizes, block, strict=True)), *tail))

@@ -41,7 +41,7 @@ def reduce_segments(kind: str, x: Node, ids: Node, n: DimLike, empty: float | No
 
 
 def _start(how: str, dtype: DType) -> float | int:
-    """What a combination starts with: of floats the extreme number, no infinity."""
+    """The start value of a combination: of floats the extreme number, no infinity."""
     if how in ("add", "mul"):
         return int(how == "mul")
     if dtype.is_float:

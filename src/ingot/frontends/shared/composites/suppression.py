@@ -14,8 +14,8 @@ def corners_of(boxes: Node, axis: int) -> list[Node]:
     return [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
 
 
-def suppressed(corners: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
-    """Which boxes stay, and the order in which they stand: both [p, n]. corners: [p, 4, n]; scores: [p, n]; those above
+def suppress_overlaps(corners: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+    """A mask of the boxes that are kept, and their order, both [p, n]. corners: [p, 4, n]; scores: [p, n]; those above
     `least` count."""
     good = ops.full(scores.shape, True, ops.IsNan()(scores).dtype)
     if least is not None:
@@ -31,7 +31,7 @@ def suppressed(corners: Node, scores: Node, most: Node, overlap: Node, least: No
     return is_kept, order
 
 
-def padded(size: DimLike, is_kept: Node, order: Node) -> Node:
+def padded_indices(size: DimLike, is_kept: Node, order: Node) -> Node:
     """The first `size` of those that stay, then zeros."""
     n = order.shape[0]
     _, sorted_ = ops.Sort(0, False, True)(ops.cast(ops.Not()(is_kept), i32), order).results
@@ -41,8 +41,8 @@ def padded(size: DimLike, is_kept: Node, order: Node) -> Node:
     return ops.cast(ops.pad(indices, (0,), (size - first.shape[0],)), i32)
 
 
-def of_one_image(boxes: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+def suppress_in_image(boxes: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
     """As `suppressed`, of boxes[n, 4] and scores[n]."""
     corners = ops.expand_dims(ops.stack(corners_of(boxes, 1)), 0)
-    is_kept, order = suppressed(corners, ops.expand_dims(scores, 0), most, overlap, least)
+    is_kept, order = suppress_overlaps(corners, ops.expand_dims(scores, 0), most, overlap, least)
     return ops.index_axis(is_kept, 0, 0), ops.index_axis(order, 0, 0)

@@ -86,6 +86,6 @@ for _name, _of in {
 }.items():  # fmt: skip
     _function(_name, _of)
 
-on_complex("multiply")(lambda c, a, b: f.times(a, b))
-on_complex("divide")(lambda c, a, b: f.over(a, b))
+on_complex("multiply")(lambda c, a, b: f.multiply(a, b))
+on_complex("divide")(lambda c, a, b: f.divide(a, b))
 on_complex("power")(lambda c, a, b: f.power(a, b))

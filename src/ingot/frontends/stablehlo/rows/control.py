@@ -31,7 +31,7 @@ def _call(c: Call, name: str, operands: Sequence[AnyValue]) -> tuple[AnyValue, .
 
 @row("composite")
 def composite(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
-    """What its decomposition computes."""
+    """The results of its decomposition."""
     decomposition = c.attributes.get("decomposition")
     if not isinstance(decomposition, Symbol):
         raise Unsupported("no decomposition")

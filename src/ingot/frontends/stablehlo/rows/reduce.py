@@ -78,7 +78,7 @@ def _argument(
 
 
 def _argument_bodies(direction: str, a: Node, i: Node, b: Node, j: Node) -> list[tuple[Node, Node]]:
-    """What the region of an argmax gives: with NaN for floats, and without."""
+    """The results of an argmax's region: with NaN for floats, and without."""
     better, first = ops.Compare(direction)(a, b), ops.Compare("LT")(i, j)
     out: list[tuple[Node, Node]] = []
     for is_better in (ops.Or()(better, ops.Compare("NE")(a, a)), better):
@@ -95,7 +95,7 @@ def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[
     rows = tuple(ops.reshape(ops.transpose(x, (*dims, *kept_axes)), (n, *shape)) for x in xs)
     starts = tuple(ops.broadcast_to(i, shape) for i in inits)
     if not isinstance(n, int):
-        return _in_turn(body, rows, starts)
+        return _sequential(body, rows, starts)
     if n == 0:
         return starts
     while n > 1:
@@ -110,7 +110,7 @@ def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[
     return regions.elementwise(body.outputs, dict(zip(body.inputs, (*starts, *left), strict=True)), shape)
 
 
-def _in_turn(body: Region, rows: Sequence[Node], starts: Sequence[Node]) -> tuple[Node, ...]:
+def _sequential(body: Region, rows: Sequence[Node], starts: Sequence[Node]) -> tuple[Node, ...]:
     """One row after the other, of a number that only the run knows."""
     i = Input("i", ops.scalar(0, i64).type)()
     values = [Input(f"value.{k}", s.type)() for k, s in enumerate(starts)]

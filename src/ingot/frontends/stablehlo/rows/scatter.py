@@ -46,13 +46,13 @@ def scattered(
     nodes, news = flatten(values), flatten(updates)
     kinds = _kinds(body, nodes)
     if kinds is None:
-        return unflatten(values, _in_turn(body, op, nodes, indices, news))
+        return unflatten(values, _sequential(body, op, nodes, indices, news))
     out = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, news, strict=True)]
     return unflatten(values, out)
 
 
 def _kinds(body: Region, xs: Sequence[Node]) -> list[str] | None:
-    """How each operand takes its update in, where each does so alone."""
+    """The kind of update of each operand, if none depends on another."""
     n = len(xs)
     kinds: list[str] = []
     for i, out in enumerate(body.outputs):
@@ -65,7 +65,7 @@ def _kinds(body: Region, xs: Sequence[Node]) -> list[str] | None:
     return kinds
 
 
-def _in_turn(
+def _sequential(
     body: Region, op: ops.Scatter, xs: Sequence[Node], indices: Node, updates: Sequence[Node]
 ) -> tuple[Node, ...]:
     """x[at[i]] = region(x[at[i]], updates[i]) for every element of the updates that lies inside."""

@@ -142,7 +142,7 @@ def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, N
     what each is outside -> inside."""
     free: dict[Node, Node] = {}
     for n in _flat(values):
-        form = c.walk.sizes.anywhere(n)
+        form = c.walk.sizes.closed_form(n)
         if form is not None:
             free[n] = form
     nodes = [free[n] if n in free else Input(f"{c.loc}.outside{i}", n.type)() for i, n in enumerate(_flat(values))]
@@ -154,8 +154,8 @@ def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, N
 
 @row("While", "StatelessWhile", any_kind=True)
 def while_(c: Call, *arguments: Value) -> Result:
-    """What the body hands on unchanged is not carried; where the values' types change, turns are written out, or what
-    grows has room for as many turns as there may be."""
+    """Values that the body hands on unchanged are not carried; where the values' types change, turns are written out,
+    or what grows has room for as many turns as there may be."""
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
     start, refused, finding = list(_checked(arguments)), list(c.walk.refused), c.walk.finding
@@ -212,9 +212,9 @@ def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """What one turn shows. values: what the loop starts with, None where the body is refused; fixed: which of them
-    stay. appends: places of counters and of lists as long as they say. why: why it is no loop of values whose types
-    stay."""
+    """The observations of a trial iteration. values: what the loop starts with, None where the body is refused; fixed:
+    which of them stay. appends: places of counters and of lists as long as they say. why: why it is no loop of values
+    whose types stay."""
 
     values: Sequence[Value] | None
     fixed: Sequence[bool]
@@ -251,7 +251,7 @@ def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
     f, probes = c.walk.functions.get(body.name), _fresh(start, f"{c.loc}.probe")
     for k in f.handed_on.intersection(range(len(start))) if f is not None else ():
         value = start[k]
-        form = c.walk.sizes.anywhere(value) if isinstance(value, Node) else None
+        form = c.walk.sizes.closed_form(value) if isinstance(value, Node) else None
         probes[k] = probes[k] if form is None else form
     return probes
 
@@ -266,13 +266,13 @@ def _note(c: Call, inside: Sequence[Value], counter: _Counter | None, appends: S
 
 
 def _tried(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
-    """What a function gives, of which the graph keeps nothing."""
+    """The results of a function in a trial, of which the graph keeps nothing."""
     with c.walk.found.within():
         return c.walk.call(c, function, values)
 
 
 def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
-    """How a carried value's type changes; None where none does. Raises ShapeError for sizes that may be equal."""
+    """The change of a carried value's type; None where none does. Raises ShapeError for sizes that may be equal."""
     for k, (a, b) in enumerate(zip(start, ends, strict=True)):
         one, other = _nodes(a), _nodes(b)
         if len(one) != len(other) or type(a) is not type(b):
@@ -315,7 +315,7 @@ def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Seq
 
 
 def _stays(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
-    """What a turn hands on unchanged, and what it is before."""
+    """The values that an iteration hands on unchanged, by what they become."""
     triples = zip(start, probes, ends, strict=True)
     return {p: v for v, p, e in triples if p is e and isinstance(p, Node) and isinstance(v, Node)}
 

@@ -125,7 +125,7 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
 
 
 def _numbers(c: Call, ends: Sequence[Node]) -> list[float] | None:
-    """Those that are known as plain numbers, or None."""
+    """The ends as plain numbers, or None if one is unknown."""
     try:
         known = [d for n in ends for d in c.walk.sizes.elements(n).reshape(-1)]
     except Unsupported:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.shared.composites.suppression import corners_of, of_one_image, padded, suppressed
+from ingot.frontends.shared.composites.suppression import (
+    corners_of,
+    padded_indices,
+    suppress_in_image,
+    suppress_overlaps,
+)
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.tensorflow.values import Call, Result, Table
@@ -21,7 +26,7 @@ _OPS = ("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
 def non_max_suppression(c: Call, boxes: Node, scores: Node, most: Node, *limits: Node) -> Node:
     """Indices of the boxes that stay, the best first."""
     overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
-    is_kept, order = of_one_image(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
+    is_kept, order = suppress_in_image(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
     places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32)
 
@@ -35,10 +40,10 @@ def _chosen(
     c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node
 ) -> tuple[Node, Node]:  # fmt: skip
     """Indices, and how many of them count."""
-    is_kept, order = of_one_image(boxes, scores, most, overlap, least)
+    is_kept, order = suppress_in_image(boxes, scores, most, overlap, least)
     valid = ops.reduce_sum(ops.cast(is_kept, i32))
     if c.flag("pad_to_max_output_size"):
-        return padded(c.size(most), is_kept, order), valid
+        return padded_indices(c.size(most), is_kept, order), valid
     places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32), valid
 
@@ -69,7 +74,7 @@ def combined(
     wide = ops.broadcast_to(ops.transpose(boxes, (0, 2, 1, 3)), (batch, classes, n, 4))
     lines = ops.reshape(ops.transpose(scores, (0, 2, 1)), (batch * classes, n))
     corners = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
-    is_kept, order = suppressed(corners, lines, per_class, overlap, least)
+    is_kept, order = suppress_overlaps(corners, lines, per_class, overlap, least)
     if c.flag("pad_per_class"):
         whole = dim_min(whole, each * classes)
     # what stays of all classes, the best first

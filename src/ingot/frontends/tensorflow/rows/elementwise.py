@@ -257,7 +257,7 @@ def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
 
 @row("Lbeta")
 def log_beta(c: Call, x: Node) -> Node:
-    """Of the last axis: the sum of log-gammas less that of the sum."""
+    """log B over the last axis: the sum of log-gammas less the log-gamma of the sum."""
     return ops.sub(ops.reduce_sum(special.lgamma(x), -1), special.lgamma(ops.reduce_sum(x, -1)))
 
 

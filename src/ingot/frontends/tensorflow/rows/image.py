@@ -24,7 +24,7 @@ row = Table()
 
 @row("ResizeBilinear")
 def bilinear(c: Call, x: Node, size: Node) -> Node:
-    """Of integers, too, in f32."""
+    """Integers are resized in f32, too."""
     return resize_linear(ops.cast(x, f32), c.lengths(size), *_coordinates(c))
 
 
@@ -72,7 +72,7 @@ def _cubic(c: Call, size: int, out: int) -> np.ndarray:
 
 @row("ResizeArea")
 def area(c: Call, x: Node, size: Node) -> Node:
-    """Where the sizes divide, means of blocks."""
+    """Means of blocks, for sizes that divide."""
     target = c.numbers(size)
     h, w = x.shape[1], x.shape[2]
     if not (isinstance(h, int) and isinstance(w, int)) or h % target[0] or w % target[1] or c.flag("align_corners"):

@@ -86,7 +86,7 @@ def sparse_segments(c: Call, x: Node, rows: Node, ids: Node, *count: Node) -> No
 
 @row("DenseBincount", "Bincount")
 def bincount(c: Call, x: Node, size: Node, weights: Node) -> Node:
-    """How often each number below `size` is there, or the sum of its weights; of each row of a matrix."""
+    """The number of times that each number below `size` occurs, or the sum of its weights; for each row of a matrix."""
     (n,) = c.lengths(size)
     dtype = c.dtype("T")
     ones = ops.full(x.shape, 1, dtype) if weights.type.size == 0 else weights

@@ -35,7 +35,7 @@ def nth_element(c: Call, x: Node, n: Node) -> Node:
 
 @row("LowerBound", "UpperBound")
 def bound(c: Call, edges: Node, x: Node) -> Node:
-    """How many of a row of `edges` lie below each value, or are at most it."""
+    """The number of elements in a row of `edges` that are below each value, or at most equal to it."""
     kind = "LT" if c.op == "LowerBound" else "LE"
     below = ops.compare(kind, ops.expand_dims(edges, -2), ops.expand_dims(x, -1))
     return ops.reduce_sum(ops.cast(below, c.dtype("out_type", i32)), -1)
@@ -50,7 +50,7 @@ def bucketize(c: Call, x: Node) -> Node:
 
 @row("ListDiff", results=("out", "idx"))
 def list_difference(c: Call, x: Node, y: Node) -> Result:
-    """What is in x and not in y, and where."""
+    """The elements of x that are not in y, and their indices."""
     same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
     places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", same, -1))), (-1,))
     return [ops.Take(0)(x, places), ops.cast(places, c.dtype("out_idx", i32))]

@@ -1,4 +1,4 @@
-"""What convolutions and pools share: where channels lie, and how windows are padded.
+"""Conventions that convolutions and pools share: where channels lie, and how windows are padded.
 
 TensorFlow's images are [batch, *spatial, channels] unless data_format begins with NC. The graph's convolutions and
 pools take channels first: between two of them transposes meet and are none, and the layout pass chooses the order in
@@ -28,13 +28,13 @@ def is_last(c: Call) -> bool:
     return not c.str("data_format", "NHWC").startswith("NC")
 
 
-def first(c: Call, x: Node) -> Node:
+def channels_first(c: Call, x: Node) -> Node:
     """An image with its channels behind the batch, wherever the node's data_format has them."""
     n = x.type.rank
     return permuted(x, (0, n - 1, *range(1, n - 1))) if is_last(c) else x
 
 
-def back(c: Call, y: Node) -> Node:
+def channels_as_given(c: Call, y: Node) -> Node:
     """An image with its channels where data_format has them."""
     n = y.type.rank
     return permuted(y, (0, *range(2, n), 1)) if is_last(c) else y

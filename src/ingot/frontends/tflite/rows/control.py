@@ -60,7 +60,7 @@ def _stored(c: Call, results: Sequence[Node], names: Sequence[str]) -> Sequence[
 
 @row("CALL_ONCE")
 def call_once(c: Call) -> Sequence[Value]:
-    """What it assigns is what variables hold at first."""
+    """Its assignments are the initial values of variables."""
     c.importer.initialise(c.int("init_subgraph_index"))
     return ()
 

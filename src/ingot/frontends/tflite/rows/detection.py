@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.composites.suppression import of_one_image, padded
+from ingot.frontends.shared.composites.suppression import padded_indices, suppress_in_image
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table, holds_levels
 from ingot.frontends.tflite.flexbuffer import numbers
-from ingot.frontends.tflite.levels import real
+from ingot.frontends.tflite.levels import dequantized
 from ingot.ir import types as T
 from ingot.ir.node import Const, Node, const
 
@@ -64,7 +64,7 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
 
 
 def _numbers(c: Call, i: int) -> Node:
-    return real(c.x(i), c.levels(i)) if holds_levels(c.tensors[i]) else c.x(i)
+    return dequantized(c.x(i), c.levels(i)) if holds_levels(c.tensors[i]) else c.x(i)
 
 
 def _decoded(codes: Node, anchors: Node, scales: list[np.float32]) -> Node:
@@ -89,8 +89,8 @@ def non_max_suppression(c: Call) -> tuple[Node, ...]:
         raise Unsupported("of scores that decay (a sigma)")
     # as much is too much
     overlap = float(np.nextafter(_number(c, 3), np.float32(-np.inf)))
-    is_kept, order = of_one_image(boxes, scores, ops.scalar(most, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4))
-    indices, count = padded(most, is_kept, order), ops.reduce_sum(ops.cast(is_kept, T.i32))
+    is_kept, order = suppress_in_image(boxes, scores, ops.scalar(most, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4))
+    indices, count = padded_indices(most, is_kept, order), ops.reduce_sum(ops.cast(is_kept, T.i32))
     if not soft:
         return indices, count
     inside = ops.compare("LT", ops.arange(most), ops.cast(count, T.i64))

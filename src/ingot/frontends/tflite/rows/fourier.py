@@ -13,7 +13,7 @@ row = Table()
 
 @row("RFFT2D")
 def rfft2d(c: Call) -> Complex:
-    """Of the last two axes, cut or filled with zeros to the lengths that the second operand has."""
+    """The transform of the last two axes, cut or filled with zeros to the second operand's lengths."""
     lengths = c.ints(1)
     x = c.x()
     if len(lengths) != 2 or x.type.rank < 2:

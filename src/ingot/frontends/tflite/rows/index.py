@@ -85,7 +85,7 @@ def matrix_set_diag(c: Call) -> Node:
 @row("SPARSE_TO_DENSE", stored=True)
 def sparse_to_dense(c: Call) -> Node:
     """Operands: indices, the result's sizes, values, that elsewhere."""
-    return movement.dense(c.x(0), c.dims(1), c.x(2), c.x(3))
+    return movement.to_dense(c.x(0), c.dims(1), c.x(2), c.x(3))
 
 
 @row(*(f"UNSORTED_SEGMENT_{kind}" for kind in ("SUM", "PROD", "MAX", "MIN")))
@@ -108,13 +108,13 @@ def unique(c: Call) -> tuple[Node, Node]:
 
 @row("SEGMENT_SUM")
 def segment_sum(c: Call) -> Node:
-    """Of rows that one number, which does not fall, belongs to: as many as the last of these says."""
+    """Sums of the rows of each segment; segment ids do not fall, and the last one tells their number."""
     return reduce_segments("Sum", c.x(0), c.x(1), segment_count(c.importer.found, c.x(1)))
 
 
 @row("BUCKETIZE")
 def bucketize(c: Call) -> Node:
-    """How many of the boundaries are at most each number."""
+    """The number of boundaries that are at most equal to each number."""
     edges = const(np.asarray(c.floats("boundaries"), np.float32))
     below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
     return ops.reduce_sum(ops.cast(below, T.i32), -1)

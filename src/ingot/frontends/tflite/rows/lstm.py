@@ -22,7 +22,7 @@ from ingot.frontends.tflite.call import Call, activate, holds_levels
 from ingot.frontends.tflite.file import Quantization
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied, rounded_shift
 from ingot.frontends.tflite.inverse_root import inverse_root, multiplied_by
-from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.levels import centered, dequantized, saturated
 from ingot.frontends.tflite.rows import hybrid
 from ingot.ir import types as T
 from ingot.ir.dims import product
@@ -36,7 +36,8 @@ _EPSILON = 1e-8  # beside a variance
 
 @dataclass(frozen=True)
 class Places:
-    """Of operands: the first weight of a direction, its states, the norms' coefficients where there may be any."""
+    """Indices of operands: the first weight of a direction, its states, the norms' coefficients if the op may have
+    any."""
 
     first: int = 1
     output: int = 18
@@ -121,14 +122,14 @@ class Numbers(Cell):
         if (place := self.peephole(gate)) is not None:
             y = ops.add(y, ops.mul(self._numbers(place), cell))
         if (place := self.norm(gate)) is not None:
-            centered = ops.sub(y, ops.mean(y, -1, True))
-            variance = ops.mean(ops.mul(centered, centered), -1, True)
-            y = ops.mul(ops.mul(centered, ops.Rsqrt()(ops.add(variance, _EPSILON))), self._numbers(place))
+            deviation = ops.sub(y, ops.mean(y, -1, True))
+            variance = ops.mean(ops.mul(deviation, deviation), -1, True)
+            y = ops.mul(ops.mul(deviation, ops.Rsqrt()(ops.add(variance, _EPSILON))), self._numbers(place))
         y = ops.add(y, c.x(bias)) if c.has(bias) else y
         return activate(y, c.int("activation")) if gate == UPDATE else ops.Logistic()(y)
 
     def _numbers(self, i: int) -> Node:
-        return real(self.c.x(i), self.c.levels(i)) if holds_levels(self.c.tensors[i]) else self.c.x(i)
+        return dequantized(self.c.x(i), self.c.levels(i)) if holds_levels(self.c.tensors[i]) else self.c.x(i)
 
     def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node:
         entering = ops.sub(1, forget) if entering is None else entering
@@ -188,7 +189,7 @@ class Levels(Cell):
     def _product(self, x: Node, levels: Quantization, w: int, gate: int, bias: int | None) -> Node:
         """x times weights in units of the gate, i32."""
         weights = self._weights(w)
-        total = ops.linear(moved(x, levels), weights)
+        total = ops.linear(centered(x, levels), weights)
         if bias is not None and self.c.has(bias):
             total = ops.add(total, self.c.x(bias))
         scale = np.float32(self.c.levels(w).scale) * np.float32(levels.scale) / self._gate_scale(gate)
@@ -202,16 +203,16 @@ class Levels(Cell):
 
     def of_input(self, gate: int, x: Node) -> Node:
         bias = self.at.bias(gate) if self.norm(gate) is None else None
-        return cut(self._product(x, self.c.levels(0), self.at.input(gate), gate, bias), T.i16)
+        return saturated(self._product(x, self.c.levels(0), self.at.input(gate), gate, bias), T.i16)
 
     def gate(self, gate: int, part: Node, h: Node, cell: Node) -> Node:
         at = self.at
         y = self._product(h, self.c.levels(at.output), at.recurrent(gate), gate, None)
-        y = cut(ops.add(y, ops.cast(part, T.i32)), T.i16)
+        y = saturated(ops.add(y, ops.cast(part, T.i32)), T.i16)
         if (place := self.peephole(gate)) is not None:
             product_ = ops.mul(ops.cast(cell, T.i32), ops.cast(self.c.x(place), T.i32))
             scale = np.float32(2.0**self.exponent * self.c.levels(place).scale / float(self._gate_scale(gate)))
-            y = cut(ops.add(multiplied(product_, Multiplier.of(float(scale))), ops.cast(y, T.i32)), T.i16)
+            y = saturated(ops.add(multiplied(product_, Multiplier.of(float(scale))), ops.cast(y, T.i32)), T.i16)
         if (place := self.norm(gate)) is not None:
             y = self._normalized(y, place, self.at.bias(gate))
         return _tabled(y, tables.tanh if gate == UPDATE else tables.logistic, 3)
@@ -226,19 +227,19 @@ class Levels(Cell):
         middle = ops.div(ops.mul(total, 1024), n)
         variance = ops.div(ops.sub(ops.mul(squares, (1 << 20) // n), ops.mul(middle, middle)), 1 << 20)
         variance = ops.where(ops.compare("LT", variance, 1), max(1, int(10000 * scale)), variance)
-        centered = ops.sub(ops.mul(wide, 1024), middle)
+        deviation = ops.sub(ops.mul(wide, 1024), middle)
         m, shift = (ops.broadcast_to(v, x.shape) for v in inverse_root(ops.cast(variance, T.i32)))
-        y = multiplied_by(centered, m, shift, 0)
+        y = multiplied_by(deviation, m, shift, 0)
         y = ops.cast(ops.add(ops.mul(y, ops.cast(c.x(coefficients), T.i32)), c.x(bias)), T.i64)
         half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 512, T.i64), ops.full(y.shape, -512, T.i64))
         y = ops.cast(ops.div(ops.add(y, half), 1024), T.i32)
         by = Multiplier.of(scale)
-        return cut(multiplied(y, Multiplier(by.m, tuple(s + 12 for s in by.shift))), T.i16)
+        return saturated(multiplied(y, Multiplier(by.m, tuple(s + 12 for s in by.shift))), T.i16)
 
     def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node:
         entering = ops.sub(32767, forget) if entering is None else entering
         kept_cell, new = _halved(forget, cell, 15), _halved(entering, update, 30 + self.exponent)
-        cell = cut(ops.add(ops.cast(kept_cell, T.i32), ops.cast(new, T.i32)), T.i16)
+        cell = saturated(ops.add(ops.cast(kept_cell, T.i32), ops.cast(new, T.i32)), T.i16)
         clip = self.c.float("cell_clip")
         if not clip > 0:
             return cell
@@ -252,14 +253,14 @@ class Levels(Cell):
         scale = np.float32(2.0**-15 / hidden.scale * 2.0**-15)
         y = multiplied(ops.mul(ops.cast(gate, T.i32), ops.cast(squashed, T.i32)), Multiplier.of(float(scale)))
         if not self.projected:
-            return cut(ops.add(y, hidden.zero), T.i8)
+            return saturated(ops.add(y, hidden.zero), T.i8)
         # the kernel moves by -zero, and so do its products
         weights = self._weights(place)
-        total = ops.linear(ops.add(ops.cast(cut(ops.sub(y, hidden.zero), T.i8), T.i32), hidden.zero), weights)
+        total = ops.linear(ops.add(ops.cast(saturated(ops.sub(y, hidden.zero), T.i8), T.i32), hidden.zero), weights)
         if c.has(place + 1):
             total = ops.add(total, c.x(place + 1))
         scale = np.float32(c.levels(place).scale) * np.float32(hidden.scale) / np.float32(state.scale)
-        h = cut(ops.add(multiplied(total, Multiplier.of(float(scale))), state.zero), T.i8)
+        h = saturated(ops.add(multiplied(total, Multiplier.of(float(scale))), state.zero), T.i8)
         clip = c.float("proj_clip")
         if not clip > 0:
             return h

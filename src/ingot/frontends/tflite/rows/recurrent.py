@@ -11,7 +11,7 @@ from ingot.frontends.shared import bodies
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table, activate, holds_levels
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied
-from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.levels import centered, dequantized, saturated
 from ingot.frontends.tflite.rows.lstm import Levels, Numbers, Places, product_of
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
@@ -153,7 +153,7 @@ def _rnn(c: Call, x: Node, first: int = 1) -> Node:
 def svdf(c: Call) -> Node:
     """A filter over features, whose results of the last steps a filter over time sums (Nakkiran et al. 2015). Operands:
     x, weights of features [F, I] and of time [F, M], maybe biases, the last steps [B, F M]."""
-    time = real(c.x(2), c.levels(2)) if holds_levels(c.tensors[2]) else c.x(2)
+    time = dequantized(c.x(2), c.levels(2)) if holds_levels(c.tensors[2]) else c.x(2)
     y = _filtered(c, product_of(c, c.x(0), 1), time)
     return activate(ops.add(y, c.x(3)) if c.has(3) else y, c.int("activation"))
 
@@ -195,10 +195,10 @@ def svdf_of_levels(c: Call) -> Node:
     x, w, time, state, out = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
     scales = [np.float32(q.scale) for q in (x, w, state, time, out)]
     by = [Multiplier.of(float(s)) for s in (scales[0] * scales[1] / scales[2], scales[2] * scales[3] / scales[4])]
-    total = ops.linear(moved(c.x(0), x), ops.cast(c.x(1), T.i32))
-    y = _filtered(c, cut(multiplied(total, by[0]), T.i16), ops.cast(c.x(2), T.i32))
+    total = ops.linear(centered(c.x(0), x), ops.cast(c.x(1), T.i32))
+    y = _filtered(c, saturated(multiplied(total, by[0]), T.i16), ops.cast(c.x(2), T.i32))
     y = ops.add(y, c.x(3)) if c.has(3) else y
-    return cut(ops.add(multiplied(y, by[1]), out.zero), T.i8)
+    return saturated(ops.add(multiplied(y, by[1]), out.zero), T.i8)
 
 
 def _eight_bits(c: Call) -> None:

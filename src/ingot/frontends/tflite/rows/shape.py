@@ -1,4 +1,4 @@
-"""What moves elements or makes shapes."""
+"""Ops that move elements or make shapes."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _AXES = {2: "hw", 3: "dhw"}
 
 @dataclass(frozen=True)
 class Window:
-    """How windows lie on the spatial axes; pads: (low, high), what SAME or VALID comes to."""
+    """Windows on the spatial axes. pads: (low, high), from SAME or VALID."""
 
     strides: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -67,12 +67,12 @@ def with_bias(c: Call, y: Node) -> Node:
 
 
 def spatial_window(c: Call) -> Window:
-    """Of an x[N, H, W, C] and a kernel whose sizes are its axes 1 and 2."""
+    """The window of an x[N, H, W, C] and a kernel whose sizes are its axes 1 and 2."""
     return window(c, c.x(0).shape[1:3], static(c.x(1), (1, 2)))
 
 
 def groups_of(x: Node, kernel: Node) -> int:
-    """Of a kernel [O, H, W, I]: its channels may be a part of x's."""
+    """The number of groups for a kernel [O, H, W, I], whose channels may be a part of x's."""
     whole, part = x.shape[-1], kernel.shape[-1]
     if not isinstance(whole, int) or not isinstance(part, int) or part < 1 or whole % part:
         raise Unsupported(f"{whole} channels by a kernel of {part}")
@@ -194,7 +194,7 @@ def fold(c: Call, kind: str, x: Node, w: Window, kernel: tuple[int, int], identi
 
 
 def counts(c: Call, x: Node, w: Window, kernel: tuple[int, int]) -> Node:
-    """How many elements of x each window holds."""
+    """The number of elements of x in each window."""
     if all(p == (0, 0) for p in w.pads):
         return ops.scalar(kernel[0] * kernel[1], x.dtype)
     return fold(c, "sum", ops.full((1, *x.shape[1:3], 1), 1, x.dtype), w, kernel)

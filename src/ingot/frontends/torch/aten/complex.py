@@ -213,7 +213,7 @@ def complex_of(x: Node) -> Complex:
 @aten("view.dtype", "view_copy.dtype")
 @on_complex("view.dtype", "view_copy.dtype")
 def view_dtype(c: Context, x: Node | Complex, dtype: torch.dtype) -> Node | Complex:
-    """The same bytes as another dtype: where it has another width, the last axis is longer or shorter."""
+    """The same bytes as another dtype; another width makes the last axis longer or shorter."""
     x = real_of(x) if isinstance(x, Complex) else x
     shape = (*c.shape, 2) if dtype.is_complex else c.shape
     if c.dtype.bits > x.dtype.bits:

@@ -39,14 +39,14 @@ def _function(name: str, of: Callable[[f.Complex], f.Complex]) -> None:
 
 
 def _log(scale: float) -> Callable[[f.Complex], f.Complex]:
-    return lambda z: f.scaled(f.log(z), scale)
+    return lambda z: f.scale(f.log(z), scale)
 
 
 for _name, _of in {
     "sqrt": f.sqrt, "rsqrt": f.rsqrt, "expm1": f.expm1, "log1p": f.log1p, "sigmoid": f.logistic, "sgn": f.sign,
     "sin": f.sin, "cos": f.cos, "tan": f.tan, "asin": f.asin, "acos": f.acos, "atan": f.atan,
     "sinh": f.sinh, "cosh": f.cosh, "tanh": f.tanh, "asinh": f.asinh, "acosh": f.acosh, "atanh": f.atanh,
-    "exp2": lambda z: f.exp(f.scaled(z, 0.6931471805599453)),
+    "exp2": lambda z: f.exp(f.scale(z, 0.6931471805599453)),
     "log2": _log(1.4426950408889634), "log10": _log(0.4342944819032518),
 }.items():  # fmt: skip
     _function(_name, _of)
@@ -158,7 +158,7 @@ def cumprod(c: Context, z: Complex, dim: int, dtype: object = None) -> Complex:
             )
             for p, first in ((out.real, 1), (out.imag, 0))
         ]
-        out, step = f.times(out, f.Complex(*shifted)), 2 * step
+        out, step = f.multiply(out, f.Complex(*shifted)), 2 * step
     return Complex(out.real, out.imag)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
-from ingot.frontends.torch.aten.elementwise import beside, truncate
+from ingot.frontends.torch.aten.elementwise import combine_exactly, truncate
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -22,7 +22,7 @@ aten = Table()
 
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", "divide.Tensor", "divide.Scalar")
 def div(c: Context, a: Operand, b: Operand) -> Node:
-    return beside(c, ops.Div(), a, b)
+    return combine_exactly(c, ops.Div(), a, b)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")

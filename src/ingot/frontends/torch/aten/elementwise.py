@@ -224,10 +224,10 @@ def _times(x: Node, factor: Operand) -> Node:
 
 @aten("mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
 def mul_tensor(c: Context, a: Operand, b: Operand) -> Node:
-    return beside(c, mul, a, b)
+    return combine_exactly(c, mul, a, b)
 
 
-def beside(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
+def combine_exactly(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
     """The operands combined, a number among them as it is and not as the result's dtype would have it."""
 
     def exact(c: Context, a: Operand, b: Operand) -> Node:

@@ -109,7 +109,7 @@ _REDUCTIONS = {None: "none", "add": "add", "multiply": "mul", "sum": "add", "pro
 
 
 def _combining(x: Node, reduction: str) -> str:
-    """How a scatter combines: a sum of booleans is whether any is true, their product whether all are."""
+    """The combination of a scatter: a sum of booleans is whether any is true, their product whether all are."""
     return {"add": "max", "mul": "min"}.get(reduction, reduction) if x.dtype == boolean else reduction
 
 
@@ -278,7 +278,8 @@ def _indexed_first(x: Node, axes: Sequence[int]) -> Node:
 
 
 def _place(axes: Sequence[int]) -> int:
-    """Where the indexed axes' common shape goes: in their place where they are adjacent, else first (as in numpy)."""
+    """The position of the indexed axes' common shape: in their place where they are adjacent, else first (as in
+    numpy)."""
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
     return axes[0] if adjacent else 0
 
@@ -357,13 +358,13 @@ def _at_true(values: Node, axis: int, mask: Node) -> Node:
 
 
 def _count(values: Node, axis: int, behind: int) -> DimLike:
-    """How many places `values` has something for, with `behind` axes behind theirs."""
+    """The number of places that `values` has elements for, with `behind` axes behind theirs."""
     return values.shape[-behind - 1] if values.type.rank > behind else 1
 
 
 @aten("masked_scatter.default")
 def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
-    """Where the mask is true the k-th time, the k-th element of `source`."""
+    """The k-th true element of the mask gets the k-th element of `source`."""
     x, mask = expand(x, c.shape), expand(mask, c.shape)
     elements = _at_true(reshape(source, (source.type.size,)), 0, mask)
     return ops.Select()(mask, reshape(elements, x.shape), x)

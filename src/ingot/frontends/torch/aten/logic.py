@@ -155,8 +155,8 @@ def searchsorted(
 
 
 def _places(c: Context, boundaries: Node, x: Operand, after: bool) -> Node:
-    """How many of a row of `boundaries`, one row or a row per row of `x`, lie below each value (or are it: `after`);
-    all below NaN."""
+    """The number of elements in a row of `boundaries`, one row or a row per row of `x`, that are below each value (or
+    are it: `after`); all below NaN."""
     edges, values = promoted((boundaries, x), result_type((boundaries, x)))
     if boundaries.type.rank > 1:
         edges = ops.expand_dims(edges, -2)

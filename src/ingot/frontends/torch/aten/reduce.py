@@ -52,7 +52,7 @@ def sum_(c: Context, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype:
 
 @aten("histc.default")
 def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) -> Node:
-    """How many elements lie in each of equally wide bins; the last one has its upper end, too, and what lies outside
+    """The number of elements in each of equally wide bins; the last one has its upper end, too, and what lies outside
     is in none."""
     x = reshape(x, (product(x.shape),))
     low, high = scalar_like(min, x), scalar_like(max, x)

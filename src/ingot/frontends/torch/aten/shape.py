@@ -415,7 +415,7 @@ def diagonal_of(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int =
 
 @aten("diag.default")
 def diag(c: Context, x: Node, diagonal: int = 0) -> Node:
-    """Of a matrix its diagonal, of a vector the matrix."""
+    """The diagonal of a matrix, or the matrix of a vector."""
     return diag_embed(c, x, diagonal) if x.type.rank == 1 else diagonal_of(c, x, diagonal)
 
 

@@ -30,7 +30,7 @@ def sinc(c: Context, x: Node) -> Node:
 
 @aten("angle.default")
 def angle(c: Context, x: Node) -> Node:
-    """Of a number on the real axis: 0, or pi where it is negative."""
+    """The angle of a real number: 0, or pi if it is negative."""
     x = cast(x, c.dtype)
     phase = ops.where(ops.compare("LT", x, 0.0), math.pi, filled(x.shape, 0, x.dtype))
     return ops.where(ops.IsNan()(x), x, phase)

@@ -201,7 +201,7 @@ def shrink(grad: Tensor, x: Tensor, bound: float) -> Tensor:
 
 
 def replication_pad(grad: Tensor, x: Tensor, padding: Ints) -> Tensor:
-    """What was repeated is added to the edge."""
+    """Gradients of repeated elements are added to the edge's."""
     rank = len(padding) // 2
     for i in range(rank):
         axis = grad.dim() - 1 - i

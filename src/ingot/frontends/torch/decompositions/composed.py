@@ -157,7 +157,7 @@ def fractional_max_pool(
 
 
 def _interval_starts(last: int, count: int, sample: Tensor) -> Tensor:
-    """Where `count` windows begin, the last at `last`: [..., count] of a number from 0 to 1 each."""
+    """The begins of `count` windows, the last at `last`: [..., count] of a number from 0 to 1 each."""
     if count < 2:
         return torch.full((*sample.shape, count), last)
     alpha = sample.new_full((), last) / sample.new_full((), count - 1)
@@ -232,7 +232,7 @@ def _parity(pivots: Tensor) -> Tensor:
 
 
 def each_alone() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """What `foreach` optimizers ask of lists of tensors, tensor by tensor, as torch's kernels for any device do."""
+    """The ops of `foreach` optimizers on lists of tensors, tensor by tensor, as torch's kernels for any device do."""
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     names = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::_foreach_")}
     packets = [getattr(torch.ops.aten, name.removeprefix("aten::")) for name in sorted(names)]

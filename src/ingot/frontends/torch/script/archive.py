@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ingot.frontends.shared.apart import bound, run_apart
+from ingot.frontends.shared.subprocesses import limit_resources, run_in_subprocess
 from ingot.frontends.torch.script.graph import Program, read
 from ingot.support.errors import ImportModelError, IngotError, UnsupportedOp, UnsupportedOpError
 
@@ -29,13 +29,13 @@ def load(path: Path) -> Program:
     _check_size(path)
     with tempfile.TemporaryDirectory() as folder:
         arguments, env = [os.path.realpath(path), folder], {"OMP_NUM_THREADS": "1"}
-        run_apart(_READER_CODE, arguments, "not a readable TorchScript archive", str(path), env=env)
+        run_in_subprocess(_READER_CODE, arguments, "not a readable TorchScript archive", str(path), env=env)
         _raise_refused(Path(folder) / _REPORT_FILE, path)
         return read(Path(folder))
 
 
 def _raise_refused(report: Path, path: Path) -> None:
-    """What the process wrote of an archive that torch reads and Ingot refuses."""
+    """Raise the error that the process reported of an archive that torch reads and Ingot refuses."""
     if not report.exists():
         return
     what, refused = json.loads(report.read_text())
@@ -70,7 +70,7 @@ def main() -> None:
     """In the process: argv is the archive and a folder for what was in it."""
     path, folder = sys.argv[1:]
     size = os.path.getsize(path)
-    bound(_READER_SECONDS, _READER_MEMORY_BYTES + 4 * size, _MAX_MEMORY_RATIO * size + (64 << 20))
+    limit_resources(_READER_SECONDS, _READER_MEMORY_BYTES + 4 * size, _MAX_MEMORY_RATIO * size + (64 << 20))
 
     import torch
 

@@ -34,7 +34,7 @@ Env = dict[str, Any]
 
 @dataclass
 class Outcome:
-    """What an evaluation left in attributes that it writes: known values, and which are tensors of the result.
+    """The attributes that an evaluation writes: known values, and which are tensors of the result.
 
     It is an object of its own, as torch.export puts back what a forward sets of its module.
     """
@@ -289,7 +289,7 @@ class _Run:
 
 
 def _contents(values: Iterable[Any]) -> list[object]:
-    """What tells whether tensors, and lists and dicts of them, were changed."""
+    """A key that tells whether tensors, and lists and dicts of them, were changed."""
     elements: list[object] = []
     for v in values:
         if isinstance(v, torch.Tensor):

@@ -80,13 +80,13 @@ def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
         at = torch.where(at < 0, at + x.shape[axis], at)
         return torch.index_select(x, axis, at.reshape(1)).squeeze(axis)
     if arithmetic and isinstance(args[0], torch.Tensor | Number):
-        return _ARITHMETIC[base](*_beside(args))
+        return _ARITHMETIC[base](*_with_tensors(args))
     if base in _COMPARISONS:
-        return _COMPARISONS[base](*_beside(args))
+        return _COMPARISONS[base](*_with_tensors(args))
     raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "of a number that only the run knows")])
 
 
-def _beside(args: Sequence[Any]) -> list[Any]:
+def _with_tensors(args: Sequence[Any]) -> list[Any]:
     """A float beside integers is of the type that a float has by default, not f64."""
     whole = not any(isinstance(a, torch.Tensor) and a.dtype.is_floating_point for a in args)
     values = [a.tensor if isinstance(a, Number | Truth) else a for a in args]

@@ -73,8 +73,8 @@ def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
 
 
 def _written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What an op writes, also where its schema does not say so. One that is not known to write its first argument
-    counts as what it writes."""
+    """The arguments that an op writes, even if its schema does not say so. One that is not known to write its first
+    argument counts as what it writes."""
     target = node.target
     if target is _aten.batch_norm.default:
         mean, var, training = node.args[3:6]

@@ -1,4 +1,4 @@
-"""Which of a graph's tensors are compiled in, as what stays as it is can be packed once."""
+"""The tensors of a graph that are compiled in, as what stays as it is can be packed once."""
 
 from __future__ import annotations
 

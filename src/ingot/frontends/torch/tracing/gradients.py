@@ -1,4 +1,5 @@
-"""What of a module's gradients its traced program has to say: regions without any, and functions with their own.
+"""The parts of a module's gradients that its traced program has to express: regions without any, and functions with
+their own.
 
 class Clipped(torch.autograd.Function)   ->   y = forward(x); dx = backward(cotangent(y))
 y = Clipped.apply(x)                          y = own_gradient([y], [cotangent(y)], [x], [dx])
@@ -49,7 +50,7 @@ _apply = Function.__dict__["apply"]  # a class method, which is C code from PyTo
 
 
 class _Kept:
-    """What a Function's forward pass keeps for its backward pass: torch's `ctx`."""
+    """The values that a Function's forward pass keeps for its backward pass: torch's `ctx`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad

@@ -1,4 +1,4 @@
-"""What torch assumed of the sizes while it traced, and a range cannot say.
+"""Assumptions of torch on sizes while it traced, which a range cannot express.
 
     x.view(n // 4, 4, -1)   guards: n // (n // 4) == 4, n % (n // 4) == 0   ->   n is 4, 8, 12, ...
     if a + b < 20: ...      guard: a + b < 20                               ->   19 - a - b is not negative
@@ -31,7 +31,7 @@ _TORCH = Path(torch.__file__).parent
 
 
 def assumed(environment: ShapeEnv) -> Sequence[sympy.Basic]:
-    """What torch assumed of the sizes, and what it would assert at run time.
+    """The assumptions of torch on sizes, and its assertions at run time.
 
     Some answers count only where the model asked (`_is_open`). Of an assert torch does not tell the place: see
     `noted_answers`.

@@ -1,4 +1,4 @@
-"""Which in-place ops of an exported graph are plain rebindings.
+"""The in-place ops of an exported graph that are plain rebindings.
 
     y = relu_(x)   ->   y = x = relu(x)
 
@@ -43,7 +43,7 @@ def written(node: fx.Node) -> fx.Node | None:
 
 
 def destination(node: fx.Node) -> fx.Node:
-    """What a chain of writes in place writes; `node` itself where it is none."""
+    """The node that a chain of in-place writes ends in; `node` itself if it is none."""
     while (to := written(node)) is not None:
         node = to
     return node
@@ -123,7 +123,7 @@ def needs_functionalization(graph: fx.Graph) -> bool:
 
 
 class Names:
-    """Which nodes of a graph may name the same storage."""
+    """The nodes of a graph that may name the same storage."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
         self._position = {n: i for i, n in enumerate(nodes)}

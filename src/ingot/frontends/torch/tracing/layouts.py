@@ -1,4 +1,4 @@
-"""Where results and inputs of a functional graph lie in memory.
+"""The memory layouts of results and inputs of a functional graph.
 
 A result has the strides that torch traced, as views are replayed on it: its axes are turned within the model, and back
 by torch behind it. What is a view of an input or of another result is not computed: torch makes it again.
@@ -77,7 +77,7 @@ def _fills(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> 
 
 
 def _expression(size: int | torch.SymInt) -> sympy.Expr:
-    """Of strides, torch's max(1, n) is n: a tensor of no elements has no other places."""
+    """In strides, torch's max(1, n) becomes n: a tensor of no elements has no other places."""
     if not isinstance(size, torch.SymInt):
         return sympy.Integer(size)
     e = size.node.expr
@@ -92,7 +92,7 @@ def _beside_one(extreme: sympy.Basic) -> list[sympy.Basic]:
 
 @dataclass(frozen=True)
 class Results:
-    """What a graph's results are made of.
+    """The parts that a graph's results are made of.
 
     Attributes:
         computed: the values that the model gives.
@@ -181,7 +181,7 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) ->
     inputs = [outside.made[r] for r in computed]
     orders = [_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
     for r, order in zip(computed, orders, strict=True):
-        outside.made[r] = _as_traced(r, order, outside) if r in shown else _turned(outside, r, order)
+        outside.made[r] = _as_traced(r, order, outside) if r in shown else _permuted(outside, r, order)
     out = [_result(r, outside) for r in results]
     end.args = (tuple(computed),)
     graph.eliminate_dead_code()
@@ -249,7 +249,7 @@ def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[
 def _as_traced(r: fx.Node, order: Order | None, outside: _Outside) -> fx.Node:
     """The model's value for `r` with the strides that torch traced."""
     x: torch.Tensor = r.meta["val"]
-    value = _turned(outside, r, order)
+    value = _permuted(outside, r, order)
     dims = (*x.shape, *x.stride())
     if _fills(x, order or range(x.dim()), exactly=True) or not all(map(outside.has_size, dims)):
         return value
@@ -261,7 +261,7 @@ def _as_traced(r: fx.Node, order: Order | None, outside: _Outside) -> fx.Node:
     return outside.call(_aten.copy_.default, outside.call(_aten.new_empty_strided.default, value, size, stride), value)
 
 
-def _turned(outside: _Outside, r: fx.Node, order: Order | None) -> fx.Node:
+def _permuted(outside: _Outside, r: fx.Node, order: Order | None) -> fx.Node:
     value = outside.made[r]
     return value if order is None else outside.call(_as_own, _aten.permute.default, value, inverse(order))
 
@@ -283,7 +283,7 @@ def _order(r: fx.Node, exactly: bool) -> Order | None:
 
 
 def _call(node: fx.Node) -> fx.Node:
-    """What makes `node`, which may be one of several results."""
+    """The call that makes `node`, which may be one of several results."""
     source = node.args[0] if node.target is operator.getitem else node
     return source if isinstance(source, fx.Node) else node
 

@@ -165,7 +165,7 @@ def _cosines(coefficients: Callable[..., tuple[float, ...]]) -> Callable[..., Te
 
 
 def _turns(n: Size, periodic: bool, device: Any) -> Tensor:
-    """Where each of `n` points lies between 0 and 1."""
+    """The positions of `n` points between 0 and 1."""
     return torch.arange(n, dtype=torch.float64, device=device) / torch.sym_max(n if periodic else n - 1, 1)
 
 

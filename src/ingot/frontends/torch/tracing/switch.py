@@ -1,4 +1,4 @@
-"""What is done otherwise while torch traces: on within a block, off for all that runs beside it."""
+"""A switch for behaviour that differs while torch traces: on within a block, off for other threads."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ingot.frontends.onnx.call import Call, Result, Value, find_row, onnx_op, re
 from ingot.frontends.onnx.rows.attention import self_attention
 from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.quant import (
-    centred,
+    centered,
     channels_last,
     channels_second,
     requantized,
@@ -80,7 +80,7 @@ def qgemm(c: Call) -> Result:
     column = () if b_zero.type.size == 1 else (-1, 1) if across else (-1,)
     contracted = (0 if c.flag("transA") else 1,), (1 if across else 0,)
     sums = ops.DotGeneral(contract=contracted)(
-        centred(a, ops.reshape(a_zero, ())), centred(b, ops.reshape(b_zero, column))
+        centered(a, ops.reshape(a_zero, ())), centered(b, ops.reshape(b_zero, column))
     )
     if c.has(6):
         sums = ops.add(sums, c.x(6))
@@ -90,7 +90,7 @@ def qgemm(c: Call) -> Result:
 
 def _product(a: Node, a_zero: Node | None, b: Node, b_zero: Node | None, scale: Node, bias: Node | None) -> Node:
     """In floats."""
-    y = ops.mul(ops.cast(ops.MatMul()(centred(a, a_zero), centred(b, b_zero)), scale.dtype), scale)
+    y = ops.mul(ops.cast(ops.MatMul()(centered(a, a_zero), centered(b, b_zero)), scale.dtype), scale)
     return y if bias is None else ops.add(y, bias)
 
 

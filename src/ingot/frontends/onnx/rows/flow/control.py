@@ -17,7 +17,7 @@ from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.protos import GraphProto
 from ingot.frontends.onnx.rows.common import cut, ints_of
-from ingot.frontends.onnx.rows.turns import MAX_EXACT_INTEGER, turns
+from ingot.frontends.onnx.rows.trip_count import MAX_EXACT_INTEGER, trip_count
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.shared.found import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
@@ -66,7 +66,7 @@ def if_(c: Call) -> Result:
     pred = c.value(0)
     if pred.sym is not None and pred.sym.is_constant:
         return _branch(c, bool(pred.sym.items.reshape(-1)[0]))
-    captures, mark, wrong = _Captures(c), c.importer.marked(), None
+    captures, mark, wrong = _Captures(c), c.importer.checkpoint(), None
     outputs: list[list[Node]] = []
     inside: list[Sizes] = []
     try:
@@ -81,14 +81,14 @@ def if_(c: Call) -> Result:
             raise Unsupported(f"an If whose branches differ in type: {list(types[1])} and {list(types[0])}")
     except (Equation, ShapeError, Unsupported) as e:
         wrong = e
-    if wrong is not None or c.importer.marked() != mark:
+    if wrong is not None or c.importer.checkpoint() != mark:
         # a branch that is not taken requires nothing of sizes: which one it is has to be known, if it can be
-        needed = c.importer.marked()
-        c.importer.back_to(mark)
+        needed = c.importer.checkpoint()
+        c.importer.roll_back(mark)
         is_taken = c.importer.decide(pred.node, str(wrong or "an If whose branches require other sizes"))
         if is_taken is not None:
             return _branch(c, is_taken)
-        c.importer.back_to(needed)
+        c.importer.roll_back(needed)
     if wrong is not None:
         raise wrong
     takes = tuple(captures.inputs.values())
@@ -121,7 +121,7 @@ def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None
 
 @dataclass(frozen=True)
 class _Iteration:
-    """What one loop is made of; `scanned` are (tensor, axis, backwards), `axes` where results are stacked."""
+    """The parts of one loop; `scanned` are (tensor, axis, backwards), `axes` where results are stacked."""
 
     call: Call
     body: GraphProto
@@ -220,7 +220,7 @@ def _unroll(it: _Iteration) -> Result | None:
 
 
 def _unstacked(it: _Iteration) -> list[Node]:
-    """What a loop of no turns stacks: nothing, of the types that a turn would give."""
+    """The stacked results of a loop without iterations: nothing, of the types that a turn would give."""
     if not it.axes:
         return []
     slices = [Value(ops.full((*x.shape[:axis], *x.shape[axis + 1 :]), 0, x.dtype)) for x, axis, _ in it.scanned]
@@ -303,17 +303,17 @@ def _counted(
     """A condition that only counts turns is a count, and no condition. state: the step and what is carried."""
     if cond is None or _known_bool(it.condition or _true()) is not True:
         return it, cond
-    trip_count = turns(cond.node, state, (0, *map(_size, it.carried)), ends)
-    if trip_count is None or (it.count is None and it.call.has(0)):
+    trips = trip_count(cond.node, state, (0, *map(_size, it.carried)), ends)
+    if trips is None or (it.count is None and it.call.has(0)):
         return it, cond
-    count, inexact = trip_count
+    count, inexact = trips
     if inexact:
         it.call.importer.require(MAX_EXACT_INTEGER - count, "a loop of more turns than its condition tells apart")
     return replace(it, count=count if it.count is None else dim_min(it.count, count)), None
 
 
 def _filled(it: _Iteration, stacks: list[Node], count: DimLike, room: DimLike) -> list[Node]:
-    """Of stacks with room for `room` turns, what the `taken` ones have written."""
+    """The part of stacks with room for `room` iterations that `count` iterations have written."""
     out: list[Node] = []
     for x, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
         low, high = (room - count, room) if back else (0, count)

@@ -111,7 +111,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What leaves hold: `value[i]` for `target[i]` at the node `leaf[i]`."""
+    """The values of leaves: `value[i]` for `target[i]` at the node `leaf[i]`."""
 
     leaf: np.ndarray
     target: np.ndarray

@@ -88,7 +88,8 @@ def function(c: Call, z: Complex) -> Value:
 
 
 _ARITHMETIC = {
-    "Add": f.plus, "AddV2": f.plus, "Sub": f.minus, "Mul": f.times, "Div": f.over, "RealDiv": f.over, "Pow": f.power,
+    "Add": f.add, "AddV2": f.add, "Sub": f.subtract, "Mul": f.multiply, "Div": f.divide, "RealDiv": f.divide,
+    "Pow": f.power,
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ row = Table()
 def conv(c: Call, x: Node, w: Node) -> Node:
     """Kernels are [*window, in / groups, out]: groups follow from the channels."""
     n = x.type.rank
-    image, kernel = windows.first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
+    image, kernel = windows.channels_first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
     channels, inner = image.shape[1], kernel.shape[1]
     if not (isinstance(channels, int) and isinstance(inner, int) and inner and channels % inner == 0):
         raise Unsupported(f"of {x.type} by {w.type}")
@@ -29,7 +29,7 @@ def depthwise(c: Call, x: Node, w: Node) -> Node:
     """Kernels are [*window, in, multiplier]."""
     h, width, channels, times = static_sizes(w.shape, "a kernel")
     kernel = ops.reshape(ops.transpose(w, (2, 3, 0, 1)), (channels * times, 1, h, width))
-    return _conv(c, windows.first(c, x), kernel, channels)
+    return _conv(c, windows.channels_first(c, x), kernel, channels)
 
 
 def _conv(c: Call, image: Node, kernel: Node, groups: int) -> Node:
@@ -38,14 +38,14 @@ def _conv(c: Call, image: Node, kernel: Node, groups: int) -> Node:
     strides, dilation = windows.spatial(c, "strides", rank), windows.spatial(c, "dilations", rank)
     around = windows.padding_of(c, image.shape[2:], window, strides, dilation)
     image, padding = pad_first(image, around, 0, 2)
-    return windows.back(c, ops.Conv(strides, padding, dilation, groups)(image, kernel))
+    return windows.channels_as_given(c, ops.Conv(strides, padding, dilation, groups)(image, kernel))
 
 
 @row("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
     """A transposed convolution: kernels are [*window, out, in], `sizes` is the result's shape."""
     n = x.type.rank
-    image, kernel = windows.first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
+    image, kernel = windows.channels_first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
     window = static_sizes(kernel.shape[2:], "a kernel")
     strides, dilation = windows.spatial(c, "strides", n), windows.spatial(c, "dilations", n)
     target = c.sizes(sizes)
@@ -65,7 +65,7 @@ def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
     # the whole of what the kernels reach, cut or grown to the size that is wanted
     low = (0, 0, *(-v for v in lows))
     high = (0, 0, *(size - full + v for size, full, v in zip(target, y.shape[2:], lows, strict=True)))
-    return windows.back(c, ops.pad(y, low, high))
+    return windows.channels_as_given(c, ops.pad(y, low, high))
 
 
 @row("BiasAdd", "BiasAddV1")
@@ -73,8 +73,8 @@ def bias_add(c: Call, x: Node, b: Node) -> Node:
     n = x.type.rank
     if n < 3:
         return ops.add(x, b)
-    image = windows.first(c, x)
-    return windows.back(c, ops.add(image, ops.reshape(b, (b.shape[0], *(1,) * (n - 2)))))
+    image = windows.channels_first(c, x)
+    return windows.channels_as_given(c, ops.add(image, ops.reshape(b, (b.shape[0], *(1,) * (n - 2)))))
 
 
 @row("MatMul")

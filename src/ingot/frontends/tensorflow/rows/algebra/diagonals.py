@@ -39,7 +39,7 @@ class _Band:
         return dim_min(self.rows + min(k, 0), self.columns - max(k, 0))
 
     def before(self, k: int) -> DimLike:
-        """How much padding comes before a diagonal."""
+        """The padding in front of a diagonal."""
         side = self.align.split("_")[k < 0]
         return self.longest - self.length(k) if side == "RIGHT" else 0
 
@@ -104,7 +104,8 @@ def set_diagonal(c: Call, x: Node, values: Node, *k: Node) -> Node:
 
 @row("MatrixBandPart")
 def band_part(c: Call, x: Node, lower: Node, upper: Node) -> Node:
-    """What lies at most `lower` below and `upper` above the diagonal; a negative number is without end."""
+    """The elements at most `lower` below and `upper` above the diagonal, zeros elsewhere; a negative number is without
+    end."""
     rows, columns = x.shape[-2], x.shape[-1]
     below = ops.sub(ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0))
     low, high = c.size(lower), c.size(upper)

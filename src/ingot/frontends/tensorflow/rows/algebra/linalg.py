@@ -106,7 +106,7 @@ def exponential(c: Call, a: Node) -> Node:
 
 @row("Cross")
 def cross(c: Call, a: Node, b: Node) -> Node:
-    """Of vectors of three along the last axis."""
+    """The cross product of vectors of three along the last axis."""
     x, y = ([ops.index_axis(v, -1, i) for i in range(3)] for v in (a, b))
     turns = ((1, 2), (2, 0), (0, 1))
     return ops.stack([ops.sub(ops.mul(x[i], y[j]), ops.mul(x[j], y[i])) for i, j in turns], -1)

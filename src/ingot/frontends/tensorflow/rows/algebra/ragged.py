@@ -53,7 +53,7 @@ def _levels(c: Call, partitions: Sequence[Node]) -> list[tuple[Node, Node]]:
 
 
 def _rows(splits: Node) -> tuple[Node, Node]:
-    """Where each row begins, and its length."""
+    """The begin of each row, and its length."""
     splits = ops.cast(splits, i64)
     begins = ops.slice_axis(splits, 0, 0, splits.shape[0] - 1)
     return begins, ops.sub(ops.slice_axis(splits, 0, 1), begins)

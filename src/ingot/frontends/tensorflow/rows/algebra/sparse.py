@@ -19,7 +19,7 @@ def _dense(at: Node, values: Node, sizes: tuple[DimLike, ...]) -> Node:
 
 @row("SparseToDense")
 def to_dense(c: Call, at: Node, sizes: Node, values: Node, default: Node) -> Node:
-    return movement.dense(at, c.sizes(sizes), values, default)
+    return movement.to_dense(at, c.sizes(sizes), values, default)
 
 
 @row("SparseTensorDenseMatMul")
@@ -36,7 +36,7 @@ def by_dense(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
 
 @row("SparseMatMul")
 def product_of_dense(c: Call, a: Node, b: Node) -> Node:
-    """Of dense tensors that hold zeros."""
+    """The product of dense tensors that hold zeros."""
     a = ops.swap_axes(a, 0, 1) if c.flag("transpose_a") else a
     return ops.MatMul()(a, ops.swap_axes(b, 0, 1) if c.flag("transpose_b") else b)
 
@@ -132,7 +132,7 @@ def concat(c: Call, *operands: Node) -> Result:
 
 @row("SparseSoftmax")
 def softmax(c: Call, at: Node, values: Node, sizes: Node) -> Node:
-    """Of what is there of each row; the new values."""
+    """The softmax over the stored values of each row; returns the new values."""
     shape = c.sizes(sizes)
     if len(shape) < 2:
         raise Unsupported(f"of {len(shape)} axes")

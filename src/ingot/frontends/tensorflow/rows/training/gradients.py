@@ -60,7 +60,7 @@ def leaky_relu(c: Call, g: Node, x: Node) -> Node:
 
 @row("BiasAddGrad")
 def bias(c: Call, g: Node) -> Node:
-    return ops.reduce_sum(windows.first(c, g), tuple(i for i in range(g.type.rank) if i != 1))
+    return ops.reduce_sum(windows.channels_first(c, g), tuple(i for i in range(g.type.rank) if i != 1))
 
 
 @row("BroadcastGradientArgs", results=("r0", "r1"))
@@ -111,7 +111,7 @@ def sparse_cross_entropy(c: Call, x: Node, labels: Node) -> Result:
      results=("x_backprop", "scale_backprop", "offset_backprop", "reserve_space_3", "reserve_space_4"))  # fmt: skip
 def batch_norm(c: Call, dy: Node, x: Node, scale: Node, mean: Node, variance: Node, *rest: Node) -> Result:
     """mean, variance: those that the forward op used."""
-    dy, x = windows.first(c, dy), ops.cast(windows.first(c, x), scale.dtype)
+    dy, x = windows.channels_first(c, dy), ops.cast(windows.channels_first(c, x), scale.dtype)
     axes = tuple(i for i in range(x.type.rank) if i != 1)
 
     def wide(v: Node) -> Node:
@@ -124,7 +124,7 @@ def batch_norm(c: Call, dy: Node, x: Node, scale: Node, mean: Node, variance: No
     if c.flag("is_training") or not c.has("is_training"):
         mean_g, mean_gx = (wide(ops.mean(v, axes)) for v in (g, ops.mul(g, normed)))
         g = ops.sub(ops.sub(g, mean_g), ops.mul(normed, mean_gx))
-    by_x = windows.back(c, ops.cast(ops.mul(g, wide(ops.mul(scale, inverse))), dy.dtype))
+    by_x = windows.channels_as_given(c, ops.cast(ops.mul(g, wide(ops.mul(scale, inverse))), dy.dtype))
     empty = ops.full((0,), 0, scale.dtype)
     return [by_x, by_scale, by_offset, empty, empty]
 

@@ -13,7 +13,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.fixed_point import Multiplier, fixed, multiplied, multiplied_wide, rounded_shift
-from ingot.frontends.tflite.levels import activation_range, away, cut, moved
+from ingot.frontends.tflite.levels import activation_range, away, centered, saturated
 from ingot.frontends.tflite.rows import reduce, window
 from ingot.frontends.tflite.rows.elementwise import compared
 from ingot.ir import types as T
@@ -28,7 +28,7 @@ def finished(c: Call, y: Node) -> Node:
     """i32 steps from the result's zero as its levels, cut where the fused activation ends."""
     out = c.out_levels()
     low, high = activation_range(c.int("activation"), out, c.type())
-    return cut(ops.add(y, out.zero), c.type(), low, high)
+    return saturated(ops.add(y, out.zero), c.type(), low, high)
 
 
 @on_levels("ADD", "SUB")
@@ -42,25 +42,26 @@ def add(c: Call) -> Node:
     left = 15 if wide else 20
     common = 2 * max(scales[:2])
     parts = [
-        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common))
+        for i in range(2)
     ]
     by = Multiplier.of(common / ((1 << left) * scales[2]))
     return finished(c, multiplied(combine(parts[0], parts[1]), by))
 
 
 def _by_powers(c: Call, exponents: list[int]) -> Node:
-    """Of scales that are powers of two: shifts, and a sum that is cut."""
+    """A sum for scales that are powers of two: shifts, and saturation."""
     shifts = [exponents[2] - e for e in exponents[:2]]
     if min(shifts) < 0 or 0 not in shifts or c.op.name != "ADD":
         raise Unsupported("16-bit levels whose scales are powers of two that do not fit")
     parts = [ops.cast(rounded_shift(ops.cast(c.x(i), T.i64), [s]), T.i32) for i, s in enumerate(shifts)]
     low, high = activation_range(c.int("activation"), c.out_levels(), T.i16)
-    return cut(ops.add(parts[0], parts[1]), T.i16, low, high)
+    return saturated(ops.add(parts[0], parts[1]), T.i16, low, high)
 
 
 @on_levels("MUL")
 def mul(c: Call) -> Node:
-    a, b = (moved(c.x(i), c.levels(i)) for i in range(2))
+    a, b = (centered(c.x(i), c.levels(i)) for i in range(2))
     by = Multiplier.of(c.levels(0).scale * c.levels(1).scale / c.out_levels().scale)
     return finished(c, multiplied(ops.mul(a, b), by))
 
@@ -88,11 +89,12 @@ def squared_difference(c: Call) -> Node:
     left, scales, out = 7, [c.levels(i).scale for i in range(2)], c.out_levels()
     common = 2 * max(scales)
     parts = [
-        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common))
+        for i in range(2)
     ]
     difference = ops.sub(parts[0], parts[1])
     y = multiplied(ops.mul(difference, difference), Multiplier.of(common * common / ((1 << 2 * left) * out.scale)))
-    return cut(ops.add(y, out.zero), T.i8)
+    return saturated(ops.add(y, out.zero), T.i8)
 
 
 @on_levels("NEG")
@@ -123,7 +125,7 @@ def same_scales(c: Call, operands: tuple[int, ...]) -> None:
 def comparison(c: Call) -> Node:
     """Both in units of 1/256."""
     parts = [
-        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << 8), Multiplier.of(c.levels(i).scale)) for i in range(2)
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << 8), Multiplier.of(c.levels(i).scale)) for i in range(2)
     ]
     return compared(c, *parts)
 
@@ -131,17 +133,17 @@ def comparison(c: Call) -> Node:
 @on_levels("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
 def relu(c: Call) -> Node:
     levels, out = c.levels(), c.out_levels()
-    y = ops.add(multiplied(moved(c.x(), levels), Multiplier.of(levels.scale / out.scale)), out.zero)
+    y = ops.add(multiplied(centered(c.x(), levels), Multiplier.of(levels.scale / out.scale)), out.zero)
     low, high = {"RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "RELU_0_TO_1": (0, 1)}[c.op.name]
     ends = [
         None if end is None else out.zero + away(float(np.float32(end) / np.float32(out.scale))) for end in (low, high)
     ]
-    return cut(y, c.type(), *ends)
+    return saturated(y, c.type(), *ends)
 
 
 @on_levels("LEAKY_RELU")
 def leaky_relu(c: Call) -> Node:
-    levels, out, x = c.levels(), c.out_levels(), moved(c.x(), c.levels())
+    levels, out, x = c.levels(), c.out_levels(), centered(c.x(), c.levels())
     alpha = float(np.float32(c.float("alpha")))
     above, below = (
         multiplied(x, Multiplier.of(s)) for s in (levels.scale / out.scale, levels.scale * alpha / out.scale)
@@ -151,7 +153,7 @@ def leaky_relu(c: Call) -> Node:
 
 @on_levels("PRELU")
 def prelu(c: Call) -> Node:
-    x, alpha = ops.promote(moved(c.x(0), c.levels(0)), moved(c.x(1), c.levels(1)))
+    x, alpha = ops.promote(centered(c.x(0), c.levels(0)), centered(c.x(1), c.levels(1)))
     scale, out = c.levels().scale, c.out_levels().scale
     above = multiplied(x, Multiplier.of(scale / out))
     below = multiplied(ops.mul(x, alpha), Multiplier.of(scale * c.levels(1).scale / out))
@@ -170,7 +172,7 @@ def concatenation(c: Call) -> Node:
             # in f32, as the kernel has it
             factor = np.float32(levels.scale) * (np.float32(1) / np.float32(out.scale))
             y = ops.add(ops.mul(ops.cast(x, T.f32), const(factor)), const(np.float32(-levels.zero) * factor))
-            parts.append(cut(ops.add(ops.cast(ops.RoundAway()(y), T.i32), out.zero), T.u8))
+            parts.append(saturated(ops.add(ops.cast(ops.RoundAway()(y), T.i32), out.zero), T.u8))
         else:
             raise Unsupported("of levels with several scales")
     return ops.concat(parts, c.int("axis"))
@@ -183,7 +185,7 @@ def average_pool(c: Call) -> Node:
     x = ops.cast(c.x(), T.i32)
     total, count = window.fold(c, "sum", x, w, kernel), window.counts(c, x, w, kernel)
     low, high = activation_range(c.int("activation"), c.out_levels(), c.type())
-    return cut(quotient(total, count), c.type(), low, high)
+    return saturated(quotient(total, count), c.type(), low, high)
 
 
 def quotient(total: Node, count: Node) -> Node:
@@ -196,7 +198,7 @@ def quotient(total: Node, count: Node) -> Node:
 def max_pool(c: Call) -> Node:
     x, (w, kernel) = c.x(), window.pool_window(c)
     low, high = activation_range(c.int("activation"), c.out_levels(), c.type())
-    return cut(window.fold(c, "max", x, w, kernel, x.dtype.range[0]), c.type(), low, high)
+    return saturated(window.fold(c, "max", x, w, kernel, x.dtype.range[0]), c.type(), low, high)
 
 
 @on_levels("REDUCE_MAX", "REDUCE_MIN")
@@ -209,7 +211,7 @@ def reduce_extreme(c: Call) -> Node:
 def mean(c: Call) -> Node:
     """A sum in integers; a mean's divisor is part of the scale."""
     levels, out, axes = c.levels(), c.out_levels(), reduce.axes(c)
-    total = ops.reduce_sum(moved(c.x(), levels), axes, c.flag("keep_dims"))
+    total = ops.reduce_sum(centered(c.x(), levels), axes, c.flag("keep_dims"))
     m, shift = fixed(levels.scale / out.scale)
     if c.op.name == "MEAN":
         count = product(c.x().shape[a] for a in axes)
@@ -217,7 +219,7 @@ def mean(c: Call) -> Node:
             raise Unsupported(f"a mean of {count} levels")
         up = min(count.bit_length() - 1, 32, 31 + shift)
         m, shift = (m << up) // count, shift - up
-    return cut(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero), c.type())
+    return saturated(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero), c.type())
 
 
 @on_levels("REDUCE_PROD")
@@ -229,7 +231,7 @@ def product_of_levels(c: Call) -> Node:
     if not isinstance(count, int) or count < 1:
         raise Unsupported(f"a product of {count} levels")
     by = Multiplier.of(levels.scale / out.scale ** (1 / count))
-    rows = ops.reshape(ops.transpose(moved(x, levels), (*axes, *kept_axes)), (count, *shape))
+    rows = ops.reshape(ops.transpose(centered(x, levels), (*axes, *kept_axes)), (count, *shape))
 
     def body(values: Sequence[Node]) -> tuple[Node, ...]:
         i, total, factors = values
@@ -239,13 +241,13 @@ def product_of_levels(c: Call) -> Node:
 
     start = (ops.scalar(1, T.i32), ops.index_axis(rows, 0, 0), rows)
     total = bodies.loop(c.importer.found, start, lambda v: ops.compare("LT", v[0], count), body, c.loc)[1]
-    y = cut(ops.add(multiplied_wide(ops.cast(total, T.i64), by), out.zero), c.type())
+    y = saturated(ops.add(multiplied_wide(ops.cast(total, T.i64), by), out.zero), c.type())
     return ops.reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape))) if c.flag("keep_dims") else y
 
 
 @on_levels("RESIZE_BILINEAR")
 def resize_bilinear(c: Call) -> Node:
-    """Of signed levels: weights of 10 bits."""
+    """Signed levels by weights of 10 bits."""
     x, sizes = c.x(), c.ints(1)
     if x.dtype == T.u8:
         raise Unsupported(f"of {x.dtype}")
@@ -266,7 +268,7 @@ def resize_bilinear(c: Call) -> Node:
 
 
 def _taps(c: Call, n: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each place: the elements below and above, and the weight of the latter in 1/1024."""
+    """For each place, the indices of the elements below and above, and the weight of the latter in 1/1024."""
     corners = c.flag("align_corners") and size > 1
     whole, parts = (n - 1, size - 1) if corners else (n, size)
     step = ((1 << 10) * whole + parts // 2) // parts

@@ -11,9 +11,9 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables, wide_tables
 from ingot.frontends.tflite.call import Call, Table
-from ingot.frontends.tflite.fixed_point import Multiplier, fixed, high, multiplied, rounded_shift
+from ingot.frontends.tflite.fixed_point import Multiplier, fixed, high_product, multiplied, rounded_shift
 from ingot.frontends.tflite.inverse_root import inverse_root, multiplied_by
-from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.levels import centered, dequantized, saturated
 from ingot.frontends.tflite.logarithm import logarithm, reciprocal
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
@@ -77,7 +77,9 @@ def by_numbers(c: Call) -> Node:
     """Functions that the kernels, too, look up in tables made of floats."""
     x = c.x()
     if x.dtype == T.i16:
-        return cut(wide_tables.interpolated(x, wide_tables.of_real(_function(c), c.levels(), c.out_levels())), T.i16)
+        return saturated(
+            wide_tables.interpolated(x, wide_tables.of_real(_function(c), c.levels(), c.out_levels())), T.i16
+        )
     return tables.lookup(x, tables.of_real(_function(c), x.dtype, c.levels(), c.out_levels()))
 
 
@@ -87,40 +89,40 @@ def rsqrt(c: Call) -> Node:
     x, levels, out = c.x(), c.levels(), c.out_levels()
     if x.dtype == T.i16:
         return by_numbers(c)
-    q = moved(x, levels)
+    q = centered(x, levels)
     up = 20
     ones = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
     m, shift = fixed(float(1 / (np.sqrt(np.float32(levels.scale)) * np.float32(out.scale))))
     y = ops.add(multiplied(ones, Multiplier((m,), (shift - up,))), out.zero)
-    return ops.where(ops.compare("GT", q, 0), cut(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype))
+    return ops.where(ops.compare("GT", q, 0), saturated(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype))
 
 
 @on_levels("SQRT")
 def sqrt(c: Call) -> Node:
     """Of numbers, cut off. The kernel fails below 0; here that is what 0 is."""
-    x, out = ops.maximum(real(c.x(), c.levels()), 0), c.out_levels()
+    x, out = ops.maximum(dequantized(c.x(), c.levels()), 0), c.out_levels()
     steps = ops.Floor()(ops.div(ops.Sqrt()(x), const(np.float32(out.scale))))
-    return cut(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero), c.type())
+    return saturated(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero), c.type())
 
 
 @on_levels("ABS")
 def absolute(c: Call) -> Node:
     levels, out = c.levels(), c.out_levels()
-    y = ops.Abs()(moved(c.x(), levels))
+    y = ops.Abs()(centered(c.x(), levels))
     if levels.scale != out.scale:
         y = multiplied(y, Multiplier.of(float(np.float32(levels.scale) / np.float32(out.scale))))
-    return cut(ops.add(y, out.zero), c.type())
+    return saturated(ops.add(y, out.zero), c.type())
 
 
 @on_levels("L2_NORMALIZATION")
 def l2_normalization(c: Call) -> Node:
     """By the inverse root of a sum of squares; a level is 1/128."""
     x = c.x()
-    q = moved(x, c.levels())
+    q = centered(x, c.levels())
     total = ops.reduce_sum(ops.mul(q, q), -1, True)
     m, shift = (ops.broadcast_to(v, q.shape) for v in inverse_root(total))
     y = ops.add(multiplied_by(q, m, shift, 7), c.out_levels().zero)
-    return cut(y, x.dtype)
+    return saturated(y, x.dtype)
 
 
 @on_levels("SOFTMAX")
@@ -146,12 +148,12 @@ def softmax(c: Call) -> Node:
     headroom = ops.CountLeadingZeros()(total)
     shifted = ops.sub(ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64)), 1 << 31)
     inverse = reciprocal(shifted)
-    product = high(inverse, ops.cast(values, T.i64))
+    product = high_product(inverse, ops.cast(values, T.i64))
     exponent = ops.add(ops.sub(accumulated, ops.cast(headroom, T.i64)), 31 - c.type().bits)
     y = _halved(product, exponent)
     inside = ops.Take(0)(const(known), away)
     low = c.type().range[0]
-    levels = cut(ops.add(y, low), c.type())
+    levels = saturated(ops.add(y, low), c.type())
     return ops.where(inside, levels, ops.scalar(low, c.type()))
 
 
@@ -202,4 +204,4 @@ def log_softmax(c: Call) -> Node:
     least = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), back), -reach - 1)
     y = rounded_shift(ops.sub(ops.Take(0)(const(steps), away), log), [up])
     near = ops.compare("LT", away, ops.Neg()(least))
-    return ops.where(near, cut(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype))
+    return ops.where(near, saturated(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype))

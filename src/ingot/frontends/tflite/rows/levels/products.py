@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied, multiplied_wide
-from ingot.frontends.tflite.levels import activation_range, cut, moved
+from ingot.frontends.tflite.levels import activation_range, centered, saturated
 from ingot.frontends.tflite.rows import contraction, window
 from ingot.ir import types as T
 from ingot.ir.node import Node
@@ -21,7 +21,7 @@ def weights(c: Call, i: int) -> Node:
     q = c.levels(i)
     if len(q.zeros) > 1 and any(q.zeros):
         raise Unsupported("zeros for each channel")
-    return moved(c.x(i), replace(q, zeros=q.zeros[:1]))
+    return centered(c.x(i), replace(q, zeros=q.zeros[:1]))
 
 
 def sums(c: Call, product: Node, bias: int | None) -> Node:
@@ -42,12 +42,12 @@ def scaled(c: Call, total: Node, scales: tuple[int, int], once: bool = False) ->
     by = Multiplier.of(*(x.scale * s / out.scale for s in w.scales))
     y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
     low, high = activation_range(c.int("activation"), out, c.type())
-    return cut(ops.add(y, out.zero), c.type(), low, high)
+    return saturated(ops.add(y, out.zero), c.type(), low, high)
 
 
 def operands(c: Call, x: int, w: int, bias: int) -> tuple[Node, Node]:
     dtype = T.i64 if is_wide(c, x, bias) else T.i32
-    return ops.cast(moved(c.x(x), c.levels(x)), dtype), ops.cast(weights(c, w), dtype)
+    return ops.cast(centered(c.x(x), c.levels(x)), dtype), ops.cast(weights(c, w), dtype)
 
 
 @on_levels("CONV_2D")
@@ -84,5 +84,5 @@ def fully_connected(c: Call) -> Node:
 def batch_matmul(c: Call) -> Node:
     operands = contraction.sides(c)
     wide = operands[0].dtype == T.i16
-    a, b = (ops.cast(moved(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(operands))
+    a, b = (ops.cast(centered(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(operands))
     return scaled(c, ops.MatMul()(a, b), (0, 1))

@@ -248,8 +248,8 @@ def pinv(c: Context, x: Node, *, atol: Node | None = None, rtol: Node | None = N
 
 
 def _least(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
-    """Up to what singular values count as 0: atol, or rtol of the largest. Without both rtol is the machine's epsilon
-    times the larger size."""
+    """The bound up to which singular values count as 0: atol, or rtol of the largest. Without both rtol is the
+    machine's epsilon times the larger size."""
     batch = x.shape[:-2]
 
     def broadcast(value: Operand) -> Node:

@@ -58,7 +58,7 @@ def _length(n: DimLike) -> int:
     return n
 
 
-def _forth(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
+def _transform(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
     """Transforms along `axes`, one after the other."""
     for axis in axes:
         z = _along(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
@@ -71,16 +71,16 @@ def fft_r2c(c: Context, x: Node, dim: Sequence[int], normalization: int, oneside
     axes = _axes(x, dim)
     scale = _scale(x.shape, axes, normalization)
     if not onesided:
-        return _forth(Complex(x), axes, scale, False)
+        return _transform(Complex(x), axes, scale, False)
     *rest, last = axes
     half = _along(Complex(x), last, lambda v: Complex(*ops.real_fourier(v.real, scale)))
-    return _forth(half, rest, 1.0, False)
+    return _transform(half, rest, 1.0, False)
 
 
 @on_complex("_fft_c2c.default")
 def fft_c2c(c: Context, z: Complex, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
     axes = _axes(z.real, dim)
-    return _forth(z, axes, _scale(z.real.shape, axes, normalization), not forward)
+    return _transform(z, axes, _scale(z.real.shape, axes, normalization), not forward)
 
 
 @on_complex("_fft_c2r.default")
@@ -88,7 +88,7 @@ def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last
     *rest, last = _axes(z.real, dim)
     scale = _scale(c.shape, (*rest, last), normalization)
     n = c.shape[last]
-    z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _forth(z, rest, 1.0, True).parts))
+    z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _transform(z, rest, 1.0, True).parts))
     back = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
     return back.real
 

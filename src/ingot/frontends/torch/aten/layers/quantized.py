@@ -122,7 +122,7 @@ def dequantize_per_channel_group(
 
 
 def _least_and_most(x: Node, axis: int | None) -> tuple[Node, Node]:
-    """Of x and 0, in f32."""
+    """The minimum and the maximum of x and 0, in f32."""
     wide = cast(x, f32)
     axes = tuple(range(x.type.rank)) if axis is None else (axis_of(axis, x.type.rank),)
     low, high = ops.reduce_min(wide, axes, keepdims=True), ops.reduce_max(wide, axes, keepdims=True)

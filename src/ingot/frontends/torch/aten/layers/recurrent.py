@@ -22,7 +22,7 @@ aten = Table()
 
 @dataclass(frozen=True)
 class Stack:
-    """What the recurrent calls have in common: parameters per layer and direction, and how the sequence lies.
+    """The layers of a recurrent call: parameters per layer and direction, and how the sequence lies.
 
     projected: whether each direction has a last parameter, which the hidden state is multiplied with.
     between: of what a layer's output becomes on its way to the next one.

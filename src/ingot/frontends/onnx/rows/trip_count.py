@@ -1,4 +1,4 @@
-"""How many turns a loop takes whose condition compares a counter with a size.
+"""The trip count of a loop whose condition compares a counter with a size.
 
     i = 0; n = len(x); while i < n: ...; i = i + 1      ->   n turns
 
@@ -18,7 +18,7 @@ _SWAPPED_DIRECTION = {"LT": "GT", "LE": "GE", "GT": "LT", "GE": "LE"}
 MAX_EXACT_INTEGER = 1 << 24  # integers up to here are exact in f32, which older exporters compare in
 
 
-def turns(
+def trip_count(
     go: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
 ) -> tuple[DimLike, bool] | None:
     """(turns of a loop that takes its first one, whether that holds for fewer than EXACT alone); None where its

@@ -12,7 +12,7 @@ from ingot.support.errors import ImportModelError, LimitError
 from ingot.support.limits import seconds_left
 
 
-def run_apart(
+def run_in_subprocess(
     code: str, arguments: Sequence[str], what: str, where: str, *, stdin: bytes = b"", env: Mapping[str, str] = {}
 ) -> bytes:
     """stdout of `code`, which finds what is imported here, with `given` as stdin.
@@ -36,7 +36,7 @@ def run_apart(
     return done.stdout
 
 
-def bound(seconds: int, memory: int, written: int | None = None) -> None:
+def limit_resources(seconds: int, memory: int, written: int | None = None) -> None:
     """In the process: processor time, addresses, and bytes of a file that it writes, at most."""
     import resource
 

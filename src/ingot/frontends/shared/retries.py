@@ -53,9 +53,9 @@ class Known:
         return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
 
 
-def attempts(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], where: str = "") -> R:
-    """What `attempt` gives once it has been told all that it has to know. Raises ImportModelError for shapes that do
-    not fit at any size."""
+def with_retries(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], where: str = "") -> R:
+    """The result of `attempt`, repeated until it has all the facts that it needs. Raises ImportModelError for shapes
+    that do not fit at any size."""
     known = Known(fixed)
     while True:
         try:
