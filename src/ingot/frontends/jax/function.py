@@ -190,9 +190,11 @@ def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
     def pure(*args: Any, **kwargs: Any) -> Any:
         copy = nnx.clone(owner)
         result = (copy if owner is fn else getattr(copy, fn.__name__))(*args, **kwargs)
-        before, after = (tree_util.tree_leaves_with_path(nnx.state(m, constant_state)) for m in (owner, copy))
-        known = {tree_util.keystr(path): value for path, value in before}
-        now = [(tree_util.keystr(path), value) for path, value in after]
+        state_before, state_after = (
+            tree_util.tree_leaves_with_path(nnx.state(m, constant_state)) for m in (owner, copy)
+        )
+        known = {tree_util.keystr(path): value for path, value in state_before}
+        now = [(tree_util.keystr(path), value) for path, value in state_after]
         if changed := [path for path, value in now if known.get(path) is not value]:
             fix = "call .eval() on it, or compile a function that takes and returns the state of nnx.split"
             raise ImportModelError(f"the module sets {', '.join(changed[:4])} when it is called", fix=fix)
@@ -213,8 +215,8 @@ def _is_array(leaf: Any) -> bool:
 
 def _is_key(leaf: Any) -> bool:
     # the type of all but keys and the like is numpy's
-    own = not _is_array(leaf) or isinstance(leaf.dtype, np.dtype)
-    return not own and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_plain = not _is_array(leaf) or isinstance(leaf.dtype, np.dtype)
+    return not is_plain and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _data(leaf: Any) -> Any:

@@ -37,16 +37,16 @@ _BODIES = {
 def gradients_told() -> Iterator[None]:
     """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
     functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
-    own = (*_CUSTOM_GRADIENTS, *_WITHOUT_GRADIENTS)
-    before = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *own)}
-    rules = {ad_util.stop_gradient_p: _marked(STOP_GRADIENT)} | {p: _with_own(p) for p in own}
+    primitives = (*_CUSTOM_GRADIENTS, *_WITHOUT_GRADIENTS)
+    lowerings = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *primitives)}
+    rules = {ad_util.stop_gradient_p: _marked(STOP_GRADIENT)} | {p: _with_own(p) for p in primitives}
     try:
         for primitive, rule in rules.items():
             mlir.register_lowering(primitive, rule)
-        mlir._lowerings.update({_VALUES[p]: before[p] for p in _WITHOUT_GRADIENTS})
+        mlir._lowerings.update({_VALUES[p]: lowerings[p] for p in _WITHOUT_GRADIENTS})
         yield
     finally:
-        for primitive, rule in (before | dict.fromkeys(_VALUES.values())).items():
+        for primitive, rule in (lowerings | dict.fromkeys(_VALUES.values())).items():
             mlir._lowerings.pop(primitive, None)
             if rule is not None:
                 mlir._lowerings[primitive] = rule
@@ -148,8 +148,8 @@ def _plain(parameter: Any) -> Any:
 
 def _has_gradient_rule(jaxpr: Any) -> bool:
     """Whether something in it has a gradient of its own."""
-    own = any(e.primitive in _CUSTOM_GRADIENTS or e.primitive in _VALUES for e in jaxpr.eqns)
-    return own or any(_has_gradient_rule(inner) for inner in core.subjaxprs(jaxpr))
+    has_rule = any(e.primitive in _CUSTOM_GRADIENTS or e.primitive in _VALUES for e in jaxpr.eqns)
+    return has_rule or any(_has_gradient_rule(inner) for inner in core.subjaxprs(jaxpr))
 
 
 def _parts(values: Sequence[Any]) -> list[Any]:

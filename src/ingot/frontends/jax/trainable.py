@@ -72,11 +72,11 @@ def import_trainable(
     nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
     inputs = {names[k]: nodes.get(f"{_PARAMETERS_ARGUMENT}[{at}]") for at, k in enumerate(learned)}
     parameter_nodes = {x for x in inputs.values() if x is not None}
-    own = [i for i, x in enumerate(imported.graph.inputs) if x not in parameter_nodes]
+    own_inputs = [i for i, x in enumerate(imported.graph.inputs) if x not in parameter_nodes]
 
     def flatten(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         every = imported.flatten((first, *arguments), named)
-        return [every[i] for i in own]
+        return [every[i] for i in own_inputs]
 
     def restore(values: Mapping[str, np.ndarray]) -> Any:
         return joined([jnp.asarray(values.get(names[i], leaves[i])) for i in learned])
@@ -94,7 +94,7 @@ def _is_float(leaf: Any) -> bool:
 
 def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Signature:
     """The parameters, the function's other arguments under their names, and the targets."""
-    own = list(inspect.signature(fn).parameters)[1 : count + 1]
-    own += [f"x{i}" for i in range(len(own), count)]
-    names = [_PARAMETERS_ARGUMENT, *own, *(f"loss_{n}" if n in own else n for n in target_names(targets))]
+    own_names = list(inspect.signature(fn).parameters)[1 : count + 1]
+    own_names += [f"x{i}" for i in range(len(own_names), count)]
+    names = [_PARAMETERS_ARGUMENT, *own_names, *(f"loss_{n}" if n in own_names else n for n in target_names(targets))]
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])

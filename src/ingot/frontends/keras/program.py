@@ -125,8 +125,8 @@ def sizes_of(
         if wrong := [a for a in size_names if not 0 <= a < len(shape) or shape[a] is not None]:
             raise InputError(f"dynamic[{name!r}]", expected=f"axes that are open, of {list(shape)}", got=wrong)
         prefix = re.sub(r"\W", "_", name)
-        own = ["batch" if i == 0 else f"{prefix}_{i}" for i in range(len(shape))]
-        open_ = [str(size_names.get(i, own[i])) if d is None else str(d) for i, d in enumerate(shape)]
+        own_symbols = ["batch" if i == 0 else f"{prefix}_{i}" for i in range(len(shape))]
+        open_ = [str(size_names.get(i, own_symbols[i])) if d is None else str(d) for i, d in enumerate(shape)]
         symbols |= {d for d in open_ if not d.isdigit()}
         texts.append(", ".join(str(sizes_by_input[d]) if isinstance(sizes_by_input.get(d), int) else d for d in open_))
     if unknown := [k for k in sizes_by_input if k not in {*names, *symbols}]:

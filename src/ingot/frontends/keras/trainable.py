@@ -57,15 +57,17 @@ def import_trainable(
     updated: set[int] = set()
 
     def called(first: list[Any], rest: list[Any], inputs: list[Any]) -> tuple[list[Any], Any, list[Any]]:
-        own = inputs[0] if count == 1 else inputs[:count]
-        out, after, losses = model.stateless_call(first, rest, own, return_losses=True, **in_training(model, True))
-        updated.update(i for i, (a, b) in enumerate(zip(rest, after, strict=True)) if a is not b)
+        model_inputs = inputs[0] if count == 1 else inputs[:count]
+        out, next_values, losses = model.stateless_call(
+            first, rest, model_inputs, return_losses=True, **in_training(model, True)
+        )
+        updated.update(i for i, (a, b) in enumerate(zip(rest, next_values, strict=True)) if a is not b)
         results = jax.tree_util.tree_leaves(out)
         if loss is not None:
             value = loss(out, *inputs[count:])
             check_loss(value, jax.Array, "array")
             results = [value, *results]
-        return [after[i] for i in sorted(updated)], sum(losses, jax.numpy.zeros(())), results
+        return [next_values[i] for i in sorted(updated)], sum(losses, jax.numpy.zeros(())), results
 
     def run(first: list[Any], rest: list[Any], inputs: list[Any]) -> list[Any]:
         return jax.tree_util.tree_leaves(called(first, rest, inputs))

@@ -202,7 +202,7 @@ class Importer(Protocol):
         run knows. Raises Unsupported for what an example, or the values of inputs, would tell."""
         ...
 
-    def note_capture(self, inside: Node, outside: Node) -> None:
+    def note_capture(self, inner: Node, outer: Node) -> None:
         """`inside` is what a body's graph calls `outside`."""
         ...
 
@@ -322,8 +322,10 @@ class Call:
         numbers = value if isinstance(value, tuple) else (value,)
         if name in _POSITIVE_ATTRIBUTES and any(isinstance(v, int) and v < 1 for v in numbers):
             raise ImportModelError(f"the attribute {name!r}", expected="1 or more", got=value, where=self.loc)
-        far = isinstance(value, tuple) and any(isinstance(v, int) and abs(v) >= _MAX_WINDOW_OFFSET for v in value)
-        if far and name in _WINDOW_ATTRIBUTES:
+        is_too_large = isinstance(value, tuple) and any(
+            isinstance(v, int) and abs(v) >= _MAX_WINDOW_OFFSET for v in value
+        )
+        if is_too_large and name in _WINDOW_ATTRIBUTES:
             expected = f"numbers below {_MAX_WINDOW_OFFSET}"
             raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
         return value

@@ -18,11 +18,11 @@ def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
     """The nodes with each behind what it reads, as ONNX has it and some tools do not; as they are where that is so, or
     cannot be."""
     producers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    before = {i: {producers[name] for name in reads(node) if name in producers} for i, node in enumerate(nodes)}
-    if all(j < i for i, others in before.items() for j in others):
+    dependencies = {i: {producers[name] for name in reads(node) if name in producers} for i, node in enumerate(nodes)}
+    if all(j < i for i, others in dependencies.items() for j in others):
         return nodes
     try:
-        return [nodes[i] for i in TopologicalSorter(before).static_order()]
+        return [nodes[i] for i in TopologicalSorter(dependencies).static_order()]
     except CycleError:
         return nodes
 

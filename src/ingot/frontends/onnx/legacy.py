@@ -51,10 +51,10 @@ def _reshaped(v: Value, shape: Shape) -> Value:
 
 def _aligned(c: Call, axis: int) -> Call:
     """The second operand's first axis is the first one's `axis`."""
-    behind = c.rank(0) - axis - c.rank(1)
-    if behind < 0:
+    trailing = c.rank(0) - axis - c.rank(1)
+    if trailing < 0:
         raise Unsupported(f"operands {c.type(0)} and {c.type(1)} aligned at axis {axis}")
-    return _with(c, (c.inputs[0], _reshaped(c.value(1), (*c.shape(1), *(1,) * behind))))
+    return _with(c, (c.inputs[0], _reshaped(c.value(1), (*c.shape(1), *(1,) * trailing))))
 
 
 def _binary(c: Call) -> Call:

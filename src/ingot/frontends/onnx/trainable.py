@@ -58,15 +58,15 @@ def import_trainable(
     trained_arrays = {**{name: arrays[name] for name in learned}, **{name: arrays[name] for name in buffers}}
     kept_initializers = [t for t in model.graph.initializer if t.name not in trained_arrays]
     types = {t.name: t.data_type for t in model.graph.initializer}
-    own = [i for i in model.graph.input if i.name not in trained_arrays]
+    own_inputs = [i for i in model.graph.input if i.name not in trained_arrays]
     infos = [helper.make_tensor_value_info(name, types[name], a.shape) for name, a in trained_arrays.items()]
-    after = [helper.make_tensor_value_info(buffers[n], types[n], arrays[n].shape) for n in buffers]
+    next_infos = [helper.make_tensor_value_info(buffers[n], types[n], arrays[n].shape) for n in buffers]
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for field, values in (
         ("initializer", kept_initializers),
-        ("input", [*own, *infos]),
-        ("output", [*after, *model.graph.output]),
+        ("input", [*own_inputs, *infos]),
+        ("output", [*next_infos, *model.graph.output]),
     ):
         changed.graph.ClearField(field)
         getattr(changed.graph, field).extend(values)
@@ -139,14 +139,14 @@ def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
             n.input[i] = by_layer[source, i, layer]
             continue
         names = (n.input[i], *(f"{source}.{k}" for k in range(1, len(reads) + 1)))
-        own = next(name for name in names if name not in names_in_use)
-        names_in_use.add(own)
-        if own not in arrays:
-            arrays[own] = arrays[source]
-            _add(model, own, arrays[own])
-        n.input[i] = own
+        own_name = next(name for name in names if name not in names_in_use)
+        names_in_use.add(own_name)
+        if own_name not in arrays:
+            arrays[own_name] = arrays[source]
+            _add(model, own_name, arrays[own_name])
+        n.input[i] = own_name
         if layer is not None:
-            by_layer[source, i, layer] = own
+            by_layer[source, i, layer] = own_name
     nodes = [n for n in model.graph.node if n.output[0] not in names_in_use]
     model.graph.ClearField("node")
     model.graph.node.extend(nodes)
@@ -203,7 +203,7 @@ def _training(model: onnx.ModelProto) -> dict[str, str]:
     """Batch norms and dropout of the main graph as in training; running statistics and names of their next values."""
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     constants = {t.name for t in model.graph.initializer}
-    after: dict[str, str] = {}
+    next_names: dict[str, str] = {}
     for n in model.graph.node:
         if n.op_type == "Dropout" and n.domain == "" and version >= 12:
             on = f"{n.output[0]}.training"
@@ -221,8 +221,8 @@ def _training(model: onnx.ModelProto) -> dict[str, str]:
         names = [f"{name}.next" for name in n.input[3:5]]
         del n.output[1:]
         n.output.extend(names)
-        after |= dict(zip(n.input[3:5], names, strict=True))
-    return after
+        next_names |= dict(zip(n.input[3:5], names, strict=True))
+    return next_names
 
 
 def _chosen(

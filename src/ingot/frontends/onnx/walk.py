@@ -398,9 +398,9 @@ class Walk:
         can be: not where a loop changes them."""
         return self.wishes.add(node, exact)
 
-    def note_capture(self, inside: Node, outside: Node) -> None:
+    def note_capture(self, inner: Node, outer: Node) -> None:
         """`inside` is what a body's graph calls `outside`."""
-        self.wishes.captured[inside] = outside
+        self.wishes.captured[inner] = outer
 
 
 def _is_adopted(proto: NodeProto, domain: str) -> bool:

@@ -73,9 +73,9 @@ def _outcome_of(found: Found, body: Callable[[], Sequence[Node]]) -> _Outcome:
         return _Outcome(tuple(body()), sizes)
 
 
-def _outer_inputs(outcomes: Iterable[_Outcome], own: Sequence[Node]) -> list[Node]:
+def _outer_inputs(outcomes: Iterable[_Outcome], own_inputs: Sequence[Node]) -> list[Node]:
     """Inputs of the graphs outside that bodies read."""
-    known = set(own)
+    known = set(own_inputs)
     roots = [n for o in outcomes for n in (*o.outputs, *(value for value, _ in o.sizes.values()))]
     return [n for n in topological(roots) if isinstance(n.op, Input) and n not in known]
 

@@ -99,8 +99,8 @@ def requests(
             requested[key] = value
     shapes: dict[str, tuple[DimLike, ...]] = {}
     for label, shape in declared.items():
-        own = axes.get(label, {})
-        shapes[label] = tuple(_size(label, i, d, own.get(i), requested) for i, d in enumerate(shape or ()))
+        label_axes = axes.get(label, {})
+        shapes[label] = tuple(_size(label, i, d, label_axes.get(i), requested) for i, d in enumerate(shape or ()))
     known = {n for shape in shapes.values() for d in shape for n in symbols_of(d)}
     if unknown := [k for k in requested if k not in known]:
         raise InputError("dynamic (--dim) names no symbol", expected=f"one of {sorted(known)}", got=unknown)
@@ -143,6 +143,6 @@ def _size(label: str, axis: int, declared: DimLike | None, request: Any, request
         return symbol(request)
     if request is None:
         return symbol_of(label, axis) if declared is None else declared
-    own = symbol_of(label, axis)
-    requested.setdefault(str(own), request)
-    return own
+    dim = symbol_of(label, axis)
+    requested.setdefault(str(dim), request)
+    return dim

@@ -54,12 +54,12 @@ class Found:
     @contextmanager
     def within(self) -> Iterator[Sizes]:
         """Sizes that are found meanwhile belong to an inner graph, which takes them from here."""
-        outside, self.sizes = self.sizes, {}
+        outer, self.sizes = self.sizes, {}
         self._depth += 1
         try:
             yield self.sizes
         finally:
-            self.sizes = outside
+            self.sizes = outer
             self._depth -= 1
 
     def added(self, graph: Graph) -> Graph:

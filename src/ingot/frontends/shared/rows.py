@@ -47,9 +47,9 @@ class Table(Generic[R]):
 @cache
 def _counts(fn: Callable[..., object]) -> tuple[int, float]:
     """The least and the largest number of operands that a row takes behind its Call."""
-    own = list(inspect.signature(fn).parameters.values())[1:]
-    positional = [p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    many = any(p.kind is p.VAR_POSITIONAL for p in own)
+    parameters = list(inspect.signature(fn).parameters.values())[1:]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return sum(p.default is p.empty for p in positional), math.inf if many else len(positional)
 
 

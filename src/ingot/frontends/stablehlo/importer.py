@@ -207,9 +207,9 @@ class Importer:
         self.depth += 1
         if self.depth > _MAX_CALL_DEPTH:
             raise ImportModelError(f"functions that call each other, as @{function.name}", where=self.where or None)
-        outside, self.caller = self.caller, caller
+        outer, self.caller = self.caller, caller
         results = self.block(function.body, arguments, None)
-        self.caller = outside
+        self.caller = outer
         if len(results) != len(function.result_types):
             raise ImportModelError(
                 f"results of @{function.name}", expected=len(function.result_types), got=len(results),

@@ -26,8 +26,8 @@ def describe(text: str, aliases: Mapping[str, str], caller: str = "") -> str:
             break
         expanded = _ALIAS.sub(lambda m: aliases.get(m[0], "unknown"), expanded)
     files, name = list(_FILE.finditer(expanded)), _NAME.search(expanded)
-    own = (f for f in files if "-packages/" not in f[1])
-    file = next(own, files[0] if files else None)
+    user_files = (f for f in files if "-packages/" not in f[1])
+    file = next(user_files, files[0] if files else None)
     if file is None:
         only = name or re.match(r'"([^"]*)"', expanded)
         return " in ".join(filter(None, (only[1] if only else "", caller)))

@@ -245,15 +245,15 @@ def _reducer(p: Parser, pieces: _Pieces, types: list[str]) -> Block:
 
 def _element(type: str) -> str:
     """tensor<2x?xcomplex<f32>, #bounds> -> complex<f32>"""
-    inside = type[type.index("<") + 1 : -1]
-    while inside[:1].isdigit() or inside[:1] == "?":
-        inside = inside.partition("x")[2]
+    content = type[type.index("<") + 1 : -1]
+    while content[:1].isdigit() or content[:1] == "?":
+        content = content.partition("x")[2]
     depth = 0
-    for i, ch in enumerate(inside):
+    for i, ch in enumerate(content):
         depth += (ch == "<") - (ch == ">")
         if ch == "," and depth == 0:
-            return inside[:i]
-    return inside
+            return content[:i]
+    return content
 
 
 # --- attributes in generic form

@@ -57,11 +57,11 @@ def tensor_type(text: str) -> Tensor:
     """Raises Unsupported for element types that Ingot has none for, ImportModelError for what is no tensor type."""
     if not text.startswith("tensor<"):
         raise ImportModelError("a type", expected="tensor<...>", got=text[:60])
-    inside, shape, at = text[len("tensor<") : -1], list[int | None](), 0
-    while match := _DIM.match(inside, at):
+    content, shape, at = text[len("tensor<") : -1], list[int | None](), 0
+    while match := _DIM.match(content, at):
         shape.append(None if match[1] == "?" else int(match[1]))
         at = match.end()
-    element, _, encoding = _split(inside[at:])
+    element, _, encoding = _split(content[at:])
     count = 1
     for d in shape:
         count *= d or 1

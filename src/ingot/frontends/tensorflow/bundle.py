@@ -132,13 +132,13 @@ def _block(data: memoryview, offset: int, size: int, source: Source) -> Iterator
     at, key = 0, b""
     while at < end:
         shared, at = varint(block, at, end, source)
-        own, at = varint(block, at, end, source)
+        own_bytes, at = varint(block, at, end, source)
         length, at = varint(block, at, end, source)
-        if shared > len(key) or at + own + length > end:
+        if shared > len(key) or at + own_bytes + length > end:
             raise source.malformed(f"an entry at byte {offset + at}")
-        key = key[:shared] + bytes(block[at : at + own])
-        yield key, block[at + own : at + own + length]
-        at += own + length
+        key = key[:shared] + bytes(block[at : at + own_bytes])
+        yield key, block[at + own_bytes : at + own_bytes + length]
+        at += own_bytes + length
 
 
 def unsnappy(data: memoryview, source: Source) -> bytes:
@@ -161,12 +161,12 @@ def unsnappy(data: memoryview, source: Source) -> bytes:
         else:
             width = (1, 2, 4)[(tag & 3) - 1]
             length = 4 + (tag >> 2 & 7) if width == 1 else (tag >> 2) + 1
-            back = int.from_bytes(data[at : at + width], "little") | ((tag >> 5) << 8 if width == 1 else 0)
+            distance = int.from_bytes(data[at : at + width], "little") | ((tag >> 5) << 8 if width == 1 else 0)
             at += width
-            if not 0 < back <= len(out):
+            if not 0 < distance <= len(out):
                 raise source.malformed("a copy from before the start")
             while length:
-                part = out[-back:][:length] if back > length else out[-back:]
+                part = out[-distance:][:length] if distance > length else out[-distance:]
                 part = part[:length]
                 out += part
                 length -= len(part)

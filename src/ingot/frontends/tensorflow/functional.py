@@ -197,7 +197,7 @@ class _Rewriter:
                 body_nodes[node.name] = node
                 stack += [_name(t) for t in node.data_inputs if _full(t) not in sources]
 
-        def inside(tensor: str) -> str:
+        def inner_name(tensor: str) -> str:
             if _full(tensor) in sources:
                 return sources[_full(tensor)]
             source, index = _split(tensor)
@@ -206,10 +206,10 @@ class _Rewriter:
         signature = _field(1, name.encode()) + b"".join(_field(2, _field(1, a.encode())) for a in arguments)
         signature += b"".join(_field(3, _field(1, f"end_{i}".encode())) for i in range(len(ends)))
         body = b"".join(
-            _field(3, _node(n.name, n.op, map(inside, n.data_inputs), _attributes(n))) for n in body_nodes.values()
+            _field(3, _node(n.name, n.op, map(inner_name, n.data_inputs), _attributes(n))) for n in body_nodes.values()
         )
         results = b"".join(
-            _field(4, _field(1, f"end_{i}".encode()) + _field(2, inside(t).encode())) for i, t in enumerate(ends)
+            _field(4, _field(1, f"end_{i}".encode()) + _field(2, inner_name(t).encode())) for i, t in enumerate(ends)
         )
         return FunctionDef.read(_message(_field(1, signature) + body + results))
 
@@ -232,10 +232,10 @@ class _Rewriter:
         """Remove nodes that are in functions now, except those that others read."""
         for n in nodes:
             self.nodes.pop(n.name, None)
-        inside = {name for f in functions for name in f.nodes}
+        inner_names = {name for f in functions for name in f.nodes}
         while True:
             read = {_name(t) for n in self.nodes.values() for t in n.data_inputs}
-            dead = [name for name in inside if name in self.nodes and name not in read]
+            dead = [name for name in inner_names if name in self.nodes and name not in read]
             if not dead:
                 return
             for name in dead:

@@ -234,8 +234,12 @@ def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:
     shapes = noted.message(1).messages(7) if noted is not None else []
     if index < len(shapes):
         return shape_of(shapes[index])
-    own = node.attributes.get("shape")
-    return shape_of(own.message(7)) if own is not None and node.op.startswith("Placeholder") else None
+    shape_attribute = node.attributes.get("shape")
+    return (
+        shape_of(shape_attribute.message(7))
+        if shape_attribute is not None and node.op.startswith("Placeholder")
+        else None
+    )
 
 
 def _saved_model(folder: Path, signature: str | None) -> Program:

@@ -44,10 +44,13 @@ def multiplied_by(x: Node, m: Node, shift: Node, more: int) -> Node:
     total = ops.add(shift, more)
     left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
     upper = high_product(ops.cast(ops.cast(left, T.i32), T.i64), m)
-    right = ops.maximum(ops.Neg()(total), 0)
-    half = _right(ops.apply(ops.ShiftLeft(), ops.full(right.shape, 1, T.i64), right), ops.full(right.shape, 1, T.i64))
-    sign = ops.where(ops.compare("GT", right, 0), _right(upper, ops.full(upper.shape, 63, T.i64)), 0)
-    return ops.cast(_right(ops.add(ops.add(upper, half), sign), right), T.i32)
+    shift_right = ops.maximum(ops.Neg()(total), 0)
+    half = _right(
+        ops.apply(ops.ShiftLeft(), ops.full(shift_right.shape, 1, T.i64), shift_right),
+        ops.full(shift_right.shape, 1, T.i64),
+    )
+    sign = ops.where(ops.compare("GT", shift_right, 0), _right(upper, ops.full(upper.shape, 63, T.i64)), 0)
+    return ops.cast(_right(ops.add(ops.add(upper, half), sign), shift_right), T.i32)
 
 
 def _right(x: Node, by: Node) -> Node:

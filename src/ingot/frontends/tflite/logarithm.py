@@ -28,10 +28,10 @@ def _cut(x: Node) -> Node:
 def _up(x: Node, by: Node) -> Node:
     """x * 2^by, cut; where by is below 0 halves away from zero."""
     left = ops.apply(ops.ShiftLeft(), x, ops.maximum(by, 0))
-    right = ops.maximum(ops.Neg()(by), 0)
-    half = ops.apply(ops.ShiftRightArithmetic(), ops.apply(ops.ShiftLeft(), ops.scalar(1, T.i64), right), 1)
-    sign = ops.where(ops.compare("GT", right, 0), ops.apply(ops.ShiftRightArithmetic(), x, 63), 0)
-    down = ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), right)
+    shift_right = ops.maximum(ops.Neg()(by), 0)
+    half = ops.apply(ops.ShiftRightArithmetic(), ops.apply(ops.ShiftLeft(), ops.scalar(1, T.i64), shift_right), 1)
+    sign = ops.where(ops.compare("GT", shift_right, 0), ops.apply(ops.ShiftRightArithmetic(), x, 63), 0)
+    down = ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), shift_right)
     return _cut(ops.where(ops.compare("LT", by, 0), down, left))
 
 
@@ -69,10 +69,10 @@ def logarithm(x: Node, bits: int, result: int) -> Node:
     p = ops.div(ops.add(total, ops.where(ops.compare("GE", total, 0), ops.scalar(1, T.i64), -1)), 2)
     q = ops.mul(ops.sub(r, root), 2)
     square = high_product(q, q)
-    above = ops.add(high_product(q, r), high_product(high_product(q, square), _q0(11 / 240 * _FOURTH_ROOT_2)))
+    high_part = ops.add(high_product(q, r), high_product(high_product(q, square), _q0(11 / 240 * _FOURTH_ROOT_2)))
     inner = ops.add(
         ops.add(_q0(2 / _FOURTH_ROOT_2 - _FOURTH_ROOT_2), q), high_product(_q0(_FOURTH_ROOT_2 / 20), square)
     )
-    below = ops.add(high_product(p, inner), high_product(_q0(_FOURTH_ROOT_2 / 4), q))
-    quotient = high_product(rounded_shift(above, [whole]), reciprocal(below))
+    low_part = ops.add(high_product(p, inner), high_product(_q0(_FOURTH_ROOT_2 / 4), q))
+    quotient = high_product(rounded_shift(high_part, [whole]), reciprocal(low_part))
     return _cut(ops.mul(ops.add(high_product(z, _q0(math.log(2))), quotient), 1 << (whole - result)))

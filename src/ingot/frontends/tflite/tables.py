@@ -58,18 +58,18 @@ class Word:
     def cut(self, x: Array) -> Array:
         return np.clip(x, -self.one - 1, self.one)
 
-    def doubled(self, x: Array, times: int) -> Array:
-        return self.cut(x << times)
+    def doubled(self, x: Array, count: int) -> Array:
+        return self.cut(x << count)
 
 
 LONG, SHORT = Word(31), Word(15)
 
 
-def halved(x: Array, times: int) -> Array:
+def halved(x: Array, count: int) -> Array:
     """x / 2^times, ties away from zero."""
-    if times == 0:
+    if count == 0:
         return x
-    return (x + (1 << (times - 1)) + (x >> 63)) >> times
+    return (x + (1 << (count - 1)) + (x >> 63)) >> count
 
 
 def multiplied(x: Array, scale: float) -> Array:
@@ -182,6 +182,6 @@ def quotient(a: Array, b: Array, scale: float) -> Array:
     room = 31 - np.frexp(np.abs(np.where(a < 0, ~a, a)).astype(np.float64))[1]
     m, shift = fixed(scale)
     whole = LONG.high(LONG.high(a << room, inverse), m)
-    times = room + (over - 1) - shift
-    half = np.where(times > 0, np.int64(1) << np.maximum(times - 1, 0), 0)
-    return (whole + half + np.where(times > 0, whole >> 63, 0)) >> times
+    doublings = room + (over - 1) - shift
+    half = np.where(doublings > 0, np.int64(1) << np.maximum(doublings - 1, 0), 0)
+    return (whole + half + np.where(doublings > 0, whole >> 63, 0)) >> doublings

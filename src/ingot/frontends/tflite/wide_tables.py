@@ -103,8 +103,8 @@ def _sigmoid(x: Node, scale: float, bits: int, most_left: int, end: int) -> tupl
         steps = _halved(ops.add(steps, 1 << (shift - 1)), shift)
     size = ops.Abs()(steps)
     place = _halved(size, bits)
-    inside = ops.minimum(place, 254)
-    low, rise = ops.Take(0)(const(_SIGMOID[:-1]), inside), ops.Take(0)(const(np.diff(_SIGMOID)), inside)
+    index = ops.minimum(place, 254)
+    low, rise = ops.Take(0)(const(_SIGMOID[:-1]), index), ops.Take(0)(const(np.diff(_SIGMOID)), index)
     line = ops.add(ops.mul(low, 1 << bits), ops.mul(ops.and_(size, (1 << bits) - 1), rise))
     return ops.where(ops.compare("GE", place, 255), ops.full(x.shape, end, T.i32), line), ops.compare("GE", steps, 0)
 
@@ -120,5 +120,5 @@ def _factor(scale: float, most_left: int) -> tuple[int, int]:
     return int(factor), shift
 
 
-def _halved(x: Node, times: int) -> Node:
-    return ops.apply(ops.ShiftRightArithmetic(), x, times)
+def _halved(x: Node, count: int) -> Node:
+    return ops.apply(ops.ShiftRightArithmetic(), x, count)

@@ -322,8 +322,8 @@ def _ratio(factor: float, up: bool) -> Fraction | None:
     ratio = Fraction(factor).limit_denominator(1000)
     n = np.arange(_MAX_SIZE_TRIED + 1)
     whole = np.ceil(factor * n) if up else np.floor(factor * n)
-    above = ratio.denominator - 1 if up else 0
-    return ratio if np.array_equal(whole, (n * ratio.numerator + above) // ratio.denominator) else None
+    remainder_bound = ratio.denominator - 1 if up else 0
+    return ratio if np.array_equal(whole, (n * ratio.numerator + remainder_bound) // ratio.denominator) else None
 
 
 def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]:
@@ -374,8 +374,8 @@ _TORCH_FOLDER = str(Path(torch.__file__).parent)
 def location(node: fx.Node) -> str:
     """`file.py:31 (layer1.conv)`: the innermost line outside torch and the module path; either may be missing."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    outside = [(f, n) for f, n in frames if not f.startswith(_TORCH_FOLDER) and not f.startswith("<")]
-    line = f"{Path(outside[-1][0]).name}:{outside[-1][1]}" if outside else ""
+    user_frames = [(f, n) for f, n in frames if not f.startswith(_TORCH_FOLDER) and not f.startswith("<")]
+    line = f"{Path(user_frames[-1][0]).name}:{user_frames[-1][1]}" if user_frames else ""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values()]
     path = re.sub(r"^L\['self'\]\.?", "", paths[-1]) if paths else ""

@@ -302,13 +302,13 @@ def _distinct(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, 
     """`call` of tensors, each of them once: torch.export takes one that is given twice for one input."""
     ids = set[int]()
 
-    def own(leaf: Any) -> Any:
+    def distinct(leaf: Any) -> Any:
         leaf = to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
         again = isinstance(leaf, torch.Tensor) and id(leaf) in ids
         ids.add(id(leaf))
         return leaf.clone() if again else leaf
 
-    return pytree.tree_map(own, call)
+    return pytree.tree_map(distinct, call)
 
 
 def _variable(leaf: Any, learned: bool) -> Any:

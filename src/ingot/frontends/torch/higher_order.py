@@ -67,8 +67,8 @@ def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx
     branches: list[Graph] = []
     for body in (no, yes):
         inputs = _inputs(tensors, "operand")
-        own = iter(inputs)
-        results = run(body, [next(own) if isinstance(o, Node) else o for o in operands])
+        own_inputs = iter(inputs)
+        results = run(body, [next(own_inputs) if isinstance(o, Node) else o for o in operands])
         branches.append(Graph(tuple(inputs), tuple(_operands(results, "a branch"))))
     return ops.Case(tuple(branches))(cast(pred, dtype_of(torch.int32)), *tensors, loc=location(node)).results
 
@@ -78,18 +78,20 @@ def while_loop(run: Run, node: fx.Node, test: fx.GraphModule, body: fx.GraphModu
     """carried = body(carried, others) as long as test(carried, others)."""
     starts, fixed = _operands(carried, "a loop"), _operands(others, "a loop")
     state = _inputs([*starts, *fixed], "carried")
-    (go,) = _operands(run(test, state), "a loop's condition")
+    (is_going,) = _operands(run(test, state), "a loop's condition")
     ends = _operands(run(body, state), "a loop's body")
-    return _loop(node, state, ops.reshape(go, ()), [*ends, *state[len(starts) :]], [*starts, *fixed])[: len(starts)]
+    return _loop(node, state, ops.reshape(is_going, ()), [*ends, *state[len(starts) :]], [*starts, *fixed])[
+        : len(starts)
+    ]
 
 
 def _loop(
-    node: fx.Node, state: Sequence[Node], go: Node, ends: Sequence[Node], starts: Sequence[Node]
+    node: fx.Node, state: Sequence[Node], is_going: Node, ends: Sequence[Node], starts: Sequence[Node]
 ) -> tuple[Node, ...]:
     for i, (a, b) in enumerate(zip(state, ends, strict=True)):
         if a.type != b.type:
             raise Unsupported(f"a loop whose carried value {i} changes from {a.type} to {b.type}")
-    cond, body = Graph(tuple(state), (go,)), Graph(tuple(state), tuple(ends))
+    cond, body = Graph(tuple(state), (is_going,)), Graph(tuple(state), tuple(ends))
     return ops.While(cond, body)(*starts, loc=location(node)).results
 
 
@@ -118,9 +120,11 @@ def scan(run: Run, node: fx.Node, body: fx.GraphModule, carried: Sequence[object
         for s, p in zip(stacked, parts, strict=True)
     ]
     state = [step, *names, *constants, *stacked]
-    go = ops.compare("LT", step, ops.scalar(count, i64))
+    is_going = ops.compare("LT", step, ops.scalar(count, i64))
     empty = [filled(s.shape, 0, s.dtype) for s in stacked]
-    done = _loop(node, state, go, [ops.add(step, 1), *ends, *constants, *writes], [zero, *starts, *invariant, *empty])
+    done = _loop(
+        node, state, is_going, [ops.add(step, 1), *ends, *constants, *writes], [zero, *starts, *invariant, *empty]
+    )
     return (*done[1 : 1 + len(starts)], *done[1 + len(starts) + len(constants) :])
 
 

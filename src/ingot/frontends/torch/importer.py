@@ -251,11 +251,11 @@ class Importer:
 
     def _stamp(self, node: Node, loc: str) -> None:
         """Give `loc` to the nodes that the last handler made. A location is no part of a node's identity."""
-        before, self._newest = self._newest, max(self._newest, node.id)
+        newest_before, self._newest = self._newest, max(self._newest, node.id)
         stack = [node]
         while stack:
             n = stack.pop()
-            if n.id > before and not n.loc and not isinstance(n.op, Input):
+            if n.id > newest_before and not n.loc and not isinstance(n.op, Input):
                 n.loc = loc
                 stack.extend(n.inputs)
 
@@ -263,12 +263,12 @@ class Importer:
         want = self.sizes.type(meta)
         if result.type == want:
             return result
-        same = result.dtype == want.dtype and result.type.rank == want.rank
+        is_compatible = result.dtype == want.dtype and result.type.rank == want.rank
         fits = all(
             a == b or not (isinstance(a, int) and isinstance(b, int))
             for a, b in zip(result.shape, want.shape, strict=False)
         )
-        if not same or not fits:
+        if not is_compatible or not fits:
             raise VerifyError(f"import of {node.target}", expected=want, got=result.type, where=location(node) or None)
         for a, b in zip(result.shape, want.shape, strict=True):
             self.sizes.require_equal(a, b)
@@ -311,11 +311,11 @@ def _memory(node: fx.Node, env: _Env, sizes: Sizes) -> Memory | None:
     x, base = first.meta["val"], first
     while (source := source_of(base)) is not None and source.meta["val"].dtype == x.dtype:
         base = source
-    value, own = env.get(base), base.meta["val"]
+    value, base_value = env.get(base), base.meta["val"]
     if not isinstance(value, Node):
         return None
     strides, offset = tuple(sizes.dim(s) for s in x.stride()), sizes.dim(x.storage_offset())
-    return Memory(strides, offset, value, sizes.dim(own.storage_offset()), dense_order(own))
+    return Memory(strides, offset, value, sizes.dim(base_value.storage_offset()), dense_order(base_value))
 
 
 def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:

@@ -153,7 +153,7 @@ def _imported(
 ) -> ImportedModel:  # fmt: skip
     written = [target for target in _written(program) if target not in parameters]
     constants: dict[str, Node] = {}
-    same: dict[int, Node] = {}  # by the tensor: names that are tied have one input
+    input_of_tensor: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
     carriers: dict[str, Node] = {}
     importer = Importer(sizes, final, program.graph_module.meta.get(LEARNS, False))
@@ -180,9 +180,11 @@ def _imported(
             values.append(complex_of(carrier) if leaf.kind == COMPLEX else carrier)
         elif spec.target is not None and spec.target in parameters:
             tensor = _tensor(program, spec.target)
-            if id(tensor) not in same:
-                same[id(tensor)] = constants[spec.target] = tensor_input(str(node.name), node.meta["val"], sizes)[1]
-            values.append(same[id(tensor)])
+            if id(tensor) not in input_of_tensor:
+                input_of_tensor[id(tensor)] = constants[spec.target] = tensor_input(
+                    str(node.name), node.meta["val"], sizes
+                )[1]
+            values.append(input_of_tensor[id(tensor)])
         else:
             values.append(_constant(program, spec))
     kinds = (spec.kind for spec in program.graph_signature.output_specs)
@@ -195,14 +197,14 @@ def _imported(
     changed = _changed(program)
     first = [*_written(program), *changed]
     adapter, results = output_adapter(outputs[len(first) :], out_spec)
-    _, after = output_adapter(outputs[: len(first)], pytree.tree_flatten(tuple(range(len(first))))[1])
+    _, state_adapter = output_adapter(outputs[: len(first)], pytree.tree_flatten(tuple(range(len(first))))[1])
     renewed = [target for target in _written(program) if target in parameters]
     places = [*written, *renewed, *changed]
-    after = [after[first.index(target)] for target in places]
+    state_adapter = [state_adapter[first.index(target)] for target in places]
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
     inputs += [*constants.values(), *(carriers[target] for target in written)]
     names = (*(f"next {target}" for target in places), *adapter.names)
-    graph = sizes.graph(inputs, (*after, *results), names)
+    graph = sizes.graph(inputs, (*state_adapter, *results), names)
     graph = replace(limited(graph, ranges, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
     began = {target: _first(_tensor(program, target)) for target in written}

@@ -86,8 +86,10 @@ def _open(dynamic: Any, names: Collection[str]) -> bool:
         case (str(name), int(low), _):
             return low == 0 or name not in names
         case Mapping():
-            own = (k for k, v in dynamic.items() if isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], int))
-            return not set(names).intersection(own) and all(_open(v, names) for v in dynamic.values())
+            open_names = (
+                k for k, v in dynamic.items() if isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], int)
+            )
+            return not set(names).intersection(open_names) and all(_open(v, names) for v in dynamic.values())
         case list() | tuple():
             return all(_open(v, names) for v in dynamic)
         case _:

@@ -97,10 +97,10 @@ def with_slope(
     operands = [x for i in places for x in _parts(values[i])]
     cotangents = [Input(f"cotangent{i}", types[i])() for i in differentiable]
     ys, gradients = _split(run(traced, [*operands, *cotangents]), len(results))
-    own = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(differentiable)]
-    gradients = rebuilt(gradients, dict(zip(cotangents, own, strict=True)))
+    own_cotangents = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(differentiable)]
+    gradients = rebuilt(gradients, dict(zip(cotangents, own_cotangents, strict=True)))
     own_results = ops.OwnGradient(len(differentiable))(
-        *(ys[i] for i in differentiable), *own, *operands[:count], *gradients
+        *(ys[i] for i in differentiable), *own_cotangents, *operands[:count], *gradients
     ).results
     for i, y in zip(differentiable, own_results, strict=True):
         ys[i] = y

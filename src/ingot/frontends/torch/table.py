@@ -55,8 +55,8 @@ def _by_name(handler: Handler, op: str) -> Handler:
 
     @wraps(handler)
     def call(c: object, *args: object, **named: object) -> object:
-        behind = dict(zip(_argument_names(op)[count:], args[count:], strict=False))
-        return handler(c, *args[:count], **behind, **named)
+        named_arguments = dict(zip(_argument_names(op)[count:], args[count:], strict=False))
+        return handler(c, *args[:count], **named_arguments, **named)
 
     return call
 

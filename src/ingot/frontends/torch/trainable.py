@@ -58,8 +58,8 @@ def _positional(net: nn.Module, dynamic: Any, count: int, targets: int) -> Any:
     """`dynamic` by the names of forward's arguments, and `target` or `target_1`..., for arguments by position."""
     if not isinstance(dynamic, Mapping):
         return dynamic if dynamic is None or isinstance(dynamic, bool | str) else {"args": tuple(dynamic)}
-    own = list(inspect.signature(net.forward).parameters)[: count - targets]
-    names = [*own, *target_names(targets)]
+    own_names = list(inspect.signature(net.forward).parameters)[: count - targets]
+    names = [*own_names, *target_names(targets)]
     if unknown := [k for k in dynamic if k not in names]:
         raise InputError("dynamic", expected=f"some of {', '.join(names)}", got=unknown)
     return {"args": tuple(dynamic.get(n) for n in names)}

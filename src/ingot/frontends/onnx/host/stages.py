@@ -237,14 +237,14 @@ def _spelled(model: ModelProto) -> ModelProto:
 
     LinearClassifier(strings=[no, yes])   ->   LinearClassifier(ints=[0, 1]), LabelEncoder(0 -> no, 1 -> yes)
     """
-    own = {i: s for i, n in enumerate(model.graph.node) if n.output and n.output[0] and (s := _labels(n))}
-    if not own:
+    label_lists = {i: s for i, n in enumerate(model.graph.node) if n.output and n.output[0] and (s := _labels(n))}
+    if not label_lists:
         return model
     from onnx import helper
 
     out = ModelProto()
     out.CopyFrom(model)
-    for i, names in own.items():
+    for i, names in label_lists.items():
         node = out.graph.node[i]
         label, place = node.output[0], f"{node.output[0]}.place"
         node.output[0] = place
@@ -298,14 +298,14 @@ def _stage(model: ModelProto, nodes_by_level: Mapping[int, Sequence[NodeProto]],
     nodes = nodes_by_level[level]
     if level % 2 == 0:
         return HostStage(tuple(HostNode(n, _version(model, n)) for n in nodes))
-    own = dict.fromkeys(name for n in nodes for name in n.output if name)
+    produced = dict.fromkeys(name for n in nodes for name in n.output if name)
     fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
     others = (n for node_level, ns in nodes_by_level.items() if node_level != level for n in ns)
     required = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
     inner = {name for n in nodes for name in _made_inside(n)}
     read = dict.fromkeys(name for n in nodes for name in reads(n) if name)
-    inputs = tuple(name for name in read if name not in own.keys() | fixed | inner)
-    return NumericStage(model, tuple(nodes), inputs, tuple(name for name in own if name in required))
+    inputs = tuple(name for name in read if name not in produced.keys() | fixed | inner)
+    return NumericStage(model, tuple(nodes), inputs, tuple(name for name in produced if name in required))
 
 
 def _made_inside(node: NodeProto) -> Iterable[str]:

@@ -193,17 +193,17 @@ def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
     if x.dtype == object:
         table = dict(zip(names, numbers, strict=True))
         return _each(lambda v: table.get(v, n.attr("default_int64", -1)), x, np.int64)
-    back = dict(zip(numbers, names, strict=True))
-    return _each(lambda v: back.get(int(v), n.attr("default_string", "_Unused")), x)
+    name_of = dict(zip(numbers, names, strict=True))
+    return _each(lambda v: name_of.get(int(v), n.attr("default_string", "_Unused")), x)
 
 
 @host_op("OneHotEncoder", domain=ML, gives=set())
 def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
     names = np.array(list(n.attr("cats_strings", ())), object)
-    hit = x[..., None] == names
-    if not n.attr("zeros", 1) and not hit.any(-1).all():
-        raise n.fail(f"one of {names.tolist()}", x[~hit.any(-1)].tolist())
-    return hit.astype(np.float32)
+    is_hit = x[..., None] == names
+    if not n.attr("zeros", 1) and not is_hit.any(-1).all():
+        raise n.fail(f"one of {names.tolist()}", x[~is_hit.any(-1)].tolist())
+    return is_hit.astype(np.float32)
 
 
 # counts of n-grams
@@ -359,9 +359,9 @@ def slice_(n: HostNode, x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray
 
 
 def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:
-    own = {a.name: a for a in n.proto.attribute}
-    textual = "value_string" in own or "value_strings" in own
-    return {0} if textual or ("value" in own and own["value"].t.data_type == _STRING) else set()
+    attributes = {a.name: a for a in n.proto.attribute}
+    textual = "value_string" in attributes or "value_strings" in attributes
+    return {0} if textual or ("value" in attributes and attributes["value"].t.data_type == _STRING) else set()
 
 
 @host_op("Constant", gives=_constant_gives)

@@ -64,9 +64,9 @@ def attention(c: Call) -> Result | None:
         q = split_heads(q, c.int("q_num_heads"))
         k, v = (split_heads(t, c.int("kv_num_heads")) for t in (k, v))
     new_keys = k.shape[2]
-    past: DimLike = 0
+    past_length: DimLike = 0
     if c.has(4):
-        past = c.shape(4)[2]
+        past_length = c.shape(4)[2]
         k, v = ops.concat([c.x(4), k], 2), ops.concat([c.x(5), v], 2)
     queries, keys = q.shape[2], k.shape[2]
     mask = _padded_mask(c.x(3), keys) if c.has(3) else None
@@ -75,14 +75,14 @@ def attention(c: Call) -> Result | None:
     left, right = c.int("left_window_size", -1), c.int("right_window_size", -1)
     causal, aligned = "none", c.flag("is_causal")
     keep: list[Node] = []
-    offset: Node | DimLike = past
+    offset: Node | DimLike = past_length
     if c.has(6):
         lengths = ops.reshape(ops.cast(c.x(6), T.i64), (-1, 1, 1, 1))
         keep.append(ops.compare("LT", iota((1, 1, 1, keys), 3), lengths))
         if not c.has(4):
             offset = ops.sub(lengths, queries)
-    if aligned and not c.has(6) and (past == 0 or new_keys == queries):
-        causal, aligned = ("upper_left" if past == 0 else "lower_right"), False
+    if aligned and not c.has(6) and (past_length == 0 or new_keys == queries):
+        causal, aligned = ("upper_left" if past_length == 0 else "lower_right"), False
     if aligned or left >= 0 or right >= 0:
         # a query at row i stands at position i + offset among the keys
         position = ops.add(iota((1, 1, queries, 1), 2), offset)
@@ -267,12 +267,12 @@ def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
     none."""
     if length == total:
         return ops.mul(last, 0)
-    before = ops.sub(ops.add(last, 1), length)
+    past_lengths = ops.sub(ops.add(last, 1), length)
     if isinstance(total, int) and isinstance(length, int):
-        return before
+        return past_lengths
     sizes = [ops.DimValue(d)() if isinstance(d, Dim) else ops.scalar(d, T.i64) for d in (length, total)]
     prompt = ops.compare("EQ", sizes[0], sizes[1])
-    return ops.where(prompt, ops.scalar(0, T.i64), before)
+    return ops.where(prompt, ops.scalar(0, T.i64), past_lengths)
 
 
 def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
@@ -283,9 +283,9 @@ def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
     size = dim_max(past.shape[2], total)
     at = iota((1, size), 1)
     filled = ops.expand_dims(filled, 1)
-    own = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(at, filled))
+    gathered = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(at, filled))
     old = ops.pad(past, (0,) * 4, (0, 0, size - past.shape[2], 0))
-    return ops.where(ops.expand_dims(ops.compare("LT", at, filled), (1, 3)), old, own)
+    return ops.where(ops.expand_dims(ops.compare("LT", at, filled), (1, 3)), old, gathered)
 
 
 def _rotated_at(c: Call, x: Node, at: Node) -> Node:

@@ -224,8 +224,8 @@ def shrink(c: Call) -> Result:
     zero = ops.scalar(0, x.dtype)
     wide = x if x.dtype.is_float else ops.cast(x, T.f64)
     down, up = ops.cast(ops.sub(wide, bias), x.dtype), ops.cast(ops.add(wide, bias), x.dtype)
-    above, below = ops.compare("GT", wide, lambd), ops.compare("LT", wide, -lambd)
-    return ops.where(below, up, ops.where(above, down, zero))
+    is_above, is_below = ops.compare("GT", wide, lambd), ops.compare("LT", wide, -lambd)
+    return ops.where(is_below, up, ops.where(is_above, down, zero))
 
 
 @onnx_op("Swish")

@@ -44,13 +44,13 @@ def padding_of(
         if window < s:
             # strides beyond the window leave a rest: a convolution's stays behind it, a pool's is cut on both sides
             rest = dim_max(-total, 0) if crops else 0
-            before, behind = rest // 2, rest - rest // 2
+            low_rest, high_rest = rest // 2, rest - rest // 2
             total = dim_max(total, 0)
         else:
-            before = behind = 0
+            low_rest = high_rest = 0
         small = total // 2
         low, high = (small, total - small) if auto == "SAME_UPPER" else (total - small, small)
-        out.append((low - before, high - behind))
+        out.append((low - low_rest, high - high_rest))
     return tuple(out)
 
 
@@ -74,9 +74,9 @@ def convolution(c: Call, x: Node, w: Node) -> Node:
     kernel = ints_of(w.shape[2:], "the kernel")
     n = len(kernel)
     strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
-    around = padding_of(c, x.shape[2:], kernel, strides, dilation)
-    _require_room(c, x.shape[2:], kernel, around, dilation)
-    x, padding = pad_first(x, around, 0, 2)
+    padding_amounts = padding_of(c, x.shape[2:], kernel, strides, dilation)
+    _require_room(c, x.shape[2:], kernel, padding_amounts, dilation)
+    x, padding = pad_first(x, padding_amounts, 0, 2)
     return ops.Conv(strides, padding, dilation, c.int("group", 1))(x, w)
 
 
@@ -149,9 +149,9 @@ def _column_major(index: Node, spatial: Sequence[DimLike]) -> Node:
     """Places in images counted row by row -> counted column by column."""
     terms: list[Node] = []
     for axis in range(len(spatial)):
-        below = product(spatial[axis + 1 :])
-        terms.append(ops.mul(ops.div(index, below), product(spatial[:axis])))
-        index = ops.rem(index, below)
+        stride = product(spatial[axis + 1 :])
+        terms.append(ops.mul(ops.div(index, stride), product(spatial[:axis])))
+        index = ops.rem(index, stride)
     return reduce(ops.add, terms)
 
 
@@ -163,10 +163,10 @@ def average_pool(c: Call) -> Result:
     if include or not any(isinstance(p, Dim) for pair in padding for p in pair):
         x, pairs = pad_first(x, padding, 0, 2)
         return ops.AvgPool(kernel, strides, pairs, dilation, ceil, include)(x)
-    inside, _ = pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0, 2)
+    tap_counts, _ = pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0, 2)
     x, pairs = pad_first(x, padding, 0, 2)
     total = ops.AvgPool(kernel, strides, pairs, dilation, ceil, divisor=1)
-    return ops.div(total(x), total(inside))
+    return ops.div(total(x), total(tap_counts))
 
 
 @onnx_op("LpPool")
@@ -273,10 +273,10 @@ def col2im(c: Call) -> Result:
     check_table(*block, *counts)
     at = np.zeros((*block, *counts), np.int64)
     for i in range(n):
-        inside = np.arange(block[i]) * dilation[i]
+        offsets = np.arange(block[i]) * dilation[i]
         starts = np.arange(counts[i]) * strides[i]
         at = at * grown[i]
-        at = at + inside.reshape([-1 if a == i else 1 for a in range(2 * n)])
+        at = at + offsets.reshape([-1 if a == i else 1 for a in range(2 * n)])
         at = at + starts.reshape([-1 if a == n + i else 1 for a in range(2 * n)])
     batch, columns = x.shape[0], x.shape[1]
     channels = columns // int(np.prod(block))

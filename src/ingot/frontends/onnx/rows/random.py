@@ -103,7 +103,7 @@ def dropout(c: Call) -> Result:
 @onnx_op("BiasDropout", domain="com.microsoft")
 def bias_dropout(c: Call) -> Result:
     y = ops.add(c.x(0), c.x(1))
-    rate, stays = _rate(c, 3), ops.full(y.shape, True, T.boolean)
+    rate, is_kept = _rate(c, 3), ops.full(y.shape, True, T.boolean)
     if rate != 0.0 and c.has(4) and any(c.ints(4)):
-        y, stays = sampling.dropout(_key(c), y, rate)
-    return [ops.add(y, c.x(2)) if c.has(2) else y, stays]
+        y, is_kept = sampling.dropout(_key(c), y, rate)
+    return [ops.add(y, c.x(2)) if c.has(2) else y, is_kept]

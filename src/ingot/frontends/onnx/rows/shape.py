@@ -346,8 +346,8 @@ def center_crop_pad(c: Call) -> Result:
         start = floordiv(dim_max(size - target, 0), 2)
         x = cut(x, axis, start, start + dim_min(size, target), 1)
         missing = target - x.shape[axis]
-        before = floordiv(missing, 2)
-        low, high = (tuple(d if i == axis else 0 for i in range(c.rank())) for d in (before, missing - before))
+        low_amount = floordiv(missing, 2)
+        low, high = (tuple(d if i == axis else 0 for i in range(c.rank())) for d in (low_amount, missing - low_amount))
         x = ops.pad(x, low, high)
     return x
 
@@ -390,6 +390,6 @@ def one_hot(c: Call) -> Result:
     i = ops.cast(indices, T.i64)
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
-    hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
-    off, on = (ops.index_axis(values, 0, k) for k in (0, 1))
-    return ops.where(hit, on, off)
+    is_hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
+    off_value, on = (ops.index_axis(values, 0, k) for k in (0, 1))
+    return ops.where(is_hit, on, off_value)

@@ -69,14 +69,14 @@ def square(z: Complex) -> Complex:
 
 def divide(a: Complex, b: Complex) -> Complex:
     """By the larger part of the divisor first (Smith, 1962), so that no square overflows."""
-    across = ops.Compare("LT")(ops.Abs()(b.real), ops.Abs()(b.imag))
-    large, small = ops.Select()(across, b.imag, b.real), ops.Select()(across, b.real, b.imag)
+    is_imag_larger = ops.Compare("LT")(ops.Abs()(b.real), ops.Abs()(b.imag))
+    large, small = ops.Select()(is_imag_larger, b.imag, b.real), ops.Select()(is_imag_larger, b.real, b.imag)
     zero = ops.compare("EQ", large, 0.0)
     ratio = ops.where(zero, small, ops.Div()(small, large))
     divisor = ops.Add()(large, ops.Mul()(small, ratio))
     m, plus, minus, pick = ops.Mul(), ops.Add(), ops.Sub(), ops.Select()
-    real = pick(across, plus(m(a.real, ratio), a.imag), plus(a.real, m(a.imag, ratio)))
-    imag = pick(across, minus(m(a.imag, ratio), a.real), minus(a.imag, m(a.real, ratio)))
+    real = pick(is_imag_larger, plus(m(a.real, ratio), a.imag), plus(a.real, m(a.imag, ratio)))
+    imag = pick(is_imag_larger, minus(m(a.imag, ratio), a.real), minus(a.imag, m(a.real, ratio)))
     return Complex(ops.Div()(real, divisor), ops.Div()(imag, divisor))
 
 
@@ -104,8 +104,8 @@ def sign(z: Complex) -> Complex:
 def exp(z: Complex) -> Complex:
     """As C's cexp: an infinite radius or none at all needs no angle, and an angle of 0 has no imaginary part."""
     radius = ops.Exp()(z.real)
-    far = ops.and_(ops.compare("EQ", ops.Abs()(z.real), math.inf), ops.Not()(ops.IsFinite()(z.imag)))
-    angle = ops.where(far, 0.0, z.imag)
+    is_far = ops.and_(ops.compare("EQ", ops.Abs()(z.real), math.inf), ops.Not()(ops.IsFinite()(z.imag)))
+    angle = ops.where(is_far, 0.0, z.imag)
     imag = ops.where(ops.compare("EQ", z.imag, 0.0), z.imag, ops.Mul()(radius, ops.Sin()(angle)))
     return Complex(ops.Mul()(radius, ops.Cos()(angle)), imag)
 
@@ -118,9 +118,9 @@ def log_modulus(z: Complex) -> Node:
     """log |z|; near the unit circle by log1p of |z|^2 - 1, whose factors keep the digits."""
     a, b = ops.Abs()(z.real), ops.Abs()(z.imag)
     large, small = ops.Max()(a, b), ops.Min()(a, b)
-    off = ops.Add()(ops.Mul()(ops.sub(large, 1.0), ops.add(large, 1.0)), ops.Mul()(small, small))
+    excess = ops.Add()(ops.Mul()(ops.sub(large, 1.0), ops.add(large, 1.0)), ops.Mul()(small, small))
     near = ops.and_(ops.compare("GT", large, 0.5), ops.compare("LT", large, 1.5))
-    return ops.where(near, ops.mul(ops.Log1p()(ops.where(near, off, 0.0)), 0.5), ops.Log()(modulus(z)))
+    return ops.where(near, ops.mul(ops.Log1p()(ops.where(near, excess, 0.0)), 0.5), ops.Log()(modulus(z)))
 
 
 def sqrt(z: Complex) -> Complex:
@@ -131,8 +131,8 @@ def sqrt(z: Complex) -> Complex:
     half = ops.Sqrt()(ops.add(ops.mul(a, 0.5), ops.mul(size, 0.5)))
     zero = ops.compare("EQ", half, 0.0)
     rest = ops.where(zero, 0.0, ops.Div()(ops.mul(ops.Abs()(z.imag), 0.5), ops.where(zero, 1.0, half)))
-    right = ops.compare("GE", z.real, 0.0)
-    real, imag = ops.where(right, half, rest), ops.where(right, rest, half)
+    is_right = ops.compare("GE", z.real, 0.0)
+    real, imag = ops.where(is_right, half, rest), ops.where(is_right, rest, half)
     infinite = ops.compare("EQ", ops.Abs()(z.imag), math.inf)
     real, imag = ops.where(infinite, math.inf, real), ops.where(infinite, math.inf, imag)
     return Complex(real, copysign(imag, z.imag))
@@ -153,10 +153,10 @@ def expm1(z: Complex) -> Complex:
 def log1p(z: Complex) -> Complex:
     """log |1 + z| = log1p(a (a + 2) + b^2) / 2 where that is small."""
     a, b = z.real, z.imag
-    off = ops.Add()(ops.Mul()(a, ops.add(a, 2.0)), ops.Mul()(b, b))
+    excess = ops.Add()(ops.Mul()(a, ops.add(a, 2.0)), ops.Mul()(b, b))
     shifted = Complex(ops.add(a, 1.0), b)
-    near = ops.and_(ops.compare("LT", ops.Abs()(off), 0.5), ops.compare("LT", ops.Abs()(b), 1.0))
-    real = ops.where(near, ops.mul(ops.Log1p()(ops.where(near, off, 0.0)), 0.5), log_modulus(shifted))
+    near = ops.and_(ops.compare("LT", ops.Abs()(excess), 0.5), ops.compare("LT", ops.Abs()(b), 1.0))
+    real = ops.where(near, ops.mul(ops.Log1p()(ops.where(near, excess, 0.0)), 0.5), log_modulus(shifted))
     return Complex(real, ops.Atan2()(b, shifted.real))
 
 

@@ -38,10 +38,10 @@ def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
 def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repeats_edge: bool) -> Node:
     if not repeats_edge:
         return ops.PadMode(tuple(low), tuple(high), "reflect")(x)
-    for axis, (before, behind) in enumerate(zip(low, high, strict=True)):
-        head = ops.flip(ops.slice_axis(x, axis, 0, before), axis)
-        tail = ops.flip(ops.slice_axis(x, axis, x.shape[axis] - behind), axis)
-        x = ops.concat([part for part, n in ((head, before), (x, 1), (tail, behind)) if n != 0], axis)
+    for axis, (low_amount, high_amount) in enumerate(zip(low, high, strict=True)):
+        head = ops.flip(ops.slice_axis(x, axis, 0, low_amount), axis)
+        tail = ops.flip(ops.slice_axis(x, axis, x.shape[axis] - high_amount), axis)
+        x = ops.concat([part for part, n in ((head, low_amount), (x, 1), (tail, high_amount)) if n != 0], axis)
     return x
 
 
@@ -62,8 +62,8 @@ def gather(x: Node, indices: Node, axis: int, batch: int) -> Node:
     order = [*range(batch), axis, *(i for i in range(batch, x.type.rank) if i != axis)]
     rows = ops.GatherND(batch)(ops.transpose(x, order), ops.expand_dims(indices, -1))
     n = indices.type.rank
-    back = [*range(batch), *range(n, n + between), *range(batch, n), *range(n + between, rows.type.rank)]
-    return ops.transpose(rows, back)
+    result_order = [*range(batch), *range(n, n + between), *range(batch, n), *range(n + between, rows.type.rank)]
+    return ops.transpose(rows, result_order)
 
 
 def to_dense(indices: Node, shape: Sequence[DimLike], values: Node, default: Node) -> Node:
@@ -128,8 +128,8 @@ def batch_to_space(x: Node, block: Sequence[int], low: Sequence[DimLike], high: 
     cut = ops.reshape(x, (*block, batch, *sizes, *tail))
     order = (k, *(v for i in range(k) for v in (k + 1 + i, i)), *range(2 * k + 1, cut.type.rank))
     whole = ops.reshape(ops.transpose(cut, order), (batch, *map(product, zip(sizes, block, strict=True)), *tail))
-    for axis, (before, behind) in enumerate(zip(low, high, strict=True), 1):
-        whole = ops.slice_axis(whole, axis, before, whole.shape[axis] - behind)
+    for axis, (low_amount, high_amount) in enumerate(zip(low, high, strict=True), 1):
+        whole = ops.slice_axis(whole, axis, low_amount, whole.shape[axis] - high_amount)
     return whole
 
 

@@ -25,14 +25,14 @@ def reduce_segments(kind: str, x: Node, ids: Node, n: DimLike, empty: float | No
     zero = ops.full((n + 1, *tail), _start(how, x.dtype), x.dtype)
     flat = ops.reshape(ops.cast(ids, i64), (-1, 1))
     # rows that are dropped go behind the others
-    outside = ops.or_(ops.compare("LT", flat, 0), ops.compare("GE", flat, ops.scalar(n, i64)))
-    places = ops.where(outside, ops.scalar(n, i64), flat)
+    is_outside = ops.or_(ops.compare("LT", flat, 0), ops.compare("GE", flat, ops.scalar(n, i64)))
+    places = ops.where(is_outside, ops.scalar(n, i64), flat)
     rows = ops.reshape(x, (flat.shape[0], *tail))
     out = first(ops.ScatterND(how)(zero, places, rows), 0, n)
     if kind not in ("Mean", "SqrtN") and empty is None:
         return out
-    ones = ops.full(flat.shape[:1], 1, x.dtype)
-    counts = first(ops.ScatterND("add")(ops.full((n + 1,), 0, x.dtype), places, ones), 0, n)
+    row_counts = ops.full(flat.shape[:1], 1, x.dtype)
+    counts = first(ops.ScatterND("add")(ops.full((n + 1,), 0, x.dtype), places, row_counts), 0, n)
     counts = ops.reshape(counts, (n, *(1,) * len(tail)))
     if empty is not None:
         return ops.where(ops.compare("EQ", counts, 0), empty, out)

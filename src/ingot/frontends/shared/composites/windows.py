@@ -33,8 +33,8 @@ def pad_first(x: Node, padding: Padding, fill: float, axis: int) -> tuple[Node, 
     fixed = tuple((low, high) for low, high in padding if isinstance(low, int) and isinstance(high, int))
     if len(fixed) == len(padding) and all(p >= 0 for pair in fixed for p in pair):
         return x, fixed
-    behind = (0,) * (x.type.rank - axis - len(padding))
-    low, high = ((*(0,) * axis, *(pair[i] for pair in padding), *behind) for i in (0, 1))
+    trailing_zeros = (0,) * (x.type.rank - axis - len(padding))
+    low, high = ((*(0,) * axis, *(pair[i] for pair in padding), *trailing_zeros) for i in (0, 1))
     return ops.pad(x, low, high, fill), ((0, 0),) * len(padding)
 
 

@@ -69,8 +69,8 @@ def _fitted(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
         raise Unsupported(f"{len(nodes)} results of a body that takes {len(to)} values")
     out: list[Node] = []
     for n, t in zip(nodes, to, strict=True):
-        same = n.shape == t.shape or len(n.shape) != len(t.shape)
-        out.append(n if same else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
+        is_same_shape = n.shape == t.shape or len(n.shape) != len(t.shape)
+        out.append(n if is_same_shape else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
     return tuple(out)
 
 

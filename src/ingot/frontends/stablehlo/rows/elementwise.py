@@ -133,8 +133,8 @@ def converted(x: Node, dtype: DType, loc: str = "") -> Node:
     wide = ops.cast(x, f32) if x.dtype.bits < 32 else x
     # the greatest integer may be no float: at and above the next power of two it is taken for itself
     top = float(high + 1)
-    inside = ops.Convert(dtype)(ops.where(ops.compare("GE", wide, float(low)), wide, float(low)))
-    capped = ops.where(ops.compare("GE", wide, top), ops.scalar(high, dtype), inside)
+    truncated = ops.Convert(dtype)(ops.where(ops.compare("GE", wide, float(low)), wide, float(low)))
+    capped = ops.where(ops.compare("GE", wide, top), ops.scalar(high, dtype), truncated)
     return ops.where(ops.IsNan()(wide), ops.scalar(0, dtype), capped, loc)
 
 

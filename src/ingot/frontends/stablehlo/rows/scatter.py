@@ -43,11 +43,11 @@ def scattered(
     body: Region, op: ops.Scatter, xs: AnyValue, indices: Node, updates: Sequence[AnyValue], loc: str = ""
 ) -> tuple[AnyValue, ...]:
     values = xs if isinstance(xs, tuple) else (xs,)
-    nodes, news = flatten(values), flatten(updates)
+    nodes, updates_flat = flatten(values), flatten(updates)
     kinds = _kinds(body, nodes)
     if kinds is None:
-        return unflatten(values, _sequential(body, op, nodes, indices, news))
-    out = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, news, strict=True)]
+        return unflatten(values, _sequential(body, op, nodes, indices, updates_flat))
+    out = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, updates_flat, strict=True)]
     return unflatten(values, out)
 
 
@@ -69,11 +69,11 @@ def _sequential(
     body: Region, op: ops.Scatter, xs: Sequence[Node], indices: Node, updates: Sequence[Node]
 ) -> tuple[Node, ...]:
     """x[at[i]] = region(x[at[i]], updates[i]) for every element of the updates that lies inside."""
-    inside, at = _places(op, xs[0], indices, updates[0].type)
+    is_inside, at = _places(op, xs[0], indices, updates[0].type)
     count, total = product(updates[0].shape), product(xs[0].shape)
     if count == 0 or total == 0:
         return tuple(xs)
-    flat = [ops.reshape(v, (product(v.shape),)) for v in (*xs, *updates, at, inside)]
+    flat = [ops.reshape(v, (product(v.shape),)) for v in (*xs, *updates, at, is_inside)]
     inputs = [Input(f"value.{k}", v.type)() for k, v in enumerate(flat)]
     i = Input("i", TensorType(i64))()
     n = len(xs)
@@ -108,16 +108,16 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
     for k, d in enumerate(op.scatter_dims_to_operand_dims):
         start = ops.index_axis(wide, vector, k)
         index[d] = ops.BroadcastInDim(shape, tuple(batch_dims))(start)
-    for d, along in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True):
-        index[d] = ops.Iota(TensorType(i64, shape), batch_dims[along - (along > vector)])()
-    for d, along in zip(kept_axes, op.update_window_dims, strict=True):
-        offset = ops.Iota(TensorType(i64, shape), along)()
+    for d, indices_axis in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True):
+        index[d] = ops.Iota(TensorType(i64, shape), batch_dims[indices_axis - (indices_axis > vector)])()
+    for d, indices_axis in zip(kept_axes, op.update_window_dims, strict=True):
+        offset = ops.Iota(TensorType(i64, shape), indices_axis)()
         index[d] = ops.add(index[d], offset) if d in index else offset
     at = ops.full(shape, 0, i64)
-    inside = ops.full(shape, True, boolean)
+    is_inside = ops.full(shape, True, boolean)
     for d, size in enumerate(x.shape):
         place = index.get(d, ops.full(shape, 0, i64))
         within = ops.and_(ops.compare("GE", place, 0), ops.compare("LT", place, ops.scalar(size, i64)))
-        inside = ops.and_(inside, within)
+        is_inside = ops.and_(is_inside, within)
         at = ops.add(ops.mul(at, ops.scalar(size, i64)), place)
-    return inside, ops.where(inside, at, 0)
+    return is_inside, ops.where(is_inside, at, 0)

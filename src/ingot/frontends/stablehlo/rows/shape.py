@@ -127,10 +127,12 @@ def pad(c: Call, x: Node, value: Node) -> Node:
 
 @row("dynamic_pad")
 def dynamic_pad(c: Call, x: Node, value: Node, low: Node, high: Node, interior: Node) -> Node:
-    inside = c.sizes(interior)
-    if not is_static(inside):
+    interior_sizes = c.sizes(interior)
+    if not is_static(interior_sizes):
         raise Unsupported("interior padding that only the run knows")
-    return ops.Pad(c.sizes(low), c.sizes(high), tuple(i for i in inside if isinstance(i, int)))(x, value, loc=c.loc)
+    return ops.Pad(c.sizes(low), c.sizes(high), tuple(i for i in interior_sizes if isinstance(i, int)))(
+        x, value, loc=c.loc
+    )
 
 
 @row("iota")

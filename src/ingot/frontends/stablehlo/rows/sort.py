@@ -87,8 +87,8 @@ def _keys(out: Node, left: Sequence[Node], right: Sequence[Node]) -> list[Key] |
             if head is None or len(head) != 1 or not isinstance(rest.op, ops.And):
                 continue
             for equal, tail in (rest.inputs, rest.inputs[::-1]):
-                same = isinstance(equal.op, ops.Compare) and equal.op.direction == "EQ"
-                if same and set(equal.inputs) == set(first.inputs):
+                is_equality = isinstance(equal.op, ops.Compare) and equal.op.direction == "EQ"
+                if is_equality and set(equal.inputs) == set(first.inputs):
                     more = _keys(tail, left, right)
                     return None if more is None else head + more
     return None
@@ -125,11 +125,11 @@ def _ranked(
     theirs = tuple(d for d in range(rank + 1) if d != dim)
     a = [ops.BroadcastInDim(square, mine)(x) for x in xs]
     b = [ops.BroadcastInDim(square, theirs)(x) for x in xs]
-    before = _applied(body, (*right, *left), (*a, *b), square)
-    after = _applied(body, (*left, *right), (*a, *b), square)
+    is_less = _applied(body, (*right, *left), (*a, *b), square)
+    is_greater = _applied(body, (*left, *right), (*a, *b), square)
     i, j = (ops.Iota(TensorType(i64, square), d)() for d in (dim, dim + 1))
-    goes = ops.or_(before, ops.and_(ops.Not()(after), ops.compare("LT", j, i)))
-    place = ops.reduce_sum(ops.cast(goes, i64), dim + 1)
+    precedes = ops.or_(is_less, ops.and_(ops.Not()(is_greater), ops.compare("LT", j, i)))
+    place = ops.reduce_sum(ops.cast(precedes, i64), dim + 1)
     return ops.Sort(dim)(place, *xs).results[1:]
 
 

@@ -92,9 +92,9 @@ def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     if all(map(is_static, windows)):
         # padding that depends on sizes goes into a pad of its own
         xs, inits = values[: len(values) // 2], values[len(values) // 2 :]
-        inside, (low, high) = tuple(d - 1 for d in base_dilation), (flat[::2], flat[1::2])
+        interior, (low, high) = tuple(d - 1 for d in base_dilation), (flat[::2], flat[1::2])
         pairs = zip(flatten(xs), flatten(inits), strict=True)
-        padded = unflatten(xs, [ops.pad(x, low, high, init, inside) for x, init in pairs])
+        padded = unflatten(xs, [ops.pad(x, low, high, init, interior) for x, init in pairs])
         window = _Window(wide, steps, ((0, 0),) * len(wide), window_dilation, (1,) * len(wide))
         return _reduced(c, [*padded, *inits], window, function.body)
     x, init = values[0], values[-1]
@@ -211,9 +211,9 @@ def select_and_scatter(c: Call, x: AnyValue, source: AnyValue, init: AnyValue) -
             best = new
             continue
         old = dict(zip(choose.inputs, (*best[: len(nodes)], *new[: len(nodes)]), strict=True))
-        (stays,) = regions.elementwise((pred,), old, shape)
+        (keeps,) = regions.elementwise((pred,), old, shape)
         none_yet, outside = (ops.compare("LT", v[len(nodes)], 0) for v in (best, new))
-        keep = ops.or_(outside, ops.and_(stays, ops.Not()(none_yet)))
+        keep = ops.or_(outside, ops.and_(keeps, ops.Not()(none_yet)))
         best = [ops.where(keep, b, n) for b, n in zip(best, new, strict=True)]
     assert best is not None
     index = ops.stack(best[len(nodes) :], -1)

@@ -103,14 +103,14 @@ def case(c: Call, index: Value, *arguments: Value) -> Result:
 def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Sequence[Value]) -> Result:
     _no_writes(c, branches)
     arguments = _with_elements(c, branches, _checked(arguments))
-    inside, free = _inside(c, arguments)
+    inner, free = _inside(c, arguments)
     outcomes: list[Sequence[Value]] = []
 
     def outcome(f: Function) -> tuple[Node, ...]:
-        outcomes.append(_checked(c.walk.call(c, f, inside)))
+        outcomes.append(_checked(c.walk.call(c, f, inner)))
         return _flat(outcomes[-1])
 
-    outer = {n: o for n, o in zip(_flat(inside), _flat(arguments), strict=True) if n not in free.values()}
+    outer = {n: o for n, o in zip(_flat(inner), _flat(arguments), strict=True) if n not in free.values()}
     results = bodies.case(
         c.walk.found, index, [partial(outcome, f) for f in branches], [*outer], [*outer.values()], c.loc
     )
@@ -256,12 +256,13 @@ def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
     return probes
 
 
-def _note(c: Call, inside: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]) -> None:
+def _note(c: Call, inner_values: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]) -> None:
     """Tell what is known of a loop's counters, as its body sees them."""
     if counter is not None:
-        c.walk.below[expect(inside[counter.place], Node, "tensor")] = counter.limit
+        c.walk.below[expect(inner_values[counter.place], Node, "tensor")] = counter.limit
     c.walk.appends.update(
-        (expect(inside[k], Node, "tensor"), expect(inside[i], TensorList, "list of tensors")) for k, i in appends
+        (expect(inner_values[k], Node, "tensor"), expect(inner_values[i], TensorList, "list of tensors"))
+        for k, i in appends
     )
 
 
@@ -301,10 +302,10 @@ class _Counter:
 def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> list[tuple[int, int]]:
     """Counters, one more with each turn, and lists that start as long as they say: so long they are in each turn, if
     each makes them longer by one."""
-    stays = _stays(start, probes, ends)
+    unchanged = _stays(start, probes, ends)
     appends: list[tuple[int, int]] = []
     for k, (first, at, end) in enumerate(zip(start, probes, ends, strict=True)):
-        if not isinstance(at, Node) or not _is_next(end, at, stays):
+        if not isinstance(at, Node) or not _is_next(end, at, unchanged):
             continue
         try:
             length = c.size(first)
@@ -324,10 +325,10 @@ def _counter(
     c: Call, cond: Function, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]
 ) -> _Counter | None:
     refused = list(c.walk.refused)
-    inside = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
-    (test,) = _tried(c, cond, inside)
+    inner_values = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
+    (test,) = _tried(c, cond, inner_values)
     c.walk.refused[:] = refused
-    before = _stays(start, probes, ends)
+    unchanged = _stays(start, probes, ends)
     counters: list[_Counter] = []
     stack = [test]
     while stack:
@@ -341,7 +342,7 @@ def _counter(
         places = [k for k, p in enumerate(probes) if p is at]
         try:
             first, most = (c.size(start[k]) for k in places), c.size(limit)
-            if [*first] != [0] or not all(_is_next(ends[k], at, before) for k in places):
+            if [*first] != [0] or not all(_is_next(ends[k], at, unchanged) for k in places):
                 return None
         except Unsupported:
             return None
@@ -369,20 +370,20 @@ def _grown(start: Value, end: Value, counter: _Counter) -> Value:
 
 def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
     start, fixed, counter = trial.values or (), trial.fixed, trial.counter
-    outside = [v for v, same in zip(start, fixed, strict=True) if same]
-    shared, free = _inside(c, outside)
-    carried = _fresh([v for v, same in zip(start, fixed, strict=True) if not same], c.loc)
+    outer_values = [v for v, is_fixed in zip(start, fixed, strict=True) if is_fixed]
+    shared, free = _inside(c, outer_values)
+    carried = _fresh([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed], c.loc)
 
     def merged(changed: Sequence[Value], same: Sequence[Value]) -> list[Value]:
-        ones, others = iter(same), iter(changed)
-        return [next(ones) if f else next(others) for f in fixed]
+        fixed_values, others = iter(same), iter(changed)
+        return [next(fixed_values) if f else next(others) for f in fixed]
 
     def inside_values(nodes: Sequence[Node]) -> list[Value]:
         inside = merged(_rebuilt(carried, nodes), shared)
         _note(c, inside, counter, trial.appends)
         return inside
 
-    def goes(nodes: Sequence[Node]) -> Node:
+    def cond_graph(nodes: Sequence[Node]) -> Node:
         (test,) = _checked(c.walk.call(c, cond, inside_values(nodes)))
         return _truth(expect(test, Node, "tensor"))
 
@@ -390,18 +391,20 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
         inside = inside_values(nodes)
         ends = _checked(c.walk.call(c, body, inside))
         for _, i in trial.appends:
-            before, after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))
-            if after.length not in (before.length, before.length + 1):
+            list_before, list_after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))
+            if list_after.length not in (list_before.length, list_before.length + 1):
                 raise Unsupported("a list that does not get an element with each turn")
-        changed = [v for v, same in zip(ends, fixed, strict=True) if not same]
+        changed = [v for v, is_fixed in zip(ends, fixed, strict=True) if not is_fixed]
         return _flat(changed)
 
-    starts = _flat([v for v, same in zip(start, fixed, strict=True) if not same])
+    starts = _flat([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed])
     if not starts:
         raise Unsupported("without values")
-    outer = {n: o for n, o in zip(_flat(shared), _flat(outside), strict=True) if o not in free}
-    results = bodies.loop(c.walk.found, starts, goes, turn, c.loc, None if counter is None else counter.limit, outer)
-    return merged(_rebuilt(carried, results), outside)
+    outer = {n: o for n, o in zip(_flat(shared), _flat(outer_values), strict=True) if o not in free}
+    results = bodies.loop(
+        c.walk.found, starts, cond_graph, turn, c.loc, None if counter is None else counter.limit, outer
+    )
+    return merged(_rebuilt(carried, results), outer_values)
 
 
 _MAX_ITERATIONS = 4096
@@ -412,10 +415,10 @@ def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> S
     for _ in range(_MAX_ITERATIONS):
         in_time(c.loc)
         (test,) = c.walk.call(c, cond, values)
-        go = None if isinstance(test, Missing) else _decided(c, test)
-        if go is None:
+        is_going = None if isinstance(test, Missing) else _decided(c, test)
+        if is_going is None:
             return None
-        if not go:
+        if not is_going:
             return values
         values = c.walk.call(c, body, values)
         if any(isinstance(v, Missing) for v in values):

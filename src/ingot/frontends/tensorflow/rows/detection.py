@@ -56,8 +56,8 @@ def soft_suppression(
         raise Unsupported("of scores that decay (soft_nms_sigma)")
     indices, valid = _chosen(c, boxes, scores, most, overlap, least)
     selected = ops.Take(0)(scores, indices)
-    inside = ops.compare("LT", ops.arange(indices.shape[0]), ops.cast(valid, i64))
-    return [indices, ops.where(inside, selected, 0.0), valid]
+    is_valid = ops.compare("LT", ops.arange(indices.shape[0]), ops.cast(valid, i64))
+    return [indices, ops.where(is_valid, selected, 0.0), valid]
 
 
 @row("CombinedNonMaxSuppression", results=("nmsed_boxes", "nmsed_scores", "nmsed_classes", "valid_detections"))
@@ -85,7 +85,7 @@ def combined(
     size = dim_min(whole, classes * n)
     order_of_best = ops.slice_axis(order_of_best, 1, 0, size)
     valid = ops.minimum(ops.reduce_sum(ops.sub(1, is_removed), 1), ops.scalar(size, i32))
-    inside = ops.compare("LT", ops.arange(size), ops.cast(ops.expand_dims(valid, 1), i64))
+    is_valid = ops.compare("LT", ops.arange(size), ops.cast(ops.expand_dims(valid, 1), i64))
     category = ops.div(order_of_best, ops.scalar(n, i64))
     box = ops.GatherElements(1)(ops.reshape(order, (batch, classes * n)), order_of_best)
     flat = ops.add(ops.mul(category, ops.scalar(n, i64)), box)
@@ -95,9 +95,9 @@ def combined(
         best_boxes = ops.clip(best_boxes, 0.0, 1.0)
     best = ops.GatherElements(1)(left, order_of_best)
     results = (
-        ops.where(ops.expand_dims(inside, -1), best_boxes, 0.0),
-        ops.where(inside, best, 0.0),
-        ops.where(inside, ops.cast(category, f32), 0.0),
+        ops.where(ops.expand_dims(is_valid, -1), best_boxes, 0.0),
+        ops.where(is_valid, best, 0.0),
+        ops.where(is_valid, ops.cast(category, f32), 0.0),
     )
     grown = [ops.pad(v, (0,) * v.type.rank, (0, whole - size, *(0,) * (v.type.rank - 2))) for v in results]
     return [*grown, valid]
@@ -110,7 +110,7 @@ def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) 
     height, width = c.numbers(size)
     y1, x1, y2, x2 = (ops.index_axis(boxes, 1, i) for i in range(4))
     down, across = _places(y1, y2, height, rows), _places(x1, x2, width, columns)
-    inside = ops.and_(ops.expand_dims(_within(down, rows), 2), ops.expand_dims(_within(across, columns), 1))
+    is_inside = ops.and_(ops.expand_dims(_within(down, rows), 2), ops.expand_dims(_within(across, columns), 1))
     crops = (boxes.shape[0], height, width)
     batch = ops.reshape(ops.cast(index, i64), (boxes.shape[0], 1, 1))
 
@@ -130,7 +130,7 @@ def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) 
         dx = ops.expand_dims(ops.expand_dims(ops.sub(across, left), 1), 3)
         upper, lower = (_between(at(y, left), at(y, right), dx) for y in (top, bottom))
         value = _between(upper, lower, dy)
-    return ops.where(ops.expand_dims(inside, 3), value, c.float("extrapolation_value", 0.0))
+    return ops.where(ops.expand_dims(is_inside, 3), value, c.float("extrapolation_value", 0.0))
 
 
 def _between(a: Node, b: Node, share: Node) -> Node:

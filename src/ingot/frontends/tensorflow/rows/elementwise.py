@@ -241,8 +241,8 @@ def quantize_and_dequantize(c: Call, x: Node, low: Node, high: Node) -> Node:
     scales = [s for s in ((least / a if least * a > 0 else None), (most / b if most * b > 0 else None)) if s]
     scale = float(np.float32(min(scales, default=1.0)))
     clipped = ops.clip(x, float(np.float32(least / scale)), float(np.float32(most / scale)))
-    inside = ops.and_(ops.compare("GE", x, a), ops.compare("LE", x, b)) if c.op.endswith("V4") else None
-    return ops.straight_through(ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale), x, inside)
+    is_inside = ops.and_(ops.compare("GE", x, a), ops.compare("LE", x, b)) if c.op.endswith("V4") else None
+    return ops.straight_through(ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale), x, is_inside)
 
 
 @row("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", "FakeQuantWithMinMaxArgs")
@@ -268,8 +268,8 @@ def next_after(c: Call, x: Node, to: Node) -> Node:
 
 @row("CumulativeLogsumexp")
 def cumulative_logsumexp(c: Call, x: Node, axis: Node) -> Node:
-    along, reverse, exclusive = c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive")
-    most = ops.reduce_max(x, along, True)
+    dim, reverse, exclusive = c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive")
+    most = ops.reduce_max(x, dim, True)
     most = ops.where(ops.IsFinite()(most), most, 0.0)
-    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, most)), along, reverse, exclusive)
+    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, most)), dim, reverse, exclusive)
     return ops.add(ops.Log()(total), most)

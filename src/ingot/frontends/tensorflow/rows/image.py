@@ -170,8 +170,8 @@ def _cubic_of(b: float, c: float) -> Kernel:
 
     def height(x: Term) -> Term:
         near = ((12 - 9 * b - 6 * c) * x + (-18 + 12 * b + 6 * c)) * x * x + (6 - 2 * b)
-        far = (((-b - 6 * c) * x + (6 * b + 30 * c)) * x + (-12 * b - 48 * c)) * x + (8 * b + 24 * c)
-        return where(x < 1.0, near, where(x < 2.0, far, 0.0)) / 6.0
+        outer_part = (((-b - 6 * c) * x + (6 * b + 30 * c)) * x + (-12 * b - 48 * c)) * x + (8 * b + 24 * c)
+        return where(x < 1.0, near, where(x < 2.0, outer_part, 0.0)) / 6.0
 
     return height
 

@@ -50,10 +50,10 @@ def _found_slice(
 def gather(c: Call, x: Node, indices: Node, axis: Node | None = None) -> Node:
     batch = c.int("batch_dims", 0)
     batch = normal(batch, indices.type.rank + 1)
-    along = batch if axis is None else c.axis(axis, x.type.rank)
+    dim = batch if axis is None else c.axis(axis, x.type.rank)
     if isinstance(indices.op, Const) and indices.type.rank == 0:
-        return ops.index_axis(x, along, int(indices.op.value))
-    return movement.gather(x, indices, along, batch)
+        return ops.index_axis(x, dim, int(indices.op.value))
+    return movement.gather(x, indices, dim, batch)
 
 
 @row("GatherNd")

@@ -24,8 +24,8 @@ def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], Padding
 @row("MaxPool", "MaxPool3D")
 def max_pool(c: Call, x: Node) -> Node:
     image = windows.channels_first(c, x)
-    kernel, strides, around, dilation = _of(c, image)
-    image, padding = pad_first(image, around, ops.identity_of("max", x.dtype), 2)
+    kernel, strides, padding_amounts, dilation = _of(c, image)
+    image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
     return windows.channels_as_given(c, ops.MaxPool(kernel, strides, padding, dilation)(image))
 
 
@@ -33,14 +33,14 @@ def max_pool(c: Call, x: Node) -> Node:
 def avg_pool(c: Call, x: Node) -> Node:
     """Padding does not count."""
     image = windows.channels_first(c, x)
-    kernel, strides, around, dilation = _of(c, image)
-    if not any(isinstance(p, Dim) for pair in around for p in pair):
-        image, padding = pad_first(image, around, 0, 2)
+    kernel, strides, padding_amounts, dilation = _of(c, image)
+    if not any(isinstance(p, Dim) for pair in padding_amounts for p in pair):
+        image, padding = pad_first(image, padding_amounts, 0, 2)
         return windows.channels_as_given(c, ops.AvgPool(kernel, strides, padding, dilation)(image))
-    inside, _ = pad_first(ops.full((1, 1, *image.shape[2:]), 1, x.dtype), around, 0, 2)
-    image, padding = pad_first(image, around, 0, 2)
+    tap_counts, _ = pad_first(ops.full((1, 1, *image.shape[2:]), 1, x.dtype), padding_amounts, 0, 2)
+    image, padding = pad_first(image, padding_amounts, 0, 2)
     total = ops.AvgPool(kernel, strides, padding, dilation, divisor=1)
-    return windows.channels_as_given(c, ops.div(total(image), total(inside)))
+    return windows.channels_as_given(c, ops.div(total(image), total(tap_counts)))
 
 
 @row("Dilation2D")
@@ -49,8 +49,8 @@ def dilation(c: Call, x: Node, w: Node) -> Node:
     image = windows.channels_first(c, x)
     window = static_sizes(w.shape[:2], "a kernel")
     strides, rates = windows.spatial(c, "strides", 4), windows.spatial(c, "rates", 4)
-    around = windows.padding_of(c, image.shape[2:], window, strides, rates)
-    low, high = ((0, 0, *(pair[i] for pair in around)) for i in (0, 1))
+    padding_amounts = windows.padding_of(c, image.shape[2:], window, strides, rates)
+    low, high = ((0, 0, *(pair[i] for pair in padding_amounts)) for i in (0, 1))
     image = ops.pad(image, low, high, ops.identity_of("max", x.dtype))
     reach = [(k - 1) * r for k, r in zip(window, rates, strict=True)]
     counts = [(n - d - 1) // s + 1 for n, d, s in zip(image.shape[2:], reach, strides, strict=True)]
@@ -72,8 +72,8 @@ def dilation(c: Call, x: Node, w: Node) -> Node:
 def max_pool_with_argmax(c: Call, x: Node) -> Result:
     """Places count in an image [rows, columns, channels], or in all of the batch."""
     image = windows.channels_first(c, x)
-    kernel, strides, around, dilation = _of(c, image)
-    image, padding = pad_first(image, around, ops.identity_of("max", x.dtype), 2)
+    kernel, strides, padding_amounts, dilation = _of(c, image)
+    image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
     if image.shape != windows.channels_first(c, x).shape:
         raise Unsupported("of padding that depends on a size")
     values, places = ops.MaxPoolIndices(kernel, strides, padding, dilation)(image).results

@@ -89,17 +89,17 @@ def bincount(c: Call, x: Node, size: Node, weights: Node) -> Node:
     """The number of times that each number below `size` occurs, or the sum of its weights; for each row of a matrix."""
     (n,) = c.lengths(size)
     dtype = c.dtype("T")
-    ones = ops.full(x.shape, 1, dtype) if weights.type.size == 0 else weights
+    given_weights = ops.full(x.shape, 1, dtype) if weights.type.size == 0 else weights
     rows = x.shape[:-1] if x.type.rank == 2 else ()
     ids = ops.cast(x, i64)
-    outside = ops.or_(ops.compare("LT", ids, 0), ops.compare("GE", ids, ops.scalar(n, i64)))
-    ids = ops.where(outside, ops.scalar(n, i64), ids)
+    is_outside = ops.or_(ops.compare("LT", ids, 0), ops.compare("GE", ids, ops.scalar(n, i64)))
+    ids = ops.where(is_outside, ops.scalar(n, i64), ids)
     if rows:
         line = ops.expand_dims(ops.arange(rows[0]), 1)
         ids = ops.add(ids, ops.mul(line, ops.scalar(n + 1, i64)))
     flat = ops.full((product(rows) * (n + 1),), 0, dtype)
     how = "max" if c.flag("binary_output") else "add"
-    summands = ops.full(x.shape, 1, dtype) if c.flag("binary_output") else ones
+    summands = ops.full(x.shape, 1, dtype) if c.flag("binary_output") else given_weights
     size_ = x.type.size
     out = ops.ScatterND(how)(flat, ops.reshape(ids, (size_, 1)), ops.reshape(summands, (size_,)))
     return ops.slice_axis(ops.reshape(out, (*rows, n + 1)), -1, 0, n)

@@ -22,9 +22,9 @@ def top_k(c: Call, x: Node, *k: Node) -> Result:
 @row("InTopKV2")
 def in_top_k(c: Call, predictions: Node, targets: Node, k: Node) -> Node:
     """Whether fewer than k classes are above the target's."""
-    own = ops.GatherElements(1)(predictions, ops.expand_dims(ops.cast(targets, i64), 1))
-    above = ops.reduce_sum(ops.cast(ops.compare("GT", predictions, own), i64), 1)
-    return ops.compare("LT", above, ops.cast(k, i64))
+    target_scores = ops.GatherElements(1)(predictions, ops.expand_dims(ops.cast(targets, i64), 1))
+    count_above = ops.reduce_sum(ops.cast(ops.compare("GT", predictions, target_scores), i64), 1)
+    return ops.compare("LT", count_above, ops.cast(k, i64))
 
 
 @row("NthElement")
@@ -37,22 +37,22 @@ def nth_element(c: Call, x: Node, n: Node) -> Node:
 def bound(c: Call, edges: Node, x: Node) -> Node:
     """The number of elements in a row of `edges` that are below each value, or at most equal to it."""
     kind = "LT" if c.op == "LowerBound" else "LE"
-    below = ops.compare(kind, ops.expand_dims(edges, -2), ops.expand_dims(x, -1))
-    return ops.reduce_sum(ops.cast(below, c.dtype("out_type", i32)), -1)
+    is_below = ops.compare(kind, ops.expand_dims(edges, -2), ops.expand_dims(x, -1))
+    return ops.reduce_sum(ops.cast(is_below, c.dtype("out_type", i32)), -1)
 
 
 @row("Bucketize")
 def bucketize(c: Call, x: Node) -> Node:
     edges = const(c.floats("boundaries").astype(np.float32))
-    below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
-    return ops.reduce_sum(ops.cast(below, i32), -1)
+    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
+    return ops.reduce_sum(ops.cast(is_below, i32), -1)
 
 
 @row("ListDiff", results=("out", "idx"))
 def list_difference(c: Call, x: Node, y: Node) -> Result:
     """The elements of x that are not in y, and their indices."""
-    same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
-    places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", same, -1))), (-1,))
+    is_same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
+    places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", is_same, -1))), (-1,))
     return [ops.Take(0)(x, places), ops.cast(places, c.dtype("out_idx", i32))]
 
 

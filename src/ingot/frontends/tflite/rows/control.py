@@ -44,11 +44,11 @@ def loop(c: Call) -> Sequence[Value]:
     names = c.importer.touched(cond, body)
     values = [*c.xs(), *(c.importer.variables[n].node for n in names)]
 
-    def goes(inner: Sequence[Node]) -> Node:
+    def cond_graph(inner: Sequence[Node]) -> Node:
         return ops.reshape(c.importer.inside(cond, inner, names)[0], ())
 
     step = partial(c.importer.inside, body, names=names)
-    return _stored(c, bodies.loop(c.importer.found, values, goes, step, c.loc), names)
+    return _stored(c, bodies.loop(c.importer.found, values, cond_graph, step, c.loc), names)
 
 
 def _stored(c: Call, results: Sequence[Node], names: Sequence[str]) -> Sequence[Node]:

@@ -93,8 +93,8 @@ def non_max_suppression(c: Call) -> tuple[Node, ...]:
     indices, count = padded_indices(most, is_kept, order), ops.reduce_sum(ops.cast(is_kept, T.i32))
     if not soft:
         return indices, count
-    inside = ops.compare("LT", ops.arange(most), ops.cast(count, T.i64))
-    return indices, ops.where(inside, ops.Take(0)(scores, indices), 0.0), count
+    is_valid = ops.compare("LT", ops.arange(most), ops.cast(count, T.i64))
+    return indices, ops.where(is_valid, ops.Take(0)(scores, indices), 0.0), count
 
 
 def _number(c: Call, i: int) -> np.float32:

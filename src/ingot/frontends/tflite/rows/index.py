@@ -47,8 +47,8 @@ def one_hot(c: Call) -> Node:
     axis = normal_axis(c.int("axis", -1), rank)
     shape = (*at.shape[:axis], depth, *at.shape[axis:])
     places = ops.Iota(T.TensorType(at.dtype, shape), axis)()
-    hit = ops.compare("EQ", places, ops.expand_dims(at, axis))
-    return ops.where(hit, ops.broadcast_to(c.x(2), shape), ops.broadcast_to(c.x(3), shape))
+    is_hit = ops.compare("EQ", places, ops.expand_dims(at, axis))
+    return ops.where(is_hit, ops.broadcast_to(c.x(2), shape), ops.broadcast_to(c.x(3), shape))
 
 
 @row("TOPK_V2", moves=True)
@@ -60,8 +60,8 @@ def top_k(c: Call) -> tuple[Node, Node]:
 
 @row("REVERSE_SEQUENCE", moves=True)
 def reverse_sequence(c: Call) -> Node:
-    along, batch = (normal_axis(c.int(f"{n}_dim"), len(c.x().shape)) for n in ("seq", "batch"))
-    return movement.reverse_sequence(c.x(0), c.x(1), along, batch)
+    axis, batch = (normal_axis(c.int(f"{n}_dim"), len(c.x().shape)) for n in ("seq", "batch"))
+    return movement.reverse_sequence(c.x(0), c.x(1), axis, batch)
 
 
 @row("MATRIX_DIAG", stored=True)
@@ -78,8 +78,8 @@ def matrix_set_diag(c: Call) -> Node:
     x, diagonal = c.x(0), c.x(1)
     a, b = (ops.Iota(T.TensorType(T.i32, x.shape), len(x.shape) - i)() for i in (1, 2))
     wide = diagonal if x.shape[-2] == diagonal.shape[-1] else None
-    along = ops.expand_dims(diagonal, -1) if wide is not None else ops.expand_dims(diagonal, -2)
-    return ops.where(ops.compare("EQ", a, b), along, x)
+    values = ops.expand_dims(diagonal, -1) if wide is not None else ops.expand_dims(diagonal, -2)
+    return ops.where(ops.compare("EQ", a, b), values, x)
 
 
 @row("SPARSE_TO_DENSE", stored=True)
@@ -116,17 +116,17 @@ def segment_sum(c: Call) -> Node:
 def bucketize(c: Call) -> Node:
     """The number of boundaries that are at most equal to each number."""
     edges = const(np.asarray(c.floats("boundaries"), np.float32))
-    below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
-    return ops.reduce_sum(ops.cast(below, T.i32), -1)
+    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(c.x(), T.f32), -1))
+    return ops.reduce_sum(ops.cast(is_below, T.i32), -1)
 
 
 @row("HASHTABLE_LOOKUP")
 def hashtable_lookup(c: Call) -> tuple[Node, Node]:
     """Rows of a table by keys that rise, zeros for a key that there is not; and which there are."""
     queries, keys, table = ops.expand_dims(c.x(0), -1), c.x(1), c.x(2)
-    hit = ops.compare("EQ", queries, keys)
-    is_present = ops.reduce("or", hit, -1)
-    rows = ops.Take(0)(table, ops.arg_reduce("max", ops.cast(hit, T.i32), -1))
+    is_hit = ops.compare("EQ", queries, keys)
+    is_present = ops.reduce("or", is_hit, -1)
+    rows = ops.Take(0)(table, ops.arg_reduce("max", ops.cast(is_hit, T.i32), -1))
     wide = ops.reshape(is_present, (*is_present.shape, *(1,) * (rows.type.rank - is_present.type.rank)))
     return ops.where(wide, rows, 0), ops.cast(is_present, c.type(1))
 

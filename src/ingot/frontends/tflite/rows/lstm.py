@@ -268,10 +268,10 @@ class Levels(Cell):
         return ops.clip(h, -most, most)
 
 
-def _halved(a: Node, b: Node, times: int) -> Node:
+def _halved(a: Node, b: Node, shift: int) -> Node:
     """a * b / 2^times of i16, ties away from zero."""
     wide = ops.mul(ops.cast(a, T.i64), ops.cast(b, T.i64))
-    return ops.cast(rounded_shift(wide, [times]), T.i16)
+    return ops.cast(rounded_shift(wide, [shift]), T.i16)
 
 
 def _tabled(x: Node, fn: Callable[[np.ndarray, int, tables.Word], np.ndarray], bits: int) -> Node:

@@ -36,10 +36,10 @@ def transpose_conv_bias(c: Call) -> Node:
     x, kernel = c.x(0), c.x(1)
     sizes = []
     for n, k, s in zip(x.shape[1:3], window.static(kernel, (1, 2)), (height, width), strict=True):
-        around = max(0, k - (n - 1) % s - 1) if padding == 1 and isinstance(n, int) else 0
+        padding_amount = max(0, k - (n - 1) % s - 1) if padding == 1 and isinstance(n, int) else 0
         if padding == 1 and not isinstance(n, int):
             raise Unsupported(f"a size {n}")
-        sizes.append(s * (n - 1) + k - around)
+        sizes.append(s * (n - 1) + k - padding_amount)
     meant = {"padding": padding - 1, "stride_w": width, "stride_h": height}
     y = window.transposed(replace(c, op=replace(c.op, options=meant)), x, kernel, sizes)
     return ops.add(y, c.x(2))
@@ -120,7 +120,7 @@ def transform_bilinear(c: Call) -> Node:
         for size in (width, height)
     )  # fmt: skip
     u, v = (ops.sub(a, half) for a in _moved(_affine(c.x(1)), ops.expand_dims(x, 0), ops.expand_dims(y, 1)))
-    inside = _all(_within(u, w), _within(v, h))
+    is_inside = _all(_within(u, w), _within(v, h))
     pixels = ops.reshape(image, (h * w, channels))
     left, above = ops.Floor()(u), ops.Floor()(v)
     right_part, lower_part = (ops.expand_dims(ops.sub(a, b), 2) for a, b in ((u, left), (v, above)))
@@ -136,7 +136,7 @@ def transform_bilinear(c: Call) -> Node:
         ops.add(ops.mul(ops.sub(1, right_part), corner(d, 0)), ops.mul(right_part, corner(d, 1))) for d in (0, 1)
     )
     y_ = ops.add(ops.mul(lower_part, lower), ops.mul(ops.sub(1, lower_part), upper))
-    return ops.expand_dims(ops.where(ops.expand_dims(inside, 2), y_, 0), 0)
+    return ops.expand_dims(ops.where(ops.expand_dims(is_inside, 2), y_, 0), 0)
 
 
 def _within(x: Node, size: int) -> Node:

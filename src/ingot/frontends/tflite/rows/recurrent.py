@@ -48,14 +48,14 @@ def bidirectional_lstm(c: Call) -> Sequence[Node]:
         raise Unsupported("a second input")
     x = _time_first(c, c.x())
     forward = Numbers(c, Places(1, 35, 36, None)).run(x)
-    back = ops.flip(Numbers(c, Places(18, 37, 38, None)).run(ops.flip(x, 0)), 0)
-    return _merged(c, forward, back)
+    backward = ops.flip(Numbers(c, Places(18, 37, 38, None)).run(ops.flip(x, 0)), 0)
+    return _merged(c, forward, backward)
 
 
-def _merged(c: Call, forward: Node, back: Node) -> Sequence[Node]:
+def _merged(c: Call, forward: Node, backward: Node) -> Sequence[Node]:
     if c.flag("merge_outputs"):
-        return (_time_first(c, ops.concat([forward, back], -1)),)
-    return _time_first(c, forward), _time_first(c, back)
+        return (_time_first(c, ops.concat([forward, backward], -1)),)
+    return _time_first(c, forward), _time_first(c, backward)
 
 
 def _lstm(c: Call, x: Node) -> Node:

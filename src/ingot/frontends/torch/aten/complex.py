@@ -97,9 +97,9 @@ def is_complex(value: object) -> bool:
 
 def complex_handler(name: str, rows: Mapping[str, Handler]) -> Handler:
     """The handler of an op on complex tensors; `rows`: those on real ones. Raises Unsupported where there is none."""
-    own, short = on_complex.rows.get(name), name.removeprefix("aten.")
-    if own is not None:
-        return own
+    own_handler, short = on_complex.rows.get(name), name.removeprefix("aten.")
+    if own_handler is not None:
+        return own_handler
     if (short in _LINEAR or short in _LINEAR_IN_FIRST) and name in rows:
         return _linear(rows[name], _LINEAR.get(short, (0,)))
     if short in _MULTILINEAR and name in rows:
@@ -289,12 +289,12 @@ def reciprocal(c: Context, z: Complex) -> Complex:
     one = filled(z.real.shape, 1, z.real.dtype)
     if z.imag is None:
         return Complex(ops.Div()(one, z.real))
-    across = compare("LT", ops.Abs()(z.real), ops.Abs()(z.imag))
-    large, small = select(across, z.imag, z.real), select(across, z.real, z.imag)
+    is_imag_larger = compare("LT", ops.Abs()(z.real), ops.Abs()(z.imag))
+    large, small = select(is_imag_larger, z.imag, z.real), select(is_imag_larger, z.real, z.imag)
     ratio = select(compare("EQ", large, scalar_like(0, large)), small, ops.Div()(small, large))
     plain = ops.Div()(one, ops.Add()(large, ops.Mul()(small, ratio)))
     scaled = ops.Mul()(ratio, plain)
-    return Complex(select(across, scaled, plain), ops.Neg()(select(across, plain, scaled)))
+    return Complex(select(is_imag_larger, scaled, plain), ops.Neg()(select(is_imag_larger, plain, scaled)))
 
 
 @on_complex("div.Tensor", "div.Scalar")

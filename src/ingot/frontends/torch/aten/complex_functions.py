@@ -211,21 +211,21 @@ for _name in ("linalg_inv_ex.default", "linalg_matrix_exp.default", "linalg_pinv
 
 @on_complex("_linalg_solve_ex.default")
 def solve(c: Context, a: object, b: object, *, left: bool = True, check_errors: bool = False) -> tuple[object, ...]:
-    matrix, right = (v if isinstance(v, Complex) else Complex(v) for v in (a, b) if isinstance(v, Complex | Node))
+    matrix, rhs = (v if isinstance(v, Complex) else Complex(v) for v in (a, b) if isinstance(v, Complex | Node))
     if not left:
         # x a = b is a^T x^T = b^T
-        matrix, right = (Complex(*(ops.swap_axes(p, -1, -2) for p in z.parts)) for z in (matrix, right))
+        matrix, rhs = (Complex(*(ops.swap_axes(p, -1, -2) for p in z.parts)) for z in (matrix, rhs))
         *batch, rows, columns = c.results[0].shape
         context = replace(c, results=(c.results[0].with_shape((*batch, columns, rows)), *c.results[1:]))
-        solution, *rest = solve(context, matrix, right)
+        solution, *rest = solve(context, matrix, rhs)
         assert isinstance(solution, Complex)
         return (Complex(*(ops.swap_axes(p, -1, -2) for p in solution.parts)), *rest)
-    rank = right.real.type.rank
+    rank = rhs.real.type.rank
     axis = rank - 1 if rank < matrix.real.type.rank else rank - 2
     embedded, n = _embedded(matrix), matrix.real.shape[-1]
     solution = list(c.results[0].shape)
     place = len(solution) - rank + axis
     solution[place] = 2 * n
-    x = factorizations.solved(embedded, ops.Concat(axis)(right.real, right.imaginary), tuple(solution), True)
+    x = factorizations.solved(embedded, ops.Concat(axis)(rhs.real, rhs.imaginary), tuple(solution), True)
     _, _, info = factorizations.lu_factor_ex(c, embedded)
     return (Complex(*(shape.slice_axis(x, place, at, at + n) for at in (0, n))), None, None, info)

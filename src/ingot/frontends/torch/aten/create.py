@@ -148,8 +148,8 @@ def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
         rest = [i for i in range(rank) if i not in (first, second)]
         order = (*rest, first, second)
         last = replace(c, results=(c.type.with_shape(tuple(c.shape[i] for i in order)),))
-        back = tuple(order.index(i) for i in range(rank))
-        return ops.Transpose(back)(diag_embed(last, x, offset))
+        inverse_order = tuple(order.index(i) for i in range(rank))
+        return ops.Transpose(inverse_order)(diag_embed(last, x, offset))
     # columns hold x shifted by the offset, rows pick the one that is theirs
     low, high = max(offset, 0), max(-offset, 0)
     shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))

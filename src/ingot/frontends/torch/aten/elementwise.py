@@ -63,10 +63,10 @@ def select(condition: Node, a: Node, b: Node) -> Node:
 
 
 def _unary(name: str, make: Make) -> None:
-    def same(c: Context, x: Node) -> Node:
+    def unary(c: Context, x: Node) -> Node:
         return make()(x)
 
-    aten.add(f"{name}.default", same)
+    aten.add(f"{name}.default", unary)
 
 
 def _unary_float(name: str, make: Make) -> None:
@@ -329,8 +329,8 @@ def logaddexp(c: Context, a: Node, b: Node) -> Node:
     difference = ops.Neg()(ops.Abs()(ops.Sub()(a, b)))
     value = ops.Add()(ops.Max()(a, b), ops.Log1p()(ops.Exp()(difference)))
     # equal infinities: their difference is NaN
-    same = ops.And()(ops.Compare("EQ")(a, b), ops.Not()(ops.IsFinite()(a)))
-    return ops.Select()(same, a, value)
+    is_equal_infinity = ops.And()(ops.Compare("EQ")(a, b), ops.Not()(ops.IsFinite()(a)))
+    return ops.Select()(is_equal_infinity, a, value)
 
 
 @aten("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy.default")
@@ -435,9 +435,9 @@ def lerp(c: Context, start: Node, end: Node, weight: Operand) -> Node:
     a, b, w = aligned((start, end, weight), c.dtype)
     difference = ops.Sub()(b, a)
     near = ops.Add()(a, ops.Mul()(w, difference))
-    far = ops.Sub()(b, ops.Mul()(difference, ops.Sub()(expand(scalar_like(1, w), w.shape), w)))
+    upper_half = ops.Sub()(b, ops.Mul()(difference, ops.Sub()(expand(scalar_like(1, w), w.shape), w)))
     # as PyTorch: the form that is exact at the nearer end
-    return ops.Select()(ops.Compare("LT")(ops.Abs()(w), expand(scalar_like(0.5, w), w.shape)), near, far)
+    return ops.Select()(ops.Compare("LT")(ops.Abs()(w), expand(scalar_like(0.5, w), w.shape)), near, upper_half)
 
 
 @aten("addcmul.default")

@@ -54,9 +54,9 @@ def learning_by_frequency(rows: Node, indices: Node, count: DimLike) -> Node:
     """Rows of a table of `count`, each of which learns so much less as its index occurs more often."""
     flat = cast(reshape(indices, (indices.type.size,)), i64)
     table = write_rows(filled((count,), 0, i64), 0, flat, filled(flat.shape, 1, i64), "add")
-    times = cast(ops.Take(0)(table, indices), rows.dtype)
+    frequencies = cast(ops.Take(0)(table, indices), rows.dtype)
     cotangent = ops.Cotangent()(rows)
-    share = ops.Div()(cotangent, expand(insert_axis(times, indices.type.rank), rows.shape))
+    share = ops.Div()(cotangent, expand(insert_axis(frequencies, indices.type.rank), rows.shape))
     return ops.OwnGradient(1)(rows, cotangent, rows, share)
 
 
@@ -357,9 +357,9 @@ def _at_true(values: Node, axis: int, mask: Node) -> Node:
     return ops.Take(axis)(ops.concat([zeros, values], axis), count)
 
 
-def _count(values: Node, axis: int, behind: int) -> DimLike:
+def _count(values: Node, axis: int, trailing_axes: int) -> DimLike:
     """The number of places that `values` has elements for, with `behind` axes behind theirs."""
-    return values.shape[-behind - 1] if values.type.rank > behind else 1
+    return values.shape[-trailing_axes - 1] if values.type.rank > trailing_axes else 1
 
 
 @aten("masked_scatter.default")
@@ -411,8 +411,8 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     x = transpose(x, order)
     rows, low = rank - 2, max(offset, 0)
     # a line of the columns in front of each row, of which a row takes its own
-    behind = x.shape[-1] - low - src.shape[-1]
-    line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, behind), (0,) * (rows + 1))(src, scalar_like(0, src))
+    high_amount = x.shape[-1] - low - src.shape[-1]
+    line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, high_amount), (0,) * (rows + 1))(src, scalar_like(0, src))
     wide = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
     row, column = index_along(x.shape, rows), index_along(x.shape, rows + 1)
     is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)

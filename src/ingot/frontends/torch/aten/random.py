@@ -249,10 +249,10 @@ def feature_dropout(c: Context, x: Node, p: float, train: bool) -> Node:
 def _alpha_dropout(c: Context, x: Node, p: float, shape: Sequence[DimLike]) -> Node:
     if p == 1.0:
         return ops.Mul()(x, expand(scalar_like(0, x), x.shape))
-    stays = cast(sampling.kept(c.key(), tuple(shape), p), x.dtype)
+    is_kept = cast(sampling.kept(c.key(), tuple(shape), p), x.dtype)
     a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
-    shift = ops.add(ops.mul(ops.sub(stays, 1.0), _ALPHA * a), _ALPHA * a * p)
-    return ops.add(ops.mul(x, ops.mul(stays, a)), shift)
+    shift = ops.add(ops.mul(ops.sub(is_kept, 1.0), _ALPHA * a), _ALPHA * a * p)
+    return ops.add(ops.mul(x, ops.mul(is_kept, a)), shift)
 
 
 @aten("alpha_dropout.default")

@@ -63,11 +63,11 @@ def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) 
         low, high = ops.Select()(flat, ops.Sub()(low, one), low), ops.Select()(flat, ops.Add()(high, one), high)
     scaled = ops.mul(ops.sub(x, low), bins)
     at = ops.minimum(cast(ops.div(scaled, ops.sub(high, low)), i64), bins - 1)
-    inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
-    at = ops.Select()(inside, at, filled(x.shape, -1, i64))
+    is_inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
+    at = ops.Select()(is_inside, at, filled(x.shape, -1, i64))
     shape = (bins, *x.shape)
-    same = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(at))
-    return cast(ops.Reduce("sum", (1,))(cast(same, i64)), c.dtype)
+    is_bin = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(at))
+    return cast(ops.Reduce("sum", (1,))(cast(is_bin, i64)), c.dtype)
 
 
 @aten("nansum.default")
@@ -279,10 +279,10 @@ def _running(kind: str) -> Callable[..., tuple[Node, Node]]:
         axis = axis_of(dim, x.type.rank)
         best = ops.CumReduce(kind, axis)(x)
         # the last position that reached the running extreme; NaN equals itself here
-        same = ops.Compare("EQ")(x, best)
+        is_best = ops.Compare("EQ")(x, best)
         if x.dtype.is_float:
-            same = ops.Or()(same, ops.And()(ops.IsNan()(x), ops.IsNan()(best)))
-        where = ops.Select()(same, index_along(x.shape, axis), filled(x.shape, 0, i64))
+            is_best = ops.Or()(is_best, ops.And()(ops.IsNan()(x), ops.IsNan()(best)))
+        where = ops.Select()(is_best, index_along(x.shape, axis), filled(x.shape, 0, i64))
         return best, ops.CumReduce("max", axis)(where)
 
     return running
@@ -414,5 +414,5 @@ def cdist(c: Context, a: Node, b: Node, p: float = 2.0, compute_mode: int | None
     lead = c.shape[:-2]
     shape = (*lead, rows, columns, width)
     left = expand(reshape(a, (*a.shape[:-1], 1, width)), shape)
-    right = expand(reshape(b, (*b.shape[:-2], 1, *b.shape[-2:])), shape)
-    return norm(ops.Sub()(left, right), float(p), (len(shape) - 1,), False)
+    rhs = expand(reshape(b, (*b.shape[:-2], 1, *b.shape[-2:])), shape)
+    return norm(ops.Sub()(left, rhs), float(p), (len(shape) - 1,), False)

@@ -137,8 +137,8 @@ def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLik
     # the largest of none is the least integer
     count = ops.maximum(ops.add(ops.reduce_max(values), 1), least) if n != 0 else least
     size = c.sizes.found(count, None, c.shape[0])
-    ones = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
-    return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, ones)
+    summands = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
+    return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, summands)
 
 
 @aten("torchvision.nms.default")

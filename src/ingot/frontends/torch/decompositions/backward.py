@@ -94,8 +94,8 @@ def lstm(
         grad = None if grad is None else grad.flip(0)
     steps = x.shape[0]
     h0, c0 = h0.reshape(x.shape[1], hidden), c0.reshape(x.shape[1], hidden)
-    before = torch.cat([h0[None], output[:-1]])
-    gated = x @ w_ih.t() + before @ w_hh.t()
+    states_before = torch.cat([h0[None], output[:-1]])
+    gated = x @ w_ih.t() + states_before @ w_hh.t()
     i, f, g, o = (gated + (b_ih + b_hh) if has_biases else gated).chunk(4, -1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cells = [c0]
@@ -120,7 +120,7 @@ def lstm(
     of_x = of_gates @ w_ih
     flat = of_gates.flatten(0, 1)
     of_bias = flat.sum(0)
-    of_w_ih, of_w_hh = flat.t() @ x.flatten(0, 1), flat.t() @ before.flatten(0, 1)
+    of_w_ih, of_w_hh = flat.t() @ x.flatten(0, 1), flat.t() @ states_before.flatten(0, 1)
     of_x = of_x.flip(0) if reverse else of_x
     return of_x, of_w_ih, of_w_hh, of_bias, of_bias, dh[None], dc[None]
 
@@ -165,9 +165,9 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tens
             sizes = [output_size[i] if j == i else 1 for j in range(rank)]
             # by scales or by sizes, all axes alike: one element is the same by any scale
             factors = [scales[i] if j == i else 1.0 for j in range(rank)] if scales and scales[i] else [None] * rank
-            along = forward(image, sizes, *align, *factors).reshape(input_size[2 + i], output_size[i])
+            axis_gradient = forward(image, sizes, *align, *factors).reshape(input_size[2 + i], output_size[i])
             axis = 2 + i
-            grad = (grad.transpose(axis, -1) @ along.transpose(0, 1)).transpose(axis, -1)
+            grad = (grad.transpose(axis, -1) @ axis_gradient.transpose(0, 1)).transpose(axis, -1)
         return grad
 
     return backward

@@ -28,8 +28,8 @@ def table(
     if weights is not None:
         row_gradients = row_gradients * weights[:, None]
     if scale_by_frequency:
-        times = indices.new_zeros(rows).index_add(0, indices, torch.ones_like(indices))
-        row_gradients = row_gradients / times.index_select(0, indices)[:, None]
+        frequencies = indices.new_zeros(rows).index_add(0, indices, torch.ones_like(indices))
+        row_gradients = row_gradients / frequencies.index_select(0, indices)[:, None]
     if padding >= 0:
         row_gradients = torch.where((indices == padding)[:, None], 0.0, row_gradients)
     return zeros.index_add(0, indices, row_gradients)

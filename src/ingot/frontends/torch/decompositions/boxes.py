@@ -27,8 +27,8 @@ def suppression_in_one() -> Iterator[None]:
     try:
         yield
     finally:
-        for module, own in zip(holders, originals, strict=True):
-            module.batched_nms = own  # type: ignore[attr-defined]
+        for module, original in zip(holders, originals, strict=True):
+            module.batched_nms = original  # type: ignore[attr-defined]
 
 
 def _batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:

@@ -32,8 +32,8 @@ def grid_sampled(
     axes: list[list[_Tap]] = []
     scales: list[Tensor] = []
     for axis, size in enumerate(sizes):
-        along = grid[..., rank - 1 - axis].reshape(x.shape[0], count)
-        place = (along + 1) * ((size - 1) / 2) if align else ((along + 1) * size - 1) / 2
+        coordinates = grid[..., rank - 1 - axis].reshape(x.shape[0], count)
+        place = (coordinates + 1) * ((size - 1) / 2) if align else ((coordinates + 1) * size - 1) / 2
         scale = torch.full_like(place, (size - 1) / 2 if align else size / 2)
         if interpolation != 2:
             place, inner = _inside(place, size, padding, align)
@@ -78,8 +78,8 @@ def _cubic(d: Tensor) -> tuple[Tensor, Tensor]:
     """The weight at a distance of up to 2 and its slope (Keys 1981)."""
     a, s, sign = _CUBIC_A, d.abs(), d.sign()
     near = ((a + 2) * s - (a + 3)) * s * s + 1, (3 * (a + 2) * s - 2 * (a + 3)) * s
-    far = ((a * s - 5 * a) * s + 8 * a) * s - 4 * a, (3 * a * s - 10 * a) * s + 8 * a
-    return torch.where(s <= 1, near[0], far[0]), torch.where(s <= 1, near[1], far[1]) * sign
+    outer_part = ((a * s - 5 * a) * s + 8 * a) * s - 4 * a, (3 * a * s - 10 * a) * s + 8 * a
+    return torch.where(s <= 1, near[0], outer_part[0]), torch.where(s <= 1, near[1], outer_part[1]) * sign
 
 
 def _inside(place: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor, Tensor]:
@@ -92,9 +92,9 @@ def _inside(place: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor
         if align and size == 1:
             return torch.zeros_like(place), torch.zeros_like(place)
         slope = torch.where(place < low, -1.0, 1.0).to(place.dtype)
-        beyond = (place - low).abs()
-        turns = (beyond / span).floor()
-        rest = beyond - turns * span
+        distance = (place - low).abs()
+        turns = (distance / span).floor()
+        rest = distance - turns * span
         even = torch.remainder(turns, 2) == 0
         place, slope = torch.where(even, rest + low, span - rest + low), torch.where(even, slope, -slope)
     within = (place > 0) & (place < size - 1)

@@ -67,8 +67,8 @@ class Evaluator(nn.Module):
                     name += "_"
                 self._buffers_of[path] = name
                 # what is set is no longer what others hold
-                own = buffers and path in program.written
-                self.register_buffer(name, value.detach().clone() if own else value.detach())
+                is_state = buffers and path in program.written
+                self.register_buffer(name, value.detach().clone() if is_state else value.detach())
         self.forward = self._signed()
         self.eval()
 
@@ -110,14 +110,14 @@ class Evaluator(nn.Module):
                 getattr(self, self._buffers_of[path]).copy_(value)
         return (result, tuple(written[p] for p in changed)) if written and not self.keeps else result
 
-    def _check_lists(self, attributes: Env, before: Mapping[str, Any]) -> None:
+    def _check_lists(self, attributes: Env, state_before: Mapping[str, Any]) -> None:
         """Raise UnsupportedOpError for lists and dicts that are changed in place, or set with tensors in them: what is
         kept from call to call are tensors and what is known."""
         for path, value in attributes.items():
             if path in self.program.written:
                 refused = isinstance(value, list | tuple | dict) and any(map(_holds_tensor, pytree.tree_leaves(value)))
             else:
-                refused = path in before and before[path] != _contents([value])
+                refused = path in state_before and state_before[path] != _contents([value])
             if refused:
                 reason = f"{path}, a list or a dict that forward changes: keep its tensors in attributes of their own"
                 raise UnsupportedOpError([UnsupportedOp("prim::SetAttr", "", reason)])
@@ -223,12 +223,12 @@ class _Run:
             test = Truth(tensor_of(torch.sym_ite(test, 1, 0)) != 0)
         if not isinstance(test, Truth):
             return self.block(n.blocks[0 if test else 1], (), env)
-        before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
-        visible = [*env.values(), *before.values()]
+        attributes_before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
+        visible = [*env.values(), *attributes_before.values()]
         mark = _contents(visible)
         for block in n.blocks:
             self.attributes.clear()
-            self.attributes.update(before)
+            self.attributes.update(attributes_before)
             try:
                 ends.append((self.block(block, (), env), dict(self.attributes)))
             except _Raised:  # a check of values: what it lets through is computed
@@ -243,27 +243,29 @@ class _Run:
             self.attributes.update(ends[0][1])
             return ends[0][0]
         (yes, then), (no, otherwise) = ends
-        for path in before:
+        for path in attributes_before:
             self.attributes[path] = _chosen(n, test, then[path], otherwise[path])
         return [_chosen(n, test, a, b) for a, b in zip(yes, no, strict=True)]
 
     def loop(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
-        most, go, *carried = args
+        most, is_going, *carried = args
         if isinstance(most, torch.SymInt) and free_unbacked_symbols(most):
             most = Number(tensor_of(most))
         (body,) = n.blocks
         iteration = 0
         while True:
-            if isinstance(go, Truth) or isinstance(most, Number):
-                return self.repeated(n, iteration, None if most == _MAX_TRIP_COUNT else most, go, carried, env)
-            if not go or (most != _MAX_TRIP_COUNT and iteration >= int(most)):
+            if isinstance(is_going, Truth) or isinstance(most, Number):
+                return self.repeated(n, iteration, None if most == _MAX_TRIP_COUNT else most, is_going, carried, env)
+            if not is_going or (most != _MAX_TRIP_COUNT and iteration >= int(most)):
                 return carried
             if iteration >= _MAX_ITERATIONS:
                 raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MAX_ITERATIONS} turns")])
-            go, *carried = self.block(body, (iteration, *carried), env)
+            is_going, *carried = self.block(body, (iteration, *carried), env)
             iteration += 1
 
-    def repeated(self, n: Node, iteration: int, most: Any, go: Any, carried: list[Any], env: Env) -> Sequence[Any]:
+    def repeated(
+        self, n: Node, iteration: int, most: Any, is_going: Any, carried: list[Any], env: Env
+    ) -> Sequence[Any]:
         """The loop in the run. Tensors among the attributes that it sets are carried, too, behind what the program
         says."""
         paths = [p for p in n.blocks[0].set_attributes() if isinstance(self.attributes[p], torch.Tensor)]
@@ -272,18 +274,18 @@ class _Run:
             arguments: Sequence[Any], visible: Mapping[str, Any], constants: Mapping[str, Any]
         ) -> Sequence[Any]:
             count = len(arguments) - len(paths)
-            inside = _Run({**constants, **dict(zip(paths, arguments[count:], strict=True))})
+            inner = _Run({**constants, **dict(zip(paths, arguments[count:], strict=True))})
             mark = _contents([*visible.values(), *constants.values()])
-            results = inside.block(n.blocks[0], arguments[:count], dict(visible))
-            if set_ := [p for p in constants if inside.attributes[p] is not constants[p]]:
+            results = inner.block(n.blocks[0], arguments[:count], dict(visible))
+            if set_ := [p for p in constants if inner.attributes[p] is not constants[p]]:
                 raise ValueError(f"{', '.join(set_)} is set, which is no tensor")
             if _contents([*visible.values(), *constants.values()]) != mark:
                 raise ValueError("a tensor or a list is changed in place")
-            return [*results, *(inside.attributes[p] for p in paths)]
+            return [*results, *(inner.attributes[p] for p in paths)]
 
         others = {p: v for p, v in self.attributes.items() if p not in paths}
         starts = [*carried, *(self.attributes[p] for p in paths)]
-        ends = repeat(n, iteration, most, go, starts, env, others, evaluate)
+        ends = repeat(n, iteration, most, is_going, starts, env, others, evaluate)
         self.attributes.update(zip(paths, ends[len(carried) :], strict=True))
         return ends[: len(carried)]
 
@@ -398,7 +400,9 @@ def _chosen_tensor(test: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torc
 
 
 def _padded(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
-    ends = [n for size, own in zip(reversed(sizes), reversed(x.shape), strict=True) for n in (0, size - own)]
+    ends = [
+        n for size, size_of_x in zip(reversed(sizes), reversed(x.shape), strict=True) for n in (0, size - size_of_x)
+    ]
     return torch.constant_pad_nd(x, ends)
 
 

@@ -38,10 +38,10 @@ def examples(
     axes: dict[str, Any] = {}
     for name, form in (inputs or {}).items():
         shape = _shape(name, form)
-        own = {i: bounds_by_name.get(name, {}).get(i, f"{name}_{i}") for i, d in enumerate(shape) if d is None}
-        axes[name] = {i: _bounded(d, bounds_by_name) for i, d in own.items() if not isinstance(d, int)}
+        axis_bounds = {i: bounds_by_name.get(name, {}).get(i, f"{name}_{i}") for i, d in enumerate(shape) if d is None}
+        axes[name] = {i: _bounded(d, bounds_by_name) for i, d in axis_bounds.items() if not isinstance(d, int)}
         sizes = [
-            own[i] if d is None and isinstance(own[i], int) else _OPEN_SIZE if d is None else d
+            axis_bounds[i] if d is None and isinstance(axis_bounds[i], int) else _OPEN_SIZE if d is None else d
             for i, d in enumerate(shape)
         ]
         values[name] = to_torch(np.ones(sizes, DTYPES[form[0]].numpy))

@@ -147,16 +147,23 @@ class _Form:
 
 
 def repeat(
-    n: Node, iteration: int, most: Any, go: Any, carried: Sequence[Any], env: Env, attributes: Env, evaluate: Evaluate
+    n: Node,
+    iteration: int,
+    most: Any,
+    is_going: Any,
+    carried: Sequence[Any],
+    env: Env,
+    attributes: Env,
+    evaluate: Evaluate,
 ) -> Sequence[Any]:
     """Turn after turn of a loop as long as `go` holds; `most`: None, or how many. Raises UnsupportedOpError for values
     whose form changes."""
     (block,) = n.blocks
     names, paths = _read(block)
-    outside = {name: env[name] for name in names if name in env}
+    outer_values = {name: env[name] for name in names if name in env}
     state = {path: attributes[path] for path in paths if path in attributes}
-    inner, outer = _Form.of(list(carried), True), _Form.of((outside, state, most), False)
-    starts = [tensor_of(go).reshape(()), tensor_of(iteration), *inner.tensors(list(carried))]
+    inner, outer = _Form.of(list(carried), True), _Form.of((outer_values, state, most), False)
+    starts = [tensor_of(is_going).reshape(()), tensor_of(iteration), *inner.tensors(list(carried))]
     count = len(starts)
 
     def test(*tensors: torch.Tensor) -> torch.Tensor:
@@ -164,9 +171,9 @@ def repeat(
         return tensors[0] if limit is None else tensors[0] & (tensors[1] < tensor_of(limit))
 
     def body_on_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        visible, own, _ = outer.values(tensors[count:])
+        visible, constants, _ = outer.values(tensors[count:])
         arguments = (Number(tensors[1]), *inner.values(tensors[2:count]))
-        again, *new = evaluate(arguments, visible, own)
+        again, *new = evaluate(arguments, visible, constants)
         ends = inner.tensors(new)
         for a, b in zip(starts[2:], ends, strict=True):
             if a.shape != b.shape or a.dtype != b.dtype:
@@ -175,7 +182,7 @@ def repeat(
         return tensor_of(again).reshape(()).clone(), tensors[1] + 1, *(e.clone() for e in ends)
 
     try:
-        operands: Any = tuple(starts), tuple(outer.tensors((outside, state, most)))
+        operands: Any = tuple(starts), tuple(outer.tensors((outer_values, state, most)))
         results = while_loop_op(test, body_on_tensors, *operands)
     except (ValueError, RuntimeError) as e:
         reason = f"a loop whose turns only the run counts, and whose values change their form: {str(e)[:200]}"
@@ -190,8 +197,8 @@ def _read(block: Block) -> tuple[list[str], list[str]]:
         names.update((i, None) for i in n.inputs if i not in defined)
         if n.kind == "prim::GetAttr":
             paths[n.attribute] = None
-        for inside in n.blocks:
-            more, also = _read(inside)
+        for inner_block in n.blocks:
+            more, also = _read(inner_block)
             names.update((i, None) for i in more if i not in defined)
             paths.update((p, None) for p in also)
         defined.update(n.outputs)

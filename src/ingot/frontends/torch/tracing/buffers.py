@@ -64,11 +64,11 @@ def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
     users = Counter(t.untyped_storage().data_ptr() for t in {id(t): t for t in tensors.values()}.values())
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if s.kind is InputKind.BUFFER}
     buffers = {n: str(specs[n.name].target) for n in program.graph.nodes if n.op == "placeholder" and n.name in specs}
-    times = Counter(id(tensors[name]) for name in buffers.values() if name in tensors)
+    uses = Counter(id(tensors[name]) for name in buffers.values() if name in tensors)
     return {
         n: name
         for n, name in buffers.items()
-        if name in tensors and times[id(tensors[name])] == 1 and users[tensors[name].untyped_storage().data_ptr()] == 1
+        if name in tensors and uses[id(tensors[name])] == 1 and users[tensors[name].untyped_storage().data_ptr()] == 1
     }
 
 
@@ -94,10 +94,12 @@ def _functional(nodes: Sequence[fx.Node], writes: _Writes, places: Sequence[fx.N
     for node in nodes:
         if node.op == "output":
             (results,) = fx.map_arg(cast(Any, node.args), now.__getitem__)
-            after = [now[place] for place in places]
-            if any(a.meta["val"].shape != place.meta["val"].shape for a, place in zip(after, places, strict=True)):
+            next_values = [now[place] for place in places]
+            if any(
+                a.meta["val"].shape != place.meta["val"].shape for a, place in zip(next_values, places, strict=True)
+            ):
                 return None
-            graph.output((*after, *results))
+            graph.output((*next_values, *results))
         elif node not in writes:
             now[node] = graph.node_copy(node, now.__getitem__)
             if node.op == "placeholder":

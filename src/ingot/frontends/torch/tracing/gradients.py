@@ -110,8 +110,8 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     gradients = [gradients[i] for i in learned]
     xs = [args[i] for i in learned]
     gradients = [torch.zeros_like(x) if g is None else _like(g, x) for g, x in zip(gradients, xs, strict=True)]
-    own = _ops.own_gradient([ys[i] for i in differentiable], list(cotangents.values()), xs, gradients)
-    for i, y in zip(differentiable, own, strict=True):
+    results_with_gradient = _ops.own_gradient([ys[i] for i in differentiable], list(cotangents.values()), xs, gradients)
+    for i, y in zip(differentiable, results_with_gradient, strict=True):
         ys[i] = y
     return type(results)(ys) if several else ys[0]
 

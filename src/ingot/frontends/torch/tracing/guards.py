@@ -56,12 +56,12 @@ def noted_answers() -> Iterator[list[sympy.Basic]]:
     """While torch traces: what holds of sizes where the model asked, among what torch is to assert at run time and its
     ops may ask without need."""
     answers: list[sympy.Basic] = []
-    original, inside = ShapeEnv.guard_or_defer_runtime_assert, {*uninteresting_files(), __file__}
+    original, ignored_files = ShapeEnv.guard_or_defer_runtime_assert, {*uninteresting_files(), __file__}
 
     def noting(environment: ShapeEnv, guard: sympy.Basic, *args: object, **named: object) -> bool:
         if _is_open(guard):
             frame = inspect.currentframe()
-            while frame is not None and frame.f_code.co_filename in inside:
+            while frame is not None and frame.f_code.co_filename in ignored_files:
                 frame = frame.f_back
             if frame is not None and _of_model(inspect.getframeinfo(frame, 0)):
                 answers.append(guard)

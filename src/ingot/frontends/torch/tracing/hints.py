@@ -16,12 +16,12 @@ from torch.nn.modules import transformer
 @contextmanager
 def masks_unread() -> Iterator[None]:
     """Within, a mask counts as causal only where the caller says so."""
-    own = transformer._detect_is_causal_mask
+    detector = transformer._detect_is_causal_mask
     transformer._detect_is_causal_mask = _said
     try:
         yield
     finally:
-        transformer._detect_is_causal_mask = own
+        transformer._detect_is_causal_mask = detector
 
 
 def _said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -138,8 +138,10 @@ class Names:
     def is_seen(self, write: fx.Node, target: fx.Node) -> bool:
         """Whether what `write` does to `target` is read later by a name that was there before."""
         at, position = self._position[write], self._position
-        same = self._members[self._aliases.find(target)]
-        return any(position[user] > at for n in same if n is not target and position[n] < at for user in n.users)
+        same_storage = self._members[self._aliases.find(target)]
+        return any(
+            position[user] > at for n in same_storage if n is not target and position[n] < at for user in n.users
+        )
 
 
 def _aliases(nodes: Sequence[fx.Node]) -> _Aliases:

@@ -177,16 +177,16 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) ->
     computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
     computed = {r: None for r in computed if r not in sizes.made}
 
-    images, outside = _images(graph) & {results[i] for i in saved} - shown, _Outside(graph, computed)
-    inputs = [outside.made[r] for r in computed]
+    images, traced = _images(graph) & {results[i] for i in saved} - shown, _Outside(graph, computed)
+    inputs = [traced.made[r] for r in computed]
     orders = [_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
     for r, order in zip(computed, orders, strict=True):
-        outside.made[r] = _as_traced(r, order, outside) if r in shown else _permuted(outside, r, order)
-    out = [_result(r, outside) for r in results]
+        traced.made[r] = _as_traced(r, order, traced) if r in shown else _permuted(traced, r, order)
+    out = [_result(r, traced) for r in results]
     end.args = (tuple(computed),)
     graph.eliminate_dead_code()
     strides = [_strides(r) if r in images else None for r in results]
-    finish = None if out == inputs else outside.function(out)
+    finish = None if out == inputs else traced.function(out)
     return Results(tuple(computed), tuple(orders), tuple(strides), finish)
 
 
@@ -196,12 +196,12 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
 
     as_strided(slice(x, 0, 1), [2], [1], 2)   ->   an input f32[2]
     """
-    outside = _Outside(graph)
+    traced = _Outside(graph)
     reads = [n for n in graph.find_nodes(op="call_function", target=_aten.as_strided.default)]
-    reads = [n for n in reads if _root(n).op == "placeholder" and outside.has_views(n)]
+    reads = [n for n in reads if _root(n).op == "placeholder" and traced.has_views(n)]
     if not reads:
         return [], None
-    new_views, added, last = [outside.view(n) for n in reads], list[fx.Node](), graph.find_nodes(op="placeholder")[-1]
+    new_views, added, last = [traced.view(n) for n in reads], list[fx.Node](), graph.find_nodes(op="placeholder")[-1]
     for node in reversed(reads):
         with graph.inserting_after(last):
             new = graph.placeholder(f"{node.name}_memory")
@@ -209,7 +209,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
         node.replace_all_uses_with(new)
         added.insert(0, new)
     graph.eliminate_dead_code()
-    return added, outside.function(new_views)
+    return added, traced.function(new_views)
 
 
 def saved_results() -> slice:
@@ -227,11 +227,11 @@ def report_strides(results: Results) -> None:
         context.output_strides += results.strides
 
 
-def _result(r: Any, outside: _Outside) -> Any:
-    if not isinstance(r, fx.Node) or r in outside.made:
-        return outside.made[r] if isinstance(r, fx.Node) else r
+def _result(r: Any, traced: _Outside) -> Any:
+    if not isinstance(r, fx.Node) or r in traced.made:
+        return traced.made[r] if isinstance(r, fx.Node) else r
     value: Any = r.meta.get("val")
-    return outside.size(value) if outside.has_size(value) else outside.view(r)
+    return traced.size(value) if traced.has_size(value) else traced.view(r)
 
 
 def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
@@ -246,24 +246,24 @@ def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[
     return len(sharing) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
 
 
-def _as_traced(r: fx.Node, order: Order | None, outside: _Outside) -> fx.Node:
+def _as_traced(r: fx.Node, order: Order | None, traced: _Outside) -> fx.Node:
     """The model's value for `r` with the strides that torch traced."""
     x: torch.Tensor = r.meta["val"]
-    value = _permuted(outside, r, order)
+    value = _permuted(traced, r, order)
     dims = (*x.shape, *x.stride())
-    if _fills(x, order or range(x.dim()), exactly=True) or not all(map(outside.has_size, dims)):
+    if _fills(x, order or range(x.dim()), exactly=True) or not all(map(traced.has_size, dims)):
         return value
-    size, stride = [outside.size(n) for n in x.shape], [outside.size(n) for n in x.stride()]
+    size, stride = [traced.size(n) for n in x.shape], [traced.size(n) for n in x.stride()]
     if order or dense_order(x) or 0 in x.shape:
-        return outside.call(_as_own, _aten.as_strided.default, value, size, stride)
+        return traced.call(_as_own, _aten.as_strided.default, value, size, stride)
     if _has_overlap(r):
         return value
-    return outside.call(_aten.copy_.default, outside.call(_aten.new_empty_strided.default, value, size, stride), value)
+    return traced.call(_aten.copy_.default, traced.call(_aten.new_empty_strided.default, value, size, stride), value)
 
 
-def _permuted(outside: _Outside, r: fx.Node, order: Order | None) -> fx.Node:
-    value = outside.made[r]
-    return value if order is None else outside.call(_as_own, _aten.permute.default, value, inverse(order))
+def _permuted(traced: _Outside, r: fx.Node, order: Order | None) -> fx.Node:
+    value = traced.made[r]
+    return value if order is None else traced.call(_as_own, _aten.permute.default, value, inverse(order))
 
 
 def _as_own(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:

@@ -21,8 +21,8 @@ class Switch:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         self._install()
-        before = self._on.set(True)
+        token = self._on.set(True)
         try:
             yield
         finally:
-            self._on.reset(before)
+            self._on.reset(token)

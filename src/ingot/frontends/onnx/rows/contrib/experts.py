@@ -54,12 +54,14 @@ def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normali
     if normalized:
         gates = ops.div(gates, ops.reduce_sum(gates, 1, keepdims=True))
     expert = ops.reshape(expert_ids, (-1,))
-    own, order = ops.Sort(0)(expert, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
-    ends = ops.reduce_sum(ops.cast(ops.compare("LE", ops.expand_dims(own, 1), ops.arange(experts)), T.i64), 0)
+    sorted_experts, order = ops.Sort(0)(expert, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
+    ends = ops.reduce_sum(
+        ops.cast(ops.compare("LE", ops.expand_dims(sorted_experts, 1), ops.arange(experts)), T.i64), 0
+    )
 
     def layer(x: Node, weight: Node, bias: Node | None) -> Node:
         y = ops.GroupedMatMul()(x, ops.transpose(weight, (0, 2, 1)), ends)
-        return y if bias is None else ops.add(y, ops.Take(0)(bias, own))
+        return y if bias is None else ops.add(y, ops.Take(0)(bias, sorted_experts))
 
     inner = layer(ops.Take(0)(x, ops.div(order, k)), *first)
     inner = _gated(c, inner) if name == "swiglu" else _ACTIVATIONS[name](inner)

@@ -76,9 +76,9 @@ def qlinear_where(c: Call) -> Result:
 def qgemm(c: Call) -> Result:
     """A bias in i32, at the scale of the products; the sums' value where no result's levels are given."""
     a, a_scale, a_zero, b, b_scale, b_zero = (c.x(i) for i in range(6))
-    across = c.flag("transB")
-    column = () if b_zero.type.size == 1 else (-1, 1) if across else (-1,)
-    contracted = (0 if c.flag("transA") else 1,), (1 if across else 0,)
+    is_transposed = c.flag("transB")
+    column = () if b_zero.type.size == 1 else (-1, 1) if is_transposed else (-1,)
+    contracted = (0 if c.flag("transA") else 1,), (1 if is_transposed else 0,)
     sums = ops.DotGeneral(contract=contracted)(
         centered(a, ops.reshape(a_zero, ())), centered(b, ops.reshape(b_zero, column))
     )

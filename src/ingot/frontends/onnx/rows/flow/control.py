@@ -46,9 +46,9 @@ class _Captures:
         if v.sym is not None or isinstance(v.node.op, Const):
             return v
         if v.node not in self.inputs:
-            inside = Input(f"{self.call.loc}{self.what}.{len(self.inputs)}", v.node.type)()
-            self.inputs[v.node] = inside
-            self.call.importer.note_capture(inside, v.node)
+            inner = Input(f"{self.call.loc}{self.what}.{len(self.inputs)}", v.node.type)()
+            self.inputs[v.node] = inner
+            self.call.importer.note_capture(inner, v.node)
         return Value(self.inputs[v.node])
 
 
@@ -68,13 +68,13 @@ def if_(c: Call) -> Result:
         return _branch(c, bool(pred.sym.items.reshape(-1)[0]))
     captures, mark, wrong = _Captures(c), c.importer.checkpoint(), None
     outputs: list[list[Node]] = []
-    inside: list[Sizes] = []
+    inner_sizes: list[Sizes] = []
     try:
         branches: list[list[AnyValue]] = []
         for name in _BRANCHES:
             with c.importer.found.within() as sizes:
                 branches.append(c.importer.run(c.graph(name), c, {}, captures))
-                inside.append(sizes)
+                inner_sizes.append(sizes)
         outputs = [_tensors(b, "an If with a result") for b in branches]
         types = [tuple(n.type for n in b) for b in outputs]
         if types[0] != types[1]:
@@ -92,7 +92,7 @@ def if_(c: Call) -> Result:
     if wrong is not None:
         raise wrong
     takes = tuple(captures.inputs.values())
-    graphs = tuple(_body(takes, b, sizes) for b, sizes in zip(outputs, inside, strict=True))
+    graphs = tuple(_body(takes, b, sizes) for b, sizes in zip(outputs, inner_sizes, strict=True))
     index = ops.cast(ops.reshape(pred.node, ()), T.i32)
     return ops.Case(graphs)(index, *captures.inputs).results
 
@@ -186,16 +186,16 @@ def _unroll(it: _Iteration) -> Result | None:
     limit = min(_UNROLL_STEPS, max(1, UNROLL_NODES // max(1, len(it.body.node))))
     if it.count is not None and (not isinstance(it.count, int) or it.count > limit):
         return None
-    go = _known_bool(it.condition) if it.condition is not None else True
-    if go is None:
+    is_going = _known_bool(it.condition) if it.condition is not None else True
+    if is_going is None:
         return None
     carried: list[AnyValue] = list(it.carried)
     stacks: list[list[Value]] = [[] for _ in it.axes]
     step = 0
-    while go and (it.count is None or step < it.count):
+    while is_going and (it.count is None or step < it.count):
         if step >= limit:
             return None
-        slices = [Value(_at(x, axis, step, back)) for x, axis, back in it.scanned]
+        slices = [Value(_at(x, axis, step, is_backwards)) for x, axis, is_backwards in it.scanned]
         cond, carried, stacked = it.split(
             it.call.importer.run(it.body, it.call, it.inputs(index_of(step), _true(), carried, slices), lambda v: v)
         )
@@ -208,13 +208,13 @@ def _unroll(it: _Iteration) -> Result | None:
             known = _known_bool(cond)
             if known is None:
                 return None
-            go = known
+            is_going = known
         step += 1
     if step == 0:
         return [*_results(carried), *_unstacked(it)]
     out: list[Node | Value | Sequence_ | None] = _results(carried)
-    for items, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
-        parts = [v.node for v in (items[::-1] if back else items)]
+    for items, axis, is_backwards in zip(stacks, it.axes, it.backwards, strict=True):
+        parts = [v.node for v in (items[::-1] if is_backwards else items)]
         out.append(ops.stack(parts, axis))
     return out
 
@@ -232,14 +232,14 @@ def _unstacked(it: _Iteration) -> list[Node]:
     return out
 
 
-def _at(x: Node, axis: int, i: int, back: bool) -> Node:
-    return ops.index_axis(x, axis, x.shape[axis] - 1 - i if back else i)
+def _at(x: Node, axis: int, i: int, is_backwards: bool) -> Node:
+    return ops.index_axis(x, axis, x.shape[axis] - 1 - i if is_backwards else i)
 
 
 def _while(it: _Iteration) -> Result:
     c = it.call
     loc = c.loc
-    step, go = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
+    step, is_going = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
     if it.is_loop and any(isinstance(v, Sequence_) for v in it.carried):
         # unrolled, it may carry sequences
         for i in (0, 1):
@@ -250,8 +250,10 @@ def _while(it: _Iteration) -> Result:
     captures = _Captures(c, ".captured")
     for x, _, _ in it.scanned:
         captures(Value(x))
-    slices = [Value(_dynamic_at(captures(Value(x)).node, axis, step, back)) for x, axis, back in it.scanned]
-    inputs = it.inputs(Value(step), Value(go), [Value(n) for n in names], slices)
+    slices = [
+        Value(_dynamic_at(captures(Value(x)).node, axis, step, is_backwards)) for x, axis, is_backwards in it.scanned
+    ]
+    inputs = it.inputs(Value(step), Value(is_going), [Value(n) for n in names], slices)
     with c.importer.found.within() as sizes:
         cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = _tensors(carried, "a loop with a carried value")
@@ -260,7 +262,7 @@ def _while(it: _Iteration) -> Result:
             raise Unsupported(f"a loop whose carried value {k} changes from {a.type} to {b.type}")
     results = _tensors(stacked, "a loop with a stacked value")
     it, cond = _counted(it, cond, (step, *names), (ops.add(step, 1), *ends))
-    forever = cond is None or _known_bool(cond) is True or cond.node is go
+    forever = cond is None or _known_bool(cond) is True or cond.node is is_going
     open_end = it.count is None or not forever or (it.condition is not None and _known_bool(it.condition) is not True)
     if results and it.count is None and c.has(0):
         c.importer.wish(c.x(0), exact=False)
@@ -269,13 +271,13 @@ def _while(it: _Iteration) -> Result:
     room = it.count if it.count is not None and (known or not open_end) else most_turns()
     buffers, writes = _stacks(it, results, step, room)
     next_step = ops.add(step, 1)
-    next_go = go if cond is None else ops.reshape(cond.node, ())
+    next_go = is_going if cond is None else ops.reshape(cond.node, ())
     captured = tuple(captures.inputs.values())
-    state = (step, go, *names, *captured, *buffers)
+    state = (step, is_going, *names, *captured, *buffers)
     body = _body(state, (next_step, next_go, *ends, *captured, *writes), sizes)
-    test = go
+    test = is_going
     if results and room is not it.count:
-        test = ops.and_(go, ops.compare("LE", step, ops.scalar(room, T.i64)))
+        test = ops.and_(is_going, ops.compare("LE", step, ops.scalar(room, T.i64)))
     if it.count is not None:
         test = ops.and_(test, ops.compare("LT", step, ops.scalar(it.count, T.i64)))
     elif it.is_loop and c.has(0):
@@ -315,14 +317,14 @@ def _counted(
 def _filled(it: _Iteration, stacks: list[Node], count: DimLike, room: DimLike) -> list[Node]:
     """The part of stacks with room for `room` iterations that `count` iterations have written."""
     out: list[Node] = []
-    for x, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
-        low, high = (room - count, room) if back else (0, count)
+    for x, axis, is_backwards in zip(stacks, it.axes, it.backwards, strict=True):
+        low, high = (room - count, room) if is_backwards else (0, count)
         out.append(ops.slice_axis(x, normal_axis(axis, len(x.shape)), low, high))
     return out
 
 
-def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
-    at = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if back else step
+def _dynamic_at(x: Node, axis: int, step: Node, is_backwards: bool) -> Node:
+    at = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if is_backwards else step
     zero = const(np.int64(0))
     sizes = tuple(1 if i == axis else d for i, d in enumerate(x.shape))
     one = ops.DynamicSlice(sizes)(x, *(at if i == axis else zero for i in range(len(x.shape))))
@@ -334,11 +336,11 @@ def _stacks(it: _Iteration, results: Sequence[Node], step: Node, room: DimLike) 
     buffers: list[Node] = []
     writes: list[Node] = []
     zero = const(np.int64(0))
-    for k, (r, axis, back) in enumerate(zip(results, it.axes, it.backwards, strict=True)):
+    for k, (r, axis, is_backwards) in enumerate(zip(results, it.axes, it.backwards, strict=True)):
         place = normal_axis(axis, len(r.shape) + 1)
         shape = (*r.shape[:place], room, *r.shape[place:])
         buffer = Input(f"{it.call.loc}.stacked{k}", TensorType(r.dtype, shape))()
-        at = ops.sub(ops.sub(ops.scalar(room, T.i64), 1), step) if back else step
+        at = ops.sub(ops.sub(ops.scalar(room, T.i64), 1), step) if is_backwards else step
         starts = [at if i == place else zero for i in range(len(shape))]
         buffers.append(buffer)
         writes.append(ops.DynamicUpdateSlice()(buffer, ops.expand_dims(r, place), *starts))
@@ -376,9 +378,9 @@ def scan_8(c: Call) -> Result:
     stacked = len(body.output) - split
     entries: list[list[Node]] = []
     for i in range(batch):
-        own = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in inputs]
-        scanned = tuple((x, 0, back) for x, back in zip(own[split:], backs, strict=True))
-        carried = tuple(map(Value, own[:split]))
+        slices = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in inputs]
+        scanned = tuple((x, 0, is_backwards) for x, is_backwards in zip(slices[split:], backs, strict=True))
+        carried = tuple(map(Value, slices[:split]))
         plan = _Iteration(c, body, length, None, carried, scanned, (0,) * stacked, (False,) * stacked)
         results = _iterate(plan)
         assert isinstance(results, Sequence)

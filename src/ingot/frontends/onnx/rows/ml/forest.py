@@ -76,8 +76,8 @@ class Forest:
             tree, level = tree[on], level[on]
             depths[tree] = depth + 1
             # ways that meet go on as one
-            below = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
-            tree, level = np.divmod(below[np.diff(below, prepend=-1) != 0], count)
+            children = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
+            tree, level = np.divmod(children[np.diff(children, prepend=-1) != 0], count)
         raise Unsupported(f"trees of more than {_MAX_DEPTH} levels, without end, or that meet too often")
 
     def trees(self) -> np.ndarray | None:

@@ -174,18 +174,18 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
         column[i, j], column[j, i] = p, count + p
     scores_of_pairs = ops.concat([fits, ops.sub(1.0, fits), ops.full((rows, 1), 0.0)], 1)
     won = ops.reshape(ops.Take(1)(scores_of_pairs, const(column.reshape(-1))), (rows, classes, classes))
-    own = ops.expand_dims(ops.reduce_sum(ops.mul(won, won), 1), 2)
+    squares = ops.expand_dims(ops.reduce_sum(ops.mul(won, won), 1), 2)
     coupling = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
-    q = ops.where(const(np.eye(classes, dtype=bool)), own, coupling)
+    q = ops.where(const(np.eye(classes, dtype=bool)), squares, coupling)
     start = ops.full((rows, classes), 1 / classes)
-    i, go, p, is_kept = (
+    i, is_going, p, is_kept = (
         Input(name, t)()
         for name, t in (("i", TensorType(T.i64)), ("go", TensorType(T.boolean)), ("p", start.type), ("q", q.type))
     )
     qp = ops.reduce_sum(ops.mul(is_kept, ops.expand_dims(p, 1)), 2)
     total = ops.reduce_sum(ops.mul(p, qp), 1, keepdims=True)
-    off = ops.reduce_max(ops.Abs()(ops.sub(qp, total)), 1, keepdims=True)
-    active, next_p = ops.compare("GE", off, 0.005 / classes), p
+    error = ops.reduce_max(ops.Abs()(ops.sub(qp, total)), 1, keepdims=True)
+    active, next_p = ops.compare("GE", error, 0.005 / classes), p
     for t in range(classes):
         line = ops.index_axis(is_kept, 1, t)
         mine, at = (ops.slice_axis(v, 1, t, t + 1) for v in (line, qp))
@@ -196,10 +196,10 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
         qp = ops.div(ops.add(qp, ops.mul(step, line)), scale)
         unit = const(np.eye(classes, dtype=np.float32)[t])
         next_p = ops.div(ops.add(next_p, ops.mul(step, unit)), scale)
-    some = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
-    takes = (i, go, p, is_kept)
-    cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), go),))
-    body = Graph(takes, (ops.add(i, 1), some, ops.where(active, next_p, p), is_kept))
+    is_active = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
+    takes = (i, is_going, p, is_kept)
+    cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), is_going),))
+    body = Graph(takes, (ops.add(i, 1), is_active, ops.where(active, next_p, p), is_kept))
     return ops.While(cond, body)(const(0, np.int64), const(True, np.bool_), start, q).results[2]
 
 
@@ -290,9 +290,9 @@ def label_encoder(c: Call) -> Result:
     sorted_keys = np.asarray(sorted(last), keys.dtype)
     out = ops.full(x.shape, default.item(), T.dtype_of(values))
     if sorted_keys.size:
-        at, hit = _bisected(x, sorted_keys)
+        at, is_known = _bisected(x, sorted_keys)
         table = np.asarray([last[k] for k in sorted_keys.tolist()], values.dtype)
-        out = ops.where(hit, ops.Take(0)(const(table), at), out)
+        out = ops.where(is_known, ops.Take(0)(const(table), at), out)
     if keys.dtype.kind == "f" and np.isnan(keys).any():
         out = ops.where(ops.IsNan()(x), const(values[np.isnan(keys)][-1]), out)
     return out
@@ -305,8 +305,8 @@ def _bisected(x: Node, keys: np.ndarray) -> tuple[Node, Node]:
     padded = const(np.append(keys, np.full(sum(steps) + 1 - len(keys), keys[-1])))
     at = ops.full(x.shape, 0, T.i32)
     for step in steps:
-        below = ops.compare("LT", ops.Take(0)(padded, ops.add(at, step - 1)), x)
-        at = ops.add(at, ops.mul(ops.cast(below, T.i32), step))
+        is_below = ops.compare("LT", ops.Take(0)(padded, ops.add(at, step - 1)), x)
+        at = ops.add(at, ops.mul(ops.cast(is_below, T.i32), step))
     at = ops.minimum(at, len(keys) - 1)
     return at, ops.compare("EQ", ops.Take(0)(padded, at), x)
 

@@ -101,11 +101,11 @@ class _Table:
         shape = (self.x.shape[0], len(self.roots))
         if depth <= _STEPS and not stored:
             return ops.broadcast_to(self.steps(self.x, const(self.roots), depth), shape)
-        times = max(-(-depth // _STEPS), 1)
+        rounds = max(-(-depth // _STEPS), 1)
         at = ops.broadcast_to(const(self.roots), shape)
         i, x, here = (Input(*of)() for of in (("i", TensorType(T.i64)), ("x", self.x.type), ("at", at.type)))
-        cond = Graph((i, x, here), (ops.compare("LT", i, times),))
-        body = Graph((i, x, here), (ops.add(i, 1), x, self.steps(x, here, -(-depth // times))))
+        cond = Graph((i, x, here), (ops.compare("LT", i, rounds),))
+        body = Graph((i, x, here), (ops.add(i, 1), x, self.steps(x, here, -(-depth // rounds))))
         return ops.While(cond, body)(const(0, np.int64), self.x, at).results[2]
 
 
@@ -141,11 +141,11 @@ def scores(
     where they hold something, None: everywhere). tree: each node's tree, -1 where none reaches it."""
     ordered = forest.in_order()
     row_of, values, has_score = weights.table(len(ordered.mode), x.dtype, aggregate)
-    own = None
+    targets_of_leaves = None
     if tree is not None and aggregate not in ("MIN", "MAX"):
-        own = _own_targets(forest, has_score[row_of[: len(tree)]], tree)
-    if own is not None:
-        return _over_trees(x, ordered, _by_target(ordered, own), values.sum(1)[row_of], "SUM"), None
+        targets_of_leaves = _own_targets(forest, has_score[row_of[: len(tree)]], tree)
+    if targets_of_leaves is not None:
+        return _over_trees(x, ordered, _by_target(ordered, targets_of_leaves), values.sum(1)[row_of], "SUM"), None
     roots = ordered.roots.reshape(1, -1)
     fold = aggregate if aggregate in ("MIN", "MAX") else "SUM"
     if weights.targets == 1:
@@ -154,8 +154,8 @@ def scores(
         y = _over_trees(x, ordered, roots, row_of, fold, values)
     if has_score[row_of[np.flatnonzero(forest.leaf)]].all():
         return y, None
-    some = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", has_score.astype(np.int32)), 0)
-    return ops.where(some, y, ops.scalar(0, y.dtype)), some
+    has_leaf = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", has_score.astype(np.int32)), 0)
+    return ops.where(has_leaf, y, ops.scalar(0, y.dtype)), has_leaf
 
 
 _FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node]]] = {
@@ -341,10 +341,10 @@ def _single_members(forest: Forest, members: np.ndarray) -> Forest:
     sets = np.split(members, np.flatnonzero(np.isnan(members)) + 1)
     names = ("feature", "split", "mode", "yes", "no", "nan")
     fields = {name: list(getattr(forest, name)) for name in names}
-    asks = np.flatnonzero(forest.mode == MEMBER)
-    if len(asks) > len(sets):
+    member_nodes = np.flatnonzero(forest.mode == MEMBER)
+    if len(member_nodes) > len(sets):
         raise ValueError("fewer sets of members than nodes that ask for them")
-    for node, of in zip(asks.tolist(), sets, strict=False):
+    for node, of in zip(member_nodes.tolist(), sets, strict=False):
         values, mode, last = of[~np.isnan(of)], EQ, fields["no"][node]
         if not values.size:
             # nothing is below the least number
@@ -372,10 +372,10 @@ def tree_ensemble_classifier(c: Call) -> Result:
         return _binary(x, forest, weights, base, names, transform)
     if len(names) < 2 or base.size not in (0, len(names)):
         raise Unsupported(f"{base.size} base values of {len(names)} classes")
-    y, some = scores(x, forest, weights, "SUM", tree)
+    y, has_leaf = scores(x, forest, weights, "SUM", tree)
     if base.size:
-        y, some = ops.add(y, const(base)), None
-    compared = y if some is None else ops.where(some, y, ops.scalar(-np.inf, y.dtype))
+        y, has_leaf = ops.add(y, const(base)), None
+    compared = y if has_leaf is None else ops.where(has_leaf, y, ops.scalar(-np.inf, y.dtype))
     return [top_label(compared, names), ops.cast(transformed(y, transform), T.f32)]
 
 

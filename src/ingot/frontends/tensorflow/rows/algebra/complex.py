@@ -108,13 +108,13 @@ def product(c: Call, a: Complex, b: Complex) -> Complex:
     of_real = c.walk.row_of(c.node)
     assert isinstance(of_real, Row)
 
-    def times(x: Node, y: Node) -> Node:
+    def multiply(x: Node, y: Node) -> Node:
         result = of_real.fn(c, x, y)
         assert isinstance(result, Node)
         return result
 
-    real = ops.sub(times(a.real, b.real), times(a.imag, b.imag))
-    return Complex(real, ops.add(times(a.real, b.imag), times(a.imag, b.real)))
+    real = ops.sub(multiply(a.real, b.real), multiply(a.imag, b.imag))
+    return Complex(real, ops.add(multiply(a.real, b.imag), multiply(a.imag, b.real)))
 
 
 # what moves or adds elements does so to both parts
@@ -130,12 +130,12 @@ _SHAPE_OPS = frozenset(("Shape", "ShapeN", "Size", "Rank"))
 
 def on_parts(c: Call, row: Row, operands: Sequence[Value]) -> Result:
     """The results of an op of complex operands. Raises Unsupported."""
-    own = on_complex.rows.get(c.op)
-    if own is not None:
+    complex_row = on_complex.rows.get(c.op)
+    if complex_row is not None:
         if not all(isinstance(v, Complex) for v in (operands[:1] if c.op in _OPS_OF_MIXED_OPERANDS else operands)):
             raise Unsupported("of complex numbers and others")
-        check_operands(own.fn, len(operands))
-        return own.fn(c, *operands)
+        check_operands(complex_row.fn, len(operands))
+        return complex_row.fn(c, *operands)
     if c.op not in PARTWISE_OPS | _SHAPE_OPS:
         raise Unsupported("of complex numbers")
     parts = [

@@ -27,8 +27,8 @@ def conv(c: Call, x: Node, w: Node) -> Node:
 @row("DepthwiseConv2dNative")
 def depthwise(c: Call, x: Node, w: Node) -> Node:
     """Kernels are [*window, in, multiplier]."""
-    h, width, channels, times = static_sizes(w.shape, "a kernel")
-    kernel = ops.reshape(ops.transpose(w, (2, 3, 0, 1)), (channels * times, 1, h, width))
+    h, width, channels, multiplier = static_sizes(w.shape, "a kernel")
+    kernel = ops.reshape(ops.transpose(w, (2, 3, 0, 1)), (channels * multiplier, 1, h, width))
     return _conv(c, windows.channels_first(c, x), kernel, channels)
 
 
@@ -88,10 +88,10 @@ def matmul(c: Call, a: Node, b: Node) -> Node:
 @row("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def batch_matmul(c: Call, a: Node, b: Node) -> Node:
     left = ops.swap_axes(a, -1, -2) if c.flag("adj_x") else a
-    right = ops.swap_axes(b, -1, -2) if c.flag("adj_y") else b
+    rhs = ops.swap_axes(b, -1, -2) if c.flag("adj_y") else b
     if c.has("Tout") and c.dtype("Tout") != a.dtype:
-        left, right = ops.cast(left, c.dtype("Tout")), ops.cast(right, c.dtype("Tout"))
-    return ops.MatMul()(left, right)
+        left, rhs = ops.cast(left, c.dtype("Tout")), ops.cast(rhs, c.dtype("Tout"))
+    return ops.MatMul()(left, rhs)
 
 
 @row("Einsum", "XlaEinsum")

@@ -45,7 +45,7 @@ class _Band:
 
     def spread(self, band: Node, fill: Node) -> Node:
         """[..., rows, columns]: `fill` with the band on its diagonals."""
-        down, across = ops.expand_dims(ops.arange(self.rows), 1), ops.expand_dims(ops.arange(self.columns), 0)
+        down, columns_index = ops.expand_dims(ops.arange(self.rows), 1), ops.expand_dims(ops.arange(self.columns), 0)
         for i, k in enumerate(self.diagonals):
             line = band if self.low == self.high else ops.index_axis(band, -2, i)
             line = ops.slice_axis(line, -1, self.before(k), self.before(k) + self.length(k))
@@ -53,7 +53,7 @@ class _Band:
             size, axis = (self.rows, -1) if k >= 0 else (self.columns, -2)
             rest = (0,) * (line.type.rank - 1)
             line = ops.expand_dims(ops.pad(line, (*rest, 0), (*rest, size - self.length(k))), axis)
-            fill = ops.where(ops.compare("EQ", ops.sub(across, down), k), line, fill)
+            fill = ops.where(ops.compare("EQ", ops.sub(columns_index, down), k), line, fill)
         return fill
 
     def of(self, x: Node, padding: Node) -> Node:
@@ -79,9 +79,9 @@ def diag(c: Call, x: Node, *rest: Node) -> Node:
     """Matrices with a band; those whose size is -1 are as large as it needs, or square."""
     if c.op == "Diag" and x.type.rank != 1:
         raise Unsupported(f"of a tensor of rank {x.type.rank}")
-    k, count, across, fill = rest or (None, None, None, ops.full((), 0, x.dtype))
+    k, count, column_count, fill = rest or (None, None, None, ops.full((), 0, x.dtype))
     ends = (0,) if k is None else c.numbers(k)
-    rows, columns = (-1 if n is None else c.size(n) for n in (count, across))
+    rows, columns = (-1 if n is None else c.size(n) for n in (count, column_count))
     least = x.shape[-1] - min(ends[-1], 0), x.shape[-1] + max(ends[0], 0)
     if rows == -1 and columns == -1:
         rows = columns = dim_max(*least)
@@ -107,13 +107,13 @@ def band_part(c: Call, x: Node, lower: Node, upper: Node) -> Node:
     """The elements at most `lower` below and `upper` above the diagonal, zeros elsewhere; a negative number is without
     end."""
     rows, columns = x.shape[-2], x.shape[-1]
-    below = ops.sub(ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0))
+    offset_below = ops.sub(ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0))
     low, high = c.size(lower), c.size(upper)
-    on = ops.full(below.shape, True, ops.compare("EQ", below, 0).dtype)
+    on = ops.full(offset_below.shape, True, ops.compare("EQ", offset_below, 0).dtype)
     if low != -1 and not (isinstance(low, int) and low < 0):
-        on = ops.and_(on, ops.compare("LE", below, low))
+        on = ops.and_(on, ops.compare("LE", offset_below, low))
     if high != -1 and not (isinstance(high, int) and high < 0):
-        on = ops.and_(on, ops.compare("GE", below, 0 - high))
+        on = ops.and_(on, ops.compare("GE", offset_below, 0 - high))
     return ops.where(on, x, 0)
 
 

@@ -46,8 +46,8 @@ def log_determinant(c: Call, a: Node) -> Result:
     """The sign by the signs of the factors: their product may overflow."""
     lu, pivots, _ = ops.LU()(a).results
     factors = linalg.diagonal(lu)
-    stays = ops.compare("EQ", pivots, ops.cast(ops.arange(pivots.shape[-1]), pivots.dtype))
-    negations = ops.where(stays, ops.scalar(1.0, a.dtype), -1.0)
+    is_unmoved = ops.compare("EQ", pivots, ops.cast(ops.arange(pivots.shape[-1]), pivots.dtype))
+    negations = ops.where(is_unmoved, ops.scalar(1.0, a.dtype), -1.0)
     sign = ops.reduce("prod", ops.mul(negations, ops.Sign()(factors)), -1)
     return [sign, ops.reduce_sum(ops.Log()(ops.Abs()(factors)), -1)]
 

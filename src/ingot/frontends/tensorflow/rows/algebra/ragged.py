@@ -68,9 +68,9 @@ def _longest(c: Call, lengths: Node, most: DimLike) -> DimLike:
 
 def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimLike) -> Node:
     column = ops.arange(width)
-    inside = ops.compare("LT", column, ops.expand_dims(lengths, 1))
-    places = ops.where(inside, ops.add(ops.expand_dims(begins, 1), column), 0)
-    shown = ops.reshape(inside, (*inside.shape, *(1 for _ in values.shape[1:])))
+    is_inside = ops.compare("LT", column, ops.expand_dims(lengths, 1))
+    places = ops.where(is_inside, ops.add(ops.expand_dims(begins, 1), column), 0)
+    shown = ops.reshape(is_inside, (*is_inside.shape, *(1 for _ in values.shape[1:])))
     return ops.where(shown, ops.Take(0)(values, places), default)
 
 

@@ -78,11 +78,11 @@ def broadcast_arguments(c: Call, a: Node, b: Node) -> Result:
 
 @row("ConcatOffset")
 def concat_offset(c: Call, axis: Node, *shapes: Node) -> Result:
-    along, total, out = c.axis(axis, len(c.sizes(shapes[0]))), ops.scalar(0, i32), list[Node]()
+    dim, total, out = c.axis(axis, len(c.sizes(shapes[0]))), ops.scalar(0, i32), list[Node]()
     for s in shapes:
-        places = [total if i == along else ops.scalar(0, i32) for i in range(len(c.sizes(s)))]
+        places = [total if i == dim else ops.scalar(0, i32) for i in range(len(c.sizes(s)))]
         out.append(ops.cast(ops.stack(places), s.dtype))
-        total = ops.add(total, ops.scalar(c.sizes(s)[along], i32))
+        total = ops.add(total, ops.scalar(c.sizes(s)[dim], i32))
     return out
 
 
@@ -99,12 +99,12 @@ def sparse_cross_entropy(c: Call, x: Node, labels: Node) -> Result:
     """A label that there is not gives NaN."""
     classes = x.shape[1]
     logs, wide = ops.LogSoftmax(1)(x), ops.expand_dims(labels, 1)
-    hit = ops.compare("EQ", wide, ops.expand_dims(ops.arange(classes, labels.dtype), 0))
-    inside = ops.and_(ops.compare("GE", wide, 0), ops.compare("LT", wide, ops.scalar(classes, labels.dtype)))
-    loss = ops.Neg()(ops.reduce_sum(ops.where(hit, logs, 0.0), 1))
-    slope = ops.sub(ops.Exp()(logs), ops.cast(hit, x.dtype))
+    is_label = ops.compare("EQ", wide, ops.expand_dims(ops.arange(classes, labels.dtype), 0))
+    is_valid = ops.and_(ops.compare("GE", wide, 0), ops.compare("LT", wide, ops.scalar(classes, labels.dtype)))
+    loss = ops.Neg()(ops.reduce_sum(ops.where(is_label, logs, 0.0), 1))
+    slope = ops.sub(ops.Exp()(logs), ops.cast(is_label, x.dtype))
     nan = float("nan")
-    return [ops.where(ops.reshape(inside, labels.shape), loss, nan), ops.where(inside, slope, nan)]
+    return [ops.where(ops.reshape(is_valid, labels.shape), loss, nan), ops.where(is_valid, slope, nan)]
 
 
 @row("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3",

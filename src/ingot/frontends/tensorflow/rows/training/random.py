@@ -108,8 +108,8 @@ def _truncated(key: Node, counter: Node, shape: Shape) -> Node:
     at = ops.reshape(ops.add(first, ops.arange(blocks, u64)), (-1,))
     words = ops.reshape(_blocks(key, counter, at), (-1, 2))
     numbers = ops.reshape(_box_muller(words), (groups, _CANDIDATES))
-    beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _TRUNCATION_DEVIATIONS), i32)
-    ordered = ops.Sort(1, False, True, 1)(beyond, numbers).results[1]
+    is_beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _TRUNCATION_DEVIATIONS), i32)
+    ordered = ops.Sort(1, False, True, 1)(is_beyond, numbers).results[1]
     return ops.reshape(
         ops.slice_axis(ops.reshape(ops.slice_axis(ordered, 1, 0, _GROUP_SIZE), (-1,)), 0, 0, count), shape
     )

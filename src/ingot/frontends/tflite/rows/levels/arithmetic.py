@@ -86,14 +86,16 @@ def squared_difference(c: Call) -> Node:
     """Both brought to a common scale, 7 bits up."""
     if c.type() != T.i8:
         raise Unsupported(f"of {c.type()}")
-    left, scales, out = 7, [c.levels(i).scale for i in range(2)], c.out_levels()
+    left_shift, scales, out = 7, [c.levels(i).scale for i in range(2)], c.out_levels()
     common = 2 * max(scales)
     parts = [
-        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common))
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left_shift), Multiplier.of(scales[i] / common))
         for i in range(2)
     ]
     difference = ops.sub(parts[0], parts[1])
-    y = multiplied(ops.mul(difference, difference), Multiplier.of(common * common / ((1 << 2 * left) * out.scale)))
+    y = multiplied(
+        ops.mul(difference, difference), Multiplier.of(common * common / ((1 << 2 * left_shift) * out.scale))
+    )
     return saturated(ops.add(y, out.zero), T.i8)
 
 
@@ -145,19 +147,19 @@ def relu(c: Call) -> Node:
 def leaky_relu(c: Call) -> Node:
     levels, out, x = c.levels(), c.out_levels(), centered(c.x(), c.levels())
     alpha = float(np.float32(c.float("alpha")))
-    above, below = (
+    positive, negative = (
         multiplied(x, Multiplier.of(s)) for s in (levels.scale / out.scale, levels.scale * alpha / out.scale)
     )
-    return finished(c, ops.where(ops.compare("GE", x, 0), above, below))
+    return finished(c, ops.where(ops.compare("GE", x, 0), positive, negative))
 
 
 @on_levels("PRELU")
 def prelu(c: Call) -> Node:
     x, alpha = ops.promote(centered(c.x(0), c.levels(0)), centered(c.x(1), c.levels(1)))
     scale, out = c.levels().scale, c.out_levels().scale
-    above = multiplied(x, Multiplier.of(scale / out))
-    below = multiplied(ops.mul(x, alpha), Multiplier.of(scale * c.levels(1).scale / out))
-    return finished(c, ops.where(ops.compare("GE", x, 0), above, below))
+    positive = multiplied(x, Multiplier.of(scale / out))
+    negative = multiplied(ops.mul(x, alpha), Multiplier.of(scale * c.levels(1).scale / out))
+    return finished(c, ops.where(ops.compare("GE", x, 0), positive, negative))
 
 
 @on_levels("CONCATENATION")
@@ -261,8 +263,8 @@ def resize_bilinear(c: Call) -> Node:
         low, high, weight = _taps(c, n, size)
         shape = [-1 if a == axis else 1 for a in range(4)]
         up = const(weight.reshape(shape).astype(wide.numpy))
-        below, above = (ops.Take(axis)(y, const(v)) for v in (low, high))
-        y = ops.add(ops.mul(below, ops.sub(1 << 10, up)), ops.mul(above, up))
+        low_values, high_values = (ops.Take(axis)(y, const(v)) for v in (low, high))
+        y = ops.add(ops.mul(low_values, ops.sub(1 << 10, up)), ops.mul(high_values, up))
     half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 1 << 19, wide), ops.full(y.shape, -(1 << 19), wide))
     return ops.cast(ops.div(ops.add(y, half), 1 << 20), x.dtype)
 

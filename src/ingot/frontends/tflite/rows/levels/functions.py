@@ -91,9 +91,9 @@ def rsqrt(c: Call) -> Node:
         return by_numbers(c)
     q = centered(x, levels)
     up = 20
-    ones = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
+    roots = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
     m, shift = fixed(float(1 / (np.sqrt(np.float32(levels.scale)) * np.float32(out.scale))))
-    y = ops.add(multiplied(ones, Multiplier((m,), (shift - up,))), out.zero)
+    y = ops.add(multiplied(roots, Multiplier((m,), (shift - up,))), out.zero)
     return ops.where(ops.compare("GT", q, 0), saturated(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype))
 
 
@@ -141,9 +141,9 @@ def softmax(c: Call) -> Node:
     known = distance <= tables.radius(bits, shift)
     exps = np.where(known, exps, 0)
     wide = ops.cast(x, T.i32)
-    away = ops.sub(ops.reduce_max(wide, -1, True), wide)
-    values = ops.Take(0)(const(exps.astype(np.int32)), away)
-    parts = ops.Take(0)(const(tables.halved(exps, accumulated).astype(np.int32)), away)
+    distances = ops.sub(ops.reduce_max(wide, -1, True), wide)
+    values = ops.Take(0)(const(exps.astype(np.int32)), distances)
+    parts = ops.Take(0)(const(tables.halved(exps, accumulated).astype(np.int32)), distances)
     total = ops.reduce_sum(parts, -1, True)
     headroom = ops.CountLeadingZeros()(total)
     shifted = ops.sub(ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64)), 1 << 31)
@@ -151,35 +151,35 @@ def softmax(c: Call) -> Node:
     product = high_product(inverse, ops.cast(values, T.i64))
     exponent = ops.add(ops.sub(accumulated, ops.cast(headroom, T.i64)), 31 - c.type().bits)
     y = _halved(product, exponent)
-    inside = ops.Take(0)(const(known), away)
+    exponentials = ops.Take(0)(const(known), distances)
     low = c.type().range[0]
     levels = saturated(ops.add(y, low), c.type())
-    return ops.where(inside, levels, ops.scalar(low, c.type()))
+    return ops.where(exponentials, levels, ops.scalar(low, c.type()))
 
 
 def _wide_softmax(c: Call) -> Node:
     """exp and the reciprocal of the sum by tables of 16 bits."""
     x = ops.cast(c.x(), T.i32)
     scale = float(np.float32(c.levels().scale) * np.float32(c.float("beta")))
-    away = multiplied(ops.sub(x, ops.reduce_max(x, -1, True)), Multiplier.of(scale / (10 / 65535)))
-    exps = wide_tables.interpolated(ops.clip(ops.add(away, 32767), -32768, 32767), wide_tables.EXP)
+    distances = multiplied(ops.sub(x, ops.reduce_max(x, -1, True)), Multiplier.of(scale / (10 / 65535)))
+    exps = wide_tables.interpolated(ops.clip(ops.add(distances, 32767), -32768, 32767), wide_tables.EXP)
     total = ops.reduce_sum(exps, -1, True)
     headroom = ops.sub(ops.CountLeadingZeros()(total), 1)
     shifted = ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64))
     above_one = ops.sub(ops.apply(ops.ShiftRightArithmetic(), ops.add(shifted, 1 << 13), 14), 3 << 15)
     inverse = wide_tables.interpolated(ops.cast(ops.clip(above_one, -32768, 32767), T.i32), wide_tables.RECIPROCAL)
-    right = ops.cast(ops.sub(30, headroom), T.i64)
+    right_shift = ops.cast(ops.sub(30, headroom), T.i64)
     product = ops.mul(ops.cast(exps, T.i64), ops.cast(inverse, T.i64))
-    half = ops.apply(ops.ShiftLeft(), ops.full(right.shape, 1, T.i64), ops.sub(right, 1))
-    y = ops.apply(ops.ShiftRightArithmetic(), ops.add(product, half), right)
+    half = ops.apply(ops.ShiftLeft(), ops.full(right_shift.shape, 1, T.i64), ops.sub(right_shift, 1))
+    y = ops.apply(ops.ShiftRightArithmetic(), ops.add(product, half), right_shift)
     return ops.cast(ops.clip(y, 0, 32767), T.i16)
 
 
-def _halved(x: Node, times: Node) -> Node:
+def _halved(x: Node, shift: Node) -> Node:
     """x / 2^times, times above 0, ties away from zero."""
-    half = ops.apply(ops.ShiftLeft(), ops.full(times.shape, 1, T.i64), ops.sub(times, 1))
+    half = ops.apply(ops.ShiftLeft(), ops.full(shift.shape, 1, T.i64), ops.sub(shift, 1))
     sign = ops.apply(ops.ShiftRightArithmetic(), x, 63)
-    return ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), times)
+    return ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), shift)
 
 
 @on_levels("LOG_SOFTMAX")
@@ -197,11 +197,11 @@ def log_softmax(c: Call) -> Node:
     steps = tables.multiplied(-distance, scale)
     exps = np.where(distance <= reach, tables.halved(tables.exp(steps, bits), accumulated), 0)
     wide = ops.cast(x, T.i32)
-    away = ops.sub(ops.reduce_max(wide, -1, True), wide)
-    total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), away), -1, True)
+    distances = ops.sub(ops.reduce_max(wide, -1, True), wide)
+    total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), distances), -1, True)
     log = logarithm(ops.cast(total, T.i64), accumulated, bits)
-    back = Multiplier.of((1 << (31 - shift)) / m)
-    least = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), back), -reach - 1)
-    y = rounded_shift(ops.sub(ops.Take(0)(const(steps), away), log), [up])
-    near = ops.compare("LT", away, ops.Neg()(least))
+    rescale = Multiplier.of((1 << (31 - shift)) / m)
+    least = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), rescale), -reach - 1)
+    y = rounded_shift(ops.sub(ops.Take(0)(const(steps), distances), log), [up])
+    near = ops.compare("LT", distances, ops.Neg()(least))
     return ops.where(near, saturated(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype))

@@ -89,8 +89,8 @@ def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last
     scale = _scale(c.shape, (*rest, last), normalization)
     n = c.shape[last]
     z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _transform(z, rest, 1.0, True).parts))
-    back = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
-    return back.real
+    inverse = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
+    return inverse.real
 
 
 @on_complex("istft.default")
@@ -104,8 +104,8 @@ def istft(
         raise Unsupported("a complex signal, or a length known only at run time")
     hop, size = hop_length or n_fft // 4, win_length or n_fft
     weight = filled((size,), 1, z.real.dtype) if window is None else window
-    before = (n_fft - size) // 2
-    weight = ops.pad(weight, (before,), (n_fft - size - before,))
+    low_amount = (n_fft - size) // 2
+    weight = ops.pad(weight, (low_amount,), (n_fft - size - low_amount,))
     scale = n_fft**-0.5 if normalized else 1.0 / n_fft
     # of a two-sided spectrum, which one of n_fft rows is, a real signal takes the first side
     spectrum = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]

@@ -38,11 +38,11 @@ def _four_mask(mask: Node, lead: tuple[DimLike, ...]) -> Node:
     """The mask as (batch or 1, heads or 1, queries, keys); `lead` are q's axes before the last two."""
     shape = (*((1,) * (len(lead) + 2 - mask.type.rank)), *mask.shape)
     mask = reshape(mask, shape)
-    before = shape[:-2]
+    leading = shape[:-2]
     if len(lead) <= 2:
-        batch, heads = (before[0], 1) if len(lead) == 1 else before if len(lead) == 2 else (1, 1)
+        batch, heads = (leading[0], 1) if len(lead) == 1 else leading if len(lead) == 2 else (1, 1)
         return reshape(mask, (batch, heads, *shape[-2:]))
-    if any(d != 1 for d in before[:-1]):
+    if any(d != 1 for d in leading[:-1]):
         mask = expand(mask, (*lead[:-1], *shape[-3:]))
     return reshape(mask, (product(mask.shape[:-3]), *mask.shape[-3:]))
 

@@ -40,10 +40,10 @@ def embedding_bag(
         rows = learning_by_frequency(rows, indices, weight.shape[0])
     if per_sample_weights is not None:
         rows = ops.Mul()(rows, expand(insert_axis(cast(per_sample_weights, rows.dtype), 1), rows.shape))
-    ones, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
+    row_counts, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
     if padding_idx is not None and padding_idx >= 0:
         padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
-        ones = ops.Select()(padding, filled((count,), 0, i64), ones)
+        row_counts = ops.Select()(padding, filled((count,), 0, i64), row_counts)
         rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
     size = _pitch(offsets)
     # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
@@ -57,7 +57,7 @@ def embedding_bag(
         return write_rows(initial, 0, bag, values, "add" if kind == "sum" else kind)
 
     total = folded("max" if mode == 2 else "sum", rows)
-    counts = folded("sum", ones)
+    counts = folded("sum", row_counts)
     # what the backward pass reads: the bag of each index, the sizes of bags, and where maxima come from
     of_index, of_bag, of_maximum = c.results[1:]
     whole = bag if of_index.shape == (count,) else filled(of_index.shape, 0, i64)
@@ -80,13 +80,13 @@ def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> 
     places = ops.Select()(is_maximum, index_along(rows.shape, 0), last)
     first = write_rows(filled(total.shape, count, i64), 0, bag, places, "min")
     # maxima that are no numbers equal none
-    inside = ops.And()(
+    is_inside = ops.And()(
         ops.Compare("LT")(first, filled(first.shape, count, i64)),
         expand(insert_axis(ops.Compare("GT")(counts, filled(counts.shape, 0, i64)), 1), first.shape),
     )
     zeros = filled(first.shape, 0, i64)
-    rows_read = ops.Take(0)(cast(indices, i64), ops.Select()(inside, first, zeros))
-    return ops.Select()(inside, rows_read, zeros)
+    rows_read = ops.Take(0)(cast(indices, i64), ops.Select()(is_inside, first, zeros))
+    return ops.Select()(is_inside, rows_read, zeros)
 
 
 def _pitch(begins: Node) -> int | None:

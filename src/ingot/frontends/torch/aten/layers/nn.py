@@ -95,17 +95,17 @@ def conv_transpose(
 ) -> Node:  # fmt: skip
     n = weight.type.rank - 2
     sums = None if bias is None else sums_of(x.dtype)
-    around, more = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
-    cut = [symbolic.symbolic(p, q) for p, q in zip(around, more, strict=True)]
+    padding_amounts, more = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
+    cut = [symbolic.symbolic(p, q) for p, q in zip(padding_amounts, more, strict=True)]
     # what is a size is cut off behind the op
-    low, high = ([0 if c else v for v, c in zip(values, cut, strict=True)] for values in (around, more))
+    low, high = ([0 if c else v for v, c in zip(values, cut, strict=True)] for values in (padding_amounts, more))
     op = ops.ConvTranspose(
         per_axis(stride, n), both_sides(low, n), per_axis(high, n), per_axis(dilation, n), groups, sums
     )
 
     def run(v: Node) -> Node:
         out = op(v, weight)
-        for axis, (p, q, c) in enumerate(zip(around, more, cut, strict=True), 2):
+        for axis, (p, q, c) in enumerate(zip(padding_amounts, more, cut, strict=True), 2):
             out = symbolic.padded(out, axis, -p, q - p) if c else out
         return cast(add_channels(out, bias), v.dtype)
 
@@ -170,8 +170,10 @@ def _avg_pool(n: int) -> Callable[..., Node]:
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Node:  # fmt: skip
         k, s = _window(kernel_size, stride, n)
-        around, ones = both_sides(padding, n), (1,) * n
-        op = ops.AvgPool(k, s, around, ones, ceil_mode, count_include_pad=count_include_pad, divisor=divisor_override)
+        padding_pairs, ones = both_sides(padding, n), (1,) * n
+        op = ops.AvgPool(
+            k, s, padding_pairs, ones, ceil_mode, count_include_pad=count_include_pad, divisor=divisor_override
+        )
         return batched(x, n, lambda v: op(v))
 
     return avg_pool

@@ -87,12 +87,12 @@ def batch_norm_and_next_statistics(
     count = product(d for i, d in enumerate(x.shape) if i != 1)
     # of a single value the unbiased variance is NaN, as PyTorch's 0 / 0 is
     unbiased = ops.mul(variance, ops.div(node_of(count, variance.dtype), node_of(count - 1, variance.dtype)))
-    after = (
+    next_statistics = (
         ops.add(ops.mul(now, momentum), ops.mul(cast(old, now.dtype), 1 - momentum))
         for old, now in ((running_mean, mean), (running_var, unbiased))
     )
     # which types these have differs between CPUs and GPUs
-    return out, *(cast(v, t.dtype) for v, t in zip((mean, scale, *after), c.results[1:], strict=True))
+    return out, *(cast(v, t.dtype) for v, t in zip((mean, scale, *next_statistics), c.results[1:], strict=True))
 
 
 def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
@@ -115,21 +115,21 @@ def batch_norm_backward(
     if mean is None or scale is None:
         raise Unsupported("batch_norm's gradient without statistics")
     types = iter(t.dtype for t, is_wanted in zip(c.results, output_mask, strict=True) if is_wanted)
-    own = wide(x.dtype)
-    g, x, mean, scale = (cast(v, own) for v in (cotangent, x, mean, scale))
+    wide_dtype = wide(x.dtype)
+    g, x, mean, scale = (cast(v, wide_dtype) for v in (cotangent, x, mean, scale))
     axes = tuple(i for i in range(x.type.rank) if i != 1)
-    count = node_of(product(x.shape[i] for i in axes), own)
+    count = node_of(product(x.shape[i] for i in axes), wide_dtype)
 
     def over(channels: Node) -> Node:
         return ops.BroadcastInDim(x.shape, (1,))(channels)
 
     centered = ops.Sub()(x, over(mean))
-    total, along = ops.Reduce("sum", axes)(g), ops.Reduce("sum", axes)(ops.Mul()(g, centered))
-    factor = scale if weight is None else ops.Mul()(scale, cast(weight, own))
+    total, product_sums = ops.Reduce("sum", axes)(g), ops.Reduce("sum", axes)(ops.Mul()(g, centered))
+    factor = scale if weight is None else ops.Mul()(scale, cast(weight, wide_dtype))
     if training:
-        slope = ops.Mul()(ops.div(along, count), ops.Mul()(scale, scale))
+        slope = ops.Mul()(ops.div(product_sums, count), ops.Mul()(scale, scale))
         g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over(slope))), over(ops.div(total, count)))
-    gradients = ops.Mul()(g, over(factor)), ops.Mul()(along, scale), total
+    gradients = ops.Mul()(g, over(factor)), ops.Mul()(product_sums, scale), total
     return tuple(
         cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(gradients, output_mask, strict=True)
     )

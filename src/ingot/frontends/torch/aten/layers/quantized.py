@@ -170,9 +170,9 @@ def choose_qparams_per_token_asymmetric(c: Context, x: Node, dtype: torch.dtype)
     """The zero point from that end of the range where it is nearer to a level (XNNPACK)."""
     low, high = _least_and_most(x, -1)
     scale = ops.maximum(ops.div(ops.sub(high, low), 255.0), float(np.finfo(np.float32).eps))
-    below, above = ops.div(low, scale), ops.div(high, scale)
-    first = ops.compare("GT", ops.add(ops.add(below, -128.0), ops.add(above, 127.0)), 0.0)
-    zero = ops.where(first, ops.sub(-128.0, below), ops.sub(127.0, above))
+    low_level, high_level = ops.div(low, scale), ops.div(high, scale)
+    first = ops.compare("GT", ops.add(ops.add(low_level, -128.0), ops.add(high_level, 127.0)), 0.0)
+    zero = ops.where(first, ops.sub(-128.0, low_level), ops.sub(127.0, high_level))
     return _parameters(c, scale, ops.RoundEven()(ops.clip(zero, -128.0, 127.0)))
 
 
@@ -201,8 +201,8 @@ def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node,
     fits = (t for t in ops.QUANTIZED if t.range[0] <= low and high <= t.range[1])
     y = _values(_levels(x, scale, zero, low, high, next(fits, i32)), scale, zero, None)
     level = ops.add(ops.RoundEven()(ops.div(cast(x, f32), cast(scale, f32))), cast(zero, f32))
-    inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))
-    return cast(y, x.dtype), inside
+    is_inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))
+    return cast(y, x.dtype), is_inside
 
 
 @aten("fake_quantize_per_tensor_affine_cachemask.default")
@@ -221,9 +221,9 @@ def fake_quantize(c: Context, x: Node, scale: Parameter, zero_point: Parameter, 
 def fake_quantize_where_enabled(
     c: Context, x: Node, scale: Node, zero_point: Node, fake_quant_enabled: Node, quant_min: int, quant_max: int
 ) -> tuple[Node, Node]:
-    y, inside = _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
-    off = ops.compare("EQ", ops.reshape(fake_quant_enabled, ()), ops.scalar(0, fake_quant_enabled.dtype))
-    return ops.where(off, x, y), ops.or_(off, inside)
+    y, is_inside = _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
+    is_off = ops.compare("EQ", ops.reshape(fake_quant_enabled, ()), ops.scalar(0, fake_quant_enabled.dtype))
+    return ops.where(is_off, x, y), ops.or_(is_off, is_inside)
 
 
 @aten("fake_quantize_per_channel_affine_cachemask.default")

@@ -125,8 +125,10 @@ def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node
         begin = slice_axis(h, 0, d, d + 1)
         rest = (0, steps - 1) if d == 0 else (steps - 1, 0)
         columns.append(ops.Pad((rest[0], 0, 0), (rest[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
-        own = slice_axis(r, 0, d, d + 1)
-        weights.append([own if i == d else filled(own.shape, 0, r.dtype) for i in range(int(directions))])
+        direction_r = slice_axis(r, 0, d, d + 1)
+        weights.append(
+            [direction_r if i == d else filled(direction_r.shape, 0, r.dtype) for i in range(int(directions))]
+        )
     weights_of_directions = [ops.Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in weights]
     none = filled((directions, batch, wide.shape[2]), 0, h.dtype)
     return ops.Concat(2)(*columns), ops.Concat(2)(*weights_of_directions), wide, none

@@ -31,9 +31,9 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
     """`run`(x, weight, strides, padding, dilation) with numbers, of an x[N,C,*S] that is padded and picked from where
     some are sizes."""
     steps: list[int] = []
-    around: list[tuple[int, int]] = []
+    rest_padding: list[tuple[int, int]] = []
     unfused_axes: list[int] = []
-    left: list[tuple[int, DimLike]] = []
+    removed: list[tuple[int, DimLike]] = []
     for axis, (kernel, step, (low, high), dilated) in enumerate(
         zip(weight.shape[2:], strides, padding, dilation, strict=True), 2
     ):
@@ -44,16 +44,16 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
             x = _picked(x, axis, kernel, step, dilated)
             step, dilated = kernel, 1
         elif isinstance(step, Dim):
-            left.append((axis, step))
+            removed.append((axis, step))
             step = 1
         if not isinstance(dilated, int) or not isinstance(low, int) or not isinstance(high, int):
             raise Unsupported(f"a dilation {dilated} and a kernel {kernel} of symbolic size")
         assert isinstance(step, int)
         steps.append(step)
-        around.append((low, high))
+        rest_padding.append((low, high))
         unfused_axes.append(dilated)
-    out = run(x, weight, tuple(steps), tuple(around), tuple(unfused_axes))
-    for axis, step in left:
+    out = run(x, weight, tuple(steps), tuple(rest_padding), tuple(unfused_axes))
+    for axis, step in removed:
         out = _every(out, axis, step)
     return out
 
