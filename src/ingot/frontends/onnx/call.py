@@ -86,11 +86,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Sequence_:
-    """An ONNX sequence whose length is known: its members; or an optional that is `absent`. One that holds something is
+    """An ONNX sequence whose length is known: its members; or an optional that is absent. One that holds something is
     what it holds."""
 
     items: tuple[Value, ...]
-    absent: bool = False
+    is_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

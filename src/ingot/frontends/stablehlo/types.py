@@ -18,7 +18,7 @@ class Quant:
     """!quant.uniform: real = (stored - zero) * scale, per tensor or along `axis`; stored values lie in low..high."""
 
     storage: DType
-    expressed: DType
+    expressed_dtype: DType
     low: int
     high: int
     scales: tuple[float, ...]

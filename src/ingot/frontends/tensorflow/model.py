@@ -134,11 +134,11 @@ def _imported_model(
 ) -> ImportedModel:  # fmt: skip
     for o, v in zip(program.outputs, results, strict=True):
         if not isinstance(v, Node | Missing):
-            walk.lost = True
+            walk.has_lost_writes = True
             why = "return tf.math.real and tf.math.imag of it" if isinstance(v, Complex) else ""
             what = "an output of complex numbers" if why else "an output that is no tensor of numbers"
             walk.refused.append(UnsupportedOp(what, o.name, why))
-    if walk.lost or any(isinstance(v, Missing) for v in results):
+    if walk.has_lost_writes or any(isinstance(v, Missing) for v in results):
         walk.refused += _unread(program, bool(walk.refused))
         raise UnsupportedOpError(walk.refused, model=program.where, fix=_advice(program, walk, results))
     values = [v for v in results if isinstance(v, Node)]
@@ -277,7 +277,7 @@ def _restored(program: Program) -> dict[str, Node]:
     """The variables' values: what the model's own restore operation assigns."""
     if program.bundle is None or program.restore not in program.graph.nodes:
         return {}
-    walk = Walk(program.graph.functions, {}, Sizes(), program.bundle, restoring=True)
+    walk = Walk(program.graph.functions, {}, Sizes(), program.bundle, is_restoring=True)
     walk.run(Frame(program.graph.nodes, effects=True), (), (program.restore,))
     return walk.variables
 

@@ -178,7 +178,7 @@ class FunctionDef:
         return self.message.names(4)
 
     @cached_property
-    def handed_on(self) -> frozenset[int]:
+    def passed_through(self) -> frozenset[int]:
         """Places of arguments that are the results at the same places."""
         pairs = zip(self.arguments, self.outputs, strict=False)
         return frozenset(k for k, (a, o) in enumerate(pairs) if self._source(self.results.get(o, "")) == a)

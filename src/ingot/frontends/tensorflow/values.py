@@ -87,13 +87,13 @@ class Context(Protocol):
     functions: Mapping[str, FunctionDef]
     sizes: Sizes
     bundle: Bundle | None
-    restoring: bool
+    is_restoring: bool
     refused: list[UnsupportedOp]
-    lost: bool
+    has_lost_writes: bool
     found: Found
-    below: dict[Node, DimLike]
+    upper_bounds: dict[Node, DimLike]
     appends: set[tuple[Node, TensorList]]
-    finding: bool
+    is_finding: bool
 
     def row_of(self, node: NodeDef) -> Row | FunctionDef | None: ...
     def call(self, c: Call, function: Function, arguments: Sequence[Value]) -> list[Value]: ...

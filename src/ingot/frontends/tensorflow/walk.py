@@ -55,9 +55,8 @@ class Walk:
 
     given: tensors by their places, `name:0`, in the place of what computes them. variables: what is in them now. state:
     keys of those that the model writes, with the inputs that they are at first. refused: whether or not an output needs
-    it. lost: whether something that was refused is written to a variable. below: what counters of loops stay below.
-    appends: counters of loops with the lists whose lengths they are.
-    """
+    it. has_lost_writes: whether something that was refused is written to a variable. upper_bounds: of the counters of
+    loops. appends: counters of loops with the lists whose lengths they are."""
 
     functions: Mapping[str, FunctionDef]
     given: Mapping[str, Value]
@@ -65,15 +64,15 @@ class Walk:
     bundle: Bundle | None = None
     variables: dict[str, Node] = field(default_factory=dict[str, Node])
     state: dict[str, Node] = field(default_factory=dict[str, Node])
-    restoring: bool = False
+    is_restoring: bool = False
     refused: list[UnsupportedOp] = field(default_factory=list[UnsupportedOp])
-    lost: bool = False
+    has_lost_writes: bool = False
     cuts: dict[str, None] = field(default_factory=dict[str, None])
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
     found: Found = field(default_factory=Found)
-    below: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
+    upper_bounds: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
     appends: set[tuple[Node, TensorList]] = field(default_factory=set[tuple[Node, TensorList]])
-    finding: bool = True
+    is_finding: bool = True
     _draws: int = 0
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])
 
@@ -172,7 +171,7 @@ class Walk:
         row = self.row_of(node)
         operands = [self.value(frame, t) for t in node.data_inputs]
         if row is None:
-            self.lost |= not self.restoring and bool(_WRITING_OPS.match(node.op))
+            self.has_lost_writes |= not self.is_restoring and bool(_WRITING_OPS.match(node.op))
             self._refuse(node, frame, _reason(node.op))
             return Missing("yes")
         absent = any(isinstance(v, Missing) for v in operands)
@@ -264,7 +263,7 @@ class Walk:
         """Whether a size may be left to the run that these say. A loop is first tried with sizes that are known in each
         of its turns."""
         read = (n.op.label for n in topological(nodes) if isinstance(n.op, Input))
-        return self.finding or all(label in self.sizes.inputs or label in self.state for label in read)
+        return self.is_finding or all(label in self.sizes.inputs or label in self.state for label in read)
 
     # variables
 
@@ -277,7 +276,7 @@ class Walk:
         return self.state.get(variable.key, variable_value)
 
     def write(self, variable: Variable, value: Node) -> None:
-        if not self.restoring and variable.key not in self.state:
+        if not self.is_restoring and variable.key not in self.state:
             raise Written(variable.key)
         self.variables[variable.key] = value
 

@@ -201,12 +201,12 @@ def _of(tensor: Tensor | None, what: str) -> Quantization:
 
 @dataclass(frozen=True)
 class Row:
-    """moves: its results hold elements of operand 0 as they are, levels too; stored: it takes levels for the integers
-    that they are stored as."""
+    """is_movement: its results hold elements of operand 0 as they are, levels too. takes_stored: it takes levels for
+    the integers that they are stored as."""
 
     fn: Callable[..., Result]
-    moves: bool = False
-    stored: bool = False
+    is_movement: bool = False
+    takes_stored: bool = False
 
 
 class Table(rows.Table[Row]):
@@ -239,6 +239,6 @@ class Rows:
         real = self.real.get(name)
         if real is None:
             raise Unsupported(self.without.get(name, ""))
-        if c.is_quantized() and not (real.moves or real.stored):
+        if c.is_quantized() and not (real.is_movement or real.takes_stored):
             raise Unsupported("of quantized values")
         return real

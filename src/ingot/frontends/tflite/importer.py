@@ -150,7 +150,7 @@ class Importer:
             if any(isinstance(v, Missing) for v in operands):
                 values.update((i, Missing()) for i in op.outputs)
                 return
-            results = _moved(row.fn, call) if row.moves else _results(row.fn(call))
+            results = _moved(row.fn, call) if row.is_movement else _results(row.fn(call))
             if len(results) != len(op.outputs):
                 raise self.malformed(f"{len(op.outputs)} results of {op.name}, which has {len(results)}")
             locate((n for r in results for n in _nodes(r)), first, loc)

@@ -35,7 +35,9 @@ _log = logging.getLogger(__name__)
 Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | np.ndarray
 # where export_module leaves its names of torch's symbols, what the model asked of sizes, forward's signature and
 # whether it is to be differentiated, in the graph module's meta
-NAMES, ANSWERS, SIGNATURE, LEARNS = "ingot_size_names", "ingot_answers_on_sizes", "ingot_signature", "ingot_learns"
+NAMES, ANSWERS, SIGNATURE, DIFFERENTIATED = (
+    "ingot_size_names", "ingot_answers_on_sizes", "ingot_signature", "ingot_differentiated",
+)  # fmt: skip
 Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
@@ -141,7 +143,7 @@ def _traced(
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
     program.graph_module.meta[ANSWERS] = answers
     program.graph_module.meta[SIGNATURE] = inspect.signature(net.forward)
-    program.graph_module.meta[LEARNS] = torch.is_grad_enabled()
+    program.graph_module.meta[DIFFERENTIATED] = torch.is_grad_enabled()
     return program
 
 

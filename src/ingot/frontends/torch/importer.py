@@ -69,12 +69,12 @@ _Env = dict[fx.Node, object]
 
 @dataclass
 class Importer:
-    """Walks graphs into nodes. `final`: no further decomposition is possible, so all unsupported ops are an error.
-    `learns`: the graph is to be differentiated."""
+    """Walks graphs into nodes. `is_final`: no further decomposition is possible, so all unsupported ops are an error.
+    `is_differentiated`: the graph is to be differentiated."""
 
     sizes: Sizes
-    final: bool
-    learns: bool = False
+    is_final: bool
+    is_differentiated: bool = False
     unsupported: list[UnsupportedOp] = field(default_factory=list)
     numbers: dict[sympy.Basic, Node] = field(default_factory=dict)
     _newest: int = -1
@@ -83,9 +83,9 @@ class Importer:
     def run(self, module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
         """The outputs of `module`'s graph (a flat list) for the values of its placeholders.
 
-        Raises NeedsDecomposition unless `final`.
+        Raises NeedsDecomposition unless `is_final`.
         """
-        if not self.final and needs_functionalization(module.graph):
+        if not self.is_final and needs_functionalization(module.graph):
             raise NeedsDecomposition
         env: _Env = {}
         values = iter(arguments)
@@ -103,8 +103,8 @@ class Importer:
         return list(outputs)
 
     def finish(self, model: str | None = None) -> None:
-        """Raise what was found unsupported: NeedsDecomposition first, UnsupportedOpError when final."""
-        if self.unsupported and not self.final:
+        """Raise what was found unsupported: NeedsDecomposition first, UnsupportedOpError if it is final."""
+        if self.unsupported and not self.is_final:
             raise NeedsDecomposition(self.unsupported)
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported, model=model)
@@ -195,8 +195,8 @@ class Importer:
                 known = handler is not None or name in on_complex.rows
                 return _MISSING if known else self._refuse(node, str(target))
             types = _tensor_types(node.meta.get("val"), self.sizes)
-            if self.learns and has_slope(name, arguments):
-                result = with_slope(replace(self, learns=False).run, target, node, env, types)
+            if self.is_differentiated and has_slope(name, arguments):
+                result = with_slope(replace(self, is_differentiated=False).run, target, node, env, types)
             else:
                 if is_complex((*arguments, *named.values())):
                     handler = complex_handler(name, ATEN)
@@ -276,8 +276,8 @@ class Importer:
 
     def _higher_order(self, node: fx.Node, target: torch._ops.HigherOrderOperator, env: _Env) -> object:
         name = target.name() if callable(getattr(target, "name", None)) else str(target)
-        if name == "wrap_with_autocast" and (self.final or node.args[2]):
-            if not self.final:
+        if name == "wrap_with_autocast" and (self.is_final or node.args[2]):
+            if not self.is_final:
                 # casts are implicit in such a region until it is decomposed
                 raise NeedsDecomposition
             return self._refuse(node, name, "autocast left in a decomposed graph")

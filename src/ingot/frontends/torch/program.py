@@ -30,7 +30,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
 from ingot.frontends.torch.convert import Sizes, data_reads, finite, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
-from ingot.frontends.torch.export import ANSWERS, LEARNS, NAMES, SIGNATURE
+from ingot.frontends.torch.export import ANSWERS, DIFFERENTIATED, NAMES, SIGNATURE
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     COMPLEX,
@@ -94,11 +94,11 @@ def import_exported(
         if _holds_wrappers(program):
             raise NeedsDecomposition(())
         plain = buffers_as_results(program)
-        return _imported(plain, sizes, guards, program.range_constraints, called, parameters, final=False)
+        return _imported(plain, sizes, guards, program.range_constraints, called, parameters, is_final=False)
     except NeedsDecomposition as e:
         simpler, assumed_too = _simplified(program, e)
     ranges = {**program.range_constraints, **simpler.range_constraints}
-    return _imported(simpler, sizes, [*guards, *assumed_too], ranges, called, parameters, final=True)
+    return _imported(simpler, sizes, [*guards, *assumed_too], ranges, called, parameters, is_final=True)
 
 
 def _holds_wrappers(program: ExportedProgram) -> bool:
@@ -116,7 +116,7 @@ def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> tuple[Ex
         shared = _sharing(program)
         fix = f"give each its own memory (.clone()): {', '.join(shared)} share some" if shared else ""
         raise ImportModelError(f"torch cannot decompose the exported program: {e}{listing}", fix=fix) from e
-    simpler.graph_module.meta[LEARNS] = program.graph_module.meta.get(LEARNS, False)
+    simpler.graph_module.meta[DIFFERENTIATED] = program.graph_module.meta.get(DIFFERENTIATED, False)
     return simpler, assumed_too
 
 
@@ -149,14 +149,14 @@ def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
 
 def _imported(
     program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], ranges: Mapping[sympy.Symbol, ValueRanges],
-    called: Mapping[str, tuple[Leaf, object]], parameters: Collection[str], *, final: bool,
+    called: Mapping[str, tuple[Leaf, object]], parameters: Collection[str], *, is_final: bool,
 ) -> ImportedModel:  # fmt: skip
     written = [target for target in _written(program) if target not in parameters]
     constants: dict[str, Node] = {}
     input_of_tensor: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
     carriers: dict[str, Node] = {}
-    importer = Importer(sizes, final, program.graph_module.meta.get(LEARNS, False))
+    importer = Importer(sizes, is_final, program.graph_module.meta.get(DIFFERENTIATED, False))
     inputs: list[Node] = []
     leaves: list[Leaf] = []
     values: list[object] = []

@@ -20,7 +20,7 @@ def _steps(quant: Quant, x: Node) -> tuple[Node, Node]:
     """scale and zero point, broadcast to `x`."""
     out: list[Node] = []
     for values in (quant.scales, quant.zeros):
-        array = np.array(values, quant.expressed.numpy)
+        array = np.array(values, quant.expressed_dtype.numpy)
         if quant.axis is None:
             out.append(ops.broadcast_to(const(array.reshape(())), x.shape))
         else:
@@ -30,7 +30,7 @@ def _steps(quant: Quant, x: Node) -> tuple[Node, Node]:
 
 def dequantized(value: Quantized) -> Node:
     """(stored - zero) * scale"""
-    x = ops.cast(value.node, value.quant.expressed)
+    x = ops.cast(value.node, value.quant.expressed_dtype)
     scale, zero = _steps(value.quant, x)
     return ops.Mul()(ops.Sub()(x, zero), scale)
 
@@ -55,7 +55,7 @@ def uniform_quantize(c: Call, x: AnyValue) -> AnyValue:
         raise Unsupported("to a type that is not quantized")
     real = dequantized(x) if isinstance(x, Quantized) else x
     assert isinstance(real, Node)
-    return quantized(ops.cast(real, quant.expressed), quant)
+    return quantized(ops.cast(real, quant.expressed_dtype), quant)
 
 
 @on_quantized("uniform_dequantize")
@@ -89,7 +89,7 @@ def through_numbers(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
 
 def _real(type: Tensor | None) -> Tensor | None:
     """The type of the numbers that a quantized tensor stands for."""
-    return replace(type, dtype=type.quant.expressed, quant=None) if type is not None and type.quant else type
+    return replace(type, dtype=type.quant.expressed_dtype, quant=None) if type is not None and type.quant else type
 
 
 @on_quantized("bitcast_convert")

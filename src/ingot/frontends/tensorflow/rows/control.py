@@ -158,10 +158,10 @@ def while_(c: Call, *arguments: Value) -> Result:
     or what grows has room for as many turns as there may be."""
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
-    start, refused, finding = list(_checked(arguments)), list(c.walk.refused), c.walk.finding
+    start, refused, was_finding = list(_checked(arguments)), list(c.walk.refused), c.walk.is_finding
     if _ends(c, cond, start):
         return _no_turns(c, body, start)
-    c.walk.finding = False
+    c.walk.is_finding = False
     try:
         trial = _trial(c, cond, body, start)
         if trial.why is None:
@@ -170,8 +170,8 @@ def while_(c: Call, *arguments: Value) -> Result:
         unrolled = _unrolled(c, cond, body, start)
         if unrolled is not None:
             return unrolled
-        c.walk.finding = finding
-        if finding:
+        c.walk.is_finding = was_finding
+        if was_finding:
             c.walk.refused[:] = refused
             trial = _trial(c, cond, body, start)
         if trial.values is None:
@@ -179,7 +179,7 @@ def while_(c: Call, *arguments: Value) -> Result:
             raise Unsupported("")
         return _loop(c, cond, body, trial)
     finally:
-        c.walk.finding = finding
+        c.walk.is_finding = was_finding
 
 
 def _ends(c: Call, cond: Function, values: Sequence[Value]) -> bool:
@@ -249,7 +249,7 @@ def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
     """What the turn that shows begins with: inputs of its own, but for what the body plainly hands on and any graph may
     hold, as shapes are made of it."""
     f, probes = c.walk.functions.get(body.name), _fresh(start, f"{c.loc}.probe")
-    for k in f.handed_on.intersection(range(len(start))) if f is not None else ():
+    for k in f.passed_through.intersection(range(len(start))) if f is not None else ():
         value = start[k]
         form = c.walk.sizes.closed_form(value) if isinstance(value, Node) else None
         probes[k] = probes[k] if form is None else form
@@ -259,7 +259,7 @@ def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
 def _note(c: Call, inner_values: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]) -> None:
     """Tell what is known of a loop's counters, as its body sees them."""
     if counter is not None:
-        c.walk.below[expect(inner_values[counter.place], Node, "tensor")] = counter.limit
+        c.walk.upper_bounds[expect(inner_values[counter.place], Node, "tensor")] = counter.limit
     c.walk.appends.update(
         (expect(inner_values[k], Node, "tensor"), expect(inner_values[i], TensorList, "list of tensors"))
         for k, i in appends

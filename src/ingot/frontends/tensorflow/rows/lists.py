@@ -56,7 +56,7 @@ def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
     if (at, items) in c.walk.appends:
         length += 1
     elif c.flag("resize_if_index_out_of_bounds"):
-        bound = c.walk.below.get(at)
+        bound = c.walk.upper_bounds.get(at)
         length = dim_max(length, c.size(at) + 1 if bound is None else bound)
     if buffer is None:
         buffer = ops.full((length, *x.shape), 0, items.dtype)

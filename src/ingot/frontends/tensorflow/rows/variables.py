@@ -53,7 +53,7 @@ def assign_more(c: Call, variable: Value, value: Value) -> Result:
 
 def store(c: Call, variable: Value, value: Value) -> None:
     if isinstance(value, Missing) or isinstance(variable, Missing):
-        c.walk.lost |= not c.walk.restoring
+        c.walk.has_lost_writes |= not c.walk.is_restoring
         raise Unsupported("")
     c.walk.write(expect(variable, Variable, "variable"), expect(value, Node, "tensor"))
 

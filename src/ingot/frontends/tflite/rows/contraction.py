@@ -55,7 +55,7 @@ def sides(c: Call) -> tuple[Node, Node]:
     )
 
 
-@row("EMBEDDING_LOOKUP", moves=True)
+@row("EMBEDDING_LOOKUP", is_movement=True)
 def embedding_lookup(c: Call) -> Node:
     # the indices come first
     rows = ops.Take(0)(c.x(1), c.x(0))

@@ -15,7 +15,7 @@ from ingot.ir.types import i32
 row = Table()
 
 
-@row("IF", moves=True)
+@row("IF", is_movement=True)
 def if_(c: Call) -> Sequence[Value]:
     then, other = c.int("then_subgraph_index"), c.int("else_subgraph_index")
     known = c.importer.sizes.decided(c.x(0))
@@ -38,7 +38,7 @@ def branches(c: Call, subgraphs: Sequence[int], index: Node) -> Sequence[Value]:
     return _stored(c, bodies.case(c.importer.found, ops.reshape(index, ()), outcomes, inner, values, c.loc), names)
 
 
-@row("WHILE", moves=True)
+@row("WHILE", is_movement=True)
 def loop(c: Call) -> Sequence[Value]:
     cond, body = c.int("cond_subgraph_index"), c.int("body_subgraph_index")
     names = c.importer.touched(cond, body)
@@ -78,7 +78,7 @@ def _resource(c: Call) -> Resource:
     return value
 
 
-@row("READ_VARIABLE", moves=True)
+@row("READ_VARIABLE", is_movement=True)
 def read_variable(c: Call) -> Node:
     name = _resource(c).name
     variable = c.importer.variables.get(name)
@@ -87,7 +87,7 @@ def read_variable(c: Call) -> Node:
     return variable.node
 
 
-@row("ASSIGN_VARIABLE", moves=True)
+@row("ASSIGN_VARIABLE", is_movement=True)
 def assign_variable(c: Call) -> Sequence[Value]:
     c.importer.assign(_resource(c).name, c.x(1))
     return ()

@@ -86,13 +86,13 @@ def add_n(c: Call) -> Node:
     return total
 
 
-@row("CAST", stored=True)
+@row("CAST", takes_stored=True)
 def cast(c: Call) -> Node:
     x = c.z().real if isinstance(c.values[0], Complex) else c.x()
     return ops.compare("NE", x, 0) if c.type() == T.boolean and x.dtype != T.boolean else ops.cast(x, c.type())
 
 
-@row("BITCAST", stored=True)
+@row("BITCAST", takes_stored=True)
 def bitcast(c: Call) -> Node:
     return ops.bitcast(c.x(), c.type())
 
@@ -142,7 +142,7 @@ def l2_normalization(c: Call) -> Node:
     return c.activation(ops.div(x, norm))
 
 
-@row("SELECT", "SELECT_V2", moves=True)
+@row("SELECT", "SELECT_V2", is_movement=True)
 def select(c: Call) -> Node:
     pred, a, b = c.xs()
     if c.op.name == "SELECT" and len(pred.shape) == 1 and len(a.shape) > 1:
@@ -151,7 +151,7 @@ def select(c: Call) -> Node:
     return ops.where(ops.broadcast_to(pred, shape), ops.broadcast_to(a, shape), ops.broadcast_to(b, shape))
 
 
-@row("ZEROS_LIKE", stored=True)
+@row("ZEROS_LIKE", takes_stored=True)
 def zeros_like(c: Call) -> Node:
     return ops.full(c.x().shape, 0, c.x().dtype)
 

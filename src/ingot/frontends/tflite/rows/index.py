@@ -16,7 +16,7 @@ from ingot.ir.node import Node, const
 row = Table()
 
 
-@row("GATHER", moves=True)
+@row("GATHER", is_movement=True)
 def gather(c: Call) -> Node:
     x, at = c.x(0), c.x(1)
     batch = c.int("batch_dims")
@@ -27,19 +27,19 @@ def gather(c: Call) -> Node:
     return movement.gather(x, at, axis, batch)
 
 
-@row("GATHER_ND", moves=True)
+@row("GATHER_ND", is_movement=True)
 def gather_nd(c: Call) -> Node:
     return ops.GatherND()(c.x(0), c.x(1))
 
 
-@row("SCATTER_ND", stored=True)
+@row("SCATTER_ND", takes_stored=True)
 def scatter_nd(c: Call) -> Node:
     """Sums at the places of zeros. Operands: indices, updates, the result's sizes."""
     zeros = ops.full(c.dims(2), 0, c.x(1).dtype)
     return ops.ScatterND("add")(zeros, c.x(0), c.x(1))
 
 
-@row("ONE_HOT", stored=True)
+@row("ONE_HOT", takes_stored=True)
 def one_hot(c: Call) -> Node:
     """Operands: indices, depth, the value at an index, that elsewhere."""
     (depth,) = c.dims(1)
@@ -51,20 +51,20 @@ def one_hot(c: Call) -> Node:
     return ops.where(is_hit, ops.broadcast_to(c.x(2), shape), ops.broadcast_to(c.x(3), shape))
 
 
-@row("TOPK_V2", moves=True)
+@row("TOPK_V2", is_movement=True)
 def top_k(c: Call) -> tuple[Node, Node]:
     (k,) = c.dims(1)
     values, at = ops.TopK(k, len(c.x().shape) - 1)(c.x()).results
     return values, ops.cast(at, c.type(1))
 
 
-@row("REVERSE_SEQUENCE", moves=True)
+@row("REVERSE_SEQUENCE", is_movement=True)
 def reverse_sequence(c: Call) -> Node:
     axis, batch = (normal_axis(c.int(f"{n}_dim"), len(c.x().shape)) for n in ("seq", "batch"))
     return movement.reverse_sequence(c.x(0), c.x(1), axis, batch)
 
 
-@row("MATRIX_DIAG", stored=True)
+@row("MATRIX_DIAG", takes_stored=True)
 def matrix_diag(c: Call) -> Node:
     x = c.x()
     n = x.shape[-1]
@@ -73,7 +73,7 @@ def matrix_diag(c: Call) -> Node:
     return ops.where(ops.compare("EQ", a, b), ops.expand_dims(x, -1), 0)
 
 
-@row("MATRIX_SET_DIAG", stored=True)
+@row("MATRIX_SET_DIAG", takes_stored=True)
 def matrix_set_diag(c: Call) -> Node:
     x, diagonal = c.x(0), c.x(1)
     a, b = (ops.Iota(T.TensorType(T.i32, x.shape), len(x.shape) - i)() for i in (1, 2))
@@ -82,7 +82,7 @@ def matrix_set_diag(c: Call) -> Node:
     return ops.where(ops.compare("EQ", a, b), values, x)
 
 
-@row("SPARSE_TO_DENSE", stored=True)
+@row("SPARSE_TO_DENSE", takes_stored=True)
 def sparse_to_dense(c: Call) -> Node:
     """Operands: indices, the result's sizes, values, that elsewhere."""
     return movement.to_dense(c.x(0), c.dims(1), c.x(2), c.x(3))
@@ -95,12 +95,12 @@ def unsorted_segment(c: Call) -> Node:
     return reduce_segments(kind, c.x(0), c.x(1), *c.dims(2))
 
 
-@row("WHERE", stored=True)
+@row("WHERE", takes_stored=True)
 def where(c: Call) -> Node:
     return ops.cast(c.importer.found.places(c.x(0)), c.type())
 
 
-@row("UNIQUE", stored=True)
+@row("UNIQUE", takes_stored=True)
 def unique(c: Call) -> tuple[Node, Node]:
     values, places, _ = c.importer.found.unique(c.x(0))
     return values, ops.cast(places, c.type(1))

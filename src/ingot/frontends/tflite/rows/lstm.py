@@ -66,17 +66,17 @@ class Cell(ABC):
 
     def __init__(self, c: Call, at: Places) -> None:
         self.c, self.at = c, at
-        self.coupled = not c.has(at.input(INPUT))
-        self.projected = c.has(at.projection)
+        self.is_coupled = not c.has(at.input(INPUT))
+        self.is_projected = c.has(at.projection)
 
     def run(self, x: Node) -> Node:
         """y[S, B, U] of x[S, B, I]; what the states are then is kept."""
         c, at = self.c, self.at
-        gates = [g for g in (INPUT, FORGET, UPDATE, OUTPUT) if g != INPUT or not self.coupled]
+        gates = [g for g in (INPUT, FORGET, UPDATE, OUTPUT) if g != INPUT or not self.is_coupled]
 
         def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
             rows, (h, cell) = dict(zip(gates, parts, strict=True)), states
-            entering = None if self.coupled else self.gate(INPUT, rows[INPUT], h, cell)
+            entering = None if self.is_coupled else self.gate(INPUT, rows[INPUT], h, cell)
             forget, update = (self.gate(g, rows[g], h, cell) for g in (FORGET, UPDATE))
             cell = self.updated(cell, entering, forget, update)
             h = self.output(cell, self.gate(OUTPUT, rows[OUTPUT], h, cell))
@@ -139,7 +139,7 @@ class Numbers(Cell):
     def output(self, cell: Node, gate: Node) -> Node:
         c, place = self.c, self.at.projection
         h = ops.mul(gate, activate(cell, c.int("activation")))
-        if not self.projected:
+        if not self.is_projected:
             return h
         h = product_of(c, h, place)
         return _within(ops.add(h, c.x(place + 1)) if c.has(place + 1) else h, c.float("proj_clip"))
@@ -252,7 +252,7 @@ class Levels(Cell):
         squashed = _tabled(cell, tables.tanh, 15 + self.exponent)
         scale = np.float32(2.0**-15 / hidden.scale * 2.0**-15)
         y = multiplied(ops.mul(ops.cast(gate, T.i32), ops.cast(squashed, T.i32)), Multiplier.of(float(scale)))
-        if not self.projected:
+        if not self.is_projected:
             return saturated(ops.add(y, hidden.zero), T.i8)
         # the kernel moves by -zero, and so do its products
         weights = self._weights(place)

@@ -32,7 +32,7 @@ def mean(c: Call) -> Node:
     return ops.mean(c.x(), axes(c), c.flag("keep_dims"))
 
 
-@row("ARG_MAX", "ARG_MIN", moves=True)
+@row("ARG_MAX", "ARG_MIN", is_movement=True)
 def arg(c: Call) -> Node:
     kind = c.op.name.removeprefix("ARG_").lower()
     return ops.cast(ops.arg_reduce(kind, c.x(), c.ints(1)[0]), c.type())

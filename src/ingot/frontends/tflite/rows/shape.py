@@ -16,7 +16,7 @@ from ingot.ir.node import Node
 row = Table()
 
 
-@row("RESHAPE", moves=True)
+@row("RESHAPE", is_movement=True)
 def reshape(c: Call) -> Node:
     if c.has(1):
         shape = c.dims(1)
@@ -26,23 +26,23 @@ def reshape(c: Call) -> Node:
     return ops.reshape(c.x(), shape)
 
 
-@row("SQUEEZE", moves=True)
+@row("SQUEEZE", is_movement=True)
 def squeeze(c: Call) -> Node:
     axes = c.list("squeeze_dims")
     return ops.squeeze(c.x(), axes or None)
 
 
-@row("EXPAND_DIMS", moves=True)
+@row("EXPAND_DIMS", is_movement=True)
 def expand_dims(c: Call) -> Node:
     return ops.expand_dims(c.x(), c.ints(1)[0])
 
 
-@row("TRANSPOSE", moves=True)
+@row("TRANSPOSE", is_movement=True)
 def transpose(c: Call) -> Node:
     return ops.transpose(c.x(), c.ints(1))
 
 
-@row("SLICE", moves=True)
+@row("SLICE", is_movement=True)
 def slice_(c: Call) -> Node:
     x, sizes = c.x(), c.dims(2)
     try:
@@ -62,7 +62,7 @@ def _dynamic_slice(c: Call, x: Node, sizes: Sequence[DimLike]) -> Node:
     return ops.DynamicSlice(tuple(sizes))(x, *starts)
 
 
-@row("STRIDED_SLICE", moves=True)
+@row("STRIDED_SLICE", is_movement=True)
 def strided_slice(c: Call) -> Node:
     """Python's x[begin:end:stride, ...], the special indices of an axis told by bits."""
     begins, ends = c.dims(1), c.dims(2)
@@ -72,7 +72,7 @@ def strided_slice(c: Call) -> Node:
     return movement.strided_slice(c.x(), begins, ends, c.ints(3), masks, ops.slice_axis)
 
 
-@row("SPLIT", moves=True)
+@row("SPLIT", is_movement=True)
 def split(c: Call) -> tuple[Node, ...]:
     # the axis comes first
     axis, x, count = normal_axis(c.ints(0)[0], len(c.x(1).shape)), c.x(1), len(c.results)
@@ -82,7 +82,7 @@ def split(c: Call) -> tuple[Node, ...]:
     return ops.split(x, [size // count] * count, axis)
 
 
-@row("SPLIT_V", moves=True)
+@row("SPLIT_V", is_movement=True)
 def split_v(c: Call) -> tuple[Node, ...]:
     x, axis = c.x(0), normal_axis(c.ints(2)[0], len(c.x(0).shape))
     return ops.split(x, movement.split_sizes(c.dims(1), x.shape[axis]), axis)
@@ -93,12 +93,12 @@ def concatenation(c: Call) -> Node:
     return c.activation(ops.concat(c.xs(), c.int("axis")))
 
 
-@row("PACK", moves=True)
+@row("PACK", is_movement=True)
 def pack(c: Call) -> Node:
     return ops.stack(c.xs(), c.int("axis"))
 
 
-@row("UNPACK", moves=True)
+@row("UNPACK", is_movement=True)
 def unpack(c: Call) -> tuple[Node, ...]:
     return tuple(ops.index_axis(c.x(), c.int("axis"), i) for i in range(len(c.results)))
 
@@ -108,7 +108,7 @@ def _pads(c: Call) -> tuple[tuple[DimLike, ...], tuple[DimLike, ...]]:
     return dims[::2], dims[1::2]
 
 
-@row("PAD", "PADV2", moves=True)
+@row("PAD", "PADV2", is_movement=True)
 def pad(c: Call) -> Node:
     x = c.x()
     # of levels: what stands for 0
@@ -117,17 +117,17 @@ def pad(c: Call) -> Node:
     return ops.pad(x, *_pads(c), value)
 
 
-@row("MIRROR_PAD", moves=True)
+@row("MIRROR_PAD", is_movement=True)
 def mirror_pad(c: Call) -> Node:
     return movement.mirror_pad(c.x(), *_pads(c), repeats_edge=c.int("mode") != 0)
 
 
-@row("TILE", moves=True)
+@row("TILE", is_movement=True)
 def tile(c: Call) -> Node:
     return movement.tile(c.x(), c.dims(1))
 
 
-@row("BROADCAST_TO", moves=True)
+@row("BROADCAST_TO", is_movement=True)
 def broadcast_to(c: Call) -> Node:
     return ops.broadcast_to(c.x(), c.dims(1))
 
@@ -137,22 +137,22 @@ def broadcast_args(c: Call) -> Node:
     return sizes_vector(ops.broadcast_shapes(c.dims(0), c.dims(1)), c.type())
 
 
-@row("FILL", stored=True)
+@row("FILL", takes_stored=True)
 def fill(c: Call) -> Node:
     return ops.broadcast_to(c.x(1), c.dims(0))
 
 
-@row("REVERSE_V2", moves=True)
+@row("REVERSE_V2", is_movement=True)
 def reverse(c: Call) -> Node:
     return ops.flip(c.x(), c.ints(1))
 
 
-@row("SHAPE", stored=True)
+@row("SHAPE", takes_stored=True)
 def shape(c: Call) -> Node:
     return sizes_vector(c.x().shape, c.type())
 
 
-@row("RANK", stored=True)
+@row("RANK", takes_stored=True)
 def rank(c: Call) -> Node:
     return ops.scalar(len(c.x().shape), c.type())
 
@@ -183,34 +183,34 @@ def _known(c: Call, i: int) -> float:
     return float(value)
 
 
-@row("SPACE_TO_DEPTH", moves=True)
+@row("SPACE_TO_DEPTH", is_movement=True)
 def space_to_depth(c: Call) -> Node:
     return movement.space_to_depth(c.x(), c.int("block_size"))
 
 
-@row("DEPTH_TO_SPACE", moves=True)
+@row("DEPTH_TO_SPACE", is_movement=True)
 def depth_to_space(c: Call) -> Node:
     return movement.depth_to_space(c.x(), c.int("block_size"))
 
 
-@row("SPACE_TO_BATCH_ND", moves=True)
+@row("SPACE_TO_BATCH_ND", is_movement=True)
 def space_to_batch(c: Call) -> Node:
     low, high = c.dims(2)[::2], c.dims(2)[1::2]
     return movement.space_to_batch(c.x(), c.ints(1), low, high, c.levels().zero if c.is_quantized() else 0)
 
 
-@row("BATCH_TO_SPACE_ND", moves=True)
+@row("BATCH_TO_SPACE_ND", is_movement=True)
 def batch_to_space(c: Call) -> Node:
     return movement.batch_to_space(c.x(), c.ints(1), c.dims(2)[::2], c.dims(2)[1::2])
 
 
-@row("DYNAMIC_UPDATE_SLICE", moves=True)
+@row("DYNAMIC_UPDATE_SLICE", is_movement=True)
 def dynamic_update_slice(c: Call) -> Node:
     starts = [ops.index_axis(c.x(2), 0, i) for i in range(len(c.x().shape))]
     return ops.DynamicUpdateSlice()(c.x(0), c.x(1), *starts)
 
 
-@row("DENSIFY", moves=True)
+@row("DENSIFY", is_movement=True)
 def densify(c: Call) -> Node:
     """Sparse constants are spelt out where they are read."""
     return c.x()

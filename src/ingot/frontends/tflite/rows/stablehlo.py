@@ -119,16 +119,16 @@ def rng_bit_generator(c: Call) -> Sequence[Value]:
     return new, ops.reshape(cast(Node, drawn), bits)
 
 
-@row("STABLEHLO_WHILE", moves=True)
+@row("STABLEHLO_WHILE", is_movement=True)
 def while_(c: Call) -> Sequence[Value]:
     return loop(c)
 
 
-@row("STABLEHLO_CASE", moves=True)
+@row("STABLEHLO_CASE", is_movement=True)
 def case(c: Call) -> Sequence[Value]:
     return branches(c, c.list("branch_subgraph_indices"), c.x(0))
 
 
-@row("STABLEHLO_COMPOSITE", moves=True)
+@row("STABLEHLO_COMPOSITE", is_movement=True)
 def composite(c: Call) -> Sequence[Value]:
     return called(c, c.int("decomposition_subgraph_index"), c.values)

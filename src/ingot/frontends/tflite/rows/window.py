@@ -154,7 +154,7 @@ def conv_3d_transpose(c: Call) -> Node:
     return c.activation(ops.add(y, c.x(3)) if c.has(3) else y)
 
 
-@row("DILATE", stored=True)
+@row("DILATE", takes_stored=True)
 def dilate(c: Call) -> Node:
     """Operands: x, the distances between its elements in the result, what lies between them."""
     steps, zeros = c.ints(1), (0,) * c.x().type.rank
@@ -235,7 +235,7 @@ def resize_bilinear(c: Call) -> Node:
     return resize_linear(c.x(), c.dims(1), *_coordinates(c))
 
 
-@row("RESIZE_NEAREST_NEIGHBOR", moves=True)
+@row("RESIZE_NEAREST_NEIGHBOR", is_movement=True)
 def resize_to_nearest(c: Call) -> Node:
     return resize_nearest(c.x(), c.dims(1), *_coordinates(c))
 

@@ -90,19 +90,19 @@ def split_to_sequence(c: Call) -> Result:
 def optional(c: Call) -> Result:
     value = c.inputs[0] if c.inputs else None
     # one that holds something is what it holds
-    return [Sequence_((), absent=True) if value is None else value]  # type: ignore[list-item]
+    return [Sequence_((), is_absent=True) if value is None else value]  # type: ignore[list-item]
 
 
 @onnx_op("OptionalHasElement", since=15)
 def optional_has_element(c: Call) -> Result:
     value = c.inputs[0] if c.inputs else None
-    is_present = value is not None and not (isinstance(value, Sequence_) and value.absent)
+    is_present = value is not None and not (isinstance(value, Sequence_) and value.is_absent)
     return [Value(sym=Sym.of(T.boolean, np.array(is_present, dtype=object)))]
 
 
 @onnx_op("OptionalGetElement", since=15)
 def optional_get_element(c: Call) -> Result:
     value = c.inputs[0]
-    if value is None or (isinstance(value, Sequence_) and value.absent):
+    if value is None or (isinstance(value, Sequence_) and value.is_absent):
         raise Unsupported("an optional that holds nothing")
     return [value]  # type: ignore[list-item]

@@ -24,18 +24,18 @@ aten = Table()
 class Stack:
     """The layers of a recurrent call: parameters per layer and direction, and how the sequence lies.
 
-    projected: whether each direction has a last parameter, which the hidden state is multiplied with.
-    between: of what a layer's output becomes on its way to the next one.
+    is_projected: whether each direction has a last parameter, which the hidden state is multiplied with.
+    dropout: of what a layer's output becomes on its way to the next one.
     """
 
     params: Sequence[Node]
-    biased: bool
+    has_biases: bool
     layers: int
     directions: int
     batch_first: bool
     reverse: bool = False
-    projected: bool = False
-    between: Callable[[Node], Node] = lambda x: x
+    is_projected: bool = False
+    dropout: Callable[[Node], Node] = lambda x: x
 
     @property
     def direction(self) -> str:
@@ -43,7 +43,7 @@ class Stack:
 
     def layer(self, index: int) -> list[Sequence[Node]]:
         """Per direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])."""
-        each = (4 if self.biased else 2) + self.projected
+        each = (4 if self.has_biases else 2) + self.is_projected
         first = index * self.directions * each
         return [self.params[first + d * each : first + (d + 1) * each] for d in range(self.directions)]
 
@@ -70,7 +70,7 @@ def _weights(stack: Stack, layer: int, order: Sequence[int]) -> tuple[Node, Node
     directions = stack.layer(layer)
     w = _stacked([_ordered(s[0], order) for s in directions])
     r = _stacked([_ordered(s[1], order) for s in directions])
-    if stack.biased:
+    if stack.has_biases:
         b = _stacked([ops.Concat(0)(_ordered(s[2], order), _ordered(s[3], order)) for s in directions])
     else:
         b = filled((stack.directions, w.shape[1] * 2), 0, w.dtype)
@@ -88,11 +88,11 @@ def _run(
         x = transpose(x, (1, 0, 2))
     finals: list[list[Node]] = [[] for _ in states]
     for layer in range(stack.layers):
-        x = stack.between(x) if layer else x
+        x = stack.dropout(x) if layer else x
         w, r, b = _weights(stack, layer, order)
         first = layer * stack.directions
         initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
-        shrink = _stacked([side[-1] for side in stack.layer(layer)]) if stack.projected else None
+        shrink = _stacked([side[-1] for side in stack.layer(layer)]) if stack.is_projected else None
         if shrink is not None:
             x, w, r, initial[0] = _unprojected(x, w, r, initial[0], shrink)
         hidden = r.shape[2]
@@ -139,9 +139,9 @@ def _stack(
     bidirectional: bool, batch_first: bool,
 ) -> Stack:  # fmt: skip
     directions = 2 if bidirectional else 1
-    projected = len(params) != num_layers * directions * (4 if has_biases else 2)
-    between = partial(dropped, c, p=dropout if train else 0.0)
-    return Stack(params, has_biases, num_layers, directions, batch_first, projected=projected, between=between)
+    is_projected = len(params) != num_layers * directions * (4 if has_biases else 2)
+    drop = partial(dropped, c, p=dropout if train else 0.0)
+    return Stack(params, has_biases, num_layers, directions, batch_first, is_projected=is_projected, dropout=drop)
 
 
 @aten("lstm.input", by_name=True)
