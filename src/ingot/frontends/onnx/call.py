@@ -203,7 +203,7 @@ class Importer(Protocol):
         ...
 
     def note_capture(self, inner: Node, outer: Node) -> None:
-        """`inside` is what a body's graph calls `outside`."""
+        """`inner` is what a body's graph calls `outer`."""
         ...
 
 

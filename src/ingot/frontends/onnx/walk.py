@@ -399,7 +399,7 @@ class Walk:
         return self.wishes.add(node, exact)
 
     def note_capture(self, inner: Node, outer: Node) -> None:
-        """`inside` is what a body's graph calls `outside`."""
+        """`inner` is what a body's graph calls `outer`."""
         self.wishes.captured[inner] = outer
 
 

@@ -34,8 +34,8 @@ class _Outcome:
     sizes: Sizes
 
     def most(self, d: DimLike, kept_symbols: frozenset[str] = frozenset()) -> DimLike:
-        """The most that a size of the body can be, in sizes outside and those in `kept`. Raises Unsupported where it
-        isn't known."""
+        """The most that a size of the body can be, in sizes outside and those in `kept_symbols`. Raises Unsupported
+        where it isn't known."""
         for name, (_, most) in reversed(self.sizes.items()):
             if name not in symbols_of(d) - kept_symbols:
                 continue

@@ -138,7 +138,7 @@ def _axes(
 
 
 def _size(label: str, axis: int, declared: DimLike | None, request: Any, requested: dict[str, Any]) -> DimLike:
-    """The size of an axis; bounds and sizes of an open one are noted in `asked` by its symbol."""
+    """The size of an axis; bounds and sizes of an open one are noted in `requested` by its symbol."""
     if isinstance(request, str):
         return symbol(request)
     if request is None:

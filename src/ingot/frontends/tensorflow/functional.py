@@ -185,8 +185,8 @@ class _Rewriter:
     def _function(
         self, name: str, arguments: Sequence[str], ends: Sequence[str], sources: Mapping[str, str]
     ) -> FunctionDef | None:
-        """A function that computes `ends`; `given`: tensors that are its arguments. None where control flow is left in
-        it."""
+        """A function that computes `ends`; `sources`: tensors that are its arguments. None where control flow is left
+        in it."""
         body_nodes: dict[str, NodeDef] = {}
         stack = [_name(t) for t in ends if _full(t) not in sources]
         while stack:

@@ -59,7 +59,7 @@ class Retrace:
         return [(id(t), 0 if t.is_inference() else t._version) for name, t in named if name not in self._state]
 
     def _of_sizes(self, sizes: Sequence[tuple[int, ...]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The example's arguments with a call's sizes. told: the shapes of the graph's inputs."""
+        """The example's arguments with a call's sizes. sizes: the shapes of the graph's inputs."""
         args, kwargs = ((), self._example) if isinstance(self._example, Mapping) else (self._example, {})
         args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
         return pytree.tree_unflatten(list(self._leaves(args, dict(kwargs), iter(sizes))), self._inputs.spec)

@@ -263,8 +263,8 @@ def group_query_attention(c: Call) -> Result:
 
 
 def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
-    """The number of keys that each sequence had before: its `last` position counts those of this call; a prompt has
-    none."""
+    """The number of keys that each sequence had before: its `last` position counts those of this call; a prompt
+    has none."""
     if length == total:
         return ops.mul(last, 0)
     past_lengths = ops.sub(ops.add(last, 1), length)

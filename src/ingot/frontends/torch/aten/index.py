@@ -358,7 +358,7 @@ def _at_true(values: Node, axis: int, mask: Node) -> Node:
 
 
 def _count(values: Node, axis: int, trailing_axes: int) -> DimLike:
-    """The number of places that `values` has elements for, with `behind` axes behind theirs."""
+    """The number of places that `values` has elements for, with `trailing_axes` axes behind theirs."""
     return values.shape[-trailing_axes - 1] if values.type.rank > trailing_axes else 1
 
 

@@ -156,7 +156,7 @@ def searchsorted(
 
 def _places(c: Context, boundaries: Node, x: Operand, counts_equal: bool) -> Node:
     """The number of elements in a row of `boundaries`, one row or a row per row of `x`, that are below each value (or
-    are it: `after`); all below NaN."""
+    are it: `counts_equal`); all below NaN."""
     edges, values = promoted((boundaries, x), result_type((boundaries, x)))
     if boundaries.type.rank > 1:
         edges = ops.expand_dims(edges, -2)

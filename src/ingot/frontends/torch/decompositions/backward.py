@@ -44,8 +44,8 @@ def attention_gradients(
     scale: float | None, kept_share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value and of the scores with their mask, from the probabilities computed again (Dao
-    et al., FlashAttention, algorithm 4). kept: what dropout multiplied the probabilities by. Of 16-bit operands, the
-    probabilities and the scaled gradients of scores are rounded to 16 bits before they are multiplied, as there."""
+    et al., FlashAttention, algorithm 4). kept_share: what dropout multiplied the probabilities by. Of 16-bit operands,
+    the probabilities and the scaled gradients of scores are rounded to 16 bits before they are multiplied, as there."""
     weights = attention_weights(query, key, mask, is_causal, scale)
     g, v = grad.to(weights.dtype), value.to(weights.dtype)
     of_weights = g @ v.transpose(-1, -2)

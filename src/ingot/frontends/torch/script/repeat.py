@@ -156,8 +156,8 @@ def repeat(
     attributes: Env,
     evaluate: Evaluate,
 ) -> Sequence[Any]:
-    """Turn after turn of a loop as long as `go` holds; `most`: None, or how many. Raises UnsupportedOpError for values
-    whose form changes."""
+    """Turn after turn of a loop as long as `is_going` holds; `most`: None, or how many. Raises UnsupportedOpError for
+    values whose form changes."""
     (block,) = n.blocks
     names, paths = _read(block)
     outer_values = {name: env[name] for name in names if name in env}

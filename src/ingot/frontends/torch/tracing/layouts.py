@@ -161,9 +161,8 @@ class _Outside:
 def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) -> Results:
     """Lets `graph` give only what the model has to compute of its results.
 
-    kept: places of what only a backward graph reads, which has its axes in any order. written: how many of the last
-    results are what inputs are given.
-    """
+    kept_slice: places of what only a backward graph reads, which has its axes in any order. written: how many of the
+    last results are what inputs are given."""
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
     shown_until = len(results) - written

@@ -56,7 +56,7 @@ class _Table:
 
     @staticmethod
     def of(x: Node, forest: Forest, targets: np.ndarray) -> _Table:
-        """For a forest `in_order`. held: what [nodes] hold, numbers of x's dtype or whole numbers."""
+        """For a forest `in_order`. targets: what [nodes] hold, numbers of x's dtype or whole numbers."""
         leaf, roots, features = forest.leaf, forest.roots.reshape(-1), x.shape[1]
         used = forest.feature[~leaf]
         if not isinstance(features, int) or not 0 <= used.min(initial=0) <= used.max(initial=-1) + 1 <= features:

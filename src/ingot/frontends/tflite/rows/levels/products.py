@@ -37,7 +37,7 @@ def is_wide(c: Call, i: int, bias: int) -> bool:
 
 
 def scaled(c: Call, total: Node, scales: tuple[int, int], once: bool = False) -> Node:
-    """Sums of products of operands `given` (values, weights) as the result's levels."""
+    """Sums of products of operands `scales` (values, weights) as the result's levels."""
     x, w, out = c.levels(scales[0]), c.levels(scales[1]), c.out_levels()
     by = Multiplier.of(*(x.scale * s / out.scale for s in w.scales))
     y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
