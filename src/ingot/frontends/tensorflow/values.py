@@ -11,6 +11,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.shared import quotients, rows
 from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
@@ -264,7 +265,7 @@ class Call:
     def axis(self, x: Value, rank: int) -> int:
         """An axis, counted from the front."""
         (only,) = self.numbers(x)
-        return normal(only, rank)
+        return normal_axis(only, rank)
 
     def array(self, x: Value) -> np.ndarray:
         """A constant. Raises Unsupported for what is none."""
@@ -281,13 +282,6 @@ def expect(value: Value, kind: type[V], what: str) -> V:
     if not isinstance(value, kind):
         raise Unsupported("" if isinstance(value, Missing) else f"a value that is no {what}")
     return value
-
-
-def normal(axis: int, rank: int) -> int:
-    """`axis` counted from the front. Raises Unsupported where it is out of range."""
-    if not -rank <= axis < rank:
-        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
-    return axis % rank
 
 
 RowFunction = Callable[..., Result]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache, wraps
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ class Table(rows.Table[Handler]):
     def __init__(self) -> None:
         super().__init__(lambda handler: handler, _full)
 
-    def __call__(self, *names: str, by_name: bool = False) -> Callable[[rows.F], rows.F]:
+    def __call__(self, *names: str, by_name: bool = False, **options: Any) -> Callable[[rows.F], rows.F]:
         def add(handler: rows.F) -> rows.F:
             for name in names:
                 self.add(name, _by_name(handler, _full(name)) if by_name else handler)

@@ -8,7 +8,9 @@ from ingot import ops
 from ingot.ir.node import Node, const
 
 
-def fake_quantize(x: Node, low: np.ndarray, high: np.ndarray, bits: int, is_narrow: bool) -> Node:
+def fake_quantize(
+    x: Node, low: np.ndarray | np.floating, high: np.ndarray | np.floating, bits: int, is_narrow: bool
+) -> Node:
     """f32. The range, low to high, is moved so that 0 is a level; the gradient is that of x within it. is_narrow: the
     least level is not used."""
     least, most = np.float32(is_narrow), np.float32((1 << bits) - 1)

@@ -12,7 +12,7 @@ from ingot.ir.node import Node
 from ingot.ir.types import DType, i64
 
 # an axis, its first and last place or None, the step
-SliceAxis = Callable[[Node, int, DimLike | Node | None, DimLike | Node | None, int], Node]
+SliceAxis = Callable[..., Node]
 
 
 def normal_axis(axis: int, rank: int) -> int:

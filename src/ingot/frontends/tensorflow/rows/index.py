@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tensorflow.values import Call, Table, normal
+from ingot.frontends.tensorflow.values import Call, Table
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Node
 from ingot.ir.types import i32, i64
@@ -49,7 +50,7 @@ def _found_slice(
 @row("GatherV2", "Gather")
 def gather(c: Call, x: Node, indices: Node, axis: Node | None = None) -> Node:
     batch = c.int("batch_dims", 0)
-    batch = normal(batch, indices.type.rank + 1)
+    batch = normal_axis(batch, indices.type.rank + 1)
     dim = batch if axis is None else c.axis(axis, x.type.rank)
     if isinstance(indices.op, Const) and indices.type.rank == 0:
         return ops.index_axis(x, dim, int(indices.op.value))

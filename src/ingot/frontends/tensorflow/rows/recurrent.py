@@ -51,7 +51,8 @@ def lstm(c: Call, most: Node, x: Node, cs: Node, h: Node, w: Node, wci: Node, wc
     clip = c.float("cell_clip", 0.0 if second else 3.0)
 
     def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
-        results = _cell(c, parts[0], *states, w, (wci, wcf, wco), b, order, forget, clip)
+        cell, out = states
+        results = _cell(c, parts[0], cell, out, w, (wci, wcf, wco), b, order, forget, clip)
         return results, (results[1], results[6])
 
     stop = ops.reshape(ops.cast(most, i64), ())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.composites.segments import reduce_segments, segment_count
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tensorflow.values import Call, Table, normal
+from ingot.frontends.tensorflow.values import Call, Table
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node
 from ingot.ir.types import i32, i64
@@ -18,7 +19,7 @@ _KINDS = {"Sum": "sum", "Prod": "prod", "Max": "max", "Min": "min", "All": "and"
 
 
 def _axes(c: Call, x: Node, axes: Node) -> tuple[int, ...]:
-    return tuple({normal(a, x.type.rank): None for a in c.numbers(axes)})
+    return tuple({normal_axis(a, x.type.rank): None for a in c.numbers(axes)})
 
 
 @row(*_KINDS)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
-from ingot.frontends.tensorflow.values import Call, Result, Table, normal
+from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_max, divides
 from ingot.ir.node import Node
 from ingot.ir.types import i64
@@ -27,12 +28,12 @@ def expand_dims(c: Call, x: Node, axis: Node) -> Node:
 @row("Squeeze")
 def squeeze(c: Call, x: Node) -> Node:
     axes = c.ints("squeeze_dims") or c.ints("axis")
-    return ops.squeeze(x, tuple(normal(a, x.type.rank) for a in axes) if axes else None)
+    return ops.squeeze(x, tuple(normal_axis(a, x.type.rank) for a in axes) if axes else None)
 
 
 @row("Transpose")
 def transpose(c: Call, x: Node, permutation: Node) -> Node:
-    return windows.permuted(x, tuple(normal(p, x.type.rank) for p in c.numbers(permutation)))
+    return windows.permuted(x, tuple(normal_axis(p, x.type.rank) for p in c.numbers(permutation)))
 
 
 @row("InvertPermutation")
@@ -63,7 +64,7 @@ def pack(c: Call, *xs: Node) -> Node:
 
 @row("Unpack")
 def unpack(c: Call, x: Node) -> Result:
-    axis = normal(c.int("axis", 0), x.type.rank)
+    axis = normal_axis(c.int("axis", 0), x.type.rank)
     return [ops.index_axis(x, axis, i) for i in range(c.int("num"))]
 
 
@@ -117,7 +118,7 @@ def _amounts(c: Call, paddings: Node) -> tuple[tuple[DimLike, ...], tuple[DimLik
 
 @row("ReverseV2")
 def reverse(c: Call, x: Node, axes: Node) -> Node:
-    return ops.flip(x, tuple(normal(a, x.type.rank) for a in c.numbers(axes)))
+    return ops.flip(x, tuple(normal_axis(a, x.type.rank) for a in c.numbers(axes)))
 
 
 @row("ReverseSequence")
@@ -128,7 +129,7 @@ def reverse_sequence(c: Call, x: Node, lengths: Node) -> Node:
 @row("Roll")
 def roll(c: Call, x: Node, shift: Node, axis: Node) -> Node:
     for by, a in zip(c.numbers(shift), c.numbers(axis), strict=True):
-        dim = normal(a, x.type.rank)
+        dim = normal_axis(a, x.type.rank)
         size = x.shape[dim]
         if size == 0:
             continue

@@ -92,7 +92,8 @@ def sparse_to_dense(c: Call) -> Node:
 def unsorted_segment(c: Call) -> Node:
     """Operands: x, a segment for each of its first axes' places, how many there are."""
     kind = c.op.name.removeprefix("UNSORTED_SEGMENT_").title()
-    return reduce_segments(kind, c.x(0), c.x(1), *c.dims(2))
+    (count,) = c.dims(2)
+    return reduce_segments(kind, c.x(0), c.x(1), count)
 
 
 @row("WHERE", takes_stored=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tensorflow.values import Call, Result, Table, normal
+from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, floordiv, product
 from ingot.ir.node import Node
 from ingot.ir.types import boolean, i64
@@ -89,7 +90,7 @@ def reshape(c: Call, at: Node, sizes: Node, new_sizes: Node) -> Result:
 @row("SparseReduceSum", "SparseReduceMax")
 def reduce(c: Call, at: Node, values: Node, sizes: Node, axes: Node) -> Node:
     shape = c.sizes(sizes)
-    over = tuple(normal(a, len(shape)) for a in c.numbers(axes))
+    over = tuple(normal_axis(a, len(shape)) for a in c.numbers(axes))
     if c.op.endswith("Sum"):
         return ops.reduce_sum(_dense(at, values, shape), over, c.flag("keep_dims"))
     keep = c.flag("keep_dims")
@@ -116,7 +117,7 @@ def concat(c: Call, *operands: Node) -> Result:
     n = c.int("N")
     places, values, sizes = (operands[i * n : (i + 1) * n] for i in range(3))
     shapes = [c.sizes(s) for s in sizes]
-    axis, first, shifted = normal(c.int("concat_dim"), len(shapes[0])), ops.scalar(0, i64), list[Node]()
+    axis, first, shifted = normal_axis(c.int("concat_dim"), len(shapes[0])), ops.scalar(0, i64), list[Node]()
     for at, shape in zip(places, shapes, strict=True):
         steps = ops.stack([first if i == axis else ops.scalar(0, i64) for i in range(len(shape))])
         shifted.append(ops.add(at, steps))
