@@ -172,7 +172,7 @@ class _Loop:
         self.rooms = {place: self.room(place, before, outcome, carried) for place in self.rooms}
 
     def room(self, place: Place, carried_values: Sequence[Node], outcome: _Outcome, carried: frozenset[str]) -> DimLike:
-        """carried: the sizes before a turn of what changes its size."""
+        """carried: the sizes before an iteration of what changes its size."""
         k, a = place
         start, before = self.starts[k].shape[a], carried_values[k].shape[a]
         most = outcome.most(outcome.outputs[k].shape[a], carried)

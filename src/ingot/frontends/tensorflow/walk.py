@@ -261,7 +261,7 @@ class Walk:
 
     def may_find(self, nodes: Sequence[Node]) -> bool:
         """Whether a size may be left to the run that these say. A loop is first tried with sizes that are known in each
-        of its turns."""
+        of its iterations."""
         read = (n.op.label for n in topological(nodes) if isinstance(n.op, Input))
         return self.is_finding or all(label in self.sizes.inputs or label in self.state for label in read)
 

@@ -147,7 +147,7 @@ def _slice(
 
 
 def _window(c: Call) -> Node:
-    """x[i : i + k] where each turn of a loop has another i: k elements, which have to be there."""
+    """x[i : i + k] where each iteration of a loop has another i: k elements, which have to be there."""
     x, (start, first), (end, last) = c.x(), _offset(c.x(1)), _offset(c.x(2))
     if start is not end or c.x(1).type.size != 1 or (c.has(4) and c.ints(4) != (1,)):
         raise Unsupported(f"a slice from {c.proto.input[1]!r}, which a loop changes, but to as many elements behind it")

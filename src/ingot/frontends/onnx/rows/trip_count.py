@@ -1,6 +1,6 @@
 """The trip count of a loop whose condition compares a counter with a size.
 
-    i = 0; n = len(x); while i < n: ...; i = i + 1      ->   n turns
+    i = 0; n = len(x); while i < n: ...; i = i + 1      ->   n iterations
 
 Exporters of `while` loops (tf2onnx writes TensorFlow's recurrent layers so) give no trip count. With one, what the loop
 stacks has a size, where else only the run would know.
@@ -21,12 +21,11 @@ MAX_EXACT_INTEGER = 1 << 24  # integers up to here are exact in f32, which older
 def trip_count(
     go: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
 ) -> tuple[DimLike, bool] | None:
-    """(turns of a loop that takes its first one, whether that holds for fewer than EXACT alone); None where its
+    """(iterations of a loop that takes its first one, whether that holds for fewer than MAX_EXACT_INTEGER alone); None where its
     condition says something else.
 
-    go: whether there is another turn, computed in the body of `names`, what a turn begins with. starts: their values
-    before the first, where they are known sizes. ends: their values after a turn.
-    """
+    go: whether there is another iteration, computed in the body of `names`, what an iteration begins with. starts:
+    their values before the first, where they are known sizes. ends: their values after an iteration."""
     if not isinstance(go.op, ops.Compare) or go.op.direction not in _SWAPPED_DIRECTION:
         return None
     for direction, a, b in ((go.op.direction, *go.inputs), (_SWAPPED_DIRECTION[go.op.direction], *reversed(go.inputs))):
@@ -70,7 +69,7 @@ def _added(x: Node, names: Sequence[Node]) -> tuple[int, int] | None:
 def _counter(
     x: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]
 ) -> tuple[DimLike, int, int] | None:
-    """(start, offset, step) of what is start + offset in the first turn, and step more in each."""
+    """(start, offset, step) of what is start + offset in the first iteration, and step more in each."""
     addend = _added(x, names)
     if addend is None:
         return None
@@ -82,7 +81,7 @@ def _counter(
 
 
 def _fixed(x: Node, names: Sequence[Node], starts: Sequence[DimLike | None], ends: Sequence[Node]) -> DimLike | None:
-    """A size that is the same in all turns."""
+    """A size that is the same in all iterations."""
     if isinstance(x.op, ops.DimValue):
         return x.op.dim
     value = _whole(x)

@@ -154,8 +154,8 @@ def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, N
 
 @row("While", "StatelessWhile", any_kind=True)
 def while_(c: Call, *arguments: Value) -> Result:
-    """Values that the body hands on unchanged are not carried; where the values' types change, turns are written out,
-    or what grows has room for as many turns as there may be."""
+    """Values that the body hands on unchanged are not carried; where the values' types change, iterations are written
+    out, or what grows has room for as many iterations as there may be."""
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
     start, refused, was_finding = list(_checked(arguments)), list(c.walk.refused), c.walk.is_finding
@@ -166,7 +166,7 @@ def while_(c: Call, *arguments: Value) -> Result:
         trial = _trial(c, cond, body, start)
         if trial.why is None:
             return _loop(c, cond, body, trial)
-        # what only the run knows in a loop may be known in each of its turns
+        # what only the run knows in a loop may be known in each of its iterations
         unrolled = _unrolled(c, cond, body, start)
         if unrolled is not None:
             return unrolled
@@ -183,13 +183,13 @@ def while_(c: Call, *arguments: Value) -> Result:
 
 
 def _ends(c: Call, cond: Function, values: Sequence[Value]) -> bool:
-    """Whether it is known that there is no other turn."""
+    """Whether it is known that there is no other iteration."""
     (test,) = _tried(c, cond, values)
     return not isinstance(test, Missing) and _decided(c, test) is False
 
 
 def _no_turns(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value]:
-    """A turn would say of which shape the lists are that nothing was put into."""
+    """An iteration would say of which shape the lists are that nothing was put into."""
     refused = list(c.walk.refused)
     try:
         ends = _tried(c, body, start)
@@ -201,7 +201,7 @@ def _no_turns(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value
 
 
 def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
-    """Lists that nothing was put into yet, with zeros of the shape that a turn puts into them."""
+    """Lists that nothing was put into yet, with zeros of the shape that an iteration puts into them."""
     return [
         _of_zeros(v, e)
         if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
@@ -246,8 +246,8 @@ def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _
 
 
 def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
-    """What the turn that shows begins with: inputs of its own, but for what the body plainly hands on and any graph may
-    hold, as shapes are made of it."""
+    """What the iteration that shows begins with: inputs of its own, but for what the body plainly hands on and any
+    graph may hold, as shapes are made of it."""
     f, probes = c.walk.functions.get(body.name), _fresh(start, f"{c.loc}.probe")
     for k in f.passed_through.intersection(range(len(start))) if f is not None else ():
         value = start[k]
@@ -293,15 +293,15 @@ def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
 
 @dataclass(frozen=True)
 class _Counter:
-    """A carried value that goes 0, 1, ... limit - 1, one more with each turn, of a loop that nothing else ends."""
+    """A carried value that goes 0, 1, ... limit - 1, one more with each iteration, of a loop that nothing else ends."""
 
     place: int
     limit: DimLike
 
 
 def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> list[tuple[int, int]]:
-    """Counters, one more with each turn, and lists that start as long as they say: so long they are in each turn, if
-    each makes them longer by one."""
+    """Counters, one more with each iteration, and lists that start as long as they say: so long they are in each
+    iteration, if each makes them longer by one."""
     unchanged = _stays(start, probes, ends)
     appends: list[tuple[int, int]] = []
     for k, (first, at, end) in enumerate(zip(start, probes, ends, strict=True)):
@@ -360,7 +360,7 @@ def _is_next(end: Value, at: Node, before: Mapping[Node, Node]) -> bool:
 
 
 def _grown(start: Value, end: Value, counter: _Counter) -> Value:
-    """A list that gets an element with each turn, at the length that it ends with."""
+    """A list that gets an element with each iteration, at the length that it ends with."""
     if not isinstance(start, TensorList) or not isinstance(end, TensorList) or start.buffer is None:
         return start
     if end.length == start.length or end.length != dim_max(start.length, counter.limit):
@@ -387,13 +387,13 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
         (test,) = _checked(c.walk.call(c, cond, inside_values(nodes)))
         return _truth(expect(test, Node, "tensor"))
 
-    def turn(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    def body_graph(nodes: Sequence[Node]) -> tuple[Node, ...]:
         inside = inside_values(nodes)
         ends = _checked(c.walk.call(c, body, inside))
         for _, i in trial.appends:
             list_before, list_after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))
             if list_after.length not in (list_before.length, list_before.length + 1):
-                raise Unsupported("a list that does not get an element with each turn")
+                raise Unsupported("a list that does not get an element with each iteration")
         changed = [v for v, is_fixed in zip(ends, fixed, strict=True) if not is_fixed]
         return _flat(changed)
 
@@ -402,7 +402,7 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
         raise Unsupported("without values")
     outer = {n: o for n, o in zip(_flat(shared), _flat(outer_values), strict=True) if o not in free}
     results = bodies.loop(
-        c.walk.found, starts, cond_graph, turn, c.loc, None if counter is None else counter.limit, outer
+        c.walk.found, starts, cond_graph, body_graph, c.loc, None if counter is None else counter.limit, outer
     )
     return merged(_rebuilt(carried, results), outer_values)
 
@@ -411,7 +411,7 @@ _MAX_ITERATIONS = 4096
 
 
 def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> Sequence[Value] | None:
-    """Turn after turn written out; None where their number is not known, or something in them is refused."""
+    """Iteration after iteration written out; None where their number is not known, or something in them is refused."""
     for _ in range(_MAX_ITERATIONS):
         in_time(c.loc)
         (test,) = c.walk.call(c, cond, values)
@@ -423,4 +423,4 @@ def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> S
         values = c.walk.call(c, body, values)
         if any(isinstance(v, Missing) for v in values):
             return None
-    raise Unsupported(f"a loop of more than {_MAX_ITERATIONS} turns, to be written out")
+    raise Unsupported(f"a loop of more than {_MAX_ITERATIONS} iterations, to be written out")

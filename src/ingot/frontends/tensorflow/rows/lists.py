@@ -76,7 +76,7 @@ def get_item(c: Call, handle: Value, index: Value, shape: Node) -> Node:
 
 
 def _taken(buffer: Node, at: Node) -> Node:
-    """Elements of a list; zeros where it has none, as a loop of no turns has them."""
+    """Elements of a list; zeros where it has none, as a loop of no iterations has them."""
     if buffer.shape[0] == 0:
         return ops.full((*at.shape, *buffer.shape[1:]), 0, buffer.dtype)
     return ops.Take(0)(buffer, at)

@@ -259,7 +259,9 @@ class _Run:
             if not is_going or (most != _MAX_TRIP_COUNT and iteration >= int(most)):
                 return carried
             if iteration >= _MAX_ITERATIONS:
-                raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MAX_ITERATIONS} turns")])
+                raise UnsupportedOpError(
+                    [UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MAX_ITERATIONS} iterations")]
+                )
             is_going, *carried = self.block(body, (iteration, *carried), env)
             iteration += 1
 

@@ -1,6 +1,6 @@
-"""Loops whose turns only the run counts, as torch's while_loop; and numbers that only the run knows.
+"""Loops whose iterations only the run counts, as torch's while_loop; and numbers that only the run knows.
 
-    while y.norm() > 1:  i += 1; y = y * 0.5     ->     while_loop(cond, body, (go, turn, i, y), (what it reads,))
+    while y.norm() > 1:  i += 1; y = y * 0.5     ->     while_loop(cond, body, (go, iteration, i, y), (what it reads,))
 
 What a loop carries and what it reads from outside are its operands: tensors, and numbers as tensors of no axes. All
 else that is in them (lists' lengths, strings, numbers that are only read) stays what it is.
@@ -156,8 +156,8 @@ def repeat(
     attributes: Env,
     evaluate: Evaluate,
 ) -> Sequence[Any]:
-    """Turn after turn of a loop as long as `is_going` holds; `most`: None, or how many. Raises UnsupportedOpError for
-    values whose form changes."""
+    """Iteration after iteration of a loop as long as `is_going` holds; `most`: None, or how many. Raises
+    UnsupportedOpError for values whose form changes."""
     (block,) = n.blocks
     names, paths = _read(block)
     outer_values = {name: env[name] for name in names if name in env}
@@ -185,7 +185,7 @@ def repeat(
         operands: Any = tuple(starts), tuple(outer.tensors((outer_values, state, most)))
         results = while_loop_op(test, body_on_tensors, *operands)
     except (ValueError, RuntimeError) as e:
-        reason = f"a loop whose turns only the run counts, and whose values change their form: {str(e)[:200]}"
+        reason = f"a loop whose iterations only the run counts, and whose values change their form: {str(e)[:200]}"
         raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)]) from e
     return inner.values(list(results)[2:])
 

@@ -220,7 +220,7 @@ def _unroll(it: _Iteration) -> Result | None:
 
 
 def _unstacked(it: _Iteration) -> list[Node]:
-    """The stacked results of a loop without iterations: nothing, of the types that a turn would give."""
+    """The stacked results of a loop without iterations: nothing, of the types that an iteration would give."""
     if not it.axes:
         return []
     slices = [Value(ops.full((*x.shape[:axis], *x.shape[axis + 1 :]), 0, x.dtype)) for x, axis, _ in it.scanned]
@@ -266,7 +266,7 @@ def _while(it: _Iteration) -> Result:
     open_end = it.count is None or not forever or (it.condition is not None and _known_bool(it.condition) is not True)
     if results and it.count is None and c.has(0):
         c.importer.wish(c.x(0), exact=False)
-    # the most turns whose results have room; one more is taken to tell that there were more
+    # the most iterations whose results have room; one more is taken to tell that there were more
     known = it.count is not None and (not isinstance(it.count, int) or it.count <= most_turns())
     room = it.count if it.count is not None and (known or not open_end) else most_turns()
     buffers, writes = _stacks(it, results, step, room)
@@ -302,7 +302,7 @@ def _while(it: _Iteration) -> Result:
 def _counted(
     it: _Iteration, cond: Value | None, state: tuple[Node, ...], ends: tuple[Node, ...]
 ) -> tuple[_Iteration, Value | None]:
-    """A condition that only counts turns is a count, and no condition. state: the step and what is carried."""
+    """A condition that only counts iterations is a count, and no condition. state: the step and what is carried."""
     if cond is None or _known_bool(it.condition or _true()) is not True:
         return it, cond
     trips = trip_count(cond.node, state, (0, *map(_size, it.carried)), ends)
@@ -310,7 +310,7 @@ def _counted(
         return it, cond
     count, inexact = trips
     if inexact:
-        it.call.importer.require(MAX_EXACT_INTEGER - count, "a loop of more turns than its condition tells apart")
+        it.call.importer.require(MAX_EXACT_INTEGER - count, "a loop of more iterations than its condition tells apart")
     return replace(it, count=count if it.count is None else dim_min(it.count, count)), None
 
 
@@ -332,7 +332,7 @@ def _dynamic_at(x: Node, axis: int, step: Node, is_backwards: bool) -> Node:
 
 
 def _stacks(it: _Iteration, results: Sequence[Node], step: Node, room: DimLike) -> tuple[list[Node], list[Node]]:
-    """One buffer per stacked result, for as many turns, and the buffer with this step's result written."""
+    """One buffer per stacked result, for as many iterations, and the buffer with this step's result written."""
     buffers: list[Node] = []
     writes: list[Node] = []
     zero = const(np.int64(0))
