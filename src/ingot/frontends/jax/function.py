@@ -72,7 +72,7 @@ class ImportedFunction:
             elif type(value) is not type(fixed) or value != fixed:
                 fix = "compile again for another value, or give it as an array"
                 raise InputError(f"argument {name}", expected=f"{fixed!r}, as compiled", got=repr(value)[:60], fix=fix)
-        return self.program.given([arrays[i] for i in self.kept])
+        return self.program.graph_inputs([arrays[i] for i in self.kept])
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any], tree: Any) -> InputError:
         """The error for a call of another tree: it names the leaves that are missing and those that are too many."""

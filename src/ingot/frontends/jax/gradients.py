@@ -34,7 +34,7 @@ _BODIES = {
 
 
 @contextmanager
-def gradients_told() -> Iterator[None]:
+def gradient_marks() -> Iterator[None]:
     """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
     functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
     primitives = (*_CUSTOM_GRADIENTS, *_WITHOUT_GRADIENTS)
@@ -126,17 +126,17 @@ def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[A
             ys = _without_own(inner.jaxpr, inner.consts, values)
         else:
             value = _VALUES.get(eqn.primitive, eqn.primitive)
-            params = {name: _plain(p) for name, p in eqn.params.items()}
+            params = {name: _without_gradients(p) for name, p in eqn.params.items()}
             ys = _bind(value, values, params)
             ys = ys if value.multiple_results else [ys]
         known.update(zip(eqn.outvars, ys, strict=True))
     return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
 
-def _plain(parameter: Any) -> Any:
+def _without_gradients(parameter: Any) -> Any:
     """A parameter of a loop or a branch whose bodies have no gradients of their own."""
     if type(parameter) is tuple:  # and not one with names, as of dimensions
-        return tuple(map(_plain, parameter))
+        return tuple(map(_without_gradients, parameter))
     if not isinstance(parameter, ClosedJaxpr) or not _has_gradient_rule(parameter.jaxpr):
         return parameter
 
@@ -196,4 +196,4 @@ mlir.register_lowering(_cotangent, _call(COTANGENT, "number"))
 mlir.register_lowering(_unknown, _marked(UNKNOWN_GRADIENT))
 mlir.register_lowering(_own, _call(OWN_GRADIENT, "count"))
 
-__all__ = ["gradients_told"]
+__all__ = ["gradient_marks"]

@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from jax import tree_util
 
 from ingot.frontends.jax.function import import_jax
-from ingot.frontends.jax.gradients import gradients_told
+from ingot.frontends.jax.gradients import gradient_marks
 from ingot.frontends.shared.targets import check_loss, target_names
 from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
@@ -67,7 +67,7 @@ def import_trainable(
     stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
     first = tuple(jnp.asarray(leaves[i]) for i in learned)
     arguments = (first, *args[1:], *read)
-    with gradients_told():
+    with gradient_marks():
         imported = import_jax(stepped, arguments, dynamic=dynamic)
     nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
     inputs = {names[k]: nodes.get(f"{_PARAMETERS_ARGUMENT}[{at}]") for at, k in enumerate(learned)}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ingot.frontends.jax.gradients import gradients_told
+from ingot.frontends.jax.gradients import gradient_marks
 from ingot.frontends.keras.model import graph_of
 from ingot.frontends.keras.program import (
     arguments_of,
@@ -74,7 +74,7 @@ def import_trainable(
 
     sizes, bounds = sizes_of(inputs, dynamic)
     specs = [jax.ShapeDtypeStruct(s, t) for s, (_, _, t) in zip(sizes, inputs, strict=True)]
-    with gradients_told():
+    with gradient_marks():
         exported = exported_program(run, variable_specs(trainable, others), specs)
     variables = (*trainable, *others)
     labels, paths = variable_labels(variables), _paths(variables)

@@ -113,7 +113,7 @@ def _check_group(file: Any) -> None:
                 raise ValueError(f"{name!r} is of {item.nbytes} bytes, which the file does not hold")
 
 
-def _told(error: IngotError) -> dict[str, Any]:
+def _error_report(error: IngotError) -> dict[str, Any]:
     if isinstance(error, UnsupportedOpError):
         return {"unsupported": [[op.name, op.where, op.reason] for op in error.ops], "fix": error.fix}
     return {"kind": type(error).__name__, "text": str(error)}
@@ -129,4 +129,4 @@ def run() -> None:
             fix = "pip install 'ingot-compiler[keras]'"
             raise ImportModelError(f"reading Keras files needs keras, h5py and jax: {e}", fix=fix) from e
     except IngotError as e:
-        (target / "error.json").write_text(json.dumps(_told(e)))
+        (target / "error.json").write_text(json.dumps(_error_report(e)))

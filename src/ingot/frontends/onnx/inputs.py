@@ -170,7 +170,7 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
         if isinstance(bound, tuple):
             ranges.append((what, bound, d))
             continue
-        name = _plain(d)
+        name = _symbol_name(d)
         if name is not None:
             sizes[name] = bound
         elif d != bound:
@@ -188,7 +188,7 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
     return {**empty, **{name: substitute(d, empty) for name, d in sizes.items()}}
 
 
-def _plain(d: DimLike) -> str | None:
+def _symbol_name(d: DimLike) -> str | None:
     """The symbol that a size is."""
     if isinstance(d, int) or len(d.terms) != 1:
         return None

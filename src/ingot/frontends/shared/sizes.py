@@ -252,10 +252,10 @@ def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Nod
         signs, other = unequal(less(divisor, zero), less(b, zero)), ops.Add()(divisor, b)
     if node is not ops.Select()(ops.And()(signs, rest), other, divisor):
         return None
-    return (_positive(floordiv) if isinstance(divisor.op, ops.Div) else _positive(mod)), a, b
+    return (_for_positive_divisors(floordiv) if isinstance(divisor.op, ops.Div) else _for_positive_divisors(mod)), a, b
 
 
-def _positive(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike, DimLike], DimLike]:
+def _for_positive_divisors(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike, DimLike], DimLike]:
     """A rule for divisors that are positive for all sizes. Raises Unsupported for others."""
 
     def checked(a: DimLike, b: DimLike) -> DimLike:
@@ -368,7 +368,7 @@ def _sign(a: DimLike) -> int:
     raise Unsupported(f"the sign of a size {a}")
 
 
-def _both(a: object, b: object) -> bool:
+def _logical_and(a: object, b: object) -> bool:
     return bool(a) and bool(b)
 
 
@@ -376,7 +376,7 @@ _RULES: dict[type, Callable[..., object]] = {
     ops.Add: operator.add, ops.Sub: operator.sub, ops.Mul: operator.mul, ops.Div: towards_zero, ops.Rem: _remainder,
     ops.Max: dim_max, ops.Min: dim_min, ops.Neg: operator.neg,
     ops.Clamp: lambda low, x, high: dim_min(dim_max(x, low), high), ops.Select: _select, ops.Sign: _sign,
-    ops.And: _both, ops.Or: lambda a, b: bool(a) or bool(b), ops.Not: operator.not_,
+    ops.And: _logical_and, ops.Or: lambda a, b: bool(a) or bool(b), ops.Not: operator.not_,
 }  # fmt: skip
 _FOLDS: dict[str, Callable[..., object]] = {"sum": operator.add, "prod": operator.mul, "max": dim_max, "min": dim_min}
 _FOLDS_START = {"sum": 0, "prod": 1, "max": -(1 << 63), "min": (1 << 63) - 1}

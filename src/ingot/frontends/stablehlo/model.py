@@ -53,11 +53,11 @@ class ImportedModel:
         values = dict(zip(names, args, strict=False)) | dict(kwargs)
         if len(values) != len(args) + len(kwargs) or set(values) != set(names):
             raise InputError("inputs", expected=", ".join(names), got=f"{len(args)} values, and {list(kwargs)} by name")
-        return self.given([values[name] for name in names])
+        return self.graph_inputs([values[name] for name in names])
 
-    def given(self, values: Sequence[Any]) -> list[Any]:
+    def graph_inputs(self, values: Sequence[Any]) -> list[Any]:
         """The graph's inputs of main's arguments in their order."""
-        return [_given(leaf, value) for leaf, value in zip(self.inputs, values, strict=True)]
+        return [_leaf_array(leaf, value) for leaf, value in zip(self.inputs, values, strict=True)]
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """One array, or a tuple in main's order, of the graph's outputs."""
@@ -69,7 +69,7 @@ class ImportedModel:
         return [_result(leaf, y) for leaf, y in zip(self.outputs, outputs, strict=True)]
 
 
-def _given(leaf: Leaf, value: Any) -> Any:
+def _leaf_array(leaf: Leaf, value: Any) -> Any:
     """An argument as the graph takes it."""
     if leaf.kind != COMPLEX:
         return value

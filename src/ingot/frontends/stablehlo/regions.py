@@ -47,7 +47,7 @@ class Region:
         if out is b:
             return "set"
         for kind, op in _COMBINERS.items():
-            if _takes(op, a) and (out is op(a, b) or out is op(b, a)):
+            if _is_defined_on(op, a) and (out is op(a, b) or out is op(b, a)):
                 return kind
         return None
 
@@ -57,7 +57,7 @@ _COMBINERS: Mapping[str, Op] = {
 }  # fmt: skip
 
 
-def _takes(op: Op, x: Node) -> bool:
+def _is_defined_on(op: Op, x: Node) -> bool:
     return not isinstance(op, ops.And | ops.Or) or not x.dtype.is_float
 
 

@@ -87,7 +87,7 @@ class Walk:
         if not name:
             assert frame.arguments is not None
             return frame.arguments[tensor]
-        value = self._given(frame, name, index)
+        value = self._given_value(frame, name, index)
         if value is not None:
             return value
         values = frame.values[name]
@@ -99,7 +99,7 @@ class Walk:
             )
         return values[index]
 
-    def _given(self, frame: Frame, name: str, index: int) -> Value | None:
+    def _given_value(self, frame: Frame, name: str, index: int) -> Value | None:
         return self.given.get(f"{frame.prefix}{name}:{index}")
 
     def _place(self, frame: Frame, tensor: str) -> tuple[str, int]:
@@ -155,7 +155,7 @@ class Walk:
         names: list[str] = []
         for tensor in node.data_inputs if node.op not in _IGNORED else ():
             name, index = self._place(frame, tensor)
-            if name and self._given(frame, name, index) is None:
+            if name and self._given_value(frame, name, index) is None:
                 names.append(name)
         if frame.effects:
             names += [n for n in node.control_inputs if n in frame.nodes]

@@ -148,11 +148,11 @@ class Call:
 
     def levels(self, i: int = 0) -> Quantization:
         """The quantization of operand `i`."""
-        return _of(self.tensors[i] if i < len(self.tensors) else None, f"operand {i}")
+        return _quantization_of(self.tensors[i] if i < len(self.tensors) else None, f"operand {i}")
 
     def out_levels(self, i: int = 0) -> Quantization:
         """The quantization of result `i`."""
-        return _of(self.results[i], f"result {i}")
+        return _quantization_of(self.results[i], f"result {i}")
 
     def intermediates(self) -> tuple[Quantization | None, ...]:
         """The quantization of the op's inner values."""
@@ -191,7 +191,7 @@ def holds_levels(tensor: Tensor | None) -> bool:
     return bool(known) and str(known) in LEVEL_DTYPES
 
 
-def _of(tensor: Tensor | None, what: str) -> Quantization:
+def _quantization_of(tensor: Tensor | None, what: str) -> Quantization:
     if tensor is None or tensor.quantization is None:
         raise Unsupported(f"{what} has no scale")
     if tensor.quantization.details:

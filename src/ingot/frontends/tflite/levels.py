@@ -45,7 +45,7 @@ def activation_range(activation: int, q: Quantization, dtype: T.DType) -> tuple[
     low, high = dtype.range
 
     def level(value: float) -> int:
-        return q.zero + away(float(np.float32(value) / np.float32(q.scale)))
+        return q.zero + round_away(float(np.float32(value) / np.float32(q.scale)))
 
     bounds = {0: (None, None), 1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}[activation]
     return (
@@ -54,6 +54,6 @@ def activation_range(activation: int, q: Quantization, dtype: T.DType) -> tuple[
     )
 
 
-def away(x: float) -> int:
+def round_away(x: float) -> int:
     """Rounded, ties away from zero."""
     return int(math.copysign(math.floor(abs(float(x)) + 0.5), float(x)))

@@ -25,7 +25,7 @@ def _cut(x: Node) -> Node:
     return ops.clip(x, -LONG.one - 1, LONG.one)
 
 
-def _up(x: Node, by: Node) -> Node:
+def _scaled_by_power(x: Node, by: Node) -> Node:
     """x * 2^by, cut; where by is below 0 halves away from zero."""
     left = ops.apply(ops.ShiftLeft(), x, ops.maximum(by, 0))
     shift_right = ops.maximum(ops.Neg()(by), 0)
@@ -59,10 +59,10 @@ def logarithm(x: Node, bits: int, result: int) -> Node:
         return _cut(ops.mul(ops.sub(bits, z), 1 << (31 - whole)))
 
     lead = _leading(x)
-    r = _up(high_product(_up(x, ops.sub(lead, 1)), _q0(math.sqrt(0.5))), ops.scalar(1, T.i64))
+    r = _scaled_by_power(high_product(_scaled_by_power(x, ops.sub(lead, 1)), _q0(math.sqrt(0.5))), ops.scalar(1, T.i64))
     z = _cut(ops.add(exponent(lead), quarter))
     room = ops.sub(_leading(high_product(x, _q0(math.sqrt(0.5)))), 1)
-    r = ops.minimum(r, _up(x, room))
+    r = ops.minimum(r, _scaled_by_power(x, room))
     z = ops.maximum(z, _cut(ops.sub(exponent(room), quarter)))
     total = ops.add(r, root)
     # halves away from zero

@@ -50,9 +50,9 @@ def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtyp
         start, middle, end = (
             scaled(v) for v in (least + at * step, least + at * step + step / 2, least + (at + 1) * step)
         )
-        sample = away(start)
-        bent = away((end + sample) / dtype(2)) - away(middle)
-        samples = np.append(sample - away(bent / dtype(2)), away(scaled(np.array([most], dtype))))
+        sample = round_away(start)
+        bent = round_away((end + sample) / dtype(2)) - round_away(middle)
+        samples = np.append(sample - round_away(bent / dtype(2)), round_away(scaled(np.array([most], dtype))))
     return np.clip(np.nan_to_num(samples, nan=0.0), _MIN_I16, _MAX_I16).astype(np.int32)
 
 
@@ -60,7 +60,7 @@ def of_real(fn: Function, levels: Quantization, out: Quantization) -> Array:
     return points(fn, (levels.scale, levels.zero), (out.scale, out.zero), np.float32)
 
 
-def away(x: Array) -> Array:
+def round_away(x: Array) -> Array:
     """Rounded, ties away from zero, in x's type."""
     return (np.sign(x) * np.floor(np.abs(x.astype(np.float64)) + 0.5)).astype(x.dtype)
 

@@ -207,8 +207,8 @@ def _imported(
     graph = sizes.graph(inputs, (*state_adapter, *results), names)
     graph = replace(limited(graph, ranges, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
-    began = {target: _first(_tensor(program, target)) for target in written}
-    learned = {target: _first(_tensor(program, target)) for target in constants}
+    began = {target: _initial_value(_tensor(program, target)) for target in written}
+    learned = {target: _initial_value(_tensor(program, target)) for target in constants}
     flatten = InputAdapter(in_spec, tuple(leaves), _signature(program))
     return ImportedModel(graph, flatten, adapter, began, writes, learned, tuple(renewed))
 
@@ -234,7 +234,7 @@ def _changed(program: ExportedProgram) -> list[str]:
     return [str(spec.target) for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
 
 
-def _first(tensor: torch.Tensor) -> np.ndarray:
+def _initial_value(tensor: torch.Tensor) -> np.ndarray:
     """A copy, which no later call of the module changes."""
     tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
     return to_numpy(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)

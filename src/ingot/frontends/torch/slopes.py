@@ -85,7 +85,9 @@ def with_slope(
         return [*ys, *pulled_back(tuple(cotangents))]
 
     with results[0].fake_mode:
-        tensors = [x for i in places for x in (_two(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))]
+        tensors = [
+            x for i in places for x in (_empty_parts(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))
+        ]
         # the tensors with a gradient are in front of the others
         whole = (n for n, x in enumerate(tensors) if not x.is_floating_point())
         most = next((n for name, n in _DIFFERENTIATED_OPERANDS.items() if name in op.name()), len(tensors))
@@ -112,7 +114,7 @@ def _split(results: Sequence[object], count: int) -> tuple[list[Node], list[Node
     return nodes[:count], nodes[count:]
 
 
-def _two(x: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """Tensors of the types of a complex one's parts."""
     return torch.empty_like(x.real), torch.empty_like(x.real)
 

@@ -20,7 +20,7 @@ ML = "ai.onnx.ml"
 _STRING = TensorProto.STRING
 
 
-def _each(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtype = object) -> np.ndarray:
+def _map_elements(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtype = object) -> np.ndarray:
     out = np.empty(x.size, dtype)
     out[:] = [fn(v) for v in x.reshape(-1)]
     return out.reshape(x.shape)
@@ -67,7 +67,7 @@ def regex_full_match(n: HostNode, x: np.ndarray) -> np.ndarray:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:
         raise n.fail("a pattern of RE2", f"{pattern!r}: {e}") from e
-    return _each(lambda v: compiled.fullmatch(v) is not None, x, np.bool_)
+    return _map_elements(lambda v: compiled.fullmatch(v) is not None, x, np.bool_)
 
 
 _REPEAT_CODES = (codes.MAX_REPEAT, codes.MIN_REPEAT)
@@ -116,14 +116,14 @@ def _cast_gives(n: HostNode, of_strings: bool) -> set[int]:
 def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
     to = n.attr("to")
     if to == _STRING:
-        return x if x.dtype == object else _each(_shown, x)
+        return x if x.dtype == object else _map_elements(_shown, x)
     dtype = dtype_from_code(to).numpy
     try:
         if dtype.kind in "iu":
-            return _each(int, x, dtype)
+            return _map_elements(int, x, dtype)
         if dtype.kind == "b":
-            return _each(lambda v: float(v) != 0, x, dtype)
-        return _each(float, x, np.float64).astype(dtype)
+            return _map_elements(lambda v: float(v) != 0, x, dtype)
+        return _map_elements(float, x, np.float64).astype(dtype)
     except (ValueError, OverflowError) as e:
         raise n.fail(f"strings that are numbers of {dtype}", e) from e
 
@@ -168,19 +168,21 @@ def label_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
         classes = n.attr("classes_strings", ())
         if x.dtype == object:
             places = {v: i for i, v in enumerate(classes)}
-            return _each(lambda v: places.get(v, n.attr("default_int64", -1)), x, np.int64)
+            return _map_elements(lambda v: places.get(v, n.attr("default_int64", -1)), x, np.int64)
         default = n.attr("default_string", "_Unused")
-        return _each(lambda v: classes[v] if 0 <= v < len(classes) else default, x)
+        return _map_elements(lambda v: classes[v] if 0 <= v < len(classes) else default, x)
     dtype, default = _value_type(n)
     keys, values = _entries(n, "keys"), _entries(n, "values")
     if len(keys) != len(values):
         raise n.fail("as many keys as values", f"{len(keys)} and {len(values)}")
     table = dict(zip(keys, values, strict=True))
     nan = next((v for k, v in reversed(table.items()) if k != k), default)
-    return _each(lambda v: nan if v != v else table.get(v, default), x if x.dtype == object else _plain(x), dtype)
+    return _map_elements(
+        lambda v: nan if v != v else table.get(v, default), x if x.dtype == object else _python_numbers(x), dtype
+    )
 
 
-def _plain(x: np.ndarray) -> np.ndarray:
+def _python_numbers(x: np.ndarray) -> np.ndarray:
     """Numbers as Python's, which hash alike in every type."""
     out = np.empty(x.size, object)
     out[:] = x.reshape(-1).tolist()
@@ -192,9 +194,9 @@ def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
     names, numbers = n.attr("cats_strings", ()), n.attr("cats_int64s", ())
     if x.dtype == object:
         table = dict(zip(names, numbers, strict=True))
-        return _each(lambda v: table.get(v, n.attr("default_int64", -1)), x, np.int64)
+        return _map_elements(lambda v: table.get(v, n.attr("default_int64", -1)), x, np.int64)
     name_of = dict(zip(numbers, names, strict=True))
-    return _each(lambda v: name_of.get(int(v), n.attr("default_string", "_Unused")), x)
+    return _map_elements(lambda v: name_of.get(int(v), n.attr("default_string", "_Unused")), x)
 
 
 @host_op("OneHotEncoder", domain=ML, gives=set())

@@ -33,7 +33,7 @@ def _extreme(kind: str, logical: str) -> Callable[[Node, Axes, bool], Node]:
     return lambda x, axes, keep: ops.reduce(logical if x.dtype == T.boolean else kind, x, axes, keep)
 
 
-def _wide(x: Node) -> Node:
+def _widened(x: Node) -> Node:
     return ops.cast(x, T.f32) if x.dtype.is_float and x.dtype.bits < 32 else x
 
 
@@ -43,7 +43,7 @@ def _log_sum_exp(x: Node, axes: Axes, keep: bool) -> Node:
 
 def _l2(x: Node, axes: Axes, keep: bool) -> Node:
     def rule(v: Node) -> Node:
-        w = _wide(v)
+        w = _widened(v)
         return ops.cast(ops.Sqrt()(ops.reduce_sum(ops.mul(w, w), axes, keep)), v.dtype)
 
     return _floating(rule)(x)

@@ -264,7 +264,7 @@ def range_(c: Call) -> Result:
     if any(b is None for b in bounds_):
         return _constant_range(c)
     try:
-        start, limit, delta = (_whole(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
+        start, limit, delta = (_as_size(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
     except Unknown:
         return _constant_range(c)
     dtype = c.type(0).dtype
@@ -280,7 +280,7 @@ def range_(c: Call) -> Result:
     return steps if isinstance(start, int) and start == 0 else ops.add(steps, start)
 
 
-def _whole(v: Element) -> DimLike:
+def _as_size(v: Element) -> DimLike:
     """A size or a whole number, of an integer type or not (`torch.arange(width, dtype=torch.float32)`)."""
     if isinstance(v, float) and v.is_integer():
         return int(v)

@@ -302,7 +302,7 @@ class _Counter:
 def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> list[tuple[int, int]]:
     """Counters, one more with each iteration, and lists that start as long as they say: so long they are in each
     iteration, if each makes them longer by one."""
-    unchanged = _stays(start, probes, ends)
+    unchanged = _unchanged(start, probes, ends)
     appends: list[tuple[int, int]] = []
     for k, (first, at, end) in enumerate(zip(start, probes, ends, strict=True)):
         if not isinstance(at, Node) or not _is_next(end, at, unchanged):
@@ -315,7 +315,7 @@ def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Seq
     return appends
 
 
-def _stays(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
+def _unchanged(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
     """The values that an iteration hands on unchanged, by what they become."""
     triples = zip(start, probes, ends, strict=True)
     return {p: v for v, p, e in triples if p is e and isinstance(p, Node) and isinstance(v, Node)}
@@ -328,7 +328,7 @@ def _counter(
     inner_values = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
     (test,) = _tried(c, cond, inner_values)
     c.walk.refused[:] = refused
-    unchanged = _stays(start, probes, ends)
+    unchanged = _unchanged(start, probes, ends)
     counters: list[_Counter] = []
     stack = [test]
     while stack:

@@ -110,7 +110,7 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
         if step == 0:
             raise Unsupported("a step of 0")
         return const(np.arange(first, last, step, dtype=start.dtype.numpy))
-    whole = [_whole(n) for n in (start, limit, delta)]
+    whole = [_as_integer(n) for n in (start, limit, delta)]
     *ends, step = c.elements(ops.stack(whole))
     if isinstance(step, Node):
         raise Unsupported("a step that only the run knows")
@@ -133,7 +133,7 @@ def _numbers(c: Call, ends: Sequence[Node]) -> list[float] | None:
     return known if all(isinstance(d, int | float) for d in known) else None
 
 
-def _whole(x: Node) -> Node:
+def _as_integer(x: Node) -> Node:
     """An end of a range as an integer. Raises Unsupported for fractions."""
     if x.dtype.is_integer:
         return ops.cast(x, i64)

@@ -65,7 +65,7 @@ def gather_nd(c: Call, x: Node, indices: Node) -> Node:
 @row("ScatterNd")
 def scatter_nd(c: Call, indices: Node, updates: Node, shape: Node) -> Node:
     """Sums of the updates that meet."""
-    return ops.ScatterND("add")(ops.full(c.lengths(shape), 0, updates.dtype), _wide(indices), updates)
+    return ops.ScatterND("add")(ops.full(c.lengths(shape), 0, updates.dtype), _as_i64(indices), updates)
 
 
 _SCATTER_KINDS = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
@@ -73,15 +73,15 @@ _SCATTER_KINDS = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
 
 @row("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
 def tensor_scatter(c: Call, x: Node, indices: Node, updates: Node) -> Node:
-    return ops.ScatterND(_SCATTER_KINDS[c.op.removeprefix("TensorScatter")])(x, _wide(indices), updates)
+    return ops.ScatterND(_SCATTER_KINDS[c.op.removeprefix("TensorScatter")])(x, _as_i64(indices), updates)
 
 
 @row("TensorScatterSub")
 def tensor_scatter_sub(c: Call, x: Node, indices: Node, updates: Node) -> Node:
-    return ops.ScatterND("add")(x, _wide(indices), ops.Neg()(updates))
+    return ops.ScatterND("add")(x, _as_i64(indices), ops.Neg()(updates))
 
 
-def _wide(indices: Node) -> Node:
+def _as_i64(indices: Node) -> Node:
     return ops.cast(indices, i64)
 
 

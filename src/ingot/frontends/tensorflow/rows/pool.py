@@ -14,7 +14,7 @@ from ingot.ir.types import i64
 row = Table()
 
 
-def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int, ...]]:
+def _pool_window(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int, ...]]:
     n = image.type.rank
     kernel, strides = windows.spatial(c, "ksize", n), windows.spatial(c, "strides", n)
     dilation = (1,) * (n - 2)
@@ -24,7 +24,7 @@ def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], Padding
 @row("MaxPool", "MaxPool3D")
 def max_pool(c: Call, x: Node) -> Node:
     image = windows.channels_first(c, x)
-    kernel, strides, padding_amounts, dilation = _of(c, image)
+    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
     image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
     return windows.channels_as_given(c, ops.MaxPool(kernel, strides, padding, dilation)(image))
 
@@ -33,7 +33,7 @@ def max_pool(c: Call, x: Node) -> Node:
 def avg_pool(c: Call, x: Node) -> Node:
     """Padding does not count."""
     image = windows.channels_first(c, x)
-    kernel, strides, padding_amounts, dilation = _of(c, image)
+    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
     if not any(isinstance(p, Dim) for pair in padding_amounts for p in pair):
         image, padding = pad_first(image, padding_amounts, 0, 2)
         return windows.channels_as_given(c, ops.AvgPool(kernel, strides, padding, dilation)(image))
@@ -72,7 +72,7 @@ def dilation(c: Call, x: Node, w: Node) -> Node:
 def max_pool_with_argmax(c: Call, x: Node) -> Result:
     """Places count in an image [rows, columns, channels], or in all of the batch."""
     image = windows.channels_first(c, x)
-    kernel, strides, padding_amounts, dilation = _of(c, image)
+    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
     image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
     if image.shape != windows.channels_first(c, x).shape:
         raise Unsupported("of padding that depends on a size")

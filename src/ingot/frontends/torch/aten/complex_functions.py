@@ -129,7 +129,7 @@ if "aten.isfinite.default" in _REAL:
 
 @on_complex("linalg_vector_norm.default")
 def vector_norm(c: Context, z: Complex, *args: object, **named: object) -> Node:
-    return _of_real("linalg_vector_norm.default", c, f.modulus(_both(z)), *args, **named)
+    return _of_real("linalg_vector_norm.default", c, f.modulus(_full_pair(z)), *args, **named)
 
 
 @on_complex("var.correction")
@@ -138,7 +138,7 @@ def var(c: Context, z: Complex, *args: object, **named: object) -> Node:
     return ops.Add()(*(_of_real("var.correction", c, p, *args, **named) for p in (z.real, z.imaginary)))
 
 
-def _both(z: Complex) -> f.Complex:
+def _full_pair(z: Complex) -> f.Complex:
     return f.Complex(z.real, z.imaginary)
 
 
@@ -149,7 +149,7 @@ def cumprod(c: Context, z: Complex, dim: int, dtype: object = None) -> Complex:
     size = z.real.shape[axis] if z.real.type.rank else 1
     if not isinstance(size, int):
         raise Unsupported("complex products of as many factors as a dynamic size says")
-    out, step = _both(z), 1
+    out, step = _full_pair(z), 1
     while step < size:
         shifted = [
             ops.Concat(axis)(

@@ -29,15 +29,15 @@ def div(c: Context, a: Operand, b: Operand) -> Node:
 def div_mode(c: Context, a: Operand, b: Operand, *, rounding_mode: str | None) -> Node:
     if rounding_mode is None:
         return div(c, a, b)
-    return _whole(c, floor_div if rounding_mode == "floor" else trunc_div, a, b)
+    return _whole_quotient(c, floor_div if rounding_mode == "floor" else trunc_div, a, b)
 
 
 @aten("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(c: Context, a: Operand, b: Operand) -> Node:
-    return _whole(c, floor_div, a, b)
+    return _whole_quotient(c, floor_div, a, b)
 
 
-def _whole(c: Context, divide: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
+def _whole_quotient(c: Context, divide: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
     """The whole quotient. PyTorch rounds narrow floats in each step between two tensors, and once by a number."""
 
     def quotient(c: Context, a: Operand, b: Operand) -> Node:

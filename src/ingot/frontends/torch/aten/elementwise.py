@@ -233,11 +233,11 @@ def combine_exactly(c: Context, combine: Callable[[Node, Node], Node], a: Operan
     def exact(c: Context, a: Operand, b: Operand) -> Node:
         return combine(*aligned((a, b), c.dtype))
 
-    is_exact = all(v.dtype == c.dtype if isinstance(v, Node) else _holds(c.dtype, v) for v in (a, b))
+    is_exact = all(v.dtype == c.dtype if isinstance(v, Node) else _is_exact(c.dtype, v) for v in (a, b))
     return (exact if is_exact else in_f32(exact))(c, a, b)
 
 
-def _holds(dtype: DType, value: Operand) -> bool:
+def _is_exact(dtype: DType, value: Operand) -> bool:
     return isinstance(value, int | float) and float(number(value, dtype)) == value
 
 

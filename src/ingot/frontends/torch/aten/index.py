@@ -184,11 +184,11 @@ def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: boo
     return ops.Div()(out, parts) if x.dtype.is_float else floor_div(out, parts)
 
 
-def _front(x: Node, axis: int) -> Node:
+def _move_to_first(x: Node, axis: int) -> Node:
     return transpose(x, (axis, *(i for i in range(x.type.rank) if i != axis)))
 
 
-def _back(x: Node, axis: int) -> Node:
+def _move_first_to(x: Node, axis: int) -> Node:
     """The inverse of `_front`: the first axis to `axis`."""
     order = list(range(1, x.type.rank))
     order.insert(axis, 0)
@@ -201,7 +201,9 @@ def write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> 
     if not x.type.rank:
         return reshape(write_rows(reshape(x, (1,)), 0, index, reshape(source, (1,)), reduction), ())
     rows = reshape(index, (index.type.size, 1))
-    return _back(ops.ScatterND(_combining(x, reduction))(_front(x, axis), rows, _front(source, axis)), axis)
+    return _move_first_to(
+        ops.ScatterND(_combining(x, reduction))(_move_to_first(x, axis), rows, _move_to_first(source, axis)), axis
+    )
 
 
 def _as_large(c: Context, source: Node, x: Node, axis: int, count: DimLike) -> Node:

@@ -38,10 +38,10 @@ def reduced(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
     if not x.type.rank:
         return x
     out = ops.Reduce(kind, tuple(axes))(x)
-    return reshape(out, kept(x.shape, axes)) if keepdim else out
+    return reshape(out, keepdim_shape(x.shape, axes)) if keepdim else out
 
 
-def kept(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
+def keepdim_shape(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
     return tuple(1 if i in axes else d for i, d in enumerate(shape))
 
 
@@ -179,7 +179,7 @@ def arg_extreme(kind: str, x: Node, axis: int, keepdim: bool) -> Node:
     if x.dtype == boolean:
         x = cast(x, f32)
     out = ops.ArgReduce(kind, axis)(x)
-    return reshape(out, kept(x.shape, (axis,))) if keepdim else out
+    return reshape(out, keepdim_shape(x.shape, (axis,))) if keepdim else out
 
 
 _extremes("max")

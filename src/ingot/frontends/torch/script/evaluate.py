@@ -101,7 +101,7 @@ class Evaluator(nn.Module):
         run, lists = _Run(attributes), {p: _contents([v]) for p, v in attributes.items() if isinstance(v, list | dict)}
         (result,) = run.block(self.program.body, arguments, {})
         self._check_lists(attributes, lists)
-        result = _plain(result)
+        result = _as_tensors(result)
         written = {p: attributes[p] for p in self.program.written}
         changed = self.outcome.changed = tuple(p for p, v in written.items() if isinstance(v, torch.Tensor))
         self.outcome.known = {p: v for p, v in written.items() if p not in changed}
@@ -149,13 +149,13 @@ class Evaluator(nn.Module):
         )
 
 
-def _plain(value: Any) -> Any:
+def _as_tensors(value: Any) -> Any:
     """A result without conditions of the run: as tensors."""
     if isinstance(value, Truth | Number):
         return value.tensor
     if isinstance(value, list | tuple):
-        return type(value)(_plain(v) for v in value)
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return type(value)(_as_tensors(v) for v in value)
+    return {k: _as_tensors(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class _Raised(InputError):

@@ -157,11 +157,11 @@ class _Held:
         if type.kind() == "ClassType":
             return _Held(self.module, names)
         graph = torch._C.Graph()
-        graph.registerOutput(_held(graph, self.module, names))
+        graph.registerOutput(_held_value(graph, self.module, names))
         return torch._C._create_function_from_graph("held", graph)(self.module)
 
 
-def _held(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
+def _held_value(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
     """In a graph, what a module that is its next input holds."""
     value = graph.addInput("")
     value.setType(module._type())
@@ -177,7 +177,7 @@ def _is_same(a: Any, b: Any) -> bool:
     """Whether two are one module, or one held object. Python's wrappers of it may be several."""
     graph = torch._C.Graph()
     owners = [(v.module, v.names) if isinstance(v, _Held) else (getattr(v, "_c", v), ()) for v in (a, b)]
-    node = graph.insertNode(graph.create("aten::__is__", [_held(graph, *owner) for owner in owners], 1))
+    node = graph.insertNode(graph.create("aten::__is__", [_held_value(graph, *owner) for owner in owners], 1))
     node.output().setType(torch._C.BoolType.get())
     graph.registerOutput(node.output())
     return torch._C._create_function_from_graph("same", graph)(*(module for module, _ in owners))

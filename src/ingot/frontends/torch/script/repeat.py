@@ -159,7 +159,7 @@ def repeat(
     """Iteration after iteration of a loop as long as `is_going` holds; `most`: None, or how many. Raises
     UnsupportedOpError for values whose form changes."""
     (block,) = n.blocks
-    names, paths = _read(block)
+    names, paths = _names_read(block)
     outer_values = {name: env[name] for name in names if name in env}
     state = {path: attributes[path] for path in paths if path in attributes}
     inner, outer = _Form.of(list(carried), True), _Form.of((outer_values, state, most), False)
@@ -190,7 +190,7 @@ def repeat(
     return inner.values(list(results)[2:])
 
 
-def _read(block: Block) -> tuple[list[str], list[str]]:
+def _names_read(block: Block) -> tuple[list[str], list[str]]:
     """Names that a block reads and does not make, and the attributes that it reads."""
     defined, names, paths = set(block.inputs), dict[str, None](), dict[str, None]()
     for n in block.nodes:
@@ -198,7 +198,7 @@ def _read(block: Block) -> tuple[list[str], list[str]]:
         if n.kind == "prim::GetAttr":
             paths[n.attribute] = None
         for inner_block in n.blocks:
-            more, also = _read(inner_block)
+            more, also = _names_read(inner_block)
             names.update((i, None) for i in more if i not in defined)
             paths.update((p, None) for p in also)
         defined.update(n.outputs)

@@ -109,7 +109,7 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
     gradients = pytree.tree_leaves(inspect.unwrap(backward)(context, *of_results), is_leaf=lambda x: x is None)
     gradients = [gradients[i] for i in learned]
     xs = [args[i] for i in learned]
-    gradients = [torch.zeros_like(x) if g is None else _like(g, x) for g, x in zip(gradients, xs, strict=True)]
+    gradients = [torch.zeros_like(x) if g is None else _reduced_to(g, x) for g, x in zip(gradients, xs, strict=True)]
     results_with_gradient = _ops.own_gradient([ys[i] for i in differentiable], list(cotangents.values()), xs, gradients)
     for i, y in zip(differentiable, results_with_gradient, strict=True):
         ys[i] = y
@@ -124,7 +124,7 @@ def _zeros(y: object) -> object:
     return torch.zeros_like(y) if isinstance(y, Tensor) else None
 
 
-def _like(gradient: Tensor, x: Tensor) -> Tensor:
+def _reduced_to(gradient: Tensor, x: Tensor) -> Tensor:
     """As autograd takes it: of x's shape and type."""
     return gradient.sum_to_size(x.shape).to(x.dtype)
 

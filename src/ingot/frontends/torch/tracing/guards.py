@@ -199,7 +199,7 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
     return tuple(
         slack
         for slack in dict.fromkeys(constraints)
-        if symbols_of(slack) <= limits.keys() and not _holds(slack, limits)
+        if symbols_of(slack) <= limits.keys() and not _is_always_met(slack, limits)
     )
 
 
@@ -211,7 +211,7 @@ def _is_range(order: sympy.Rel) -> bool:
     return not symbols or (form is not None and form.total_degree() <= 1)
 
 
-def _holds(size: Dim, limits: Mapping[str, Interval]) -> bool:
+def _is_always_met(size: Dim, limits: Mapping[str, Interval]) -> bool:
     low = bounds(size, limits)[0]
     return low is not None and low >= 0
 

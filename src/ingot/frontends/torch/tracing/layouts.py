@@ -178,7 +178,7 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) ->
 
     images, traced = _images(graph) & {results[i] for i in saved} - shown, _Outside(graph, computed)
     inputs = [traced.made[r] for r in computed]
-    orders = [_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
+    orders = [_channels_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
     for r, order in zip(computed, orders, strict=True):
         traced.made[r] = _as_traced(r, order, traced) if r in shown else _permuted(traced, r, order)
     out = [_result(r, traced) for r in results]
@@ -333,13 +333,13 @@ def _has_overlap(node: fx.Node | None) -> bool:
     return node is not None and (_call(node).target in _OVERLAPPING_VIEWS or _has_overlap(source_of(node)))
 
 
-def _last(node: fx.Node) -> Order:
+def _channels_last(node: fx.Node) -> Order:
     return 0, *range(2, node.meta["val"].dim()), 1
 
 
 def _strides(node: fx.Node) -> tuple[int, ...]:
     shape, steps, step = node.meta["val"].shape, dict[int, int](), 1
-    for axis in reversed(_last(node)):
+    for axis in reversed(_channels_last(node)):
         steps[axis] = step
         step *= shape[axis]
     return tuple(steps[axis] for axis in range(len(shape)))

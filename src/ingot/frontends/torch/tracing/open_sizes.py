@@ -104,7 +104,7 @@ def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable
         n = input.dim() - 2
         kernel, steps, paddings = (list(sizes_per_axis(v, n)) for v in (kernel_size, stride or kernel_size, padding))
         for axis, (size, side) in enumerate(zip(kernel, paddings, strict=True), 2):
-            if _open(size) and _same(size, input.shape[axis]) and side == 0:
+            if _open(size) and _is_same_size(size, input.shape[axis]) and side == 0:
                 input = whole(input, axis, keepdim=True)
                 kernel[axis - 2] = steps[axis - 2] = 1
         return pool(input, kernel, steps, padding, *rest, **named)
@@ -112,7 +112,7 @@ def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable
     return pooled
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same_size(a: Any, b: Any) -> bool:
     return isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and a.node.expr == b.node.expr
 
 

@@ -45,7 +45,7 @@ def _levels(c: Call, y: Node, i: int, dtype: T.DType) -> Node:
     return saturated(y, zero, dtype, True, ops.reshape(c.x(i), ()))
 
 
-def _plain(c: Call, name: str) -> Result:
+def _by_float_op(c: Call, name: str) -> Result:
     """x, scale, zero for each operand, then a scale and a zero for the result."""
     row = find_row("", name, c.int("opset", 13))
     assert row is not None
@@ -58,7 +58,7 @@ def _plain(c: Call, name: str) -> Result:
 
 
 for _name, _op in _FLOAT_OPS.items():
-    register(_name, lambda c, op=_op: _plain(c, op), domain=MS)
+    register(_name, lambda c, op=_op: _by_float_op(c, op), domain=MS)
 
 
 @onnx_op("QLinearConcat", domain=MS)

@@ -195,7 +195,7 @@ def _unroll(it: _Iteration) -> Result | None:
     while is_going and (it.count is None or step < it.count):
         if step >= limit:
             return None
-        slices = [Value(_at(x, axis, step, is_backwards)) for x, axis, is_backwards in it.scanned]
+        slices = [Value(_slice_at(x, axis, step, is_backwards)) for x, axis, is_backwards in it.scanned]
         cond, carried, stacked = it.split(
             it.call.importer.run(it.body, it.call, it.inputs(index_of(step), _true(), carried, slices), lambda v: v)
         )
@@ -232,7 +232,7 @@ def _unstacked(it: _Iteration) -> list[Node]:
     return out
 
 
-def _at(x: Node, axis: int, i: int, is_backwards: bool) -> Node:
+def _slice_at(x: Node, axis: int, i: int, is_backwards: bool) -> Node:
     return ops.index_axis(x, axis, x.shape[axis] - 1 - i if is_backwards else i)
 
 
@@ -251,7 +251,8 @@ def _while(it: _Iteration) -> Result:
     for x, _, _ in it.scanned:
         captures(Value(x))
     slices = [
-        Value(_dynamic_at(captures(Value(x)).node, axis, step, is_backwards)) for x, axis, is_backwards in it.scanned
+        Value(_dynamic_slice_at(captures(Value(x)).node, axis, step, is_backwards))
+        for x, axis, is_backwards in it.scanned
     ]
     inputs = it.inputs(Value(step), Value(is_going), [Value(n) for n in names], slices)
     with c.importer.found.within() as sizes:
@@ -323,7 +324,7 @@ def _filled(it: _Iteration, stacks: list[Node], count: DimLike, room: DimLike) -
     return out
 
 
-def _dynamic_at(x: Node, axis: int, step: Node, is_backwards: bool) -> Node:
+def _dynamic_slice_at(x: Node, axis: int, step: Node, is_backwards: bool) -> Node:
     at = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if is_backwards else step
     zero = const(np.int64(0))
     sizes = tuple(1 if i == axis else d for i, d in enumerate(x.shape))

@@ -18,15 +18,15 @@ from ingot.ir.types import i32
 row = Table()
 
 
-def _positive(x: Node) -> Node:
+def _is_positive(x: Node) -> Node:
     return ops.compare("GT", x, 0.0)
 
 
 _SELU, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.7580993408473768599402175208123
 # of the gradient and of what the op's own gradient keeps: its operand (features) or its result
 _SLOPES_BY_OPERAND: dict[str, Callable[[Node, Node], Node]] = {
-    "ReluGrad": lambda g, x: ops.where(_positive(x), g, 0.0),
-    "Relu6Grad": lambda g, x: ops.where(ops.and_(_positive(x), ops.compare("LT", x, 6.0)), g, 0.0),
+    "ReluGrad": lambda g, x: ops.where(_is_positive(x), g, 0.0),
+    "Relu6Grad": lambda g, x: ops.where(ops.and_(_is_positive(x), ops.compare("LT", x, 6.0)), g, 0.0),
     "EluGrad": lambda g, y: ops.where(ops.compare("LT", y, 0.0), ops.mul(ops.add(y, 1.0), g), g),
     "SeluGrad": lambda g, y: ops.where(
         ops.compare("LT", y, 0.0), ops.mul(ops.add(y, _SELU_ALPHA), g), ops.mul(g, _SELU)
@@ -55,7 +55,7 @@ def elementwise(c: Call, a: Node, b: Node) -> Node:
 
 @row("LeakyReluGrad")
 def leaky_relu(c: Call, g: Node, x: Node) -> Node:
-    return ops.where(_positive(x), g, ops.mul(g, c.float("alpha", 0.2)))
+    return ops.where(_is_positive(x), g, ops.mul(g, c.float("alpha", 0.2)))
 
 
 @row("BiasAddGrad")
@@ -132,7 +132,7 @@ def batch_norm(c: Call, dy: Node, x: Node, scale: Node, mean: Node, variance: No
 # the reverse of forward rows
 
 
-def _like(c: Call, sizes: Node, g: Node) -> Node:
+def _zeros_of(c: Call, sizes: Node, g: Node) -> Node:
     """Zeros of these sizes, for what a gradient does not depend on."""
     return ops.full(c.sizes(sizes), 0, g.dtype)
 
@@ -140,12 +140,12 @@ def _like(c: Call, sizes: Node, g: Node) -> Node:
 @row("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
 def kernel(c: Call, x: Node, sizes: Node, g: Node) -> Node:
     of = contraction.depthwise if c.op.startswith("Depthwise") else contraction.conv
-    return pullback(lambda w: of(c, x, w), _like(c, sizes, g), g)
+    return pullback(lambda w: of(c, x, w), _zeros_of(c, sizes, g), g)
 
 
 @row("DepthwiseConv2dNativeBackpropInput")
 def depthwise_operand(c: Call, sizes: Node, w: Node, g: Node) -> Node:
-    return pullback(lambda x: contraction.depthwise(c, x, w), _like(c, sizes, g), g)
+    return pullback(lambda x: contraction.depthwise(c, x, w), _zeros_of(c, sizes, g), g)
 
 
 @row("MaxPoolGrad", "MaxPool3DGrad")
@@ -155,7 +155,7 @@ def max_pool(c: Call, x: Node, y: Node, g: Node) -> Node:
 
 @row("AvgPoolGrad", "AvgPool3DGrad")
 def avg_pool(c: Call, sizes: Node, g: Node) -> Node:
-    return pullback(lambda v: pool.avg_pool(c, v), _like(c, sizes, g), g)
+    return pullback(lambda v: pool.avg_pool(c, v), _zeros_of(c, sizes, g), g)
 
 
 @row("ResizeBilinearGrad")
@@ -180,7 +180,7 @@ def mirror_pad(c: Call, g: Node, paddings: Node) -> Node:
 
 @row("StridedSliceGrad")
 def strided_slice(c: Call, sizes: Node, begin: Node, end: Node, strides: Node, g: Node) -> Node:
-    return pullback(lambda v: index.strided_slice(c, v, begin, end, strides), _like(c, sizes, g), g)
+    return pullback(lambda v: index.strided_slice(c, v, begin, end, strides), _zeros_of(c, sizes, g), g)
 
 
 @row("LRNGrad")

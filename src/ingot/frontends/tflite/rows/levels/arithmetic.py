@@ -13,7 +13,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.fixed_point import Multiplier, fixed, multiplied, multiplied_wide, rounded_shift
-from ingot.frontends.tflite.levels import activation_range, away, centered, saturated
+from ingot.frontends.tflite.levels import activation_range, centered, round_away, saturated
 from ingot.frontends.tflite.rows import reduce, window
 from ingot.frontends.tflite.rows.elementwise import compared
 from ingot.ir import types as T
@@ -138,7 +138,8 @@ def relu(c: Call) -> Node:
     y = ops.add(multiplied(centered(c.x(), levels), Multiplier.of(levels.scale / out.scale)), out.zero)
     low, high = {"RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "RELU_0_TO_1": (0, 1)}[c.op.name]
     ends = [
-        None if end is None else out.zero + away(float(np.float32(end) / np.float32(out.scale))) for end in (low, high)
+        None if end is None else out.zero + round_away(float(np.float32(end) / np.float32(out.scale)))
+        for end in (low, high)
     ]
     return saturated(y, c.type(), *ends)
 

@@ -244,10 +244,10 @@ def pinv(c: Context, x: Node, *, atol: Node | None = None, rtol: Node | None = N
     if hermitian:
         # its upper triangle is not read
         x = linalg.symmetric(x)
-    return linalg.pseudo_inverse(x, _least(x, atol, rtol))
+    return linalg.pseudo_inverse(x, _smallest_singular_value(x, atol, rtol))
 
 
-def _least(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
+def _smallest_singular_value(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
     """The bound up to which singular values count as 0: atol, or rtol of the largest. Without both rtol is the
     machine's epsilon times the larger size."""
     batch = x.shape[:-2]
@@ -275,7 +275,7 @@ def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver:
     vector = b.type.rank + 1 == a.type.rank
     rhs = insert_axis(b, b.type.rank) if vector else b
     a, rhs = _batched(a, rhs)
-    least = _least(a, None, rcond)
+    least = _smallest_singular_value(a, None, rcond)
     x, s = linalg.least_squares(a, rhs, least)
     is_significant = ops.compare("GT", s, ops.expand_dims(least, -1))
     rank = ops.reduce_sum(cast(is_significant, i64), -1)

@@ -22,7 +22,7 @@ aten = Table()
 Parameter = Node | float | int
 
 
-def _whole(p: Parameter, dtype: DType) -> Node:
+def _scalar_parameter(p: Parameter, dtype: DType) -> Node:
     """One number for a whole tensor."""
     return ops.reshape(node_of(p, dtype), ())
 
@@ -63,7 +63,9 @@ _LIBRARY = "quantized_decomposed"
 def quantize_per_tensor(
     c: Context, x: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Node:
-    return _levels(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max, dtype_of(dtype))
+    return _levels(
+        x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max, dtype_of(dtype)
+    )
 
 
 @aten(f"{_LIBRARY}.dequantize_per_tensor.default", f"{_LIBRARY}.dequantize_per_tensor.tensor")
@@ -71,7 +73,7 @@ def dequantize_per_tensor(
     c: Context, q: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int, dtype: torch.dtype,
     *, out_dtype: torch.dtype | None = None,
 ) -> Node:  # fmt: skip
-    return _values(q, _whole(scale, f32), _whole(zero_point, i32), out_dtype)
+    return _values(q, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), out_dtype)
 
 
 @aten(f"{_LIBRARY}.quantize_per_channel.default")
@@ -209,19 +211,19 @@ def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node,
 def fake_quantize_per_tensor(
     c: Context, x: Node, scale: float, zero_point: int, quant_min: int, quant_max: int
 ) -> tuple[Node, Node]:
-    return _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
+    return _faked(x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max)
 
 
 @aten("fake_quantize_per_tensor_affine.default", "fake_quantize_per_tensor_affine.tensor_qparams")
 def fake_quantize(c: Context, x: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int) -> Node:
-    return _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)[0]
+    return _faked(x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max)[0]
 
 
 @aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
 def fake_quantize_where_enabled(
     c: Context, x: Node, scale: Node, zero_point: Node, fake_quant_enabled: Node, quant_min: int, quant_max: int
 ) -> tuple[Node, Node]:
-    y, is_inside = _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
+    y, is_inside = _faked(x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max)
     is_off = ops.compare("EQ", ops.reshape(fake_quant_enabled, ()), ops.scalar(0, fake_quant_enabled.dtype))
     return ops.where(is_off, x, y), ops.or_(is_off, is_inside)
 

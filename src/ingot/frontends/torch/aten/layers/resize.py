@@ -41,7 +41,7 @@ def _resize(
     )(x)
 
 
-def _given(scales: Sequence[object] | None) -> Scales:
+def _known_scales(scales: Sequence[object] | None) -> Scales:
     """Scale factors of the call where all of them are plain numbers; else they follow from the sizes."""
     numbers = tuple(float(s) for s in scales or () if isinstance(s, int | float) and s > 0)
     return numbers if scales and len(numbers) == len(scales) else None
@@ -59,11 +59,11 @@ def _nearest(exact: bool) -> tuple[Callable[..., Node], Callable[..., Node]]:
     def plain(
         c: Context, x: Node, output_size: Sequence[DimLike], *scales: float | None, **named: float | None
     ) -> Node:
-        given_scales = _given((*scales, *named.values()))
+        given_scales = _known_scales((*scales, *named.values()))
         return _resize(c, x, "nearest", coordinates, given_scales, nearest=rounding)
 
     def vec(c: Context, x: Node, output_size: object, scale_factors: Sequence[float] | None) -> Node:
-        return _resize(c, x, "nearest", coordinates, _given(scale_factors), nearest=rounding)
+        return _resize(c, x, "nearest", coordinates, _known_scales(scale_factors), nearest=rounding)
 
     return plain, vec
 
@@ -73,7 +73,7 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
         c: Context, x: Node, output_size: Sequence[DimLike], align_corners: bool, *scales: float | None,
         **named: float | None,
     ) -> Node:  # fmt: skip
-        given_scales = _given((*scales, *named.values()))
+        given_scales = _known_scales((*scales, *named.values()))
         if antialias and align_corners:
             # only the scale knows of the corners: the windows' centers are those of half pixels
             given_scales, align_corners = tuple(map(_corner_scale, x.shape[2:], c.shape[2:])), False
