@@ -38,7 +38,7 @@ def composite(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     return _call(c, decomposition.name, operands)
 
 
-def _fresh(values: Sequence[AnyValue], c: Call) -> tuple[AnyValue, ...]:
+def _own_inputs(values: Sequence[AnyValue], c: Call) -> tuple[AnyValue, ...]:
     """Inputs of a graph of its own, of the types of `values`."""
     inputs = [Input(f"{c.loc or c.op.name}.{i}", n.type)() for i, n in enumerate(flatten(values))]
     return unflatten(values, inputs)
@@ -50,11 +50,11 @@ def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     if not flatten(operands):
         raise Unsupported("without values")
     captures: dict[Node, Node] = {}
-    carried = _fresh(operands, c)
+    carried = _own_inputs(operands, c)
     cond = c.importer.block(c.regions[0], carried, c.scope, captures)
     body = c.importer.block(c.regions[1], carried, c.scope, captures)
     inputs = flatten(carried)
-    outputs = _fitted(flatten(body), inputs)
+    outputs = _with_sizes_of(flatten(body), inputs)
     op = ops.While(
         regions.graph(inputs, flatten(cond), captures),
         regions.graph(inputs, (*outputs, *captures.values()), captures),
@@ -63,7 +63,7 @@ def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     return unflatten(operands, results[: len(inputs)])
 
 
-def _fitted(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
+def _with_sizes_of(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
     """Equal sizes may have another form, which a slice that removes nothing rewrites."""
     if len(nodes) != len(to):
         raise Unsupported(f"{len(nodes)} results of a body that takes {len(to)} values")
@@ -96,7 +96,7 @@ def _branches(c: Call, index: Node, order: Sequence[int]) -> tuple[AnyValue, ...
     nodes = [flatten(branch) for branch in results]
     if not nodes[0]:
         return tuple(v for v in kinds)
-    graphs = tuple(regions.graph((), _fitted(n, nodes[0]), captures) for n in nodes)
+    graphs = tuple(regions.graph((), _with_sizes_of(n, nodes[0]), captures) for n in nodes)
     out = ops.Case(graphs)(index, *captures, loc=c.loc).results
     return unflatten(kinds, out)
 

@@ -64,7 +64,7 @@ def _checked(values: Sequence[Value]) -> Sequence[Value]:
     return values
 
 
-def _fresh(values: Sequence[Value], loc: str) -> list[Value]:
+def _own_inputs(values: Sequence[Value], loc: str) -> list[Value]:
     return _rebuilt(values, [Input(f"{loc}.{i}", n.type)() for i, n in enumerate(_flat(values))])
 
 
@@ -103,7 +103,7 @@ def case(c: Call, index: Value, *arguments: Value) -> Result:
 def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Sequence[Value]) -> Result:
     _no_writes(c, branches)
     arguments = _with_elements(c, branches, _checked(arguments))
-    inner, free = _inside(c, arguments)
+    inner, free = _as_seen_by_body(c, arguments)
     outcomes: list[Sequence[Value]] = []
 
     def outcome(f: Function) -> tuple[Node, ...]:
@@ -122,7 +122,7 @@ def _with_elements(c: Call, branches: Sequence[Function], arguments: Sequence[Va
     if not any(isinstance(v, TensorList) and v.buffer is None for v in arguments):
         return arguments
     refused = list(c.walk.refused)
-    ends = [_tried(c, f, arguments) for f in branches]
+    ends = [_results_in_trial(c, f, arguments) for f in branches]
     c.walk.refused[:] = refused
     put: dict[int, TensorList] = {}
     for values in zip(*ends, strict=True):
@@ -137,9 +137,9 @@ def _of_zeros(items: TensorList, like: TensorList) -> TensorList:
     return TensorList(items.dtype, items.length, ops.full((items.length, *like.buffer.shape[1:]), 0, items.dtype))
 
 
-def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
-    """Values as a body sees them: what any graph may hold as it is, inputs of its own for others; and, of the former,
-    what each is outside -> inside."""
+def _as_seen_by_body(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
+    """Values as a body sees them: values that any graph may hold as they are, inputs of its own for others; and the
+    former by what they are outside."""
     free: dict[Node, Node] = {}
     for n in _flat(values):
         form = c.walk.sizes.closed_form(n)
@@ -159,12 +159,12 @@ def while_(c: Call, *arguments: Value) -> Result:
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
     start, refused, was_finding = list(_checked(arguments)), list(c.walk.refused), c.walk.is_finding
-    if _ends(c, cond, start):
-        return _no_turns(c, body, start)
+    if _is_over(c, cond, start):
+        return _without_iterations(c, body, start)
     c.walk.is_finding = False
     try:
         trial = _trial(c, cond, body, start)
-        if trial.why is None:
+        if trial.reason is None:
             return _loop(c, cond, body, trial)
         # what only the run knows in a loop may be known in each of its iterations
         unrolled = _unrolled(c, cond, body, start)
@@ -182,17 +182,17 @@ def while_(c: Call, *arguments: Value) -> Result:
         c.walk.is_finding = was_finding
 
 
-def _ends(c: Call, cond: Function, values: Sequence[Value]) -> bool:
+def _is_over(c: Call, cond: Function, values: Sequence[Value]) -> bool:
     """Whether it is known that there is no other iteration."""
-    (test,) = _tried(c, cond, values)
+    (test,) = _results_in_trial(c, cond, values)
     return not isinstance(test, Missing) and _decided(c, test) is False
 
 
-def _no_turns(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value]:
+def _without_iterations(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value]:
     """An iteration would say of which shape the lists are that nothing was put into."""
     refused = list(c.walk.refused)
     try:
-        ends = _tried(c, body, start)
+        ends = _results_in_trial(c, body, start)
     except ShapeError:  # elements of nothing
         return start
     finally:
@@ -213,27 +213,27 @@ def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
 @dataclass(frozen=True)
 class _Trial:
     """The observations of a trial iteration. values: what the loop starts with, None where the body is refused; fixed:
-    which of them stay. appends: places of counters and of lists as long as they say. why: why it is no loop of values
-    whose types stay."""
+    which of them stay. appends: places of counters and of lists as long as they say. reason: why it is no loop of
+    values whose types stay."""
 
     values: Sequence[Value] | None
     fixed: Sequence[bool]
     counter: _Counter | None
     appends: Sequence[tuple[int, int]]
-    why: str | None
+    reason: str | None
     refused: Sequence[UnsupportedOp] = ()
 
 
 def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _Trial:
     refused = list(c.walk.refused)
     probes = _probes(c, body, start)
-    ends = _tried(c, body, probes)
+    ends = _results_in_trial(c, body, probes)
     counter = _counter(c, cond, start, probes, ends)
     appends = () if counter is not None else _appends(c, start, probes, ends)
     if any(isinstance(v, Missing) for v in ends):
         c.walk.refused[:] = refused
-        _note(c, probes, counter, appends)
-        ends = _tried(c, body, probes)
+        _note_counters(c, probes, counter, appends)
+        ends = _results_in_trial(c, body, probes)
     why = list(c.walk.refused)
     c.walk.refused[:] = refused
     if any(isinstance(v, Missing) for v in ends):
@@ -242,13 +242,13 @@ def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _
     values = _filled(start, ends)
     if counter is not None:
         values = [_grown(v, e, counter) for v, e in zip(values, ends, strict=True)]
-    return _Trial(values, fixed, counter, appends, _changing(values, ends))
+    return _Trial(values, fixed, counter, appends, _type_change(values, ends))
 
 
 def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
-    """What the iteration that shows begins with: inputs of its own, but for what the body plainly hands on and any
-    graph may hold, as shapes are made of it."""
-    f, probes = c.walk.functions.get(body.name), _fresh(start, f"{c.loc}.probe")
+    """The values that the trial iteration begins with: inputs of its own, except values that the body plainly hands on
+    and that any graph may hold, as shapes are made of them."""
+    f, probes = c.walk.functions.get(body.name), _own_inputs(start, f"{c.loc}.probe")
     for k in f.passed_through.intersection(range(len(start))) if f is not None else ():
         value = start[k]
         form = c.walk.sizes.closed_form(value) if isinstance(value, Node) else None
@@ -256,8 +256,10 @@ def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
     return probes
 
 
-def _note(c: Call, inner_values: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]) -> None:
-    """Tell what is known of a loop's counters, as its body sees them."""
+def _note_counters(
+    c: Call, inner_values: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]
+) -> None:
+    """Note the facts about a loop's counters, as its body sees them."""
     if counter is not None:
         c.walk.upper_bounds[expect(inner_values[counter.place], Node, "tensor")] = counter.limit
     c.walk.appends.update(
@@ -266,13 +268,13 @@ def _note(c: Call, inner_values: Sequence[Value], counter: _Counter | None, appe
     )
 
 
-def _tried(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
+def _results_in_trial(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
     """The results of a function in a trial, of which the graph keeps nothing."""
     with c.walk.found.within():
         return c.walk.call(c, function, values)
 
 
-def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
+def _type_change(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
     """The change of a carried value's type; None where none does. Raises ShapeError for sizes that may be equal."""
     for k, (a, b) in enumerate(zip(start, ends, strict=True)):
         one, other = _nodes(a), _nodes(b)
@@ -326,7 +328,7 @@ def _counter(
 ) -> _Counter | None:
     refused = list(c.walk.refused)
     inner_values = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
-    (test,) = _tried(c, cond, inner_values)
+    (test,) = _results_in_trial(c, cond, inner_values)
     c.walk.refused[:] = refused
     unchanged = _unchanged(start, probes, ends)
     counters: list[_Counter] = []
@@ -371,8 +373,8 @@ def _grown(start: Value, end: Value, counter: _Counter) -> Value:
 def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
     start, fixed, counter = trial.values or (), trial.fixed, trial.counter
     outer_values = [v for v, is_fixed in zip(start, fixed, strict=True) if is_fixed]
-    shared, free = _inside(c, outer_values)
-    carried = _fresh([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed], c.loc)
+    shared, free = _as_seen_by_body(c, outer_values)
+    carried = _own_inputs([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed], c.loc)
 
     def merged(changed: Sequence[Value], same: Sequence[Value]) -> list[Value]:
         fixed_values, others = iter(same), iter(changed)
@@ -380,7 +382,7 @@ def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
 
     def inside_values(nodes: Sequence[Node]) -> list[Value]:
         inside = merged(_rebuilt(carried, nodes), shared)
-        _note(c, inside, counter, trial.appends)
+        _note_counters(c, inside, counter, trial.appends)
         return inside
 
     def cond_graph(nodes: Sequence[Node]) -> Node:

@@ -72,10 +72,10 @@ def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
 
 @row("TensorListGetItem", any_kind=True)
 def get_item(c: Call, handle: Value, index: Value, shape: Node) -> Node:
-    return _taken(_buffer(c, _list(handle), shape), expect(index, Node, "tensor"))
+    return _elements_at(_buffer(c, _list(handle), shape), expect(index, Node, "tensor"))
 
 
-def _taken(buffer: Node, at: Node) -> Node:
+def _elements_at(buffer: Node, at: Node) -> Node:
     """Elements of a list; zeros where it has none, as a loop of no iterations has them."""
     if buffer.shape[0] == 0:
         return ops.full((*at.shape, *buffer.shape[1:]), 0, buffer.dtype)
@@ -126,7 +126,7 @@ def resized(buffer: Node, count: DimLike) -> Node:
 
 @row("TensorListGather", any_kind=True)
 def gather(c: Call, handle: Value, indices: Node, shape: Node) -> Node:
-    return _taken(_buffer(c, _list(handle), shape), indices)
+    return _elements_at(_buffer(c, _list(handle), shape), indices)
 
 
 @row("TensorListScatter", "TensorListScatterV2")
@@ -192,7 +192,7 @@ def _written(flow: Value) -> Node:
 
 @row("TensorArrayReadV3", "TensorArrayGatherV3", any_kind=True)
 def array_read(c: Call, handle: Value, index: Value, flow: Value) -> Node:
-    return _taken(_written(flow), expect(index, Node, "tensor"))
+    return _elements_at(_written(flow), expect(index, Node, "tensor"))
 
 
 @row("TensorArrayScatterV3", any_kind=True)

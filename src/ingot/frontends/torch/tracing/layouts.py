@@ -50,11 +50,11 @@ _OVERLAPPING_VIEWS = frozenset((_aten.expand.default, _aten.unfold.default, _ate
 def dense_order(value: torch.Tensor) -> Order | None:
     """The order of a tensor whose elements fill its memory, None for others. Sizes may be open."""
     rows, steps = tuple(range(value.dim())), [_likely_size(s, 1 << 12) for s in value.stride()]
-    if _fills(value, rows):
+    if _is_dense(value, rows):
         return rows
     # of two axes with one stride the inner one has one element
     order = sorted(rows, key=lambda axis: (-steps[axis], _likely_size(value.shape[axis], 2) == 1))
-    return tuple(order) if _fills(value, order) else None
+    return tuple(order) if _is_dense(value, order) else None
 
 
 def order_of(value: object) -> Order | None:
@@ -65,7 +65,7 @@ def order_of(value: object) -> Order | None:
     return None if order is None or order == tuple(range(value.dim())) else order
 
 
-def _fills(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> bool:
+def _is_dense(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> bool:
     """Whether the strides are those of dense axes in this order; of an axis of one element only if `exactly`."""
     step: sympy.Basic = sympy.Integer(1)
     for axis in reversed(order):
@@ -81,11 +81,11 @@ def _expression(size: int | torch.SymInt) -> sympy.Expr:
     if not isinstance(size, torch.SymInt):
         return sympy.Integer(size)
     e = size.node.expr
-    extremes = {m: n for m in e.atoms(Max, sympy.Max) for n in _beside_one(m)}
+    extremes = {m: n for m in e.atoms(Max, sympy.Max) for n in _operands_but_one(m)}
     return sympy.expand(e.xreplace(extremes) if extremes else e)
 
 
-def _beside_one(extreme: sympy.Basic) -> list[sympy.Basic]:
+def _operands_but_one(extreme: sympy.Basic) -> list[sympy.Basic]:
     rest = [a for a in extreme.args if a != 1]
     return rest if len(rest) == 1 and len(extreme.args) == 2 else []
 
@@ -107,15 +107,15 @@ class Results:
     finish: Callable[..., tuple[Any, ...]] | None
 
 
-class _Outside:
+class _ViewGraph:
     """A graph that torch runs outside of the model, of views and sizes of the inputs of `graph` and of `computed`."""
 
     def __init__(self, graph: fx.Graph, computed: Iterable[fx.Node] = ()) -> None:
         self.graph = fx.Graph()
         inputs = graph.find_nodes(op="placeholder")
-        self.made = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
+        self.node_of = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
         known = ((n, n.meta.get("val")) for n in inputs)
-        self._sizes = {v.node.expr: fx.Proxy(self.made[n]) for n, v in known if isinstance(v, torch.SymInt)}
+        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n]) for n, v in known if isinstance(v, torch.SymInt)}
 
     def has_size(self, value: object) -> bool:
         if isinstance(value, torch.SymInt):
@@ -139,16 +139,16 @@ class _Outside:
 
     def view(self, node: fx.Node) -> fx.Node:
         """`node`, a view of what is here, with the views that lead to it."""
-        if node not in self.made:
+        if node not in self.node_of:
             source, call = source_of(node), _call(node)
             assert source is not None, node
             self.view(source)
-            if call not in self.made:
+            if call not in self.node_of:
                 args, kwargs = map_arg((call.args[1:], dict(call.kwargs)), lambda n: self.size(n.meta["val"]))
-                self.made[call] = self.call(call.target, self.made[source], *args, **kwargs)
+                self.node_of[call] = self.call(call.target, self.node_of[source], *args, **kwargs)
             if call is not node:
-                self.made[node] = self.call(operator.getitem, self.made[call], node.args[1])
-        return self.made[node]
+                self.node_of[node] = self.call(operator.getitem, self.node_of[call], node.args[1])
+        return self.node_of[node]
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(function, args, kwargs)
@@ -169,18 +169,18 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) ->
     saved = range(len(results))[kept_slice]
     shown = {r for i, r in enumerate(results[:shown_until]) if i not in saved and _is_strided(r)}
     returned = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
-    sizes = _Outside(graph)
-    nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.made)
+    sizes = _ViewGraph(graph)
+    nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.node_of)
     views = {r for r in nodes if _is_strided(r) and _is_made_again(r, shown, returned) and sizes.has_views(r)}
     shown |= {_root(r) for r in views}
     computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
-    computed = {r: None for r in computed if r not in sizes.made}
+    computed = {r: None for r in computed if r not in sizes.node_of}
 
-    images, traced = _images(graph) & {results[i] for i in saved} - shown, _Outside(graph, computed)
-    inputs = [traced.made[r] for r in computed]
+    images, traced = _images(graph) & {results[i] for i in saved} - shown, _ViewGraph(graph, computed)
+    inputs = [traced.node_of[r] for r in computed]
     orders = [_channels_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
     for r, order in zip(computed, orders, strict=True):
-        traced.made[r] = _as_traced(r, order, traced) if r in shown else _permuted(traced, r, order)
+        traced.node_of[r] = _as_traced(r, order, traced) if r in shown else _permuted(traced, r, order)
     out = [_result(r, traced) for r in results]
     end.args = (tuple(computed),)
     graph.eliminate_dead_code()
@@ -195,7 +195,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
 
     as_strided(slice(x, 0, 1), [2], [1], 2)   ->   an input f32[2]
     """
-    traced = _Outside(graph)
+    traced = _ViewGraph(graph)
     reads = [n for n in graph.find_nodes(op="call_function", target=_aten.as_strided.default)]
     reads = [n for n in reads if _root(n).op == "placeholder" and traced.has_views(n)]
     if not reads:
@@ -226,9 +226,9 @@ def report_strides(results: Results) -> None:
         context.output_strides += results.strides
 
 
-def _result(r: Any, traced: _Outside) -> Any:
-    if not isinstance(r, fx.Node) or r in traced.made:
-        return traced.made[r] if isinstance(r, fx.Node) else r
+def _result(r: Any, traced: _ViewGraph) -> Any:
+    if not isinstance(r, fx.Node) or r in traced.node_of:
+        return traced.node_of[r] if isinstance(r, fx.Node) else r
     value: Any = r.meta.get("val")
     return traced.size(value) if traced.has_size(value) else traced.view(r)
 
@@ -245,27 +245,27 @@ def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[
     return len(sharing) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
 
 
-def _as_traced(r: fx.Node, order: Order | None, traced: _Outside) -> fx.Node:
+def _as_traced(r: fx.Node, order: Order | None, traced: _ViewGraph) -> fx.Node:
     """The model's value for `r` with the strides that torch traced."""
     x: torch.Tensor = r.meta["val"]
     value = _permuted(traced, r, order)
     dims = (*x.shape, *x.stride())
-    if _fills(x, order or range(x.dim()), exactly=True) or not all(map(traced.has_size, dims)):
+    if _is_dense(x, order or range(x.dim()), exactly=True) or not all(map(traced.has_size, dims)):
         return value
     size, stride = [traced.size(n) for n in x.shape], [traced.size(n) for n in x.stride()]
     if order or dense_order(x) or 0 in x.shape:
-        return traced.call(_as_own, _aten.as_strided.default, value, size, stride)
+        return traced.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
     if _has_overlap(r):
         return value
     return traced.call(_aten.copy_.default, traced.call(_aten.new_empty_strided.default, value, size, stride), value)
 
 
-def _permuted(traced: _Outside, r: fx.Node, order: Order | None) -> fx.Node:
-    value = traced.made[r]
-    return value if order is None else traced.call(_as_own, _aten.permute.default, value, inverse(order))
+def _permuted(traced: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Node:
+    value = traced.node_of[r]
+    return value if order is None else traced.call(_as_own_strides, _aten.permute.default, value, inverse(order))
 
 
-def _as_own(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
+def _as_own_strides(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
     """A view that autograd takes for a tensor of its own: it forbids writes into views that a custom Function makes."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return view(x, *args)
