@@ -166,7 +166,7 @@ def _function(
     scope, specs = _specs([(paths[i], _data(leaves[i])) for i in arrays], names, dynamic)
     exported = export_function(flattened, specs)
     constants = {k: _array(leaves[i]) for k, i in enumerate(arrays) if is_weight[i]}
-    results = tuple(
+    call_leaves = tuple(
         (paths[i], "array" if i in arrays else "fixed", None if i in arrays else leaves[i])
         for i in range(len(leaves))
         if not is_weight[i]
@@ -174,7 +174,7 @@ def _function(
     bounds = {k: v for k, v in dynamic.items() if isinstance(v, int | tuple)}
     if unknown := [k for k in bounds if k not in scope]:
         raise InputError("dynamic", expected=f"a symbol of {sorted(scope)}", got=unknown)
-    return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, results)
+    return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, call_leaves)
 
 
 def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -354,8 +354,8 @@ def _exported(
         raise ImportModelError("an exported function", expected="one device", got=exported.nr_devices)
     if weights:
         raise InputError("weights", expected="none: a call of what is exported has all arguments", got=list(weights))
-    results = tuple((path, "array", None) for path in paths)
-    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, results)
+    leaves = tuple((path, "array", None) for path in paths)
+    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, leaves)
 
 
 def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
@@ -365,8 +365,8 @@ def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
     text = lowered.as_text(debug_info=True)
     kept_indices = tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
     program = import_stablehlo(text, names=[paths[i] for i in kept_indices])
-    results = tuple((path, "array", None) for path in paths)
-    return ImportedFunction(program, lowered.in_tree, lowered.out_tree, results, kept_indices)
+    leaves = tuple((path, "array", None) for path in paths)
+    return ImportedFunction(program, lowered.in_tree, lowered.out_tree, leaves, kept_indices)
 
 
 def _imported(

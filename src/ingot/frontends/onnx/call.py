@@ -268,14 +268,14 @@ class Call:
     def sym(self, i: int, *, exact: bool = False) -> Sym:
         """Input `i`'s known elements. Raises Unsupported where they are known only at run time; `exact` says that
         symbols for them would not do."""
-        symbol = self.value(i).sym
-        if symbol is None:
+        elements = self.value(i).sym
+        if elements is None:
             self.importer.wish(self.x(i), exact=exact)
             name = self.proto.input[i]
             raise Unsupported(
                 f"its input {name!r} must be known at compile time; pass weights={{{name!r}: ...}} if it is an input"
             )
-        return symbol
+        return elements
 
     def dims(self, i: int, *, exact: bool = False) -> tuple[DimLike, ...]:
         """Input `i` as sizes, flattened."""

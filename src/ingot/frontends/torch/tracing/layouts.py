@@ -176,16 +176,16 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) ->
     computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
     computed = {r: None for r in computed if r not in sizes.node_of}
 
-    images, traced = _images(graph) & {results[i] for i in saved} - shown, _ViewGraph(graph, computed)
-    inputs = [traced.node_of[r] for r in computed]
+    images, view_graph = _images(graph) & {results[i] for i in saved} - shown, _ViewGraph(graph, computed)
+    inputs = [view_graph.node_of[r] for r in computed]
     orders = [_channels_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
     for r, order in zip(computed, orders, strict=True):
-        traced.node_of[r] = _as_traced(r, order, traced) if r in shown else _permuted(traced, r, order)
-    out = [_result(r, traced) for r in results]
+        view_graph.node_of[r] = _as_traced(r, order, view_graph) if r in shown else _permuted(view_graph, r, order)
+    out = [_result(r, view_graph) for r in results]
     end.args = (tuple(computed),)
     graph.eliminate_dead_code()
     strides = [_strides(r) if r in images else None for r in results]
-    finish = None if out == inputs else traced.function(out)
+    finish = None if out == inputs else view_graph.function(out)
     return Results(tuple(computed), tuple(orders), tuple(strides), finish)
 
 
@@ -195,12 +195,16 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
 
     as_strided(slice(x, 0, 1), [2], [1], 2)   ->   an input f32[2]
     """
-    traced = _ViewGraph(graph)
+    view_graph = _ViewGraph(graph)
     reads = [n for n in graph.find_nodes(op="call_function", target=_aten.as_strided.default)]
-    reads = [n for n in reads if _root(n).op == "placeholder" and traced.has_views(n)]
+    reads = [n for n in reads if _root(n).op == "placeholder" and view_graph.has_views(n)]
     if not reads:
         return [], None
-    new_views, added, last = [traced.view(n) for n in reads], list[fx.Node](), graph.find_nodes(op="placeholder")[-1]
+    new_views, added, last = (
+        [view_graph.view(n) for n in reads],
+        list[fx.Node](),
+        graph.find_nodes(op="placeholder")[-1],
+    )
     for node in reversed(reads):
         with graph.inserting_after(last):
             new = graph.placeholder(f"{node.name}_memory")
@@ -208,7 +212,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
         node.replace_all_uses_with(new)
         added.insert(0, new)
     graph.eliminate_dead_code()
-    return added, traced.function(new_views)
+    return added, view_graph.function(new_views)
 
 
 def saved_results() -> slice:
@@ -226,11 +230,11 @@ def report_strides(results: Results) -> None:
         context.output_strides += results.strides
 
 
-def _result(r: Any, traced: _ViewGraph) -> Any:
-    if not isinstance(r, fx.Node) or r in traced.node_of:
-        return traced.node_of[r] if isinstance(r, fx.Node) else r
+def _result(r: Any, view_graph: _ViewGraph) -> Any:
+    if not isinstance(r, fx.Node) or r in view_graph.node_of:
+        return view_graph.node_of[r] if isinstance(r, fx.Node) else r
     value: Any = r.meta.get("val")
-    return traced.size(value) if traced.has_size(value) else traced.view(r)
+    return view_graph.size(value) if view_graph.has_size(value) else view_graph.view(r)
 
 
 def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
@@ -245,24 +249,26 @@ def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[
     return len(sharing) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
 
 
-def _as_traced(r: fx.Node, order: Order | None, traced: _ViewGraph) -> fx.Node:
+def _as_traced(r: fx.Node, order: Order | None, view_graph: _ViewGraph) -> fx.Node:
     """The model's value for `r` with the strides that torch traced."""
     x: torch.Tensor = r.meta["val"]
-    value = _permuted(traced, r, order)
+    value = _permuted(view_graph, r, order)
     dims = (*x.shape, *x.stride())
-    if _is_dense(x, order or range(x.dim()), exactly=True) or not all(map(traced.has_size, dims)):
+    if _is_dense(x, order or range(x.dim()), exactly=True) or not all(map(view_graph.has_size, dims)):
         return value
-    size, stride = [traced.size(n) for n in x.shape], [traced.size(n) for n in x.stride()]
+    size, stride = [view_graph.size(n) for n in x.shape], [view_graph.size(n) for n in x.stride()]
     if order or dense_order(x) or 0 in x.shape:
-        return traced.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
+        return view_graph.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
     if _has_overlap(r):
         return value
-    return traced.call(_aten.copy_.default, traced.call(_aten.new_empty_strided.default, value, size, stride), value)
+    return view_graph.call(
+        _aten.copy_.default, view_graph.call(_aten.new_empty_strided.default, value, size, stride), value
+    )
 
 
-def _permuted(traced: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Node:
-    value = traced.node_of[r]
-    return value if order is None else traced.call(_as_own_strides, _aten.permute.default, value, inverse(order))
+def _permuted(view_graph: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Node:
+    value = view_graph.node_of[r]
+    return value if order is None else view_graph.call(_as_own_strides, _aten.permute.default, value, inverse(order))
 
 
 def _as_own_strides(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:

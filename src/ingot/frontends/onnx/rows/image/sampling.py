@@ -64,8 +64,8 @@ def deform_conv(c: Call) -> Result:
                 weight = ops.where(valid, weight, 0.0)
                 at.append(ops.minimum(ops.maximum(k, 0), size - 1))
             flat = ops.reshape(ops.add(ops.mul(at[0], width), at[1]), (n, offset_groups, 1, taps * oh * ow))
-            wide_mask = ops.broadcast_to(flat, (n, offset_groups, channels // offset_groups, taps * oh * ow))
-            value = ops.GatherElements(3)(images, wide_mask)
+            pixels = ops.broadcast_to(flat, (n, offset_groups, channels // offset_groups, taps * oh * ow))
+            value = ops.GatherElements(3)(images, pixels)
             value = ops.mul(value, ops.reshape(weight, (n, offset_groups, 1, taps * oh * ow)))
             total = value if total is None else ops.add(total, value)
     assert total is not None

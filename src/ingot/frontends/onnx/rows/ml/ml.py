@@ -178,16 +178,16 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
     coupling = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
     q = ops.where(const(np.eye(classes, dtype=bool)), squares, coupling)
     start = ops.full((rows, classes), 1 / classes)
-    i, is_going, p, is_kept = (
+    i, is_going, p, q_in_loop = (
         Input(name, t)()
         for name, t in (("i", TensorType(T.i64)), ("go", TensorType(T.boolean)), ("p", start.type), ("q", q.type))
     )
-    qp = ops.reduce_sum(ops.mul(is_kept, ops.expand_dims(p, 1)), 2)
+    qp = ops.reduce_sum(ops.mul(q_in_loop, ops.expand_dims(p, 1)), 2)
     total = ops.reduce_sum(ops.mul(p, qp), 1, keepdims=True)
     error = ops.reduce_max(ops.Abs()(ops.sub(qp, total)), 1, keepdims=True)
     active, next_p = ops.compare("GE", error, 0.005 / classes), p
     for t in range(classes):
-        line = ops.index_axis(is_kept, 1, t)
+        line = ops.index_axis(q_in_loop, 1, t)
         mine, at = (ops.slice_axis(v, 1, t, t + 1) for v in (line, qp))
         step = ops.div(ops.sub(total, at), mine)
         scale = ops.add(step, 1.0)
@@ -196,10 +196,10 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
         qp = ops.div(ops.add(qp, ops.mul(step, line)), scale)
         unit = const(np.eye(classes, dtype=np.float32)[t])
         next_p = ops.div(ops.add(next_p, ops.mul(step, unit)), scale)
-    is_active = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
-    takes = (i, is_going, p, is_kept)
+    goes_on = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
+    takes = (i, is_going, p, q_in_loop)
     cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), is_going),))
-    body = Graph(takes, (ops.add(i, 1), is_active, ops.where(active, next_p, p), is_kept))
+    body = Graph(takes, (ops.add(i, 1), goes_on, ops.where(active, next_p, p), q_in_loop))
     return ops.While(cond, body)(const(0, np.int64), const(True, np.bool_), start, q).results[2]
 
 

@@ -55,8 +55,8 @@ class _Table:
     roots: np.ndarray
 
     @staticmethod
-    def of(x: Node, forest: Forest, targets: np.ndarray) -> _Table:
-        """For a forest `in_order`. targets: what [nodes] hold, numbers of x's dtype or whole numbers."""
+    def of(x: Node, forest: Forest, node_values: np.ndarray) -> _Table:
+        """For a forest `in_order`. node_values: of [nodes], numbers of x's dtype or whole numbers."""
         leaf, roots, features = forest.leaf, forest.roots.reshape(-1), x.shape[1]
         used = forest.feature[~leaf]
         if not isinstance(features, int) or not 0 <= used.min(initial=0) <= used.max(initial=-1) + 1 <= features:
@@ -76,7 +76,7 @@ class _Table:
         table[:, 0] = np.where(leaf, 0, feature)[nodes]
         table[:, 1] = split[nodes].astype(x.dtype.numpy).view(word)
         table[:, 2] = _NODE_WORDS * np.where(leaf[nodes], np.arange(len(nodes)), pair[nodes])
-        table[:, 3] = targets[nodes].view(word) if targets.dtype == x.dtype.numpy else targets[nodes]
+        table[:, 3] = node_values[nodes].view(word) if node_values.dtype == x.dtype.numpy else node_values[nodes]
         return _Table(x, const(table.reshape(-1)), (_NODE_WORDS * np.arange(len(roots))).astype(word))
 
     def word(self, at: Node, i: int) -> Node:
@@ -126,12 +126,12 @@ class Weights:
         check_table(len(leaves) + 1, self.targets)
         fold, empty = {"MIN": (np.minimum, np.inf), "MAX": (np.maximum, -np.inf)}.get(aggregate, (np.add, 0.0))
         values = np.full((len(leaves) + 1, self.targets), empty, dtype.numpy)
-        has_score = np.zeros(values.shape, bool)
+        is_given = np.zeros(values.shape, bool)
         fold.at(values, (row, self.target), self.value)
-        has_score[row, self.target] = True
+        is_given[row, self.target] = True
         row_of = np.full(count, len(leaves))
         row_of[leaves] = np.arange(len(leaves))
-        return row_of, values, has_score
+        return row_of, values, is_given
 
 
 def scores(
@@ -140,10 +140,10 @@ def scores(
     """([rows, targets] of x's dtype: what the leaves of all trees hold, 0 where they hold nothing; bool[rows, targets]:
     where they hold something, None: everywhere). tree: each node's tree, -1 where none reaches it."""
     ordered = forest.in_order()
-    row_of, values, has_score = weights.table(len(ordered.mode), x.dtype, aggregate)
+    row_of, values, is_given = weights.table(len(ordered.mode), x.dtype, aggregate)
     targets_of_leaves = None
     if tree is not None and aggregate not in ("MIN", "MAX"):
-        targets_of_leaves = _own_targets(forest, has_score[row_of[: len(tree)]], tree)
+        targets_of_leaves = _own_targets(forest, is_given[row_of[: len(tree)]], tree)
     if targets_of_leaves is not None:
         return _over_trees(x, ordered, _by_target(ordered, targets_of_leaves), values.sum(1)[row_of], "SUM"), None
     roots = ordered.roots.reshape(1, -1)
@@ -152,9 +152,9 @@ def scores(
         y = _over_trees(x, ordered, roots, values[row_of, 0], fold)
     else:
         y = _over_trees(x, ordered, roots, row_of, fold, values)
-    if has_score[row_of[np.flatnonzero(forest.leaf)]].all():
+    if is_given[row_of[np.flatnonzero(forest.leaf)]].all():
         return y, None
-    has_leaf = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", has_score.astype(np.int32)), 0)
+    has_leaf = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", is_given.astype(np.int32)), 0)
     return ops.where(has_leaf, y, ops.scalar(0, y.dtype)), has_leaf
 
 
@@ -166,7 +166,7 @@ _FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node
 
 
 def _over_trees(
-    x: Node, forest: Forest, roots: np.ndarray, has_score: np.ndarray, fold: str, rows: np.ndarray | None = None,
+    x: Node, forest: Forest, roots: np.ndarray, node_values: np.ndarray, fold: str, rows: np.ndarray | None = None,
 ) -> Node:  # fmt: skip
     """[rows, targets]: the trees with `roots` [targets, trees] folded, where their leaves hold numbers; where these
     are rows of a table [.., targets], `roots` is [1, trees]. Trees are taken down in parts of about equal depth."""
@@ -177,7 +177,7 @@ def _over_trees(
     parts: list[Node] = []
     for start, end in _alike(depths, 0, len(depths)):
         part = roots[:, start:end]
-        table = _Table.of(x, replace(forest, roots=part), has_score)
+        table = _Table.of(x, replace(forest, roots=part), node_values)
         # each target would go all the way down again
         at = table.ends(int(depths[start]), stored=rows is not None)
         if rows is None:
@@ -188,15 +188,15 @@ def _over_trees(
     return fold_left(both, parts)
 
 
-def _own_targets(forest: Forest, has_score: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
+def _own_targets(forest: Forest, is_given: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
     """Each tree's target, where all leaves of a tree have a weight for one and the same and there are about as many
     trees for each."""
-    leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), has_score.shape[1])
-    if targets == 1 or (has_score[leaves].sum(1) != 1).any():
+    leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), is_given.shape[1])
+    if targets == 1 or (is_given[leaves].sum(1) != 1).any():
         return None
     least, most = np.full(trees, targets), np.full(trees, -1)
-    np.minimum.at(least, tree[leaves], has_score[leaves].argmax(1))
-    np.maximum.at(most, tree[leaves], has_score[leaves].argmax(1))
+    np.minimum.at(least, tree[leaves], is_given[leaves].argmax(1))
+    np.maximum.at(most, tree[leaves], is_given[leaves].argmax(1))
     counts = np.bincount(least, minlength=targets)
     even = (least == most).all() and counts.min() > 0 and counts.max() * targets <= 2 * trees
     return least if even else None

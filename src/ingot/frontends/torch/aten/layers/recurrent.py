@@ -105,8 +105,8 @@ def _run(
             last[0] = ops.MatMul()(last[0], narrow)
         steps, _, batch, width = y.shape
         x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
-        for layer_states, state in zip(finals, last, strict=True):
-            layer_states.append(state)
+        for final_states, state in zip(finals, last, strict=True):
+            final_states.append(state)
     ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
     if unbatched:
         return reshape(x, (x.shape[0], x.shape[2])), *(reshape(e, (e.shape[0], e.shape[2])) for e in ends)
