@@ -21,6 +21,6 @@ def test_what_a_reader_prints_and_how_it_ends():
 
 
 def test_bounds_of_memory():
-    code = "from ingot.frontends.shared.subprocesses import limit_resources; limit_resources(9, 1 << 30); bytes(1 << 31)"
+    code = "from ingot.frontends.shared import subprocesses; subprocesses.limit_resources(9, 1 << 30); bytes(1 << 31)"
     with pytest.raises(ImportModelError, match="MemoryError"):
         run_in_subprocess(code, [], "a model", "")

@@ -241,7 +241,7 @@ def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> No
 def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
     """(axis, index tensor) for every axis that is indexed. A mask stands for the coordinates of its true elements."""
     checked: list[tuple[int, Node]] = []
-    axis, mask_count = 0, None  # chosen: how many elements the masks before choose
+    axis, mask_count = 0, None  # mask_count: elements that the masks before choose
     for index in indices:
         if index is None:
             axis += 1
