@@ -119,11 +119,11 @@ from ingot.ops.core.functions import (
     Tanh,
 )
 from ingot.ops.core.indexing import Gather, Scatter, Sort
-from ingot.ops.core.quantize import QUANTIZED, Quantize, multiplies
+from ingot.ops.core.quantize import QUANTIZED_DTYPES, Quantize, reciprocal_is_exact
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce, ReduceWindow, Reduction, reduced_dims
 from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose, Windows, fill_byte
 from ingot.ops.core.source import DimValue, Iota
-from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
+from ingot.ops.dft import MAX_STEP_FACTOR, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
 from ingot.ops.linalg import LDL, LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve
 from ingot.ops.nn.activation import (
@@ -147,7 +147,7 @@ from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
 from ingot.ops.nn.attention import Attention
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gradients.attention import AttentionGradients
-from ingot.ops.nn.gradients.custom import Cotangent, OwnGradient, straight_through
+from ingot.ops.nn.gradients.custom import Cotangent, CustomGradient, straight_through
 from ingot.ops.nn.gradients.kernel import KernelGradient
 from ingot.ops.nn.gradients.stop import StopGradient, UnknownGradient
 from ingot.ops.nn.grouped import GroupedMatMul
@@ -172,17 +172,17 @@ from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.selection import OneHot, TopK, Trilu
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.ops.nn.sparse import WEIGHT_FORMS, Densify
-from ingot.ops.quantized import dynamically_quantized, quantized
+from ingot.ops.quantized import dynamic_quantize, quantize
 from ingot.ops.random import (
     RandomBits,
     RandomKey,
     counted_key,
-    draws,
+    draws_random,
     fold_in,
     philox,
     philox_blocks,
-    seeded,
     threefry,
+    with_random_state,
     words,
 )
-from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth
+from ingot.ops.select import coordinates, equal_rows, nonzero_mask, repeat_indices, true_indices

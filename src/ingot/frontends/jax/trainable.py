@@ -16,7 +16,7 @@ from ingot.frontends.jax.gradients import gradient_marks
 from ingot.frontends.shared.targets import check_loss, target_names
 from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import to_train
+from ingot.support.errors import select_trainable
 
 _PARAMETERS_ARGUMENT = "__learned__"  # beside the names of a function's own arguments
 
@@ -46,7 +46,7 @@ def import_trainable(
     leaves = [leaf for _, leaf in paths]
     names = [tree_util.keystr(path) or "parameters" for path, _ in paths]
     floats = {n: _is_float(leaf) for n, leaf in zip(names, leaves, strict=True)}
-    trained = {n for n in names if floats[n]} if patterns is None else {*to_train(patterns, floats)}
+    trained = {n for n in names if floats[n]} if patterns is None else {*select_trainable(patterns, floats)}
     learned = [i for i, n in enumerate(names) if n in trained]
 
     def joined(values: Sequence[Any]) -> Any:

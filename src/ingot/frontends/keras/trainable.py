@@ -25,7 +25,7 @@ from ingot.frontends.stablehlo.model import text_of
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import to_train
+from ingot.support.errors import select_trainable
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def import_trainable(
     variables = (*trainable, *others)
     labels, paths = variable_labels(variables), _paths(variables)
     floats = {p: jax.numpy.issubdtype(v.dtype, jax.numpy.floating) for p, v in zip(paths, trainable, strict=False)}
-    trained = {p for p, is_float in floats.items() if is_float} if patterns is None else {*to_train(patterns, floats)}
+    floating = [p for p, is_float in floats.items() if is_float]
+    trained = {*(floating if patterns is None else select_trainable(patterns, floats))}
     learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in trained]
     set_ = [len(trainable) + i for i in sorted(updated)]
     values = [np.asarray(v.value) for v in variables]

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ingot import ops
 from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.values import Complex
-from ingot.ir.node import Input, Node, rebuilt
+from ingot.ir.node import Input, Node, rebuild
 from ingot.ir.types import TensorType
 
 Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
@@ -100,8 +100,8 @@ def with_slope(
     cotangents = [Input(f"cotangent{i}", types[i])() for i in differentiable]
     ys, gradients = _split(run(traced, [*operands, *cotangents]), len(results))
     own_cotangents = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(differentiable)]
-    gradients = rebuilt(gradients, dict(zip(cotangents, own_cotangents, strict=True)))
-    own_results = ops.OwnGradient(len(differentiable))(
+    gradients = rebuild(gradients, dict(zip(cotangents, own_cotangents, strict=True)))
+    own_results = ops.CustomGradient(len(differentiable))(
         *(ys[i] for i in differentiable), *own_cotangents, *operands[:count], *gradients
     ).results
     for i, y in zip(differentiable, own_results, strict=True):

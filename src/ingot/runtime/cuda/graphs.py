@@ -24,7 +24,7 @@ from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Node, Places
 from ingot.runtime.cuda.order import Access, Order
 from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
-from ingot.runtime.program import Program, table_places
+from ingot.runtime.program import Program, table_offsets
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
@@ -417,7 +417,7 @@ class _Resolver:
         # behind the arena: the sizes that steps find, and a table that nobody reads here
         self.sizes = -(-binding.layout.nbytes // _WORD) * _WORD
         self._table, last = self.sizes + _WORD * len(program.sizes), len(program.steps) - 1
-        entries = table_places(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
+        entries = table_offsets(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
         self.nbytes = self._table + _WORD * entries if program.sizes else binding.layout.nbytes
 
     def buffer(self, identity: int, offset: Expr) -> tuple[int, int]:

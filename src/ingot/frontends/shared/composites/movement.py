@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import DimLike, divides, product
+from ingot.ir.dims import DimLike, exact_quotient, product
 from ingot.ir.node import Node
 from ingot.ir.types import DType, i64
 
@@ -87,7 +87,7 @@ def split_sizes(sizes: Sequence[DimLike], whole: DimLike) -> list[DimLike]:
 
 def divide_exactly(size: DimLike, by: int) -> DimLike:
     """Raises Unsupported where `by` does not divide the size."""
-    part = divides(size, by)
+    part = exact_quotient(size, by)
     if part is None:
         raise Unsupported(f"blocks of {by} in a size of {size}")
     return part

@@ -11,7 +11,7 @@ from ingot.frontends.shared.sizes import require_equal
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.ir.types import DType, i64
-from ingot.support.limits import most_found
+from ingot.support.limits import max_run_time_size
 
 _COMBINATIONS = {"Sum": "add", "Mean": "add", "SqrtN": "add", "Prod": "mul", "Max": "max", "Min": "min"}
 
@@ -53,4 +53,4 @@ def _start(how: str, dtype: DType) -> float | int:
 def segment_count(found: Found, ids: Node) -> DimLike:
     """One more than the last of ids that do not fall, which only the run knows."""
     last = ops.reduce_max(ops.concat([ops.full((1,), -1, i64), ops.cast(ids, i64)]))
-    return found.size(ops.add(last, 1), most_found(), "segments")
+    return found.size(ops.add(last, 1), max_run_time_size(), "segments")

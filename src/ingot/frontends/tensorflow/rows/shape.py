@@ -8,7 +8,7 @@ from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
-from ingot.ir.dims import DimLike, dim_max, divides
+from ingot.ir.dims import DimLike, dim_max, exact_quotient
 from ingot.ir.node import Node
 from ingot.ir.types import i64
 
@@ -71,7 +71,7 @@ def unpack(c: Call, x: Node) -> Result:
 @row("Split")
 def split(c: Call, axis: Node, x: Node) -> Result:
     a, count = c.axis(axis, x.type.rank), c.int("num_split")
-    each = divides(x.shape[a], count)
+    each = exact_quotient(x.shape[a], count)
     if each is None:
         raise Unsupported(f"of {x.shape[a]} into {count} parts")
     return ops.split(x, (each,) * count, a)

@@ -30,7 +30,7 @@ def _scrambled(seed: Node) -> tuple[Node, Node]:
     words = [ops.reshape(w, (1,)) for i in (0, 1) for w in _halves(ops.index_axis(bits, 0, i))]
     key = tuple(ops.full((1,), k, u32) for k in _SCRAMBLE)
     a, b, c, d = ops.philox((key[0], key[1]), (words[0], words[1], words[2], words[3]))
-    return sampling.joined(a, b), ops.concat([ops.full((1,), 0, u64), sampling.joined(c, d)], 0)
+    return sampling.join_words(a, b), ops.concat([ops.full((1,), 0, u64), sampling.join_words(c, d)], 0)
 
 
 @row("StatelessRandomGetKeyCounter", results=("key", "counter"))
@@ -65,7 +65,7 @@ def _drawn(key: Node, counter: Node, shape: Shape, wide: bool) -> Node:
     words = ops.reshape(_words(key, counter, 2 * count if wide else count), (-1,))
     if wide:
         pairs = ops.reshape(words, (-1, 2))
-        words = sampling.joined(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1))
+        words = sampling.join_words(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1))
     return ops.reshape(ops.slice_axis(words, 0, 0, count), shape)
 
 
@@ -75,7 +75,7 @@ def _unit(bits: Node) -> Node:
     raw = ops.or_(ops.and_(bits, (1 << digits) - 1), one)
     if dtype == f64:  # the first word of a pair is the upper one
         low, high = _halves(bits)
-        raw = ops.or_(ops.and_(sampling.joined(high, low), (1 << digits) - 1), one)
+        raw = ops.or_(ops.and_(sampling.join_words(high, low), (1 << digits) - 1), one)
     return ops.sub(ops.BitcastConvert(dtype)(raw), 1.0)
 
 
@@ -191,7 +191,7 @@ def shuffle(c: Call, x: Node) -> Node:
 @row("RandomUniformInt")
 def int_of_the_model(c: Call, sizes: Node, low: Node, high: Node) -> Node:
     span = ops.cast(ops.sub(high, low), u64)
-    return ops.add(ops.cast(sampling.below(c.walk.random_key(), c.lengths(sizes), span), low.dtype), low)
+    return ops.add(ops.cast(sampling.uniform_below(c.walk.random_key(), c.lengths(sizes), span), low.dtype), low)
 
 
 @row("Multinomial")
