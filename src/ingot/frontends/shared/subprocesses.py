@@ -15,7 +15,7 @@ from ingot.support.limits import seconds_left
 def run_in_subprocess(
     code: str, arguments: Sequence[str], what: str, where: str, *, stdin: bytes = b"", env: Mapping[str, str] = {}
 ) -> bytes:
-    """stdout of `code`, which finds what is imported here, with `given` as stdin.
+    """stdout of `code`, which finds what is imported here, with `stdin` as its input.
 
     Raises LimitError where the compile's time is up, ImportModelError with the last line of stderr where it fails.
     """
@@ -25,15 +25,17 @@ def run_in_subprocess(
     command = [sys.executable, "-P", "-c", code, *arguments]
     seconds = seconds_left()
     try:
-        done = subprocess.run(command, env=environment, input=stdin, capture_output=True, timeout=seconds, check=False)
+        completed = subprocess.run(
+            command, env=environment, input=stdin, capture_output=True, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired as e:
         raise LimitError("seconds", seconds, f"{what}: reading it takes too long", where=where or None) from e
-    if done.returncode:
-        messages = done.stderr.decode(errors="replace").strip().splitlines()
-        ended = "its reader crashed" if done.returncode < 0 else f"its reader ended with {done.returncode}"
-        last = messages[-1][:2000] if messages and done.returncode > 0 else ended
+    if completed.returncode:
+        messages = completed.stderr.decode(errors="replace").strip().splitlines()
+        ended = "its reader crashed" if completed.returncode < 0 else f"its reader ended with {completed.returncode}"
+        last = messages[-1][:2000] if messages and completed.returncode > 0 else ended
         raise ImportModelError(f"{what}: {last}", where=where or None)
-    return done.stdout
+    return completed.stdout
 
 
 def limit_resources(seconds: int, memory: int, written: int | None = None) -> None:
