@@ -165,14 +165,14 @@ class _Parser:
     def u64(self, what: str) -> int:
         return _U64.unpack_from(self.data, self.take(8, what))[0]
 
-    def count(self, what: str, nbytes: int, most: int | None = None) -> int:
+    def count(self, what: str, nbytes: int, max_count: int | None = None) -> int:
         """A count of things that take at least `nbytes` bytes each."""
         count = self.u64(what)
         room = (self.size - self.at) // nbytes
         if count > room:
             raise self.malformed(what, expected=f"at most {room}, for which there are bytes", got=count)
-        if most is not None and count > most:
-            raise self.refused(what, expected=f"at most {most}", got=count, fix="check where the file comes from")
+        if max_count is not None and count > max_count:
+            raise self.refused(what, expected=f"at most {max_count}", got=count, fix="check where the file comes from")
         return count
 
     def name(self, what: str) -> str:

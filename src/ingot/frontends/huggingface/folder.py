@@ -87,14 +87,14 @@ def _sharded(folder: Path) -> dict[str, np.ndarray]:
     return out
 
 
-def _read_json(path: Path, most: int) -> dict[str, Any]:
+def _read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
-            text = file.read(most + 1)
+            text = file.read(max_bytes + 1)
     except OSError as error:
         raise ImportModelError(f"cannot read {path.name}: {error.strerror or error}", where=str(path)) from error
-    if len(text) > most:
-        raise ImportModelError(path.name, expected=f"at most {most} bytes", got="more", where=str(path))
+    if len(text) > max_bytes:
+        raise ImportModelError(path.name, expected=f"at most {max_bytes} bytes", got="more", where=str(path))
     try:
         value = json.loads(text, object_pairs_hook=safetensors.unique)
     except (ValueError, RecursionError) as error:

@@ -354,8 +354,8 @@ class Walk:
     def require(self, size: DimLike, what: str) -> None:
         """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
         `what` where that is never so."""
-        most = bounds(size, self.limits)[1]
-        if most is not None and most < 0:
+        upper = bounds(size, self.limits)[1]
+        if upper is not None and upper < 0:
             raise Unsupported(what)
         if not self.assume(size) and isinstance(size, Dim):
             self.conditions[size] = None
@@ -363,8 +363,8 @@ class Walk:
     def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
         """Require that two sizes are equal; as `require`."""
         for rest in (a - b, b - a):
-            most = bounds(rest, self.limits)[1]
-            if most is not None and most < 0:
+            upper = bounds(rest, self.limits)[1]
+            if upper is not None and upper < 0:
                 raise Unsupported(what)
             if isinstance(rest, Dim):
                 self.conditions[rest] = None

@@ -33,17 +33,17 @@ class _Outcome:
     outputs: Sequence[Node]
     sizes: Sizes
 
-    def most(self, d: DimLike, kept_symbols: frozenset[str] = frozenset()) -> DimLike:
+    def max_size(self, d: DimLike, kept_symbols: frozenset[str] = frozenset()) -> DimLike:
         """The most that a size of the body can be, in sizes outside and those in `kept_symbols`. Raises Unsupported
         where it isn't known."""
-        for name, (_, most) in reversed(self.sizes.items()):
+        for name, (_, max_size) in reversed(self.sizes.items()):
             if name not in symbols_of(d) - kept_symbols:
                 continue
             slope = substitute(d, {name: symbol(name) + 1}) - d
             low = bounds(slope)[0] if isinstance(slope, Dim) else slope
             if low is None or low < 0:
-                raise Unsupported(f"a size {d} that leaves a branch or loop, whose most is not known")
-            d = substitute(d, {name: most})
+                raise Unsupported(f"a size {d} that leaves a branch or loop, whose maximum is not known")
+            d = substitute(d, {name: max_size})
         return d
 
     def finds(self, d: DimLike) -> bool:
@@ -54,7 +54,9 @@ class _Outcome:
         mentioned = {name: self.sizes[name] for name in self.sizes if name in plain.free_symbols | {*plain.symbols()}}
         values = (value for value, _ in mentioned.values())
         return replace(
-            plain, outputs=(*outputs, *values), sizes=tuple((name, most) for name, (_, most) in mentioned.items())
+            plain,
+            outputs=(*outputs, *values),
+            sizes=tuple((name, max_size) for name, (_, max_size) in mentioned.items()),
         )
 
     def roomy(self, rooms: Mapping[Place, DimLike]) -> list[Node]:
@@ -119,7 +121,7 @@ def case(
             if any(s != d or o.finds(s) for s, o in zip(sizes, outcomes, strict=True)):
                 room: DimLike = 0
                 for s, o in zip(sizes, outcomes, strict=True):
-                    room = dim_max(room, o.most(s))
+                    room = dim_max(room, o.max_size(s))
                 rooms[k, a] = room
     more = _outer_inputs(outcomes, inner)
     graphs = tuple(o.graph((*inner, *more), o.roomy(rooms)) for o in outcomes)
@@ -175,12 +177,12 @@ class _Loop:
         """carried: the sizes before an iteration of what changes its size."""
         k, a = place
         start, before = self.starts[k].shape[a], carried_values[k].shape[a]
-        most = outcome.most(outcome.outputs[k].shape[a], carried)
-        if not symbols_of(most) & carried:
-            return dim_max(start, most)
-        growth = most - before
+        max_size = outcome.max_size(outcome.outputs[k].shape[a], carried)
+        if not symbols_of(max_size) & carried:
+            return dim_max(start, max_size)
+        growth = max_size - before
         if symbols_of(growth) & carried:
-            raise Unsupported(f"a loop in which the size {before} becomes {most}")
+            raise Unsupported(f"a loop in which the size {before} becomes {max_size}")
         return start + dim_max(growth, 0) * self.max_iterations
 
 

@@ -19,7 +19,7 @@ def with_sizes(graph: Graph, found: Sizes) -> Graph:
     """`graph` with what gives its sizes behind its outputs."""
     values = tuple(node for node, _ in found.values())
     return replace(
-        graph, outputs=(*graph.outputs, *values), sizes=tuple((name, most) for name, (_, most) in found.items())
+        graph, outputs=(*graph.outputs, *values), sizes=tuple((name, max_size) for name, (_, max_size) in found.items())
     )
 
 
@@ -35,14 +35,14 @@ class Found:
         self._equal = equal
         self._depth = 0
 
-    def size(self, count: Node, most: DimLike, what: str) -> DimLike:
+    def size(self, count: Node, max_size: DimLike, what: str) -> DimLike:
         """The size that `count` says in the run. Equal values are one size."""
         for name, (node, _) in self.sizes.items():
             if node is count:
                 return self._known(name)
         name = f"{COMPUTED_PREFIX}{what}{self._count}"
         self._count += 1
-        self.sizes[name] = count, most
+        self.sizes[name] = count, max_size
         return self._known(name)
 
     def _known(self, name: str) -> DimLike:
@@ -65,9 +65,9 @@ class Found:
     def added(self, graph: Graph) -> Graph:
         """`graph` with what gives its sizes behind its outputs, and what these have to be among its conditions."""
         constraints: list[DimLike] = []
-        for name, (_, most) in self.sizes.items():
+        for name, (_, max_size) in self.sizes.items():
             if (size := self._equal.get(name)) is not None:
-                constraints += [size - symbol(name), symbol(name) - size, most - size]
+                constraints += [size - symbol(name), symbol(name) - size, max_size - size]
         conditions = (*graph.conditions, *(d for d in constraints if isinstance(d, Dim)))
         return with_sizes(replace(graph, conditions=conditions), self.sizes)
 

@@ -123,7 +123,7 @@ Elements = Callable[[Node], np.ndarray]  # as `Sizes.elements`
 _Ends = tuple[list[Quotient], list[Quotient]]  # what is not greater, and what is not less; all of them from zero on
 
 
-def most(elements: Elements, node: Node) -> DimLike | None:
+def upper_bound(elements: Elements, node: Node) -> DimLike | None:
     """The upper bound of an element, None if it is unknown: a number rather than an expression."""
     ends = [floordiv(q.of, q.by) + 1 for q in _ends(elements, node, 0)[1]]  # 1: for the roundings on the way
     return min((e for e in ends if isinstance(e, int)), default=ends[0] if ends else None)

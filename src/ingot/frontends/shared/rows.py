@@ -55,9 +55,10 @@ def _counts(fn: Callable[..., object]) -> tuple[int, float]:
 
 def check_operands(fn: Callable[..., object], count: int) -> None:
     """Raise Unsupported where `fn`, a row, does not take as many operands."""
-    least, most = _counts(fn)
-    if not least <= count <= most:
-        expected = least if least == most else f"{least} or more" if most == math.inf else f"{least} to {most}"
+    min_count, max_count = _counts(fn)
+    if not min_count <= count <= max_count:
+        at_least = f"{min_count} or more" if max_count == math.inf else f"{min_count} to {max_count}"
+        expected = min_count if min_count == max_count else at_least
         raise Unsupported(f"{count} operands, expected {expected}")
 
 

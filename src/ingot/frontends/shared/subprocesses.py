@@ -43,8 +43,8 @@ def limit_resources(seconds: int, memory: int, written: int | None = None) -> No
     import resource
 
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: memory, resource.RLIMIT_FSIZE: written}
-    for what, most in limits.items():
+    for what, limit in limits.items():
         _, hard = resource.getrlimit(what)
-        if most is not None:
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)  # none may be raised
-            resource.setrlimit(what, (most, most))
+        if limit is not None:
+            limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)  # none may be raised
+            resource.setrlimit(what, (limit, limit))

@@ -116,10 +116,10 @@ def _quant(text: str) -> Quant:
         pairs = []
     if not pairs or (axis is None and len(pairs) > 1):
         raise Unsupported(f"element type {text[:60]}")
-    least, most = storage.range
+    min_level, max_level = storage.range
     scales, zeros = zip(*pairs, strict=True)
     return Quant(
-        storage, _dtype(expressed), least if low is None else int(low), most if high is None else int(high),
+        storage, _dtype(expressed), min_level if low is None else int(low), max_level if high is None else int(high),
         scales, zeros, None if axis is None else int(axis),
     )  # fmt: skip
 

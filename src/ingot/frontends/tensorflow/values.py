@@ -248,8 +248,8 @@ class Call:
 
     def _found(self, x: Node) -> DimLike:
         """The size that `x` says in the run."""
-        most = quotients.most(self.walk.sizes.elements, x)
-        return self.walk.found.size(ops.cast(x, i64), max_run_time_size() if most is None else most, "size")
+        max_size = quotients.upper_bound(self.walk.sizes.elements, x)
+        return self.walk.found.size(ops.cast(x, i64), max_run_time_size() if max_size is None else max_size, "size")
 
     def size(self, x: Value) -> DimLike:
         (only,) = self.sizes(x)

@@ -83,9 +83,9 @@ def _dense(tensor: Tensor, values: np.ndarray, sparsity: Table) -> np.ndarray:
     return np.ascontiguousarray(grid.transpose(axes)).reshape(tensor.shape)
 
 
-def _children(tensor: Tensor, level: Table, parents: np.ndarray, size: int, most: int) -> np.ndarray:
+def _children(tensor: Tensor, level: Table, parents: np.ndarray, size: int, max_size: int) -> np.ndarray:
     if level["format"] == 0:
-        if parents.size * size > _MAX_SPARSE_RATIO * max(most, 1) or level["dense_size"] != size:
+        if parents.size * size > _MAX_SPARSE_RATIO * max(max_size, 1) or level["dense_size"] != size:
             raise _damaged(tensor)
         return (parents[:, None] * size + np.arange(size)).reshape(-1)
     if level["array_segments"] is None or level["array_indices"] is None:

@@ -142,9 +142,9 @@ class _Model:
         outputs = self._indices(table["outputs"], count, "outputs", 0)
         return Subgraph(table["name"], tensors, inputs, outputs, operators)
 
-    def _indices(self, values: Iterable[int], count: int, what: str, least: int = -1) -> tuple[int, ...]:
+    def _indices(self, values: Iterable[int], count: int, what: str, lowest: int = -1) -> tuple[int, ...]:
         out = tuple(int(v) for v in values)
-        if wrong := [v for v in out if not least <= v < count]:
+        if wrong := [v for v in out if not lowest <= v < count]:
             raise self.reader.malformed(f"{what} name tensor {wrong[0]} of {count}")
         return out
 

@@ -35,9 +35,10 @@ def centered(x: Node, q: Quantization) -> Node:
 
 def saturated(x: Node, dtype: T.DType, low: int | None = None, high: int | None = None) -> Node:
     """Within the type's range, or a part of it."""
-    least, most = dtype.range
-    least, most = max(least, least if low is None else low), min(most, most if high is None else high)
-    return ops.cast(ops.clip(x, least, most), dtype)
+    min_level, max_level = dtype.range
+    low = min_level if low is None else max(min_level, low)
+    high = max_level if high is None else min(max_level, high)
+    return ops.cast(ops.clip(x, low, high), dtype)
 
 
 def activation_range(activation: int, q: Quantization, dtype: T.DType) -> tuple[int, int]:

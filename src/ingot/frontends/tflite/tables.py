@@ -23,9 +23,9 @@ Array = np.ndarray
 
 def lookup(x: Node, table: Array) -> Node:
     """table[x], whose first entry is of x's least level."""
-    least = x.dtype.range[0]
+    min_value = x.dtype.range[0]
     at = ops.cast(x, T.i32)
-    return ops.Take(0)(const(table), at if least == 0 else ops.sub(at, least))
+    return ops.Take(0)(const(table), at if min_value == 0 else ops.sub(at, min_value))
 
 
 def levels_of(dtype: T.DType) -> Array:

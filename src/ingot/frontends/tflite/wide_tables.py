@@ -38,9 +38,9 @@ def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtyp
     of what a line is off in its middle. dtype: of the arithmetic."""
     (scale, zero), (out_scale, out_zero) = levels, out
     scale, out_scale = dtype(scale), dtype(out_scale)
-    least, most = (scale * dtype(end - zero) for end in (_MIN_I16, _MAX_I16))
+    min_value, max_value = (scale * dtype(end - zero) for end in (_MIN_I16, _MAX_I16))
     to_levels = dtype(1 << 16) / (out_scale * dtype(_MAX_I16 - out_zero) - out_scale * dtype(_MIN_I16 - out_zero))
-    step = (most - least) / dtype(_SEGMENTS)
+    step = (max_value - min_value) / dtype(_SEGMENTS)
     at = np.arange(_SEGMENTS, dtype=dtype)
 
     def scaled(x: Array) -> Array:
@@ -48,11 +48,11 @@ def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtyp
 
     with np.errstate(all="ignore"):
         start, middle, end = (
-            scaled(v) for v in (least + at * step, least + at * step + step / 2, least + (at + 1) * step)
+            scaled(v) for v in (min_value + at * step, min_value + at * step + step / 2, min_value + (at + 1) * step)
         )
         sample = round_away(start)
         bent = round_away((end + sample) / dtype(2)) - round_away(middle)
-        samples = np.append(sample - round_away(bent / dtype(2)), round_away(scaled(np.array([most], dtype))))
+        samples = np.append(sample - round_away(bent / dtype(2)), round_away(scaled(np.array([max_value], dtype))))
     return np.clip(np.nan_to_num(samples, nan=0.0), _MIN_I16, _MAX_I16).astype(np.int32)
 
 

@@ -146,7 +146,7 @@ class Sizes:
         """No value has given a size yet. spans: torch's ranges of all symbols."""
         self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
 
-    def found(self, value: Node, most: DimLike | None, like: DimLike | None, spanned: bool = True) -> DimLike:
+    def found(self, value: Node, max_size: DimLike | None, like: DimLike | None, spanned: bool = True) -> DimLike:
         """The size that an i64 scalar gives in the run, at most `most`; None: as torch or the limits say.
 
         like: what torch calls it, if anything; where that has a meaning already, the two have to be equal.
@@ -163,16 +163,16 @@ class Sizes:
             if like is not None:
                 self.require_equal(symbol(name), like)
         high = finite(self._spans[name[1:]].upper) if spanned and name[1:] in self._spans else None
-        if most is None:
-            most = max_run_time_size() if high is None else high
-        self.values[name] = value, most if high is None else dim_min(most, high)
+        if max_size is None:
+            max_size = max_run_time_size() if high is None else high
+        self.values[name] = value, max_size if high is None else dim_min(max_size, high)
         return symbol(name)
 
     def graph(self, inputs: Sequence[Node], results: Sequence[Node], names: Sequence[str]) -> Graph:
         """The graph that these values and the sizes found on the way make up. Raises ImportModelError for a size that
         nothing gives."""
         values = [value for value, _ in self.values.values()]
-        sizes = tuple((name, most) for name, (_, most) in self.values.items())
+        sizes = tuple((name, max_size) for name, (_, max_size) in self.values.items())
         graph = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
         unknown = sorted(s for s in graph.free_symbols if is_computed(s))
         if unknown:

@@ -365,9 +365,9 @@ def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Coll
                 out[name] = lowest, finite(span.upper)
         elif name in used:
             low = 1 if lowest == 1 else -((among.start - lowest) // among.step)
-            least, most = out.get(name, (1, None))  # symbols that are equal have one name
-            highs = [high for high in (most, highest and (highest - among.start) // among.step) if high is not None]
-            out[name] = max(least, low), min(highs, default=None)
+            lower, upper = out.get(name, (1, None))  # symbols that are equal have one name
+            highs = [high for high in (upper, highest and (highest - among.start) // among.step) if high is not None]
+            out[name] = max(lower, low), min(highs, default=None)
     return tuple((name, *span) for name, span in sorted(out.items()))
 
 

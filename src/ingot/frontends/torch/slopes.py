@@ -90,8 +90,8 @@ def with_slope(
         ]
         # the tensors with a gradient are in front of the others
         whole = (n for n, x in enumerate(tensors) if not x.is_floating_point())
-        most = next((n for name, n in _DIFFERENTIATED_OPERANDS.items() if name in op.name()), len(tensors))
-        count = min(most, next(whole, len(tensors)))
+        max_count = next((n for name, n in _DIFFERENTIATED_OPERANDS.items() if name in op.name()), len(tensors))
+        count = min(max_count, next(whole, len(tensors)))
         table = without_handled(core_aten_decompositions())
         traced = make_fx(functionalize(differentiated), table)(
             tensors, [torch.empty_like(results[i]) for i in differentiable]

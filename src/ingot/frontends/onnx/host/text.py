@@ -48,9 +48,9 @@ def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 @host_op("StringSplit", gives={0})
 def string_split(n: HostNode, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    delimiter, most = n.attr("delimiter") or None, n.attr("maxsplit", -1)
-    parts = [v.split(delimiter, most) for v in x.reshape(-1)]
-    if delimiter is None and most >= 0:
+    delimiter, max_splits = n.attr("delimiter") or None, n.attr("maxsplit", -1)
+    parts = [v.split(delimiter, max_splits) for v in x.reshape(-1)]
+    if delimiter is None and max_splits >= 0:
         parts = [[p.rstrip() for p in v] for v in parts]
     longest = max(map(len, parts), default=0)
     padded = [v + [""] * (longest - len(v)) for v in parts]

@@ -121,8 +121,8 @@ def convert(x: Node, dtype: DType, saturate: bool, round_mode: str = "up") -> No
     if dtype == T.f8e8m0fnu and x.dtype != dtype:
         return _to_power(ops.cast(x, T.f32), saturate, round_mode)
     if dtype in T.FLOAT_FORMATS and saturate and x.dtype.is_float and x.dtype.bits > 8:
-        most = float(ml_dtypes.finfo(dtype.numpy).max)
-        bounded = ops.minimum(ops.maximum(x, -most), most)
+        max_value = float(ml_dtypes.finfo(dtype.numpy).max)
+        bounded = ops.minimum(ops.maximum(x, -max_value), max_value)
         x = ops.where(ops.IsNan()(x), x, bounded)
     if dtype is T.boolean and x.dtype != T.boolean:
         return ops.compare("NE", x, ops.scalar(0, x.dtype))

@@ -124,9 +124,9 @@ def non_max_suppression(c: Call) -> Result:
     corner_rows = [
         ops.reshape(ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)), (pairs, n)) for v in corners
     ]
-    least = ops.reshape(c.x(4), ()) if c.has(4) else None
-    lines, most, overlap = ops.reshape(scores, (pairs, n)), scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
-    is_kept, order = suppress_overlaps(ops.stack(corner_rows, 1), lines, most, overlap, least)
+    min_score = ops.reshape(c.x(4), ()) if c.has(4) else None
+    lines, max_boxes, overlap = ops.reshape(scores, (pairs, n)), scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
+    is_kept, order = suppress_overlaps(ops.stack(corner_rows, 1), lines, max_boxes, overlap, min_score)
     flat = c.importer.found.true_places(is_kept, "boxes")
     pair, _ = ops.coordinates(flat, is_kept.shape)
     image, category = ops.coordinates(pair, (batch, classes))

@@ -13,12 +13,13 @@ def fake_quantize(
 ) -> Node:
     """f32. The range, low to high, is moved so that 0 is a level; the gradient is that of x within it. is_narrow: the
     least level is not used."""
-    least, most = np.float32(is_narrow), np.float32((1 << bits) - 1)
+    min_level, max_level = np.float32(is_narrow), np.float32((1 << bits) - 1)
     with np.errstate(all="ignore"):
-        scale = ((high - low) / (most - least)).astype(np.float32)
-        zero = np.clip(np.floor(least - low / scale + np.float32(0.5)), least, most).astype(np.float32)
+        scale = ((high - low) / (max_level - min_level)).astype(np.float32)
+        zero = np.clip(np.floor(min_level - low / scale + np.float32(0.5)), min_level, max_level).astype(np.float32)
         start, end, step, inverse = (
-            const(v.astype(np.float32)) for v in ((least - zero) * scale, (most - zero) * scale, scale, 1 / scale)
+            const(v.astype(np.float32))
+            for v in ((min_level - zero) * scale, (max_level - zero) * scale, scale, 1 / scale)
         )
     offset = ops.sub(ops.minimum(ops.maximum(x, start), end), start)
     levels = ops.Floor()(ops.add(ops.mul(offset, inverse), 0.5))

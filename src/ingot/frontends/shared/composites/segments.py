@@ -45,8 +45,8 @@ def _start(how: str, dtype: DType) -> float | int:
     if how in ("add", "mul"):
         return int(how == "mul")
     if dtype.is_float:
-        most = float(ml_dtypes.finfo(dtype.numpy).max)
-        return -most if how == "max" else most
+        max_value = float(ml_dtypes.finfo(dtype.numpy).max)
+        return -max_value if how == "max" else max_value
     return np.iinfo(dtype.numpy).min if how == "max" else np.iinfo(dtype.numpy).max
 
 

@@ -14,19 +14,24 @@ def corners_of(boxes: Node, axis: int) -> list[Node]:
     return [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
 
 
-def suppress_overlaps(corners: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+def suppress_overlaps(
+    corners: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node | None
+) -> tuple[Node, Node]:
     """A mask of the boxes that are kept, and their order, both [p, n]. corners: [p, 4, n]; scores: [p, n]; those above
     `least` count."""
     good = ops.full(scores.shape, True, ops.IsNan()(scores).dtype)
-    if least is not None:
-        good = ops.compare("GT", scores, ops.cast(least, scores.dtype))
+    if min_score is not None:
+        good = ops.compare("GT", scores, ops.cast(min_score, scores.dtype))
     bad, places = ops.cast(ops.Not()(good), i32), ops.broadcast_to(ops.arange(scores.shape[1]), scores.shape)
     _, _, order = ops.Sort(1, False, True, 2)(bad, ops.Neg()(scores), places).results
     count = ops.reduce_sum(ops.cast(good, i64), 1)
     wide = ops.broadcast_to(ops.expand_dims(order, 1), corners.shape)
     ordered_corners = ops.GatherElements(2)(corners, wide)
     is_kept = ops.SuppressOverlaps(strict=True)(
-        ordered_corners, count, ops.cast(ops.reshape(most, ()), i64), ops.cast(ops.reshape(overlap, ()), corners.dtype)
+        ordered_corners,
+        count,
+        ops.cast(ops.reshape(max_boxes, ()), i64),
+        ops.cast(ops.reshape(overlap, ()), corners.dtype),
     )
     return is_kept, order
 
@@ -41,8 +46,10 @@ def padded_indices(size: DimLike, is_kept: Node, order: Node) -> Node:
     return ops.cast(ops.pad(indices, (0,), (size - first.shape[0],)), i32)
 
 
-def suppress_in_image(boxes: Node, scores: Node, most: Node, overlap: Node, least: Node | None) -> tuple[Node, Node]:
+def suppress_in_image(
+    boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node | None
+) -> tuple[Node, Node]:
     """As `suppressed`, of boxes[n, 4] and scores[n]."""
     corners = ops.expand_dims(ops.stack(corners_of(boxes, 1)), 0)
-    is_kept, order = suppress_overlaps(corners, ops.expand_dims(scores, 0), most, overlap, least)
+    is_kept, order = suppress_overlaps(corners, ops.expand_dims(scores, 0), max_boxes, overlap, min_score)
     return ops.index_axis(is_kept, 0, 0), ops.index_axis(order, 0, 0)

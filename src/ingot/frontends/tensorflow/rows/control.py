@@ -343,12 +343,12 @@ def _counter(
         at, limit = n.inputs
         places = [k for k, p in enumerate(probes) if p is at]
         try:
-            first, most = (c.size(start[k]) for k in places), c.size(limit)
+            first, end = (c.size(start[k]) for k in places), c.size(limit)
             if [*first] != [0] or not all(_is_next(ends[k], at, unchanged) for k in places):
                 return None
         except Unsupported:
             return None
-        counters.append(_Counter(places[0], dim_max(most, 0)))
+        counters.append(_Counter(places[0], dim_max(end, 0)))
     return counters[-1] if counters and all(f.limit == counters[0].limit for f in counters) else None
 
 

@@ -23,38 +23,38 @@ _OPS = ("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
 
 
 @row(*_OPS)
-def non_max_suppression(c: Call, boxes: Node, scores: Node, most: Node, *limits: Node) -> Node:
+def non_max_suppression(c: Call, boxes: Node, scores: Node, max_boxes: Node, *limits: Node) -> Node:
     """Indices of the boxes that stay, the best first."""
     overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
-    is_kept, order = suppress_in_image(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
+    is_kept, order = suppress_in_image(boxes, scores, max_boxes, overlap, limits[1] if len(limits) > 1 else None)
     places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32)
 
 
 @row("NonMaxSuppressionV4", results=("selected_indices", "valid_outputs"))
-def padded_suppression(c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node) -> Result:
-    return list(_chosen(c, boxes, scores, most, overlap, least))
+def padded_suppression(c: Call, boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node) -> Result:
+    return list(_chosen(c, boxes, scores, max_boxes, overlap, min_score))
 
 
 def _chosen(
-    c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node
+    c: Call, boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node
 ) -> tuple[Node, Node]:  # fmt: skip
     """Indices, and how many of them count."""
-    is_kept, order = suppress_in_image(boxes, scores, most, overlap, least)
+    is_kept, order = suppress_in_image(boxes, scores, max_boxes, overlap, min_score)
     valid = ops.reduce_sum(ops.cast(is_kept, i32))
     if c.flag("pad_to_max_output_size"):
-        return padded_indices(c.size(most), is_kept, order), valid
+        return padded_indices(c.size(max_boxes), is_kept, order), valid
     places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32), valid
 
 
 @row("NonMaxSuppressionV5", results=("selected_indices", "selected_scores", "valid_outputs"))
 def soft_suppression(
-    c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node, sigma: Node
+    c: Call, boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node, sigma: Node
 ) -> Result:  # fmt: skip
     if float(c.array(sigma).reshape(())) != 0.0:
         raise Unsupported("of scores that decay (soft_nms_sigma)")
-    indices, valid = _chosen(c, boxes, scores, most, overlap, least)
+    indices, valid = _chosen(c, boxes, scores, max_boxes, overlap, min_score)
     selected = ops.Take(0)(scores, indices)
     is_valid = ops.compare("LT", ops.arange(indices.shape[0]), ops.cast(valid, i64))
     return [indices, ops.where(is_valid, selected, 0.0), valid]
@@ -62,7 +62,7 @@ def soft_suppression(
 
 @row("CombinedNonMaxSuppression", results=("nmsed_boxes", "nmsed_scores", "nmsed_classes", "valid_detections"))
 def combined(
-    c: Call, boxes: Node, scores: Node, per_class: Node, total: Node, overlap: Node, least: Node
+    c: Call, boxes: Node, scores: Node, per_class: Node, total: Node, overlap: Node, min_score: Node
 ) -> Result:  # fmt: skip
     """Of each image the best boxes of all classes, each class suppressed alone; then zeros."""
     batch, n, groups, _ = boxes.shape
@@ -74,7 +74,7 @@ def combined(
     wide = ops.broadcast_to(ops.transpose(boxes, (0, 2, 1, 3)), (batch, classes, n, 4))
     lines = ops.reshape(ops.transpose(scores, (0, 2, 1)), (batch * classes, n))
     corners = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
-    is_kept, order = suppress_overlaps(corners, lines, per_class, overlap, least)
+    is_kept, order = suppress_overlaps(corners, lines, per_class, overlap, min_score)
     if c.flag("pad_per_class"):
         whole = dim_min(whole, each * classes)
     # what stays of all classes, the best first

@@ -235,12 +235,14 @@ def quantize_and_dequantize(c: Call, x: Node, low: Node, high: Node) -> Node:
     if not c.flag("range_given") or c.int("axis", -1) != -1 or c.str("round_mode", "HALF_TO_EVEN") != "HALF_TO_EVEN":
         raise Unsupported("of a range that is not given, along an axis or of another rounding")
     bits, signed = c.int("num_bits", 8), c.flag("signed_input")
-    most = float((1 << (bits - 1)) - 1 if signed else (1 << bits) - 1)
-    least = float(-(1 << (bits - 1)) + bool(c.flag("narrow_range")) if signed else 0)
+    max_level = float((1 << (bits - 1)) - 1 if signed else (1 << bits) - 1)
+    min_level = float(-(1 << (bits - 1)) + bool(c.flag("narrow_range")) if signed else 0)
     a, b = (float(c.array(v).reshape(())) for v in (low, high))
-    scales = [s for s in ((least / a if least * a > 0 else None), (most / b if most * b > 0 else None)) if s]
+    scales = [
+        s for s in ((min_level / a if min_level * a > 0 else None), (max_level / b if max_level * b > 0 else None)) if s
+    ]
     scale = float(np.float32(min(scales, default=1.0)))
-    clipped = ops.clip(x, float(np.float32(least / scale)), float(np.float32(most / scale)))
+    clipped = ops.clip(x, float(np.float32(min_level / scale)), float(np.float32(max_level / scale)))
     is_inside = ops.and_(ops.compare("GE", x, a), ops.compare("LE", x, b)) if c.op.endswith("V4") else None
     return ops.straight_through(ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale), x, is_inside)
 
@@ -269,7 +271,7 @@ def next_after(c: Call, x: Node, to: Node) -> Node:
 @row("CumulativeLogsumexp")
 def cumulative_logsumexp(c: Call, x: Node, axis: Node) -> Node:
     dim, reverse, exclusive = c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive")
-    most = ops.reduce_max(x, dim, True)
-    most = ops.where(ops.IsFinite()(most), most, 0.0)
-    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, most)), dim, reverse, exclusive)
-    return ops.add(ops.Log()(total), most)
+    max_value = ops.reduce_max(x, dim, True)
+    max_value = ops.where(ops.IsFinite()(max_value), max_value, 0.0)
+    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, max_value)), dim, reverse, exclusive)
+    return ops.add(ops.Log()(total), max_value)

@@ -21,7 +21,7 @@ def reserve(c: Call, shape: Node, count: Node) -> Value:
 
 
 @row("EmptyTensorList")
-def empty(c: Call, shape: Node, most: Node) -> Value:
+def empty(c: Call, shape: Node, max_length: Node) -> Value:
     return TensorList(c.dtype("element_dtype"), 0)
 
 

@@ -44,7 +44,9 @@ def lstm_cell(c: Call, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node
 
 
 @row("BlockLSTM", "BlockLSTMV2", results=_RESULTS)
-def lstm(c: Call, most: Node, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node, wco: Node, b: Node) -> Result:
+def lstm(
+    c: Call, max_steps: Node, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node, wco: Node, b: Node
+) -> Result:
     """x[time, batch, features]; zeros from time `most` on."""
     second = c.op.endswith("V2")
     order, forget = ("ifco", 0.0) if second else ("icfo", c.float("forget_bias", 1.0))
@@ -55,7 +57,7 @@ def lstm(c: Call, most: Node, x: Node, cs: Node, h: Node, w: Node, wci: Node, wc
         results = _cell(c, parts[0], cell, out, w, (wci, wcf, wco), b, order, forget, clip)
         return results, (results[1], results[6])
 
-    stop = ops.reshape(ops.cast(most, i64), ())
+    stop = ops.reshape(ops.cast(max_steps, i64), ())
     results, _ = bodies.scan(c.walk.found, step, [x], [cs, h], c.loc, stop)
     return list(results)
 

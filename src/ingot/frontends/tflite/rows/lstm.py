@@ -145,8 +145,8 @@ class Numbers(Cell):
         return _within(ops.add(h, c.x(place + 1)) if c.has(place + 1) else h, c.float("proj_clip"))
 
 
-def _within(x: Node, most: float) -> Node:
-    return ops.clip(x, -most, most) if most > 0 else x
+def _within(x: Node, limit: float) -> Node:
+    return ops.clip(x, -limit, limit) if limit > 0 else x
 
 
 def product_of(c: Call, x: Node, w: int) -> Node:
@@ -243,8 +243,8 @@ class Levels(Cell):
         clip = self.c.float("cell_clip")
         if not clip > 0:
             return cell
-        most = int(min(np.float32(clip) / np.float32(self.scale), 32767))
-        return ops.clip(cell, -most, most)
+        limit = int(min(np.float32(clip) / np.float32(self.scale), 32767))
+        return ops.clip(cell, -limit, limit)
 
     def output(self, cell: Node, gate: Node) -> Node:
         c, place = self.c, self.at.projection
@@ -264,8 +264,8 @@ class Levels(Cell):
         clip = c.float("proj_clip")
         if not clip > 0:
             return h
-        most = int(min(np.float32(clip) / np.float32(c.out_levels().scale), 127))
-        return ops.clip(h, -most, most)
+        limit = int(min(np.float32(clip) / np.float32(c.out_levels().scale), 127))
+        return ops.clip(h, -limit, limit)
 
 
 def _halved(a: Node, b: Node, shift: int) -> Node:

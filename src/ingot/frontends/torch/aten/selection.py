@@ -132,10 +132,10 @@ def repeat_interleave(
 @aten("bincount.default")
 def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLike = 0) -> Node:
     (n,) = x.shape
-    least = ops.scalar(minlength, i64)
+    min_length = ops.scalar(minlength, i64)
     values = cast(x, i64)
     # the largest of none is the least integer
-    count = ops.maximum(ops.add(ops.reduce_max(values), 1), least) if n != 0 else least
+    count = ops.maximum(ops.add(ops.reduce_max(values), 1), min_length) if n != 0 else min_length
     size = c.sizes.found(count, None, c.shape[0])
     summands = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
     return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, summands)

@@ -248,15 +248,17 @@ class _Run:
         return [_chosen(n, test, a, b) for a, b in zip(yes, no, strict=True)]
 
     def loop(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
-        most, is_going, *carried = args
-        if isinstance(most, torch.SymInt) and free_unbacked_symbols(most):
-            most = Number(tensor_of(most))
+        max_iterations, is_going, *carried = args
+        if isinstance(max_iterations, torch.SymInt) and free_unbacked_symbols(max_iterations):
+            max_iterations = Number(tensor_of(max_iterations))
         (body,) = n.blocks
         iteration = 0
         while True:
-            if isinstance(is_going, Truth) or isinstance(most, Number):
-                return self.repeated(n, iteration, None if most == _MAX_TRIP_COUNT else most, is_going, carried, env)
-            if not is_going or (most != _MAX_TRIP_COUNT and iteration >= int(most)):
+            if isinstance(is_going, Truth) or isinstance(max_iterations, Number):
+                return self.repeated(
+                    n, iteration, None if max_iterations == _MAX_TRIP_COUNT else max_iterations, is_going, carried, env
+                )
+            if not is_going or (max_iterations != _MAX_TRIP_COUNT and iteration >= int(max_iterations)):
                 return carried
             if iteration >= _MAX_ITERATIONS:
                 raise UnsupportedOpError(
@@ -266,7 +268,7 @@ class _Run:
             iteration += 1
 
     def repeated(
-        self, n: Node, iteration: int, most: Any, is_going: Any, carried: list[Any], env: Env
+        self, n: Node, iteration: int, max_iterations: Any, is_going: Any, carried: list[Any], env: Env
     ) -> Sequence[Any]:
         """The loop in the run. Tensors among the attributes that it sets are carried, too, behind what the program
         says."""
@@ -287,7 +289,7 @@ class _Run:
 
         others = {p: v for p, v in self.attributes.items() if p not in paths}
         starts = [*carried, *(self.attributes[p] for p in paths)]
-        ends = repeat(n, iteration, most, is_going, starts, env, others, evaluate)
+        ends = repeat(n, iteration, max_iterations, is_going, starts, env, others, evaluate)
         self.attributes.update(zip(paths, ends[len(carried) :], strict=True))
         return ends[: len(carried)]
 

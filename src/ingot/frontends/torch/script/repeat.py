@@ -149,7 +149,7 @@ class _Form:
 def repeat(
     n: Node,
     iteration: int,
-    most: Any,
+    max_iterations: Any,
     is_going: Any,
     carried: Sequence[Any],
     env: Env,
@@ -162,7 +162,7 @@ def repeat(
     names, paths = _names_read(block)
     outer_values = {name: env[name] for name in names if name in env}
     state = {path: attributes[path] for path in paths if path in attributes}
-    inner, outer = _Form.of(list(carried), True), _Form.of((outer_values, state, most), False)
+    inner, outer = _Form.of(list(carried), True), _Form.of((outer_values, state, max_iterations), False)
     starts = [tensor_of(is_going).reshape(()), tensor_of(iteration), *inner.tensors(list(carried))]
     count = len(starts)
 
@@ -182,7 +182,7 @@ def repeat(
         return tensor_of(again).reshape(()).clone(), tensors[1] + 1, *(e.clone() for e in ends)
 
     try:
-        operands: Any = tuple(starts), tuple(outer.tensors((outer_values, state, most)))
+        operands: Any = tuple(starts), tuple(outer.tensors((outer_values, state, max_iterations)))
         results = while_loop_op(test, body_on_tensors, *operands)
     except (ValueError, RuntimeError) as e:
         reason = f"a loop whose iterations only the run counts, and whose values change their form: {str(e)[:200]}"

@@ -30,8 +30,8 @@ def _gated(c: Call, x: Node) -> Node:
     pairs = ops.reshape(x, (*x.shape[:-1], -1, 2))
     gate, line = (ops.index_axis(pairs, len(x.shape), i) for i in range(2))
     if c.has_attr("swiglu_limit"):
-        most = c.float("swiglu_limit")
-        gate, line = ops.minimum(gate, most), ops.clip(line, -most, most)
+        limit = c.float("swiglu_limit")
+        gate, line = ops.minimum(gate, limit), ops.clip(line, -limit, limit)
     activated = ops.mul(gate, ops.Logistic()(ops.mul(gate, c.float("activation_alpha", 1.0))))
     return ops.mul(activated, ops.add(line, c.float("activation_beta", 0.0)))
 

@@ -60,10 +60,10 @@ def transformed(y: Node, name: str) -> Node:
             return ops.Softmax(1)(y)
         case "SOFTMAX_ZERO":
             # softmax, but that scores of 0 stay 0
-            most = ops.reduce_max(y, 1, keepdims=True)
+            maxima = ops.reduce_max(y, 1, keepdims=True)
             is_significant = ops.compare("GT", ops.Abs()(y), 1e-7)
-            parts = ops.where(is_significant, ops.Exp()(ops.sub(y, most)), ops.scalar(0, y.dtype))
-            rest = ops.where(is_significant, parts, ops.mul(y, ops.Exp()(ops.Neg()(most))))
+            parts = ops.where(is_significant, ops.Exp()(ops.sub(y, maxima)), ops.scalar(0, y.dtype))
+            rest = ops.where(is_significant, parts, ops.mul(y, ops.Exp()(ops.Neg()(maxima))))
             return ops.div(rest, ops.reduce_sum(parts, 1, keepdims=True))
     raise Unsupported(f"post_transform {name}")
 

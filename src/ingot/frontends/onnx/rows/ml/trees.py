@@ -194,12 +194,12 @@ def _own_targets(forest: Forest, is_given: np.ndarray, tree: np.ndarray) -> np.n
     leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), is_given.shape[1])
     if targets == 1 or (is_given[leaves].sum(1) != 1).any():
         return None
-    least, most = np.full(trees, targets), np.full(trees, -1)
-    np.minimum.at(least, tree[leaves], is_given[leaves].argmax(1))
-    np.maximum.at(most, tree[leaves], is_given[leaves].argmax(1))
-    counts = np.bincount(least, minlength=targets)
-    even = (least == most).all() and counts.min() > 0 and counts.max() * targets <= 2 * trees
-    return least if even else None
+    first_target, last_target = np.full(trees, targets), np.full(trees, -1)
+    np.minimum.at(first_target, tree[leaves], is_given[leaves].argmax(1))
+    np.maximum.at(last_target, tree[leaves], is_given[leaves].argmax(1))
+    counts = np.bincount(first_target, minlength=targets)
+    even = (first_target == last_target).all() and counts.min() > 0 and counts.max() * targets <= 2 * trees
+    return first_target if even else None
 
 
 def _by_target(forest: Forest, own: np.ndarray) -> np.ndarray:

@@ -59,11 +59,11 @@ def _rows(splits: Node) -> tuple[Node, Node]:
     return begins, ops.sub(ops.slice_axis(splits, 0, 1), begins)
 
 
-def _longest(c: Call, lengths: Node, most: DimLike) -> DimLike:
+def _longest(c: Call, lengths: Node, max_length: DimLike) -> DimLike:
     if not c.walk.may_find((lengths,)):
         raise Unsupported("rows as long as the longest, which only the run knows, in a loop or branch")
     longest = ops.reduce_max(ops.concat([ops.full((1,), 0, i64), lengths]))
-    return c.walk.found.size(longest, most, "row")
+    return c.walk.found.size(longest, max_length, "row")
 
 
 def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimLike) -> Node:

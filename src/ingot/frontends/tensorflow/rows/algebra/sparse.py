@@ -95,9 +95,9 @@ def reduce(c: Call, at: Node, values: Node, sizes: Node, axes: Node) -> Node:
         return ops.reduce_sum(_dense(at, values, shape), over, c.flag("keep_dims"))
     keep = c.flag("keep_dims")
     is_present = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), over, keep)
-    least = ops.full(shape, ops.identity_of("max", values.dtype), values.dtype)
-    most = ops.reduce_max(ops.ScatterND("max")(least, ops.cast(at, i64), values), over, keep)
-    return ops.where(ops.compare("GT", is_present, 0), most, 0)  # 0 where nothing is
+    lowest = ops.full(shape, ops.identity_of("max", values.dtype), values.dtype)
+    maxima = ops.reduce_max(ops.ScatterND("max")(lowest, ops.cast(at, i64), values), over, keep)
+    return ops.where(ops.compare("GT", is_present, 0), maxima, 0)  # 0 where nothing is
 
 
 @row("SparseTensorDenseAdd")
@@ -138,7 +138,7 @@ def softmax(c: Call, at: Node, values: Node, sizes: Node) -> Node:
     if len(shape) < 2:
         raise Unsupported(f"of {len(shape)} axes")
     rows, places = shape[:-1], ops.slice_axis(ops.cast(at, i64), 1, 0, len(shape) - 1)
-    least = ops.full(rows, ops.identity_of("max", values.dtype), values.dtype)
-    most = ops.GatherND()(ops.ScatterND("max")(least, places, values), places)
-    exps = ops.Exp()(ops.sub(values, most))
+    lowest = ops.full(rows, ops.identity_of("max", values.dtype), values.dtype)
+    maxima = ops.GatherND()(ops.ScatterND("max")(lowest, places, values), places)
+    exps = ops.Exp()(ops.sub(values, maxima))
     return ops.div(exps, ops.GatherND()(_dense(places, exps, rows), places))

@@ -55,12 +55,12 @@ def _adam(
 
 
 def _amsgrad(
-    c: Call, var: Node, m: Node, v: Node, most: Node, p1: Node, p2: Node, lr: Node, b1: Node, b2: Node, eps: Node,
+    c: Call, var: Node, m: Node, v: Node, max_v: Node, p1: Node, p2: Node, lr: Node, b1: Node, b2: Node, eps: Node,
     g: Node,
 ) -> list[Node]:  # fmt: skip
     m, v = _moving_average(m, g, b1), _moving_average(v, _square(g), b2)
-    most = ops.maximum(most, v)
-    return [_sub(var, _div(_mul(m, _rate(lr, p1, p2)), _add(ops.Sqrt()(most), eps))), m, v, most]
+    max_v = ops.maximum(max_v, v)
+    return [_sub(var, _div(_mul(m, _rate(lr, p1, p2)), _add(ops.Sqrt()(max_v), eps))), m, v, max_v]
 
 
 def _adamax(

@@ -62,13 +62,13 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
 def _function(c: Call) -> Callable[[np.ndarray], np.ndarray]:
     low, high = c.type().range
     out = c.out_levels()
-    least, most = (np.float32(end - out.zero) * np.float32(out.scale) for end in (low, high))
+    min_value, max_value = (np.float32(end - out.zero) * np.float32(out.scale) for end in (low, high))
     return {
         "ELU": lambda x: np.where(x < 0, np.expm1(x), x),
         "EXP": np.exp,
         "GELU": _gelu_tanh if c.flag("approximate") else _gelu,
-        "LOG": lambda x: np.where(x > 0, np.log(x), least),
-        "RSQRT": lambda x: np.where(x > 0, np.float32(1) / np.sqrt(x), most),
+        "LOG": lambda x: np.where(x > 0, np.log(x), min_value),
+        "RSQRT": lambda x: np.where(x > 0, np.float32(1) / np.sqrt(x), max_value),
     }[c.op.name]
 
 
@@ -201,7 +201,7 @@ def log_softmax(c: Call) -> Node:
     total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), distances), -1, True)
     log = logarithm(ops.cast(total, T.i64), accumulated, bits)
     rescale = Multiplier.of((1 << (31 - shift)) / m)
-    least = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), rescale), -reach - 1)
+    min_value = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), rescale), -reach - 1)
     y = rounded_shift(ops.sub(ops.Take(0)(const(steps), distances), log), [up])
-    near = ops.compare("LT", distances, ops.Neg()(least))
+    near = ops.compare("LT", distances, ops.Neg()(min_value))
     return ops.where(near, saturated(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype))

@@ -257,17 +257,17 @@ def _smallest_singular_value(x: Node, atol: Operand | None, rtol: Operand | None
             value = value.node
         return expand(cast(value, x.dtype) if isinstance(value, Node) else ops.scalar(value, x.dtype), batch)
 
-    least = filled(batch, 0, x.dtype) if atol is None else broadcast(atol)
+    threshold = filled(batch, 0, x.dtype) if atol is None else broadcast(atol)
     if rtol is None:
         default = ops.mul(broadcast(dim_max(x.shape[-2], x.shape[-1])), float(np.finfo(x.dtype.numpy).eps))
         zero = filled(batch, 0, x.dtype)
-        relative = default if atol is None else ops.where(ops.compare("GT", least, 0.0), zero, default)
+        relative = default if atol is None else ops.where(ops.compare("GT", threshold, 0.0), zero, default)
     else:
         relative = broadcast(rtol)
     if not x.shape[-1] or not x.shape[-2]:
-        return least
+        return threshold
     largest = ops.reduce_max(linalg.singular_values(x), -1)
-    return ops.maximum(least, ops.mul(relative, largest))
+    return ops.maximum(threshold, ops.mul(relative, largest))
 
 
 @aten("linalg_lstsq.default")
@@ -275,9 +275,9 @@ def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver:
     vector = b.type.rank + 1 == a.type.rank
     rhs = insert_axis(b, b.type.rank) if vector else b
     a, rhs = _batched(a, rhs)
-    least = _smallest_singular_value(a, None, rcond)
-    x, s = linalg.least_squares(a, rhs, least)
-    is_significant = ops.compare("GT", s, ops.expand_dims(least, -1))
+    threshold = _smallest_singular_value(a, None, rcond)
+    x, s = linalg.least_squares(a, rhs, threshold)
+    is_significant = ops.compare("GT", s, ops.expand_dims(threshold, -1))
     rank = ops.reduce_sum(cast(is_significant, i64), -1)
     x = reshape(x, c.results[0].shape)
     *_, residuals, ranks, values = c.results

@@ -188,12 +188,12 @@ def choose_scale_float8(
         raise Unsupported(f"scales of {scale_dtype}; expected torch.float32")
     counts = c.results[0].shape
     blocks = ops.reshape(ops.Abs()(x), tuple(d for pair in zip(counts, block_size, strict=True) for d in pair))
-    most = ops.reduce_max(blocks, tuple(range(1, 2 * len(counts), 2)))
+    max_values = ops.reduce_max(blocks, tuple(range(1, 2 * len(counts), 2)))
     if hp_value_lb is not None:
-        most = ops.maximum(most, hp_value_lb)
+        max_values = ops.maximum(max_values, hp_value_lb)
     if hp_value_ub is not None:
-        most = ops.minimum(most, hp_value_ub)
-    return cast(ops.div(most, torch.finfo(float8_dtype).max), f32)
+        max_values = ops.minimum(max_values, hp_value_ub)
+    return cast(ops.div(max_values, torch.finfo(float8_dtype).max), f32)
 
 
 # fake quantization: values as their levels have them, and where they lie within the range
