@@ -65,8 +65,8 @@ def _with_own(primitive: Any) -> Any:
 
         def whole(*xs: Any) -> list[Any]:
             def function(*parts: Any) -> tuple[list[Any], list[Any]]:
-                left = iter(parts)
-                every = (x if i in silent else _joined(x, left) for i, x in enumerate(xs))
+                remaining = iter(parts)
+                every = (x if i in silent else _joined(x, remaining) for i, x in enumerate(xs))
                 ys = _bind(primitive, every, params)
                 ys = list(ys) if primitive.multiple_results else [ys]
                 return _parts(ys), ys

@@ -123,9 +123,9 @@ def case(
                 for s, o in zip(sizes, outcomes, strict=True):
                     room = dim_max(room, o.max_size(s))
                 rooms[k, a] = room
-    more = _outer_inputs(outcomes, inner)
-    graphs = tuple(o.graph((*inner, *more), o.roomy(rooms)) for o in outcomes)
-    return _cut_to_size(found, ops.Case(graphs)(index, *operands, *more, loc=loc).results, rooms)
+    captured = _outer_inputs(outcomes, inner)
+    graphs = tuple(o.graph((*inner, *captured), o.roomy(rooms)) for o in outcomes)
+    return _cut_to_size(found, ops.Case(graphs)(index, *operands, *captured, loc=loc).results, rooms)
 
 
 @dataclass
@@ -201,12 +201,14 @@ def loop(
     test = state.outcome(lambda values: (cond(values),), inputs)
     step = state.outcome(body, inputs)
     outer_values = dict(outer or {})
-    more = _outer_inputs((test, step), (*inputs, *outer_values))
-    names = (*inputs, *outer_values, *more)
+    captured = _outer_inputs((test, step), (*inputs, *outer_values))
+    names = (*inputs, *outer_values, *captured)
     operands = _Outcome(starts, {}).roomy(state.rooms)
-    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *outer_values, *more)))
+    op = ops.While(
+        test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *outer_values, *captured))
+    )
     return _cut_to_size(
-        found, op(*operands, *outer_values.values(), *more, loc=loc).results[: len(inputs)], state.rooms
+        found, op(*operands, *outer_values.values(), *captured, loc=loc).results[: len(inputs)], state.rooms
     )
 
 

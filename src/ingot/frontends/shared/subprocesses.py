@@ -19,8 +19,8 @@ def run_in_subprocess(
 
     Raises LimitError where the compile's time is up, ImportModelError with the last line of stderr where it fails.
     """
-    here = str(Path(__file__).parents[3])
-    environment = {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, [here, *sys.path]))}
+    source_root = str(Path(__file__).parents[3])
+    environment = {**os.environ, **env, "PYTHONPATH": os.pathsep.join(filter(None, [source_root, *sys.path]))}
     # -P: what lies in the working folder is not imported
     command = [sys.executable, "-P", "-c", code, *arguments]
     seconds = seconds_left()

@@ -92,8 +92,10 @@ def _children(tensor: Tensor, level: Table, parents: np.ndarray, size: int, max_
         raise _damaged(tensor)
     starts, indices = (level[key]["values"].astype(np.int64) for key in ("array_segments", "array_indices"))
     counts = np.diff(starts)
-    fits = starts.size == parents.size + 1 and starts[0] == 0 and starts[-1] == indices.size and (counts >= 0).all()
-    if not fits or (indices < 0).any() or (indices >= size).any():
+    is_consistent = (
+        starts.size == parents.size + 1 and starts[0] == 0 and starts[-1] == indices.size and (counts >= 0).all()
+    )
+    if not is_consistent or (indices < 0).any() or (indices >= size).any():
         raise _damaged(tensor)
     return np.repeat(parents, counts) * size + indices
 

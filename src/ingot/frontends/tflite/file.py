@@ -169,8 +169,8 @@ class _Model:
         scales, zeros = (tuple(table[key].tolist()) for key in ("scale", "zero_point"))
         axis, count = table["quantized_dimension"], len(scales)
         zeros = zeros or (0,) * count
-        fits = count == 1 or (0 <= axis < len(shape) and shape[axis] in (count, -1))
-        if not table["details_type"] and not (fits and len(zeros) == count):
+        is_consistent = count == 1 or (0 <= axis < len(shape) and shape[axis] in (count, -1))
+        if not table["details_type"] and not (is_consistent and len(zeros) == count):
             raise self.reader.malformed(f"{count} scales and {len(zeros)} zeros along axis {axis} of tensor {name!r}")
         dtype = schema.dtype(type)
         low, high = dtype.range if dtype is not None and dtype.is_integer else (0, 0)

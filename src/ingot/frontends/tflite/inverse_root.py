@@ -42,8 +42,8 @@ def inverse_root(n: Node) -> tuple[Node, Node]:
 def multiplied_by(x: Node, m: Node, shift: Node, more: int) -> Node:
     """x * m * 2^(shift + more - 31), rounded twice, i32: `fixed_point.multiplied` of scales that the run finds."""
     total = ops.add(shift, more)
-    left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
-    upper = high_product(ops.cast(ops.cast(left, T.i32), T.i64), m)
+    shifted_left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
+    upper = high_product(ops.cast(ops.cast(shifted_left, T.i32), T.i64), m)
     shift_right = ops.maximum(ops.Neg()(total), 0)
     half = _right(
         ops.apply(ops.ShiftLeft(), ops.full(shift_right.shape, 1, T.i64), shift_right),

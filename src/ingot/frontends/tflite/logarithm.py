@@ -27,12 +27,12 @@ def _cut(x: Node) -> Node:
 
 def _scaled_by_power(x: Node, by: Node) -> Node:
     """x * 2^by, cut; where by is below 0 halves away from zero."""
-    left = ops.apply(ops.ShiftLeft(), x, ops.maximum(by, 0))
+    shifted_left = ops.apply(ops.ShiftLeft(), x, ops.maximum(by, 0))
     shift_right = ops.maximum(ops.Neg()(by), 0)
     half = ops.apply(ops.ShiftRightArithmetic(), ops.apply(ops.ShiftLeft(), ops.scalar(1, T.i64), shift_right), 1)
     sign = ops.where(ops.compare("GT", shift_right, 0), ops.apply(ops.ShiftRightArithmetic(), x, 63), 0)
     down = ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), shift_right)
-    return _cut(ops.where(ops.compare("LT", by, 0), down, left))
+    return _cut(ops.where(ops.compare("LT", by, 0), down, shifted_left))
 
 
 def _leading(x: Node) -> Node:

@@ -63,9 +63,9 @@ def _split_sum(x: Node, names: Sequence[Node]) -> tuple[int, int] | None:
     if not isinstance(x.op, ops.Add):
         return None
     for name, by in (x.inputs, tuple(reversed(x.inputs))):
-        base, more = _without_conversions(name), _integer_value(_without_conversions(by))
-        if base in names and more is not None:
-            return list(names).index(base), more
+        base, increment = _without_conversions(name), _integer_value(_without_conversions(by))
+        if base in names and increment is not None:
+            return list(names).index(base), increment
     return None
 
 

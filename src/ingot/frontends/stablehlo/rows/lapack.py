@@ -80,8 +80,8 @@ def geev(c: Call, a: Node) -> tuple[object, ...]:
     """(real parts of the values, imaginary parts, left vectors, right vectors, info). The left ones are refused."""
     if _letter(c, "compute_left") != "N":
         raise Unsupported("left eigenvectors")
-    values, more, vectors, rest = ops.Eig()(a).results
-    return values, more, Complex(vectors, rest), Complex(vectors, rest), _info(a)
+    values, imaginary, vectors, rest = ops.Eig()(a).results
+    return values, imaginary, Complex(vectors, rest), Complex(vectors, rest), _info(a)
 
 
 @_lapack("gesdd")

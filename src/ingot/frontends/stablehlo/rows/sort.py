@@ -89,8 +89,8 @@ def _keys(out: Node, left: Sequence[Node], right: Sequence[Node]) -> list[Key] |
             for equal, tail in (rest.inputs, rest.inputs[::-1]):
                 is_equality = isinstance(equal.op, ops.Compare) and equal.op.direction == "EQ"
                 if is_equality and set(equal.inputs) == set(first.inputs):
-                    more = _keys(tail, left, right)
-                    return None if more is None else head + more
+                    tail_keys = _keys(tail, left, right)
+                    return None if tail_keys is None else head + tail_keys
     return None
 
 

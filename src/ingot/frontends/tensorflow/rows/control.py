@@ -45,16 +45,16 @@ def _flat(values: Sequence[Value]) -> tuple[Node, ...]:
 
 def _rebuilt(values: Sequence[Value], nodes: Sequence[Node]) -> list[Value]:
     """Values of the kinds of `values`, made of `nodes` in order."""
-    left = iter(nodes)
+    remaining = iter(nodes)
     out: list[Value] = []
     for v in values:
         if isinstance(v, TensorList) and v.buffer is not None:
-            buffer = next(left)
+            buffer = next(remaining)
             out.append(TensorList(v.dtype, buffer.shape[0], buffer))
         elif isinstance(v, Complex):
-            out.append(Complex(next(left), next(left)))
+            out.append(Complex(next(remaining), next(remaining)))
         else:
-            out.append(next(left) if isinstance(v, Node) else v)
+            out.append(next(remaining) if isinstance(v, Node) else v)
     return out
 
 

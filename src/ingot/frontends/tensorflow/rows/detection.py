@@ -78,10 +78,10 @@ def combined(
     if c.flag("pad_per_class"):
         whole = dim_min(whole, each * classes)
     # what stays of all classes, the best first
-    left = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
+    kept_scores = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
     is_removed = ops.reshape(ops.cast(ops.Not()(is_kept), i32), (batch, classes * n))
     line = ops.broadcast_to(ops.arange(classes * n), is_removed.shape)
-    _, _, order_of_best = ops.Sort(1, False, True, 2)(is_removed, ops.Neg()(left), line).results
+    _, _, order_of_best = ops.Sort(1, False, True, 2)(is_removed, ops.Neg()(kept_scores), line).results
     size = dim_min(whole, classes * n)
     order_of_best = ops.slice_axis(order_of_best, 1, 0, size)
     valid = ops.minimum(ops.reduce_sum(ops.sub(1, is_removed), 1), ops.scalar(size, i32))
@@ -93,7 +93,7 @@ def combined(
     best_boxes = ops.GatherElements(1)(ops.reshape(wide, (batch, classes * n, 4)), places)
     if not c.has("clip_boxes") or c.flag("clip_boxes"):
         best_boxes = ops.clip(best_boxes, 0.0, 1.0)
-    best = ops.GatherElements(1)(left, order_of_best)
+    best = ops.GatherElements(1)(kept_scores, order_of_best)
     results = (
         ops.where(ops.expand_dims(is_valid, -1), best_boxes, 0.0),
         ops.where(is_valid, best, 0.0),

@@ -214,6 +214,6 @@ def _resampled(reach: float, kernel: Kernel, n: DimLike, out: DimLike, scale: Te
     distance = (places + 0.5 - at).map(ops.Abs()).cast(f64) / step.cast(f64)
     weights = where((places >= low) & (places <= high), kernel(distance), 0.0)
     total = weights.sum((1,), keepdims=True)
-    fits = (total.map(ops.Abs()) >= 1000 * float(np.finfo(np.float32).tiny)) & (at >= 0.0)
-    fits = fits & Term(ops.compare("LE", at.node, ops.scalar(n, f32)))
-    return where(fits, weights / where(fits, total, 1.0), 0.0).cast(f32).node
+    is_sampled = (total.map(ops.Abs()) >= 1000 * float(np.finfo(np.float32).tiny)) & (at >= 0.0)
+    is_sampled = is_sampled & Term(ops.compare("LE", at.node, ops.scalar(n, f32)))
+    return where(is_sampled, weights / where(is_sampled, total, 1.0), 0.0).cast(f32).node

@@ -171,10 +171,10 @@ def _greatest_divisor(a: Node, b: Node) -> Node:
     """Euclid's algorithm on all elements at once, as many steps as the slowest of them takes."""
     x, y = (Input(name, a.type)() for name in ("a", "b"))
     zero = filled(y.shape, 0, y.dtype)
-    done = ops.Compare("EQ")(y, zero)
-    is_going = ops.Reduce("or", tuple(range(y.type.rank)))(ops.Not()(done)) if y.type.rank else ops.Not()(done)
-    rest = ops.Rem()(x, ops.Select()(done, filled(y.shape, 1, y.dtype), y))
-    ends = ops.Select()(done, x, y), ops.Select()(done, zero, rest)
+    is_done = ops.Compare("EQ")(y, zero)
+    is_going = ops.Reduce("or", tuple(range(y.type.rank)))(ops.Not()(is_done)) if y.type.rank else ops.Not()(is_done)
+    rest = ops.Rem()(x, ops.Select()(is_done, filled(y.shape, 1, y.dtype), y))
+    ends = ops.Select()(is_done, x, y), ops.Select()(is_done, zero, rest)
     return ops.While(Graph((x, y), (is_going,)), Graph((x, y), ends))(ops.Abs()(b), ops.Abs()(a)).results[0]
 
 

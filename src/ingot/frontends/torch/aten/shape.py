@@ -386,12 +386,12 @@ def flipud(c: Context, x: Node) -> Node:
 @aten("rot90.default")
 def rot90(c: Context, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
     a, b = (axis_of(d, x.type.rank) for d in dims)
-    turns = k % 4
-    if turns == 2:
+    quarter_turns = k % 4
+    if quarter_turns == 2:
         return ops.Reverse(tuple(sorted((a, b))))(x)
-    if turns == 1:
+    if quarter_turns == 1:
         return swap(ops.Reverse((b,))(x), a, b)
-    return ops.Reverse((b,))(swap(x, a, b)) if turns == 3 else x
+    return ops.Reverse((b,))(swap(x, a, b)) if quarter_turns == 3 else x
 
 
 @aten("diagonal.default", "diagonal_copy.default", "linalg_diagonal.default")

@@ -93,9 +93,9 @@ def _inside(place: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor
             return torch.zeros_like(place), torch.zeros_like(place)
         slope = torch.where(place < low, -1.0, 1.0).to(place.dtype)
         distance = (place - low).abs()
-        turns = (distance / span).floor()
-        rest = distance - turns * span
-        even = torch.remainder(turns, 2) == 0
+        periods = (distance / span).floor()
+        rest = distance - periods * span
+        even = torch.remainder(periods, 2) == 0
         place, slope = torch.where(even, rest + low, span - rest + low), torch.where(even, slope, -slope)
     within = (place > 0) & (place < size - 1)
     return place.clamp(0, size - 1), torch.where(within, slope, 0.0)

@@ -27,8 +27,8 @@ class _Segments(NamedTuple):
         """A result (*lead, count, *rest) as a row for each segment."""
         rest = self.rows.shape[1:]
         rows = values.reshape(self.batch, self.number, *rest)
-        more = rows.new_zeros(self.batch, 1, *rest)
-        return torch.cat([rows, more], 1).reshape(-1, *rest)
+        extra_row = rows.new_zeros(self.batch, 1, *rest)
+        return torch.cat([rows, extra_row], 1).reshape(-1, *rest)
 
 
 def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> _Segments:

@@ -136,13 +136,13 @@ class _Form:
         return out
 
     def values(self, tensors: Sequence[torch.Tensor]) -> Any:
-        left = iter(tensors)
+        remaining = iter(tensors)
         values: list[Any] = []
         for kind in self.leaves:
             if kind is torch.Tensor:
-                values.append(next(left))
+                values.append(next(remaining))
             else:
-                values.append(kind(next(left)) if kind in (Truth, Number) else kind)
+                values.append(kind(next(remaining)) if kind in (Truth, Number) else kind)
         return pytree.tree_unflatten(values, self.spec)
 
 

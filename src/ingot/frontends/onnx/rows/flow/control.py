@@ -292,12 +292,12 @@ def _while(it: _Iteration) -> Result:
     operands += [ops.full(b.shape, 0 if b.dtype != T.boolean else False, b.dtype) for b in buffers]
     if len(operands) < len(state):
         operands.append(ops.reshape(ops.cast(c.x(0), T.i64), ()))
-    done = ops.While(Graph(state, (test,)), body)(*operands).results
+    results_and_state = ops.While(Graph(state, (test,)), body)(*operands).results
     first_buffer = 2 + len(names) + len(captured)
-    stacks = list(done[first_buffer : first_buffer + len(buffers)])
+    stacks = list(results_and_state[first_buffer : first_buffer + len(buffers)])
     if stacks and open_end:
-        stacks = _filled(it, stacks, c.importer.found.size(done[0], room, "turns"), room)
-    return [*done[2 : 2 + len(names)], *stacks]
+        stacks = _filled(it, stacks, c.importer.found.size(results_and_state[0], room, "turns"), room)
+    return [*results_and_state[2 : 2 + len(names)], *stacks]
 
 
 def _counted(

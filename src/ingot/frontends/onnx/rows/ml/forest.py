@@ -48,9 +48,9 @@ class Forest:
         equal = np.flatnonzero(f.mode == EQ)
         second = f.more(equal, mode=LT, yes=f.no[equal], no=f.yes[equal], nan=False)
         f.mode[equal], f.yes[equal] = LEQ, second
-        less = f.mode == LT
-        never = less & np.isneginf(f.split)
-        f.split[less], f.mode[less] = np.nextafter(f.split[less], f.split.dtype.type(-np.inf)), LEQ
+        is_less = f.mode == LT
+        never = is_less & np.isneginf(f.split)
+        f.split[is_less], f.mode[is_less] = np.nextafter(f.split[is_less], f.split.dtype.type(-np.inf)), LEQ
         # nothing lies below the least number, everything up to the greatest
         f.split[never] = np.inf
         f.exchange(never)
@@ -83,20 +83,20 @@ class Forest:
     def trees(self) -> np.ndarray | None:
         """[nodes]: each node's tree, -1 where none reaches it. None where trees share nodes."""
         roots = np.full(len(self.mode), -1)
-        at, own = self.roots, np.arange(len(self.roots))
+        at, tree_ids = self.roots, np.arange(len(self.roots))
         for _ in range(_MAX_DEPTH):
             fresh = roots[at] < 0
-            if (roots[at[~fresh]] != own[~fresh]).any():
+            if (roots[at[~fresh]] != tree_ids[~fresh]).any():
                 return None
-            at, own = at[fresh], own[fresh]
-            roots[at] = own
-            if (roots[at] != own).any():
+            at, tree_ids = at[fresh], tree_ids[fresh]
+            roots[at] = tree_ids
+            if (roots[at] != tree_ids).any():
                 return None
             inner = ~self.leaf[at]
-            at, own = at[inner], own[inner]
+            at, tree_ids = at[inner], tree_ids[inner]
             if not at.size:
                 return roots
-            at, own = np.concatenate([self.yes[at], self.no[at]]), np.tile(own, 2)
+            at, tree_ids = np.concatenate([self.yes[at], self.no[at]]), np.tile(tree_ids, 2)
         return None
 
 

@@ -157,22 +157,22 @@ def svm_classifier(c: Call) -> Result:
     transform = c.str("post_transform", "NONE")
     if c.has_attr("prob_a"):
         a, b = (const(floats(c, f"prob_{p}")[: len(pairs)]) for p in "ab")
-        fits = ops.clip(ops.sub(1.0, ops.Logistic()(ops.add(ops.mul(y, a), b))), 1e-7, 1 - 1e-7)
-        return [top_label(votes, names), transformed(_coupled(fits, pairs, classes), transform)]
+        probabilities = ops.clip(ops.sub(1.0, ops.Logistic()(ops.add(ops.mul(y, a), b))), 1e-7, 1 - 1e-7)
+        return [top_label(votes, names), transformed(_coupled(probabilities, pairs, classes), transform)]
     margins = both_scores(y, transform, transform != "NONE") if classes == 2 else transformed(y, transform)
     return [top_label(votes, names), margins]
 
 
-def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node:
+def _coupled(probabilities: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node:
     """[rows, classes]: the probabilities of classes from those of the first class of each pair, by the second method of
     Wu, Lin and Weng 2004, with the steps and the end that libsvm has."""
     if classes > _MAX_COUPLED_CLASSES:
         raise Unsupported(f"probabilities of more than {_MAX_COUPLED_CLASSES} classes")
-    rows, count = fits.shape[0], len(pairs)
+    rows, count = probabilities.shape[0], len(pairs)
     column = np.full((classes, classes), 2 * count)
     for p, (i, j) in enumerate(pairs):
         column[i, j], column[j, i] = p, count + p
-    scores_of_pairs = ops.concat([fits, ops.sub(1.0, fits), ops.full((rows, 1), 0.0)], 1)
+    scores_of_pairs = ops.concat([probabilities, ops.sub(1.0, probabilities), ops.full((rows, 1), 0.0)], 1)
     won = ops.reshape(ops.Take(1)(scores_of_pairs, const(column.reshape(-1))), (rows, classes, classes))
     squares = ops.expand_dims(ops.reduce_sum(ops.mul(won, won), 1), 2)
     coupling = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))

@@ -264,8 +264,8 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     if len(lengths) != 1 or not len(mode):
         raise ValueError(f"nodes_* of lengths {sorted(lengths)}")
     find = _numbered(trees, numbers)
-    inner, own = mode != LEAF, np.arange(len(mode))
-    children = (own.copy(), own.copy())
+    inner, leaf_numbers = mode != LEAF, np.arange(len(mode))
+    children = (leaf_numbers.copy(), leaf_numbers.copy())
     for side, named in zip(children, (yes, no), strict=True):
         side[inner] = find(trees[inner], named[inner])
     _, roots, tree = np.unique(trees, return_index=True, return_inverse=True)

@@ -137,9 +137,9 @@ def tridiagonal_product(c: Call, above: Node, main: Node, below: Node, b: Node) 
 
 @row("BandedTriangularSolve")
 def banded_solve(c: Call, band: Node, b: Node) -> Node:
-    lower, (more, n) = c.flag("lower") or not c.has("lower"), band.shape[-2:]
-    if not isinstance(more, int):
+    lower, (diagonals, n) = c.flag("lower") or not c.has("lower"), band.shape[-2:]
+    if not isinstance(diagonals, int):
         raise Unsupported("of an open number of diagonals")
-    band_shape = _Band(n, n, 1 - more if lower else 0, 0 if lower else more - 1, "LEFT_RIGHT")
-    whole = band_shape.spread(band if more > 1 else ops.squeeze(band, -2), ops.full((), 0, band.dtype))
+    band_shape = _Band(n, n, 1 - diagonals if lower else 0, 0 if lower else diagonals - 1, "LEFT_RIGHT")
+    whole = band_shape.spread(band if diagonals > 1 else ops.squeeze(band, -2), ops.full((), 0, band.dtype))
     return linalg.solve_triangular(whole, b, upper=not lower, transpose=c.flag("adjoint"))

@@ -108,5 +108,5 @@ def exponential(c: Call, a: Node) -> Node:
 def cross(c: Call, a: Node, b: Node) -> Node:
     """The cross product of vectors of three along the last axis."""
     x, y = ([ops.index_axis(v, -1, i) for i in range(3)] for v in (a, b))
-    turns = ((1, 2), (2, 0), (0, 1))
-    return ops.stack([ops.sub(ops.mul(x[i], y[j]), ops.mul(x[j], y[i])) for i, j in turns], -1)
+    cyclic_pairs = ((1, 2), (2, 0), (0, 1))
+    return ops.stack([ops.sub(ops.mul(x[i], y[j]), ops.mul(x[j], y[i])) for i, j in cyclic_pairs], -1)

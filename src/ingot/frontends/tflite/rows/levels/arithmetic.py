@@ -39,13 +39,13 @@ def add(c: Call) -> Node:
     wide = c.type() == T.i16
     if wide and c.op.options.get("pot_scale_int16", True) and all(math.frexp(s)[0] == 0.5 for s in scales):
         return _by_powers(c, [math.frexp(s)[1] for s in scales])
-    left = 15 if wide else 20
+    left_shift = 15 if wide else 20
     common = 2 * max(scales[:2])
     parts = [
-        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common))
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left_shift), Multiplier.of(scales[i] / common))
         for i in range(2)
     ]
-    by = Multiplier.of(common / ((1 << left) * scales[2]))
+    by = Multiplier.of(common / ((1 << left_shift) * scales[2]))
     return finished(c, multiplied(combine(parts[0], parts[1]), by))
 
 

@@ -225,8 +225,8 @@ def eigh(c: Context, x: Node, UPLO: str = "L", compute_v: bool = True) -> tuple[
 
 @aten("linalg_eig.default")
 def eig(c: Context, x: Node | Complex) -> tuple[Complex, Complex]:
-    values, more, vectors, rest = ops.Eig()(*(x.parts if isinstance(x, Complex) else (x,))).results
-    return Complex(values, more), Complex(vectors, rest)
+    values, imaginary, vectors, rest = ops.Eig()(*(x.parts if isinstance(x, Complex) else (x,))).results
+    return Complex(values, imaginary), Complex(vectors, rest)
 
 
 @aten("linalg_eigvals.default", "_linalg_eigvals.default")

@@ -95,17 +95,19 @@ def conv_transpose(
 ) -> Node:  # fmt: skip
     n = weight.type.rank - 2
     sums = None if bias is None else sums_of(x.dtype)
-    padding_amounts, more = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
-    cut = [symbolic.symbolic(p, q) for p, q in zip(padding_amounts, more, strict=True)]
+    padding_amounts, output_amounts = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
+    cut = [symbolic.symbolic(p, q) for p, q in zip(padding_amounts, output_amounts, strict=True)]
     # what is a size is cut off behind the op
-    low, high = ([0 if c else v for v, c in zip(values, cut, strict=True)] for values in (padding_amounts, more))
+    low, high = (
+        [0 if c else v for v, c in zip(values, cut, strict=True)] for values in (padding_amounts, output_amounts)
+    )
     op = ops.ConvTranspose(
         per_axis(stride, n), both_sides(low, n), per_axis(high, n), per_axis(dilation, n), groups, sums
     )
 
     def run(v: Node) -> Node:
         out = op(v, weight)
-        for axis, (p, q, c) in enumerate(zip(padding_amounts, more, cut, strict=True), 2):
+        for axis, (p, q, c) in enumerate(zip(padding_amounts, output_amounts, cut, strict=True), 2):
             out = symbolic.padded(out, axis, -p, q - p) if c else out
         return cast(add_channels(out, bias), v.dtype)
 

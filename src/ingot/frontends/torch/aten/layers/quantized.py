@@ -200,8 +200,8 @@ def choose_scale_float8(
 
 
 def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node, Node]:
-    fits = (t for t in ops.QUANTIZED_DTYPES if t.range[0] <= low and high <= t.range[1])
-    y = _values(_levels(x, scale, zero, low, high, next(fits, i32)), scale, zero, None)
+    candidates = (t for t in ops.QUANTIZED_DTYPES if t.range[0] <= low and high <= t.range[1])
+    y = _values(_levels(x, scale, zero, low, high, next(candidates, i32)), scale, zero, None)
     level = ops.add(ops.RoundEven()(ops.div(cast(x, f32), cast(scale, f32))), cast(zero, f32))
     is_inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))
     return cast(y, x.dtype), is_inside
