@@ -206,12 +206,12 @@ def _with_convention(graph: Graph, imported: Any, state: Mapping[str, np.ndarray
 
 
 def _jax(source: Any, request: Request) -> Opened:
-    from ingot.frontends.jax import gradients_told, import_jax, is_function, resized
+    from ingot.frontends.jax import gradient_marks, import_jax, is_function, resized
 
     example = request.example_inputs
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example, None)
     args = () if args is None else args if isinstance(args, tuple | list) else (args,)
-    with gradients_told() if request.gradients else nullcontext():
+    with gradient_marks() if request.gradients else nullcontext():
         imported = import_jax(source, args, kwargs, dynamic=request.dynamic, weights=request.weights)
     opened = _with_convention(imported.graph, imported)
     if not is_function(source) or not isinstance(request.dynamic, Mapping):

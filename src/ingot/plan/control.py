@@ -27,7 +27,7 @@ from ingot.ir.node import Graph, Input, Node, const, rebuild, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.core.base import Category, category
-from ingot.ops.core.turns import static_value, trip_count
+from ingot.ops.core.trip_count import static_value, trip_count
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
 from ingot.runtime.program import Collective

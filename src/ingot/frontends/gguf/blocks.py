@@ -21,8 +21,8 @@ from ingot.ir.types import DType, i8, u4, u8
 from ingot.support.dataclass import dataclass
 
 SUPERBLOCK = 256  # elements of a block of the K formats and the ternary ones
-_CHUNK = 1 << 15  # blocks that are decoded at once, so that temporary arrays stay small
-_TINY = np.float32(1e-30)  # in place of a scale of 0, where the weight is the minimum
+_CHUNK_BLOCKS = 1 << 15  # blocks that are decoded at once, so that temporary arrays stay small
+_MIN_SCALE = np.float32(1e-30)  # in place of a scale of 0, where the weight is the minimum
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class BlockFormat:
         scale, minimum = self.scales(blocks)
         if minimum is None:
             return self.zero, scale
-        scale = np.where(scale == 0, _TINY, scale)
+        scale = np.where(scale == 0, _MIN_SCALE, scale)
         with np.errstate(all="ignore"):  # a damaged block may hold infinities
             return -minimum / scale, scale
 
@@ -84,7 +84,7 @@ class BlockFormat:
 
 def _chunked(decode: Callable[[np.ndarray], np.ndarray], blocks: np.ndarray, width: int, dtype: np.dtype) -> np.ndarray:
     out = np.empty((len(blocks), width), dtype)
-    step = max(1, _CHUNK * 32 // width)
+    step = max(1, _CHUNK_BLOCKS * 32 // width)
     for i in range(0, len(blocks), step):
         out[i : i + step] = decode(blocks[i : i + step])
     return out

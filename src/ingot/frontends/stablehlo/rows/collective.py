@@ -10,7 +10,7 @@ from ingot.ir.node import Node
 row = Table()
 
 
-def _alone(c: Call) -> None:
+def _check_single_device(c: Call) -> None:
     """Raise Unsupported where groups have more than one device."""
     for name in ("replica_groups", "source_target_pairs"):
         value = c.attributes.get(name)
@@ -23,7 +23,7 @@ def _alone(c: Call) -> None:
 
 @row("all_reduce", "all_gather", "all_to_all", "collective_broadcast", "collective_permute", "reduce_scatter")
 def collective(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
-    _alone(c)
+    _check_single_device(c)
     if c.op.name == "stablehlo.collective_permute" and not c.ints("source_target_pairs"):
         raise Unsupported("a device that nothing is sent to")
     if c.op.name == "stablehlo.all_to_all" and c.int("split_count", 1) != 1:
@@ -33,7 +33,7 @@ def collective(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
 
 @row("cross-replica-sum")
 def cross_replica_sum(c: Call, x: AnyValue) -> AnyValue:
-    _alone(c)
+    _check_single_device(c)
     return x
 
 

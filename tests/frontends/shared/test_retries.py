@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ingot import ops
-from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.retries import Known, with_retries
 from ingot.ir.dims import COMPUTED_PREFIX, DimLike, symbol
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, i64
@@ -25,7 +25,7 @@ def test_sizes_of_inputs_become_equal() -> None:
             raise differ(N, 4)
         return known.fixed["n"]
 
-    assert attempts(attempt, {}) == 4
+    assert with_retries(attempt, {}) == 4
 
 
 @pytest.mark.parametrize("other", [N, 4, N + 1])
@@ -39,7 +39,7 @@ def test_what_the_run_finds_is_compared(other: DimLike) -> None:
             raise differ(other, size)
         return found.added(Graph((), ()))
 
-    graph = attempts(attempt, {})
+    graph = with_retries(attempt, {})
     needed = (other - K, K - other, 2 * N - other)
     assert graph.size_nodes == {str(K): count} and graph.conditions == needed
 
@@ -50,4 +50,4 @@ def test_no_input_waits_for_what_the_run_finds(other: DimLike) -> None:
         raise differ(other, K)
 
     with pytest.raises(ImportModelError, match="sizes differ"):
-        attempts(attempt, {})
+        with_retries(attempt, {})

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, i32, i64
-from ingot.ops.core.turns import static_value, trip_count
+from ingot.ops.core.trip_count import static_value, trip_count
 
 
 def counting_loop(*conditions: tuple[str, object], step: int = 1) -> ops.While:

@@ -23,18 +23,18 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Known:
-    """fixed: symbols that are other sizes. telling: labels of inputs whose elements are sizes. found: sizes that the
-    run finds, and what they have to be."""
+    """fixed: symbols that are other sizes. size_inputs: labels of inputs whose elements are sizes. found: sizes that
+    the run finds, and what they have to be."""
 
     fixed: Mapping[str, DimLike]
-    telling: frozenset[str] = frozenset()
+    size_inputs: frozenset[str] = frozenset()
     found: Mapping[str, DimLike] = field(default_factory=dict[str, DimLike])
 
     def input(self, label: str, type: TensorType) -> Node:
         """An input of the graph."""
         type = TensorType(type.dtype, tuple(substitute(d, self.fixed) for d in type.shape))
         elements: tuple[DimLike, ...] = ()
-        if label in self.telling and isinstance(type.size, int):
+        if label in self.size_inputs and isinstance(type.size, int):
             # a dot in its name: the symbol may be any integer
             names = (f"{name_of(label)}.{i}" for i in range(type.size))
             elements = tuple(substitute(symbol(name), self.fixed) for name in names)
@@ -53,15 +53,15 @@ class Known:
         return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
 
 
-def attempts(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], where: str = "") -> R:
-    """What `attempt` gives once it has been told all that it has to know. Raises ImportModelError for shapes that do
-    not fit at any size."""
+def with_retries(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], where: str = "") -> R:
+    """The result of `attempt`, repeated until it has all the facts that it needs. Raises ImportModelError for shapes
+    that do not fit at any size."""
     known = Known(fixed)
     while True:
         try:
             return attempt(known)
         except SizeInput as e:
-            known = replace(known, telling=known.telling | {e.label})
+            known = replace(known, size_inputs=known.size_inputs | {e.label})
         except ShapeError as e:
             equal = known.equal(e)
             if equal is None:
