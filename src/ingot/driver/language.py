@@ -16,7 +16,6 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.errors import InputError
 
-CACHES = ("float32", "float16", "bfloat16", "int8")
 What = Literal["generate", "embed", "score"]
 
 
@@ -28,8 +27,6 @@ def language_program(
     Raises ImportModelError for a file that is malformed or of a model that is not supported, InputError for one that is
     no language model.
     """
-    if cache not in CACHES:
-        raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))
     try:
         kind = language_model(path)
     except OSError as error:
@@ -46,6 +43,7 @@ def language_program(
         return graph, {META: json.dumps(facts)}
 
     has_text = importlib.util.find_spec("tokenizers") is not None  # else the program has no tokenizer
-    settings = repr((what, context, cache, path.stem, [scale for _, scale in adapters], has_text)).encode()
     files = [*files_of(path), *(file for adapter, _ in adapters for file in files_of(adapter))]
-    return cached_program([settings, *(digest_of(file) or b"" for file in files)], build, options)
+    scales, names = [scale for _, scale in adapters], [file.name for file in files]
+    settings = repr((what, context, cache, scales, path.stem, names, has_text))
+    return cached_program([settings.encode(), *(digest_of(file) or b"" for file in files)], build, options)

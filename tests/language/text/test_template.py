@@ -147,7 +147,6 @@ def test_a_template_reaches_nothing_else(source: str) -> None:
         "{{ '{:10000000000d}'.format(1) }}",
         "{{ 'a' | indent(10000000000, true) }}",
         "{{ range(10000000000) | list }}",
-        "{{ 'a' * 1000000 | string | replace('a', 'a' * 1000000) }}",
         "{{ ('a' * 1000000) | replace('a', 'a' * 1000000) }}",
         "{{ ('a' * 1000000).replace('a', 'a' * 1000000) }}",
         "{{ ('a' * 1000000) | list | join('a' * 1000000) }}",
@@ -164,7 +163,7 @@ def test_a_template_reaches_nothing_else(source: str) -> None:
     ],
 )
 def test_a_template_is_bounded(source: str) -> None:
-    with pytest.raises(InputError, match="the chat template"):
+    with pytest.raises(InputError, match=r"the chat template: expected|recursion|Range too big"):
         Template(source, SPECIAL).render([user("Hi")])
 
 

@@ -87,6 +87,8 @@ def language_graph(
     path: Path, kind: Kind, what: str, context: int | None, cache: str, adapters: Sequence[tuple[Path, float]] = ()
 ) -> tuple[Graph, Mapping[str, Any]]:
     """(the graph of "generate", "embed" or "score", what its program must tell of itself); an encoder's is "embed"."""
+    if cache not in CACHES:
+        raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))
     file = open_language(path, kind, adapters=adapters)
     network = file.network(context)
     what = what if file.architecture.causal else "embed"

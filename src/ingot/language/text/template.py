@@ -172,7 +172,8 @@ def _classes() -> tuple[Any, ...]:
             return _checked(super().call_binop(context, operator, left, right))
 
         def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-            owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+            method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
+            owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
             if isinstance(owner, str):
                 _check_growth(name, owner, (*args, *kwargs.values()))
             return _checked(super().call(__context, __obj, *args, **kwargs))

@@ -81,7 +81,10 @@ class Tokenizer:
             raise InputError("text", expected="a str", got=type(text).__name__)
         if any("\ud800" <= c <= "\udfff" for c in text):
             raise InputError("text", expected="Unicode characters", got="a lone surrogate")
-        return self.backend.encode(text, add_special_tokens=framed).ids
+        try:
+            return self.backend.encode(text, add_special_tokens=framed).ids
+        except Exception as error:  # the library raises plain exceptions
+            raise InputError(f"the tokenizer does not take the text: {error}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens."""

@@ -28,6 +28,7 @@ KEY = "tokenizer.ggml."
 _NORMAL, _CONTROL, _USER_DEFINED, _BYTE = 1, 3, 4, 6
 _SPACE = "▁"  # stands for a space
 _LONGEST_WORD = 100  # characters that WordPiece looks at
+_LONGEST_PIECE = 128  # characters of a token that is made of others
 MODELS = ("llama", "gpt2", "gemma4", "bert", "t5")
 
 
@@ -125,7 +126,7 @@ def _merges(
     """The pairs of tokens that are a token together, those of the highest score first."""
     for i in np.argsort(-scores, kind="stable").tolist():
         token = tokens[i]
-        if kinds[i] in (_CONTROL, _BYTE) or len(token) < 2:
+        if kinds[i] in (_CONTROL, _BYTE) or not 2 <= len(token) <= _LONGEST_PIECE:
             continue
         pairs: list[tuple[str, str]] = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         known = [(a, b) for a, b in pairs if a in vocabulary and b in vocabulary]
@@ -207,8 +208,10 @@ def _unigram(s: Settings, tokens: Sequence[str], kinds: Sequence[int]) -> Tokeni
     scores = s.get("scores")
     if not isinstance(scores, np.ndarray) or len(scores) != len(tokens) or scores.dtype.kind != "f":
         raise s.error("scores", f"a number for each of {len(tokens)} tokens", type(scores).__name__)
-    pairs = [*zip(tokens, scores.tolist(), strict=True)]
-    backend = Tokenizer(models.Unigram(pairs, token_id(s, "unk", len(tokens)), _BYTE in kinds))
+    unknown = token_id(s, "unk", len(tokens))
+    if unknown is None:
+        raise s.error("unknown_token_id", "an id", None)
+    backend = Tokenizer(models.Unigram([*zip(tokens, scores.tolist(), strict=True)], unknown, _BYTE in kinds))
     steps: list[Any] = []
     if (table := s.get("precompiled_charsmap")) is not None:
         if not isinstance(table, np.ndarray) or table.dtype.itemsize != 1:
