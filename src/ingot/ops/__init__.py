@@ -127,6 +127,7 @@ from ingot.ops.group import Group
 from ingot.ops.linalg import LDL, LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve
 from ingot.ops.nn import (
     GRU,
+    LEVEL_FORMS,
     LSTM,
     RNN,
     WEIGHT_FORMS,
@@ -142,8 +143,10 @@ from ingot.ops.nn import (
     Cotangent,
     Densify,
     Dequantize,
+    DequantizeBlocks,
     Einsum,
     Elu,
+    EmbeddingLookup,
     GatherElements,
     GatherND,
     GridSample,

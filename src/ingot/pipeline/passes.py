@@ -42,7 +42,8 @@ class Choices:
     them. has_kernel: whether a kept op's kernel supports these operands. int8_dot: the type that the dot-product
     instruction multiplies with i8, None without such an instruction. f8_dot: whether products take 8-bit floats
     directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
-    products. same_operand_types: products need operands of one type, so a reduced precision applies to both.
+    products. blocks: whether these also read block formats as they are. same_operand_types: products need operands of
+    one type, so a reduced precision applies to both.
     target_passes: run before the shared ones. height: see `keep_blocks`."""
 
     policy: FusionPolicy
@@ -52,6 +53,7 @@ class Choices:
     f8_dot: bool = False
     max_slice_elements: int = 0
     levels: tuple[DType, ...] = (f32,)
+    blocks: bool = True
     same_operand_types: bool = False
     target_passes: tuple[NamedPass, ...] = ()
     height: Height = always_dense
@@ -61,7 +63,9 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     """Return the passes in order. outer: the symbols of the graphs that enclose a body."""
     simplified = partial(simplify, fast_math=options.fast_math)
     bound = partial(bound_sizes, outer=outer)
-    quantized = partial(lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot)
+    quantized = partial(
+        lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot, blocks=choices.blocks
+    )
 
     def bodies(graph: Graph) -> Graph:
         known = outer.union(graph.symbols())

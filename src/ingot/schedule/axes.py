@@ -68,7 +68,8 @@ class Contraction:
     rows.
 
     If A is of floats and B a constant of integers, B is quantized in blocks: each iteration of the reduction axis that
-    is `apart` is a block, with a zero point and a scale per column. Then there is one column axis.
+    is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
+    that its levels use; 0: all of their type.
     """
 
     batch: tuple[Axis, ...]
@@ -81,6 +82,7 @@ class Contraction:
     packed: bool = True
     computed: bool = False
     inner: Contraction | None = None
+    level_bits: int = 0
 
     def changed(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
@@ -115,7 +117,7 @@ class Contraction:
         along k, too. Quantized levels are packed as densely as they fit.
         """
         if self.of_levels:
-            return 32 // self.b.bits
+            return 32 // level_planes(self.level_bits or self.b.bits)[0]
         inner = merge_axes(self.reduce)[-1]
         if not self.packed or not isinstance(inner.extent, int):
             return 1
@@ -140,6 +142,11 @@ class Contraction:
         return n
 
 
+def level_planes(bits: int) -> tuple[int, ...]:
+    """The bits of each plane in which levels of so many bits are stored, the lowest first. Each divides a word."""
+    return {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}.get(bits, (8,))
+
+
 def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Merge adjacent axes that walk both operands as one loop, and drop axes of extent 1.
 
@@ -158,4 +165,4 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(merged) or (Axis(1, 0, 0),)
 
 
-__all__ = ["Axis", "Contraction", "Inside", "merge_axes"]
+__all__ = ["Axis", "Contraction", "Inside", "level_planes", "merge_axes"]

@@ -39,7 +39,7 @@ from ingot.ir.types import DType, Shape, f8e4m3fn, f8e5m2, f32, i8, i32, static_
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
-from ingot.passes.core.block_quantized import holds_levels, levels_of_arithmetic, product_of_levels
+from ingot.passes.core.block_quantized import as_dequantize, holds_levels, levels_of_arithmetic, product_of_levels
 from ingot.passes.core.layout import with_explicit_padding
 from ingot.support.dataclass import dataclass
 
@@ -48,13 +48,14 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 
 
 def lower_quantized(
-    graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False
+    graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False, blocks: bool = True
 ) -> Graph:
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
 
     int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
-    product. f8_dot: whether floats of 8 bits are multiplied directly."""
+    product. f8_dot: whether floats of 8 bits are multiplied directly. blocks: whether products read constants in block
+    formats as they are."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
@@ -66,13 +67,21 @@ def lower_quantized(
         return new
 
     nodes = graph.nodes()
-    levels = any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in nodes)
+    levels = any(isinstance(n.op, (*ops.LEVEL_FORMS, ops.Quantize)) for n in nodes)
     if not levels and not any(is_contraction(n) and levels_of_arithmetic(n.inputs[1]) is not None for n in nodes):
         return graph
+    if not blocks:
+        graph = graph.with_outputs(rebuilt(graph.outputs, rule=_one_scale))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=_levels_first))
     graph = _drop_bounds(_concatenate_levels(graph))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
     return graph.with_outputs(rebuilt(graph.outputs, rule=partial(_as_arithmetic, floats)))
+
+
+def _one_scale(n: Node, inputs: Sequence[Node]) -> Node:
+    """`Dequantize` in place of constants in a block format."""
+    is_of_blocks = isinstance(n.op, ops.DequantizeBlocks) and all(map(is_constant, inputs))
+    return as_dequantize(n) if is_of_blocks else n.with_inputs(inputs)
 
 
 def _levels_first(n: Node, inputs: Sequence[Node]) -> Node:
@@ -202,7 +211,9 @@ def _as_arithmetic(floats: tuple[DType, ...], n: Node, inputs: Sequence[Node]) -
         scale = splat_of(inputs[1])
         exact = n.dtype.bits == 8 and scale is not None and ops.multiplies(float(scale))
         return replace(n.op, divides=not exact)(*inputs, loc=n.loc)
-    if not isinstance(n.op, ops.Dequantize):
+    if isinstance(n.op, ops.EmbeddingLookup) and isinstance(n.inputs[0].op, ops.LEVEL_FORMS):
+        return n.op(n.inputs[0], inputs[1], loc=n.loc)
+    if not isinstance(n.op, ops.LEVEL_FORMS):
         return n.with_inputs(inputs)
     if all(map(is_constant, inputs)):
         return deferred(n.type, lambda: value_of(n.with_inputs(inputs)), n.loc)

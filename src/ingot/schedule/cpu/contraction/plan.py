@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.ir.dims import DimLike, estimate
+from ingot.ir.types import f32
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
@@ -90,10 +91,11 @@ _LEVEL_VECTORS = {32: 4, 16: 3}
 def panel_vectors(c: Contraction, machine: Machine) -> Sequence[int]:
     """The vectors of columns that a panel may have. Levels have panels of one width, whatever the rows: a program for
     one row and one for many share them."""
-    if not c.of_levels:
-        return range(1, machine.registers)
-    all_columns = -(-estimate(c.cols[-1].extent) // machine.lanes(c.acc))
-    return (max(1, min(_LEVEL_VECTORS.get(machine.registers, 2), all_columns)),)
+    return (level_vectors(estimate(c.cols[-1].extent), machine),) if c.of_levels else range(1, machine.registers)
+
+
+def level_vectors(columns: int, machine: Machine) -> int:
+    return max(1, min(_LEVEL_VECTORS.get(machine.registers, 2), -(-columns // machine.lanes(f32))))
 
 
 def partial_sums_bytes(c: Contraction, p: Plan, tiles: int) -> int:
@@ -102,6 +104,6 @@ def partial_sums_bytes(c: Contraction, p: Plan, tiles: int) -> int:
 
 
 __all__ = [
-    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "needs_transpose", "panel_vectors", "partial_sums_bytes",
-    "scattered_run",
+    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "level_vectors", "needs_transpose", "panel_vectors",
+    "partial_sums_bytes", "scattered_run",
 ]  # fmt: skip
