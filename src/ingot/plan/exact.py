@@ -50,7 +50,7 @@ class _Exact(Rewriting):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__()
         self.params: dict[DimLike, Var] = {}
-        self._values: dict[str, DimLike] = {v.name: symbol(v.name) for v in kernel.dims}
+        self._values: dict[str, DimLike] = {v.name: symbol(v.name, v.may_be_empty) for v in kernel.dims}
         self._used_names = {*self._values, kernel.chunk.name}
 
     def expr(self, e: Expr) -> Expr:

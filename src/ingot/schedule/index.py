@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from math import gcd
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Apply, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol, symbols_of
+from ingot.ir.dims import Apply, DimLike, Symbol, bounds, dim_max, dim_min, floordiv, mod, symbol, symbols_of
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 from ingot.support.dataclass import dataclass
@@ -29,9 +29,13 @@ def dim_expr(d: DimLike) -> Expr:
     for mono, coefficient in d.terms:
         term: Expr = integer(coefficient)
         for atom in mono:
-            term = k.mul(term, _apply_expr(atom) if isinstance(atom, Apply) else k.var(atom.name))
+            term = k.mul(term, _apply_expr(atom) if isinstance(atom, Apply) else _dim_parameter(atom))
         total = k.add(total, term)
     return total
+
+
+def _dim_parameter(s: Symbol) -> Var:
+    return Var(i64, 1, s.name, may_be_empty=s.may_be_empty)
 
 
 def _apply_expr(atom: Apply) -> Expr:
@@ -210,7 +214,7 @@ def dim_of(e: Expr, known: Mapping[str, DimLike] | None = None) -> DimLike | Non
         case Var() if known is not None:
             return known.get(e.name)
         case Var():
-            return None if e.name.startswith(LOCAL) else symbol(e.name)
+            return None if e.name.startswith(LOCAL) else symbol(e.name, e.may_be_empty)
         case Binary() if e.fn in _ARITHMETIC:
             a, b = dim_of(e.a, known), dim_of(e.b, known)
             return None if a is None or b is None else _ARITHMETIC[e.fn](a, b)

@@ -29,6 +29,7 @@ from ingot.ir.dims.bounds import (
     bounds,
     dim_max,
     dim_min,
+    may_be_empty,
     narrowed,
     negative,
     on_axis,

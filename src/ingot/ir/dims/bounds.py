@@ -204,13 +204,13 @@ def negative(d: int | Dim) -> bool:
     return highest is not None and highest < 0
 
 
-def _may_be_empty(d: int | Dim, name: str) -> bool:
+def may_be_empty(d: int | Dim, name: str) -> bool:
     """Whether the symbol `name` in `d` may be 0."""
     atoms = [atom for mono, _ in d.terms for atom in mono] if isinstance(d, Dim) else []
     return any(
         atom.name == name and atom.may_be_empty
         if isinstance(atom, Symbol)
-        else _may_be_empty(atom.a, name) or _may_be_empty(atom.b, name)
+        else may_be_empty(atom.a, name) or may_be_empty(atom.b, name)
         for atom in atoms
     )
 
@@ -223,7 +223,7 @@ def narrowed(size: int | Dim, symbol_bounds: Mapping[str, Interval]) -> dict[str
     if not names:
         return limits if isinstance(size, int) and size >= 0 else None
     name = names[0]
-    low, high = limits.get(name) or span_of(name, 1 - _may_be_empty(size, name))
+    low, high = limits.get(name) or span_of(name, 1 - may_be_empty(size, name))
 
     def holds(low_bound: int | None, high_bound: int | None) -> bool:
         lowest = bounds(size, {**limits, name: (low_bound, high_bound)})[0]

@@ -118,9 +118,13 @@ class Lit(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Var(Expr):
-    """A loop variable, a Let-bound value, a dim parameter or the chunk index."""
+    """A loop variable, a Let-bound value, a dim parameter or the chunk index.
+
+    may_be_empty: of a dim parameter, as of the size that it stands for (`ir.dims.symbol`).
+    """
 
     name: str
+    may_be_empty: bool = field(default=False, kw_only=True, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

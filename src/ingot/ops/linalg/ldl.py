@@ -97,7 +97,7 @@ def _choose_pivot(a: np.ndarray, k: int) -> tuple[int, int]:
     """(size of the block at k, the row to exchange with its last row); size 0 for a zero column."""
     pivot, column = abs(a[k, k]), np.abs(a[k + 1 :, k])
     largest = column.max(initial=0)
-    if np.isnan(pivot) or max(pivot, largest) == 0:
+    if np.isnan(pivot) or np.maximum(pivot, largest) == 0:
         return 0, k
     if pivot >= _ALPHA * largest:
         return 1, k
