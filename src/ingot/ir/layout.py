@@ -91,11 +91,15 @@ class Layout:
 
     A contiguous layout has row-major strides and offset 0. Views (a slice of a concatenation, the interior of a buffer
     with a halo) have others.
+
+    panel: of a constant that a kernel before reads in panels of so many columns; who can read these, too, shares them.
+    0: of others, and of views.
     """
 
     shape: Shape
     strides: tuple[DimLike, ...]
     offset: DimLike = 0
+    panel: int = 0
 
     @staticmethod
     def contiguous(shape: Shape) -> Layout:

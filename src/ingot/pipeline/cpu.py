@@ -8,7 +8,7 @@ from functools import partial
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
-from ingot.ir.types import f32, u8
+from ingot.ir.types import bf16, f16, f32, u8
 from ingot.ops import (
     GRU,
     LEVEL_FORMS,
@@ -58,8 +58,10 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return all(isinstance(node.inputs[i].op, Const) for i in (2, -1))
     if isinstance(node.op, EmbeddingLookup):
         table = node.inputs[0]
-        is_of_levels = isinstance(table.op, LEVEL_FORMS) and table.dtype == f32 and table.type.rank > 1
-        return is_of_levels and table.inputs[0].dtype.is_integer and all(map(is_constant, table.inputs))
+        if not isinstance(table.op, LEVEL_FORMS):
+            return table.constant is not None and table.type.rank == 2 and table.dtype in (f32, f16, bf16)
+        is_of_levels = table.dtype == f32 and table.type.rank > 1 and table.inputs[0].dtype.is_integer
+        return is_of_levels and all(map(is_constant, table.inputs))
     if not isinstance(node.op, Attention):
         return True
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
@@ -69,8 +71,9 @@ def cpu_passes(options: Options = DEFAULT_OPTIONS, machine: Machine = AVX2) -> t
     """The passes for CPUs, in order."""
     height = partial(sparse_height, machine=machine)
     has_kernel = partial(_has_kernel, machine=machine)
+    widens = (bf16, f16) if machine.f16 else (bf16,)
     return common_passes(
-        options, Choices(POLICY, KEPT_OPS, has_kernel, u8 if machine.int8_dot else None, height=height)
+        options, Choices(POLICY, KEPT_OPS, has_kernel, u8 if machine.int8_dot else None, widens=widens, height=height)
     )
 
 

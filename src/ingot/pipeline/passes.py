@@ -12,7 +12,7 @@ from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
-from ingot.passes.core.narrow_products import narrow_products
+from ingot.passes.core.narrow_products import narrow_products, narrow_weights
 from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.precision import lower_precision
 from ingot.passes.core.quantized import lower_quantized
@@ -43,7 +43,8 @@ class Choices:
     instruction multiplies with i8, None without such an instruction. f8_dot: whether products take 8-bit floats
     directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
     products. blocks: whether these also read block formats as they are. same_operand_types: products need operands of
-    one type, so a reduced precision applies to both.
+    one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen
+    as they load them.
     target_passes: run before the shared ones. height: see `keep_blocks`."""
 
     policy: FusionPolicy
@@ -55,6 +56,7 @@ class Choices:
     levels: tuple[DType, ...] = (f32,)
     blocks: bool = True
     same_operand_types: bool = False
+    widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
     height: Height = always_dense
 
@@ -64,8 +66,10 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     simplified = partial(simplify, fast_math=options.fast_math)
     bound = partial(bound_sizes, outer=outer)
     quantized = partial(
-        lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot, blocks=choices.blocks
-    )
+        lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
+        blocks=choices.blocks, widens=choices.widens,
+    )  # fmt: skip
+    narrow = partial(narrow_weights, types=choices.widens)
 
     def bodies(graph: Graph) -> Graph:
         known = outer.union(graph.symbols())
@@ -75,6 +79,8 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         *choices.target_passes,
         # on MODEL ops, while they still have their names
         ("bound_sizes", bound),
+        # before constants are folded
+        *((("narrow_weights", narrow),) if choices.widens and options.precision == "float32" else ()),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
         ("order_linear", order_linear),  # after norms, which add a constant by now

@@ -69,7 +69,7 @@ class Contraction:
 
     If A is of floats and B a constant of integers, B is quantized in blocks: each iteration of the reduction axis that
     is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
-    that its levels use; 0: all of their type.
+    that its levels use; 0: all of their type. panel: the columns of the panels that another kernel reads of B; 0: any.
     """
 
     batch: tuple[Axis, ...]
@@ -83,6 +83,7 @@ class Contraction:
     computed: bool = False
     inner: Contraction | None = None
     level_bits: int = 0
+    panel: int = 0
 
     def changed(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""

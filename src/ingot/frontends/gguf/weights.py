@@ -48,7 +48,7 @@ class GGUFWeights:
         """f32[*ids.shape, columns]: what is gathered are levels, or numbers of the file."""
         tensor = self._tensor(name)
         if tensor.format.levels is None:
-            return ops.cast(ops.Take(0)(self._plain(tensor), ids, loc=name), f32)
+            return ops.cast(ops.EmbeddingLookup()(self._plain(tensor), ids, loc=name), f32)
         rows = ops.EmbeddingLookup()(self._levels(tensor), ids, loc=name)
         return ops.reshape(rows, (*ids.shape, *tensor.shape[1:]))
 

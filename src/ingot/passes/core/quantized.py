@@ -35,7 +35,7 @@ from ingot import ops
 from ingot.ir.dims import is_static, product
 from ingot.ir.layout import along_axes
 from ingot.ir.node import Graph, Node, Op, const, deferred, rebuilt, splat_of
-from ingot.ir.types import DType, Shape, f8e4m3fn, f8e5m2, f32, i8, i32, static_shape, u8
+from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f8e5m2, f16, f32, i8, i32, static_shape, u8
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
@@ -48,14 +48,15 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 
 
 def lower_quantized(
-    graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False, blocks: bool = True
-) -> Graph:
+    graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
+    blocks: bool = True, widens: tuple[DType, ...] = (f16,),
+) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
 
     int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
     product. f8_dot: whether floats of 8 bits are multiplied directly. blocks: whether products read constants in block
-    formats as they are."""
+    formats as they are. widens: the types of 16 bits that these may be scaled by."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
@@ -70,8 +71,8 @@ def lower_quantized(
     levels = any(isinstance(n.op, (*ops.LEVEL_FORMS, ops.Quantize)) for n in nodes)
     if not levels and not any(is_contraction(n) and levels_of_arithmetic(n.inputs[1]) is not None for n in nodes):
         return graph
-    if not blocks:
-        graph = graph.with_outputs(rebuilt(graph.outputs, rule=_one_scale))
+    if not blocks or f16 not in widens:
+        graph = graph.with_outputs(rebuilt(graph.outputs, rule=_wide_factors if blocks else _one_scale))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=_levels_first))
     graph = _drop_bounds(_concatenate_levels(graph))
     graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
@@ -82,6 +83,18 @@ def _one_scale(n: Node, inputs: Sequence[Node]) -> Node:
     """`Dequantize` in place of constants in a block format."""
     is_of_blocks = isinstance(n.op, ops.DequantizeBlocks) and all(map(is_constant, inputs))
     return as_dequantize(n) if is_of_blocks else n.with_inputs(inputs)
+
+
+def _wide_factors(n: Node, inputs: Sequence[Node]) -> Node:
+    """Constants in a block format with factors of f32 instead of f16."""
+
+    def wide(p: Node) -> Node:
+        return (
+            deferred(TensorType(f32, p.shape), lambda: value_of(p).astype(np.float32), p.loc) if p.dtype == f16 else p
+        )
+
+    is_of_blocks = isinstance(n.op, ops.DequantizeBlocks) and all(map(is_constant, inputs))
+    return n.with_inputs([wide(p) for p in inputs] if is_of_blocks else inputs)
 
 
 def _levels_first(n: Node, inputs: Sequence[Node]) -> Node:

@@ -20,9 +20,9 @@ class Machine:
     loads_per_cycle: of full vectors. l2_rate: bytes per cycle that the second-level cache sustains. fma_latency:
     cycles. gflops: peak f32 FMA rate of one core, for chunk sizes. l1, l2: bytes of a core's own caches. l3: bytes of
     the shared cache. bf16_dot, int8_dot: whether the core has dot-product instructions; dot_latency: cycles of the
-    first. winograd: whether convolutions may use Winograd's algorithm if it is faster (see docs/winograd.md for its
-    effect on rounding errors and NaN). measured: choices measured on this kind of core with this number of threads, by
-    site key.
+    first. f16: whether it converts floats of 16 bits, other than bf16. winograd: whether convolutions may use
+    Winograd's algorithm if it is faster (see docs/winograd.md for its effect on rounding errors and NaN). measured:
+    choices measured on this kind of core with this number of threads, by site key.
     """
 
     vector_bits: int = 256
@@ -40,6 +40,7 @@ class Machine:
     bf16_dot: bool = False
     dot_latency: int = 6
     int8_dot: bool = False
+    f16: bool = False
     winograd: bool = True
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
@@ -48,9 +49,9 @@ class Machine:
         return max(1, self.vector_bits // dtype.bits)
 
 
-AVX512 = Machine(vector_bits=512, registers=32, masks=True, gflops=200.0)
-AVX2 = Machine(vector_bits=256, registers=16)
-NEON = Machine(vector_bits=128, registers=32, gflops=50.0)
+AVX512 = Machine(vector_bits=512, registers=32, masks=True, gflops=200.0, f16=True)
+AVX2 = Machine(vector_bits=256, registers=16, f16=True)
+NEON = Machine(vector_bits=128, registers=32, gflops=50.0, f16=True)
 SSE = Machine(vector_bits=128, registers=16, gflops=30.0)
 
 
@@ -80,6 +81,7 @@ def machine_of(
         int8_dot=("avx512vnni" in features and base is AVX512)
         or ("avxvnni" in features and base is AVX2)
         or (base is NEON and "i8mm" in features),
+        f16=base in (NEON, AVX512) or "f16c" in features,
         winograd=winograd,
         measured=measured or {},
     )

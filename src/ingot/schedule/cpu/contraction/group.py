@@ -99,7 +99,7 @@ class ContractionGroup:
         form = self.anchor.inputs[1].op
         return Contraction(
             loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulates(self.anchor), self.packed,
-            computed, inner, form.bits if isinstance(form, DequantizeBlocks) else 0,
+            computed, inner, form.bits if isinstance(form, DequantizeBlocks) else 0, self.ins[self.b_input].panel,
         )  # fmt: skip
 
     def epilogue(self, loops: Loops) -> Epilogue:

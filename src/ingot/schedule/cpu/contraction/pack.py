@@ -13,6 +13,7 @@ for i8. The end of the innermost reduction loop is padded with zeros. Quantized 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -62,9 +63,11 @@ def pack_panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
-    axes_key = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
+    # of a reduction that A alone divides, the panels are the same
+    reduce = merge_axes(tuple(replace(x, a=x.b) for x in c.reduce)) if c.per_lane == 1 else c.reduce
+    axes_key = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, reduce))
     key = f"panels {axes_key} @{offset} {plan.panel_columns}x{plan.lanes} {c.b} {c.per_lane}"
-    return Pack(index, key, c.b, outer * column_elements * sum(widths), write)
+    return Pack(index, key, c.b, outer * column_elements * sum(widths), write, plan.panel_columns)
 
 
 def pack_product_panels(b: np.ndarray, out: np.ndarray, widths: Sequence[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ingot.ir.dims import DimLike, estimate
+from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.types import f32
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.cpu.machine import Machine
@@ -86,12 +86,18 @@ def needs_transpose(c: Contraction) -> bool:
 # of a panel of levels, by registers. Measured: a single row is as fast with 4 vectors as with 8, many rows with 4 as
 # with 2; with AVX2's registers 3 are within 4% of the best for both.
 _LEVEL_VECTORS = {32: 4, 16: 3}
+_MAX_SHARED_VECTORS = 4
 
 
 def panel_vectors(c: Contraction, machine: Machine) -> Sequence[int]:
-    """The vectors of columns that a panel may have. Levels have panels of one width, whatever the rows: a program for
-    one row and one for many share them."""
-    return (level_vectors(estimate(c.cols[-1].extent), machine),) if c.of_levels else range(1, machine.registers)
+    """The vectors of columns that a panel may have. Levels have panels of one width, whatever the rows, and other
+    constants those of the kernel that reads them first: a program for one row and one for many share them."""
+    if c.of_levels:
+        return (level_vectors(estimate(c.cols[-1].extent), machine),)
+    vectors, rest = divmod(c.panel, machine.lanes(c.acc))
+    # a single row reads any panels at the speed of memory; several need panels that leave registers for rows
+    is_fit = vectors and not rest and (vectors <= _MAX_SHARED_VECTORS or product(x.extent for x in c.rows) == 1)
+    return (vectors,) if is_fit else range(1, machine.registers)
 
 
 def level_vectors(columns: int, machine: Machine) -> int:
