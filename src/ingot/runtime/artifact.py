@@ -37,7 +37,7 @@ from ingot.support.files import Part, atomic_write, open_regular
 # Like PNG's: not text, and changed by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Increment it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 _PREFIX = struct.Struct("<8sIIQ16s24x")
 _PAGE = 4096
 _BLOCK = 1 << 16
@@ -63,7 +63,7 @@ def content(program: Program) -> list[Part]:
     parts: dict[str, bytes] = {"plan": json.dumps(plan_json.to_json(program), separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
-    parts["state"] = zlib.compress(b"".join(s.first.tobytes() for s in program.state), 1)
+    parts["state"] = zlib.compress(b"".join(s.initial.tobytes() for s in program.state), 1)
     parts |= {
         f"code/{target}": code.plan.ljust(DIGEST_BYTES, b"\0") + code.blob for target, code in program.code.items()
     }
@@ -71,7 +71,7 @@ def content(program: Program) -> list[Part]:
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
         "weights": [weights.nbytes, _weights_digest(weights)],
         "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
-        "state": sum(s.first.nbytes for s in program.state),
+        "state": sum(s.initial.nbytes for s in program.state),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.size + len(text) + sum(map(len, parts.values()))

@@ -10,7 +10,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.gguf.file import GGUFFile, Tensor
 from ingot.frontends.shared.levels import missing
-from ingot.ir.node import Node, deferred
+from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import TensorType, dtype_of, f32
 
 
@@ -61,11 +61,11 @@ class GGUFWeights:
 def _plain(tensor: Tensor) -> Node:
     """A tensor of plain numbers, in their own type."""
     view = tensor.format.unpack(tensor.data).reshape(tensor.shape)
-    return deferred(TensorType(dtype_of(view), tensor.shape), lambda: view, tensor.name)
+    return deferred_const(TensorType(dtype_of(view), tensor.shape), lambda: view, tensor.name)
 
 
 def _floats(tensor: Tensor) -> Node:
-    return deferred(TensorType(f32, tensor.shape), tensor.dequantized, tensor.name)
+    return deferred_const(TensorType(f32, tensor.shape), tensor.dequantized, tensor.name)
 
 
 def _levels(tensor: Tensor) -> Node:
@@ -85,10 +85,10 @@ def _levels(tensor: Tensor) -> Node:
         like = value(tensor.data[:1])
         shape = (*blocks, *((1, 1) if groups and like.shape[1] == 1 else (*groups, 1)))
         dtype = dtype_of(like)
-        return deferred(TensorType(dtype, shape), lambda: value(tensor.data).reshape(shape), tensor.name)
+        return deferred_const(TensorType(dtype, shape), lambda: value(tensor.data).reshape(shape), tensor.name)
 
     scale, minimum = format.scales(tensor.data[:1])
     factors = [factor(part, i) for part, own in enumerate((scale, minimum)) for i in range(len(own))]
     like = TensorType(format.levels, (*blocks, *groups, format.group))
     form = ops.DequantizeBlocks(format.zero, format.bits, len(scale))
-    return form(deferred(like, levels, tensor.name), *factors, loc=tensor.name)
+    return form(deferred_const(like, levels, tensor.name), *factors, loc=tensor.name)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Node, deferred
+from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import DType, TensorType, f32
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
@@ -50,7 +50,7 @@ class Levels:
 
     def _deferred(self, dtype: DType, width: int, make: Callable[[], np.ndarray]) -> Node:
         shape = (*self.shape[:-1], self.shape[-1] // self.block, width)
-        return deferred(TensorType(dtype, shape), make, self.name)
+        return deferred_const(TensorType(dtype, shape), make, self.name)
 
 
 def missing(name: str, names: Collection[str], where: str) -> ImportModelError:

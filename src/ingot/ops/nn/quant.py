@@ -10,7 +10,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Node, Op, Samples, deferred
+from ingot.ir.node import Node, Op, Samples, deferred_const
 from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i8, i32, u4, u8
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
@@ -189,14 +189,14 @@ def _gathered_levels(q: Node, ids: Node) -> Node:
     if q.dtype.bits == 8:
         return Take(0)(q, ids)
     if q.dtype != u4 or q.shape[-1] % 2:
-        levels = deferred(TensorType(i8, q.shape), lambda: q.constant.value.astype(np.int8), q.loc)  # type: ignore[union-attr]
+        levels = deferred_const(TensorType(i8, q.shape), lambda: q.constant.value.astype(np.int8), q.loc)  # type: ignore[union-attr]
         return Take(0)(levels, ids)
 
     def pairs() -> np.ndarray:
         levels = q.constant.value.astype(np.uint8)  # type: ignore[union-attr]
         return levels[..., ::2] | levels[..., 1::2] << 4
 
-    both = Term(Take(0)(deferred(TensorType(u8, (*q.shape[:-1], q.shape[-1] // 2)), pairs, q.loc), ids))
+    both = Term(Take(0)(deferred_const(TensorType(u8, (*q.shape[:-1], q.shape[-1] // 2)), pairs, q.loc), ids))
     return (
         concat([(both & 15).expand(-1), (both >> 4).expand(-1)], both.rank)
         .reshape((*both.shape[:-1], q.shape[-1]))

@@ -92,7 +92,7 @@ _MAX_SHARED_VECTORS = 4
 def panel_vectors(c: Contraction, machine: Machine) -> Sequence[int]:
     """The vectors of columns that a panel may have. Levels have panels of one width, whatever the rows, and other
     constants those of the kernel that reads them first: a program for one row and one for many share them."""
-    if c.of_levels:
+    if c.has_quantized_b:
         return (level_vectors(estimate(c.cols[-1].extent), machine),)
     vectors, rest = divmod(c.panel, machine.lanes(c.acc))
     # a single row reads any panels at the speed of memory; several need panels that leave registers for rows

@@ -15,7 +15,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import product
 from ingot.ir.kernel import Buffer, Expr, Kernel, Lit, integer
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node, rebuilt
+from ingot.ir.node import Graph, Node, rebuild
 from ingot.ir.types import f32, i32, i64, static_shape, u32
 from ingot.ops.views import base_of
 from ingot.schedule import index as ix
@@ -44,7 +44,7 @@ def lower_embedding_lookup(
         return _Lookup(body, ins, outs, anchor, machine).of_levels()
     if ins[body.inputs.index(anchor.inputs[0])].panel:
         return _Lookup(body, ins, outs, anchor, machine).of_panels()
-    plain = rebuilt(body.outputs, {anchor: ops.Take(0).lower(*anchor.inputs)})
+    plain = rebuild(body.outputs, {anchor: ops.Take(0).lower(*anchor.inputs)})
     return lower_pointwise(body.with_outputs(plain), ins, outs, machine)
 
 
@@ -99,9 +99,9 @@ class _Lookup:
         c = Contraction((), (Axis(1),), (cols,), (reduce,), f32, table.dtype, f32, level_bits=0, panel=panel)
         plan = _plan(panel, self.machine)
         pack = pack_panels(index, c, plan)
-        buffer, each = Buffer("b", pack.dtype), c.per_lane
+        buffer, each = Buffer("b", pack.dtype), c.k_per_lane
         column = _Column.of(self.top, self.row, panel_widths(self.rows, plan))
-        start = self.top.let(mul(column.first, dim_expr(c.depth)), "bp")
+        start = self.top.let(mul(column.first, dim_expr(c.padded_k)), "bp")
 
         def part(x: Block, first: Expr, count: int) -> None:
             at, count_in_lane = _span(first, count), k.lit(each, i64, count)
