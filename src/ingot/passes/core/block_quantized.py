@@ -73,11 +73,13 @@ def as_dequantize(w: Node) -> Node:
     (q, *factors), form = w.inputs, w.op
     assert isinstance(form, ops.DequantizeBlocks)
     scale_factors, *minimum_factors = form.parts(factors)
-    shape = tuple(map(max, zip(*(p.shape for p in scale_factors), strict=True)))
+    width = max((static_shape(p.shape[-1:])[0] for p in factors if p.type.rank), default=1)
+    shape = static_shape((*q.shape[:-1], width))  # of each block, as blocks of blocks become one axis
 
     def scale() -> np.ndarray:
         value = reduce(np.multiply, (value_of(p).astype(np.float32) for p in scale_factors))
-        return np.where(value == 0, _TINY, value) if minimum_factors else value
+        value = np.where(value == 0, _TINY, value) if minimum_factors else value
+        return np.broadcast_to(value, shape)
 
     def zero() -> np.ndarray:
         minimum = reduce(np.multiply, (value_of(p).astype(np.float32) for p in minimum_factors[0]))
