@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from itertools import pairwise
 
 from ingot.ir.dims import DimLike, exact_quotient, is_negative
@@ -99,7 +100,7 @@ class Layout:
     shape: Shape
     strides: tuple[DimLike, ...]
     offset: DimLike = 0
-    panel: int = 0
+    panel: int = field(default=0, repr=False)
 
     @staticmethod
     def contiguous(shape: Shape) -> Layout:
