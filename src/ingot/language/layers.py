@@ -260,7 +260,7 @@ class Network:
         """[experts, outputs, inputs], stored as one tensor or as one each."""
         if self._tensors.has(f"experts_{role}", i):
             return self._tensors.matrix(f"experts_{role}", i)
-        return ops.stack([self._tensors.matrix(f"expert_{role}", i, e) for e in range(experts.count)])
+        return self._tensors.experts(f"expert_{role}", i, experts.count)
 
 
 def _in_window(keys: Node, queries: Node, window: int) -> Node:
