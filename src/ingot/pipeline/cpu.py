@@ -8,7 +8,20 @@ from functools import partial
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, KernelGradient, Recurrent
+from ingot.ir.types import bf16, f16
+from ingot.ops import (
+    GRU,
+    LEVEL_FORMS,
+    LSTM,
+    RNN,
+    Attention,
+    Dequantize,
+    DequantizeBlocks,
+    EmbeddingLookup,
+    KernelGradient,
+    Recurrent,
+)
+from ingot.passes.constants import is_constant
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
@@ -30,8 +43,10 @@ from ingot.targets.objects import Object
 
 POLICY = FusionPolicy()
 _NODES_PER_KERNEL = 4  # roughly; nodes of a MODEL graph, constants included
-# ops that have kernels, and Dequantize, which products fuse
-KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, LSTM, GRU, RNN, Dequantize, KernelGradient})
+# ops that have kernels, and forms of weights, which products fuse
+KEPT_OPS: frozenset[type[Op]] = frozenset(
+    {Attention, LSTM, GRU, RNN, Dequantize, DequantizeBlocks, EmbeddingLookup, KernelGradient}
+)
 
 
 def _has_kernel(node: Node, machine: Machine) -> bool:
@@ -41,6 +56,12 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return node.op.depthwise or (machine.winograd and has_winograd_gradient(node))
     if isinstance(node.op, Recurrent) and node.op.has_scales:
         return all(isinstance(node.inputs[i].op, Const) for i in (2, -1))
+    if isinstance(node.op, EmbeddingLookup):
+        table = node.inputs[0]
+        if not isinstance(table.op, LEVEL_FORMS):
+            return table.constant is not None and table.type.rank == 2 and table.dtype in (f32, f16, bf16)
+        is_of_levels = table.dtype == f32 and table.type.rank > 1 and table.inputs[0].dtype.is_integer
+        return is_of_levels and all(map(is_constant, table.inputs))
     if not isinstance(node.op, Attention):
         return True
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
@@ -52,6 +73,7 @@ def cpu_passes(
     """The passes for CPUs, in order."""
     height = partial(sparse_height, machine=machine)
     has_kernel = partial(_has_kernel, machine=machine)
+    widens = (bf16, f16) if machine.f16 else (bf16,)
     return common_passes(
         options,
         Choices(
@@ -60,6 +82,7 @@ def cpu_passes(
             has_kernel,
             machine.int8_dot,
             depthwise_sums=machine.depthwise_sums,
+            widens=widens,
             height=height,
             narrow_integers=machine.in_order,
         ),

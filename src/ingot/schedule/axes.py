@@ -68,7 +68,8 @@ class Contraction:
     rows. dot_bytes: the machine's, see `Machine`.
 
     If A is of floats and B a constant of integers, B is quantized in blocks: each iteration of the reduction axis that
-    is `apart` is a block, with a zero point and a scale per column. Then there is one column axis.
+    is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
+    that its levels use; 0: all of their type. panel: the columns of the panels that another kernel reads of B; 0: any.
     """
 
     batch: tuple[Axis, ...]
@@ -82,6 +83,8 @@ class Contraction:
     computes_a: bool = False
     inner: Contraction | None = None
     dot_bytes: int = 4
+    level_bits: int = 0
+    panel: int = 0
 
     def swapped(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
@@ -116,7 +119,7 @@ class Contraction:
         along k, too. Quantized levels are packed as densely as they fit.
         """
         if self.has_quantized_b:
-            return 32 // self.b.bits
+            return 32 // level_planes(self.level_bits or self.b.bits)[0]
         inner = merge_axes(self.reduce)[-1]
         if not self.packed or not isinstance(inner.extent, int):
             return 1
@@ -143,6 +146,11 @@ class Contraction:
         return n
 
 
+def level_planes(bits: int) -> tuple[int, ...]:
+    """The bits of each plane in which levels of so many bits are stored, the lowest first. Each divides a word."""
+    return {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2)}.get(bits, (8,))
+
+
 def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     """Merge adjacent axes that walk both operands as one loop, and drop axes of extent 1.
 
@@ -161,4 +169,4 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(merged) or (Axis(1, 0, 0),)
 
 
-__all__ = ["Axis", "Contraction", "ValidTaps", "merge_axes"]
+__all__ = ["Axis", "Contraction", "ValidTaps", "level_planes", "merge_axes"]

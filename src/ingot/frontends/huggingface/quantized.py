@@ -46,7 +46,7 @@ class Dense:
 
     def rows(self, ids: Node) -> Node:
         """f32[*ids.shape, columns]."""
-        return ops.Take(0)(self._constant, ids, loc=self.name)
+        return ops.EmbeddingLookup()(self._constant, ids, loc=self.name)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,16 @@ from ingot import ops
 from ingot.ir.dims import is_static, product
 from ingot.ir.layout import identity_axes
 from ingot.ir.node import Graph, Node, Op, const, deferred_const, rebuild, splat_of
-from ingot.ir.types import DType, Shape, f8e4m3fn, f8e5m2, f32, i8, i32, static_shape, u8
+from ingot.ir.types import DType, Shape, TensorType, f8e4m3fn, f8e5m2, f16, f32, i8, i32, static_shape, u8
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
-from ingot.passes.core.block_quantized import is_product_of_levels, levels_of_arithmetic, product_of_levels
+from ingot.passes.core.block_quantized import (
+    as_dequantize,
+    is_product_of_levels,
+    levels_of_arithmetic,
+    product_of_levels,
+)
 from ingot.passes.core.layout import with_explicit_padding
 from ingot.support.dataclass import dataclass
 
@@ -49,14 +54,15 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
-    depthwise_sums: DType = f32,
+    depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,),
 ) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
 
     int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
     product. f8_dot: whether floats of 8 bits are multiplied directly. depthwise_sums: the type of depthwise
-    convolutions' sums, f32 or i32."""
+    convolutions' sums, f32 or i32. blocks: whether products read constants in block formats as they are. widens: the
+    types of 16 bits that these may be scaled by."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
@@ -68,13 +74,35 @@ def lower_quantized(
         return new
 
     nodes = graph.nodes()
-    levels = any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in nodes)
+    levels = any(isinstance(n.op, (*ops.LEVEL_FORMS, ops.Quantize)) for n in nodes)
     if not levels and not any(is_contraction(n) and levels_of_arithmetic(n.inputs[1]) is not None for n in nodes):
         return graph
+    if not blocks or f16 not in widens:
+        graph = graph.with_outputs(rebuild(graph.outputs, rule=_wide_factors if blocks else _one_scale))
     graph = graph.with_outputs(rebuild(graph.outputs, rule=_levels_first))
     graph = _drop_bounds(_concatenate_levels(graph))
     graph = graph.with_outputs(rebuild(graph.outputs, rule=image))
     return graph.with_outputs(rebuild(graph.outputs, rule=partial(_as_arithmetic, floats)))
+
+
+def _one_scale(n: Node, inputs: Sequence[Node]) -> Node:
+    """`Dequantize` in place of constants in a block format."""
+    is_of_blocks = isinstance(n.op, ops.DequantizeBlocks) and all(map(is_constant, inputs))
+    return as_dequantize(n) if is_of_blocks else n.with_inputs(inputs)
+
+
+def _wide_factors(n: Node, inputs: Sequence[Node]) -> Node:
+    """Constants in a block format with factors of f32 instead of f16."""
+
+    def wide(p: Node) -> Node:
+        return (
+            deferred_const(TensorType(f32, p.shape), lambda: value_of(p).astype(np.float32), p.loc)
+            if p.dtype == f16
+            else p
+        )
+
+    is_of_blocks = isinstance(n.op, ops.DequantizeBlocks) and all(map(is_constant, inputs))
+    return n.with_inputs([wide(p) for p in inputs] if is_of_blocks else inputs)
 
 
 def _levels_first(n: Node, inputs: Sequence[Node]) -> Node:
@@ -204,7 +232,9 @@ def _as_arithmetic(floats: tuple[DType, ...], n: Node, inputs: Sequence[Node]) -
         scale = splat_of(inputs[1])
         exact = n.dtype.bits == 8 and scale is not None and ops.reciprocal_is_exact(float(scale))
         return replace(n.op, divides=not exact)(*inputs, loc=n.loc)
-    if not isinstance(n.op, ops.Dequantize):
+    if isinstance(n.op, ops.EmbeddingLookup) and isinstance(n.inputs[0].op, ops.LEVEL_FORMS):
+        return n.op(n.inputs[0], inputs[1], loc=n.loc)
+    if not isinstance(n.op, ops.LEVEL_FORMS):
         return n.with_inputs(inputs)
     if all(map(is_constant, inputs)):
         return deferred_const(n.type, lambda: value_of(n.with_inputs(inputs)), n.loc)

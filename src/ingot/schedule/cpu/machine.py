@@ -23,9 +23,9 @@ class Machine:
     dot-product instructions of bf16; dot_latency: their cycles.
     int8_dot: the type of the values that it multiplies i8 weights with, four at a time; None without such instructions.
     dot_bytes: how many of them a dot product sums in one lane. depthwise_sums: the type of sums of levels in depthwise
-    convolutions, which both hold exactly. winograd: whether convolutions may use Winograd's algorithm if it is faster
-    (see docs/winograd.md for its effect on rounding errors and NaN). measured: choices measured on this kind of core
-    with this number of threads, by site key.
+    convolutions, which both hold exactly. f16: whether it converts floats of 16 bits, other than bf16. winograd:
+    whether convolutions may use Winograd's algorithm if it is faster (see docs/winograd.md for its effect on rounding
+    errors and NaN). measured: choices measured on this kind of core with this number of threads, by site key.
     """
 
     vector_bits: int = 256
@@ -46,6 +46,7 @@ class Machine:
     int8_dot: DType | None = None
     dot_bytes: int = 4
     depthwise_sums: DType = f32
+    f16: bool = False
     winograd: bool = True
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
@@ -54,9 +55,9 @@ class Machine:
         return max(1, self.vector_bits // dtype.bits)
 
 
-AVX512 = Machine(vector_bits=512, registers=32, masks=True, gflops=200.0)
-AVX2 = Machine(vector_bits=256, registers=16)
-NEON = Machine(vector_bits=128, registers=32, gflops=50.0)
+AVX512 = Machine(vector_bits=512, registers=32, masks=True, gflops=200.0, f16=True)
+AVX2 = Machine(vector_bits=256, registers=16, f16=True)
+NEON = Machine(vector_bits=128, registers=32, gflops=50.0, f16=True)
 RVV = Machine(vector_bits=128, registers=32, gflops=20.0, fma_per_cycle=1, loads_per_cycle=1)
 SSE = Machine(vector_bits=128, registers=16, gflops=30.0)
 
@@ -92,6 +93,7 @@ def machine_of(
         loads_per_cycle=base.loads_per_cycle,
         bf16_dot=("avx512bf16" in features and base is AVX512) or ("bf16" in features and base is NEON),
         int8_dot=u8 if has_mixed_dot else i8 if base is NEON and "dotprod" in features else None,
+        f16=base in (NEON, AVX512) or "f16c" in features,
         winograd=winograd,
         measured=measured or {},
     )

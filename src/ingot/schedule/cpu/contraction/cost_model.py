@@ -18,7 +18,14 @@ from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.types import bf16
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.choice import Choice, Direct
-from ingot.schedule.cpu.contraction.plan import CACHE_LINE_BYTES, PREFETCH_DISTANCE_BYTES, Plan, needs_transpose
+from ingot.schedule.cpu.contraction.plan import (
+    CACHE_LINE_BYTES,
+    PREFETCH_DISTANCE_BYTES,
+    Plan,
+    needs_transpose,
+    panel_vectors,
+    partial_sums_bytes,
+)
 from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
@@ -122,7 +129,7 @@ def _tile_costs(c: Contraction, machine: Machine, inner: int) -> Iterator[tuple[
     outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
     columns = estimate(c.cols[-1].extent)
     k = max(1, estimate(c.k))
-    for nv in range(1, machine.registers):
+    for nv in panel_vectors(c, machine):
         if nv > 1 and (nv - 1) * lanes >= columns:
             break
         for lines, width in _tile_shapes(c, inner, outer, nv, machine):
@@ -166,7 +173,8 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
     inner = estimate(c.rows[-1].extent)
     outer = estimate(c.rows[-2].extent) if len(c.rows) > 1 else 1
     lanes, columns = machine.lanes(c.acc), estimate(c.cols[-1].extent)
-    if not 1 <= choice.vectors < machine.registers or (choice.vectors > 1 and (choice.vectors - 1) * lanes >= columns):
+    is_too_wide = choice.vectors > 1 and (choice.vectors - 1) * lanes >= columns
+    if choice.vectors not in panel_vectors(c, machine) or is_too_wide:
         return False
     if (choice.lines, choice.width) not in _tile_shapes(c, inner, outer, choice.vectors, machine):
         return False
@@ -441,7 +449,7 @@ def _k_blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
     a_bytes = min(_a_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
     b_bytes = k * p.panel_columns * c.dequantized.b.nbytes
     for n in _k_block_counts(c, p):
-        if is_single_tile:  # data that a tile reads only once can be in L1
+        if is_single_tile or (c.has_quantized_b and tiles <= _FEW_TILES):  # what few tiles read can be in L1
             if b_bytes / n <= machine.l1 / 2:
                 return n
             continue
@@ -464,12 +472,7 @@ def _k_block_counts(c: Contraction, p: Plan) -> Iterator[int]:
     yield from (n for n in range(1, outer // step + 1) if outer % n == 0 and (outer // n) % step == 0)
 
 
-MIN_BLOCK_K = 512
-
-
-def partial_sums_bytes(c: Contraction, p: Plan, tiles: int) -> int:
-    """Return the bytes of scratch for the partial sums of a chunk's `tiles` register tiles of one panel."""
-    return (tiles + 1) * p.lines * p.width * p.panel_columns * c.acc.nbytes
+MIN_BLOCK_K, _FEW_TILES = 512, 3  # few tiles share widened levels in L1; more pay for the partial sums of its blocks
 
 
 def _prefetch_lines(c: Contraction, p: Plan, tiles: int) -> int:
