@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from ingot.cli.console import check_writable, command_context, escape, out, prin
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Uncompiled, grouped
 from ingot.debug.drawing import bytes_text, time_text
 from ingot.debug.source import compile_source, open_source
+from ingot.runtime.executable import LIBRARY_SUFFIXES
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.errors import InputError
@@ -42,6 +44,7 @@ def compile_(
     ingot compile model.onnx -o fast.ingot --dim batch=1
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
+    ingot compile model.onnx -o net.so              a native library and its header, for C and others (also .o, .a)
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     """
     with command_context(as_json, limit):
@@ -52,6 +55,8 @@ def compile_(
         path = output or model.with_suffix(suffix)
         check_writable([path, weights], [model])
         start = time.perf_counter()
+        if path.suffix in LIBRARY_SUFFIXES:  # its functions run on their caller's thread
+            settings = replace(settings, threads=1)
         compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - start
         progress.report("save")

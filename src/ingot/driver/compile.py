@@ -34,7 +34,7 @@ from ingot.driver.stages import StagedExecution
 from ingot.pipeline import tuning
 from ingot.runtime import artifact
 from ingot.runtime.device import refusal, refusal_of
-from ingot.runtime.executable import UnloadedProgram
+from ingot.runtime.executable import LoadedProgram, UnloadedProgram
 from ingot.runtime.executor import CompiledModel, Convention
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
@@ -238,8 +238,17 @@ def _key(options: Options, *parts: bytes) -> str:
 
 def to_model(program: Program, options: Options, convention: Convention | None = None) -> CompiledModel:
     """A model that runs the program; for another machine's program, one that can only be saved and inspected."""
-    unloaded = unloaded_program(program, options.threads)
-    return CompiledModel(unloaded or program, threads=options.threads, convention=convention)
+    executable = unloaded_program(program, options.threads) or LoadedProgram(program, options.threads, _export)
+    return CompiledModel(executable, convention=convention)
+
+
+def _export(program: Program, path: Path, weights: Path | None) -> None:
+    from ingot.pipeline.target import target_of
+
+    if (export := target_of(program.features).export) is None:
+        what = program.features.target_name
+        raise InputError("a native library", expected="a program for a CPU", got=f"one for {what}")
+    export(program, path, weights)
 
 
 def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:

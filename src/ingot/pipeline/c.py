@@ -12,18 +12,17 @@ from pathlib import Path
 
 from ingot.ir.kernel import Kernel
 from ingot.pipeline.cpu import POLICY, cpu_passes
+from ingot.pipeline.fixed_plan import fixed_plan
 from ingot.pipeline.target import NamedPass, Options
-from ingot.runtime.bind import Binding
-from ingot.runtime.expr import evaluate
-from ingot.runtime.program import Buffer, Program, TensorSpec
+from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import Machine
-from ingot.support.errors import CompileError, InputError
+from ingot.support.errors import InputError
 from ingot.support.files import atomic_write
 from ingot.support.native import Features
 from ingot.targets.c.printer import print_kernel
-from ingot.targets.c.program import Call, Plan, Tensor, identifier, print_program
+from ingot.targets.c.program import identifier, print_program
 from ingot.targets.c.vectors import print_vectors
 from ingot.targets.text import TextAssembler
 
@@ -75,7 +74,7 @@ class CTarget:
             raise InputError("a file for C", expected="a name that ends in .c", got=path.name)
         name, header = identifier(path.stem), path.with_suffix(".h")
         kernels = program.code["c"].blob.decode()
-        source, declarations, blob = print_program(name, kernels, _plan(program), header.name, weights is not None)
+        source, declarations, blob = print_program(name, kernels, fixed_plan(program), header.name, weights is not None)
         if weights is not None:
             atomic_write(weights, [blob or b""])
         atomic_write(header, [declarations.encode()])
@@ -88,64 +87,6 @@ def _machine(features: Features) -> Machine:
 
 def _printer(features: Features) -> Callable[[Kernel], str]:
     return print_vectors if features.features else print_kernel
-
-
-def _plan(program: Program) -> Plan:
-    """Return the offsets of all buffers and the calls. Raises CompileError for a program with symbolic sizes."""
-    if program.symbols or program.sizes:
-        names = ", ".join(s.name for s in (*program.symbols, *program.sizes))
-        raise CompileError(
-            "C for a model with symbolic sizes", expected="fixed sizes", got=names, fix="fix them: --dim NAME=SIZE"
-        )
-    inputs, outputs = map(_tensors, (program.inputs, program.outputs))
-    binding = Binding(program, [*(t.shape for t in inputs), *(s.shape for s in program.state)])
-    read_offsets, initial = _state_offsets(program, b"")
-    written_offsets, state = _state_offsets(program, initial, copied=True)
-    by_id = {b.id: b for b in program.buffers}
-
-    def location(buffer: Buffer) -> tuple[str, int]:
-        if buffer.alias is not None:
-            base, at = location(by_id[buffer.alias[0]])
-            return base, at + evaluate(buffer.alias[1], {})
-        match buffer.kind:
-            case "arena":
-                return "arena", binding.layout.offsets[buffer.id]
-            case "weight":
-                return "weights", buffer.offset
-        at = buffer.index - (len(inputs) if buffer.kind == "input" else 0)
-        if buffer.kind == "input" and at >= 0:
-            return "state", read_offsets[at]
-        if buffer.kind == "output":
-            at -= len(program.state)
-            return ("state", written_offsets[buffer.index]) if at < 0 else (f"output{at}", 0)
-        return f"{buffer.kind}{buffer.index}", 0
-
-    calls: list[Call] = []
-    for step, (chunks, rounds) in zip(program.steps, binding.counts, strict=True):
-        args = tuple((base, at + evaluate(offset, {})) for i, offset in step.args for base, at in (location(by_id[i]),))
-        dims = tuple(evaluate(d, {}) for d in step.dims)
-        calls.append(Call(step.kernel, args, dims, chunks * rounds, step.target))
-    layout = binding.layout
-    return Plan(
-        inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.fills,
-        program.weights.tobytes(), state,
-        list(zip(_tensors(tuple(s.spec for s in program.state)), read_offsets, strict=True)),
-        [(read_offsets[i], written_offsets[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],
-    )  # fmt: skip
-
-
-def _state_offsets(program: Program, data: bytes, copied: bool = False) -> tuple[list[int], bytes]:
-    """Append the initial values of the state's tensors to `data`; return their offsets and the extended bytes. copied:
-    omit the values of tensors that are updated in place."""
-    offsets: list[int] = []
-    for s in program.state:
-        offsets.append(len(data))
-        data += b"" if copied and not s.copied else s.first.tobytes() + bytes(-s.first.nbytes % 64)
-    return offsets, data
-
-
-def _tensors(specs: tuple[TensorSpec, ...]) -> list[Tensor]:
-    return [Tensor(s.name, s.dtype, tuple(evaluate(d, {}) for d in s.shape)) for s in specs]
 
 
 TARGET = CTarget()
