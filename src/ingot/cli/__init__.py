@@ -24,6 +24,7 @@ from ingot.cli.console import CODES, OK
 from ingot.cli.dump import dump
 from ingot.cli.explain import explain
 from ingot.cli.export import export
+from ingot.cli.libingot import libingot
 from ingot.cli.machine import machine
 from ingot.cli.quantize import quantize
 from ingot.cli.run import run
@@ -42,6 +43,7 @@ COMMANDS = {
     "quantize": quantize,
     "train": train,
     "machine": machine,
+    "libingot": libingot,
 }
 
 app = typer.Typer(

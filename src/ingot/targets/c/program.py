@@ -284,8 +284,8 @@ def print_header(
 def _arena_text(name: str, native: str) -> list[str]:
     if native:
         return [
-            f" * {name}_run_in takes one from the caller, at an address that is a multiple of 64: threads with an arena",
-            " * each may call it at once.",
+            f" * {name}_run_in takes one from the caller, at an address that is a multiple of 64: threads with an",
+            " * arena each may call it at once.",
         ]
     return [
         f" * {name}_run_in takes one from the caller, at an address that is a multiple of 8. Define",
