@@ -4,9 +4,9 @@
 
 The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header
 holds offset, length and digest of every section. Weights start on a page. Everything but the weights is checked by
-BLAKE2b. The weights are checked by BLAKE2b over the 64-bit sums of their 64 KiB blocks, which runs at memory speed (BLAKE2b's 1 GB/s
-would make loading slow) and finds truncation, torn writes, zeroed pages and flipped bits. It is a guard
-against accidents: an artifact is native code, so load only files you trust as you would a shared library.
+BLAKE2b. The weights are checked by BLAKE2b over the 64-bit sums of their 64 KiB blocks, which runs at memory speed
+(BLAKE2b's 1 GB/s would make loading slow) and finds truncation, torn writes, zeroed pages and flipped bits. It is a
+guard against accidents: an artifact is native code, so load only files you trust as you would a shared library.
 
 The section libingot is the same for readers without JSON (`libingot.c`): where code, state and weights are, and the
 plan as words (`libingot/words.py`). The prefix has its length and digest too. Code begins with two digests: of the
