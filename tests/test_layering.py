@@ -26,7 +26,7 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
         "models in: ONNX, PyTorch, StableHLO, TensorFlow, TFLite, Keras, GGUF",
     ),
     "runtime": (set(), "programs, artifacts, memory, threads, devices: all that `ingot.load` needs"),
-    "exporters": ({"ir", "ops", "passes", "frontends", "runtime"}, "models out: StableHLO"),
+    "exporters": ({"ir", "ops", "passes", "frontends", "runtime"}, "models out: StableHLO, TFLite"),
     "schedule": ({"ir", "ops"}, "from fused groups to loops and kernels, for CPUs and GPUs"),
     "targets": ({"ir"}, "kernels as code: LLVM, C, Triton"),
     "plan": ({"ir", "ops", "schedule", "runtime"}, "kernels and graphs as one program: storage, control flow, linking"),
@@ -47,6 +47,8 @@ LAZY = {
     ("api", "driver"),
     ("api", "exporters"),
     ("api", "transform"),
+    ("cli/export", "exporters"),  # what needs flatbuffers
+    ("cli/export", "transform"),
     ("driver", "pipeline"),
     ("driver", "plan"),
     ("integrations/jax", "driver"),
@@ -64,6 +66,7 @@ THIRD_PARTY = {
     "frontends/torch": {"torch", "sympy"},
     "integrations/torch_compile": {"torch", "sympy"},
     "frontends/jax": {"jax"},
+    "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},
     "cli": {"typer", "rich"},
 }
