@@ -90,5 +90,5 @@ def _print_report(report: NpuReport) -> None:
     out.print(f"{report.accelerator}: {report.npu_operators} of {total} operators on the NPU", highlight=False)
     for name, tensor, reason in report.on_cpu:
         out.print(f"  on the CPU: {name} of {escape(tensor)}: {escape(reason)}", highlight=False)
-    memory = f"{report.sram_kib:.1f} KiB of SRAM, {report.flash_kib:.1f} KiB of flash"
+    memory = f"{report.sram_kib:.1f} KiB of SRAM, {report.other_kib:.1f} KiB of flash or DRAM"
     out.print(f"{memory}; Vela's estimate: {report.estimate_ms:.3f} ms a call", highlight=False)
