@@ -72,7 +72,17 @@ def _room(op: Op, inputs: tuple[np.ndarray, ...], want: np.ndarray) -> np.ndarra
     if type(op).__module__.endswith("activation") and like:
         # of the operand's own size: exact to a few roundings of it, and not of the largest element
         scale = np.maximum(y, np.abs(np.nan_to_num(like[0].astype(np.float64))))
-    return (4 if dtype.bits < 32 else CHAIN) * epsilon(dtype) * scale + ulp
+    roundings = 4.0 if dtype.bits < 32 else CHAIN
+    if isinstance(op, ops.GridSample):
+        roundings += _of_coordinates(*inputs)
+    return roundings * epsilon(dtype) * scale + ulp
+
+
+def _of_coordinates(x: np.ndarray, grid: np.ndarray) -> float:
+    """A coordinate errs by some four roundings, of half an epsilon each, of its size before it is reflected. Along each
+    axis, the image changes by at most twice its largest element from one element to the next."""
+    g = np.abs(grid.astype(np.float64))
+    return 2.0 * (1 + np.max(g, where=np.isfinite(g), initial=0.0)) * sum(x.shape[2:])
 
 
 def _of_sum(op: Op, inputs: tuple[np.ndarray, ...], want: np.ndarray) -> np.ndarray:

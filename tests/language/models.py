@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ingot.language.weights import ArrayWeights
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
 from ingot.runtime.executor import CompiledModel
+from tests.modeling import modeling
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -80,11 +80,7 @@ FAST = 3
 
 def model(module: str, name: str, given: dict[str, Any]) -> Any:
     torch = pytest.importorskip("torch")
-    with pytest.MonkeyPatch.context() as patch:
-        if "torchvision" not in sys.modules:  # which text models do without, whether it is fit or not
-            patch.setitem(sys.modules, "torchvision", None)
-        home = pytest.importorskip(f"transformers.models.{module}.modeling_{module}", exc_type=ImportError)
-    made = getattr(home, name)
+    made = getattr(modeling(module), name)
     torch.manual_seed(0)
     net = made(made.config_class(**{**SIZES, **given})).eval()
     with torch.no_grad():

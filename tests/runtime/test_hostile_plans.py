@@ -32,7 +32,7 @@ def plan_of(program: Program) -> Any:
 def loaded(data: Any, program: Program, *, seal: bool = False) -> Program:
     blobs = {target: code.blob for target, code in program.code.items()}
     plans = {target: code.plan for target, code in program.code.items()} if seal else {}
-    first = b"".join(s.first.tobytes() for s in program.state)
+    first = b"".join(s.initial.tobytes() for s in program.state)
     return from_json(data, blobs=blobs, plans=plans, weights=program.weights, stages={}, first=first)
 
 
@@ -74,7 +74,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a division by 0": ("divisor", field("steps", 0, 3, [4, 1, 1, "-", "//"])),
     "a product of 100,000 sizes": ("bits", field("steps", 0, 3, [1 << 61, *[1 << 61, "*"] * 100_000])),
     "a flag behind its buffer": ("an offset into", lambda plan: plan["steps"].append(
-        ["", [[0, 4 * N]], [], 1, "", 1, 1, "cpu"])),
+        ["", [[0, 4 * N]], [], 1, "", 1, 1, "cpu", None])),
 }  # fmt: skip
 
 

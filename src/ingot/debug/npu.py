@@ -21,7 +21,8 @@ _SECONDS = 600  # to wait for it
 @dataclass(frozen=True)
 class NpuReport:
     """npu_operators, cpu_operators: counts of Vela's own operators. on_cpu: (operator, tensor, reason) of each that the
-    NPU does not take. sram_kib, other_kib: SRAM, and flash or DRAM. estimate_ms: Vela's estimate of a call, not a measurement."""
+    NPU does not take. sram_kib, other_kib: memory; the second is flash or DRAM. estimate_ms: Vela's estimate of a call,
+    not a measurement."""
 
     accelerator: str
     npu_operators: int

@@ -9,15 +9,15 @@ from typing import Protocol
 import numpy as np
 
 from ingot.ir.array import Array
-from ingot.ir.dims import DimLike, estimate, is_found, span_of
+from ingot.ir.dims import DimLike, default_bounds, estimate, is_computed
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
+from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
 from ingot.ops import Concat, Pad
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed, label
-from ingot.plan.control import launch_control
+from ingot.plan.control import UNFUSED, launch_control
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
@@ -32,7 +32,7 @@ from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 from ingot.support.files import release
-from ingot.support.limits import in_time
+from ingot.support.limits import check_time
 from ingot.support.native import Code
 
 ALIGN_BYTES = 64
@@ -160,7 +160,7 @@ class _Linker:
 
     def link(self) -> None:
         for i, n in enumerate(self.graph.inputs):
-            self._add_buffer(n, _Memory("input", n.type.nbytes, index=i, name=str(attribute_label(n))))
+            self._add_buffer(n, _Memory("input", n.type.nbytes, index=i, name=str(input_label(n))))
         for i, n in enumerate(self.graph.results):
             if self.storage.places[n].owner is n and n not in self.buffer_of_value:
                 self._add_buffer(n, _Memory("output", n.type.nbytes, index=i))
@@ -171,14 +171,14 @@ class _Linker:
         """Append the steps of all groups of the graph, and a `sizes` step after each group that computes sizes."""
         self.sizes.declare(self, self.graph)
         names: dict[Node, list[str]] = {}
-        for name, n in self.graph.found.items():
+        for name, n in self.graph.size_nodes.items():
             self.buffer_of_value[n] = self.sizes.buffers[name]
             names.setdefault(n, []).append(name)
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
         for i, n in enumerate(groups):
             if not self.depth:
                 progress.report("schedule", i, len(groups))
-            in_time("schedule")
+            check_time("schedule")
             self._launch(n)
             if known_sizes := [name for r in n.results for name in names.get(r, ())]:
                 self._launch_pending()
@@ -219,7 +219,7 @@ class _Linker:
         group = node.op
         assert isinstance(group, Group)
         ins, outs, constant = self._layouts(node)
-        if any(category(n.op) is Category.CONTROL for n in group.body.nodes()):
+        if any(category(n.op) in UNFUSED for n in group.body.nodes()):
             self._launch_pending()
             first = len(self.steps)
             launch_control(self, node, ins, outs)
@@ -312,7 +312,7 @@ class _Linker:
             for arg in step.args:
                 self.buffers[resolve(arg)].touch(number)
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
-            chunks, rounds = count(step.kernel.chunks) * enabled, count(step.kernel.rounds)
+            chunks, rounds = kernel_dim(step.kernel.chunks) * enabled, kernel_dim(step.kernel.rounds)
             kernel, dims = self.exact_dims.of(step.kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
             self.steps.append(
@@ -325,6 +325,15 @@ class _Linker:
                     expression(rounds),
                 )
             )
+
+    def exchange(self, collective: rt.Collective, source: int, target: int, count: DimLike) -> None:
+        """Append an exchange of `count` elements of buffer `source`, whose result is stored in buffer `target`."""
+        number = len(self.steps)
+        for buffer in (source, target):
+            self.buffers[buffer].touch(number)
+        self.sizes.add_step_dims(number, (1, 1, count))
+        args, dims = ((source, 0), (target, 0)), (expression(count),)
+        self.steps.append(rt.Step(collective.kind, args, dims, label=str(collective), collective=collective))
 
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int:
         """Append a jump, taken if the byte in buffer `flag` is 0 (None: always), and return its number, with which
@@ -396,12 +405,12 @@ class _Linker:
         return entry[1]
 
 
-def attribute_label(node: Node) -> str:
+def input_label(node: Node) -> str:
     op = node.op
     return op.label if isinstance(op, Input) else op.name
 
 
-def count(e: KernelExpr) -> DimLike:
+def kernel_dim(e: KernelExpr) -> DimLike:
     """An expression over a kernel's dims (chunks, rounds) as a dimension."""
     dim = dim_of(e)
     if dim is None:
@@ -457,7 +466,7 @@ def link(
 
     Raises CompileError, naming the group's ops and their place in the model.
     """
-    storage = assign(graph, graph.lasting)
+    storage = assign(graph, graph.state_pairs)
     linker = _Linker(storage.graph, storage, lower, assembler, join)
     linker.link()
     if launches is not None:
@@ -467,18 +476,24 @@ def link(
     code = assembler.finish()
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     state_count = len(graph.state)
-    inputs = [_spec(attribute_label(n), n) for n in storage.graph.inputs]
+    inputs = [spec_of(input_label(n), n) for n in storage.graph.inputs]
     state = (
         rt.State(replace(spec, name=name), rt.zeros(estimate(old.type.nbytes)), storage.copy_reasons.get(old, ""))
-        for name, spec, (old, _) in zip(graph.state, inputs[len(inputs) - state_count :], graph.lasting, strict=True)
+        for name, spec, (old, _) in zip(
+            graph.state, inputs[len(inputs) - state_count :], graph.state_pairs, strict=True
+        )
     )
     names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
     return rt.Program(
-        symbols=tuple(rt.Symbol(s, *(bounds.get(s) or span_of(s))) for s in graph.symbols() if not is_found(s)),
+        symbols=tuple(
+            rt.Symbol(s, *(bounds.get(s) or default_bounds(s))) for s in graph.symbols() if not is_computed(s)
+        ),
         sizes=linker.sizes.specs,
         conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(inputs[: len(inputs) - state_count]),
-        outputs=tuple(_spec(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]),
+        outputs=tuple(
+            spec_of(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]
+        ),
         state=tuple(state),
         buffers=tuple(b.to_buffer(i, device) for i, b in enumerate(linker.buffers)),
         steps=tuple(replace(s, device=device) for s in linker.steps),
@@ -490,6 +505,7 @@ def link(
     )
 
 
-def _spec(name: str, node: Node) -> rt.TensorSpec:
-    elements = tuple(map(expression, elements_of(node)))
+def spec_of(name: str, node: Node) -> rt.TensorSpec:
+    """The description of an input or output of a program."""
+    elements = tuple(map(expression, size_elements(node)))
     return rt.TensorSpec(name, node.dtype.name, tuple(map(expression, node.shape)), elements)

@@ -17,8 +17,9 @@ from math import inf
 
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed
+from ingot.plan.control import UNFUSED
 from ingot.plan.in_place import producer
 from ingot.plan.storage import Arena, Storage, assign
 from ingot.runtime.placement import align
@@ -73,8 +74,8 @@ class _Buffer:
 @dataclass(eq=False)
 class _Call:
     """One run of a group. reads, writes: the buffers of its operands and results, None for values that are not
-    intermediate. temp_bytes: of its temporaries. has_control_flow: whether it runs nested graphs, so that it cannot be
-    recomputed."""
+    intermediate. temp_bytes: of its temporaries. has_control_flow: whether it runs nested graphs or exchanges values, so that it
+    cannot be recomputed."""
 
     node: Node
     version: int
@@ -101,9 +102,9 @@ class _Limits:
         return max(0, kept - self.saved_bytes) + max(0, arena - self.arena_bytes)
 
 
-def within(
-    graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, sparing: Callable[[], Graph] | None = None,
-    measured: Callable[[Graph], Cost | None] | None = None,
+def fit_in_memory(
+    graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, low_memory_graph: Callable[[], Graph] | None = None,
+    measure_costs: Callable[[Graph], Cost | None] | None = None,
 ) -> tuple[Graph, Memory]:  # fmt: skip
     """A fused graph with recomputation that fits within a memory limit.
 
@@ -117,21 +118,23 @@ def within(
     check_number("memory", limit, "a share above 0 and below 1, or a number of bytes", lambda v: 0 < v < inf)
 
     def schedule(graph: Graph, cost: Cost) -> _Schedule:
-        return _Schedule(assign(graph, graph.lasting), cost, arena_of)
+        return _Schedule(assign(graph, graph.state_pairs), cost, arena_of)
 
     initial = schedule(graph, cost)
     (kept, arena), full_seconds = initial.sizes(), initial.seconds()
     limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * kept), arena)
     result = _fit_tightly(initial, limits, schedule)
     initial_seconds = full_seconds
-    if limits.excess(*result.sizes()) and sparing is not None:
-        initial = schedule(sparing(), cost)
+    if limits.excess(*result.sizes()) and low_memory_graph is not None:
+        initial = schedule(low_memory_graph(), cost)
         initial_seconds = initial.seconds()
         result = _fit_tightly(initial, limits, schedule)
     if limits.excess(*result.sizes()):
         raise _limit_error(result, limits, kept)
     slowdown = initial_seconds / (full_seconds or 1.0)
-    measured_cost = measured(result.storage.graph) if measured is not None and result.recomputed_kernels else None
+    measured_cost = (
+        measure_costs(result.storage.graph) if measure_costs is not None and result.recomputed_kernels else None
+    )
     if measured_cost is not None:
         initial, result = schedule(initial.storage.graph, measured_cost), schedule(result.storage.graph, measured_cost)
         initial_seconds = initial.seconds()
@@ -209,7 +212,7 @@ class _Schedule:
             if isinstance(node.op, Group):
                 reads, writes = ([self._buffer_of(v) for v in values] for values in (node.inputs, node.results))
                 group = _first_run(node)
-                has_control_flow = any(category(n.op) is Category.CONTROL for n in group.body.nodes())
+                has_control_flow = any(category(n.op) in UNFUSED for n in group.body.nodes())
                 temp_bytes = self.arena.temp_bytes.get(node, 0)
                 self.calls.append(call := _Call(node, 0, reads, writes, temp_bytes, cost(group), has_control_flow))
                 for b in call.writes:

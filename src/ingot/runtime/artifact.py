@@ -42,7 +42,7 @@ from ingot.support.files import Part, atomic_write, open_regular
 # Like PNG's: not text, and changed by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Increment it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 14
+FORMAT_VERSION = 15
 _PREFIX = struct.Struct("<8sIIQ16sQ16s")
 _DIRECTORY = struct.Struct("<qq16sqq16sqq16sq")
 _PAGE = 4096
@@ -68,11 +68,11 @@ def content(program: Program) -> list[Part]:
     weights = np.ascontiguousarray(program.weights)
     plan = plan_json.to_json(program)
     words, weights_digest = plan_words.encode(program), _weights_digest(weights)
-    stored = [s.first.nbytes if s.first.any() else 0 for s in program.state]
+    stored = [s.initial.nbytes if s.initial.any() else 0 for s in program.state]
     parts: dict[str, bytes] = {"plan": json.dumps(plan, separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
-    parts["state"] = b"".join(s.first.tobytes() for s, nbytes in zip(program.state, stored, strict=True) if nbytes)
+    parts["state"] = b"".join(s.initial.tobytes() for s, nbytes in zip(program.state, stored, strict=True) if nbytes)
     for target, code in program.code.items():
         sealed = (words or b"") + bytes.fromhex(weights_digest)
         seal = hashlib.blake2b(sealed, digest_size=DIGEST_BYTES).digest()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Dim, DimLike, symbols_of
+from ingot.ir.dims import Dim, DimLike, may_be_empty, symbols_of
 from ingot.ir.kernel import Buffer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
+from ingot.ir.types import i64
 from ingot.schedule.emit import Emitter, Leaf, load_leaf
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
@@ -48,7 +49,7 @@ class Operands:
 def symbol_params(*dims: DimLike) -> tuple[k.Var, ...]:
     """The kernel's dim parameters: one per symbol in `dims`, sorted by name."""
     names = sorted(set().union(*(symbols_of(d) for d in dims)) if dims else set())
-    return tuple(k.var(n) for n in names)
+    return tuple(k.Var(i64, 1, n, may_be_empty=any(may_be_empty(d, n) for d in dims)) for n in names)
 
 
 def body_dims(body: Graph, layouts: tuple[Layout, ...]) -> tuple[DimLike, ...]:

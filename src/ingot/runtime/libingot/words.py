@@ -66,8 +66,9 @@ class _Words:
 
 
 def encode(program: Program) -> bytes | None:
-    """The plan of a program whose only device is the CPU; None for any other, and where a number has over 64 bits."""
-    if [*program.code] != ["cpu"]:
+    """The plan of a program whose only device is the CPU; None for any other, for one of several ranks, and where a
+    number has over 64 bits."""
+    if [*program.code] != ["cpu"] or any(step.collective is not None for step in program.steps):
         return None
     try:
         return bytes(_encode(program))
@@ -104,7 +105,7 @@ def _encode(program: Program) -> bytearray:
     out.add(len(program.state))
     for state in program.state:
         out.spec(state.spec)
-        out.add(bool(state.copied))
+        out.add(bool(state.copy_reason))
     out.exprs(program.conditions)
     _buffers_and_steps(out, program)
     return out.data
