@@ -17,8 +17,10 @@ from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.tflite.file import Quantization
 
 Range = tuple[float, float]
-_SAME_SCALE = ("RESHAPE", "TRANSPOSE", "PAD", "PADV2", "MAX_POOL_2D", "AVERAGE_POOL_2D", "STRIDED_SLICE",
-               "CONCATENATION")  # fmt: skip
+_JOINED = ("CONCATENATION", "MAXIMUM", "MINIMUM")  # all operands have the scale of the result
+_SAME_SCALE = (
+    *_JOINED, "RESHAPE", "TRANSPOSE", "PAD", "PADV2", "MAX_POOL_2D", "AVERAGE_POOL_2D", "STRIDED_SLICE",
+)  # fmt: skip
 _FIXED = {
     "SOFTMAX": Quantization((1 / 256,), (-128,), 0), "LOGISTIC": Quantization((1 / 256,), (-128,), 0),
     "TANH": Quantization((1 / 128,), (0,), 0),
@@ -50,8 +52,8 @@ class _Levels:
         model = self.model
         for op in model.operators:
             if self._is_int8(op) and op.name in _SAME_SCALE:
-                for i in op.inputs if op.name == "CONCATENATION" else op.inputs[:1]:
-                    if not self._is_fixed(i) or op.name != "CONCATENATION":
+                for i in op.inputs if op.name in _JOINED else op.inputs[:1]:
+                    if not self._is_fixed(i) or op.name not in _JOINED:
                         self._unite(i, op.outputs[0])
         self.levels = self._quantizations()
         before, model.operators = model.operators, self.operators
@@ -153,11 +155,11 @@ class _Levels:
         self.operators.append(op)
 
     def _aligned(self, op: Operator, i: int, out: int) -> int:
-        """An operand as levels; of a concatenation at the scale of its result."""
+        """An operand as levels, at the scale of the result where the operator asks for that."""
         if self.model.tensors[i].dtype != "f32":
             return i
         levels = self._int8(i)
-        if op.name == "CONCATENATION" and self.model.tensors[levels].quantization != self._of(out):
+        if op.name in _JOINED and self.model.tensors[levels].quantization != self._of(out):
             return self._between("QUANTIZE", levels, "i8", self._of(out))
         return levels
 
