@@ -38,7 +38,9 @@ def row(*classes: type[Op]) -> Callable[[Row], Row]:
 def emit(graph: Graph) -> Model:
     """The model of a graph with fixed sizes. Raises InputError for open sizes and state, and UnsupportedOpError naming
     every op that TFLite has no operator for."""
-    if open_sizes := sorted({str(d) for n in graph.nodes() for d in n.type.shape if not isinstance(d, int)}):
+    if open_sizes := sorted(
+        {str(d) for n in graph.nodes() for t in n.types for d in t.shape if not isinstance(d, int)}
+    ):
         fix = "fix them: --dim NAME=SIZE"
         raise InputError("TFLite", expected="fixed sizes", got=", ".join(open_sizes[:8]), fix=fix)
     if graph.state:
