@@ -85,7 +85,7 @@ def content(program: Program) -> list[Part]:
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
         "weights": [weights.nbytes, weights_digest],
         "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
-        "state": stored,
+        "state": [*stored],
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.size + len(text) + sum(map(len, parts.values()))
