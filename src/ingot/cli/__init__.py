@@ -26,6 +26,7 @@ from ingot.cli.explain import explain
 from ingot.cli.export import export
 from ingot.cli.language.chat import chat
 from ingot.cli.language.generate import generate
+from ingot.cli.libingot import libingot
 from ingot.cli.machine import machine
 from ingot.cli.quantize import quantize
 from ingot.cli.run import run
@@ -48,6 +49,7 @@ COMMANDS = {
     "train": train,
     "serve": serve,
     "machine": machine,
+    "libingot": libingot,
 }
 
 app = typer.Typer(

@@ -26,6 +26,7 @@ from ingot.ir.node import Input
 from ingot.pipeline.c import TARGET
 from ingot.pipeline.firmware import example_paths
 from ingot.pipeline.target import features_of
+from ingot.runtime.executable import LIBRARY_SUFFIXES
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
 from ingot.support.errors import InputError
@@ -66,6 +67,7 @@ def compile_(
     ingot compile model.onnx --dim length=1:512     length is dynamic, at most 512
     ingot compile model.gguf --context 8192         a language model, for ingot chat
     ingot compile model.onnx --target cpu:aarch64   for another machine, from any machine
+    ingot compile model.onnx -o net.so              a native library and its header, for C and others (also .o, .a)
     ingot compile model.onnx --target c -o net.c    one C99 file and its header, without any library
     ingot compile model.onnx --target wasm -o net   a folder for browsers and node: WebAssembly in an ES module
     ingot compile model.tflite --target c:cortex-m4 -o net/net.c --example      then: make -C net run
@@ -87,6 +89,8 @@ def compile_(
         sizes = file_sizes(source.path, source.request, settings.target)
         source = replace(source, dims={**source.dims, **sizes})
         start = time.perf_counter()
+        if path.suffix in LIBRARY_SUFFIXES:  # its functions run on their caller's thread
+            settings = replace(settings, threads=1)
         if source.kind in LANGUAGE:
             compiled = _language_model(model, context, cache_type, settings)
         else:

@@ -35,7 +35,7 @@ from ingot.driver.stages import StagedExecution
 from ingot.pipeline import tuning
 from ingot.runtime import artifact
 from ingot.runtime.device import refusal, refusal_of
-from ingot.runtime.executable import UnloadedProgram
+from ingot.runtime.executable import LoadedProgram, UnloadedProgram
 from ingot.runtime.executor import CompiledModel, Convention
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
@@ -271,8 +271,19 @@ def _key(options: Options, *parts: bytes) -> str:
 def to_model(program: Program, options: Options, convention: Convention | None = None) -> CompiledModel:
     """A model that runs the program; for another machine's program, one that can only be saved and inspected."""
     unloaded = unloaded_program(program, options.threads)
-    bound = options.device_memory if unloaded is None else None
-    return CompiledModel(unloaded or program, threads=options.threads, convention=convention, device_memory=bound)
+    if unloaded is not None:
+        return CompiledModel(unloaded, convention=convention)
+    loaded = LoadedProgram(program, options.threads, options.device_memory, _export)
+    return CompiledModel(loaded, convention=convention)
+
+
+def _export(program: Program, path: Path, weights: Path | None) -> None:
+    from ingot.pipeline.target import target_of
+
+    if (export := target_of(program.features).export) is None:
+        what = program.features.target_name
+        raise InputError("a native library", expected="a program for a CPU", got=f"one for {what}")
+    export(program, path, weights)
 
 
 def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
-from ingot.ir.types import bf16, f16
+from ingot.ir.types import bf16, f16, f32
 from ingot.ops import (
     GRU,
     LEVEL_FORMS,
@@ -23,9 +24,12 @@ from ingot.ops import (
 )
 from ingot.passes.constants import is_constant
 from ingot.passes.fusion.policy import FusionPolicy
+from ingot.pipeline import library
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import DEFAULT_OPTIONS, NamedPass, Options
+from ingot.runtime.executable import LIBRARY_SUFFIXES, save
+from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.contraction.compressed.sparse_plan import sparse_height
 from ingot.schedule.cpu.lower import lower
@@ -97,8 +101,12 @@ class CpuTarget:
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
     beside = None
-    export = None
     has_fixed_sizes = False
+
+    @staticmethod
+    def export(program: Program, path: Path, weights: Path | None = None) -> None:
+        """Write a native library and its header where the path's suffix says so, and else an artifact."""
+        (library.export if path.suffix in LIBRARY_SUFFIXES else save)(program, path, weights)
 
     def features(self, asked: str) -> Features:
         """asked: a name of `CORES`."""

@@ -56,9 +56,16 @@ class _Object:
     symbols: list[_Symbol]
 
 
-def link(objects: Sequence[bytes], features: Features, names: Sequence[Mapping[str, str]] = ()) -> Code:
+def link(
+    objects: Sequence[bytes],
+    features: Features,
+    names: Sequence[Mapping[str, str]] = (),
+    *,
+    prior: bytes = b"",
+    known: Mapping[str, int] | None = None,
+) -> Code:
     """Link ELF64 little-endian relocatable objects of one machine, which has `features`. names: renamings of symbols,
-    for each object.
+    for each object. prior, known: a blob that was linked before, which the new one begins with, and its symbols.
 
     Raises CompileError with the symbol for an undefined or doubly defined symbol, for writable data (the blob is mapped
     read-only) and for a relocation that cannot be resolved inside the blob.
@@ -66,13 +73,13 @@ def link(objects: Sequence[bytes], features: Features, names: Sequence[Mapping[s
     parsed = [_read(data, renamed) for data, renamed in zip(objects, names or [{}] * len(objects), strict=True)]
     if len({obj.machine for obj in parsed}) > 1:
         raise CompileError("link: objects of different machines", got=sorted({obj.machine for obj in parsed}))
-    blob = bytearray()
+    blob = bytearray(prior)
     for executable in (True, False):
         for obj in parsed:
             for section in obj.sections:
                 if _is_linked(section) and bool(section.flags & _SHF_EXECINSTR) == executable:
                     _place(section, blob)
-    symbols = _globals(parsed)
+    symbols = _globals(parsed, known or {})
     for obj in parsed:
         for section in obj.sections:
             if section.kind == _SHT_RELA and section.info < len(obj.sections):
@@ -101,8 +108,8 @@ def _place(section: _Section, blob: bytearray) -> None:
     blob.extend(section.data if section.kind == _SHT_PROGBITS else bytes(section.size))
 
 
-def _globals(objects: Sequence[_Object]) -> dict[str, int]:
-    strong: dict[str, int] = {}
+def _globals(objects: Sequence[_Object], known: Mapping[str, int]) -> dict[str, int]:
+    strong: dict[str, int] = dict(known)
     weak: dict[str, int] = {}
     for obj in objects:
         for symbol in obj.symbols:

@@ -343,12 +343,10 @@ def _heads(op: Op, node: Node, results: int) -> Rule:
     q, k = node.inputs[:2]
     # query heads are split like the key heads that they attend to
     scores = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    mask_of = (
-        lambda x: tuple(  # noqa: E731
-            d if n == size and d is not None else None
-            for d, n, size in zip(
-                ("b", "h", None, None)[4 - len(x.shape) :], x.shape, scores[4 - len(x.shape) :], strict=True
-            )
+    mask_of = lambda x: tuple(
+        d if n == size and d is not None else None
+        for d, n, size in zip(
+            ("b", "h", None, None)[4 - len(x.shape) :], x.shape, scores[4 - len(x.shape) :], strict=True
         )
     )
     dims: Dims = ("b", "h", None, None)
