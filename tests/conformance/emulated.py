@@ -20,7 +20,7 @@ from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Buffer, Program, table_offsets
 from ingot.support.native import Features
 
-_BASE = 0x40_0000_0000  # where the image is mapped
+_BASE = 0x20_0000_0000  # where the image is mapped, far from the stack
 _PAGE = 4096
 _SLICE = 1 << 62  # ticks: a run is never interrupted
 # of a long vector, what is not written must not be read: it is filled with ones

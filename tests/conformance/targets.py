@@ -38,6 +38,10 @@ QUICK = frozenset({"add", "divide", "exponential", "dot_general", "softmax", "so
 _NARROW = ("i4", "u4", "i2", "u2", "f8e5m2", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn")
 _EMULATED_ONCE = {c.name for c in OPS} - QUICK - {"sine", "convolution", "conv", "quantized_conv", "matmul"}
 H100 = "cuda:sm_90a"
+# programs of several devices: see tests/ops/core/test_collective.py, tests/runtime/ranks
+COLLECTIVES: dict[str, str] = dict.fromkeys(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"), "an exchange is no kernel"
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,7 @@ TARGETS: dict[str, Runner] = {
     **{
         f"{target}@{name}": Runner(
             partial(_emulated, target, cpu), absent=missing(features_of(target).arch), quick=(quick, 0), slow=1,
-            skipped={} if quick else dict.fromkeys(_EMULATED_ONCE, "another emulated processor runs it"),
+            skipped=COLLECTIVES | ({} if quick else dict.fromkeys(_EMULATED_ONCE, "another emulator runs it")),
         )
         for target, name, cpu, quick in (
             ("cpu:riscv64", "vlen128", RISCV.format(128), 1),
@@ -138,7 +142,7 @@ TARGETS: dict[str, Runner] = {
             ("cpu:neoverse-v2", "max", "max", 1),
         )
     },
-    "wasm": Runner(_in_node, absent="" if NODE else "no node", quick=(4, 0)),
+    "wasm": Runner(_in_node, absent="" if NODE else "no node", quick=(4, 0), skipped=COLLECTIVES),
     "cuda": Runner(
         partial(_compiled, features_of(H100)), absent=_no_gpu(), slow=16, missing=_NO_TILES,
         fixed="to be tried on a GPU",

@@ -95,8 +95,8 @@ class _Reader:
                 "a circuit", expected="one input, one output, fixed sizes, no state",
                 got=f"{borders[0]} inputs, {borders[1]} outputs, {borders[2]} states, sizes {names}",
             )  # fmt: skip
-        if jumps := [s.label for s in program.steps if s.target is not None]:
-            raise CompileError("a circuit", expected="steps in order", got=f"a loop or a branch: {jumps[0]}")
+        if others := [s.label for s in program.steps if s.target is not None or s.collective is not None]:
+            raise CompileError("a circuit", expected="kernels in order", got=f"a jump or an exchange: {others[0]}")
         code = program.code["verilog"]
         nests = [Nest.of_json(json.loads(line)) for line in code.blob.decode().splitlines()]
         self.nests = dict(zip(code.symbols, nests, strict=True))

@@ -16,7 +16,7 @@ from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.lower import lower
 from ingot.schedule.cpu.machine import Machine
 from ingot.support import flags, progress
-from ingot.support.errors import InputError
+from ingot.support.errors import CompileError, InputError
 from ingot.support.files import atomic_write
 from ingot.support.native import Code, Features
 from ingot.targets.cpu.objects import KERNEL, compiled
@@ -71,6 +71,8 @@ class WasmTarget:
             raise InputError("weights", expected="none for wasm: they are a file of the folder", got=str(weights))
         if path.exists() and not path.is_dir():
             raise InputError("a folder for wasm", expected="a new folder, or one to write into", got=str(path))
+        if exchanges := [s.label for s in program.steps if s.collective is not None]:
+            raise CompileError("wasm", expected="a program of one device", got=exchanges[0])
         first = [s.initial.tobytes() for s in program.state]
         plan = plan_json.to_json(program)
         assert isinstance(plan, dict)

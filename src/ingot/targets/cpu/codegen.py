@@ -132,8 +132,9 @@ def emit(text: str, features: Features, assembly: bool = False) -> bytes:
     _optimize(module, machine)
     with _code_generation_lock:
         # On x86-64 loop strength reduction takes half the time of code generation and repeats the printer's work: rows
-        # are displacements from one pointer. AArch64's loads have no such displacements. Options are process-wide.
-        strength_reduction = features.arch != "x86_64"
+        # are displacements from one pointer, as WebAssembly has them, too. AArch64's loads have no such displacements.
+        # Options are process-wide.
+        strength_reduction = features.arch not in ("x86_64", "wasm32")
         if strength_reduction != _strength_reduction:
             llvm.set_option("ingot", f"-disable-lsr={'false' if strength_reduction else 'true'}")
             _strength_reduction = strength_reduction

@@ -147,9 +147,7 @@ class Affine(NamedTuple):
             pointer = b.emit(f"getelementptr i8, ptr {pointer}, i64 {offset}", (pointer, offset), cheap=True)
         if self.constant:
             offset_bytes = self.constant * size
-            # WebAssembly's loads have displacements that do not wrap
-            flags = "nuw " if offset_bytes > 0 and b.features.arch == "wasm32" else ""
-            pointer = b.emit(f"getelementptr {flags}i8, ptr {pointer}, i64 {offset_bytes}", (pointer,), cheap=True)
+            pointer = b.emit(f"getelementptr i8, ptr {pointer}, i64 {offset_bytes}", (pointer,), cheap=True)
         return pointer
 
     def alignment(self, size: int, limit: int) -> int:
