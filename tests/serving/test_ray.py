@@ -1,4 +1,4 @@
-"""Ray Serve on this machine: two replicas, of which one is killed under load."""
+"""Ray Serve on two nodes, which are processes of this machine: two replicas, of which one is killed under load."""
 
 from __future__ import annotations
 
@@ -25,20 +25,26 @@ from tests.serving.test_application import feeds, tensors  # noqa: E402
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     import ray
     from ray import serve
+    from ray.cluster_utils import Cluster
 
     file = tmp_path_factory.mktemp("ray") / "pool.ingot"
     compiled(pooled()).save(file)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
+    node = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(wait=True, **node)
+    ray.init(address=cluster.address, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        options = {"ray_actor_options": {"num_cpus": 0.4}, "health_check_period_s": 1}
+        # one on each node, beside the controller and the proxy
+        options = {"ray_actor_options": {"num_cpus": 0.6}, "health_check_period_s": 1}
         serve.run(deployment(file, num_replicas=2, **options), name=APPLICATION, route_prefix="/")
         yield f"127.0.0.1:{port}"
     finally:
         serve.shutdown()
         ray.shutdown()
+        cluster.shutdown()
 
 
 @pytest.mark.slow

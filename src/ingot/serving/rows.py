@@ -12,7 +12,8 @@ from ingot.runtime.program import Program
 from ingot.support.errors import IngotError, InputError
 from ingot.support.log import Log
 
-_LENGTH_CASES = 3  # of `choose_sizes`: what the other open sizes are in the comparison
+_CASES = 3  # of `choose_sizes`: what the other open sizes are in the comparison
+_FEW = 4  # rows in all but the first case: a server should not take a minute to start
 _log = Log("ingot.serving")
 
 
@@ -70,11 +71,13 @@ def _difference(model: CompiledModel, symbol: str, most: int) -> str | None:
     """What distinguishes a row in a batch from the same row alone; None if nothing does."""
     program = model.program
     try:
-        cases = [choose_sizes(program, case, {symbol: most}) for case in range(_LENGTH_CASES)]
+        cases = [
+            choose_sizes(program, case, {symbol: most if case == 0 else min(most, _FEW)}) for case in range(_CASES)
+        ]
         for seed, sizes in enumerate(c for i, c in enumerate(cases) if c not in cases[:i]):
-            rows = _rows(program, sizes, seed)
-            alone = [model.run([a[i : i + 1] for a in rows]) for i in range(most)]
-            for count in sorted(n for n in {2, 3, most // 2, most} if 2 <= n <= most):
+            rows, total = _rows(program, sizes, seed), sizes[symbol]
+            alone = [model.run([a[i : i + 1] for a in rows]) for i in range(total)]
+            for count in sorted(n for n in {2, 3, total // 2, total} if 2 <= n <= total):
                 joined = model.run([a[:count] for a in rows])
                 for i in range(count):
                     if not all(_is_same(j[i : i + 1], a) for j, a in zip(joined, alone[i], strict=True)):

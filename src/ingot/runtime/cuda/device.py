@@ -21,13 +21,14 @@ from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cuda.driver import Driver, driver
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
+from ingot.runtime.cuda.memory import Memory
 from ingot.runtime.cuda.nccl import Communicators, communicators_of
 from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import current_stream as _callers_stream
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, DeviceError, check_number
+from ingot.support.errors import ArtifactError, DeviceError, InputError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
@@ -79,17 +80,18 @@ class Loaded:
         arch = _arch(code.features, self._driver.capability)
         assert arch is not None
         self._program, self._image = program, Image(self._driver, code, arch)
-        self._weights = _Memory(self._driver)
+        self._weights = Memory(self._driver)
         self._profile = _Profile()
         self._communicators = communicators_of(program, self._driver)
         self._idle: list[Context] = []
         self._all: list[Context] = []
         self._stores: list[_Store] = []
-        memory = partial(_Memory, self._driver)
-        bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory, memory)
+        if device_memory is not None and self._communicators is not None:
+            raise InputError("device_memory", expected="a program of one device", got="one with collectives")
+        bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory)
         self._bounded = bound
-        # calls of a program with state, or whose collectives meet those of other GPUs, come one after another, in one
-        # context
+        # calls of a program with state or bounded memory, or whose collectives meet those of other GPUs, come one after
+        # another, in one context
         is_alone = bool(program.state) or self._communicators is not None or bound is not None
         self._turn = threading.Lock() if is_alone else None
         # a process that ends gives all back by itself, when the driver may be gone already
@@ -152,30 +154,7 @@ class Loaded:
         return sum(context.arena.nbytes for context in self._all)
 
 
-class _Memory:
-    """Device memory that grows; what it held is lost then."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver, self.address, self.nbytes = driver, 0, 0
-
-    def hold(self, nbytes: int) -> None:
-        if nbytes > self.nbytes or not self.address:
-            self.free()
-            self.address, self.nbytes = self._allocate(nbytes), nbytes
-
-    def _allocate(self, nbytes: int) -> int:
-        return self._driver.allocate(nbytes)
-
-    def _free(self) -> None:
-        self._driver.free(self.address)
-
-    def free(self) -> None:
-        if self.address:
-            self._free()
-        self.address = self.nbytes = 0
-
-
-class _Store(_Memory):
+class _Store(Memory):
     """Memory of state, which calls in one context read and write, one after another."""
 
     def __init__(self, driver: Driver, contexts: list[Context]) -> None:
@@ -267,7 +246,7 @@ def _scratch(nbytes: int) -> Any:
 
 
 _DEFAULT = 0  # the stream that nobody creates, destroys or captures
-_Held: TypeAlias = "tuple[list[_Memory | BoundedWeights], list[_Store]]"
+_Held: TypeAlias = "tuple[list[Memory | BoundedWeights], list[_Store]]"
 _GONE: list[tuple[Image, _Held, list[Context]]] = []  # of models that were collected
 
 
@@ -306,9 +285,9 @@ class Context:
         self._last: int | None = None
         # the last run, if all of its addresses were used as they are: another such needs but a launch
         self._direct: _Direct | None = None
-        self.arena = _Memory(driver)
+        self.arena = Memory(driver)
         count = len(program.arguments) + len(program.results)
-        self._staged = [_Memory(driver) for _ in range(count)]
+        self._staged = [Memory(driver) for _ in range(count)]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
         self._bound: tuple[tuple[Shape, ...], Instance] | None = None  # what was asked for last
         self._current: Instance | None = None

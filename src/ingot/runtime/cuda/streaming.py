@@ -8,13 +8,14 @@ reads it, into one of two slots: while a kernel reads one, the next step's weigh
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime.cuda.driver import Driver
+from ingot.runtime.cuda.launch import Node, Places
+from ingot.runtime.cuda.memory import Memory
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
@@ -23,17 +24,6 @@ from ingot.support.log import Log
 SLOTS = 2
 _ALIGN = 256  # bytes: what the driver's own allocations have
 _log = Log("ingot.runtime.cuda")
-
-
-class Memory(Protocol):
-    """Device memory that grows; what it held is lost then."""
-
-    address: int
-    nbytes: int
-
-    def hold(self, nbytes: int) -> None: ...
-
-    def free(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -142,12 +132,12 @@ class BoundedWeights:
     One run at a time. plan: how they lie, once `fit` has been called.
     """
 
-    def __init__(self, driver: Driver, program: Program, device_memory: int, memory: Callable[[], Memory]) -> None:
+    def __init__(self, driver: Driver, program: Program, device_memory: int) -> None:
         self._driver, self._program, self.device_memory = driver, program, device_memory
         self._nbytes = weight_ranges(program)
         self._starts = sorted(self._nbytes)
         self._weights: NDArray[np.uint8] = program.weights
-        self.resident, self._slots = memory(), [memory() for _ in range(SLOTS)]
+        self.resident, self._slots = Memory(driver), [Memory(driver) for _ in range(SLOTS)]
         self._stream = driver.stream()
         self._copied, self._ended = ([driver.event() for _ in range(SLOTS)] for _ in range(2))
         self.plan: WeightPlan | None = None
@@ -166,7 +156,9 @@ class BoundedWeights:
         plan = plan_weights(self._program, self.device_memory - others)
         for memory in (self.resident, *self._slots):
             memory.free()
-        self._held, self._next = [None for _ in range(plan.slots)], 0
+        self._held.clear()
+        self._held.extend(None for _ in range(plan.slots))
+        self._next = 0
         self.resident.hold(plan.resident_bytes)
         for start, place in plan.resident.items():
             self._copy(start, self.resident.address + place, 0)
@@ -179,6 +171,31 @@ class BoundedWeights:
                       plan.resident_bytes, streamed, len(plan.streamed))  # fmt: skip
         self.plan = plan
         return plan
+
+    def launch(
+        self, nodes: Sequence[Node], places: Places, stream: int, seconds: dict[int, float] | None = None
+    ) -> None:
+        """Launch kernels one by one, each behind its own weights, while those of the next are copied.
+
+        seconds: told those of each step. A copy that a kernel waits for counts as its own then, and is not begun
+        before.
+        """
+        driver = self._driver
+        begin, end = (driver.event(timed=True) for _ in range(2)) if seconds is not None else (0, 0)
+        for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+            if seconds is not None:
+                driver.record(begin, stream)
+            node.point(places, self.begin(node.number, stream))
+            driver.launch_kernel(node.params, stream)
+            self.end(node.number, stream)
+            if seconds is not None:
+                driver.record(end, stream)
+                driver.synchronize(stream)
+                seconds[node.number] = seconds.get(node.number, 0.0) + driver.seconds(begin, end)
+            elif after is not None:
+                self.load(after.number)
+        for event in (begin, end) if seconds is not None else ():
+            driver.drop_event(event)
 
     def load(self, step: int) -> None:
         """Begin to copy the weights of a step, if they are streamed and lie in no slot."""
