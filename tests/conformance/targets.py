@@ -35,6 +35,10 @@ LONG = frozenset({"attention_gradients", "eig", "eigh", "householder_qr", "lu", 
 QUICK = frozenset({"add", "divide", "exponential", "dot_general", "softmax", "sort", "scatter", "while", "case"})
 _NARROW = ("i4", "u4", "i2", "u2", "f8e5m2", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn")
 H100 = "cuda:sm_90a"
+# programs of several devices: see tests/ops/core/test_collective.py, tests/runtime/ranks
+COLLECTIVES = dict.fromkeys(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"), "an exchange is no kernel"
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ TARGETS: dict[str, Runner] = {
         name: Runner(
             partial(_printed_c, vectors), absent="" if shutil.which("gcc") else "no gcc", quick=(quick, 0), slow=slow,
             missing={t: "C has no such type" for t in _NARROW}, fixed="C is written for fixed sizes",
-            skipped={"random_key": "its seed is state, which a graph of one op does not name"},
+            skipped={"random_key": "its seed is state, which a graph of one op does not name"} | COLLECTIVES,
         )
         for name, vectors, quick, slow in (("c", "", 4, 4), ("c:vector16", "vector16", 0, 2))
     },
@@ -119,11 +123,13 @@ TARGETS: dict[str, Runner] = {
     ),
     "null:cuda": Runner(
         partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, most=5000, missing=_NO_TILES,
+        skipped=COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),
     "null:neon": Runner(
         partial(_interpreted, "cpu:neoverse-n1", lambda graph: None), quick=(1, 0), slow=1, most=500,
-        skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"},
+        skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"}
+        | COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),
 }  # fmt: skip

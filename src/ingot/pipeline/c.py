@@ -122,6 +122,8 @@ def _plan(program: Program) -> Plan:
 
     calls: list[Call] = []
     for step, (chunks, rounds) in zip(program.steps, binding.counts, strict=True):
+        if step.collective is not None:
+            raise CompileError("C", expected="a program of one device", got=str(step.collective))
         args = tuple((base, at + evaluate(offset, {})) for i, offset in step.args for base, at in (location(by_id[i]),))
         dims = tuple(evaluate(d, {}) for d in step.dims)
         calls.append(Call(step.kernel, args, dims, chunks * rounds, step.target))

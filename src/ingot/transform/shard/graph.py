@@ -44,7 +44,8 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
     if unused := table.unused:
         known = sorted({*names, *labels, *(n.loc for n in expanded.nodes() if isinstance(n.op, Const) and n.loc)})
         raise InputError("shard", expected=f"patterns that match some of {_listed(known)}", got=", ".join(unused))
-    specs = Propagation(expanded, mesh, fixed).run()
+    wanted = {n: spec for n, spec in zip(expanded.results, told, strict=False) if spec is not None}
+    specs = Propagation(expanded, mesh, fixed, wanted).run()
     outputs = [_output(expanded, i, n, specs, told, data_axes) for i, n in enumerate(expanded.outputs)]
     return plan(expanded, mesh, specs, outputs)
 
