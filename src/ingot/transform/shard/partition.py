@@ -206,6 +206,9 @@ class _Partitioner:
 
     def _compute(self, node: Node) -> None:
         found = rule(node) if node.inputs else None
+        if isinstance(node.op, ops.Sharding):
+            self.have[node], self.values[node, self.spec(node)] = self.spec(node), self.part(node.inputs[0], self.spec(node))
+            return
         if found is None:
             operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
             self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])

@@ -94,6 +94,12 @@ def _elementwise(op: Op, node: Node) -> Rule:
     return Rule(tuple(dims if x.shape else () for x in node.inputs), (dims,), linear=linear)
 
 
+@_sharding(ops.Sharding)
+def _annotation(op: ops.Sharding, node: Node) -> Rule:
+    dims = _names(len(node.shape))
+    return Rule((dims,), (dims,))
+
+
 # --- views
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.stablehlo.shardings import annotated
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table
 from ingot.ir.node import Node
 
@@ -44,4 +45,5 @@ def identity(c: Call) -> Node:
 
 @row("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
 def sharded(c: Call, x: AnyValue) -> AnyValue:
-    return x
+    return annotated(x, c.attributes)
+
