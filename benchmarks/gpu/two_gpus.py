@@ -243,7 +243,6 @@ def tensor_case(rank: Rank, name: str) -> dict[str, object]:
         found["one_gpu_ms"] = rank.time(lambda: one(*own) if one is not None else None, alone=True)
         found["over_one_gpu"] = float(str(found["one_gpu_ms"])) / float(str(found["ms"]))
         rank.tell(what=f"tensor {name}, so far", **found)
-        del one, split
         net = net.cuda() if rank.gpu else net
         if rank.first:
             found["deviation_from_eager"] = deviation(got, net(*own))
@@ -358,10 +357,10 @@ def data_case(rank: Rank, name: str) -> dict[str, object]:
         wanted = [float(whole(*every)[0]) for _ in range(5)]
         found["loss_deviation"] = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
     rank.meet()
-    del step, one
     found |= ddp(rank, make, batch)
     found["loss_deviation_from_ddp"] = max(
-        abs(a - b) / abs(b) for a, b in zip(losses, found["ddp_losses"], strict=True)  # type: ignore[call-overload]
+        abs(a - b) / abs(b)
+        for a, b in zip(losses, found["ddp_losses"], strict=True)  # type: ignore[call-overload]
     )
     return found
 
@@ -376,7 +375,10 @@ def ddp(rank: Rank, make: Callable[[int], tuple[Any, Any, Any]], batch: int) -> 
     if rank.gpu:
         net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net.cuda())
         if x.dim() == 4:
-            net, own = net.to(memory_format=torch.channels_last), (own[0].contiguous(memory_format=torch.channels_last), own[1])
+            net, own = (
+                net.to(memory_format=torch.channels_last),
+                (own[0].contiguous(memory_format=torch.channels_last), own[1]),
+            )
     wrapped = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **({"fused": True} if rank.gpu else {}))
 

@@ -157,7 +157,9 @@ class _Control:
             source = self._copy_of(operand)
         if target is None or self.plan.buffers[target[0]].kind in ("input", "output"):
             target = self._new_place(self.anchor)
-        collective = Collective(op.name, op.groups, operand.dtype.name, getattr(op, "kind", ""), getattr(op, "shift", 0))
+        collective = Collective(
+            op.name, op.groups, operand.dtype.name, getattr(op, "kind", ""), getattr(op, "shift", 0)
+        )
         self.plan.exchange(collective, source[0], target[0], operand.type.size)
         return target
 

@@ -487,7 +487,9 @@ def link(
         sizes=linker.sizes.specs,
         conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(inputs[: len(inputs) - state_count]),
-        outputs=tuple(spec_of(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]),
+        outputs=tuple(
+            spec_of(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]
+        ),
         state=tuple(state),
         buffers=tuple(b.to_buffer(i, device) for i, b in enumerate(linker.buffers)),
         steps=tuple(replace(s, device=device) for s in linker.steps),

@@ -62,7 +62,9 @@ def to_json(program: Program) -> Json:
                 _expr_json(s.rounds),
                 s.target,
                 s.device,
-                None if (c := s.collective) is None else [c.kind, [*map(list, c.groups)], c.dtype, c.reduction, c.shift],
+                None
+                if (c := s.collective) is None
+                else [c.kind, [*map(list, c.groups)], c.dtype, c.reduction, c.shift],
             ]
             for s in program.steps
         ],

@@ -143,9 +143,7 @@ class Buffer:
     device: str = "cpu"
 
 
-CollectiveKind: TypeAlias = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"
-]
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"]
 _MAX_RANKS = 1 << 16
 
 

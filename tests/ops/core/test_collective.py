@@ -29,7 +29,9 @@ def expected(op: Collective, parts: list[np.ndarray], index: int) -> np.ndarray:
         match op:
             case ops.AllReduce() | ops.ReduceScatter():
                 fold = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}[op.kind]
-                total = fold(stacked, axis=0, dtype=stacked.dtype) if op.kind in ("sum", "prod") else fold(stacked, axis=0)
+                total = (
+                    fold(stacked, axis=0, dtype=stacked.dtype) if op.kind in ("sum", "prod") else fold(stacked, axis=0)
+                )
                 total = total.astype(parts[0].dtype)
                 return total if isinstance(op, ops.AllReduce) else np.split(total, n, op.axis)[index]
             case ops.AllGather():
@@ -39,6 +41,11 @@ def expected(op: Collective, parts: list[np.ndarray], index: int) -> np.ndarray:
             case ops.Permute():
                 return parts[(index - op.shift) % n]
     raise AssertionError(op)
+
+
+def run(graph: Graph, *inputs: list[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+    """The results of each device for its inputs."""
+    return simulated(len(inputs[0]), lambda rank: interpret(graph, [x[rank] for x in inputs]))
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
@@ -51,9 +58,8 @@ def test_on_simulated_devices(cls: type[Collective], groups: tuple[tuple[int, ..
         xs = [(base ^ bool(s)) if base.dtype == bool else (base + s).astype(base.dtype) for s in shifts][:count]
         x = Input("x", TensorType(dtype_of(base), base.shape))()
         graph = Graph((x,), (op(x),))
-        got = simulated(count, lambda rank: interpret(graph, [xs[rank]])[0])
-        lowered = lower_model_ops(graph)
-        again = simulated(count, lambda rank: interpret(lowered, [xs[rank]])[0])
+        got = [r[0] for r in run(graph, xs)]
+        again = [r[0] for r in run(lower_model_ops(graph), xs)]
         for group in groups:
             for index, rank in enumerate(group):
                 want = expected(op, [xs[member] for member in group], index)
@@ -78,7 +84,7 @@ def test_gradients_are_transposed(cls: type[Collective], groups: tuple[tuple[int
         xs = [rng.integers(-4, 5, base.shape).astype(np.float32) for _ in range(count)]
         ws = [rng.integers(-4, 5, [int(d) for d in y.shape]).astype(np.float32) for _ in range(count)]
         graph = Graph((x, weights), (y, g))
-        results = simulated(count, lambda rank: interpret(graph, [xs[rank], ws[rank]]))
+        results = run(graph, xs, ws)
         forward = sum(float((w * r[0]).sum()) for w, r in zip(ws, results, strict=True))
         backward = sum(float((v * r[1]).sum()) for v, r in zip(xs, results, strict=True))
         assert forward == backward

@@ -93,7 +93,7 @@ def names(library: FakeNccl) -> list[str]:
 
 
 def test_a_sum_is_a_node_of_the_graph(fake: tuple[FakeDriver, FakeNccl]) -> None:
-    driver, library = fake
+    _, library = fake
     loaded, x = Loaded(summed((0,))), np.arange(5, dtype=np.float32)
     assert library.calls == [("ncclGetUniqueId",), ("ncclCommInitRank", 1, b"\7\7", 0)]
     np.testing.assert_array_equal(run(loaded, x), 4 * x)
@@ -196,7 +196,7 @@ def test_types_that_nccl_cannot_reduce_are_refused() -> None:
 def test_errors_are_in_the_words_of_nccl() -> None:
     library = FakeNccl(FakeDriver(KERNELS))
     library.status = 2
-    with pytest.raises(DeviceError, match="ncclCommInitRank.*unhandled system error"):
+    with pytest.raises(DeviceError, match=r"ncclCommInitRank.*unhandled system error"):
         Nccl(library).communicator(bytes(128), 1, 0)  # type: ignore[arg-type]
 
 

@@ -70,7 +70,11 @@ class Maker:
                 y = ops.Reduce(kind, (axis,))(x)
                 return ops.div(y, float(x.shape[axis])) if kind == "sum" else y
             case 9:
-                return ops.BroadcastInDim((int(rng.choice(SIZES)), *x.shape), tuple(range(1, rank + 1)))(x) if rank < 3 else x
+                return (
+                    ops.BroadcastInDim((int(rng.choice(SIZES)), *x.shape), tuple(range(1, rank + 1)))(x)
+                    if rank < 3
+                    else x
+                )
             case 10 if rank:
                 start = int(rng.integers(x.shape[axis]))
                 return ops.slice_axis(x, axis, start)
@@ -99,7 +103,11 @@ class Maker:
             y = self.op()
             if y.type.size <= 4096 and len(y.shape) <= 3:
                 self.values.append(y)
-        outputs = [self.values[-1], self.values[int(self.rng.integers(2, len(self.values)))]] if len(self.values) > 2 else [inputs[0]]
+        outputs = (
+            [self.values[-1], self.values[int(self.rng.integers(2, len(self.values)))]]
+            if len(self.values) > 2
+            else [inputs[0]]
+        )
         return Graph(tuple(inputs), tuple(outputs))
 
     def marks(self, graph: Graph, mesh: dict[str, int]) -> dict[str, list[tuple[str, int]]]:

@@ -15,7 +15,7 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i64
 from ingot.support.errors import InputError
 from ingot.transform.shard.graph import collectives, graphs_of, shard
-from ingot.transform.shard.mesh import Mesh, MarkTable, mesh_of
+from ingot.transform.shard.mesh import MarkTable, Mesh, mesh_of
 from ingot.transform.shard.simulate import simulate
 
 RNG = np.random.default_rng(0)

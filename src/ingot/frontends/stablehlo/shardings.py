@@ -1,7 +1,7 @@
 """Annotations of how values are spread over devices: sdy's (Shardy) and the older mhlo.sharding.
 
-    #sdy.sharding<@mesh, [{"dp"}, {}]>                  ->   axes (dp), ()
-    {devices=[2,1,2]<=[4] last_tile_dim_replicate}      ->   tiles 2 x 1, two copies of each
+#sdy.sharding<@mesh, [{"dp"}, {}]>                  ->   axes (dp), ()
+{devices=[2,1,2]<=[4] last_tile_dim_replicate}      ->   tiles 2 x 1, two copies of each
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingot.frontends.stablehlo.syntax import Attribute, Raw
 from ingot.frontends.stablehlo.values import AnyValue
 from ingot.ir.node import Node
 
-_DIMENSION = re.compile(r'\{([^{}]*)\}(?:p\d+)?')
+_DIMENSION = re.compile(r"\{([^{}]*)\}(?:p\d+)?")
 _AXIS = re.compile(r'"([^"]+)"(:\(\d+\)\d+)?')
 _TILES = re.compile(r"\{devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))")
 _MAX_DEVICES = 1 << 16

@@ -68,7 +68,7 @@ def simulated(count: int, program: Callable[[int], T]) -> list[T]:
         _DEVICE.set((devices, rank))
         try:
             results[rank] = program(rank)
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+        except BaseException as error:
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.append(error)
             devices.abort()

@@ -99,7 +99,7 @@ class Instance(Binding):
                 source, source_at, target, target_at, count = self._table[start : start + 5].tolist()
                 addresses = self._bases[source] + source_at, self._bases[target] + target_at
                 group.exchange_at(collective, int(addresses[0]), int(addresses[1]), count)
-            except BaseException as error:  # noqa: BLE001 - `check` raises it, outside of native code
+            except BaseException as error:
                 self._error = error
                 self._context[_STOP] = 1
 

@@ -315,7 +315,9 @@ class Graphs:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            nodes = [part for part in segment.parts if isinstance(part, Exchange) or (isinstance(part, Node) and part.chunks)]
+            nodes = [
+                part for part in segment.parts if isinstance(part, Exchange) or (isinstance(part, Node) and part.chunks)
+            ]
             # another one for each size
             key = (id(segment), *(n for node in nodes if isinstance(node, Node) and node.sized for n in node.told))
             if nodes and key not in clocks:

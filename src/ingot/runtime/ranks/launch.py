@@ -67,13 +67,11 @@ def launch(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(
-    environment: dict[str, str], sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def _run(environment: dict[str, str], sender: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ.update(environment)
     try:
         result = True, function(*args)
-    except BaseException:  # noqa: BLE001 - the parent raises it
+    except BaseException:
         result = False, traceback.format_exc()
     process_group.leave(failed=not result[0])
     sender.send(result)
@@ -91,7 +89,9 @@ def _results(started: Sequence[tuple[Any, Connection]], seconds: float | None) -
         if not ready:
             if errors:
                 break
-            raise DeviceError("processes", expected=f"an end within {seconds:g} s", got=f"ranks {[*left.values()]} at work")
+            raise DeviceError(
+                "processes", expected=f"an end within {seconds:g} s", got=f"ranks {[*left.values()]} at work"
+            )
         for receiver in ready:
             assert isinstance(receiver, Connection)
             rank = left.pop(receiver)

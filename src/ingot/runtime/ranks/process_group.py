@@ -88,7 +88,9 @@ class SingleProcess(ProcessGroup):
         collective.group_of(self.rank)
         if len(collective.groups[0]) > 1:
             got = "one process"
-            raise DeviceError(str(collective), expected="a group of processes", got=got, fix="ingot.launch, or torchrun")
+            raise DeviceError(
+                str(collective), expected="a group of processes", got=got, fix="ingot.launch, or torchrun"
+            )
         target[:] = source
 
 
@@ -154,7 +156,9 @@ def _joined() -> ProcessGroup:
         from ingot.runtime.ranks.shared_memory import SharedMemoryGroup
 
         return SharedMemoryGroup(os.environ[CONTROL], _number(RANK), _number(WORLD_SIZE))
-    raise InputError(f"environment variable {TRANSPORT}", expected="shared_memory (of ingot.launch) or gloo", got=transport)
+    raise InputError(
+        f"environment variable {TRANSPORT}", expected="shared_memory (of ingot.launch) or gloo", got=transport
+    )
 
 
 def _number(name: str) -> int:

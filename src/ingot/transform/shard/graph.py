@@ -22,7 +22,8 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
 
     Inputs without a mark are whole; weights and state without one are split where that saves an exchange. An output
     without a mark is split over the axes that split an input, as the caller works in parts along them, and whole along
-    others. The model's own annotations (`ops.Sharding`) are marks, too. An open size that is split stays open: the symbol is then the size of a device's part.
+    others. The model's own annotations (`ops.Sharding`) are marks, too. An open size that is split stays open: the
+    symbol is then the size of a device's part.
 
     Raises InputError for a mark that matches no name, or that does not split into equal parts.
     """
@@ -46,7 +47,10 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
     fixed |= {n: spec for n, spec in annotations.items() if n not in fixed}
     data_axes = frozenset[str]().union(*(axes_in(spec) for n, spec in fixed.items() if n in graph.inputs[:first_state]))
     labels = expanded.output_names or tuple(f"output{i}" for i in range(len(expanded.results)))
-    told = [table.spec(label, len(n.shape)) or annotations.get(n) for label, n in zip(labels, expanded.results, strict=False)]
+    told = [
+        table.spec(label, len(n.shape)) or annotations.get(n)
+        for label, n in zip(labels, expanded.results, strict=False)
+    ]
     if unused := table.unused:
         known = sorted({*names, *labels, *(n.loc for n in expanded.nodes() if isinstance(n.op, Const) and n.loc)})
         raise InputError("shard", expected=f"patterns that match some of {_listed(known)}", got=", ".join(unused))
@@ -99,9 +103,7 @@ def _output(
     return tuple(tuple(a for a in axes if a in data_axes) for axes in specs.get(node) or whole(rank))
 
 
-def _with_local_sizes(
-    graph: Graph, mesh: Mesh, marked: Mapping[Node, Spec]
-) -> tuple[Graph, dict[Node, Node]]:
+def _with_local_sizes(graph: Graph, mesh: Mesh, marked: Mapping[Node, Spec]) -> tuple[Graph, dict[Node, Node]]:
     """The graph in symbols of parts: where a device has 1/n of an open size s, s becomes n s."""
     factors: dict[str, int] = {}
     for n, spec in marked.items():

@@ -1,7 +1,7 @@
 """Meshes of devices, and how a tensor is split over one.
 
-    Mesh((("dp", 2), ("tp", 4)))       8 devices; rank = 4 * (index along dp) + index along tp
-    Spec ((), ("tp",))                 a matrix whose columns are split over tp
+Mesh((("dp", 2), ("tp", 4)))       8 devices; rank = 4 * (index along dp) + index along tp
+Spec ((), ("tp",))                 a matrix whose columns are split over tp
 """
 
 from __future__ import annotations

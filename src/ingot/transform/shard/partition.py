@@ -207,7 +207,10 @@ class _Partitioner:
     def _compute(self, node: Node) -> None:
         found = rule(node) if node.inputs else None
         if isinstance(node.op, ops.Sharding):
-            self.have[node], self.values[node, self.spec(node)] = self.spec(node), self.part(node.inputs[0], self.spec(node))
+            self.have[node], self.values[node, self.spec(node)] = (
+                self.spec(node),
+                self.part(node.inputs[0], self.spec(node)),
+            )
             return
         if found is None:
             operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]

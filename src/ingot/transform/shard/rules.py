@@ -209,9 +209,7 @@ def _dynamic_slice(op: ops.DynamicSlice, node: Node) -> Rule:
     x, *starts = node.inputs
     cut = [i for i, size in enumerate(op.sizes) if size != x.shape[i]]
     dims = _without(_names(len(node.shape)), cut)
-    return Rule(
-        (dims, *((),) * len(starts)), (dims,), linear=(0,), split=lambda op, n, s: replace(op, sizes=s[0])
-    )
+    return Rule((dims, *((),) * len(starts)), (dims,), linear=(0,), split=lambda op, n, s: replace(op, sizes=s[0]))
 
 
 @_sharding(ops.DynamicUpdateSlice)
@@ -289,9 +287,7 @@ def _matmul(op: ops.MatMul, node: Node) -> Rule | None:
         sizes = node.shape[len(batch) - (len(x.shape) - 2) :]
         return tuple(d if n == size else None for d, n, size in zip(own, x.shape[:-2], sizes, strict=False))
 
-    return Rule(
-        ((*leading(a), "m", "k"), (*leading(b), "k", "n")), ((*batch, "m", "n"),), {"k": "sum"}, linear=(0, 1)
-    )
+    return Rule(((*leading(a), "m", "k"), (*leading(b), "k", "n")), ((*batch, "m", "n"),), {"k": "sum"}, linear=(0, 1))
 
 
 @_sharding(ops.Convolution)
@@ -351,15 +347,17 @@ def _kernel_gradient(op: ops.KernelGradient, node: Node) -> Rule:
 
 def _heads(op: Op, node: Node, results: int) -> Rule:
     q, k = node.inputs[:2]
-    # query heads are split like the key heads that they attend to
     scores = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    mask_of = lambda x: tuple(  # noqa: E731
-        d if n == size and d is not None else None
-        for d, n, size in zip(("b", "h", None, None)[4 - len(x.shape) :], x.shape, scores[4 - len(x.shape) :], strict=True)
-    )
+    # query heads are split like the key heads that they attend to
     dims: Dims = ("b", "h", None, None)
+
+    def mask_dims(mask: Node) -> Dims:
+        first = 4 - len(mask.shape)
+        each = zip(dims[first:], mask.shape, scores[first:], strict=True)
+        return tuple(d if n == size else None for d, n, size in each)
+
     count = 3 if isinstance(op, ops.Attention) else 4
-    return Rule((*(dims,) * count, *map(mask_of, node.inputs[count:])), (dims,) * results)
+    return Rule((*(dims,) * count, *map(mask_dims, node.inputs[count:])), (dims,) * results)
 
 
 @_sharding(ops.Attention)
@@ -428,9 +426,7 @@ def _index_dims(count: int, vector: int, batching: Mapping[int, str]) -> tuple[D
 @_sharding(ops.Gather)
 def _gather(op: ops.Gather, node: Node) -> Rule:
     x, indices = node.inputs
-    batching = dict(
-        zip(op.start_indices_batching_dims, _names(len(op.operand_batching_dims), "b"), strict=True)
-    )
+    batching = dict(zip(op.start_indices_batching_dims, _names(len(op.operand_batching_dims), "b"), strict=True))
     index_dims, batch = _index_dims(len(indices.shape), op.index_vector_dim, batching)
     gone = (*op.collapsed_slice_dims, *op.operand_batching_dims)
     offsets = [d for d in range(len(x.shape)) if d not in gone]
@@ -439,9 +435,7 @@ def _gather(op: ops.Gather, node: Node) -> Rule:
     for d, name in zip(op.operand_batching_dims, batching.values(), strict=True):
         operand[d] = name
     slices, windows = iter(batch), iter(offsets)
-    result = tuple(
-        full.get(next(windows)) if d in op.offset_dims else next(slices) for d in range(len(node.shape))
-    )
+    result = tuple(full.get(next(windows)) if d in op.offset_dims else next(slices) for d in range(len(node.shape)))
 
     def split(op: ops.Gather, n: Mapping[str, int], s: Sequence[Shape]) -> Op:
         sizes = tuple(
@@ -455,9 +449,7 @@ def _gather(op: ops.Gather, node: Node) -> Rule:
 @_sharding(ops.Scatter)
 def _scatter(op: ops.Scatter, node: Node) -> Rule | None:
     x, indices, updates = node.inputs
-    batching = dict(
-        zip(op.scatter_indices_batching_dims, _names(len(op.input_batching_dims), "b"), strict=True)
-    )
+    batching = dict(zip(op.scatter_indices_batching_dims, _names(len(op.input_batching_dims), "b"), strict=True))
     index_dims, batch = _index_dims(len(indices.shape), op.index_vector_dim, batching)
     gone = (*op.inserted_window_dims, *op.input_batching_dims)
     windows = [d for d in range(len(x.shape)) if d not in gone]
@@ -470,9 +462,7 @@ def _scatter(op: ops.Scatter, node: Node) -> Rule | None:
         tuple(d if d in kept or (adds and d is not None) else None for d in dims) for dims in (index_dims, batch)
     )
     slices = iter(batch)
-    update = tuple(
-        full.get(update_of[u]) if u in update_of else next(slices) for u in range(len(updates.shape))
-    )
+    update = tuple(full.get(update_of[u]) if u in update_of else next(slices) for u in range(len(updates.shape)))
     operand: list[str | None] = [full.get(d) for d in range(len(x.shape))]
     for d, name in zip(op.input_batching_dims, batching.values(), strict=True):
         operand[d] = name

@@ -18,9 +18,7 @@ def simulate(sharded: Sharded, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray
     """The whole results for whole inputs, computed by simulated devices."""
     graphs, mesh = graphs_of(sharded), sharded.mesh
     specs = [sharded.specs.get(n) or whole(len(n.shape)) for n in sharded.graph.inputs]
-    parts = [
-        [split(x, spec, mesh, rank) for x, spec in zip(inputs, specs, strict=True)] for rank in range(mesh.size)
-    ]
+    parts = [[split(x, spec, mesh, rank) for x, spec in zip(inputs, specs, strict=True)] for rank in range(mesh.size)]
     results = run(graphs, parts)
     return tuple(
         join([r[i] for r in results], spec, mesh) for i, spec in enumerate(sharded.outputs[: len(graphs[0].results)])

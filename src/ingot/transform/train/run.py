@@ -213,7 +213,9 @@ def _compile_step(
     if division is not None:
         program = division.placed(program)
     unloaded = unloaded_program(program, options.threads)
-    return CompiledStep(program, source, step, options.threads, division) if unloaded is None else CompiledModel(unloaded)
+    return (
+        CompiledStep(program, source, step, options.threads, division) if unloaded is None else CompiledModel(unloaded)
+    )
 
 
 def _seconds(program: Program, sizes: Mapping[str, int], threads: int) -> list[float] | None:

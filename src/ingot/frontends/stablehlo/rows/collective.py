@@ -46,4 +46,3 @@ def identity(c: Call) -> Node:
 @row("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
 def sharded(c: Call, x: AnyValue) -> AnyValue:
     return annotated(x, c.attributes)
-
