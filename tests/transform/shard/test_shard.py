@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.autodiff import gradients
+from ingot.autodiff.graphs import differentiable
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
@@ -127,6 +130,16 @@ def test_convolutions_over_the_batch_gather_nothing(groups: int) -> None:
     y = ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), groups)(x, weight("w", 8, 4 // groups, 3, 3))
     value = RNG.standard_normal((4, 4, 6, 6), np.float32)
     assert check(Graph((x,), (ops.Relu()(y),)), {"dp": 2}, {"x": ("dp", 0)}, [value]) == {}
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_of_convolutions_over_the_batch_take_a_sum_each(groups: int) -> None:
+    x, w = x_of(4, 4, 6, 6), x_of(8, 4 // groups, 3, 3, name="w")
+    y = ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), groups)(x, w)
+    core = differentiable(Graph((x, w), (ops.reduce_sum(ops.mul(y, y)),)), True)
+    graph = replace(core, outputs=tuple(gradients(core.outputs[0], [x, w])))
+    values = [RNG.standard_normal([int(d) for d in n.shape], np.float32) for n in graph.inputs]
+    assert check(graph, {"dp": 2}, {"x": ("dp", 0)}, values) == {"all_reduce": 1}
 
 
 def test_channels_of_a_grouped_convolution() -> None:

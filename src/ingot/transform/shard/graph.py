@@ -11,6 +11,7 @@ from ingot.ir.dims import Dim, as_dim, divides, symbol, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
+from ingot.transform.shard.batch_groups import with_batch_groups
 from ingot.transform.shard.mesh import Marks, MarkTable, Mesh, Spec, annotated_spec, axes_in, whole
 from ingot.transform.shard.partition import Sharded, partition, plan
 from ingot.transform.shard.propagate import Propagation
@@ -39,7 +40,7 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
     graph, images = _with_local_sizes(graph, mesh, {n: spec for n, spec in marked.items() if spec is not None})
     fixed = {images[n]: spec or whole(len(n.shape)) for n, spec in list(marked.items())[:first_state]}
     fixed |= {images[n]: spec for n, spec in list(marked.items())[first_state:] if spec is not None}
-    expanded = lower_model_ops(graph, RULED, lambda n: rule(n) is not None)
+    expanded = with_batch_groups(lower_model_ops(graph, RULED, lambda n: rule(n) is not None))
     for n in expanded.nodes():
         if isinstance(n.op, Const) and (spec := table.spec(n.loc, len(n.shape))) is not None:
             fixed[n] = spec
