@@ -53,7 +53,7 @@ class Rank:
     def __init__(self, asked: argparse.Namespace, seconds: float) -> None:
         import torch
 
-        from ingot.runtime.ranks.process_group import current
+        from ingot.runtime.ranks.current import current
 
         os.environ.update(MULTICAST | NCCL)
         faulthandler.dump_traceback_later(max(seconds - 3, 1), exit=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Protocol
-
-import numpy as np
 
 from ingot.ir.array import Array
 from ingot.ir.dims import DimLike, estimate, is_found, span_of
@@ -23,6 +21,7 @@ from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
 from ingot.plan.sizes import RuntimeSizes, expression
 from ingot.plan.storage import Arena, Storage, assign
+from ingot.plan.weights import Fill, Weights, fill
 from ingot.runtime import placement
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
@@ -31,13 +30,9 @@ from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
-from ingot.support.files import release
 from ingot.support.limits import in_time
 from ingot.support.native import Code
 
-ALIGN_BYTES = 64
-_COPY_BYTES = 16 << 20  # of a constant that are copied before their pages of the model file are released
-Fill = Callable[[Array, Pack | None, np.ndarray], None]
 Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
 
 
@@ -75,47 +70,6 @@ class Launch:
 
 
 @dataclass
-class _Weights:
-    """Constants, each once, at aligned offsets in one blob; repacked if a kernel reads them in packed form."""
-
-    sources: list[tuple[slice, Array, Pack | None]] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, constant: Array, pack: Pack | None) -> tuple[int, int]:
-        """Reserve space for a constant; its offset in the blob and size in bytes."""
-        nbytes = pack.nbytes if pack else constant.nbytes
-        offset = self.size
-        self.sources.append((slice(offset, offset + nbytes), constant, pack))
-        self.size += -(-max(nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
-        return offset, nbytes
-
-    def blob(self, fill: Fill) -> np.ndarray:
-        """The filled blob."""
-        raw = np.zeros(self.size + ALIGN_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGN_BYTES
-        blob = raw[start : start + self.size]
-        for span, constant, pack in self.sources:
-            fill(constant, pack, blob[span])
-        return blob
-
-
-def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
-    """Write a constant's bytes to `out`, repacked if `pack` is given. Pages of the model file are released on the way,
-    so that no weight is in memory twice."""
-    value = constant.value
-    if pack:
-        pack.write(value, out.view(pack.dtype.numpy))
-    else:
-        rows = np.atleast_1d(value)
-        copy = out.view(value.dtype).reshape(rows.shape)
-        step = max(1, _COPY_BYTES // max(1, rows[:1].nbytes))
-        for i in range(0, len(rows), step):
-            copy[i : i + step] = rows[i : i + step]
-            release(rows[i : i + step])
-    release(value)
-
-
-@dataclass
 class _Memory:
     """One buffer of the plan while lifetimes are being collected. first, last: the steps that use it."""
 
@@ -145,7 +99,7 @@ class _Linker:
     def __init__(self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler, join: Join | None = None):
         self.graph, self.storage, self.lower, self.assembler = graph, storage, lower, assembler
         self.pending = PendingGroups(join)
-        self.weights = _Weights()
+        self.weights = Weights()
         self.buffers: list[_Memory] = []
         self.buffer_of_value: dict[Node, int] = {}
         self.buffer_of_weight: dict[tuple[Array, str], int] = {}

@@ -65,7 +65,7 @@ def test_a_program_with_annotations(text: str) -> None:
 def test_a_mesh_without_the_axes_is_refused() -> None:
     with pytest.raises(InputError, match="a mesh axis: one of x"):
         ingot.compile(SDY, mesh=ingot.simulate({"x": 4}))
-    with pytest.raises(InputError, match="of 4 devices|those of 2 devices"):
+    with pytest.raises(InputError, match="those of 2 devices"):
         ingot.compile(tiled(), mesh=ingot.simulate({"x": 2}))
 
 

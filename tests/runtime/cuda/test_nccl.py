@@ -14,7 +14,7 @@ from ingot.runtime.cuda import nccl
 from ingot.runtime.cuda.device import Loaded
 from ingot.runtime.cuda.nccl import Communicators, Nccl
 from ingot.runtime.program import Collective
-from ingot.runtime.ranks import process_group
+from ingot.runtime.ranks import current
 from ingot.runtime.ranks.process_group import ProcessGroup, SingleProcess
 from ingot.support.errors import DeviceError
 from tests.runtime.cuda.fake import FakeDriver
@@ -81,7 +81,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDriver, FakeNccl]:
     made = Nccl(library)  # type: ignore[arg-type]
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     monkeypatch.setattr(nccl, "_communicators", [])
-    monkeypatch.setattr(process_group, "_current", [SingleProcess()])
+    monkeypatch.setattr(current, "_current", [SingleProcess()])
     monkeypatch.setattr(
         cuda, "communicators_of", lambda program, driver: nccl.communicators_of(program, driver, lambda: made)
     )

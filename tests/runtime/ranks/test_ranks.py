@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from ingot.runtime.program import Collective
+from ingot.runtime.ranks.current import current, leave
 from ingot.runtime.ranks.launch import launch
-from ingot.runtime.ranks.process_group import ProcessGroup, SingleProcess, current, leave, reduced
+from ingot.runtime.ranks.process_group import ProcessGroup, SingleProcess, reduced
 from ingot.runtime.ranks.shared_memory import SLOT_BYTES
 from ingot.support.errors import ArtifactError, DeviceError, InputError
 

@@ -9,14 +9,17 @@ import pytest
 
 import ingot
 from ingot.runtime import artifact
-from ingot.runtime.ranks.process_group import current
+from ingot.runtime.ranks.current import current
 from ingot.support.errors import DeviceError, InputError
 
 MLP = """
-func.func @main(%x: tensor<?x8xf32> loc("x"), %w: tensor<8x6xf32> loc("w"), %v: tensor<6x4xf32> loc("v")) -> tensor<?x4xf32> {
-  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0] : (tensor<?x8xf32>, tensor<8x6xf32>) -> tensor<?x6xf32>
+func.func @main(%x: tensor<?x8xf32> loc("x"), %w: tensor<8x6xf32> loc("w"), %v: tensor<6x4xf32> loc("v"))
+    -> tensor<?x4xf32> {
+  %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+      : (tensor<?x8xf32>, tensor<8x6xf32>) -> tensor<?x6xf32>
   %1 = stablehlo.tanh %0 : tensor<?x6xf32>
-  %2 = stablehlo.dot_general %1, %v, contracting_dims = [1] x [0] : (tensor<?x6xf32>, tensor<6x4xf32>) -> tensor<?x4xf32>
+  %2 = stablehlo.dot_general %1, %v, contracting_dims = [1] x [0]
+      : (tensor<?x6xf32>, tensor<6x4xf32>) -> tensor<?x4xf32>
   return %2 : tensor<?x4xf32>
 }
 """
@@ -101,7 +104,9 @@ def network(name: str) -> tuple[Any, Any, Any, dict[str, Any]]:
             self.words, self.places = nn.Embedding(50, 32), nn.Parameter(torch.randn(12, 32) * 0.1)
             names = {"q": (32, 32), "k": (32, 32), "v": (32, 32), "o": (32, 32), "up": (32, 64), "down": (64, 32)}
             self.blocks = nn.ModuleList(
-                nn.ModuleDict({n: nn.Linear(*size, bias=False) for n, size in names.items()} | {"norm": nn.LayerNorm(32)})
+                nn.ModuleDict(
+                    {n: nn.Linear(*size, bias=False) for n, size in names.items()} | {"norm": nn.LayerNorm(32)}
+                )
                 for _ in range(2)
             )
 

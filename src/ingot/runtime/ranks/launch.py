@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.ranks import process_group
+from ingot.runtime.ranks import current
 from ingot.support.errors import DeviceError, InputError
 
 _GRACE_SECONDS = 8.0  # in which the others notice that a rank has ended, before they are ended
@@ -47,9 +47,9 @@ def launch(
         for rank in range(processes):
             receiver, sender = context.Pipe(duplex=False)
             environment = {
-                process_group.RANK: str(rank),
-                process_group.WORLD_SIZE: str(processes),
-                process_group.CONTROL: str(folder / "control"),
+                current.RANK: str(rank),
+                current.WORLD_SIZE: str(processes),
+                current.CONTROL: str(folder / "control"),
             }
             if gpus is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = str(gpus[rank])
@@ -73,7 +73,7 @@ def _run(environment: dict[str, str], sender: Connection, function: Callable[...
         result = True, function(*args)
     except BaseException:
         result = False, traceback.format_exc()
-    process_group.leave(failed=not result[0])
+    current.leave(failed=not result[0])
     sender.send(result)
     sender.close()
 

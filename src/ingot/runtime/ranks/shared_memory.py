@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.program import Collective
 from ingot.runtime.ranks.process_group import ProcessGroup, reduced
 from ingot.support.errors import DeviceError
@@ -244,8 +245,6 @@ _SMALL_BYTES = 1 << 15
 
 @cache
 def _numpy(collective: Collective) -> np.dtype:
-    from ingot.runtime.dtypes import numpy_dtype
-
     return numpy_dtype(collective.dtype)
 
 

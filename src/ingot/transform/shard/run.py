@@ -15,7 +15,8 @@ from ingot.plan.link import spec_of
 from ingot.runtime.executable import Executable, UnloadedProgram
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
-from ingot.runtime.ranks.process_group import PLACE, ProcessGroup, current
+from ingot.runtime.ranks.current import PLACE, current
+from ingot.runtime.ranks.process_group import ProcessGroup
 from ingot.runtime.tensors import host_array, is_tensor
 from ingot.support.errors import ArtifactError, InputError
 from ingot.transform.shard.graph import shard
