@@ -16,7 +16,9 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32, i64
+from ingot.ops.core.collective import simulated
 from ingot.support.errors import InputError
+from ingot.transform.shard.combine import combine_sums
 from ingot.transform.shard.graph import collectives, graphs_of, shard
 from ingot.transform.shard.mesh import MarkTable, Mesh, mesh_of
 from ingot.transform.shard.simulate import simulate
@@ -164,6 +166,31 @@ def test_a_sum_with_several_readers_is_summed_once() -> None:
     graph = Graph((x,), (ops.mul(y, 2.0), ops.Relu()(y)))
     value = RNG.standard_normal((4, 8), np.float32)
     assert check(graph, {"tp": 2}, {"a": ("tp", 0)}, [value]) == {"all_reduce": 1}
+
+
+def test_gradients_of_several_weights_take_one_sum() -> None:
+    x, a, b = x_of(4, 8), x_of(8, 6, name="a"), x_of(6, 3, name="b")
+    core = differentiable(Graph((x, a, b), (ops.reduce_sum(ops.MatMul()(ops.Relu()(ops.MatMul()(x, a)), b)),)), True)
+    graph = replace(core, outputs=(*core.outputs, *gradients(core.outputs[0], [a, b])))
+    values = [RNG.standard_normal([int(d) for d in n.shape], np.float32) for n in graph.inputs]
+    assert check(graph, {"dp": 2}, {"x": ("dp", 0)}, values) == {"all_reduce": 1}
+
+
+def test_large_sums_are_apart_and_buckets_bounded() -> None:
+    x = x_of(2)
+    scalars = [ops.reduce_sum(ops.mul(x, float(i + 1))) for i in range(4)]
+    sums = [
+        ops.AllReduce(((0, 1),))(ops.broadcast_to(s, (n,)))
+        for s, n in zip(scalars, (300_000, 250_000, 9, 9), strict=True)
+    ]
+    combined = combine_sums(Graph((x,), tuple(sums)))
+    shapes = [n.shape for n in combined.nodes() if isinstance(n.op, ops.AllReduce)]
+    assert sorted(shapes) == [(250_018,), (300_000,)]
+    value = np.ones(2, np.float32)
+    for got, n in zip(
+        simulated(2, lambda rank: interpret(combined, [value * rank]))[0], (300_000, 250_000, 9, 9), strict=True
+    ):
+        assert got.shape == (n,)
 
 
 def test_a_lookup_in_parts_of_words_and_its_gradient() -> None:

@@ -20,6 +20,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import Shape
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, InputError
+from ingot.transform.shard.combine import combine_sums
 from ingot.transform.shard.mesh import Axes, Mesh, Spec, axes_in, show_spec, whole
 from ingot.transform.shard.propagate import factors
 from ingot.transform.shard.rules import Rule, rule
@@ -293,4 +294,4 @@ def slices_of(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> tuple[
 
 def partition(sharded: Sharded, rank: int) -> Graph:
     """The graph of device `rank`."""
-    return _Partitioner(sharded, rank).run()
+    return combine_sums(_Partitioner(sharded, rank).run())
