@@ -36,7 +36,7 @@ QUICK = frozenset({"add", "divide", "exponential", "dot_general", "softmax", "so
 _NARROW = ("i4", "u4", "i2", "u2", "f8e5m2", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn")
 H100 = "cuda:sm_90a"
 # programs of several devices: see tests/ops/core/test_collective.py, tests/runtime/ranks
-COLLECTIVES = dict.fromkeys(
+COLLECTIVES: dict[str, str] = dict.fromkeys(
     ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"), "an exchange is no kernel"
 )
 

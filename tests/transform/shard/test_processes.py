@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -113,7 +113,7 @@ def network(name: str) -> tuple[Any, Any, Any, dict[str, Any]]:
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             batch, length = ids.shape
             x = self.words(ids) + self.places[:length]
-            for b in self.blocks:
+            for b in cast(Any, self.blocks):
                 y = b["norm"](x)
                 q, k, v = (b[n](y).view(batch, length, 4, 8).transpose(1, 2) for n in "qkv")
                 seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)

@@ -101,7 +101,7 @@ class Maker:
         self.values = list(inputs)
         for _ in range(12):
             y = self.op()
-            if y.type.size <= 4096 and len(y.shape) <= 3:
+            if int(y.type.size) <= 4096 and len(y.shape) <= 3:
                 self.values.append(y)
         outputs = (
             [self.values[-1], self.values[int(self.rng.integers(2, len(self.values)))]]

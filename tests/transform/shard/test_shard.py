@@ -54,7 +54,7 @@ def block(x: Node, name: str, heads: int = 4, width: int = 32) -> Node:
         return ops.LayerNorm((2,))(y, weight(f"{name}.{part}", width))
 
     def project(y: Node, part: str, out: int) -> Node:
-        w = weight(f"{name}.{part}.weight", out, y.shape[2])
+        w = weight(f"{name}.{part}.weight", out, int(y.shape[2]))
         return ops.add(ops.MatMul()(y, ops.transpose(w, (1, 0))), weight(f"{name}.{part}.bias", out))
 
     y = norm(x, "before")

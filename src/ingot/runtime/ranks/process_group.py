@@ -58,7 +58,7 @@ def array_at(address: int, count: int, dtype: str) -> np.ndarray:
     if not count:
         return np.empty(0, numpy_dtype(dtype))
     data = (ctypes.c_uint8 * (count * itemsize(dtype))).from_address(address)
-    return np.frombuffer(data, np.uint8).view(numpy_dtype(dtype))
+    return np.ctypeslib.as_array(data).view(numpy_dtype(dtype))
 
 
 def reduced(parts: Sequence[np.ndarray], reduction: str) -> np.ndarray:

@@ -193,7 +193,8 @@ class _Partitioner:
             else:
                 x = ops.AllGather(groups, d)(x, loc=value.loc)
             spec[d] = ()
-        starts, limits = [0] * len(spec), list(x.shape)
+        starts: list[DimLike] = [0] * len(spec)
+        limits = list(x.shape)
         for d, (axes, goal) in enumerate(zip(spec, want, strict=True)):
             if axes != goal:
                 size = self._divided(x.shape[d], goal, value)
