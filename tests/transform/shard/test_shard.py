@@ -208,6 +208,16 @@ def test_a_lookup_in_parts_of_words_and_its_gradient() -> None:
     assert check(Graph((ids, rows), (added,)), {"dp": 2}, marks, values) == {"all_reduce": 1}
 
 
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_sequences_of_a_recurrent_layer(has_lengths: bool) -> None:
+    x, state = x_of(5, 4, 3), x_of(1, 4, 2, name="state")
+    weights = weight("w", 1, 8, 3), weight("r", 1, 8, 2), weight("b", 1, 16)
+    lengths = [const(np.array([5, 0, 3, 1], np.int64))] if has_lengths else []
+    layer = ops.LSTM(2, has_lengths=has_lengths)(x, *weights, state, state, *lengths)
+    values = [RNG.standard_normal(shape, np.float32) for shape in ((5, 4, 3), (1, 4, 2))]
+    assert check(Graph((x, state), layer.results), {"dp": 2}, {"x": ("dp", 1)}, values) == {}
+
+
 def test_an_axis_of_one_device_changes_nothing() -> None:
     x = RNG.standard_normal((1, 3, 32), np.float32)
     assert check(transformer(1, 3), {"tp": 1}, MEGATRON, [x]) == {}

@@ -404,6 +404,19 @@ def _pool(op: Pool, node: Node) -> Rule:
     return Rule((dims,), (dims,))
 
 
+@_sharding(ops.Recurrent)
+def _recurrent(op: ops.Recurrent, node: Node) -> Rule | None:
+    """Sequences are apart, unless levels are chosen for all of them together."""
+    if op.levels:
+        return None
+    count = 4 + op.states + op.has_lengths
+    state: Dims = (None, "b", None)
+    lengths: tuple[Dims, ...] = (("b",),) if op.has_lengths else ()
+    weights = [(None,) * len(x.shape) for x in (*node.inputs[1:4], *node.inputs[count:])]
+    operands = (state, *weights[:3], *(state,) * op.states, *lengths, *weights[3:])
+    return Rule(operands, ((None, None, "b", None), *(state,) * op.states))
+
+
 # --- lookups
 
 
