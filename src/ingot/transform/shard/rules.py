@@ -18,7 +18,6 @@ from ingot.ir.types import Shape
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.nn.activation import Activation
 from ingot.ops.nn.gradients.attention import AttentionGradients
-from ingot.ops.nn.pool import Pool
 from ingot.ops.nn.softmax import Normalizer
 from ingot.support.dataclass import dataclass
 
@@ -398,8 +397,8 @@ def _batch_norm(op: ops.BatchNorm, node: Node) -> Rule:
     return Rule((dims, *(("d1",) for _ in node.inputs[1:])), (dims,))
 
 
-@_sharding(Pool)
-def _pool(op: Pool, node: Node) -> Rule:
+@_sharding(ops.MaxPool, ops.AvgPool, ops.LpPool)  # indices of maxima count through all images
+def _pool(op: Op, node: Node) -> Rule:
     dims = ("d0", "d1", *(None,) * (len(node.shape) - 2))
     return Rule((dims,), (dims,))
 
