@@ -8,7 +8,8 @@ import pytest
 from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Input, Op, Project
 from ingot.ir.types import TensorType, dtype_of
-from ingot.ops.core.collective import Collective, Sharding
+from ingot.ops import Sharding
+from ingot.ops.core.collective import Collective
 from ingot.transform.shard.graph import shard
 from ingot.transform.shard.mesh import mesh_of
 from ingot.transform.shard.simulate import simulate

@@ -44,6 +44,7 @@ from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
 from ingot.ops.nn.quant import Dequantize
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
 from ingot.ops.nn.selection import OneHot, TopK, Trilu
+from ingot.ops.nn.sharding import Sharding
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.ops.nn.sparse import WEIGHT_FORMS, Densify
 
@@ -98,6 +99,7 @@ __all__ = [
     "ScatterElements",
     "ScatterND",
     "Selu",
+    "Sharding",
     "Silu",
     "Softmax",
     "Softplus",

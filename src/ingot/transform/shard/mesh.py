@@ -13,7 +13,8 @@ from itertools import permutations, product
 from math import prod
 from typing import TypeAlias
 
-from ingot.ops.core.collective import Groups, Sharding
+from ingot.ops import Sharding
+from ingot.ops.core.collective import Groups
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
