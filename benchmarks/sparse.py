@@ -18,7 +18,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, dtype_of, f32, i32
-from ingot.passes.core.sparse import keep_blocks, stored_blocks
+from ingot.passes.core.sparse import keep_blocks, stored_block_count
 from ingot.passes.fusion.fuse import fuse
 from ingot.pipeline.cpu import KernelAssembler
 from ingot.pipeline.target import features_of
@@ -86,8 +86,8 @@ def main() -> None:
             base, *times = least([(dense, x), *kept], args.rounds)
             cells = []
             for i, (h, w) in enumerate(zip(HEIGHTS, weights, strict=True)):
-                chosen = sparse_height(node, lambda i, w=w: stored_blocks(w, i), machine)
-                told = expected / sparse_cycles(rows, k, n, stored_blocks(w, h), h, machine, node.inputs[0].dtype)
+                chosen = sparse_height(node, lambda i, w=w: stored_block_count(w, i), machine)
+                told = expected / sparse_cycles(rows, k, n, stored_block_count(w, h), h, machine, node.inputs[0].dtype)
                 beside = f" f32 {base / times[i + len(HEIGHTS)]:.2f}" if args.int8 else ""
                 cells.append(f"{base / times[i]:.2f} ({told:.2f}){beside} {chosen or '-'}*")
             print(f"{name:>16} {zeros:5.0%}" + "".join(f"{c:>{28 if args.int8 else 18}}" for c in cells), flush=True)

@@ -13,7 +13,7 @@ from ingot.ir.node import Graph
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import InputError, LimitError
-from ingot.support.limits import Limits, check_elements, in_time, limited, parse_limits, spend_node
+from ingot.support.limits import Limits, check_elements, check_time, limited, parse_limits, spend_node
 from tests import growth
 
 
@@ -76,7 +76,7 @@ def test_limits_are_told_and_can_be_raised() -> None:
     with limited(Limits(elements=8)), pytest.raises(LimitError, match="elements"):
         check_elements(9, "x")
     with limited(Limits(seconds=1e-9)), pytest.raises(LimitError, match="seconds"):
-        in_time("the import")
+        check_time("the import")
 
 
 def test_limits_as_texts() -> None:

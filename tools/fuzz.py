@@ -174,7 +174,7 @@ def run_onnx(seed: int) -> None:
     """A mutated file, as `ingot.compile` reads it, up to kernel IR; a graph that was lowered before, only read."""
     from ingot.frontends.onnx import import_onnx
     from ingot.ir.dims import likely_sizes
-    from ingot.pipeline.build import identity, likely
+    from ingot.pipeline.build import identity, size_hints
     from ingot.support.limits import Limits, limited
     from tests.growth import lowered
 
@@ -185,7 +185,7 @@ def run_onnx(seed: int) -> None:
         digest = hashlib.blake2b(b"".join(identity(graph)), digest_size=16).digest()
         if digest in _lowered:
             return
-        with likely_sizes(likely(graph)):
+        with likely_sizes(size_hints(graph)):
             lowered(graph)
         _lowered.add(digest)
 

@@ -35,7 +35,7 @@ from ingot.ir.kernel import Kernel  # noqa: E402
 from ingot.ir.kernel.show import show_kernel  # noqa: E402
 from ingot.ir.node import Graph, Op  # noqa: E402
 from ingot.ir.show import show  # noqa: E402
-from ingot.pipeline.build import likely, optimize  # noqa: E402
+from ingot.pipeline.build import optimize, size_hints  # noqa: E402
 from ingot.pipeline.target import Options, target_of  # noqa: E402
 from ingot.plan.link import link  # noqa: E402
 from ingot.runtime.plan_json import to_json  # noqa: E402
@@ -193,7 +193,7 @@ class Record:
 
 def _compile(graph: Graph, case: Case, recorder: Recorder) -> Program:
     isa = recorder.isa
-    with likely_sizes(likely(graph)):
+    with likely_sizes(size_hints(graph)):
         target = target_of(isa)
         fused = optimize(graph, target.passes(isa, Options(THREADS, precision=case.precision)))
         lower = partial(target.lower, machine=target.machine(isa, THREADS, {}))

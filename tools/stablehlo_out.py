@@ -28,9 +28,9 @@ from ingot.frontends.stablehlo.printer import show
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Op
 from ingot.ir.types import TensorType, dtype_of
-from ingot.ops import seeded
+from ingot.ops import with_random_state
 from ingot.passes.model.lower import lower_model_ops
-from ingot.pipeline.build import likely
+from ingot.pipeline.build import size_hints
 from ingot.runtime.state import RANDOM
 
 assert ops
@@ -172,7 +172,7 @@ def models() -> Iterator[tuple[str, Callable[[], tuple[Graph, Arrays]]]]:
 
 def _of_file(path: Path) -> tuple[Graph, Arrays]:
     graph = open_model(path, Request()).graph
-    graph = graph.substitute(dict(likely(graph)))
+    graph = graph.substitute(dict(size_hints(graph)))
     return graph, _arrays(graph)
 
 
@@ -290,7 +290,7 @@ def run_models(run: Run, only: Sequence[str], most: int) -> int:
             break
         try:
             graph, arrays = make()
-            emitted = emit(lower_model_ops(seeded(graph, RANDOM)), False)
+            emitted = emit(lower_model_ops(with_random_state(graph, RANDOM)), False)
             text = show(emitted.module)
             began = time.perf_counter()
             results = run(text, [*arrays, *emitted.weights.values()])

@@ -17,7 +17,7 @@ from ingot.pipeline.target import features_of
 from ingot.runtime.bind import Binding
 from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.expr import evaluate, span
-from ingot.runtime.program import Program, table_places
+from ingot.runtime.program import Program, table_offsets
 
 
 def planned(graph: Graph, target: str, threads: int = 2) -> tuple[Program, dict[str, Kernel]]:
@@ -29,7 +29,7 @@ def planned(graph: Graph, target: str, threads: int = 2) -> tuple[Program, dict[
 
 def _table_size(program: Program) -> int:
     last = len(program.steps) - 1
-    return table_places(program.steps)(last, 2 + len(program.steps[last].dims))
+    return table_offsets(program.steps)(last, 2 + len(program.steps[last].dims))
 
 
 def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "native") -> tuple[np.ndarray, ...]:
@@ -40,7 +40,7 @@ def run_checked(graph: Graph, arrays: Sequence[np.ndarray], target: str = "nativ
 
 def first_state(program: Program) -> list[np.ndarray]:
     """What lasts from call to call, before the first."""
-    return [np.frombuffer(bytearray(s.first), numpy_dtype(s.spec.dtype)).reshape(s.shape) for s in program.state]
+    return [np.frombuffer(bytearray(s.initial), numpy_dtype(s.spec.dtype)).reshape(s.shape) for s in program.state]
 
 
 def run_planned(
@@ -56,7 +56,7 @@ def run_planned(
     binding = Binding(program, [a.shape for a in inputs])
     shapes = (*(s.shape for s in program.state), *binding.output_shapes)
     outputs = [np.zeros(shape, numpy_dtype(r.dtype)) for r, shape in zip(program.results, shapes, strict=True)]
-    outputs[: len(state)] = [y if s.copied else x for s, x, y in zip(program.state, state, outputs, strict=False)]
+    outputs[: len(state)] = [y if s.copy_reason else x for s, x, y in zip(program.state, state, outputs, strict=False)]
     memory: dict[int, np.ndarray] = {}
     for b in program.buffers:
         nbytes = span(b.nbytes, binding.spans)[1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, bounds, divides, substitute, symbol
+from ingot.ir.dims import DimLike, bounds, exact_quotient, substitute, symbol
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DTYPES, DType, Shape, TensorType, boolean, f32, i64
 from ingot.support.errors import ShapeError
@@ -188,7 +188,7 @@ def reshape(d: Dag) -> Node | None:
         shape[at : at + 2] = [shape[at] * shape[at + 1]]
     for at in d.rng.permutation(len(shape)).tolist():
         for n in (2, 3, 5, 8):
-            part = divides(shape[at], n)
+            part = exact_quotient(shape[at], n)
             if len(shape) < 5 and shape[at] != n and part is not None and d.rng.random() < 0.5:
                 shape[at : at + 1] = [n, part] if d.rng.random() < 0.5 else [part, n]
                 break

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, negative, substitute, symbol
+from ingot.ir.dims import DimLike, is_negative, substitute, symbol
 from ingot.ir.node import Const, Graph, Input, Node, Op, Project
 from ingot.ir.types import DType, TensorType, dtype_of, i8, u8
 from ingot.support.errors import IngotError
@@ -150,7 +150,7 @@ def _accepted(sample: Sample, names: dict[tuple[int, int], str], size: int) -> S
         sizes = {
             str(d): n for t, x in zip(types, sample.inputs, strict=True) for d, n in zip(t.shape, x.shape, strict=True)
         }
-        if not any(negative(substitute(margin, sizes)) for margin, _ in op.constraints(*types)):
+        if not any(is_negative(substitute(margin, sizes)) for margin, _ in op.constraints(*types)):
             return dataclasses.replace(sample, op=op, types=types)
     return None
 

@@ -186,10 +186,10 @@ def keys_of(seed: int, calls: int, graph: Graph) -> tuple[np.ndarray, ...]:
 
 def test_random_state_of_a_graph() -> None:
     keys = ops.RandomKey(0)(), ops.RandomKey(1)(), ops.RandomKey(0, seed=9)()
-    graph = ops.seeded(Graph((), keys, ("a", "b", "c")), "random numbers")
+    graph = ops.with_random_state(Graph((), keys, ("a", "b", "c")), "random numbers")
     verify(graph)
     next_state, *first_keys = keys_of(0, 0, graph)
-    assert next_state.tolist() == [0, 1] and not ops.draws(graph)
+    assert next_state.tolist() == [0, 1] and not ops.draws_random(graph)
     for got, key in zip(first_keys, keys, strict=True):
         np.testing.assert_array_equal(got, key.op.reference())  # the keys of a first call
     states = [(seed, calls) for seed in (0, 1, -1, 1 << 40) for calls in (0, 1)]
@@ -202,7 +202,7 @@ def test_random_state_of_a_graph() -> None:
 def test_graph_without_draws_is_unchanged() -> None:
     x = Input("x", TensorType(f32, (3,)))()
     graph = Graph((x,), (ops.add(x, 1.0),))
-    assert ops.seeded(graph, "random numbers") is graph
+    assert ops.with_random_state(graph, "random numbers") is graph
 
 
 def test_loop_iterations_draw_different_numbers() -> None:
@@ -212,7 +212,7 @@ def test_loop_iterations_draw_different_numbers() -> None:
     cond = Graph((step, rows), (ops.compare("LT", step, 5),))
     body = Graph((step, rows), (ops.add(step, 1), written))
     out = ops.While(cond, body)(const(0), const(np.zeros((5, 4), np.float32))).results[1]
-    graph = ops.seeded(Graph((), (out,)), "random numbers")
+    graph = ops.with_random_state(Graph((), (out,)), "random numbers")
     verify(graph)
     x = interpret(graph, (np.asarray([0, 0]),))[1]
     assert len(np.unique(x)) == x.size
@@ -221,7 +221,7 @@ def test_loop_iterations_draw_different_numbers() -> None:
 def test_branches_draw_different_numbers() -> None:
     index = Input("which", TensorType(i64))()
     branches = tuple(Graph((), (sampling.uniform(ops.RandomKey(i)(), (4,)),)) for i in (0, 1))
-    graph = ops.seeded(Graph((index,), (ops.Case(branches)(index),)), "random numbers")
+    graph = ops.with_random_state(Graph((index,), (ops.Case(branches)(index),)), "random numbers")
     verify(graph)
     a, b = (interpret(graph, (np.asarray(i), np.asarray([0, 0])))[1] for i in (0, 1))
     assert (a != b).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.ir.dims import divides, symbol
+from ingot.ir.dims import exact_quotient, symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f16, f32
 from ingot.passes.core.layout import assign_layouts, explicit_padding
@@ -84,7 +84,7 @@ def test_random_view_chains(seed: int) -> None:
             node = ops.Transpose(tuple(rng.permutation(len(shape)).tolist()))(node)
             continue
         at = int(rng.integers(len(shape)))
-        part = divides(shape[at], 2)
+        part = exact_quotient(shape[at], 2)
         if part is not None and len(shape) < 6:
             shape[at : at + 1] = [2, part]
         elif len(shape) > 2 and at:

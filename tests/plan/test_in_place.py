@@ -91,7 +91,7 @@ SCATTERED = ops.Scatter("set", (1,), (0,), (), (), (0,), 1)(S, ROWS, X)
 def test_updates_write_their_rows_alone(new: Node) -> None:
     inputs = [i for i in (X, AT, ROWS) if i in Graph((), (new,)).nodes()]
     program = lasting(S, new, ops.Reduce("sum", (1,))(new), ops.Reduce("sum", (0,))(S), inputs=tuple(inputs))
-    assert program.state[0].copied == ""
+    assert program.state[0].copy_reason == ""
     kernels = [step.kernel.rstrip("0123456789") for step in program.steps]
     assert "scatter_copy_" not in kernels
     # who reads the old rows comes first
@@ -111,7 +111,7 @@ def test_updates_write_their_rows_alone(new: Node) -> None:
 )  # fmt: skip
 def test_why_values_are_copied(new: Node, reason: str) -> None:
     inputs = [i for i in (X, AT) if i in Graph((), (new,)).nodes()]
-    copied = lasting(S, new, inputs=tuple(inputs)).state[0].copied
+    copied = lasting(S, new, inputs=tuple(inputs)).state[0].copy_reason
     assert reason in copied and bool(copied) == bool(reason)
 
 
@@ -138,17 +138,17 @@ def test_updates_keep_the_order_of_what_they_update(target: str) -> None:
     moved = ops.sub(k, ops.mul(moment, square))
     graph = Graph((x, g, k, m, v), (moved, moment, square, ops.reduce_sum(x)), state=("k", "m", "v"))
     program = build_program(graph, features_of(target), 1)
-    assert not any(s.copied for s in program.state)
+    assert not any(s.copy_reason for s in program.state)
 
 
 def test_circles_are_copied() -> None:
     a, b, c = (row(name) for name in "abc")
     graph = Graph((a, b, c), (b, c, a), state=("a", "b", "c"))
-    assert sum(bool(s.copied) for s in build_program(graph, features_of("null:native"), 1).state) == 1
+    assert sum(bool(s.copy_reason) for s in build_program(graph, features_of("null:native"), 1).state) == 1
     # what reads the old value needs the new one
     new = ops.Exp()(a)
     late = ops.Mul()(ops.BroadcastInDim((6, 5), (0,))(ops.Reduce("sum", (1,))(new)), a)
-    assert "needs the new one" in lasting(a, new, late).state[0].copied
+    assert "needs the new one" in lasting(a, new, late).state[0].copy_reason
 
 
 class _Dag:
@@ -217,7 +217,7 @@ def check_steps(seed: int) -> int:
         expected = interpret(free, (*x, *expected))[: len(values)]
         for got, near in zip(values, expected, strict=True):
             np.testing.assert_allclose(np.asarray(got), near, rtol=1e-4, atol=1e-5)
-    return sum(not s.copied for s in program.state)
+    return sum(not s.copy_reason for s in program.state)
 
 
 def test_random_graphs_keep_their_state() -> None:

@@ -46,7 +46,7 @@ def test_a_backward_pass_whose_first_result_needs_most() -> None:
         gradients.insert(0, _grouped(ops.Reduce("sum", (0,)), _grouped(ops.Mul(), g, value)))
         g = _grouped(ops.Sub(), g, value)
     graph = Graph((*values, first), tuple(gradients))
-    storage = assign(graph, graph.lasting)
+    storage = assign(graph, graph.state_pairs)
     order = [n for n in storage.order if isinstance(n.op, Group)]
     assert _peak_live_values([*graph.nodes()], gradients) >= 8
     assert _peak_live_values(order, [*storage.graph.outputs]) <= 3

@@ -32,7 +32,7 @@ def plan_of(program: Program) -> Any:
 def loaded(data: Any, program: Program, *, seal: bool = False) -> Program:
     blobs = {target: code.blob for target, code in program.code.items()}
     plans = {target: code.plan for target, code in program.code.items()} if seal else {}
-    first = b"".join(s.first.tobytes() for s in program.state)
+    first = b"".join(s.initial.tobytes() for s in program.state)
     return from_json(data, blobs=blobs, plans=plans, weights=program.weights, stages={}, first=first)
 
 

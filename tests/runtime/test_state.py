@@ -98,7 +98,7 @@ def test_pairs_are_checked() -> None:
     with pytest.raises(VerifyError, match=r"\['count'\]: the graph has to name it"):
         program.with_state({"count": START})
     with pytest.raises(VerifyError, match="as many bytes"):
-        replace(program, state=(replace(program.state[0], first=program.state[0].first[4:]),)).check()
+        replace(program, state=(replace(program.state[0], initial=program.state[0].initial[4:]),)).check()
     open_size = replace(program.state[0], spec=replace(spec, shape=(("n",),)))
     with pytest.raises(VerifyError, match="a fixed size"):
         replace(program, state=(open_size,)).check()

@@ -63,7 +63,7 @@ def test_levels_of_pruned_weights_are_sparse() -> None:
     w = (rng.integers(-127, 128, kept.shape) * kept).astype(np.int8)
     x = Input("x", TensorType(f32, (128, 384)))()
     scale, zero = ops.scalar(0.03), ops.scalar(120, u8)
-    levels = ops.Dequantize()(ops.quantized(x, scale, zero), zero, scale)
+    levels = ops.Dequantize()(ops.quantize(x, scale, zero), zero, scale)
     weights = ops.Dequantize()(const(w), ops.scalar(0, i8), ops.scalar(0.01))
     graph = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(levels, weights),))
     given = [rng.standard_normal((128, 384)).astype(np.float32)]

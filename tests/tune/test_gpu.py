@@ -15,7 +15,7 @@ from ingot.ir.types import TensorType, f16, static_shape, u8
 from ingot.ops.build import const
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
-from ingot.plan.link import attribute_label
+from ingot.plan.link import input_label
 from ingot.runtime.artifact import load, save
 from ingot.schedule.choice import Choice, Flash, Measured, Patch, Tiling, decide
 from ingot.support.errors import ArtifactError, DeviceError
@@ -90,7 +90,7 @@ def bench(graph: Graph, monkeypatch: pytest.MonkeyPatch, hanging: Choice | None 
     stand_in = StandIn(hanging)
     monkeypatch.setattr("ingot.tune.gpu.Watched", lambda module: stand_in)
     feeds = {
-        str(attribute_label(n)): RANDOM.standard_normal(static_shape(n.shape)).astype(np.float16) for n in graph.inputs
+        str(input_label(n)): RANDOM.standard_normal(static_shape(n.shape)).astype(np.float16) for n in graph.inputs
     }
     made = GpuBench(graph, feeds, features_of("null:cuda:sm_90a"))
     stand_in.bench = made

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.autodiff.reverse import gradients
 from ingot.autodiff.rules import RULES
 from ingot.autodiff.rules.loops import with_history
-from ingot.ir.node import Graph, Input, Node, rebuilt
+from ingot.ir.node import Graph, Input, Node, rebuild
 from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.lower import lower_model_ops
 
@@ -22,7 +22,7 @@ def differentiable(graph: Graph, keep_products: bool = True) -> Graph:
     for n in core.nodes():
         if isinstance(n.op, ops.While) and (with_saved := with_history(n, keep_products)) is not n:
             replacements |= dict(zip(n.results, with_saved.results, strict=False))
-    return core.replaced(replacements)
+    return core.replace_nodes(replacements)
 
 
 def pullback(of: Callable[[Node], Node], x: Node, cotangent: Node) -> Node:
@@ -36,7 +36,7 @@ def pullbacks(of: Callable[..., Node], operands: Sequence[Node], cotangent: Node
     core = differentiable(Graph(inputs, (of(*inputs[:-1]),)))
     *variables, seed = core.inputs
     grads = gradients(core.outputs[0], variables, seed)
-    return list(rebuilt(grads, dict(zip(core.inputs, (*operands, cotangent), strict=True))))
+    return list(rebuild(grads, dict(zip(core.inputs, (*operands, cotangent), strict=True))))
 
 
 def value_and_gradients(graph: Graph, loss: Callable[[Sequence[Node]], Node], wrt: Sequence[int]) -> Graph:

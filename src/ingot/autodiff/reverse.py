@@ -28,11 +28,11 @@ def gradients(loss: Node, wrt: Sequence[Node], seed: Node | None = None) -> list
     for x in wrt:
         if not x.dtype.is_float:
             raise InputError("a gradient's variable", expected="floats", got=str(x.type), fix="leave integers out")
-    cotangents = pulled_back([(loss, ops.scalar(1, loss.dtype) if seed is None else seed)], wrt)
+    cotangents = pull_back_cotangents([(loss, ops.scalar(1, loss.dtype) if seed is None else seed)], wrt)
     return [ops.full(x.shape, 0, x.dtype) if g is None else g for x, g in zip(wrt, cotangents, strict=True)]
 
 
-def pulled_back(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list[Node | None]:
+def pull_back_cotangents(seeds: Sequence[tuple[Node, Node]], wrt: Sequence[Node]) -> list[Node | None]:
     """The cotangents of `wrt`, given the cotangents of some nodes; None for a node that they do not depend on.
 
     seeds: (node, cotangent). Raises UnsupportedOpError, which names all ops between them that have no reverse rule.

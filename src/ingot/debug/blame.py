@@ -28,7 +28,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.rewrite import fueled
 from ingot.ops.group import label
-from ingot.pipeline.build import likely
+from ingot.pipeline.build import size_hints
 from ingot.pipeline.target import Options, Pass, target_of
 from ingot.runtime.executor import CompiledModel
 from ingot.support import progress
@@ -148,7 +148,7 @@ def _blame_pass(
     """Within a pass: the first node whose prefix of the graph the pass breaks, and the rewrite rule that does it."""
 
     def breaks(graph: Graph, limit: int | None = None) -> tuple[bool, str, int]:
-        with likely_sizes(likely(build.graph)), fueled(limit) as tank:
+        with likely_sizes(size_hints(build.graph)), fueled(limit) as tank:
             changed = run(graph)
         expected = meaning if graph is before else interpret(graph, arrays)
         return not _worst(interpret(changed, arrays), expected, tolerance).ok, tank.last, tank.used

@@ -27,7 +27,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import DType, TensorType, f32
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
-from ingot.pipeline.build import likely
+from ingot.pipeline.build import size_hints
 from ingot.pipeline.target import target_of
 from ingot.plan.link import Launch
 from ingot.plan.work import group_bytes, group_flops
@@ -147,7 +147,7 @@ def _measured(build: Build, moved: int) -> Rates:
 
 def _multiplied(build: Build) -> DType:
     """The type of the operands of most products."""
-    sizes = likely(build.graph)
+    sizes = size_hints(build.graph)
     flops: dict[DType, int] = {}
     for launch in build.launches:
         assert isinstance(launch.node.op, Group)
@@ -179,7 +179,7 @@ def _explanation(
         program.code_bytes,
         tuple(_blocks(program, instance)),
         tuple((stage, seconds) for stage, seconds, _ in build.trace.stages),
-        tuple((s.spec.name, s.copied) for s in program.state),
+        tuple((s.spec.name, s.copy_reason) for s in program.state),
         tuple(describe.graphs(program)),
     )
 
@@ -230,7 +230,7 @@ def reasons(build: Build) -> dict[Node, str]:
     at = names.index("fuse")
     before = build.trace.stages[at - 1][2] if at else build.graph
     told: dict[Node, str] = {}
-    with likely_sizes(likely(build.graph)):  # as the pipeline does: fusion asks for them
+    with likely_sizes(size_hints(build.graph)):  # as the pipeline does: fusion asks for them
         fuse(before, target_of(build.features).policy, told)
     # shared kernels and storage's copies between groups change nodes: what they compute and their places stay
     by_place = {_place(node): text for node, text in told.items()}

@@ -94,7 +94,7 @@ def peak_kernel(peak: Peak, dtype: DType) -> Kernel:
     tile = peak.rows, peak.columns
 
     def places(rows: int, columns: int) -> k.Expr:
-        return k.add(*k.alike(k.mul(k.positions(rows, 0), integer(columns)), k.positions(columns, 1)))
+        return k.add(*k.broadcast(k.mul(k.lane_indices(rows, 0), integer(columns)), k.lane_indices(columns, 1)))
 
     x = top.let(k.gather(a, places(peak.rows, peak.depth)))
     y = top.let(k.gather(b, places(peak.depth, peak.columns)))
@@ -113,7 +113,7 @@ def copy_kernel(chunks: int) -> Kernel:
     """Neighbouring elements of one array to another."""
     chunk, top = k.var("chunk"), Block()
     x, y = Buffer("x", f32, align=ALIGNMENT_BYTES), Buffer("y", f32, writable=True, align=ALIGNMENT_BYTES)
-    at = top.let(k.add(k.mul(chunk, integer(_ELEMENTS)), k.positions(_ELEMENTS, 1)))
+    at = top.let(k.add(k.mul(chunk, integer(_ELEMENTS)), k.lane_indices(_ELEMENTS, 1)))
     top.store(y, at, k.gather(x, at))
     return Kernel(
         "copy", (x, y), (), chunk, integer(chunks), top.body, hints=(("warps", 8), ("stages", 1), ("narrow", 1))

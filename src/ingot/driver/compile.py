@@ -81,7 +81,7 @@ def compile_opened(opened: Opened, options: Options) -> CompiledModel:
             other = reopen(refused)
             return None if other is None else compile_opened(other, options)
 
-        model._other_sizes = OtherSizes(limits.kept(build))
+        model._other_sizes = OtherSizes(limits.with_current_limits(build))
     return model
 
 
@@ -103,13 +103,13 @@ def _with_other_sizes(source: Any, request: Request, build: Callable[[Request], 
                 got="changed files",
                 fix="compile the model again",
             )
-        if refused.outside:
-            dynamic = with_sizes(request.dynamic, refused.outside, shapes)
+        if refused.out_of_range:
+            dynamic = with_sizes(request.dynamic, refused.out_of_range, shapes)
         else:
-            dynamic = with_shapes(request.dynamic, shapes, refused.told)
+            dynamic = with_shapes(request.dynamic, shapes, refused.shapes)
         return None if dynamic is None else build(replace(request, dynamic=dynamic))
 
-    model._other_sizes = OtherSizes(limits.kept(recompile))
+    model._other_sizes = OtherSizes(limits.with_current_limits(recompile))
     return model
 
 
@@ -179,7 +179,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledMo
     except NeedsValues as needs:
         if request.state:
             raise InputError("state", expected="a single program", got="one for each value of inputs") from needs
-        return CompiledModel(ValueSpecialization(needs, limits.kept(build), options.threads))
+        return CompiledModel(ValueSpecialization(needs, limits.with_current_limits(build), options.threads))
     except NeedsHost as needs:
         from ingot.frontends.onnx import stages_of
 
@@ -192,7 +192,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledMo
                     option, expected="a single program", got="a model that the host computes in part"
                 ) from needs
         return CompiledModel(
-            StagedExecution(stages_of(needs.model), limits.kept(compile_part), weights, options.threads)
+            StagedExecution(stages_of(needs.model), limits.with_current_limits(compile_part), weights, options.threads)
         )
 
 
@@ -232,7 +232,9 @@ def _names_files(path: Path) -> bool:
 def _key(options: Options, *parts: bytes) -> str:
     # a named target is the same everywhere; only the native target depends on this machine
     machine = host() if options.target in ("native", "cpu") else options.target
-    settings = f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()} {limits.named()}"
+    settings = (
+        f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()} {limits.cache_key_text()}"
+    )
     return cache_key(settings, tuning.digest(), *parts)
 
 
@@ -278,9 +280,9 @@ def build_graph(
     """Compile a graph for the target of `options`. Uses cached kernels, but no cached program. memory, sparing,
     measure, trace: see `build_program`."""
     from ingot.pipeline.build import build_program
-    from ingot.pipeline.target import named
+    from ingot.pipeline.target import parse_target
 
-    target, request = named(options.target)
+    target, request = parse_target(options.target)
     target.prepare(0)
     graph = read()
     target.prepare(len(graph.nodes()))
@@ -288,7 +290,7 @@ def build_graph(
     with sharing(DiskCache() if options.cache else None):
         return build_program(
             graph, features, options.threads, fast_math=options.fast_math, precision=options.precision, memory=memory,
-            sparing=sparing, measure=measure, trace=trace,
+            smaller_graph=sparing, measure=measure, trace=trace,
         )  # fmt: skip
 
 
@@ -322,6 +324,6 @@ def _compile_script(source: Any, request: Request, options: Options) -> Compiled
         return build(plain, inputs)
     if plain.is_steady(inputs):
         return build(Evaluator(program, program.attributes, buffers=True), inputs)
-    model = script_model(program, limits.kept(build), options.threads)
+    model = script_model(program, limits.with_current_limits(build), options.threads)
     model.for_inputs(*inputs)
     return model

@@ -55,7 +55,7 @@ from ingot.frontends.torch.values import Complex, Number, boolean, f64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
-from ingot.ops import Transpose, draws
+from ingot.ops import Transpose, draws_random
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
 
@@ -275,7 +275,7 @@ class _Specialized:
         while len(self._runs) >= _MAX_PROGRAMS:
             del self._runs[next(iter(self._runs))]
         run = self._compile(model)
-        self._runs[numbers] = _seeded(run) if draws(model.graph) else run
+        self._runs[numbers] = _seeded(run) if draws_random(model.graph) else run
         return self._runs[numbers]
 
 

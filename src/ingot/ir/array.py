@@ -19,11 +19,11 @@ class Array:
     """
 
     __slots__ = ("__dict__", "_key", "_make", "dtype", "shape")
-    BY_CONTENT: ClassVar[int] = 4096
+    MAX_CONTENT_KEY_BYTES: ClassVar[int] = 4096
 
     def __init__(self, value: np.ndarray):
         self._key: object = id(value)
-        if value.nbytes <= Array.BY_CONTENT:
+        if value.nbytes <= Array.MAX_CONTENT_KEY_BYTES:
             content = value.tobytes()
             self._key = (value.dtype, value.shape, content)
             # on a copy: the key must stay valid if the caller writes to the array later
@@ -36,7 +36,7 @@ class Array:
         """The array that `make` returns, of this dtype and shape. A small one is computed immediately."""
         array = object.__new__(Array)
         array.dtype, array.shape, array._make, array._key = dtype, shape, make, id(make)
-        return Array(make()) if array.nbytes <= Array.BY_CONTENT else array
+        return Array(make()) if array.nbytes <= Array.MAX_CONTENT_KEY_BYTES else array
 
     @property
     def value(self) -> np.ndarray:
@@ -45,7 +45,7 @@ class Array:
     @cached_property
     def splat(self) -> np.generic | None:
         """The common value of all elements, bit for bit; None where they differ, or there are none or very many."""
-        if not 0 < self.size <= Array.BY_CONTENT:
+        if not 0 < self.size <= Array.MAX_CONTENT_KEY_BYTES:
             return None
         raw = np.ascontiguousarray(self.value).reshape(-1)
         rows = raw.view(np.uint8).reshape(raw.size, raw.itemsize)
@@ -66,7 +66,7 @@ class Array:
         return isinstance(other, Array) and self._key == other._key
 
 
-def by_strides(first_element: np.ndarray, extents: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+def view_by_strides(first_element: np.ndarray, extents: Sequence[int], strides: Sequence[int]) -> np.ndarray:
     """A read-only view of the elements from `first_element` on. strides: bytes. For every element type: numpy's own
     `as_strided` does not support all of ml_dtypes."""
     bits = first_element.view(f"u{first_element.itemsize}")

@@ -12,8 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ingot.ir.dims import FARTHEST, Dim, DimLike, Symbol, divides, negative, span_of, substitute, symbols_of
-from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
+from ingot.ir.dims import (
+    MAX_INTEGER,
+    Dim,
+    DimLike,
+    Symbol,
+    default_bounds,
+    exact_quotient,
+    is_negative,
+    substitute,
+    symbols_of,
+)
+from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.errors import InputError, VerifyError
 
@@ -34,7 +44,7 @@ def interpret(
     where the result of an op's reference differs from the type that its type rule infers.
     """
     arrays = _arrays_in_order(graph, inputs)
-    elements = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, arrays, strict=True) if elements_of(n)]
+    elements = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, arrays, strict=True) if size_elements(n)]
     sizes = bind_symbols(graph, [a.shape for a in arrays], elements)
     order, computed_sizes = graph.nodes(), _ComputedSizes(graph)
     remaining_uses = _use_counts(graph, order)
@@ -61,7 +71,7 @@ class _ComputedSizes:
 
     def __init__(self, graph: Graph):
         self.names: dict[Node, list[str]] = {}
-        for name, node in graph.found.items():
+        for name, node in graph.size_nodes.items():
             self.names.setdefault(node, []).append(name)
         self.max_sizes = dict(graph.sizes)
         self.bounds = {name: (low, high) for name, low, high in graph.bounds}
@@ -72,18 +82,18 @@ class _ComputedSizes:
     def bind(self, node: Node, value: int, sizes: dict[str, int]) -> None:
         """Set the sizes that `node` computes in `sizes`. Raises InputError outside of bounds or against a condition."""
         for name in self.names[node]:
-            low, high = self.bounds.get(name) or span_of(name)
-            low = -FARTHEST if low is None else low
+            low, high = self.bounds.get(name) or default_bounds(name)
+            low = -MAX_INTEGER if low is None else low
             max_size = substitute(self.max_sizes[name], sizes)
             if isinstance(max_size, Dim):  # depends on a size that is computed later: checked then, as a condition
                 self.conditions.append(max_size - value)
-                max_size = FARTHEST
+                max_size = MAX_INTEGER
             max_size = max_size if high is None else min(max_size, high)
             if not low <= value <= max_size:
                 raise InputError(f"size {name} of {_location(node)}", expected=f"{low} to {max_size}", got=value)
             sizes[name] = value
         for condition in self.conditions:
-            if negative(got := substitute(condition, sizes)):
+            if is_negative(got := substitute(condition, sizes)):
                 raise InputError(f"sizes {sizes}", expected=f"{condition} >= 0", got=got)
 
 
@@ -108,7 +118,7 @@ def _evaluate(node: Node, operands: Sequence[Values], sizes: Mapping[str, int]) 
     if sizes:
         op = op.substitute(sizes)
         input_types = [TensorType(dtype_of(v[0]), v[0].shape) for v in operands]
-        if any(negative(size) for size, _ in op.constraints(*input_types)):
+        if any(is_negative(size) for size, _ in op.constraints(*input_types)):
             raise InputError(
                 _location(node), expected="sizes that hold what it reads", got=", ".join(map(str, input_types))
             )
@@ -192,9 +202,9 @@ def bind_symbols(
             raise InputError(f"input {label!r}", expected=node.type, got=f"shape {list(shape)}")
         axes = enumerate(zip(node.shape, shape, strict=True))
         pending += [(f"axis {i} of input {label!r}", dim, size) for i, (dim, size) in axes]
-    with_elements = [n for n in graph.inputs if elements_of(n)]
+    with_elements = [n for n in graph.inputs if size_elements(n)]
     for node, values_ in zip(with_elements, elements, strict=True):
-        numbered = enumerate(zip(elements_of(node), values_, strict=True))
+        numbered = enumerate(zip(size_elements(node), values_, strict=True))
         pending += [(f"element {i} of input {_input_op(node).label!r}", dim, value) for i, (dim, value) in numbered]
     while pending:
         unsolved: list[tuple[str, DimLike, int]] = []
@@ -214,7 +224,7 @@ def bind_symbols(
         pending = unsolved
     _check_bounds(graph, values, source)
     for condition in graph.conditions:
-        if negative(value := substitute(condition, values)):
+        if is_negative(value := substitute(condition, values)):
             raise InputError(f"sizes {values}", expected=f"{condition} >= 0", got=value)
     return values
 
@@ -234,14 +244,14 @@ def _solve(dim: Dim, size: int) -> tuple[str, int] | None:
     if len(slopes) != 1 or len(dim.terms) > 2 or (len(dim.terms) == 2 and not constant):
         return None
     name, slope = slopes[0]
-    value = divides(size - constant, slope)
+    value = exact_quotient(size - constant, slope)
     return (name, value) if isinstance(value, int) else None
 
 
 def _check_bounds(graph: Graph, values: Mapping[str, int], source: Mapping[str, str]) -> None:
     declared = {name: (lo, hi) for name, lo, hi in graph.bounds}
     for name, value in values.items():
-        lo, hi = declared.get(name) or span_of(name)
+        lo, hi = declared.get(name) or default_bounds(name)
         if (lo is not None and value < lo) or (hi is not None and value > hi):
             expected = f"{name} in [{'-inf' if lo is None else lo}, {'inf' if hi is None else hi}]"
             raise InputError(source[name], expected=expected, got=value, fix="declare wider bounds when compiling")

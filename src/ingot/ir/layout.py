@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from ingot.ir.dims import DimLike, divides, negative
+from ingot.ir.dims import DimLike, exact_quotient, is_negative
 from ingot.ir.types import Box, Shape
 from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class Place:
+class AxisMap:
     """The index that a view reads along an axis of its operand, or along consecutive axes merged into one.
 
     Element i of the view reads index offset + the sum of step * i[axis] over `terms`, which are (axis, step).
@@ -28,7 +28,7 @@ class Place:
     def is_padded(self) -> bool:
         return self.spacing != 1 or any(self.outside)
 
-    def along(self, x: Shape, shape: Shape) -> int | None:
+    def identity_axis(self, x: Shape, shape: Shape) -> int | None:
         """The axis of the view that is this axis of the operand, in full and in order; None if there is none.
 
         x, shape: of the operand and of the view.
@@ -40,18 +40,18 @@ class Place:
         return axis if step == 1 and x[self.axes[0]] == shape[axis] else None
 
 
-IndexMap = tuple[Place, ...]  # each axis of the operand is in one of them
+IndexMap = tuple[AxisMap, ...]  # each axis of the operand is in one of them
 
 
-def along_axes(places: IndexMap, x: Shape, shape: Shape) -> tuple[int | None, ...]:
+def identity_axes(places: IndexMap, x: Shape, shape: Shape) -> tuple[int | None, ...]:
     """For each axis of the operand the equal axis of the view; see `Place.along`."""
-    view_axes = {axis: place.along(x, shape) for place in places for axis in place.axes}
+    view_axes = {axis: place.identity_axis(x, shape) for place in places for axis in place.axes}
     return tuple(view_axes[axis] for axis in range(len(x)))
 
 
 def reshape_map(old: Shape, new: Shape) -> IndexMap:
     """The index map of a reshape from `old` to `new`."""
-    places: list[Place] = []
+    places: list[AxisMap] = []
     for olds, news in reshape_groups(old, new) or [(tuple(range(len(old))), tuple(range(len(new))))]:
         axes = tuple(d for d in olds if old[d] != 1)
         terms: list[tuple[int, DimLike]] = []
@@ -59,12 +59,12 @@ def reshape_map(old: Shape, new: Shape) -> IndexMap:
         for d in reversed(news if axes else ()):
             terms.append((d, step))
             step = step * new[d]
-        places += [Place((d,), 0, ()) for d in olds if d not in axes]
-        places += [Place(axes, 0, tuple(reversed(terms)))] if axes else []
+        places += [AxisMap((d,), 0, ()) for d in olds if d not in axes]
+        places += [AxisMap(axes, 0, tuple(reversed(terms)))] if axes else []
     return tuple(places)
 
 
-def read_box(places: IndexMap, x: Shape, shape: Shape, box: Box) -> Box | None:
+def bounding_box(places: IndexMap, x: Shape, shape: Shape, box: Box) -> Box | None:
     """The bounding box of the elements of the operand that `box` of a view reads. None for a part of a padded axis or
     of merged axes.
 
@@ -79,7 +79,7 @@ def read_box(places: IndexMap, x: Shape, shape: Shape, box: Box) -> Box | None:
         low = high = place.offset
         for axis, step in place.terms:
             first, last = box[axis][0], box[axis][1] - 1
-            ends = (last, first) if negative(step) else (first, last)
+            ends = (last, first) if is_negative(step) else (first, last)
             low, high = low + ends[0] * step, high + ends[1] * step
         boxes[place.axes[0]] = (low, high + 1)
     return tuple(boxes)
@@ -119,7 +119,7 @@ class Layout:
         """Elements from the buffer's start to the end of the last row, for row-major strides with or without gaps."""
         return self.offset + (self.strides[0] * self.shape[0] if self.shape else 1)
 
-    def viewed(self, shape: Shape, places: IndexMap) -> Layout | None:
+    def view(self, shape: Shape, places: IndexMap) -> Layout | None:
         """The layout of a view of this value; None where strides cannot express it: it pads, or merges axes that are
         not contiguous."""
         strides: list[DimLike] = [0] * len(shape)
@@ -159,7 +159,7 @@ class Layout:
 
     def reshape(self, shape: Shape) -> Layout | None:
         """The layout of a reshape of this value; None where strides cannot express it."""
-        return self.viewed(shape, reshape_map(self.shape, shape))
+        return self.view(shape, reshape_map(self.shape, shape))
 
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
@@ -181,9 +181,9 @@ def reshape_groups(old: Shape, new: Shape) -> list[Group] | None:
         if j < len(new):
             b, j = new[j], j + 1
         while a != b:
-            if i < len(old) and (divides(b, a) is not None or j == len(new)):
+            if i < len(old) and (exact_quotient(b, a) is not None or j == len(new)):
                 a, i = a * old[i], i + 1
-            elif j < len(new) and (divides(a, b) is not None or i == len(old)):
+            elif j < len(new) and (exact_quotient(a, b) is not None or i == len(old)):
                 b, j = b * new[j], j + 1
             elif i < len(old) and j < len(new):
                 a, i, b, j = a * old[i], i + 1, b * new[j], j + 1

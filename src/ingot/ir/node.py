@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ingot.ir.array import Array
-from ingot.ir.dims import Dim, DimLike, negative, substitute, symbols_of
+from ingot.ir.dims import Dim, DimLike, is_negative, substitute, symbols_of
 from ingot.ir.types import Box, DType, Shape, TensorType, WeightAxes, dtype_of, static_shape
-from ingot.ir.walk import rebuilt, topological
+from ingot.ir.walk import rebuild, topological
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError, VerifyError
 
@@ -124,7 +124,7 @@ class Op:
     def expect_constraints(self, *inputs: TensorType) -> None:
         """Raise ShapeError where one of `constraints` cannot be met."""
         for size, message in self.constraints(*inputs):
-            self.expect(not negative(size), message)
+            self.expect(not is_negative(size), message)
 
     @cached_property
     def _field_names(self) -> tuple[str, ...]:
@@ -320,7 +320,7 @@ def splat_of(node: Node) -> np.generic | None:
     return node.constant.splat if node.constant is not None else None
 
 
-def deferred(like: TensorType, make: Callable[[], np.ndarray], loc: str = "") -> Node:
+def deferred_const(like: TensorType, make: Callable[[], np.ndarray], loc: str = "") -> Node:
     """Return a constant node of type `like` with the array that `make` returns when it is read."""
     return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make))(loc=loc)
 
@@ -372,7 +372,7 @@ class Graph:
     state: tuple[str, ...] = ()
 
     @property
-    def lasting(self) -> tuple[tuple[Node, Node], ...]:
+    def state_pairs(self) -> tuple[tuple[Node, Node], ...]:
         """(input, new value) of each value of the state."""
         first = len(self.inputs) - len(self.state)
         return tuple(zip(self.inputs[first:], self.outputs[: len(self.state)], strict=True))
@@ -383,7 +383,7 @@ class Graph:
         return self.outputs[: len(self.outputs) - len(self.sizes)]
 
     @property
-    def found(self) -> dict[str, Node]:
+    def size_nodes(self) -> dict[str, Node]:
         """The nodes that compute the values of computed sizes, by symbol."""
         return dict(zip((name for name, _ in self.sizes), self.outputs[len(self.results) :], strict=True))
 
@@ -398,10 +398,10 @@ class Graph:
         roots = (*self.inputs, *self.outputs)
         if not self.sizes:
             return tuple(topological(roots))
-        size_values = self.found
+        size_values = self.size_nodes
         return tuple(
             topological(
-                roots, lambda n: (*n.inputs, *(size_values[s] for s in sorted(mentions(n)) if s in size_values))
+                roots, lambda n: (*n.inputs, *(size_values[s] for s in sorted(free_symbols(n)) if s in size_values))
             )
         )
 
@@ -417,23 +417,23 @@ class Graph:
         """Names of the symbols in the inputs' shapes and elements, in order of appearance, then of computed sizes."""
         names: dict[str, None] = {}
         for n in self.inputs:
-            for d in (*n.shape, *elements_of(n)):
+            for d in (*n.shape, *size_elements(n)):
                 names.update(dict.fromkeys(sorted(symbols_of(d))))
         names.update(dict.fromkeys(name for name, _ in self.sizes))
         return tuple(names)
 
     @cached_property
-    def mentioned(self) -> frozenset[str]:
+    def free_symbols(self) -> frozenset[str]:
         """The free symbols: those of types and attributes, nested graphs included, but for the computed sizes."""
         computed = {name for name, _ in self.sizes}
-        return frozenset().union(*(mentions(n) for n in self.nodes())) - computed
+        return frozenset().union(*(free_symbols(n) for n in self.nodes())) - computed
 
     def with_outputs(self, outputs: Iterable[Node]) -> Graph:
         """Return this graph with other outputs; the graph itself if they are the same."""
         outputs = tuple(outputs)
         return self if outputs == self.outputs else replace(self, outputs=outputs)
 
-    def replaced(self, by: Mapping[Node, Node]) -> Graph:
+    def replace_nodes(self, by: Mapping[Node, Node]) -> Graph:
         """Return this graph with nodes replaced. The replacements may use nodes of this graph, which are replaced in
         them too.
         """
@@ -453,7 +453,7 @@ class Graph:
             op = n.op.substitute(values)
             return n.with_inputs(inputs) if op is n.op else op(*inputs, loc=n.loc)
 
-        nodes = rebuilt((*self.inputs, *self.outputs), rule=substituted)
+        nodes = rebuild((*self.inputs, *self.outputs), rule=substituted)
         conditions = [substitute(c, values) for c in self.conditions]
         sizes = tuple((name, substitute(most, values)) for name, most in self.sizes)
         for old, new in zip(self.conditions, conditions, strict=True):
@@ -469,12 +469,12 @@ class Graph:
         )
 
 
-def elements_of(node: Node) -> Shape:
+def size_elements(node: Node) -> Shape:
     """The elements of an input of sizes; () for any other node."""
     return node.op.elements if isinstance(node.op, Input) else ()
 
 
-def mentions(n: Node) -> frozenset[str]:
+def free_symbols(n: Node) -> frozenset[str]:
     """The symbols in the node's types and attributes."""
     symbols = _symbols_in(n.types)
     return symbols if not n.op.computes else symbols | _symbols_in(n.op.attributes().values())
@@ -490,5 +490,5 @@ def _symbols_in(values: Iterable[object]) -> frozenset[str]:
         elif isinstance(value, tuple):
             symbols |= _symbols_in(value)
         elif isinstance(value, Graph):
-            symbols |= value.mentioned
+            symbols |= value.free_symbols
     return symbols

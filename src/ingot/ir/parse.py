@@ -416,7 +416,7 @@ class _Parser:
         size = kind.size
         if not isinstance(size, int) or not all(isinstance(d, int) and d >= 0 for d in kind.shape):
             raise self.error(f"a constant of type {kind}: expected a static shape", start)
-        if size * kind.dtype.nbytes > Array.BY_CONTENT:
+        if size * kind.dtype.nbytes > Array.MAX_CONTENT_KEY_BYTES:
             raise self.error(f"a constant of {size} elements is too large for the text; put it into the table", start)
         if len(elements) != (1 if uniform else size):
             raise self.error(f"{kind} has {size} elements, got {len(elements)}", start)

@@ -19,7 +19,7 @@ from ingot.ir.show import show_node
 from ingot.support import flags
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
-from ingot.support.limits import in_time
+from ingot.support.limits import check_time
 
 # The result of a rule: a node of the same types, or one single-result node for each result.
 Result = Node | tuple[Node, ...]
@@ -34,7 +34,7 @@ class Rule:
     name: str
     root: type[Op]
     apply: Callable[[Node], Result | None]
-    fits: Callable[[tuple[type[Op], ...]], bool] | None = None
+    accepts_operands: Callable[[tuple[type[Op], ...]], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RuleSet:
     def __len__(self) -> int:
         return len(self.rules)
 
-    def of(self, n: Node) -> tuple[Rule, ...]:
+    def candidates(self, n: Node) -> tuple[Rule, ...]:
         """The rules that may apply to `n`, by the classes of its op and of its operands' ops."""
         return self._of((type(n.op), *[type(i.op) for i in n.inputs]))
 
@@ -65,7 +65,9 @@ class RuleSet:
                 candidates = tuple(r for part in self.parts for r in part._of(classes))
             else:
                 same_root = (r for r in self.rules if issubclass(classes[0], r.root))
-                candidates = tuple(r for r in same_root if r.fits is None or r.fits(classes[1:]))
+                candidates = tuple(
+                    r for r in same_root if r.accepts_operands is None or r.accepts_operands(classes[1:])
+                )
             self._by_classes[classes] = candidates
         return candidates
 
@@ -159,7 +161,7 @@ class _Rewriter:
     def settle(self, root: Node, replacement: Result) -> None:
         """Bring `root`, which is replaced by `replacement`, and all nodes that this needs to normal form in `done`."""
         done = self.done
-        in_time(root.loc or root.op.name)
+        check_time(root.loc or root.op.name)
         stack = [root, *_nodes_of(replacement)]
         replacements: dict[Node, Result] = {root: replacement}
         while stack:
@@ -211,7 +213,7 @@ class _Rewriter:
             op = n.op.map_bodies(self.body)
             if op is not n.op:
                 return op(*n.inputs, loc=n.loc)
-        for rule in self.ruleset.of(n):
+        for rule in self.ruleset.candidates(n):
             new = rule.apply(n)
             if new is None or new is n:
                 continue

@@ -28,7 +28,7 @@ import numpy as np
 
 from ingot.ir.array import Array
 from ingot.ir.dims import Dim
-from ingot.ir.node import Const, Graph, Node, Op, Project, elements_of
+from ingot.ir.node import Const, Graph, Node, Op, Project, size_elements
 from ingot.ir.types import DType, TensorType, dtype_of
 
 MAX_INLINE_ELEMENTS = 32
@@ -53,7 +53,7 @@ def show_node(node: Node) -> str:
 
 def _elements_text(node: Node) -> str:
     """The elements of an input of sizes, as text."""
-    elements = elements_of(node)
+    elements = size_elements(node)
     return f" = [{', '.join(map(str, elements))}]" if elements else ""
 
 
@@ -92,7 +92,7 @@ class _Printer:
             refs[n] if name is None else f"{refs[n]} {_quote(name)}"
             for n, name in zip(graph.results, names, strict=True)
         )
-        sizes = ", ".join(f"{s} = {refs[graph.found[s]]} most <{most}>" for s, most in graph.sizes)
+        sizes = ", ".join(f"{s} = {refs[graph.size_nodes[s]]} most <{most}>" for s, most in graph.sizes)
         lines.append(f"{inner_indent}return {', '.join(results)}".rstrip() + (f" where {sizes}" if sizes else ""))
         lines.append(indent + "}")
         return lines
@@ -109,7 +109,7 @@ class _Printer:
 
     def constant(self, array: Array) -> str:
         kind = TensorType(dtype_of(array.dtype), array.shape)
-        body = literal(array.value, self.inline) if array.nbytes <= Array.BY_CONTENT else None
+        body = literal(array.value, self.inline) if array.nbytes <= Array.MAX_CONTENT_KEY_BYTES else None
         if body is not None:
             return f"const {body} : {kind}"
         if array not in self.entries:

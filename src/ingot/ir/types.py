@@ -148,7 +148,7 @@ FLOAT_FORMATS: dict[DType, FloatFormat] = {
 }
 
 
-def truncated_in(dtype: DType) -> DType:
+def truncation_type(dtype: DType) -> DType:
     """The intermediate integer type of a conversion from float to the integer `dtype`, as on x86 (`kernel.Cast`)."""
     return i64 if dtype in (i64, u64, u32) else i32
 
@@ -210,6 +210,6 @@ class WeightAxes:
 
     out: int
     result: int
-    summed: tuple[int, int]
+    contracted: tuple[int, int]
     groups: int = 1
     plain: bool = False

@@ -12,8 +12,8 @@ from functools import cache
 from math import prod
 from weakref import WeakKeyDictionary
 
-from ingot.ir.dims import FOUND, Dim, DimLike, bounds, is_found, symbols_of
-from ingot.ir.node import Graph, Input, Node, Op, Project, mentions, topological
+from ingot.ir.dims import COMPUTED_PREFIX, Dim, DimLike, bounds, is_computed, symbols_of
+from ingot.ir.node import Graph, Input, Node, Op, Project, free_symbols, topological
 from ingot.ir.types import TensorType, i64
 from ingot.support.errors import IngotError, VerifyError
 from ingot.support.limits import check_elements
@@ -52,7 +52,7 @@ def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
             raise VerifyError(f"{prefix}graph outputs", expected="single results", got=n)
     if len(set(graph.state)) != len(graph.state) or len(graph.state) > min(len(graph.inputs), len(graph.results)):
         raise VerifyError(f"{prefix}state", expected="distinct names, an input and a result for each", got=graph.state)
-    for name, (old, new) in zip(graph.state, graph.lasting, strict=True):
+    for name, (old, new) in zip(graph.state, graph.state_pairs, strict=True):
         if old.types != new.types or old.type.shape != tuple(d for d in old.type.shape if isinstance(d, int)):
             raise VerifyError(f"{prefix}state {name!r}", expected=f"one type of fixed size, {old.type}", got=new.type)
     _sizes(graph, prefix, outer)
@@ -69,21 +69,23 @@ def _graph(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
             _graph(body, f"{prefix}in {_location(n)}: ", symbols)
         if mentioned is None:
             _node(n, prefix)
-            _verified[n] = mentions(n)
+            _verified[n] = free_symbols(n)
 
 
 def _sizes(graph: Graph, prefix: str, outer: frozenset[str]) -> None:
     """Check that each computed size is an i64 that does not depend on itself or on later ones: else no order exists."""
     undefined = {name for name, _ in graph.sizes}
-    if len(undefined) != len(graph.sizes) or undefined & outer or not all(map(is_found, undefined)):
-        raise VerifyError(f"{prefix}sizes", expected=f"distinct names with {FOUND}", got=[s for s, _ in graph.sizes])
+    if len(undefined) != len(graph.sizes) or undefined & outer or not all(map(is_computed, undefined)):
+        raise VerifyError(
+            f"{prefix}sizes", expected=f"distinct names with {COMPUTED_PREFIX}", got=[s for s, _ in graph.sizes]
+        )
     seen: set[Node] = set()
     for name, most in graph.sizes:
-        root = graph.found[name]
+        root = graph.size_nodes[name]
         if root.types != (TensorType(i64),):
             raise VerifyError(f"{prefix}the size {name}", expected="i64[]", got=root)
         for n in topological((root,), lambda n: () if n in seen else n.inputs):
-            undefined_symbols = undefined & mentions(n)
+            undefined_symbols = undefined & free_symbols(n)
             if undefined_symbols:
                 raise VerifyError(f"{prefix}the size {name} depends on {', '.join(sorted(undefined_symbols))}", got=n)
             seen.add(n)

@@ -21,7 +21,7 @@ def _with_inputs(node: N, inputs: Sequence[N]) -> N:
     return node.with_inputs(inputs)
 
 
-def rebuilt(
+def rebuild(
     roots: Iterable[N],
     images: dict[N, N] | None = None,
     rule: Callable[[N, Sequence[N]], N] = _with_inputs,

@@ -80,7 +80,7 @@ def _levels(x: Node) -> tuple[Node, Node]:
     """(i8, their scale): each row's largest is 127."""
     scale = ops.div(ops.reduce_max(ops.Abs()(x), -1, keepdims=True), 127.0)
     divisor = ops.where(ops.compare("EQ", scale, 0.0), 1.0, scale)
-    return ops.quantized(x, ops.broadcast_to(divisor, x.shape), ops.scalar(0, i8)), scale
+    return ops.quantize(x, ops.broadcast_to(divisor, x.shape), ops.scalar(0, i8)), scale
 
 
 def read(cache: Sequence[Node], at: Position, tokens: DimLike, window: int) -> tuple[Node, DimLike]:

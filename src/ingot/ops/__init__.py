@@ -119,11 +119,11 @@ from ingot.ops.core.functions import (
     Tanh,
 )
 from ingot.ops.core.indexing import Gather, Scatter, Sort
-from ingot.ops.core.quantize import QUANTIZED, Quantize, multiplies
+from ingot.ops.core.quantize import QUANTIZED_DTYPES, Quantize, reciprocal_is_exact
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce, ReduceWindow, Reduction, reduced_dims
 from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose, Windows, fill_byte
 from ingot.ops.core.source import DimValue, Iota
-from ingot.ops.dft import WIDEST_STEP, fourier, real_fourier, real_inverse
+from ingot.ops.dft import MAX_STEP_FACTOR, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
 from ingot.ops.linalg import LDL, LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve
 from ingot.ops.nn import (
@@ -141,6 +141,7 @@ from ingot.ops.nn import (
     Conv,
     ConvTranspose,
     Cotangent,
+    CustomGradient,
     Densify,
     Dequantize,
     Einsum,
@@ -167,7 +168,6 @@ from ingot.ops.nn import (
     MaxPoolIndices,
     Mish,
     OneHot,
-    OwnGradient,
     PadMode,
     PRelu,
     Recurrent,
@@ -194,6 +194,15 @@ from ingot.ops.nn import (
     roi_align,
     straight_through,
 )
-from ingot.ops.quantized import dynamically_quantized, quantized
-from ingot.ops.random import RandomBits, RandomKey, counted_key, draws, fold_in, seeded, threefry, words
-from ingot.ops.select import coordinates, equal_rows, repeated, true_places, truth
+from ingot.ops.quantized import dynamic_quantize, quantize
+from ingot.ops.random import (
+    RandomBits,
+    RandomKey,
+    counted_key,
+    draws_random,
+    fold_in,
+    threefry,
+    with_random_state,
+    words,
+)
+from ingot.ops.select import coordinates, equal_rows, nonzero_mask, repeat_indices, true_indices

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, divides, negative, product
+from ingot.ir.dims import Dim, DimLike, dim_max, dim_min, exact_quotient, is_negative, product
 from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DTYPES, DType, Shape, TensorType, boolean, f32, i64, u8
 from ingot.ops.core.base import show_shape
@@ -281,7 +281,7 @@ def reshape(x: Node, shape: Shape, loc: str = "") -> Node:
         raise ShapeError("reshape: expected one -1 at most", got=show_shape(shape), where=loc or None)
     if inferred_axes:
         known_size = product(d for d in shape if d != -1)
-        inferred = None if known_size == 0 else divides(x.type.size, known_size)
+        inferred = None if known_size == 0 else exact_quotient(x.type.size, known_size)
         if inferred is None:
             raise ShapeError(f"reshape: {x.type} does not split into {show_shape(shape)}", where=loc or None)
         shape = (*shape[: inferred_axes[0]], inferred, *shape[inferred_axes[0] + 1 :])
@@ -369,7 +369,7 @@ def slice_axis(
 
 
 def _wrap_index(index: DimLike, size: DimLike) -> DimLike:
-    return index + size if negative(index) else index
+    return index + size if is_negative(index) else index
 
 
 def _slice(x: Node, axis: int, low: DimLike, high: DimLike, step: int, loc: str) -> Node:

@@ -31,7 +31,7 @@ Pair = tuple[Node, Node]
 Scale = float | Node  # a node: a scalar known only at run time, as a symbolic length is
 
 # the largest first factor of a step
-WIDEST_STEP = 128
+MAX_STEP_FACTOR = 128
 # larger matrices are not worth their memory
 _MAX_MATRIX_ROWS = 2048
 # the cost of a step's twiddle factors and transposition, in products per element
@@ -178,7 +178,7 @@ def _plan(n: int) -> int:
 def _cheapest_plan(n: int) -> tuple[float, int]:
     """(products per signal, first factor)."""
     options = [(4.0 * n * n, n)] if n <= _MAX_MATRIX_ROWS else []
-    for a in range(2, min(n, WIDEST_STEP + 1)):
+    for a in range(2, min(n, MAX_STEP_FACTOR + 1)):
         if n % a == 0 and n // a > 1:
             options.append((n * (4.0 * a + _STEP_OVERHEAD) + a * _cheapest_plan(n // a)[0], a))
     if not options:

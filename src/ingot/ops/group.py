@@ -61,7 +61,7 @@ class Recomputed(Group):
     turn: int = 1
 
 
-def same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
+def reads_same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
     """Whether element i of parameter `p` is only used for element i of the results, in row-major order.
 
     value: a result that must depend on `p` as well, if given.

@@ -89,7 +89,7 @@ def chebyshev_w(x: Term, n: Term) -> Term:
     return _half_angles(x, n, sine=True)
 
 
-def shifted(polynomial: Polynomial) -> Polynomial:
+def shifted_polynomial(polynomial: Polynomial) -> Polynomial:
     """`polynomial` of 2 x - 1."""
 
     def build(x: Node, n: Node) -> Node:

@@ -3,7 +3,7 @@
 A number is a function of a key and of the element's position, so it is the same for any number of threads and on every
 target, and a key is all that is needed to repeat it. A model's key is derived from its state, (seed, calls) as i64[2]:
 
-    random_key(draw)  ->  the key of this call, loop iteration and draw      (`seeded`)
+    random_key(draw)  ->  the key of this call, loop iteration and draw      (`with_random_state`)
     random_bits(key)  ->  two words for each element, by its position
 
 `ingot.ops.sampling` builds distributions from the bits.
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Input, Node, Op, Samples, const, rebuilt
+from ingot.ir.node import Graph, Input, Node, Op, Samples, const, rebuild
 from ingot.ir.types import Shape, TensorType, i64, static_shape, u32, u64
 from ingot.ops import build as b
 from ingot.ops.core.base import check_count
@@ -127,7 +127,7 @@ class RandomBits(Op):
 
 @dataclass(frozen=True)
 class RandomKey(Op):
-    """The key u32[2] of a draw, different in each call and each loop iteration. `seeded` derives it from the state.
+    """The key u32[2] of a draw, another in each call and iteration. `with_random_state` derives it from the state.
 
     draw: the number of the draw, unique in the model. seed: a seed instead of the model's, which ONNX nodes may have;
     None: the model's seed.
@@ -154,18 +154,18 @@ class RandomKey(Op):
             yield cls(draw, seed), ()
 
 
-def draws(graph: Graph) -> bool:
+def draws_random(graph: Graph) -> bool:
     """Whether `graph`, or a graph nested in it, draws random numbers."""
-    return any(n.op.draws or any(map(draws, n.op.bodies)) for n in graph.nodes())
+    return any(n.op.draws or any(map(draws_random, n.op.bodies)) for n in graph.nodes())
 
 
-def seeded(graph: Graph, name: str) -> Graph:
+def with_random_state(graph: Graph, name: str) -> Graph:
     """`graph` with its random keys derived from (seed, calls), a new last state `name`; unchanged if it has no draws.
 
     bits = random_bits(random_key(0))     ->     bits = random_bits(fold_in(threefry(seed, calls), 0))
                                                  next = (seed, calls + 1)
     """
-    if not draws(graph):
+    if not draws_random(graph):
         return graph
     labels = {n.op.label for n in graph.inputs if isinstance(n.op, Input)}
     label = next(name for name in ("random", *(f"random_{i}" for i in range(len(labels)))) if name not in labels)
@@ -206,7 +206,7 @@ def _with_keys(graph: Graph, keys: dict[int | None, Node]) -> Graph:
     def rule(n: Node, inputs: Sequence[Node]) -> Node:
         if isinstance(n.op, RandomKey):
             return key_nodes[n.op]
-        if not any(map(draws, n.op.bodies)):
+        if not any(map(draws_random, n.op.bodies)):
             return n.with_inputs(inputs)
         assert isinstance(n.op, Control)
         seeds = tuple(keys)
@@ -215,7 +215,7 @@ def _with_keys(graph: Graph, keys: dict[int | None, Node]) -> Graph:
         # the keys turn a single result of a loop into one of several
         return result.results[0] if len(n.types) == 1 else result
 
-    return replace(graph, outputs=rebuilt(graph.outputs, rule=rule))
+    return replace(graph, outputs=rebuild(graph.outputs, rule=rule))
 
 
 def _with_key_inputs(body: Graph, seeds: Sequence[int | None]) -> tuple[Graph, tuple[Node, ...]]:

@@ -33,12 +33,12 @@ def _in_f32(sampler: Sampler) -> Sampler:
 
     @wraps(sampler)
     def sample(key: Node, shape: Shape, dtype: DType = f32) -> Node:
-        return b.cast(sampler(key, shape, wide(dtype)), dtype)
+        return b.cast(sampler(key, shape, compute_dtype(dtype)), dtype)
 
     return sample
 
 
-def wide(dtype: DType) -> DType:
+def compute_dtype(dtype: DType) -> DType:
     """The dtype in which samples of `dtype` are computed."""
     return f64 if dtype == f64 else f32
 
@@ -127,12 +127,12 @@ def integers(key: Node, shape: Shape, low: DimLike, high: DimLike) -> Node:
     """i64 uniform in [low, high); probabilities are equal up to 2^-32."""
     span = high - low
     if isinstance(span, int) and span >= 1 << 64:
-        return Convert(i64)(joined(*bits(key, shape)))
-    offset = below(key, shape, b.scalar(span, u64), span if isinstance(span, int) else None)
+        return Convert(i64)(join_words(*bits(key, shape)))
+    offset = uniform_below(key, shape, b.scalar(span, u64), span if isinstance(span, int) else None)
     return b.add(offset, low)
 
 
-def below(key: Node, shape: Shape, span: Node, static_span: int | None = None) -> Node:
+def uniform_below(key: Node, shape: Shape, span: Node, static_span: int | None = None) -> Node:
     """i64 uniform in [0, span). span: u64, broadcasts to `shape`. static_span: its value, if known."""
     x, y = bits(key, shape)
     spans = b.broadcast_to(span, x.shape)
@@ -140,10 +140,10 @@ def below(key: Node, shape: Shape, span: Node, static_span: int | None = None) -
         # the upper half of 64 bits times the span
         upper, lower = (b.mul(b.cast(v, u64), spans) for v in (x, y))
         return Convert(i64)(_shift_right(b.add(upper, _shift_right(lower, 32)), 32))
-    return Convert(i64)(b.rem(joined(x, y), spans))
+    return Convert(i64)(b.rem(join_words(x, y), spans))
 
 
-def joined(low: Node, high: Node) -> Node:
+def join_words(low: Node, high: Node) -> Node:
     """The u64 of two u32 words."""
     upper = ShiftLeft()(b.cast(high, u64), b.full(high.shape, 32, u64))
     return Or()(b.cast(low, u64), upper)
@@ -172,7 +172,7 @@ def without_replacement(key: Node, weights: Node, count: DimLike) -> Node:
     return TopK(count, len(weights.shape) - 1)(priority).results[1]
 
 
-def kept(key: Node, shape: Shape, rate: float | Node) -> Node:
+def dropout_mask(key: Node, shape: Shape, rate: float | Node) -> Node:
     """bool: the elements that a dropout of `rate` keeps."""
     if rate in (0.0, 1.0):
         return b.full(shape, rate == 0.0, boolean)
@@ -181,7 +181,7 @@ def kept(key: Node, shape: Shape, rate: float | Node) -> Node:
 
 def _keep_probability(rate: float | Node) -> float | Node:
     """1 - rate; for a node, in f32 or f64."""
-    return b.sub(1.0, b.cast(rate, wide(rate.dtype))) if isinstance(rate, Node) else 1 - rate
+    return b.sub(1.0, b.cast(rate, compute_dtype(rate.dtype))) if isinstance(rate, Node) else 1 - rate
 
 
 def dropout(key: Node, x: Node, rate: float | Node, shape: Shape | None = None) -> tuple[Node, Node]:
@@ -189,7 +189,7 @@ def dropout(key: Node, x: Node, rate: float | Node, shape: Shape | None = None) 
 
     mask: which elements are kept. shape: the shape of the draws, if one decides for several elements.
     """
-    keep_mask, keep_probability = kept(key, x.shape if shape is None else shape, rate), _keep_probability(rate)
+    keep_mask, keep_probability = dropout_mask(key, x.shape if shape is None else shape, rate), _keep_probability(rate)
     if isinstance(keep_probability, Node):
         scale: Operand = b.cast(
             b.where(b.compare("GT", keep_probability, 0.0), b.div(1.0, keep_probability), 0.0), x.dtype

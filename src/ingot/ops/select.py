@@ -23,7 +23,7 @@ from ingot.support.dataclass import dataclass
 _MAX_SORT_KEYS = 8  # with more columns, rows are sorted by one column after the other
 
 
-def truth(x: Node) -> Node:
+def nonzero_mask(x: Node) -> Node:
     """Whether each element differs from 0, as NaN does."""
     return x if x.dtype == boolean else b.compare("NE", x, b.scalar(0, x.dtype))
 
@@ -33,7 +33,7 @@ def scatter_unique(indices: Node, values: Node, size: DimLike) -> Node:
     return Scatter("set", (), (0,), (), (), (0,), 1, unique=True)(b.full((size,), 0, values.dtype), indices, values)
 
 
-def true_places(mask: Node) -> tuple[Node, Node]:
+def true_indices(mask: Node) -> tuple[Node, Node]:
     """(i64[size], i64[]): the flat indices of the true elements, ascending, then zeros; the number of true elements."""
     flat = b.reshape(mask, (product(mask.shape),))
     (size,) = flat.shape
@@ -84,7 +84,7 @@ def equal_rows(x: Node, *, ordered: bool = True, nan_equal: bool = False, by_app
         differs = b.and_(differs, Not()(both_nan))
     is_first = b.or_(b.compare("EQ", index, 0), b.reduce("or", differs, 1))
     group = b.sub(b.cumulative("sum", b.cast(is_first, i64), 0), 1)
-    starts, count = true_places(is_first)
+    starts, count = true_indices(is_first)
     ends = b.where(b.compare("LT", b.add(index, 1), count), _next(starts, index, n), b.scalar(n, i64))
     first, counts = Take(0)(order, starts), b.sub(ends, starts)
     inverse = scatter_unique(order, group, n) if ordered else group
@@ -119,7 +119,7 @@ def row_order(x: Node) -> Node:
     return loop(b.scalar(m - 1, i64), index, x).results[1]
 
 
-def repeated(repeats: Node, total: DimLike) -> Node:
+def repeat_indices(repeats: Node, total: DimLike) -> Node:
     """i64[total]: each index i repeated repeats[i] times, ascending; `total` is the sum of repeats[n]."""
     (n,) = repeats.shape
     counts = b.cast(repeats, i64)

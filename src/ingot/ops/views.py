@@ -10,7 +10,7 @@ from ingot.ops.core.base import inverse
 from ingot.ops.core.shape import BroadcastInDim, Reshape, Slice, Transpose, Windows
 
 VIEWS = (BroadcastInDim, Reshape, Slice, Transpose, Windows)
-WHOLE_VIEWS = (Reshape, Transpose)  # each element of the operand occurs once
+BIJECTIVE_VIEWS = (Reshape, Transpose)  # each element of the operand occurs once
 
 
 def base_of(node: Node, kinds: tuple[type[Op], ...] = VIEWS) -> Node:
@@ -24,10 +24,10 @@ def view_layout(node: Node, layout: Layout) -> Layout | None:
     """The layout of the view `node` of a value with `layout`; None if strides cannot express it."""
     if not isinstance(node.op, VIEWS):
         return None
-    return layout.viewed(node.shape, node.op.index_map(node.inputs[0].shape, node.shape))
+    return layout.view(node.shape, node.op.index_map(node.inputs[0].shape, node.shape))
 
 
-def strided(node: Node, layouts: Mapping[Node, Layout]) -> tuple[Node, Layout] | None:
+def strided_base(node: Node, layouts: Mapping[Node, Layout]) -> tuple[Node, Layout] | None:
     """The stored value that `node` is a view of, and the layout of `node` in it; None if strides cannot express it.
 
     layouts: the layouts of stored values; others are assumed to be contiguous.
@@ -45,9 +45,9 @@ def strided(node: Node, layouts: Mapping[Node, Layout]) -> tuple[Node, Layout] |
     return None if layout is None else (base, layout)
 
 
-def strided_view(node: Node) -> bool:
+def is_strided_view(node: Node) -> bool:
     """Whether `node` can be read in place from the value that it is a view of."""
-    return isinstance(node.op, VIEWS) and strided(node, {}) is not None
+    return isinstance(node.op, VIEWS) and strided_base(node, {}) is not None
 
 
 def pull_back(root: Node, source: Node, layout: Layout) -> Layout | None:

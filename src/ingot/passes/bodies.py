@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ingot.ir.node import Graph, Node, Op, rebuilt
+from ingot.ir.node import Graph, Node, Op, rebuild
 from ingot.ops.group import Group
 
 
@@ -29,4 +29,4 @@ def _mapped(graph: Graph, change: Callable[[Node], Op | None]) -> Graph:
         op = change(n)
         return n.with_inputs(inputs) if op is None else op(*inputs, loc=n.loc)
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=changed))
+    return graph.with_outputs(rebuild(graph.outputs, rule=changed))

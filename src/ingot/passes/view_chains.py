@@ -9,7 +9,7 @@ atoms between a split and a merge.
 from __future__ import annotations
 
 from ingot import ops
-from ingot.ir.dims import DimLike, divides, product
+from ingot.ir.dims import DimLike, exact_quotient, product
 from ingot.ir.node import Node, Op
 from ingot.ir.rewrite import Rule, RuleSet
 from ingot.ir.types import Shape
@@ -39,12 +39,12 @@ def _splits(dims: Dims, shape: Shape) -> tuple[Dims, dict[_Atom, tuple[_Atom, _A
             if not queue:
                 return None
             a = queue.pop(0)
-            rest = divides(remaining, a.size)
+            rest = exact_quotient(remaining, a.size)
             if rest is not None:
                 group.append(a)
                 remaining = rest
                 continue
-            inner = divides(a.size, remaining)
+            inner = exact_quotient(a.size, remaining)
             if inner is None:
                 return None
             head, tail = _Atom((*a.path, 0), remaining), _Atom((*a.path, 1), inner)

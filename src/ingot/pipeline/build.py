@@ -24,21 +24,21 @@ from ingot.ir.node import Const, Graph
 from ingot.ir.rewrite import fueled
 from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
-from ingot.ops import seeded
+from ingot.ops import with_random_state
 from ingot.ops.group import Group
 from ingot.pipeline import tuning
 from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
 from ingot.pipeline.variants import Variants
 from ingot.plan import work
 from ingot.plan.link import Launch, arena_of, link
-from ingot.plan.recompute import Cost, within
+from ingot.plan.recompute import Cost, fit_in_memory
 from ingot.runtime.plan_json import sealed
 from ingot.runtime.program import Program
 from ingot.runtime.state import RANDOM, seed_state
 from ingot.support import flags, progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, KernelError, ShapeError
-from ingot.support.limits import in_time, limited
+from ingot.support.limits import check_time, limited
 from ingot.support.native import Code, Features
 
 # Return the seconds of each step of a program for inputs of these sizes; None if it cannot run
@@ -68,7 +68,7 @@ def optimize(
     level, is_verifying = flags.debug_level(), flags.verify()
     for name, run in passes:
         progress.report(name)
-        in_time(name)
+        check_time(name)
         previous, start = graph, time.perf_counter()
         try:
             graph = run(graph)
@@ -116,7 +116,7 @@ LIKELY_BATCH, LIKELY_LENGTH = 1, 128  # sizes of symbolic dimensions to optimize
 WAVEFORM_FACTOR = 256  # samples per unit of length, where strided convolutions shrink a length to nothing
 
 
-def likely(graph: Graph) -> dict[str, int]:
+def size_hints(graph: Graph) -> dict[str, int]:
     """Return sizes to optimize for. A symbol that is only ever the first dimension of inputs is a batch, others are
     lengths."""
     sizes: dict[str, int] = {}
@@ -152,7 +152,7 @@ def build_program(
     fast_math: bool = False,
     precision: str = "float32",
     memory: float | None = None,
-    sparing: Callable[[], Graph] | None = None,
+    smaller_graph: Callable[[], Graph] | None = None,
     measure: Measure | None = None,
     trace: Trace | None = None,
 ) -> Program:
@@ -164,11 +164,11 @@ def build_program(
 
     If the graph draws random numbers, their seed is part of the program's state.
     """
-    graph = seeded(graph, RANDOM)
+    graph = with_random_state(graph, RANDOM)
     target = target_of(features)
     options = Options(threads, fast_math, precision)
     variants = Variants(target, features, threads, tuning.measured(features, threads))
-    with limited(), likely_sizes(likely(graph)):
+    with limited(), likely_sizes(size_hints(graph)):
         verify(graph, "import")
         with fueled():  # INGOT_FUEL counts the rewrites of all passes together
             fused = optimize(graph, target.passes(features, options), trace)
@@ -176,9 +176,11 @@ def build_program(
         check_sizes(fused, "the model")
         meta = {"precision": precision}
         if memory is not None:
-            sizes = likely(graph)
+            sizes = size_hints(graph)
             arena_bytes = partial(arena_of, lower=variants.lower, join=variants.join)  # sizes of the linked program
-            sparing_passes = sparing and (lambda: optimize(sparing(), target.passes(features, options), trace))
+            sparing_passes = smaller_graph and (
+                lambda: optimize(smaller_graph(), target.passes(features, options), trace)
+            )
 
             def estimate_seconds(group: Group) -> float:
                 return work.seconds(group.body, sizes)
@@ -187,7 +189,9 @@ def build_program(
                 seconds = None if measure is None else _measure_groups(graph, variants, features, measure, sizes)
                 return None if seconds is None else lambda group: seconds.get(group.body) or estimate_seconds(group)
 
-            fused, recomputation = within(fused, memory, estimate_seconds, arena_bytes, sparing_passes, measure_cost)
+            fused, recomputation = fit_in_memory(
+                fused, memory, estimate_seconds, arena_bytes, sparing_passes, measure_cost
+            )
             meta["memory"] = str(recomputation)
             progress.report(f"memory: {recomputation}")
         stages = {"model": show(graph), "fused": show(fused)}

@@ -132,7 +132,7 @@ def _plan(program: Program) -> Plan:
         inputs, outputs, calls, -(-layout.nbytes // 64) * 64, program.scratch_bytes, layout.fills,
         program.weights.tobytes(), state,
         list(zip(_tensors(tuple(s.spec for s in program.state)), read_offsets, strict=True)),
-        [(read_offsets[i], written_offsets[i], s.first.nbytes) for i, s in enumerate(program.state) if s.copied],
+        [(read_offsets[i], written_offsets[i], s.initial.nbytes) for i, s in enumerate(program.state) if s.copy_reason],
     )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def _state_offsets(program: Program, data: bytes, copied: bool = False) -> tuple
     offsets: list[int] = []
     for s in program.state:
         offsets.append(len(data))
-        data += b"" if copied and not s.copied else s.first.tobytes() + bytes(-s.first.nbytes % 64)
+        data += b"" if copied and not s.copy_reason else s.initial.tobytes() + bytes(-s.initial.nbytes % 64)
     return offsets, data
 
 

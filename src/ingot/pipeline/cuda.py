@@ -50,8 +50,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
 # rows of a matrix or images of a pool are not recomputed per program, as many programs would share them, except for a
 # single row; tiles can be stored in any order
 POLICY = FusionPolicy(
-    computed_rows=False, pooled_images=False, scattered=sys.maxsize, column_bytes=sys.maxsize,
-    single_row=MAX_ROW_ELEMENTS, computed_updates=True, joined_rows=True,
+    computes_rows=False, pools_images=False, min_scattered_elements=sys.maxsize, max_column_bytes=sys.maxsize,
+    max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
 )  # fmt: skip
 KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, Dequantize, KernelGradient, LSTM, GRU, RNN})
 

@@ -18,7 +18,7 @@ from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ops.group import Group
 from ingot.passes.fusion.policy import FusionPolicy
-from ingot.pipeline.target import NamedPass, Options, Target, named, target_of
+from ingot.pipeline.target import NamedPass, Options, Target, parse_target, target_of
 from ingot.schedule.choice import Measured
 from ingot.schedule.lowered import Lowered
 from ingot.support.dataclass import dataclass
@@ -44,7 +44,7 @@ class NullTarget:
     export = None
 
     def features(self, asked: str) -> Features:
-        target, features = named(asked or "native")
+        target, features = parse_target(asked or "native")
         if target.name == self.name:
             raise InputError("target", expected="null:NAME of another target", got=f"null:{asked}")
         return replace(target.features(features), target=f"{self.name}:{target.name}")

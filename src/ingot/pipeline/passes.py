@@ -86,8 +86,8 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("split_transposed", split_transposed),
         # before layout, after which weights are folded
         *((("narrow_products", narrow_products),) if choices.same_operand_types else ()),
-        ("precision", partial(lower_precision, precision=options.precision, alike=choices.same_operand_types)),
-        ("reshaped_reductions", partial(reduce_unreshaped, at_once=choices.max_slice_elements)),
+        ("precision", partial(lower_precision, precision=options.precision, same_types=choices.same_operand_types)),
+        ("reshaped_reductions", partial(reduce_unreshaped, max_slice_elements=choices.max_slice_elements)),
         ("layout", assign_layouts),
         ("padding", explicit_padding),  # after layout, so that pads are in the order that producers write
         ("fold_layout", fold_constants),  # transposed weights

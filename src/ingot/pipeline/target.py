@@ -132,7 +132,7 @@ def target_of(features: Features) -> Target[Any]:
     return _target(features.target_name)
 
 
-def named(text: str) -> tuple[Target[Any], str]:
+def parse_target(text: str) -> tuple[Target[Any], str]:
     """ "cpu:znver4" -> the target and the text after the colon; "native" is this machine's CPU. Raises InputError."""
     name, _, asked = ("cpu" if text == "native" else text).partition(":")
     if name not in NAMES:
@@ -145,5 +145,5 @@ def features_of(text: str) -> Features:
 
     Raises InputError that lists the valid names.
     """
-    target, features = named(text)
+    target, features = parse_target(text)
     return target.features(features)

@@ -23,11 +23,11 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, const, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, const, rebuild, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.core.base import Category, category
-from ingot.ops.core.turns import turns, value_of
+from ingot.ops.core.turns import static_value, trip_count
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
 from ingot.runtime.program import Collective, CollectiveKind
@@ -79,7 +79,7 @@ class _Control:
         # the group's results: the anchor's, and views of them
         results = self.anchor.results
         inputs = tuple(Input(f"v{i}", r.type)() for i, r in enumerate(results))
-        views = rebuilt(self.body.outputs, dict(zip(results, inputs, strict=True)))
+        views = rebuild(self.body.outputs, dict(zip(results, inputs, strict=True)))
         for view, result, layout in zip(views, self.node.results, self.outs, strict=True):
             if result not in self.used_results:
                 continue
@@ -129,7 +129,9 @@ class _Control:
 
     def _number(self, operand: Node) -> DimLike | None:
         """The integer value of an operand, if it is known in advance."""
-        return value_of(self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand)
+        return static_value(
+            self.node.inputs[self.body.inputs.index(operand)] if operand in self.body.inputs else operand
+        )
 
     def _copy_of(self, operand: Node, place: Place | None = None) -> Place:
         place = place or self._new_place(operand)
@@ -179,8 +181,8 @@ class _Control:
         varying = [i for i in indices if not invariant[i]]
         start = len(plan.steps)
         ((flag, _),) = plan.inline(_with_constants(op.cond, constants), buffers)
-        exit_jump = plan.jump(flag, trip_count=turns(op, lambda i: self._number(operands[i])))
-        body = op.body.with_outputs([*(op.body.outputs[i] for i in varying), *op.body.found.values()])
+        exit_jump = plan.jump(flag, trip_count=trip_count(op, lambda i: self._number(operands[i])))
+        body = op.body.with_outputs([*(op.body.outputs[i] for i in varying), *op.body.size_nodes.values()])
         body = _with_constants(body, constants)
         pairs = list(zip((body.inputs[i] for i in varying), body.results, strict=True))
         for i, source in zip(varying, plan.inline(body, buffers, pairs), strict=True):
@@ -237,7 +239,7 @@ def _with_constants(graph: Graph, constants: dict[int, Node]) -> Graph:
     """The graph with the uses of some inputs replaced by constants; the list of inputs is unchanged."""
     if not constants:
         return graph
-    return graph.with_outputs(rebuilt(graph.outputs, {graph.inputs[i]: c for i, c in constants.items()}))
+    return graph.with_outputs(rebuild(graph.outputs, {graph.inputs[i]: c for i, c in constants.items()}))
 
 
 __all__ = ["UNFUSED", "launch_control"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ingot.ir.dims import DimLike, is_found, is_told, symbol, symbols_of
+from ingot.ir.dims import DimLike, is_computed, is_input_element, symbol, symbols_of
 from ingot.ir.kernel import Expr, Kernel, Let, Stmt, Var
-from ingot.ir.kernel.rewrite import Rewriting
+from ingot.ir.kernel.rewrite import Rewriter
 from ingot.ir.types import i64
 from ingot.schedule.index import dim_of
 
@@ -31,7 +31,7 @@ class ExactDims:
 
 
 def _with_exact_dims(kernel: Kernel) -> tuple[Kernel, tuple[DimLike, ...]]:
-    if not any(is_told(v.name) for v in kernel.dims):
+    if not any(is_input_element(v.name) for v in kernel.dims):
         return kernel, tuple(symbol(v.name) for v in kernel.dims)
     rewriting = _Exact(kernel)
     body = rewriting.body(kernel.body)
@@ -44,7 +44,7 @@ def _with_exact_dims(kernel: Kernel) -> tuple[Kernel, tuple[DimLike, ...]]:
     return replace(kernel, dims=dims, body=body), tuple(values.get(v.name, symbol(v.name)) for v in dims)
 
 
-class _Exact(Rewriting):
+class _Exact(Rewriter):
     """params: the new dim for each number that depends only on numbers of the call and on sizes."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -68,7 +68,7 @@ class _Exact(Rewriting):
             return None
         d = dim_of(e, self._values)
         names = symbols_of(d) if d is not None else ()
-        return d if any(map(is_told, names)) and not any(map(is_found, names)) else None
+        return d if any(map(is_input_element, names)) and not any(map(is_computed, names)) else None
 
     def _param(self, d: DimLike) -> Var:
         if d not in self.params:
@@ -79,7 +79,7 @@ class _Exact(Rewriting):
         return self.params[d]
 
 
-class _Variables(Rewriting):
+class _Variables(Rewriter):
     """Collects the names of all variables."""
 
     def __init__(self) -> None:

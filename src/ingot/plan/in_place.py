@@ -17,8 +17,8 @@ from ingot import ops
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, Project
 from ingot.ops.core.base import Category, category
-from ingot.ops.group import Group, label, same_element
-from ingot.ops.views import base_of, pull_back, strided
+from ingot.ops.group import Group, label, reads_same_element
+from ingot.ops.views import base_of, pull_back, strided_base
 from ingot.support.dataclass import dataclass
 
 Pairs = Sequence[tuple[Node, Node]]  # inputs, and the values that should be in their memory after a run
@@ -51,9 +51,9 @@ def in_place(graph: Graph, pairs: Pairs) -> InPlace:
             writer = producer(value)
             readers = [u for u in users.get(overwritten, ()) if u is not writer]
             result.predecessors.setdefault(writer, {}).update(dict.fromkeys(readers, old))
-        if chain and graph.found:
+        if chain and graph.size_nodes:
             # a size out of its bounds ends the run, and must leave the state as it was
-            result.predecessors[producer(chain[0])] |= dict.fromkeys(graph.found.values(), old)
+            result.predecessors[producer(chain[0])] |= dict.fromkeys(graph.size_nodes.values(), old)
     while cyclic := _cyclic_inputs(graph, result.predecessors):
         for old in cyclic:
             result.copy_reasons[old] = "what reads the old value, or tells a size, needs the new one"
@@ -80,7 +80,7 @@ def can_overwrite(value: Node, operand: Node, layouts: Mapping[Node, Layout]) ->
     if op.kind == "pointwise":
         has_reshape = any(isinstance(n.op, ops.Reshape) for n in op.body.nodes())
         # every element is read before it is overwritten, for the other results as well
-        return same_element(op.body, p, result) and (layouts[operand].is_contiguous or not has_reshape)
+        return reads_same_element(op.body, p, result) and (layouts[operand].is_contiguous or not has_reshape)
     return updated_operand(group) is operand and _is_pure_update(op.body, p, layouts[operand])
 
 
@@ -90,7 +90,7 @@ def updated_operand(group: Node) -> Node | None:
     anchor = _anchor(op.body) if isinstance(op, Group) and op.kind == "scatter" else None
     if anchor is None:
         return None
-    source = strided(anchor.inputs[0], {})
+    source = strided_base(anchor.inputs[0], {})
     if source is None or source[0] not in op.body.inputs:  # type: ignore[union-attr]
         return None
     return group.inputs[op.body.inputs.index(source[0])]  # type: ignore[union-attr]
@@ -104,7 +104,7 @@ def _is_pure_update(body: Graph, p: Node, layout: Layout) -> bool:
     """Whether `p` is read only as the updated operand, with each element where the result stores it."""
     anchor = _anchor(body)
     assert anchor is not None
-    source = strided(anchor.inputs[0], {p: layout})
+    source = strided_base(anchor.inputs[0], {p: layout})
     target = pull_back(body.outputs[0], anchor, layout)
     if source is None or target is None or source[1] != target:
         return False

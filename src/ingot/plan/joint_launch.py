@@ -10,7 +10,7 @@ from dataclasses import field
 
 from ingot.ir.dims import DimLike, dim_max, dim_min, product
 from ingot.ir.node import Node
-from ingot.ops.core.base import unsettled
+from ingot.ops.core.base import violable_constraints
 from ingot.ops.group import Group
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
@@ -60,7 +60,7 @@ class PendingGroups:
             ins = outs = 0
             for g in groups:
                 in_args = [Arg("in", ins + i) for i in range(len(g.node.inputs))]
-                parts.append(g.lowered.within(in_args, [Arg("out", outs + i) for i in range(len(g.node.results))], 0))
+                parts.append(g.lowered.inlined(in_args, [Arg("out", outs + i) for i in range(len(g.node.results))], 0))
                 ins, outs = ins + len(g.node.inputs), outs + len(g.node.results)
             self.launches[key] = self.join(parts)
         return self.launches[key]
@@ -73,4 +73,4 @@ def operands_exist(groups: Sequence[PendingGroup]) -> DimLike:
     """1 for sizes for which all operands of the groups exist, else 0. The sizes of a loop's body are checked only at
     its end, so its groups must not run before with sizes that do not exist."""
     nodes = [n for g in groups if isinstance(g.node.op, Group) for n in g.node.op.body.nodes()]
-    return product(dim_min(dim_max(room + 1, 0), 1) for n in nodes for room in unsettled(n))
+    return product(dim_min(dim_max(room + 1, 0), 1) for n in nodes for room in violable_constraints(n))

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from ingot.ir.array import Array
-from ingot.ir.dims import DimLike, estimate, is_found, span_of
+from ingot.ir.dims import DimLike, default_bounds, estimate, is_computed
 from ingot.ir.kernel import Expr as KernelExpr
 from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Const, Graph, Input, Node, Project, elements_of
+from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
 from ingot.ops import Concat, Pad
 from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed, label
@@ -30,7 +30,7 @@ from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
-from ingot.support.limits import in_time
+from ingot.support.limits import check_time
 from ingot.support.native import Code
 
 Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
@@ -114,7 +114,7 @@ class _Linker:
 
     def link(self) -> None:
         for i, n in enumerate(self.graph.inputs):
-            self._add_buffer(n, _Memory("input", n.type.nbytes, index=i, name=str(attribute_label(n))))
+            self._add_buffer(n, _Memory("input", n.type.nbytes, index=i, name=str(input_label(n))))
         for i, n in enumerate(self.graph.results):
             if self.storage.places[n].owner is n and n not in self.buffer_of_value:
                 self._add_buffer(n, _Memory("output", n.type.nbytes, index=i))
@@ -125,14 +125,14 @@ class _Linker:
         """Append the steps of all groups of the graph, and a `sizes` step after each group that computes sizes."""
         self.sizes.declare(self, self.graph)
         names: dict[Node, list[str]] = {}
-        for name, n in self.graph.found.items():
+        for name, n in self.graph.size_nodes.items():
             self.buffer_of_value[n] = self.sizes.buffers[name]
             names.setdefault(n, []).append(name)
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
         for i, n in enumerate(groups):
             if not self.depth:
                 progress.report("schedule", i, len(groups))
-            in_time("schedule")
+            check_time("schedule")
             self._launch(n)
             if known_sizes := [name for r in n.results for name in names.get(r, ())]:
                 self._launch_pending()
@@ -266,7 +266,7 @@ class _Linker:
             for arg in step.args:
                 self.buffers[resolve(arg)].touch(number)
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
-            chunks, rounds = count(step.kernel.chunks) * enabled, count(step.kernel.rounds)
+            chunks, rounds = kernel_dim(step.kernel.chunks) * enabled, kernel_dim(step.kernel.rounds)
             kernel, dims = self.exact_dims.of(step.kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
             self.steps.append(
@@ -359,12 +359,12 @@ class _Linker:
         return entry[1]
 
 
-def attribute_label(node: Node) -> str:
+def input_label(node: Node) -> str:
     op = node.op
     return op.label if isinstance(op, Input) else op.name
 
 
-def count(e: KernelExpr) -> DimLike:
+def kernel_dim(e: KernelExpr) -> DimLike:
     """An expression over a kernel's dims (chunks, rounds) as a dimension."""
     dim = dim_of(e)
     if dim is None:
@@ -420,7 +420,7 @@ def link(
 
     Raises CompileError, naming the group's ops and their place in the model.
     """
-    storage = assign(graph, graph.lasting)
+    storage = assign(graph, graph.state_pairs)
     linker = _Linker(storage.graph, storage, lower, assembler, join)
     linker.link()
     if launches is not None:
@@ -430,14 +430,18 @@ def link(
     code = assembler.finish()
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     state_count = len(graph.state)
-    inputs = [spec_of(attribute_label(n), n) for n in storage.graph.inputs]
+    inputs = [spec_of(input_label(n), n) for n in storage.graph.inputs]
     state = (
         rt.State(replace(spec, name=name), rt.zeros(estimate(old.type.nbytes)), storage.copy_reasons.get(old, ""))
-        for name, spec, (old, _) in zip(graph.state, inputs[len(inputs) - state_count :], graph.lasting, strict=True)
+        for name, spec, (old, _) in zip(
+            graph.state, inputs[len(inputs) - state_count :], graph.state_pairs, strict=True
+        )
     )
     names = storage.graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
     return rt.Program(
-        symbols=tuple(rt.Symbol(s, *(bounds.get(s) or span_of(s))) for s in graph.symbols() if not is_found(s)),
+        symbols=tuple(
+            rt.Symbol(s, *(bounds.get(s) or default_bounds(s))) for s in graph.symbols() if not is_computed(s)
+        ),
         sizes=linker.sizes.specs,
         conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(inputs[: len(inputs) - state_count]),
@@ -457,5 +461,5 @@ def link(
 
 def spec_of(name: str, node: Node) -> rt.TensorSpec:
     """The description of an input or output of a program."""
-    elements = tuple(map(expression, elements_of(node)))
+    elements = tuple(map(expression, size_elements(node)))
     return rt.TensorSpec(name, node.dtype.name, tuple(map(expression, node.shape)), elements)

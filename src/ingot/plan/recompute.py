@@ -102,9 +102,9 @@ class _Limits:
         return max(0, kept - self.saved_bytes) + max(0, arena - self.arena_bytes)
 
 
-def within(
-    graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, sparing: Callable[[], Graph] | None = None,
-    measured: Callable[[Graph], Cost | None] | None = None,
+def fit_in_memory(
+    graph: Graph, limit: float, cost: Cost, arena_of: ArenaOf, low_memory_graph: Callable[[], Graph] | None = None,
+    measure_costs: Callable[[Graph], Cost | None] | None = None,
 ) -> tuple[Graph, Memory]:  # fmt: skip
     """A fused graph with recomputation that fits within a memory limit.
 
@@ -118,21 +118,23 @@ def within(
     check_number("memory", limit, "a share above 0 and below 1, or a number of bytes", lambda v: 0 < v < inf)
 
     def schedule(graph: Graph, cost: Cost) -> _Schedule:
-        return _Schedule(assign(graph, graph.lasting), cost, arena_of)
+        return _Schedule(assign(graph, graph.state_pairs), cost, arena_of)
 
     initial = schedule(graph, cost)
     (kept, arena), full_seconds = initial.sizes(), initial.seconds()
     limits = _Limits(inf, int(limit)) if limit >= 1 else _Limits(int(limit * kept), arena)
     result = _fit_tightly(initial, limits, schedule)
     initial_seconds = full_seconds
-    if limits.excess(*result.sizes()) and sparing is not None:
-        initial = schedule(sparing(), cost)
+    if limits.excess(*result.sizes()) and low_memory_graph is not None:
+        initial = schedule(low_memory_graph(), cost)
         initial_seconds = initial.seconds()
         result = _fit_tightly(initial, limits, schedule)
     if limits.excess(*result.sizes()):
         raise _limit_error(result, limits, kept)
     slowdown = initial_seconds / (full_seconds or 1.0)
-    measured_cost = measured(result.storage.graph) if measured is not None and result.recomputed_kernels else None
+    measured_cost = (
+        measure_costs(result.storage.graph) if measure_costs is not None and result.recomputed_kernels else None
+    )
     if measured_cost is not None:
         initial, result = schedule(initial.storage.graph, measured_cost), schedule(result.storage.graph, measured_cost)
         initial_seconds = initial.seconds()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Protocol
 
-from ingot.ir.dims import FARTHEST, DimLike, postfix, span_of, symbol
+from ingot.ir.dims import MAX_INTEGER, DimLike, default_bounds, postfix, symbol
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Graph
 from ingot.runtime import program as rt
@@ -75,8 +75,8 @@ class RuntimeSizes:
         for name, limit in graph.sizes:
             if name not in self.buffers:
                 self.buffers[name] = plan.add_scalar("size", len(self.buffers))
-                low, high = bounds.get(name) or span_of(name)
-                self.bounds[name] = -FARTHEST if low is None else low, limit, high
+                low, high = bounds.get(name) or default_bounds(name)
+                self.bounds[name] = -MAX_INTEGER if low is None else low, limit, high
         self.conditions += [c for c in graph.conditions if size_names((c,)) and c not in self.conditions]
 
     def add_step_dims(self, step: int, values: Sequence[DimLike]) -> None:
@@ -122,7 +122,7 @@ class RuntimeSizes:
             dims = tuple((v.name,) for v in kernel.dims)
             steps[point.step] = replace(steps[point.step], args=tuple((a, 0) for a in args), dims=dims)
             plan.set_target(point.step + 1)
-        table_index = rt.table_places(steps)
+        table_index = rt.table_offsets(steps)
         for point, (checks, table_dims) in zip(self.points, contents, strict=True):
             kernel = sizes_kernel(checks, {d: [table_index(*at) for at in those] for d, those in table_dims.items()})
             steps[point.step] = replace(steps[point.step], kernel=plan.symbol(kernel))

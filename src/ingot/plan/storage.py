@@ -15,13 +15,13 @@ from itertools import accumulate
 from math import gcd
 
 from ingot import ops
-from ingot.ir.dims import estimate, is_found, product, symbols_of
+from ingot.ir.dims import estimate, is_computed, product, symbols_of
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, mentions, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, free_symbols, rebuild, topological
 from ingot.ir.types import static_shape
-from ingot.ops.core.base import Category, category, held_operands, is_contraction
+from ingot.ops.core.base import Category, category, is_contraction, operands_in_result
 from ingot.ops.group import Group
-from ingot.ops.views import base_of, strided
+from ingot.ops.views import base_of, strided_base
 from ingot.plan.in_place import Pairs, can_overwrite, in_place, updated_operand
 from ingot.plan.order import shortest_lifetimes
 from ingot.support.dataclass import dataclass
@@ -93,7 +93,9 @@ class _Assignment:
         self.places = {n: Place(old, Layout.contiguous(old.shape)) for n, old in self.in_place.memory_of.items()}
         self.halos: dict[Node, tuple[str, int]] = {}
         self.order: tuple[Node, ...] = ()
-        self.size_nodes = {s: frozenset(topological((n,))) for s, n in graph.found.items()}  # the ancestors of sizes
+        self.size_nodes = {
+            s: frozenset(topological((n,))) for s, n in graph.size_nodes.items()
+        }  # the ancestors of sizes
 
     def run(self) -> dict[Node, set[int]]:
         """Fill `places`; return the positions of the operands of storage ops that need a copy."""
@@ -134,7 +136,7 @@ class _Assignment:
         return misfits
 
     def _execution_order(self) -> tuple[Node, ...]:
-        size_nodes, predecessors = self.graph.found, self.in_place.predecessors
+        size_nodes, predecessors = self.graph.size_nodes, self.in_place.predecessors
         roots = (*self.graph.inputs, *self.graph.outputs)
         if not size_nodes and not predecessors:
             graph_order = tuple(self.graph.nodes())
@@ -146,7 +148,9 @@ class _Assignment:
             )
 
         def needs(n: Node) -> tuple[Node, ...]:
-            names = mentions(n).union(*(_runtime_sizes(self.places[r].layout) for r in n.results if r in self.places))
+            names = free_symbols(n).union(
+                *(_runtime_sizes(self.places[r].layout) for r in n.results if r in self.places)
+            )
             return (*n.inputs, *(size_nodes[s] for s in sorted(names) if s in size_nodes), *predecessors.get(n, ()))
 
         return tuple(shortest_lifetimes(roots, needs))
@@ -244,7 +248,7 @@ class _Assignment:
 def _runtime_sizes(layout: Layout) -> frozenset[str]:
     """The sizes found at run time that a layout depends on."""
     names = frozenset[str]().union(*map(symbols_of, (*layout.strides, layout.offset)))
-    return frozenset(filter(is_found, names))
+    return frozenset(filter(is_computed, names))
 
 
 def _has_set_conflicts(node: Node) -> bool:
@@ -262,12 +266,12 @@ def reads_memory(node: Node) -> bool:
 
 
 def _has_strides(operand: Node, params: dict[Node, Layout]) -> bool:
-    return base_of(operand) not in params or strided(operand, params) is not None
+    return base_of(operand) not in params or strided_base(operand, params) is not None
 
 
 def _operand_layouts(node: Node, layout: Layout) -> list[tuple[Node, Layout]]:
     """The operands that a storage op holds in its buffer, with their layouts there."""
-    return [(x, layout.slice(start, x.shape)) for x, start in held_operands(node)]
+    return [(x, layout.slice(start, x.shape)) for x, start in operands_in_result(node)]
 
 
 def _with_copies(graph: Graph, misfits: dict[Node, set[int]]) -> Graph:
@@ -277,7 +281,7 @@ def _with_copies(graph: Graph, misfits: dict[Node, set[int]]) -> Graph:
         misfit_operands = misfits.get(n, ())
         return n.with_inputs([_unique_copy(x, n, i) if i in misfit_operands else x for i, x in enumerate(inputs)])
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=with_copies))
+    return graph.with_outputs(rebuild(graph.outputs, rule=with_copies))
 
 
 def _unique_copy(value: Node, user: Node, position: int) -> Node:

@@ -63,7 +63,7 @@ def content(program: Program) -> list[Part]:
     parts: dict[str, bytes] = {"plan": json.dumps(plan_json.to_json(program), separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
-    parts["state"] = zlib.compress(b"".join(s.first.tobytes() for s in program.state), 1)
+    parts["state"] = zlib.compress(b"".join(s.initial.tobytes() for s in program.state), 1)
     parts |= {
         f"code/{target}": code.plan.ljust(DIGEST_BYTES, b"\0") + code.blob for target, code in program.code.items()
     }
@@ -71,7 +71,7 @@ def content(program: Program) -> list[Part]:
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
         "weights": [weights.nbytes, _weights_digest(weights)],
         "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
-        "state": sum(s.first.nbytes for s in program.state),
+        "state": sum(s.initial.nbytes for s in program.state),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.size + len(text) + sum(map(len, parts.values()))

@@ -27,7 +27,7 @@ def plan(program: Program, instance: Binding | None) -> str:
     """Inputs, outputs, steps and buffers; sizes as numbers where `instance` gives the symbols their values."""
     lines = [f"input  {spec}" for spec in program.inputs]
     lines += [f"output {spec}" for spec in program.outputs]
-    lines += [f"state  {s.spec}, {f'copied: {s.copied}' if s.copied else 'in place'}" for s in program.state]
+    lines += [f"state  {s.spec}, {f'copied: {s.copy_reason}' if s.copy_reason else 'in place'}" for s in program.state]
     lines += [
         f"symbol {s.name} in [{'any' if s.lo is None else s.lo}, {'any' if s.hi is None else s.hi}]"
         + (f" = {instance.values[s.name]}" if instance else "")

@@ -59,11 +59,11 @@ class OtherSizes:
             program = self._build(refused)
         except (ImportModelError, UnsupportedOpError, ShapeError, CompileError) as e:
             self._failures += 1
-            _log.info("no program for sizes %s: %s", refused.told, e)
+            _log.info("no program for sizes %s: %s", refused.shapes, e)
             raise refused from e
         if program is None:
             raise refused
-        _log.info("compiled for sizes %s", ", ".join(map(str, map(list, refused.told))))
+        _log.info("compiled for sizes %s", ", ".join(map(str, map(list, refused.shapes))))
         return program
 
     def _mark_used(self, program: Any) -> None:

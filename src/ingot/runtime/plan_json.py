@@ -42,7 +42,7 @@ def to_json(program: Program) -> Json:
         "sizes": [[s.name, s.lo, _expr_json(s.bound), s.hi] for s in program.sizes],
         "inputs": [_spec_json(spec) for spec in program.inputs],
         "outputs": [_spec_json(spec) for spec in program.outputs],
-        "state": [[_spec_json(s.spec), s.copied] for s in program.state],
+        "state": [[_spec_json(s.spec), s.copy_reason] for s in program.state],
         "buffers": [
             [
                 *(b.id, b.kind, _expr_json(b.nbytes), b.first_step, b.last_step, b.offset, b.index, b.halo, b.fill),

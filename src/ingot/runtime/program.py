@@ -93,8 +93,8 @@ class State:
     """
 
     spec: TensorSpec
-    first: NDArray[np.uint8]
-    copied: str = ""
+    initial: NDArray[np.uint8]
+    copy_reason: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -109,12 +109,12 @@ class State:
                 f"state {self.spec}", expected="an initial value of its type", got=(value.dtype, value.shape)
             )
         data = np.array(value, order="C").reshape(-1).view(np.uint8)
-        return replace(self, first=data if data.any() else zeros(data.size))
+        return replace(self, initial=data if data.any() else zeros(data.size))
 
     def check(self) -> None:
         nbytes = prod(map(abs, self.shape)) * dtypes.itemsize(self.spec.dtype)
-        if len(self.shape) != len(self.spec.shape) or nbytes != self.first.nbytes:
-            raise VerifyError(f"state {self.spec}", expected="a fixed size of as many bytes", got=self.first.nbytes)
+        if len(self.shape) != len(self.spec.shape) or nbytes != self.initial.nbytes:
+            raise VerifyError(f"state {self.spec}", expected="a fixed size of as many bytes", got=self.initial.nbytes)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Buffer:
 
     arena: placed by the runtime; live from first_step to last_step, inclusive. weight: at byte `offset` of the weights.
     input/output: number `index` of the program's arguments or results. size: number `index` of the sizes that steps
-    compute. table: the steps' records and tables (`table_places`), which the step after a size updates. halo: the key
+    compute. table: the steps' records and tables (`table_offsets`), which the step after a size updates. halo: the key
     of an arena buffer whose bytes are all `fill` when its program is bound, and whose halo no step ever writes; it
     shares memory only with buffers of the same key, fill and size. alias: (buffer id, byte offset) of the buffer that
     this one is a part of; it needs no memory of its own. device: the device that has its memory.
@@ -213,7 +213,7 @@ class Step:
     collective: Collective | None = None
 
 
-def table_places(steps: Sequence[Step]) -> Callable[[int, int], int]:
+def table_offsets(steps: Sequence[Step]) -> Callable[[int, int], int]:
     """A function from (step, entry) to an offset in the table of i64 that all steps share.
 
     Entry 0 is the step's chunks, 1 its rounds, 2 its first dim. The table has a record of 4 items for each step (see
@@ -301,7 +301,7 @@ class Program:
         used = {identity for step in self.steps if step.target is None for identity, _ in step.args}
         roots = (by_id[alias[0]] if (alias := by_id[i].alias) else by_id[i] for i in used)
         written = {root.index for root in roots if root.kind == "output"}
-        written.update(i for i, state in enumerate(self.state) if not state.copied)  # they keep the old value
+        written.update(i for i, state in enumerate(self.state) if not state.copy_reason)  # they keep the old value
         return [spec for i, spec in enumerate(self.results) if i not in written and 0 not in spec.shape]
 
     def check_extents(self, size: Callable[[Expr], int | None]) -> None:

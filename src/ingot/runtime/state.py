@@ -55,12 +55,12 @@ class StateTensors:
         too little."""
         self.shapes = tuple(s.shape for s in state)
         self._state = state
-        read = _allocate([s.first.nbytes for s in state], store)
-        copies = _allocate([s.first.nbytes if s.copied else 0 for s in state], store)
-        written = [new if s.copied else old for s, old, new in zip(state, read, copies, strict=True)]
+        read = _allocate([s.initial.nbytes for s in state], store)
+        copies = _allocate([s.initial.nbytes if s.copy_reason else 0 for s in state], store)
+        written = [new if s.copy_reason else old for s, old, new in zip(state, read, copies, strict=True)]
         for s, (region, offset) in zip(state, read, strict=True):
-            if s.first.any():
-                region.write(offset, s.first.ctypes.data, s.first.nbytes)
+            if s.initial.any():
+                region.write(offset, s.initial.ctypes.data, s.initial.nbytes)
         self._read_slots, self._write_slots = read, written
         self.pointers = [region.address + offset for region, offset in (*read, *written)]
 
@@ -74,7 +74,7 @@ class StateTensors:
     def read(self) -> dict[str, np.ndarray]:
         """Copies of the values by name."""
         return {
-            s.spec.name: np.frombuffer(region.read(offset, s.first.nbytes), numpy_dtype(s.spec.dtype))
+            s.spec.name: np.frombuffer(region.read(offset, s.initial.nbytes), numpy_dtype(s.spec.dtype))
             .reshape(s.shape)
             .copy()
             for s, (region, offset) in zip(self._state, self._read_slots, strict=True)
@@ -94,7 +94,7 @@ class StateTensors:
             if tuple(converted.shape) != state.shape:
                 raise InputError(f"state {name!r}", expected=f"shape {state.shape}", got=tuple(converted.shape))
             source = converted.ctypes.data if isinstance(converted, np.ndarray) else converted.data_ptr()
-            copies.append((region, offset, source, state.first.nbytes))
+            copies.append((region, offset, source, state.initial.nbytes))
             sources.append(converted)
         for region, offset, source, nbytes in copies:
             region.write(offset, source, nbytes)

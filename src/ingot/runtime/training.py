@@ -163,14 +163,14 @@ class TrainingStep(CompiledModel):
             raise InputError("weights", expected="none: an artifact holds its own", got=str(weights))
         values = self.state()
         state = tuple(
-            replace(s, first=np.array(values[s.spec.name], order="C").reshape(-1).view(np.uint8))
+            replace(s, initial=np.array(values[s.spec.name], order="C").reshape(-1).view(np.uint8))
             for s in self.program.state
         )
         meta = {**self.program.meta, META: replace(self.training, lr=self.lr).to_json()}
         artifact.save(replace(self.program, state=state, meta=meta), Path(path))
 
     def __repr__(self) -> str:
-        count = sum(s.first.size for s in self.program.state if s.spec.name in self.training.parameters)
+        count = sum(s.initial.size for s in self.program.state if s.spec.name in self.training.parameters)
         return f"{type(self).__name__}({len(self.training.parameters)} parameters of {count:,} bytes, lr {self.lr:g})"
 
 

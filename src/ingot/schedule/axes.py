@@ -11,7 +11,7 @@ from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class Inside:
+class ValidTaps:
     """The taps of a window's loop that read data and not padding.
 
     At position p, tap i reads data if low <= p * step + i * dilation < high. The positions belong to the row axis of
@@ -20,13 +20,13 @@ class Inside:
     """
 
     positions: int
-    row: DimLike
+    row_stride: DimLike
     step: int
     dilation: int
     low: int
     high: DimLike
 
-    def share(self, extent: int) -> float:
+    def valid_fraction(self, extent: int) -> float:
         """The fraction of a loop of `extent` taps that reads data, for likely sizes."""
         high, valid = estimate(self.high), 0
         for offset in range(0, extent * self.dilation, self.dilation):
@@ -34,9 +34,9 @@ class Inside:
             valid += max(0, min(self.positions, last) - max(0, first))
         return valid / (self.positions * extent)
 
-    def along(self, rows: Axis) -> bool:
+    def matches(self, rows: Axis) -> bool:
         """Whether `rows` is the axis of the positions."""
-        return rows.a == self.row and rows.extent == self.positions
+        return rows.a == self.row_stride and rows.extent == self.positions
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Axis:
     extent: DimLike
     a: DimLike = 0
     b: DimLike = 0
-    inside: Inside | None = None
-    apart: bool = False
+    valid_taps: ValidTaps | None = None
+    is_separate: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Contraction:
     b: DType
     acc: DType
     packed: bool = True
-    computed: bool = False
+    computes_a: bool = False
     inner: Contraction | None = None
 
-    def changed(self) -> Contraction:
+    def swapped(self) -> Contraction:
         """The transposed contraction: operands swapped, rows as columns."""
 
         def turn(axes_: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -92,29 +92,29 @@ class Contraction:
         return replace(self, batch=batch, rows=cols, cols=rows, reduce=reduce, a=self.b, b=self.a)
 
     @cached_property
-    def of_levels(self) -> bool:
+    def has_quantized_b(self) -> bool:
         """Whether B holds quantized levels, which are scaled before they are multiplied."""
         return self.b.is_integer and self.acc.is_float and self.a.is_float and self.packed
 
     @property
-    def widened(self) -> Contraction:
+    def dequantized(self) -> Contraction:
         """The contraction as register tiles see it: with B dequantized."""
-        if not self.of_levels:
+        if not self.has_quantized_b:
             return self
-        return replace(self, b=self.acc, reduce=tuple(replace(x, apart=False) for x in self.reduce))
+        return replace(self, b=self.acc, reduce=tuple(replace(x, is_separate=False) for x in self.reduce))
 
     @cached_property
     def k(self) -> DimLike:
         return product(x.extent for x in self.reduce)
 
     @cached_property
-    def per_lane(self) -> int:
+    def k_per_lane(self) -> int:
         """The number of consecutive k in a 32-bit lane of B's panels.
 
         Dot-product instructions take 2 of bf16, or 4 of i8 with a u8 A; an A of fewer than 32 bits must be contiguous
         along k, too. Quantized levels are packed as densely as they fit.
         """
-        if self.of_levels:
+        if self.has_quantized_b:
             return 32 // self.b.bits
         inner = merge_axes(self.reduce)[-1]
         if not self.packed or not isinstance(inner.extent, int):
@@ -124,12 +124,12 @@ class Contraction:
         return 4 if (self.a, self.b, self.acc) == (u8, i8, i32) and inner.a == 1 else 1
 
     @cached_property
-    def depth(self) -> DimLike:
+    def padded_k(self) -> DimLike:
         """The rows of B's panels: k, its innermost loop padded to full lanes."""
-        if self.per_lane == 1:
+        if self.k_per_lane == 1:
             return self.k
         inner = merge_axes(self.reduce)[-1].extent
-        return floordiv(self.k, inner) * ceildiv(inner, self.per_lane) * self.per_lane
+        return floordiv(self.k, inner) * ceildiv(inner, self.k_per_lane) * self.k_per_lane
 
     @cached_property
     def flops(self) -> int:
@@ -150,7 +150,7 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         if x.extent == 1:
             continue
         previous = merged[-1] if merged else None
-        can_merge = previous is not None and not (previous.inside or x.inside or previous.apart)
+        can_merge = previous is not None and not (previous.valid_taps or x.valid_taps or previous.is_separate)
         if previous is not None and can_merge and previous.a == x.a * x.extent and previous.b == x.b * x.extent:
             merged[-1] = Axis(previous.extent * x.extent, x.a, x.b)
         else:
@@ -158,4 +158,4 @@ def merge_axes(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
     return tuple(merged) or (Axis(1, 0, 0),)
 
 
-__all__ = ["Axis", "Contraction", "Inside", "merge_axes"]
+__all__ = ["Axis", "Contraction", "ValidTaps", "merge_axes"]

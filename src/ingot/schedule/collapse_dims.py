@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from ingot.ir.dims import product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import BroadcastInDim, Reduction, Reshape, Transpose
 from ingot.ops.core.base import Category, category
@@ -90,7 +90,7 @@ class _Collapsed:
         if len(starts) == len(shape):
             return None
         collapsed = _Collapsed(tuple(tuple(range(a, b)) for a, b in pairwise([*starts, len(shape)])), box_dims)
-        nodes = rebuilt((*body.inputs, *body.outputs), rule=collapsed.node)
+        nodes = rebuild((*body.inputs, *body.outputs), rule=collapsed.node)
         graph = Graph(nodes[: len(ins)], nodes[len(ins) :])
         return graph, collapsed.layouts(body.inputs, ins), collapsed.layouts(body.outputs, outs)
 
@@ -128,7 +128,7 @@ class _Collapsed:
                 return Reshape(shape)(*inputs)
             case Reduction():
                 reduced = tuple(groups for groups, run in enumerate(self.runs(n.inputs[0])) if run[0] in n.op.reduced)
-                return n.op.over(reduced)(*inputs)
+                return n.op.with_dims(reduced)(*inputs)
         return n.op(*inputs) if inputs else n
 
     def layouts(self, nodes: Sequence[Node], layouts: Layouts) -> Layouts:
@@ -184,7 +184,7 @@ def _row_dims(body: Graph, rows: Rows) -> BoxDims | None:
         spans_box = n.type.rank == len(box) and all(d in (1, size) for d, size in zip(n.shape, rows.shape, strict=True))
         if not spans_box and n.shape != rows.kept_shape:
             return None
-        box_dims[n] = box if spans_box else rows.kept
+        box_dims[n] = box if spans_box else rows.kept_dims
     for n in reversed(body.nodes()):
         dims = box_dims.get(n)
         if dims is None or len(n.types) != 1:
@@ -197,8 +197,8 @@ def _row_dims(body: Graph, rows: Rows) -> BoxDims | None:
             case BroadcastInDim():
                 operand_dims = tuple(dims[d] for d in n.op.dims)
             case Reshape() if (dims, n.inputs[0].shape) == (box, rows.kept_shape):
-                operand_dims = rows.kept
-            case Reshape() if dims == rows.kept and n.inputs[0].type.rank == len(box):
+                operand_dims = rows.kept_dims
+            case Reshape() if dims == rows.kept_dims and n.inputs[0].type.rank == len(box):
                 operand_dims = box
             case _ if category(n.op) is Category.ELEMENTWISE:
                 operand_dims = dims
@@ -224,7 +224,7 @@ def _sized(shape: Shape) -> Shape:
     return tuple(d for d in shape if d != 1)
 
 
-def box_inside(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[Graph, Layouts, Layouts] | None:
+def without_reshapes(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[Graph, Layouts, Layouts] | None:
     """A row group whose reshapes of inputs and results are expressed as strides:
 
     out = reshape(softmax(reshape(x)))   ->   out = softmax(x), both with the layouts of the inner shape
@@ -258,7 +258,7 @@ def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tu
             memo |= dict.fromkeys(readers, inputs[i])
     if not memo:
         return body, ins, False
-    return Graph(tuple(inputs), rebuilt(body.outputs, memo)), tuple(layouts), True
+    return Graph(tuple(inputs), rebuild(body.outputs, memo)), tuple(layouts), True
 
 
-__all__ = ["box_inside", "collapse_box", "collapse_dims", "reshaped_inputs", "reshapes"]
+__all__ = ["collapse_box", "collapse_dims", "reshaped_inputs", "reshapes", "without_reshapes"]

@@ -20,7 +20,7 @@ from ingot.ir.node import Node
 from ingot.ops.core.shape import View
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
+from ingot.schedule.index import ZERO, Index, dim_expr, integer, mask_and
 from ingot.support.errors import CompileError
 
 
@@ -59,11 +59,11 @@ def _masked_pieces(em: Values, block: Block, node: Node, index: Index, mask: Exp
         if i > low:
             in_piece = k.binary("ge", at, dim_expr(starts[i]))
         if i + 1 < high:
-            in_piece = both(in_piece, k.binary("lt", at, dim_expr(starts[i + 1])))
+            in_piece = mask_and(in_piece, k.binary("lt", at, dim_expr(starts[i + 1])))
         if in_piece is None:
             return em.value(block, node.inputs[i], piece_index, mask)
         in_piece = block.let(in_piece, "in")
-        value = em.value(block, node.inputs[i], piece_index, both(mask, in_piece))
+        value = em.value(block, node.inputs[i], piece_index, mask_and(mask, in_piece))
         result = value if result is None else block.let(k.select(in_piece, value, result))
     assert result is not None
     return result

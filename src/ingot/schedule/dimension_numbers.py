@@ -14,12 +14,12 @@ from ingot.ir.kernel import Expr, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.schedule import index as ix
-from ingot.schedule.axes import Axis, Inside
+from ingot.schedule.axes import Axis, ValidTaps
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.support.dataclass import dataclass
 
-WORTH = 0.92  # skipping the taps that read padding pays below this fraction of taps that read data
+MAX_VALID_FRACTION = 0.92  # skipping the taps that read padding pays below this fraction of taps that read data
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def convolution_loops(anchor: Node, a: Layout, b: Layout) -> Loops:
     return _without_unit_axes(batch, rows, cols, reduce, result, source)
 
 
-def _valid_taps(op: ops.Convolution, axis: int, a: Layout, outputs: DimLike, taps: DimLike) -> Inside | None:
+def _valid_taps(op: ops.Convolution, axis: int, a: Layout, outputs: DimLike, taps: DimLike) -> ValidTaps | None:
     """The taps of a spatial axis that read data, or None if skipping the others does not pay. The window's innermost
     loop is never restricted, as it is merged with the loop over channels."""
     if not op.zeros or not isinstance(outputs, int) or not isinstance(taps, int):
@@ -124,8 +124,8 @@ def _valid_taps(op: ops.Convolution, axis: int, a: Layout, outputs: DimLike, tap
     high = a.shape[dim] - padding_after
     if not isinstance(high, int) or (dilation == 1 and axis == len(op.spatial) - 1):
         return None
-    valid = Inside(outputs, a.strides[dim] * step, step, dilation, low, high)
-    return valid if outputs and taps and valid.share(taps) < WORTH else None
+    valid = ValidTaps(outputs, a.strides[dim] * step, step, dilation, low, high)
+    return valid if outputs and taps and valid.valid_fraction(taps) < MAX_VALID_FRACTION else None
 
 
 def _without_unit_axes(
@@ -167,17 +167,17 @@ def _without_unit_axes(
     )
 
 
-def contiguous_last(loops: Loops) -> Loops:
+def contiguous_reduction_last(loops: Loops) -> Loops:
     """The loops with the reduction axis along which A is contiguous innermost, so that a lane is one load."""
     return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: x.a == 1)))
 
 
-def terms_as_they_lie(loops: Loops) -> Loops:
+def reduction_in_memory_order(loops: Loops) -> Loops:
     """The loops with the reduction axes ordered by their strides in A, largest first."""
     return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: -abs(estimate(x.a)))))
 
 
-def rows_as_they_lie(loops: Loops) -> Loops:
+def rows_in_memory_order(loops: Loops) -> Loops:
     """The loops with the row axes ordered by their strides in A, so that rows of a transposed A can be joined, too."""
     order = sorted(range(len(loops.rows)), key=lambda d: -abs(estimate(loops.rows[d].a)))
     if order == list(range(len(order))):
@@ -193,11 +193,11 @@ def rows_as_they_lie(loops: Loops) -> Loops:
     return replace(loops, rows=tuple(loops.rows[d] for d in order), full=full)
 
 
-def flat_rows(loops: Loops, apart: int = 0) -> Loops:
+def flat_rows(loops: Loops, separate_axes: int = 0) -> Loops:
     """Join row axes that walk A as one loop: a 1x1 convolution's positions, a matmul's batch and sequence. The first
     `apart` axes are not joined."""
     rows, count = loops.rows, 1
-    while count < len(rows) - apart and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
+    while count < len(rows) - separate_axes and rows[-count - 1].a == rows[-count].a * rows[-count].extent:
         count += 1
     return join_rows(loops, count, rows[-1].a)
 
@@ -216,6 +216,12 @@ def join_rows(loops: Loops, count: int, stride: DimLike) -> Loops:
 
 
 __all__ = [
-    "Loops", "contiguous_last", "convolution_loops", "flat_rows", "join_rows", "loops_of", "rows_as_they_lie",
-    "terms_as_they_lie",
+    "Loops",
+    "contiguous_reduction_last",
+    "convolution_loops",
+    "flat_rows",
+    "join_rows",
+    "loops_of",
+    "reduction_in_memory_order",
+    "rows_in_memory_order",
 ]  # fmt: skip

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, mod, negative
+from ingot.ir.dims import DimLike, is_negative, mod
 from ingot.ir.kernel import Buffer, Expr, Lit, Ramp, Var
-from ingot.ir.layout import IndexMap, Layout, Place, reshape_groups, reshape_map
+from ingot.ir.layout import AxisMap, IndexMap, Layout, reshape_groups, reshape_map
 from ingot.ir.node import Const, Node
 from ingot.ir.types import Shape, boolean, f32, f64, i64
 from ingot.ops.core.base import Category, category
@@ -25,7 +25,7 @@ from ingot.ops.core.shape import View
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.concats import concat_at
-from ingot.schedule.index import ZERO, Index, both, dim_expr, integer
+from ingot.schedule.index import ZERO, Index, dim_expr, integer, mask_and
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
@@ -167,7 +167,7 @@ class Emitter:
         operands = [self.value(block, i, index, mask) for i in node.inputs]
         op = node.op
         assert isinstance(op, ops.Elementwise)
-        return block.let(op.scalar(*k.alike(*operands)))
+        return block.let(op.scalar(*k.broadcast(*operands)))
 
 
 def _index_key(e: Expr) -> object:
@@ -196,7 +196,7 @@ def _view(em: Emitter, block: Block, node: Node, index: Index, mask: Expr | None
     if inside is None:
         return em.value(block, x, at, mask)
     inside = block.let(inside, "in")
-    value = em.value(block, x, at, both(mask, inside))
+    value = em.value(block, x, at, mask_and(mask, inside))
     return block.let(k.select(inside, value, em.value(block, fill[0], (), mask)))
 
 
@@ -231,7 +231,7 @@ def _operand_position(
     return tuple(out), inside
 
 
-def _position(place: Place, shape: Shape, index: Index) -> Expr:
+def _position(place: AxisMap, shape: Shape, index: Index) -> Expr:
     """offset + the sum of step * index, by Horner's rule if the axes are contiguous."""
     offset, terms = dim_expr(place.offset), _sized_terms(place, shape)
     if not terms:
@@ -245,10 +245,10 @@ def _position(place: Place, shape: Shape, index: Index) -> Expr:
     at = ix.mul(index[axis], dim_expr(step))
     for axis, step in rest:
         at = ix.add(at, ix.mul(index[axis], dim_expr(step)))
-    return ix.add(offset, at) if negative(terms[0][1]) else ix.add(at, offset)
+    return ix.add(offset, at) if is_negative(terms[0][1]) else ix.add(at, offset)
 
 
-def _sized_terms(place: Place, shape: Shape) -> list[tuple[int, DimLike]]:
+def _sized_terms(place: AxisMap, shape: Shape) -> list[tuple[int, DimLike]]:
     """The terms whose axes do not have size 1; a single term is always included."""
     return [t for t in place.terms if shape[t[0]] != 1] if len(place.terms) > 1 else list(place.terms)
 
@@ -258,21 +258,21 @@ def _is_contiguous(terms: Sequence[tuple[int, DimLike]], shape: Shape) -> bool:
     return terms[-1][1] == 1 and all(nested)
 
 
-def _within_bounds(block: Block, place: Place, old: Shape, at: Expr, inside: Expr | None) -> tuple[Expr, Expr | None]:
+def _within_bounds(block: Block, place: AxisMap, old: Shape, at: Expr, inside: Expr | None) -> tuple[Expr, Expr | None]:
     """The position along a padded axis of the operand, and the mask of the lanes that fall on an element of it, within
     `inside` of the axes before."""
     below, above = place.outside
     if place.spacing > 1:
         at = block.let(at, "p")
         step = integer(place.spacing)
-        inside = both(inside, k.binary("eq", k.binary("rem", at, step), ZERO))
+        inside = mask_and(inside, k.binary("eq", k.binary("rem", at, step), ZERO))
         if below:
-            inside = both(inside, k.binary("ge", at, ZERO))
+            inside = mask_and(inside, k.binary("ge", at, ZERO))
         at, below, above = k.binary("div", at, step), False, True
     if below:
-        inside = both(inside, k.binary("ge", at, ZERO))
+        inside = mask_and(inside, k.binary("ge", at, ZERO))
     if above:
-        inside = both(inside, k.binary("lt", at, dim_expr(old[place.axes[0]])))
+        inside = mask_and(inside, k.binary("lt", at, dim_expr(old[place.axes[0]])))
     return at, inside
 
 
@@ -389,7 +389,9 @@ def _dynamic_update_slice(em: Emitter, block: Block, node: Node, index: Index, m
     inside: Expr | None = mask
     for d, (e, s) in enumerate(zip(index, slice_starts(em, block, starts, x.shape, update.shape), strict=True)):
         e = ix.sub(e, s)
-        inside = both(inside, k.binary("and", k.binary("ge", e, ZERO), k.binary("lt", e, dim_expr(update.shape[d]))))
+        inside = mask_and(
+            inside, k.binary("and", k.binary("ge", e, ZERO), k.binary("lt", e, dim_expr(update.shape[d])))
+        )
         at.append(e)
     if inside is None:
         return em.value(block, update, (), mask)

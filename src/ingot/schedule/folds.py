@@ -12,7 +12,7 @@ from ingot.ops import ArgReduce
 _COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 
 
-def combining(kind: str, dtype: DType) -> str:
+def combining_op(kind: str, dtype: DType) -> str:
     """The kernel op that reduces by `kind`. The maximum of booleans is their disjunction, the minimum the
     conjunction."""
     if dtype == boolean and kind in ("max", "min"):
@@ -24,7 +24,7 @@ def accumulator(dtype: DType) -> DType:
     return f32 if dtype.is_float and dtype.bits < 32 else dtype
 
 
-def better(op: ArgReduce, value: Expr, old: Expr) -> Expr:
+def takes_new(op: ArgReduce, value: Expr, old: Expr) -> Expr:
     """Whether an arg reduction replaces `old` by `value`, whose index is higher."""
     if op.last:
         is_better = k.binary("ge" if op.kind == "max" else "le", value, old)
@@ -36,7 +36,7 @@ def better(op: ArgReduce, value: Expr, old: Expr) -> Expr:
     return k.binary("and", k.unary("not", is_worse), k.binary("eq", old, old))
 
 
-def same(a: Expr, b: Expr) -> Expr:
+def is_same_value(a: Expr, b: Expr) -> Expr:
     """Whether two values are equal or both NaN."""
     equal = k.binary("eq", a, b)
     if not a.dtype.is_float:
@@ -44,11 +44,11 @@ def same(a: Expr, b: Expr) -> Expr:
     return k.binary("or", equal, k.binary("and", k.binary("ne", a, a), k.binary("ne", b, b)))
 
 
-def accumulates(anchor: Node) -> DType:
+def accumulator_of(anchor: Node) -> DType:
     """The accumulator type of a contraction."""
     if anchor.dtype.is_float:
         return accumulator(anchor.dtype)
     return i64 if anchor.dtype.bits == 64 else i32  # wrapping sums have the same bits, signed or not
 
 
-__all__ = ["accumulates", "accumulator", "better", "combining", "same"]
+__all__ = ["accumulator", "accumulator_of", "combining_op", "is_same_value", "takes_new"]

@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ops.views import strided
+from ingot.ops.views import strided_base
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index, store_at
@@ -18,7 +18,7 @@ def operand_memory(body: Graph, operand: Node, ins: tuple[Layout, ...]) -> tuple
 
     Raises CompileError if no strides express it.
     """
-    match = strided(operand, dict(zip(body.inputs, ins, strict=True)))
+    match = strided_base(operand, dict(zip(body.inputs, ins, strict=True)))
     if match is None or match[0] not in body.inputs:
         raise CompileError("an operand stored with strides in one input was expected", where=operand.loc)
     return body.inputs.index(match[0]), match[1]

@@ -76,7 +76,7 @@ def sub(a: Expr, b: Expr) -> Expr:
     return add(a, mul(b, integer(-1)))
 
 
-def both(a: Expr | None, b: Expr) -> Expr:
+def mask_and(a: Expr | None, b: Expr) -> Expr:
     """The conjunction of two masks; None is a mask that is on everywhere."""
     return b if a is None else k.binary("and", a, b)
 
@@ -246,6 +246,21 @@ def delinearize(flat: Expr, extents: tuple[DimLike, ...], multiples: Mapping[str
 
 
 __all__ = [
-    "ZERO", "Index", "add", "both", "delinearize", "dim_expr", "div", "first_lane", "i64", "integer", "lane_step",
-    "linear", "mul", "multiple_of", "rem", "split", "sub",
+    "ZERO",
+    "Index",
+    "add",
+    "delinearize",
+    "dim_expr",
+    "div",
+    "first_lane",
+    "i64",
+    "integer",
+    "lane_step",
+    "linear",
+    "mask_and",
+    "mul",
+    "multiple_of",
+    "rem",
+    "split",
+    "sub",
 ]  # fmt: skip

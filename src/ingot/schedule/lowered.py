@@ -71,7 +71,7 @@ class Lowered:
     site: Site | None = None
     zeros: DimLike = 0
 
-    def within(self, ins: Sequence[Arg], outs: Sequence[Arg], temps: int, packs: int = 0) -> Lowered:
+    def inlined(self, ins: Sequence[Arg], outs: Sequence[Arg], temps: int, packs: int = 0) -> Lowered:
         """This group inlined in another one.
 
         ins, outs: operands of the other group. temps, packs: the number of temporaries and packs it already has.

@@ -12,7 +12,7 @@ from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import DType, TensorType, boolean
 from ingot.ops.nn.recurrent import Parameters, Pass, Recurrent
 from ingot.ops.nn.terms import Term
-from ingot.ops.views import strided
+from ingot.ops.views import strided_base
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
@@ -59,13 +59,13 @@ class Cell:
 
 def _first_row(product: Node, r: Node) -> int:
     """The offset in R of the rows that a product reads."""
-    match = strided(product.inputs[1], {r: Layout.contiguous(r.shape)})
+    match = strided_base(product.inputs[1], {r: Layout.contiguous(r.shape)})
     if match is None or match[0] is not r or not isinstance(match[1].offset, int):
         raise CompileError("a recurrent cell", expected="products with rows of R", got=str(product))
     return match[1].offset
 
 
-def projected(op: Recurrent, inputs: Sequence[Node], d: Pass, dtype: DType) -> Term:
+def input_projection(op: Recurrent, inputs: Sequence[Node], d: Pass, dtype: DType) -> Term:
     """The terms of every time step that do not depend on the state, as one contraction of the full sequence x."""
     x, w = inputs[:2]
     width = op.gates * op.hidden
@@ -76,14 +76,14 @@ def projected(op: Recurrent, inputs: Sequence[Node], d: Pass, dtype: DType) -> T
     return product + (parameters.b.slice(0, 0, width) + op.outer_bias(parameters))
 
 
-def part_of(body: Graph, value: Node) -> tuple[Graph, list[int]]:
+def subgraph(body: Graph, value: Node) -> tuple[Graph, list[int]]:
     """A graph of `value` over the body's inputs that it reads, and their positions."""
     nodes = set(topological([value]))
     positions = [i for i, n in enumerate(body.inputs) if n in nodes]
     return Graph(tuple(body.inputs[i] for i in positions), (value,)), positions
 
 
-def offset_from(index: Expr, j: Var) -> int:
+def gate_offset(index: Expr, j: Var) -> int:
     """The constant that `index` adds to the column j: the first row of R of a gate."""
     base = index.base if isinstance(index, Ramp) else index
     if base == j:
@@ -93,4 +93,4 @@ def offset_from(index: Expr, j: Var) -> int:
     raise CompileError("a recurrent cell", expected="gates at fixed offsets", got=type(base).__name__)
 
 
-__all__ = ["Cell", "anchor_of", "offset_from", "part_of", "projected"]
+__all__ = ["Cell", "anchor_of", "gate_offset", "input_projection", "subgraph"]

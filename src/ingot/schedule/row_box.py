@@ -17,12 +17,12 @@ class Rows:
     axis: int
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def kept_dims(self) -> tuple[int, ...]:
         return tuple(d for d in range(len(self.shape)) if d not in self.reduced)
 
     @property
     def kept_shape(self) -> Shape:
-        return tuple(self.shape[d] for d in self.kept)
+        return tuple(self.shape[d] for d in self.kept_dims)
 
     @property
     def horizontal(self) -> bool:

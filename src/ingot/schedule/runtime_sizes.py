@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, is_found, symbols_of
+from ingot.ir.dims import DimLike, is_computed, symbols_of
 from ingot.ir.kernel import Buffer, Expr, Kernel, integer
 from ingot.ir.types import boolean, i64
 from ingot.schedule.block import Block
@@ -15,7 +15,7 @@ from ingot.schedule.index import ZERO, dim_expr
 
 def size_names(dims: Sequence[DimLike]) -> tuple[str, ...]:
     """The sizes among the symbols of `dims` that are found at run time, in the order of the kernel's operands."""
-    return tuple(sorted(s for s in frozenset().union(*map(symbols_of, dims)) if is_found(s)))
+    return tuple(sorted(s for s in frozenset().union(*map(symbols_of, dims)) if is_computed(s)))
 
 
 def sizes_kernel(nonnegative: Sequence[DimLike], values: Mapping[DimLike, Sequence[int]]) -> Kernel:

@@ -75,7 +75,7 @@ def check_patterns(what: str, patterns: Iterable[str], names: Sequence[str]) -> 
         raise InputError(what, expected=expected, got=repr(pattern))
 
 
-def to_train(patterns: Sequence[str], floats: Mapping[str, bool]) -> list[str]:
+def select_trainable(patterns: Sequence[str], floats: Mapping[str, bool]) -> list[str]:
     """The names of the parameters to train. floats: for each parameter's name, whether its dtype is a float.
 
     Raises InputError for patterns that match no parameter, or only integers.
@@ -135,11 +135,11 @@ class SizesError(InputError):
     program's bounds, by symbol.
     """
 
-    told: tuple[tuple[int, ...], ...] = ()
-    outside: Mapping[str, int] = MappingProxyType({})
+    shapes: tuple[tuple[int, ...], ...] = ()
+    out_of_range: Mapping[str, int] = MappingProxyType({})
 
     def of(self, told: Sequence[tuple[int, ...]], outside: Mapping[str, int] = MappingProxyType({})) -> Self:
-        self.told, self.outside = tuple(told), outside
+        self.shapes, self.out_of_range = tuple(told), outside
         return self
 
 

@@ -88,13 +88,13 @@ def limited(limits: Limits | None = None) -> Iterator[None]:
         _budget.reset(token)
 
 
-def named() -> str:
+def cache_key_text() -> str:
     """The limits in effect, except the time: a text for cache keys, as they affect the program."""
     budget = _budget.get()
     return repr(replace(_DEFAULT if budget is None else budget.limits, seconds=_DEFAULT.seconds))
 
 
-def kept(build: Callable[P, R]) -> Callable[P, R]:
+def with_current_limits(build: Callable[P, R]) -> Callable[P, R]:
     """`build` with the limits in effect now, for later calls. The time starts at each call."""
     budget = _budget.get()
     limits = _DEFAULT if budget is None else budget.limits
@@ -106,17 +106,17 @@ def kept(build: Callable[P, R]) -> Callable[P, R]:
     return within
 
 
-def most_turns() -> int:
+def max_turns() -> int:
     budget = _budget.get()
     return (_DEFAULT if budget is None else budget.limits).turns
 
 
-def most_found() -> int:
+def max_run_time_size() -> int:
     budget = _budget.get()
     return (_DEFAULT if budget is None else budget.limits).sizes
 
 
-def most_terms() -> int:
+def max_terms() -> int:
     budget = _budget.get()
     return (_DEFAULT if budget is None else budget.limits).terms
 
@@ -146,7 +146,7 @@ def seconds_left() -> float:
     return _DEFAULT.seconds if budget is None else max(0.0, budget.end - time.monotonic())
 
 
-def in_time(where: str) -> None:
+def check_time(where: str) -> None:
     """Raise LimitError if the time is up."""
     budget = _budget.get()
     if budget is not None and time.monotonic() > budget.end:

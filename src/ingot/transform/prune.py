@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ingot.driver.open import Request, open_model
-from ingot.ir.node import Graph, Node, const, rebuilt
+from ingot.ir.node import Graph, Node, const, rebuild
 from ingot.pipeline.build import build_native
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
@@ -70,7 +70,7 @@ def prune_model(
         )
 
     actual_sparsity = {s.name: 1 - np.count_nonzero(pruned_weights.get(s.node, s.weight())) / s.weights for s in sites}
-    pruned: Graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
+    pruned: Graph = graph.with_outputs(rebuild(graph.outputs, rule=image))
     return PrunedModel(replace(opened, graph=pruned, is_onnx=False), actual_sparsity, thread_count(threads))
 
 

@@ -25,7 +25,7 @@ from ingot.ir.dims import DimLike, likely_sizes, substitute
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
-from ingot.pipeline.build import likely, optimize
+from ingot.pipeline.build import optimize, size_hints
 from ingot.pipeline.target import Options, target_of
 from ingot.pipeline.variants import Variants
 from ingot.plan.link import Launch, link
@@ -64,7 +64,7 @@ class GpuBench:
         self._kernels: dict[tuple[str, Choice], tuple[Lowered, list[Any]]] = {}
         self._assembler = self.target.assembler(features)  # which knows what was compiled before
         self._copy = self._assembler.begin(copy_kernel(1))
-        with likely_sizes(likely(graph)):
+        with likely_sizes(size_hints(graph)):
             self._fused = optimize(graph, self.target.passes(features, Options(1, fast_math, precision)))
         launches: list[Launch] = []
         program = self._build({}, launches)
@@ -79,19 +79,19 @@ class GpuBench:
     # -- what a search asks
 
     def others(self, site: Site) -> list[Choice]:
-        with likely_sizes(likely(self.graph)):
+        with likely_sizes(size_hints(self.graph)):
             found = site.others()
             for choice in (site.untuned, *found):
                 self._ahead(site, choice)
         return found
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]:
-        with likely_sizes(likely(self.graph)):
+        with likely_sizes(size_hints(self.graph)):
             return site.refine(choice)
 
     def decided(self, measured: Mapping[str, Measured]) -> dict[str, Choice]:
         """What compiling decides at each site, with these entries."""
-        with likely_sizes(likely(self.graph)):
+        with likely_sizes(size_hints(self.graph)):
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
     def readings(self, choices: Choices, rounds: int) -> Readings:
@@ -169,7 +169,7 @@ class GpuBench:
                 self._places.setdefault(low.site.key, Place(group, ins, outs, constant))
             return low
 
-        with likely_sizes(likely(self.graph)):
+        with likely_sizes(size_hints(self.graph)):
             assembler = self.target.assembler(self.features)
             return link(
                 self._fused, lower, assembler, device=self.target.name, stages={}, meta={}, launches=launches,
@@ -183,7 +183,7 @@ class GpuBench:
             place = self._places[site.key]
             measured = {} if choice == site.untuned else {site.key: Measured(choice, site.untuned)}
             machine = self.target.machine(self.features, 1, measured)
-            with likely_sizes(likely(self.graph)):
+            with likely_sizes(size_hints(self.graph)):
                 low = self.target.lower(place.group, place.ins, place.outs, place.constant, machine)
             low, parts = self._named(low, len(self._kernels))
             known = self._kernels[site.key, choice] = low, parts

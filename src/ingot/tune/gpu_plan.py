@@ -17,7 +17,7 @@ from ingot.ir.dims import DimLike, symbol
 from ingot.ir.layout import Layout
 from ingot.ir.types import DType
 from ingot.ops.group import Group
-from ingot.plan.link import count
+from ingot.plan.link import kernel_dim
 from ingot.runtime import program as rt
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
@@ -66,7 +66,7 @@ class TrialPlan:
             for arg in dict.fromkeys(a for a in args if a.kind == "in" and not self._place.constant[a.index]):
                 self._copy(self._operand(arg, low, which), self._cold[1])
         for step in low.steps:
-            chunks = self._size(count(step.kernel.chunks))
+            chunks = self._size(kernel_dim(step.kernel.chunks))
             dims = tuple(self._size(symbol(v.name)) for v in step.kernel.dims)
             places = tuple((self._operand(a, low, which), 0) for a in step.args)
             self._steps.append(rt.Step(step.kernel.name, places, dims, chunks, device=self._device))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.schedule.choice import Choice, Measured, Site
-from ingot.schedule.cpu.winograd.plan import GAIN
+from ingot.schedule.cpu.winograd.plan import MIN_SPEEDUP
 from ingot.support.dataclass import dataclass
 from ingot.tune.trial import Choices, Readings, Spot
 
@@ -103,7 +103,7 @@ class _Site:
 
 def _needed(untuned: Choice, choice: Choice) -> float:
     """Winograd's rounding errors must be worth it, as the model asks too."""
-    return GAIN if choice.way == "winograd" and untuned.way != "winograd" else MARGIN
+    return MIN_SPEEDUP if choice.way == "winograd" and untuned.way != "winograd" else MARGIN
 
 
 class Search:

@@ -27,7 +27,7 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
 from ingot.ops.group import Group
-from ingot.pipeline.build import Trace, likely, optimize
+from ingot.pipeline.build import Trace, optimize, size_hints
 from ingot.pipeline.target import Options, features_of, target_of
 from ingot.plan.link import Launch, fill, link
 from ingot.runtime.bind import bind_symbols, binding_shapes
@@ -93,24 +93,24 @@ class Workbench:
         self._weights: Generations[NDArray[np.uint8]] = Generations()
         self._symbols = 0
         self.lost: dict[str, str] = {}  # none: what does not compile here is a bug, which is raised
-        with likely_sizes(likely(graph)):
+        with likely_sizes(size_hints(graph)):
             self._fused = optimize(graph, self.target.passes(self.features, Options(threads, fast_math, precision)))
         self._untuned = self._build({}, pin=True)
         self.spots = self._spots()
 
     def others(self, site: Site) -> list[Choice]:
         """What the model ranks behind its choice."""
-        with likely_sizes(likely(self.graph)):
+        with likely_sizes(size_hints(self.graph)):
             return site.others()
 
     def refine(self, site: Site, choice: Choice) -> list[Choice]:
         """Neighbours of a choice."""
-        with likely_sizes(likely(self.graph)):
+        with likely_sizes(size_hints(self.graph)):
             return site.refine(choice)
 
     def decided(self, measured: Mapping[str, Measured]) -> dict[str, Choice]:
         """What compiling decides at each site, with these entries."""
-        with likely_sizes(likely(self.graph)):
+        with likely_sizes(size_hints(self.graph)):
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
     def readings(self, choices: Choices, rounds: int) -> Readings:
@@ -193,7 +193,7 @@ class Workbench:
             told = target.machine(features, threads, measured)
             return self._lowered.get((place, choice), lambda: target.lower(group, ins, outs, constant, told))
 
-        with likely_sizes(likely(self.graph)), progress.listening(lambda stage, done, total: None):
+        with likely_sizes(size_hints(self.graph)), progress.listening(lambda stage, done, total: None):
             program = link(
                 self._fused, lower_once, _Assembler(self), device=target.name, stages={}, meta={}, launches=launches,
                 fill=self._fill,

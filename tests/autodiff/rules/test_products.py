@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.autodiff.reverse import pulled_back
+from ingot.autodiff.reverse import pull_back_cotangents
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f64
@@ -23,7 +23,7 @@ def test_kernels_of_convolutions(ins: int, outs: int, groups: int, step: int, si
     op = ops.Convolution((step, step), ((pad, pad),) * 2, (1, 1), (1, 1), "NCHW", "OIHW", "NCHW", groups)
     y = op(x, w)
     g = Input("g", y.type)()
-    (found,) = pulled_back([(y, g)], [w])
+    (found,) = pull_back_cotangents([(y, g)], [w])
     assert found is not None and found.type == w.type
     image, cotangent = rng.standard_normal((3, ins, 7, 6)), rng.standard_normal([int(d) for d in y.shape])
     (got,) = interpret(Graph((x, g), (found,)), [image, cotangent])

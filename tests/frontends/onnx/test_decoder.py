@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.node import Graph
 from ingot.ir.types import f32
-from ingot.passes.core.block_quantized import holds_levels
+from ingot.passes.core.block_quantized import is_product_of_levels
 from ingot.pipeline.build import build_program, optimize
 from ingot.pipeline.cpu import cpu_passes
 from ingot.runtime.executor import CompiledModel
@@ -75,7 +75,7 @@ def agree(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tolerance: fl
 
 def products_of_levels(graph: Graph) -> int:
     new = optimize(graph, tuple(p for p in cpu_passes() if p[0] in ("lower", "quantized")))
-    return sum(holds_levels(n, (f32,)) for n in new.nodes())
+    return sum(is_product_of_levels(n, (f32,)) for n in new.nodes())
 
 
 @pytest.mark.parametrize("rows", [1, 6])

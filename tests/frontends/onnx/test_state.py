@@ -56,7 +56,7 @@ def test_a_decoder_keeps_its_past(form: str, in_place: bool, tmp_path: Path) -> 
     path = decoder(form, tmp_path / "decoder.onnx")
     model = ingot.compile(path, state=STATE)
     assert [s.name for s in model.inputs] == ["x", "at"] and [s.name for s in model.outputs] == ["y"]
-    assert all((s.copied == "") == in_place for s in model.program.state)
+    assert all((s.copy_reason == "") == in_place for s in model.program.state)
     model.save(tmp_path / "decoder.ingot")
     saved = ingot.load(tmp_path / "decoder.ingot")
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])

@@ -7,12 +7,12 @@ import pytest
 from ingot import ops
 from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.found import Found
-from ingot.ir.dims import FOUND, DimLike, symbol
+from ingot.ir.dims import COMPUTED_PREFIX, DimLike, symbol
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, i64
 from ingot.support.errors import ImportModelError, ShapeError
 
-N, K = symbol("n"), symbol(f"{FOUND}places0")
+N, K = symbol("n"), symbol(f"{COMPUTED_PREFIX}places0")
 
 
 def differ(a: DimLike, b: DimLike) -> ShapeError:
@@ -41,7 +41,7 @@ def test_what_the_run_finds_is_compared(other: DimLike) -> None:
 
     graph = attempts(attempt, {})
     needed = (other - K, K - other, 2 * N - other)
-    assert graph.found == {str(K): count} and graph.conditions == needed
+    assert graph.size_nodes == {str(K): count} and graph.conditions == needed
 
 
 @pytest.mark.parametrize("other", [N, 4, N + 1])

@@ -11,10 +11,10 @@ from ingot.ir.dims import (
     ceildiv,
     dim_max,
     dim_min,
-    divides,
+    exact_quotient,
     floordiv,
     mod,
-    narrowed,
+    narrow_bounds,
     parse_dim,
     substitute,
     symbol,
@@ -59,14 +59,14 @@ def test_bounds_of_sums_with_extremes() -> None:
 
 def test_sums_divide_products_of_them() -> None:
     n, b = S // 3 - 1, symbol("b")
-    assert divides(4 * b * n * n, n * n) == 4 * b and divides(4 * b * n * n, n) == 4 * b * n
-    assert divides(b * S * S - b, S + 1) == b * S - b and divides(b * S + 1, S + 1) is None
+    assert exact_quotient(4 * b * n * n, n * n) == 4 * b and exact_quotient(4 * b * n * n, n) == 4 * b * n
+    assert exact_quotient(b * S * S - b, S + 1) == b * S - b and exact_quotient(b * S + 1, S + 1) is None
 
 
 def test_bounds_narrow_from_both_sides() -> None:
-    assert narrowed(S // 4 - 3, {"s": (1, 100)}) == {"s": (12, 100)}
-    assert narrowed(S - 5, {"s": (1, 5)}) == {"s": (5, 5)} and narrowed(S - 5, {"s": (1, 4)}) is None
-    assert narrowed(7 - S // 2, {"s": (2, 100)}) == {"s": (2, 15)}
+    assert narrow_bounds(S // 4 - 3, {"s": (1, 100)}) == {"s": (12, 100)}
+    assert narrow_bounds(S - 5, {"s": (1, 5)}) == {"s": (5, 5)} and narrow_bounds(S - 5, {"s": (1, 4)}) is None
+    assert narrow_bounds(7 - S // 2, {"s": (2, 100)}) == {"s": (2, 15)}
 
 
 def test_the_two_parts_of_a_number_are_the_number() -> None:

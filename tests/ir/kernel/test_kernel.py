@@ -200,8 +200,13 @@ def test_reductions_and_selects() -> None:
     odd = k.binary("eq", k.binary("rem", k.ramp(k.integer(0), 4), k.integer(2)), k.integer(1))
     assert value_of(k.select(odd, k.lit(1.0, f32), k.lit(2.0, f32))).tolist() == [2, 1, 2, 1]
     one, two = k.lit(1.0, f32, 4), k.lit(2.0, f32, 4)
-    assert value_of(k.choose(odd, one, two)).tolist() == [2, 2, 2, 2]
-    assert value_of(k.choose(k.binary("lt", k.ramp(k.integer(0), 4), k.integer(4)), one, two)).tolist() == [1, 1, 1, 1]
+    assert value_of(k.select_uniform(odd, one, two)).tolist() == [2, 2, 2, 2]
+    assert value_of(k.select_uniform(k.binary("lt", k.ramp(k.integer(0), 4), k.integer(4)), one, two)).tolist() == [
+        1,
+        1,
+        1,
+        1,
+    ]
 
 
 def test_fma_rounds_once() -> None:

@@ -20,12 +20,12 @@ def product(c: k.Expr) -> k.Kernel:
     """y = x @ w + c for tiles of 4 rows, with the sums of the rows in s."""
     x, w, y = k.Buffer("x", f32), k.Buffer("w", f32), k.Buffer("y", f32, writable=True)
     sums = k.Buffer("s", f32, writable=True)
-    rows = k.add(k.mul(C, k.integer(M)), k.positions(M, 0))
-    columns, across, down = k.positions(N, 1), k.positions(DEPTH, 1), k.positions(DEPTH, 0)
+    rows = k.add(k.mul(C, k.integer(M)), k.lane_indices(M, 0))
+    columns, across, down = k.lane_indices(N, 1), k.lane_indices(DEPTH, 1), k.lane_indices(DEPTH, 0)
     a = k.gather(x, k.add(k.mul(rows, k.integer(DEPTH)), across))
     b = k.gather(w, k.add(k.mul(down, k.integer(N)), columns))
     total = k.tile_product(a, b, k.spread(c, (M, N)))
-    folded = k.reduce_along("add", total, 1)
+    folded = k.reduce_axis("add", total, 1)
     body = (
         k.Store(y, k.add(k.mul(rows, k.integer(N)), columns), total),
         k.Store(sums, rows, folded),
@@ -46,9 +46,9 @@ def test_a_product_of_tiles_and_the_sums_of_its_rows() -> None:
 
 def test_scans_go_along_rows_or_columns() -> None:
     x, y = k.Buffer("x", f32), k.Buffer("y", f32, writable=True)
-    place = k.add(k.mul(k.positions(M, 0), k.integer(N)), k.positions(N, 1))
+    place = k.add(k.mul(k.lane_indices(M, 0), k.integer(N)), k.lane_indices(N, 1))
     for axis in (0, 1):
-        scanned = k.scan_along("max", k.gather(x, place), axis)
+        scanned = k.scan_axis("max", k.gather(x, place), axis)
         kernel = k.Kernel("scan", (x, y), (), C, k.integer(1), (k.Store(y, place, scanned),))
         verify_kernel(kernel)
         assert f"scan{axis}.max(" in show_kernel(kernel)
@@ -66,10 +66,10 @@ def test_tiles_print_their_rows_and_columns() -> None:
 
 
 def test_columns_and_rows_meet_in_a_tile() -> None:
-    column, row = k.positions(M, 0), k.positions(N, 1)
+    column, row = k.lane_indices(M, 0), k.lane_indices(N, 1)
     assert k.add(column, row).tile == (M, N)
     assert k.binary("lt", column, k.integer(3)).tile == (M, 1)
-    value, mask = k.alike(k.lit(1.0, f32), k.binary("lt", row, column))
+    value, mask = k.broadcast(k.lit(1.0, f32), k.binary("lt", row, column))
     assert value.tile == mask.tile == (M, N)
     assert k.transposed(k.add(column, row)).tile == (N, M)
 
@@ -77,20 +77,22 @@ def test_columns_and_rows_meet_in_a_tile() -> None:
 def test_what_all_lanes_agree_on_is_not_asked_of_tiles() -> None:
     """Where both values are right for all lanes, the general one is taken: asking them all costs more there."""
     a, b = k.spread(k.lit(1.0, f32), (M, N)), k.spread(k.lit(2.0, f32), (M, N))
-    assert k.choose(k.spread(k.lit(True, boolean), (M, N)), a, b) is b
+    assert k.select_uniform(k.spread(k.lit(True, boolean), (M, N)), a, b) is b
 
 
 @pytest.mark.parametrize(
     ("a", "b", "says"),
     [
-        (k.positions(M, 0), k.positions(N, 1), "rows of b"),
-        (k.cast(k.positions(M, 0), f32), k.positions(N, 1), "rows of b"),
+        (k.lane_indices(M, 0), k.lane_indices(N, 1), "rows of b"),
+        (k.cast(k.lane_indices(M, 0), f32), k.lane_indices(N, 1), "rows of b"),
     ],
 )
 def test_operands_of_a_product_fit(a: k.Expr, b: k.Expr, says: str) -> None:
     y = k.Buffer("y", f32, writable=True)
     tile = k.spread(k.lit(0.0, f32), (M, N))
     bad = k.TileProduct(f32, M * N, a, k.transposed(b), tile, tile=(M, N))
-    kernel = k.Kernel("bad", (y,), (), C, k.integer(1), (k.Store(y, k.add(k.positions(M, 0), k.positions(N, 1)), bad),))
+    kernel = k.Kernel(
+        "bad", (y,), (), C, k.integer(1), (k.Store(y, k.add(k.lane_indices(M, 0), k.lane_indices(N, 1)), bad),)
+    )
     with pytest.raises(VerifyError, match=says):
         verify_kernel(kernel)

@@ -228,7 +228,7 @@ def test_yielding_matches_reference(cls: type[Op]) -> None:
     for op, inputs in cls.samples():
         result = as_tuple(op.infer(*types_of(inputs)))[0]
         perm = tuple(np.random.default_rng(result.rank).permutation(result.rank).tolist())
-        new = op.yielding(perm) if isinstance(op, ops.CoreOp) else None
+        new = op.absorb_transpose(perm) if isinstance(op, ops.CoreOp) else None
         if new is not None:
             assert_equal(
                 np.asarray(new.reference(*inputs)), np.asarray(op.reference(*inputs)).transpose(perm), f"{op} {perm}"

@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, i32, i64
-from ingot.ops.core.turns import turns, value_of
+from ingot.ops.core.turns import static_value, trip_count
 
 
 def counting_loop(*conditions: tuple[str, object], step: int = 1) -> ops.While:
@@ -35,7 +35,7 @@ def counting_loop(*conditions: tuple[str, object], step: int = 1) -> ops.While:
 def test_several_counters(
     conditions: tuple[tuple[str, object], ...], first: tuple[int | None, ...], expected: int | None
 ) -> None:
-    assert turns(counting_loop(*conditions), lambda i: first[i]) == expected
+    assert trip_count(counting_loop(*conditions), lambda i: first[i]) == expected
 
 
 def test_size_from_shape_vector() -> None:
@@ -47,7 +47,7 @@ def test_size_from_shape_vector() -> None:
 
     shape = ops.Concat(0)(entry(ops.DimValue(n)()), entry(const(7, np.int64)))
     first, second = (ops.reshape(ops.Slice((k,), (k + 1,), (1,))(shape), ()) for k in range(2))
-    assert value_of(first) == n
-    assert value_of(second) == 7
+    assert static_value(first) == n
+    assert static_value(second) == 7
     loop = counting_loop(("LT", ops.cast(first, i64)), ("LT", ops.cast(first, i64)))
-    assert turns(loop, lambda i: 0) == n
+    assert trip_count(loop, lambda i: 0) == n

@@ -10,7 +10,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, f16, f32, f64, i4, i8, u4, u8
 from ingot.ir.verify import verify
-from ingot.passes.core.block_quantized import holds_levels
+from ingot.passes.core.block_quantized import is_product_of_levels
 from ingot.passes.core.quantized import lower_quantized
 from tests.passes.check import arg, graph
 
@@ -34,7 +34,7 @@ def kept(x: Node, w: Node, contract: tuple[tuple[int, ...], tuple[int, ...]]) ->
     given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(n.dtype.numpy) for n in new.inputs]
     before, after = interpret(g, given)[0], interpret(new, given)[0]
     np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
-    return sum(holds_levels(n, (f32,)) for n in new.nodes())
+    return sum(is_product_of_levels(n, (f32,)) for n in new.nodes())
 
 
 @pytest.mark.parametrize("dtype", [u4, i4, u8, i8])
@@ -80,7 +80,7 @@ def test_a_matrix_with_other_readers() -> None:
     x = arg("x", 5, 48)
     g = graph(ops.linear(x, w), ops.add(w, arg("y", 48, 48)))
     new = lower_quantized(g, int8_dot=u8)
-    assert sum(holds_levels(n, (f32,)) for n in new.nodes()) == 1
+    assert sum(is_product_of_levels(n, (f32,)) for n in new.nodes()) == 1
     given = [RNG.standard_normal(tuple(map(int, n.shape))).astype(f32.numpy) for n in new.inputs]
     for a, b in zip(interpret(g, given), interpret(new, given), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -107,6 +107,6 @@ def test_bytes_within_sixteen_levels_are_nibbles(low: int, dtype: DType) -> None
     for zero in (const(levels(6, 3, 1, dtype=dtype)), scales(6, 3, 1), ops.scalar(3, dtype)):
         w = ops.reshape(ops.Dequantize()(q, zero, scales(6, 3, 1)), (6, 48))
         g = graph(ops.DotGeneral(contract=((1,), (1,)))(arg("x", 5, 48), w))
-        (product,) = (n for n in lower_quantized(g, int8_dot=u8).nodes() if holds_levels(n, (f32,)))
+        (product,) = (n for n in lower_quantized(g, int8_dot=u8).nodes() if is_product_of_levels(n, (f32,)))
         assert product.inputs[1].inputs[0].dtype == u4
         assert kept(arg("x", 5, 48), w, ((1,), (1,))) == 1

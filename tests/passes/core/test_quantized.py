@@ -11,7 +11,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Const, Graph, Node, Op, const
 from ingot.ir.types import DType, f8e4m3fn, f8e5m2, f32, i4, i8, i32, i64, u4, u8
 from ingot.ir.verify import verify
-from ingot.passes.core.block_quantized import holds_levels
+from ingot.passes.core.block_quantized import is_product_of_levels
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.model.lower import lower_model_ops
 from ingot.pipeline.build import build_program
@@ -38,7 +38,7 @@ def value(q: np.ndarray | Node, zero: int | np.ndarray, scale: float | np.ndarra
 def lowered(g: Graph, int8_dot: DType | None = u8) -> Graph:
     new = lower_quantized(lower_model_ops(g, KEPT), int8_dot)
     verify(new, "the pass")
-    weights = {n.inputs[1] for n in new.nodes() if holds_levels(n, (f32,))}
+    weights = {n.inputs[1] for n in new.nodes() if is_product_of_levels(n, (f32,))}
     assert not any(isinstance(n.op, ops.Dequantize) and n not in weights for n in new.nodes())
     return new
 
@@ -269,7 +269,7 @@ def test_levels_quantized_again_are_the_same() -> None:
 def test_what_is_joined_for_levels_is_levels_before() -> None:
     x, y = arg("x", 3, 5), arg("y", 3, 2)
     joined = ops.concat([x, y], 1)
-    q = ops.quantized(joined, const(np.float32(0.05)), const(np.uint8(7)))
+    q = ops.quantize(joined, const(np.float32(0.05)), const(np.uint8(7)))
     new = lowered(graph(q))
     assert [n.dtype for n in of(new.outputs[0], ops.Concat)] == [u8]
     given = [np.linspace(-9, 9, x.type.size, dtype=np.float32).reshape(x.type.shape) for x in (x, y)]  # type: ignore[call-overload]
@@ -326,7 +326,7 @@ def _between(low: float | None, high: float | None, x: Node) -> Node:
 )  # fmt: skip
 def test_bounds_in_front_of_levels_that_cut_earlier(low: float | None, high: float | None, zero: int, goes: bool):
     y = _between(low, high, arg("x", 3, 41))
-    q = ops.quantized(y, ops.scalar(0.1), ops.scalar(zero, u8))
+    q = ops.quantize(y, ops.scalar(0.1), ops.scalar(zero, u8))
     new = lowered(graph(q))
     assert (not any(isinstance(n.op, type(y.op)) for n in new.nodes())) is goes
     given = (np.random.default_rng(0).standard_normal((3, 41)) * 20).astype(np.float32)

@@ -125,7 +125,7 @@ def test_a_policy_bounds_groups(members: int) -> None:
     x = y = arg("x", 8)
     for _ in range(100):
         y = ops.Tanh()(ops.Add()(y, x))
-    fused = fuse(graph(y), FusionPolicy(members=members))
+    fused = fuse(graph(y), FusionPolicy(max_ops=members))
     sizes = [sum(not isinstance(n.op, Input) for n in g.body.nodes()) for g in groups(fused)]
     assert max(sizes) == members and sum(sizes) == 200
 

@@ -13,7 +13,7 @@ from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
 
-ROWS = FusionPolicy(joined_rows=True)
+ROWS = FusionPolicy(joins_row_results=True)
 
 
 def row(name: str, shape: Shape = (4, 6)) -> Node:

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ops import build
-from ingot.schedule.cpu.blocked_sums import MOST
+from ingot.schedule.cpu.blocked_sums import MAX_TERMS
 from tests.schedule.compiled import MACHINES, compile_graph, inputs_like
 
 MATMUL = ops.DotGeneral(((), ()), ((1,), (0,)))
@@ -26,7 +26,7 @@ def full(*shape: int) -> np.ndarray:
 def check(ins: Sequence[Node], y: Node, xs: Sequence[np.ndarray], expected: float, terms: int, machine) -> None:
     """All results, within what parts of `MOST` terms, or of the root of all, may err by."""
     got = compile_graph(Graph(tuple(ins), (y,)), machine)(*xs)
-    most = max(MOST, int(np.sqrt(terms)))
+    most = max(MAX_TERMS, int(np.sqrt(terms)))
     assert abs(np.asarray(got, np.float64) / expected - 1).max() <= 2.0**-24 * (most + terms / most)
 
 

@@ -47,7 +47,7 @@ def test_positions_and_caches_are_one_launch() -> None:
     program, _ = planned(graph, H100)
     names = [s.kernel for s in program.steps]
     assert len(names) == 3, names
-    assert not any(s.copied for s in program.state)
+    assert not any(s.copy_reason for s in program.state)
     assert sum(s.label.count("|") for s in program.steps) == 2
     x, cos, sin = (RNG.normal(size=s).astype(np.float16) for s in ((1, 64), HEAD, HEAD))
     for place in (0, 7, PLACES - 1):

@@ -58,7 +58,7 @@ def run(op: Recurrent, arrays: Sequence[np.ndarray], **free: DimLike) -> list[Ke
     tolerance = 2e-3 if arrays[0].dtype == np.float16 else 2e-6
     for got, wanted in zip(run_planned(program, kernels, arrays), op.reference(*arrays), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
-    return [kernel for kernel in kernels.values() if kernel.meeting is not None]
+    return [kernel for kernel in kernels.values() if kernel.barrier is not None]
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
@@ -132,7 +132,7 @@ def test_indices_are_as_wide_as_the_projections_need(steps: int, narrow: bool) -
     """These have four places for each of the result, which has fewer than 2^31."""
     op = LSTM(256)
     graph = graph_of(op, operands(op, 1, 4), steps=steps)
-    (kernel,) = (kernel for kernel in planned(graph, CUDA)[1].values() if kernel.meeting is not None)
+    (kernel,) = (kernel for kernel in planned(graph, CUDA)[1].values() if kernel.barrier is not None)
     assert (HINT_32_BIT_INDICES in kernel.hints) == narrow
 
 

@@ -67,7 +67,7 @@ def test_state_in_the_callers_memory_and_in_the_programs_own(tmp_path: Path) -> 
     graph = Graph((x, total, frames), (new, shifted, ops.Mul()(new, shifted)), state=("total", "frames"))
     first = np.arange(15, dtype=np.float32).reshape(3, 5)
     program = build_program(graph, TARGET.features(""), 1).with_state({"total": first})
-    assert [bool(s.copied) for s in program.state] == [False, True]
+    assert [bool(s.copy_reason) for s in program.state] == [False, True]
     TARGET.export(program, tmp_path / "net.c")
     library, rng = built(tmp_path, tmp_path / "net.c"), np.random.default_rng(0)
     arena, kept = np.zeros(1 << 12, np.uint64), np.zeros(1 << 10, np.uint64)

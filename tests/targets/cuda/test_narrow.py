@@ -37,7 +37,7 @@ def converted(values: np.ndarray, dtype: DType) -> np.ndarray:
     """By the kernel of bytes; narrow values as their codes."""
     source = dtype_of(values)
     x, y = k.Buffer("x", source, align=1), k.Buffer("y", dtype, writable=True, align=1)
-    at = k.positions(values.size, 1)
+    at = k.lane_indices(values.size, 1)
     body = (k.Store(y, at, k.cast(k.gather(x, at), dtype)),)
     kernel = lower_narrow_floats(k.Kernel("convert", (x, y), (), k.var("chunk"), k.integer(1), body))
     verify_kernel(kernel, "narrow")
@@ -60,7 +60,7 @@ def test_every_code_is_the_number_that_it_stands_for(dtype: DType) -> None:
 def test_bits_are_taken_as_they_are(dtype: DType) -> None:
     """Bytes that become narrow floats, and bytes again, on the way into narrow floats."""
     x, y = k.Buffer("x", u8, align=1), k.Buffer("y", dtype, writable=True, align=1)
-    at = k.positions(256, 1)
+    at = k.lane_indices(256, 1)
     value = k.bitcast(k.bitcast(k.bitcast(k.gather(x, at), dtype), u8), dtype)
     body = (k.Store(y, at, value),)
     kernel = lower_narrow_floats(k.Kernel("bits", (x, y), (), k.var("chunk"), k.integer(1), body))

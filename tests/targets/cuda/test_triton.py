@@ -173,7 +173,7 @@ def test_what_tiles_cannot_say_is_refused() -> None:
 
 def test_floats_that_integers_do_not_hold_are_cut_as_cpus_do() -> None:
     x, y = k.Buffer("x", f32), k.Buffer("y", i64, writable=True)
-    at = k.positions(16, 1)
+    at = k.lane_indices(16, 1)
     value = k.cast(k.gather(x, at), i64)
     kernel = k.Kernel("t", (x, y), (), k.var("c"), k.integer(1), (k.Store(y, at, value),))
     text = print_kernel(kernel).text
@@ -197,14 +197,14 @@ def test_cubins(name: str, arch: str) -> None:
         assert made.cubin[:4] == b"\x7fELF"
         assert made.parameters == len(kernel.params) + len(kernel.dims)
         assert len(made.matrices) == sum(b.matrix is not None for b in kernel.params)
-        assert made.together == (kernel.meeting is not None)
+        assert made.together == (kernel.barrier is not None)
         assert made.threads == 32 * dict(kernel.hints)["warps"]
     assert "fold_max" in PRELUDE
 
 
 def function(fn: str, dtype: DType) -> k.Kernel:
     ins, out = [k.Buffer(n, dtype) for n in "xy"[: k.FUNCTIONS[fn]]], k.Buffer("out", dtype, writable=True)
-    at = k.positions(64, 1)
+    at = k.lane_indices(64, 1)
     value = k.call(fn, *(k.gather(b, at) for b in ins))
     return k.Kernel(f"f_{fn}_{dtype}", (*ins, out), (), k.var("c"), k.integer(1), (k.Store(out, at, value),))
 
@@ -213,7 +213,7 @@ def test_functions_are_libdevices_where_those_are_exact() -> None:
     assert "libdevice.erf(" in print_kernel(function("erf", f32)).text
     assert "libdevice.pow(" not in print_kernel(function("pow", f32)).text
     x, out = k.Buffer("x", f64), k.Buffer("out", f64, writable=True)
-    at = k.positions(64, 1)
+    at = k.lane_indices(64, 1)
     square = k.call("pow", k.gather(x, at), k.lit(2.0, f64))
     text = print_kernel(k.Kernel("s", (x, out), (), k.var("c"), k.integer(1), (k.Store(out, at, square),))).text
     assert "pow" not in text and "shared1 * shared1" in text

@@ -105,7 +105,7 @@ def test_steps_of_a_gpu_beside_eager(make: Any, shape: Sequence[int]) -> None:
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         other.step()
         assert ours(x, y) == pytest.approx(want.item(), abs=2e-6)
-    assert not any(s.copied for s in ours.program.state)  # parameters and moments lie where they lay
+    assert not any(s.copy_reason for s in ours.program.state)  # parameters and moments lie where they lay
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])

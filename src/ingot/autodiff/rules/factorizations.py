@@ -12,7 +12,7 @@ from ingot import ops
 from ingot.autodiff.table import RULES, no_rule, reverse
 from ingot.ir.node import Node
 from ingot.ops.linalg import matrices as m
-from ingot.ops.linalg.systems import inverse_order, reordered, solve_triangular
+from ingot.ops.linalg.systems import inverse_permutation, permute_rows, solve_triangular
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 
@@ -26,7 +26,7 @@ def _given(results: Sequence[Node], cotangents: Sequence[Node | None]) -> list[N
 
 
 def _symmetric(x: Term, like: Node) -> Node:
-    return ((x + m.transposed(x)) * 0.5).reshape(like.shape).node
+    return ((x + m.transpose(x)) * 0.5).reshape(like.shape).node
 
 
 def _on_diagonal(x: Term) -> Term:
@@ -48,21 +48,21 @@ def _triangular_solve(node: Node, g: Node) -> list[Node]:
     assert isinstance(op, ops.TriangularSolve)
     of_b = solve_triangular(a, g, upper=op.upper, unit=op.unit, transpose=True)
     rows, x = _batches(of_b, node)
-    of_a = -m.times(rows, m.transposed(x))
-    kept = m.strict_triangle(of_a, op.upper) if op.unit else m.triangle(of_a, op.upper)
+    of_a = -m.matmul(rows, m.transpose(x))
+    kept = m.strict_triangular_part(of_a, op.upper) if op.unit else m.triangular_part(of_a, op.upper)
     return [kept.reshape(a.shape).node, of_b]
 
 
 def _lower_half(x: Term) -> Term:
     """The lower triangle with half of the diagonal."""
-    return (m.triangle(x) + m.strict_triangle(x)) * 0.5
+    return (m.triangular_part(x) + m.strict_triangular_part(x)) * 0.5
 
 
 @reverse(ops.Cholesky)
 def _cholesky(node: Node, g: Node) -> list[Node]:
     """l^-T half(l^T g) l^-1."""
     factor, cotangent = _batches(node, g)
-    inner = _lower_half(m.times(m.transposed(factor), cotangent)).node
+    inner = _lower_half(m.matmul(m.transpose(factor), cotangent)).node
     left = solve_triangular(factor.node, inner, transpose=True)
     return [_symmetric(Term(solve_triangular(factor.node, left, left=False)), node.inputs[0])]
 
@@ -75,13 +75,13 @@ def _lu(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     if x.shape[-1] != x.shape[-2]:
         raise no_rule(node, "matrices that are not square")
     both, cotangent = _batches(packed, g)
-    lower = m.strict_triangle(both) + m.identity(both)
-    of_lower = m.times(m.transposed(lower), m.strict_triangle(cotangent))
-    of_upper = m.times(m.triangle(cotangent, upper=True), m.transposed(m.triangle(both, upper=True)))
-    inner = (m.strict_triangle(of_lower) + m.triangle(of_upper, upper=True)).node
+    lower = m.strict_triangular_part(both) + m.identity(both)
+    of_lower = m.matmul(m.transpose(lower), m.strict_triangular_part(cotangent))
+    of_upper = m.matmul(m.triangular_part(cotangent, upper=True), m.transpose(m.triangular_part(both, upper=True)))
+    inner = (m.strict_triangular_part(of_lower) + m.triangular_part(of_upper, upper=True)).node
     left = solve_triangular(both.node, inner, unit=True, transpose=True)
     whole = Term(solve_triangular(both.node, left, upper=True, left=False, transpose=True)).reshape(x.shape).node
-    return [reordered(whole, inverse_order(order))]
+    return [permute_rows(whole, inverse_permutation(order))]
 
 
 def _eigh(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
@@ -94,8 +94,8 @@ def _eigh(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     values, slopes = (Term(y).reshape(vectors.shape[:2]) for y in (w, of_w))
     inner = _on_diagonal(slopes)
     if cotangents[1] is not None:
-        inner = inner + _between(values.expand(1) - values.expand(2), m.times(m.transposed(vectors), turned))
-    return [_symmetric(m.times(m.times(vectors, inner), m.transposed(vectors)), x)]
+        inner = inner + _between(values.expand(1) - values.expand(2), m.matmul(m.transpose(vectors), turned))
+    return [_symmetric(m.matmul(m.matmul(vectors, inner), m.transpose(vectors)), x)]
 
 
 def _svd(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
@@ -107,19 +107,19 @@ def _svd(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
     of_u, of_s, of_v = _given(node.results, cotangents)
     left, right, by_left, by_right = _batches(u, v, of_u, of_v)
     sizes, slopes = (Term(y).reshape((left.shape[0], left.shape[2])) for y in (s, of_s))
-    inner, back = _on_diagonal(slopes), m.transposed(right)
+    inner, back = _on_diagonal(slopes), m.transpose(right)
     gaps = (sizes * sizes).expand(1) - (sizes * sizes).expand(2)
     outside: list[Term] = []
     if cotangents[0] is not None:
-        inside = m.times(m.transposed(left), by_left)
-        inner = inner + _between(gaps, inside - m.transposed(inside)) * sizes.expand(1)
-        outside.append(m.times((by_left - m.times(left, inside)) / sizes.expand(1), back))
+        inside = m.matmul(m.transpose(left), by_left)
+        inner = inner + _between(gaps, inside - m.transpose(inside)) * sizes.expand(1)
+        outside.append(m.matmul((by_left - m.matmul(left, inside)) / sizes.expand(1), back))
     if cotangents[2] is not None:
-        inside = m.times(back, by_right)
-        inner = inner + sizes.expand(2) * _between(gaps, inside - m.transposed(inside))
-        rest = (by_right - m.times(right, inside)) / sizes.expand(1)
-        outside.append(m.times(left, m.transposed(rest)))
-    found = m.times(m.times(left, inner), back)
+        inside = m.matmul(back, by_right)
+        inner = inner + sizes.expand(2) * _between(gaps, inside - m.transpose(inside))
+        rest = (by_right - m.matmul(right, inside)) / sizes.expand(1)
+        outside.append(m.matmul(left, m.transpose(rest)))
+    found = m.matmul(m.matmul(left, inner), back)
     for part in outside:
         found = found + part
     return [found.reshape(x.shape).node]

@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any
 
 from ingot import ops
-from ingot.autodiff.reverse import pulled_back
+from ingot.autodiff.reverse import pull_back_cotangents
 from ingot.autodiff.rules.shape import moved_back, moved_last, spread
 from ingot.autodiff.table import constant_everywhere, reverse
 from ingot.ir.dims import DimLike
@@ -112,8 +112,8 @@ def _reduce_window(node: Node, g: Node) -> list[Node | None]:
     padded = around(x, ops.scalar(1.0 if op.kind == "prod" else float("nan"), x.dtype))
     if op.kind == "prod":
         taps = [ops.Slice(*box, op.strides)(padded) for box in _boxes(op, g)]
-        return list(pulled_back([(reduce(ops.mul, taps), g)], [x]))
-    return list(pulled_back([(padded, _window_extremes(op, padded, _inside(op, x), node, g))], [x]))
+        return list(pull_back_cotangents([(reduce(ops.mul, taps), g)], [x]))
+    return list(pull_back_cotangents([(padded, _window_extremes(op, padded, _inside(op, x), node, g))], [x]))
 
 
 def _inside(op: ops.ReduceWindow, x: Node) -> Node | None:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.autodiff.reverse import dependents, pulled_back
+from ingot.autodiff.reverse import dependents, pull_back_cotangents
 from ingot.autodiff.table import differentiable_operands, no_rule, selective
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import TensorType, i64
 from ingot.ops.core.base import is_contraction
-from ingot.ops.core.turns import turns, value_of
+from ingot.ops.core.turns import static_value, trip_count
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOpError
 
@@ -46,7 +46,7 @@ def _pulled(body: Graph, given: Sequence[int], floats: Sequence[int]) -> _Pulled
     while True:
         seeds = tuple(Input(f"cotangent {j}", body.inputs[j].type)() for j in active)
         pairs = [(body.results[j], seed) for j, seed in zip(active, seeds, strict=True)]
-        found = dict(zip(floats, pulled_back(pairs, [body.inputs[j] for j in floats]), strict=True))
+        found = dict(zip(floats, pull_back_cotangents(pairs, [body.inputs[j] for j in floats]), strict=True))
         more = tuple(j for j in floats if found[j] is not None or j in active)
         if more == active:
             break
@@ -82,7 +82,7 @@ def _turns(node: Node) -> DimLike | None:
     """How often the body of a loop runs, where constants or sizes alone decide."""
     op = node.op
     assert isinstance(op, ops.While)
-    if (counted := turns(op, lambda j: value_of(node.inputs[j]))) is not None:
+    if (counted := trip_count(op, lambda j: static_value(node.inputs[j]))) is not None:
         return counted
     deciding: set[int] = set()
     roots = [op.cond.results[0]]
@@ -235,7 +235,7 @@ def _while(node: Node, cotangents: Sequence[Node | None], wanted: Sequence[bool]
     held = _Held(loop, k)
     images = dict(zip(pulled.seeds, pulled.seeds, strict=True))
     images |= {x: held.value(x) for x in reads}
-    found = dict(zip(pulled.active, rebuilt(pulled.found, images), strict=True))
+    found = dict(zip(pulled.active, rebuild(pulled.found, images), strict=True))
     seeds = dict(zip(pulled.active, pulled.seeds, strict=True))
     first = {j: _or_zeros(cotangents[j], node.inputs[j]) for j in pulled.active}
     after = _Behind(held, count)
@@ -253,7 +253,7 @@ def _while(node: Node, cotangents: Sequence[Node | None], wanted: Sequence[bool]
     rows |= dict(zip(held.entry, held.operands, strict=True))
     for j, products in sums.items():
         out[j] = first[j]
-        for product in rebuilt(products, rows):
+        for product in rebuild(products, rows):
             out[j] = ops.Add()(out[j], product)
     return [out.get(j) for j in range(len(node.inputs))]
 
@@ -366,8 +366,8 @@ def _case(node: Node, cotangents: Sequence[Node | None], wanted: Sequence[bool])
     branches: list[Graph] = []
     for branch in op.branches:
         images: Mapping[Node, Node] = dict(zip(branch.inputs, entry, strict=True))
-        results = rebuilt(branch.results, dict(images))
-        found = pulled_back([(results[j], seed) for j, seed in seeds.items()], [entry[j] for j in floats])
+        results = rebuild(branch.results, dict(images))
+        found = pull_back_cotangents([(results[j], seed) for j, seed in seeds.items()], [entry[j] for j in floats])
         outputs = tuple(_or_zeros(g, entry[j]) for j, g in zip(floats, found, strict=True))
         branches.append(Graph((*entry, *seeds.values()), outputs))
     if not floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.autodiff.reverse import pulled_back
+from ingot.autodiff.reverse import pull_back_cotangents
 from ingot.autodiff.table import RULES, reverse
 from ingot.ir.dims import product
 from ingot.ir.node import Node
@@ -20,7 +20,7 @@ from ingot.ops.nn.terms import Term
 def _softmax(node: Node, g: Node) -> list[Node]:
     """y (g - sum g y)."""
     assert isinstance(node.op, ops.Softmax)
-    y, wide = t.floating(node), t.floating(g)
+    y, wide = t.widen_narrow(node), t.widen_narrow(g)
     return [(y * (wide - (wide * y).sum((node.op.axis,)))).cast(g.dtype).node]
 
 
@@ -28,7 +28,7 @@ def _softmax(node: Node, g: Node) -> list[Node]:
 def _log_softmax(node: Node, g: Node) -> list[Node]:
     """g - e^y sum g."""
     assert isinstance(node.op, ops.LogSoftmax)
-    y, wide = t.floating(node), t.floating(g)
+    y, wide = t.widen_narrow(node), t.widen_narrow(g)
     return [(wide - t.exp(y) * wide.sum((node.op.axis,))).cast(g.dtype).node]
 
 
@@ -39,16 +39,16 @@ def _log_sum_exp(node: Node, g: Node) -> list[Node]:
     assert isinstance(op, ops.LogSumExp)
     y, wide = (
         v.reshape(tuple(d for i, d in enumerate(x.shape) if i not in op.axes)).restore(x.shape, op.axes)
-        for v in (t.floating(node), t.floating(g))
+        for v in (t.widen_narrow(node), t.widen_narrow(g))
     )
-    return [(wide * t.exp(t.floating(x) - y)).cast(x.dtype).node]
+    return [(wide * t.exp(t.widen_narrow(x) - y)).cast(x.dtype).node]
 
 
 @reverse(ops.LayerNorm)
 def _layer_norm(node: Node, g: Node) -> list[Node]:
     op = node.op
     assert isinstance(op, ops.LayerNorm)
-    x = t.floating(node.inputs[0])
+    x = t.widen_narrow(node.inputs[0])
     centred = x - x.mean(op.axes)
     return _of_norm(node, g, op.axes, op.eps, centred, True)
 
@@ -57,13 +57,13 @@ def _layer_norm(node: Node, g: Node) -> list[Node]:
 def _rms_norm(node: Node, g: Node) -> list[Node]:
     op = node.op
     assert isinstance(op, ops.RMSNorm)
-    return _of_norm(node, g, op.axes, op.eps, t.floating(node.inputs[0]), False)
+    return _of_norm(node, g, op.axes, op.eps, t.widen_narrow(node.inputs[0]), False)
 
 
 def _of_norm(node: Node, g: Node, axes: tuple[int, ...], eps: float, x: Term, centred: bool) -> list[Node]:
     """r (h - z mean h z [- mean h]) of h = g scale and z = r x: Ba et al. 2016, "Layer normalization"."""
     first, *parameters = node.inputs
-    wide = t.floating(g)
+    wide = t.widen_narrow(g)
     r = t.rsqrt((x * x).mean(axes) + eps)
     z = x * r
     h = wide * _over(parameters[0], z, axes) if parameters else wide
@@ -82,17 +82,17 @@ def _standardize(node: Node, cotangents: Sequence[Node | None]) -> list[Node | N
     op, (x,) = node.op, node.inputs
     assert isinstance(op, ops.Standardize)
     y, mean, variance = map(Term, node.results)
-    wide, axes = t.floating(x), op.axes
+    wide, axes = t.widen_narrow(x), op.axes
     g, h, k = cotangents
     parts: list[Term] = []
     if g is not None:
         a, s = _scaled(g, axes)
-        inner = t.floating(a)
-        shift, scale = (v.mean(axes, keepdims=False) for v in (inner, inner * t.floating(y.node)))
+        inner = t.widen_narrow(a)
+        shift, scale = (v.mean(axes, keepdims=False) for v in (inner, inner * t.widen_narrow(y.node)))
         shift, scale = (v if s is None else v * s.cast(v.dtype) for v in (shift, scale))
         r = t.rsqrt(variance + op.eps).restore(x.shape, axes)
         parts.append(
-            (t.floating(g) - shift.restore(x.shape, axes) - y.cast(wide.dtype) * scale.restore(x.shape, axes)) * r
+            (t.widen_narrow(g) - shift.restore(x.shape, axes) - y.cast(wide.dtype) * scale.restore(x.shape, axes)) * r
         )
     count = t.size(product(x.shape[d] for d in axes), wide.dtype)
     if h is not None:
@@ -134,7 +134,7 @@ def _attention(node: Node, g: Node) -> list[Node | None]:
     found: list[Node | None] = [*again(q, k, v, g, *mask, loc=node.loc).results]
     for x in mask:
         learned = x.dtype.is_float and x.constant is None
-        found += pulled_back([(op.lower(*node.inputs), g)], [x]) if learned else [None]
+        found += pull_back_cotangents([(op.lower(*node.inputs), g)], [x]) if learned else [None]
     return found
 
 
@@ -144,7 +144,7 @@ def _places(p: Node, axes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _over(p: Node, x: Term, axes: tuple[int, ...]) -> Term:
-    return t.floating(p).cast(x.dtype).spread(x.shape, _places(p, axes))
+    return t.widen_narrow(p).cast(x.dtype).spread(x.shape, _places(p, axes))
 
 
 def _gathered(x: Term, p: Node, axes: tuple[int, ...]) -> Term:

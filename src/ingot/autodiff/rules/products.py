@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ingot import ops
-from ingot.autodiff.reverse import pulled_back
+from ingot.autodiff.reverse import pull_back_cotangents
 from ingot.autodiff.table import reverse
 from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Node
@@ -53,7 +53,7 @@ def _convolution(node: Node, g: Node) -> list[Node] | list[Node | None]:
     op, (x, w) = node.op, node.inputs
     assert isinstance(op, ops.Convolution)
     if op.batch_groups > 1:
-        return pulled_back([(_as_features(op, x, w), g)], [x, w])
+        return pull_back_cotangents([(_as_features(op, x, w), g)], [x, w])
     letters = op.spatial
     image = ops.Transpose(tuple(op.lhs_layout.index(c) for c in "NC" + letters))(x)
     kernel = ops.Transpose(tuple(op.rhs_layout.index(c) for c in "OI" + letters))(w)

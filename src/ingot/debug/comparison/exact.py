@@ -19,7 +19,7 @@ import numpy as np
 from ingot.debug.comparison.tolerance import TOLERANCE, Agreement, agree, worst
 from ingot.ir.dims import Dim
 from ingot.ir.interp import interpret
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, rebuilt
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, rebuild
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
 from ingot.ops.core.base import Category, category
 from ingot.support import progress
@@ -75,7 +75,7 @@ def _twin(graph: Graph, seed: int) -> Graph:
             return new
         return Node.make(_Step(wide, (), tuple(t.dtype for t in n.types), next(seeds)), xs, n.loc, types)
 
-    found = rebuilt((*graph.inputs, *graph.outputs), rule=image)
+    found = rebuild((*graph.inputs, *graph.outputs), rule=image)
     inputs = len(graph.inputs)
     return Graph(found[:inputs], found[inputs:], graph.output_names, graph.bounds, graph.conditions, graph.sizes)
 

@@ -16,7 +16,7 @@ from ingot.frontends.stablehlo import literals
 from ingot.frontends.stablehlo.syntax import Attribute, Block, Function, Ints, Module, Number, Operation, Raw
 from ingot.frontends.stablehlo.types import show
 from ingot.ir.dims import Dim, DimLike, is_static, postfix, substitute, symbol, symbols_of
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project, elements_of, topological
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project, size_elements, topological
 from ingot.ir.types import DType, Shape, boolean, dtype_of, i32
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
@@ -242,9 +242,9 @@ class Emitter:
                         less = self.one("subtract", [size, self.scalar(rest, i32)], "tensor<i32>")
                         return self.one("divide", [less, self.scalar(factor, i32)], "tensor<i32>")
         for n in self.graph.inputs:
-            for at, d in enumerate(elements_of(n)):
+            for at, d in enumerate(size_elements(n)):
                 if str(d) == name:
-                    flat = self.one("reshape", [self._input(n)], show(n.dtype, (len(elements_of(n)),)))
+                    flat = self.one("reshape", [self._input(n)], show(n.dtype, (len(size_elements(n)),)))
                     attributes = {"start_indices": Ints((at,)), "limit_indices": Ints((at + 1,)), "strides": Ints((1,))}
                     part = self.one("slice", [flat], show(n.dtype, (1,)), attributes)
                     return self.convert(self.one("reshape", [part], show(n.dtype, ())), i32, ())

@@ -10,7 +10,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.gguf.file import GGUFFile, Tensor
 from ingot.frontends.shared.levels import Levels, missing
-from ingot.ir.node import Node, deferred
+from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import TensorType, dtype_of, f32
 
 
@@ -58,11 +58,11 @@ class GGUFWeights:
 def _plain(tensor: Tensor) -> Node:
     """A tensor of plain numbers, in their own type."""
     view = tensor.format.unpack(tensor.data).reshape(tensor.shape)
-    return deferred(TensorType(dtype_of(view), tensor.shape), lambda: view, tensor.name)
+    return deferred_const(TensorType(dtype_of(view), tensor.shape), lambda: view, tensor.name)
 
 
 def _floats(tensor: Tensor) -> Node:
-    return deferred(TensorType(f32, tensor.shape), tensor.dequantized, tensor.name)
+    return deferred_const(TensorType(f32, tensor.shape), tensor.dequantized, tensor.name)
 
 
 def _levels(tensor: Tensor) -> Levels:

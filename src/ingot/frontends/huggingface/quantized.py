@@ -17,7 +17,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.huggingface.folder import CONFIG, Folder
 from ingot.frontends.shared.levels import Levels
-from ingot.ir.node import Node, deferred
+from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import TensorType, dtype_of, f32, u4, u8
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
@@ -38,7 +38,7 @@ class Dense:
 
     @cached_property
     def _constant(self) -> Node:
-        return deferred(TensorType(f32, self.shape), self.values, self.name)
+        return deferred_const(TensorType(f32, self.shape), self.values, self.name)
 
     def matrix(self) -> Node:
         """f32 of `shape`."""

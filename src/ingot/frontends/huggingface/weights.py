@@ -12,7 +12,7 @@ from ingot import ops
 from ingot.frontends.huggingface.folder import Folder
 from ingot.frontends.huggingface.quantized import Packed, packed_of
 from ingot.frontends.shared.levels import missing
-from ingot.ir.node import Node, deferred
+from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import TensorType, dtype_of, f32
 from ingot.support.errors import ImportModelError
 
@@ -56,11 +56,11 @@ class FolderWeights:
 
     def _floats_of(self, name: str) -> Node:
         array = self._array(name)
-        return deferred(TensorType(f32, array.shape), lambda: array.astype(np.float32), name)
+        return deferred_const(TensorType(f32, array.shape), lambda: array.astype(np.float32), name)
 
     def _stored_of(self, name: str) -> Node:
         array = self._array(name)
-        return deferred(TensorType(dtype_of(array), array.shape), lambda: array, name)
+        return deferred_const(TensorType(dtype_of(array), array.shape), lambda: array, name)
 
     def _array(self, name: str) -> np.ndarray:
         if name not in self._arrays:

@@ -22,14 +22,14 @@ def resized(
     fn: Any, imported: ImportedFunction, call: Call, dynamic: Mapping[str, Any], refused: SizesError
 ) -> tuple[Call, dict[str, Any]] | None:
     """(arguments, dynamic) to trace `fn` with; None where a bound that was told refuses the sizes, or none is open."""
-    outside = set(refused.outside)
+    outside = set(refused.out_of_range)
     if any(isinstance(dynamic.get(name), int | tuple) for name in outside):
         return None
     flat, tree = tree_util.tree_flatten(call)
     paths = paths_of(fn, call)
     own = {path for path, kind, _ in imported.leaves if kind == "array"}
     arrays = [i for i, path in enumerate(paths) if path in own]
-    shapes = dict(zip((arrays[k] for k in imported.kept), refused.told, strict=False))
+    shapes = dict(zip((arrays[k] for k in imported.kept), refused.shapes, strict=False))
     left: dict[str, Any] = {}
     for key, axes in dynamic.items():
         if not isinstance(axes, Mapping):

@@ -15,7 +15,7 @@ from ingot.frontends.jax.function import import_jax
 from ingot.frontends.jax.gradients import gradients_told
 from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, to_train
+from ingot.support.errors import InputError, select_trainable
 
 _LEARNED = "__learned__"  # beside the names of a function's own arguments
 
@@ -49,7 +49,7 @@ def import_trainable(
     leaves = [leaf for _, leaf in paths]
     names = [tree_util.keystr(path) or "parameters" for path, _ in paths]
     floats = {n: _is_float(leaf) for n, leaf in zip(names, leaves, strict=True)}
-    chosen = {n for n in names if floats[n]} if patterns is None else {*to_train(patterns, floats)}
+    chosen = {n for n in names if floats[n]} if patterns is None else {*select_trainable(patterns, floats)}
     learned = [i for i, n in enumerate(names) if n in chosen]
 
     def joined(values: Sequence[Any]) -> Any:

@@ -24,7 +24,7 @@ from ingot.frontends.stablehlo.model import text_of
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, to_train
+from ingot.support.errors import InputError, select_trainable
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,9 @@ def import_trainable(
     variables = (*trainable, *others)
     labels, paths = variable_labels(variables), _paths(variables)
     floats = {p: jax.numpy.issubdtype(v.dtype, jax.numpy.floating) for p, v in zip(paths, trainable, strict=False)}
-    chosen = {p for p, is_float in floats.items() if is_float} if patterns is None else {*to_train(patterns, floats)}
+    chosen = (
+        {p for p, is_float in floats.items() if is_float} if patterns is None else {*select_trainable(patterns, floats)}
+    )
     learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in chosen]
     set_ = [len(trainable) + i for i in sorted(moved)]
     values = [np.asarray(v.value) for v in variables]

@@ -18,7 +18,7 @@ from ingot.frontends.onnx.importer import import_onnx, read_model
 from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import to_train
+from ingot.support.errors import select_trainable
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _OWN_INITIALIZERS = 4  # the first version of files whose initializers need not be inputs
@@ -228,7 +228,7 @@ def _chosen(
     if patterns is None:
         floats = [t for t in tensors if t.data_type in _FLOATS and not _is_mask(arrays[t.name])]
         return [t.name for t in floats if _is_learned(t, *read[t.name])]
-    return to_train(patterns, {t.name: t.data_type in _FLOATS for t in tensors})
+    return select_trainable(patterns, {t.name: t.data_type in _FLOATS for t in tensors})
 
 
 def _is_learned(t: onnx.TensorProto, op: str, place: int) -> bool:

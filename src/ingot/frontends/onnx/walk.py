@@ -42,12 +42,12 @@ from ingot.frontends.onnx.wishes import Wishes, tested, told_symbols
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrowed, solve_equal, symbols_of
+from ingot.ir.dims import Dim, DimLike, Interval, bounds, narrow_bounds, solve_equal, symbols_of
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
-from ingot.support.limits import in_time, spend_node
+from ingot.support.limits import check_time, spend_node
 
 _MIN_OPSET = 1
 _KNOWN_OPSET = 22  # to the oldest onnx package that is supported; a newer one is asked for what is newer
@@ -184,7 +184,7 @@ class Walk:
 
     def node(self, proto: NodeProto, scope: Scope, index: int) -> None:
         """Import one node and bind its outputs."""
-        in_time("the import")
+        check_time("the import")
         if scope.depth:
             spend_node(scope.prefix)
         loc = scope.prefix + (proto.name or f"{proto.op_type}_{index}")
@@ -351,7 +351,7 @@ class Walk:
         if told_symbols(size):
             lowest = bounds(size, self.limits)[0]
             return lowest is not None and lowest >= 0
-        found = narrowed(size, self.limits)
+        found = narrow_bounds(size, self.limits)
         if found is not None:
             self.limits = found
         return found is not None

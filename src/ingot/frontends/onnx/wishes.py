@@ -12,8 +12,8 @@ from dataclasses import field
 
 from ingot import ops
 from ingot.frontends.onnx.symbolic import LIMIT
-from ingot.ir.dims import DimLike, is_found, symbol, symbols_of
-from ingot.ir.node import Const, Input, Node, elements_of, topological
+from ingot.ir.dims import DimLike, is_computed, symbol, symbols_of
+from ingot.ir.node import Const, Input, Node, size_elements, topological
 from ingot.ir.verify import attribute_dims
 from ingot.support.dataclass import dataclass
 
@@ -48,12 +48,12 @@ class Wishes:
         nodes = topological((node,))
         names = [s for n in nodes for d in attribute_dims(n.op) for s in symbols_of(d)]
         return not any(isinstance(n.op, Input) or n.op.bodies for n in nodes) and not any(
-            "." in name or is_found(name) for name in names
+            "." in name or is_computed(name) for name in names
         )
 
     def _roots(self, node: Node) -> set[Node]:
         """The graph's inputs that a value comes from; none where a loop changes it."""
-        tellers = {s: n for n in self.inputs.values() for d in elements_of(n) for s in symbols_of(d)}
+        tellers = {s: n for n in self.inputs.values() for d in size_elements(n) for s in symbols_of(d)}
         found: set[Node] = set()
         stack, seen = [node], {node}
         while stack:
@@ -79,7 +79,7 @@ def _is_small(node: Node) -> bool:
 
 def _may_tell(node: Node) -> bool:
     """Whether symbols for the elements are possible, and not yet tried."""
-    return node.dtype.is_integer and isinstance(node.type.size, int) and not elements_of(node)
+    return node.dtype.is_integer and isinstance(node.type.size, int) and not size_elements(node)
 
 
 def tested(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLike]:

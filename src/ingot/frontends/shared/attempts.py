@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import TypeVar
 
 from ingot.frontends.shared.sizes import SizeInput, name_of, solved
-from ingot.ir.dims import Dim, DimLike, is_found, substitute, symbol
+from ingot.ir.dims import Dim, DimLike, is_computed, substitute, symbol
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -48,7 +48,7 @@ class Known:
         if pair is None or pair[0] in self.fixed or pair[0] in self.found:
             return None
         name, value = pair
-        if is_found(name):
+        if is_computed(name):
             return replace(self, found={**self.found, name: value})
         return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
 

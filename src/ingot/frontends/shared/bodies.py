@@ -19,7 +19,7 @@ from ingot.ir.dims import Dim, DimLike, bounds, dim_max, substitute, symbol, sym
 from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import TensorType, i64
 from ingot.support.dataclass import dataclass
-from ingot.support.limits import most_turns
+from ingot.support.limits import max_turns
 
 Body = Callable[[Sequence[Node]], Sequence[Node]]
 Place = tuple[int, int]  # a value and one of its axes
@@ -51,7 +51,7 @@ class _Outcome:
 
     def graph(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> Graph:
         plain = Graph(tuple(inputs), tuple(outputs))
-        told = {name: self.sizes[name] for name in self.sizes if name in plain.mentioned | {*plain.symbols()}}
+        told = {name: self.sizes[name] for name in self.sizes if name in plain.free_symbols | {*plain.symbols()}}
         values = (value for value, _ in told.values())
         return replace(
             plain, outputs=(*outputs, *values), sizes=tuple((name, most) for name, (_, most) in told.items())
@@ -193,7 +193,7 @@ def loop(
     outer: what the bodies read from outside, by the inputs that it is inside.
     turns: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
     """
-    made = _Loop(found, starts, most_turns() if turns is None else turns, loc)
+    made = _Loop(found, starts, max_turns() if turns is None else turns, loc)
     made.settle(body)
     inputs = made.inputs()
     test = made.outcome(lambda values: (cond(values),), inputs)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ingot import ops
-from ingot.ir.dims import FOUND, Dim, DimLike, negative, symbol
+from ingot.ir.dims import COMPUTED_PREFIX, Dim, DimLike, is_negative, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
 
@@ -40,14 +40,14 @@ class Found:
         for name, (node, _) in self.sizes.items():
             if node is count:
                 return self._known(name)
-        name = f"{FOUND}{what}{self._count}"
+        name = f"{COMPUTED_PREFIX}{what}{self._count}"
         self._count += 1
         self.sizes[name] = count, most
         return self._known(name)
 
     def _known(self, name: str) -> DimLike:
         size = self._equal.get(name)
-        if size is None or self._depth or negative(self.sizes[name][1] - size):
+        if size is None or self._depth or is_negative(self.sizes[name][1] - size):
             return symbol(name)
         return size
 
@@ -73,12 +73,12 @@ class Found:
 
     def true_places(self, mask: Node, what: str) -> Node:
         """i64[k]: flat indices of the true elements of a mask, in order."""
-        flat, count = ops.true_places(mask)
+        flat, count = ops.true_indices(mask)
         return first(flat, 0, self.size(count, mask.type.size, what))
 
     def places(self, x: Node) -> Node:
         """i64[k, rank]: indices of the elements that are not 0, in order."""
-        flat = self.true_places(ops.truth(x), "places")
+        flat = self.true_places(ops.nonzero_mask(x), "places")
         if not x.shape:
             return ops.full((flat.shape[0], 0), 0, i64)
         return ops.stack(ops.coordinates(flat, x.shape), 1)

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Node, const, deferred
+from ingot.ir.node import Node, const, deferred_const
 from ingot.ir.types import DType, TensorType, f32, i8, u8
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
@@ -73,7 +73,7 @@ class Levels:
 
     def _deferred(self, dtype: DType, width: int, make: Callable[[], np.ndarray]) -> Node:
         shape = (*self.shape[:-1], self.shape[-1] // self.block, width)
-        return deferred(TensorType(dtype, shape), make, self.name)
+        return deferred_const(TensorType(dtype, shape), make, self.name)
 
     def _gathered(self, ids: Node) -> Node:
         """Levels of 8 bits of the rows `ids`."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, divides, floordiv
+from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, exact_quotient, floordiv
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
 
@@ -36,7 +36,7 @@ class Quotient:
 
 
 def _reduced(of: DimLike, by: DimLike) -> Quotient:
-    whole = divides(of, by)
+    whole = exact_quotient(of, by)
     return Quotient(of, by) if whole is None else Quotient(whole)
 
 

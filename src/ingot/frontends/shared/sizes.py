@@ -25,9 +25,9 @@ from ingot.ir.dims import (
     bounds,
     dim_max,
     dim_min,
-    divides,
+    exact_quotient,
     floordiv,
-    is_found,
+    is_computed,
     mod,
     substitute,
     symbol,
@@ -74,14 +74,14 @@ def solved(a: DimLike, b: DimLike) -> tuple[str, DimLike] | None:
     finds sizes, it is the last of them."""
     difference = a - b
     names = symbols_of(difference)
-    if late := [s for s in names if is_found(s)]:
+    if late := [s for s in names if is_computed(s)]:
         names = [max(late, key=lambda s: int(s[len(s.rstrip(digits)) :] or 0))]  # their names end in their number
     # rather an element of an input than a size of one
     for name in sorted(names, key=lambda s: ("." in s, s), reverse=True):
         at = [substitute(difference, {name: n}) for n in range(3)]
         slope = at[1] - at[0]
         if isinstance(slope, int) and slope != 0 and at[2] - at[1] == slope:
-            value = divides(-at[0], slope) if slope > 0 else divides(at[0], -slope)
+            value = exact_quotient(-at[0], slope) if slope > 0 else exact_quotient(at[0], -slope)
             if value is not None:
                 return name, value
     return None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ingot.ir.node import Const, Graph, Input, Node, const, elements_of, rebuilt
+from ingot.ir.node import Const, Graph, Input, Node, const, rebuild, size_elements
 from ingot.support import safetensors
 from ingot.support.errors import InputError
 
@@ -40,9 +40,9 @@ def bound(graph: Graph, weights: Weights | None) -> Graph:
     for node, value in by.items():
         if node.type != value.type:
             raise InputError(f"weights of {value.loc!r}", expected=node.type, got=value.type)
-    told = {str(d): int(v) for n, c in by.items() for d, v in zip(elements_of(n), _elements(c), strict=False)}
+    told = {str(d): int(v) for n, c in by.items() for d, v in zip(size_elements(n), _elements(c), strict=False)}
     inputs = tuple(n for n in graph.inputs if n not in by)
-    made = replace(graph, inputs=inputs, outputs=tuple(rebuilt(graph.outputs, dict(by))))
+    made = replace(graph, inputs=inputs, outputs=tuple(rebuild(graph.outputs, dict(by))))
     return made.substitute(told) if told else made
 
 

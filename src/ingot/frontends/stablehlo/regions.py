@@ -82,7 +82,7 @@ def region_of(c: Call, block: Block, likes: Sequence[AnyValue]) -> Region:
 
 
 # which say something of a gradient, and give their first operand
-_SAME = ops.Cotangent | ops.OwnGradient | ops.StopGradient | ops.UnknownGradient
+_SAME = ops.Cotangent | ops.CustomGradient | ops.StopGradient | ops.UnknownGradient
 
 
 def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape) -> tuple[Node, ...]:

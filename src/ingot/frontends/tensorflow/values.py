@@ -30,7 +30,7 @@ from ingot.ir.node import Const, Node
 from ingot.ir.types import DType, i64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp
-from ingot.support.limits import most_found
+from ingot.support.limits import max_run_time_size
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class Call:
     def _found(self, x: Node) -> DimLike:
         """The size that `x` says in the run."""
         most = quotients.most(self.walk.sizes.elements, x)
-        return self.walk.found.size(ops.cast(x, i64), most_found() if most is None else most, "size")
+        return self.walk.found.size(ops.cast(x, i64), max_run_time_size() if most is None else most, "size")
 
     def size(self, x: Value) -> DimLike:
         (only,) = self.sizes(x)

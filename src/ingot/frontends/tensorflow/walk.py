@@ -28,7 +28,7 @@ from ingot.ir.node import Input, Node, topological
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
-from ingot.support.limits import in_time, spend_node
+from ingot.support.limits import check_time, spend_node
 
 _DEEPEST_CALL = 64
 # they check and print: no value depends on them
@@ -164,7 +164,7 @@ class Walk:
 
     def _results(self, node: NodeDef, frame: Frame) -> Sequence[Value] | Missing:
         loc = frame.prefix + node.name
-        in_time(loc)
+        check_time(loc)
         if frame.depth:
             spend_node(loc)
         if node.op in _IGNORED:

@@ -21,7 +21,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
-from ingot.support.limits import check_elements, in_time, spend_node
+from ingot.support.limits import check_elements, check_time, spend_node
 
 # what a row raises that counts on what a well-formed file has: as many operands, axes that there are, sizes but 0
 _ILL_FITTING = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
@@ -60,7 +60,7 @@ class Importer:
         for op in graph.operators:
             if self.depth > 1:
                 spend_node(op.name)
-            in_time(op.name)
+            check_time(op.name)
             self._operator(index, graph, op, values)
         self.depth -= 1
         return tuple(self.value(index, graph, i, values) for i in graph.outputs)

@@ -18,12 +18,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as sym
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from ingot.ir.dims import FOUND, Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, is_found, mod, symbol
+from ingot.ir.dims import COMPUTED_PREFIX, Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, is_computed, mod, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
-from ingot.support.limits import most_found
+from ingot.support.limits import max_run_time_size
 
 DTYPE_OF: dict[torch.dtype, DType] = {
     torch.float64: DTYPES["f64"],
@@ -167,14 +167,14 @@ class Sizes:
             return symbol(known)
         terms = like.terms if isinstance(like, Dim) else ()
         name = str(like)
-        if len(terms) != 1 or not is_found(name) or not _NAME.fullmatch(name) or name in self.values:
+        if len(terms) != 1 or not is_computed(name) or not _NAME.fullmatch(name) or name in self.values:
             self._more += 1
-            name = f"{FOUND}size{self._more}"
+            name = f"{COMPUTED_PREFIX}size{self._more}"
             if like is not None:
                 self.require_equal(symbol(name), like)
         high = finite(self._spans[name[1:]].upper) if spanned and name[1:] in self._spans else None
         if most is None:
-            most = most_found() if high is None else high
+            most = max_run_time_size() if high is None else high
         self.values[name] = value, most if high is None else dim_min(most, high)
         return symbol(name)
 
@@ -184,13 +184,13 @@ class Sizes:
         values = [value for value, _ in self.values.values()]
         sizes = tuple((name, most) for name, (_, most) in self.values.items())
         made = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
-        unknown = sorted(s for s in made.mentioned if is_found(s))
+        unknown = sorted(s for s in made.free_symbols if is_computed(s))
         if unknown:
             raise self._unknown(unknown[0])
         return made
 
     def _unknown(self, name: str) -> ImportModelError:
-        reader = self._reads.get(name.removeprefix(FOUND).removesuffix(_NUMBER))
+        reader = self._reads.get(name.removeprefix(COMPUTED_PREFIX).removesuffix(_NUMBER))
         return ImportModelError(
             f"size {name} depends on the values of a tensor" + (f", which {reader} reads" if reader else ""),
             fix="make it an int argument of the model, or compute at the full size and mask (torch.where)",
@@ -200,7 +200,7 @@ class Sizes:
         if _OF_DATA.match(symbol_name):
             span = self._spans.get(symbol_name)
             low = None if span is None else finite(span.lower)
-            return f"{FOUND}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER)
+            return f"{COMPUTED_PREFIX}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER)
         name = self._names.get(symbol_name, symbol_name)
         step = self.progression(symbol_name).step
         return name if step == 1 else f"{name}_over_{step}"

@@ -47,7 +47,7 @@ from ingot.frontends.torch.model import (
 from ingot.frontends.torch.tracing.buffers import buffers_as_results
 from ingot.frontends.torch.tracing.guards import assumed, conditions, equations, progressions, solved
 from ingot.frontends.torch.values import Complex, Number, boolean, f64, with_shape
-from ingot.ir.dims import Dim, Interval, is_found, span_of
+from ingot.ir.dims import Dim, Interval, default_bounds, is_computed
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.errors import ImportModelError
@@ -83,7 +83,7 @@ def import_exported(
         if symbol not in equal or isinstance(equal[symbol], sympy.Integer):
             continue  # bounds of the graph
         size, (lowest, highest) = sizes.expression(symbol), _limits(span)
-        if is_found(sizes.name(str(symbol))):
+        if is_computed(sizes.name(str(symbol))):
             lowest = _promised(span)
         if lowest is not None:
             sizes.require(lowest, size)
@@ -349,7 +349,7 @@ def limited(
 ) -> Graph:
     """`graph` for the sizes that torch's ranges and guards, and what the importer required of `sizes`, allow."""
     bounds = _bounds(ranges, sizes, graph.symbols())
-    limits: dict[str, Interval] = {name: span_of(name) for name in graph.symbols()}
+    limits: dict[str, Interval] = {name: default_bounds(name) for name in graph.symbols()}
     limits |= {name: (low, high) for name, low, high in bounds}
     return replace(graph, bounds=bounds, conditions=conditions(guards, sizes, limits))
 
@@ -363,7 +363,7 @@ def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Coll
     for symbol, span in ranges.items():
         name, among = sizes.name(str(symbol)), sizes.progression(str(symbol))
         lowest, highest = _limits(span)
-        if is_found(name):
+        if is_computed(name):
             lowest = _promised(span)
             if name in used and lowest:
                 out[name] = lowest, finite(span.upper)

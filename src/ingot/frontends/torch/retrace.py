@@ -36,7 +36,7 @@ class Retrace:
 
     def __call__(self, refused: SizesError) -> ImportedModel | None:
         """Raises InputError where the model's weights were changed meanwhile, and what importing raises."""
-        zeros = [name for name, size in refused.outside.items() if size == 0]
+        zeros = [name for name, size in refused.out_of_range.items() if size == 0]
         if not _open(self._dynamic, zeros):
             return None
         if isinstance(self._model, nn.Module):
@@ -44,7 +44,7 @@ class Retrace:
                 fix = "compile it again, or keep to sizes that it was traced for"
                 what = "the module's weights"
                 raise InputError(what, expected="those that it was compiled with", got="others", fix=fix)
-            args, kwargs = self._of_sizes(refused.told)
+            args, kwargs = self._of_sizes(refused.shapes)
             return import_exported(export_module(self._model, args or kwargs, self._dynamic, keep_small=True))
         if not zeros or not isinstance(self._model, Path | ExportedProgram):
             return None

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ingot import ops
 from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.values import Complex
-from ingot.ir.node import Input, Node, rebuilt
+from ingot.ir.node import Input, Node, rebuild
 from ingot.ir.types import TensorType
 
 Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
@@ -96,8 +96,8 @@ def with_slope(
     cotangents = [Input(f"cotangent{i}", types[i])() for i in told]
     ys, gradients = _split(run(traced, [*operands, *cotangents]), len(results))
     own = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(told)]
-    gradients = rebuilt(gradients, dict(zip(cotangents, own, strict=True)))
-    found = ops.OwnGradient(len(told))(*(ys[i] for i in told), *own, *operands[:count], *gradients).results
+    gradients = rebuild(gradients, dict(zip(cotangents, own, strict=True)))
+    found = ops.CustomGradient(len(told))(*(ys[i] for i in told), *own, *operands[:count], *gradients).results
     for i, y in zip(told, found, strict=True):
         ys[i] = y
     return ys[0] if isinstance(node.meta["val"], Tensor) else tuple(ys)

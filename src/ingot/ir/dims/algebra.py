@@ -21,7 +21,7 @@ from typing import SupportsIndex
 
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import LimitError
-from ingot.support.limits import most_terms
+from ingot.support.limits import max_terms
 
 Monomial = tuple["Atom", ...]
 
@@ -39,7 +39,7 @@ class Symbol:
 
 
 EMPTY_SUFFIX = "?"  # in text, follows the names of sizes that may be 0
-FOUND = "$"  # the first letter of the names of computed sizes
+COMPUTED_PREFIX = "$"  # the first letter of the names of computed sizes
 
 
 def is_static(sizes: Iterable[DimLike]) -> bool:
@@ -47,14 +47,14 @@ def is_static(sizes: Iterable[DimLike]) -> bool:
     return all(isinstance(d, int) for d in sizes)
 
 
-def is_found(name: str) -> bool:
+def is_computed(name: str) -> bool:
     """Whether `name` is a computed size: a value of the graph gives it in the run."""
-    return name.startswith(FOUND)
+    return name.startswith(COMPUTED_PREFIX)
 
 
-def is_told(name: str) -> bool:
+def is_input_element(name: str) -> bool:
     """Whether `name` is an element of an input: any integer, not a size."""
-    return "." in name and not is_found(name)
+    return "." in name and not is_computed(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Dim:
     def __init__(self, terms: tuple[tuple[Monomial, int], ...]):
         self.terms = terms
         self.weight = sum(_weight(atom) for mono, _ in terms for atom in mono)
-        if self.weight > most_terms():
+        if self.weight > max_terms():
             raise _too_complicated(self.weight)
         self._hash = hash(terms)
         # computed on first use: type rules put sizes into messages that are rarely read
@@ -122,7 +122,7 @@ class Dim:
 
     def __mul__(self, other: int | Dim) -> int | Dim:
         out: dict[Monomial, int] = {}
-        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > _MAX_PRODUCT_FACTOR * most_terms():
+        if isinstance(other, Dim) and len(self.terms) * len(other.terms) > _MAX_PRODUCT_FACTOR * max_terms():
             raise _too_complicated(self.weight * other.weight)
         for m1, c1 in _terms(self):
             for m2, c2 in _terms(other):
@@ -169,7 +169,7 @@ _MAX_PRODUCT_FACTOR = 16  # products of terms may exceed the limit of terms by t
 
 
 def _too_complicated(weight: int) -> LimitError:
-    return LimitError("terms", most_terms(), "a size is too complicated", got=f"{weight} symbols and operators")
+    return LimitError("terms", max_terms(), "a size is too complicated", got=f"{weight} symbols and operators")
 
 
 def _weight(atom: Atom) -> int:
@@ -328,7 +328,7 @@ def _apply(fn: str, a: int | Dim, b: int | Dim) -> Dim:
     return Dim((((Apply(fn, a, b),), 1),))
 
 
-def divides(a: int | Dim, b: int | Dim) -> int | Dim | None:
+def exact_quotient(a: int | Dim, b: int | Dim) -> int | Dim | None:
     """a / b where the division is exact for every value of the symbols, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b and a % b == 0 else None
@@ -359,7 +359,7 @@ def _divide_polynomial(a: int | Dim, b: int | Dim) -> int | Dim | None:
     for _ in range(8):
         if rest == 0:
             return quotient
-        q = divides(_leading(rest), lead)
+        q = exact_quotient(_leading(rest), lead)
         if q is None:
             return None
         quotient, rest = quotient + q, rest - q * b
@@ -375,7 +375,7 @@ def floordiv(a: int | Dim, b: int | Dim) -> int | Dim:
     """floor(a / b), for b > 0."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
-    exact = divides(a, b)
+    exact = exact_quotient(a, b)
     if exact is not None:
         return exact
     if isinstance(b, int) and isinstance(a, Dim):
@@ -419,7 +419,7 @@ def mod(a: int | Dim, b: int | Dim) -> int | Dim:
     """a modulo b with a result in [0, b)."""
     if isinstance(a, int) and isinstance(b, int):
         return a % b
-    if divides(a, b) is not None:
+    if exact_quotient(a, b) is not None:
         return 0
     if isinstance(b, int) and isinstance(a, Dim):
         reduced = _from_terms({m: c % b for m, c in a.terms})

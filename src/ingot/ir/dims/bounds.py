@@ -13,22 +13,22 @@ from ingot.ir.dims.algebra import (
     Monomial,
     Symbol,
     _from_terms,
-    divides,
+    exact_quotient,
     extreme,
-    is_found,
+    is_computed,
     symbols_of,
 )
 
 
-def span_of(name: str, lowest: int = 1) -> Interval:
+def default_bounds(name: str, lowest: int = 1) -> Interval:
     """The default bounds of a symbol: a size is at least `lowest`, a computed size at least 0, an integer unbounded."""
-    return (None if "." in name else min(lowest, 0) if is_found(name) else lowest, None)
+    return (None if "." in name else min(lowest, 0) if is_computed(name) else lowest, None)
 
 
 def dim_max(a: int | Dim, b: int | Dim, symbol_bounds: Mapping[str, Interval] | None = None) -> int | Dim:
     """The larger of a and b: one of them where the sign of their difference is known. symbol_bounds: see `bounds`."""
     for d in (a, b):
-        if isinstance(d, int) and d >= MOST:
+        if isinstance(d, int) and d >= MAX_SIZE:
             return d
     difference = a - b
     lo, hi = bounds(difference, symbol_bounds)
@@ -100,7 +100,7 @@ def zero_bit(d: int | Dim) -> int | Dim:
 
 def bounds(d: int | Dim, symbol_bounds: Mapping[str, Interval] | None = None) -> Interval:
     """Inclusive (low, high) of `d`, None where unbounded. symbol_bounds: by name; others have the default
-    (`span_of`)."""
+    (`default_bounds`)."""
     if isinstance(d, int):
         return d, d
     if symbol_bounds is not None:
@@ -191,14 +191,14 @@ def _as_extreme(d: Dim, allow_single_term: bool = False) -> tuple[str, int | Dim
     return "max" if (atom.fn == "max") == (c > 0) else "min", rest + c * atom.a, rest + c * atom.b
 
 
-def at_most(a: int | Dim, b: int | Dim) -> bool:
+def is_at_most(a: int | Dim, b: int | Dim) -> bool:
     """Whether a <= b for all sizes, 0 included; False also where that is not known."""
     difference = a - b
-    highest = bounds(difference, {name: span_of(name, 0) for name in symbols_of(difference)})[1]
+    highest = bounds(difference, {name: default_bounds(name, 0) for name in symbols_of(difference)})[1]
     return highest is not None and highest <= 0
 
 
-def negative(d: int | Dim) -> bool:
+def is_negative(d: int | Dim) -> bool:
     """Whether d < 0 for all sizes."""
     highest = bounds(d)[1]
     return highest is not None and highest < 0
@@ -215,7 +215,7 @@ def may_be_empty(d: int | Dim, name: str) -> bool:
     )
 
 
-def narrowed(size: int | Dim, symbol_bounds: Mapping[str, Interval]) -> dict[str, Interval] | None:
+def narrow_bounds(size: int | Dim, symbol_bounds: Mapping[str, Interval]) -> dict[str, Interval] | None:
     """`symbol_bounds` with those of one symbol narrowed to where `size` >= 0; None where no bounds of one symbol say
     just that."""
     limits = dict(symbol_bounds)
@@ -223,7 +223,7 @@ def narrowed(size: int | Dim, symbol_bounds: Mapping[str, Interval]) -> dict[str
     if not names:
         return limits if isinstance(size, int) and size >= 0 else None
     name = names[0]
-    low, high = limits.get(name) or span_of(name, 1 - may_be_empty(size, name))
+    low, high = limits.get(name) or default_bounds(name, 1 - may_be_empty(size, name))
 
     def holds(low_bound: int | None, high_bound: int | None) -> bool:
         lowest = bounds(size, {**limits, name: (low_bound, high_bound)})[0]
@@ -237,7 +237,7 @@ def narrowed(size: int | Dim, symbol_bounds: Mapping[str, Interval]) -> dict[str
         return limits
     if len(names) != 1:
         return None
-    bottom, top = -MOST if low is None else low, MOST if high is None else high
+    bottom, top = -MAX_SIZE if low is None else low, MAX_SIZE if high is None else high
     if holds(top, high):
         low_bound = _lowest_true(lambda v: holds(v, high), bottom, top)
         limits[name] = (low_bound, high)
@@ -261,22 +261,22 @@ def solve_equal(a: int | Dim, b: int | Dim) -> tuple[str, int | Dim] | None:
     mono, slope = slopes[0] if len(slopes) == 1 else ((), 0)
     if len(mono) != 1 or not isinstance(mono[0], Symbol):
         return None
-    size = divides(Dim(((mono, slope),)) - difference, slope)
-    return None if size is None or negative(size) else (name, size)
+    size = exact_quotient(Dim(((mono, slope),)) - difference, slope)
+    return None if size is None or is_negative(size) else (name, size)
 
 
-MOST = 1 << 40  # no size is larger
+MAX_SIZE = 1 << 40  # no size is larger
 
 
-def on_axis(position: int | Dim) -> int | Dim:
+def clamped_position(position: int | Dim) -> int | Dim:
     """A position relative to an axis, clamped to the range of sizes where it is data (any integer): sizes and positions
     can then be added to it in 64 bits."""
     if isinstance(position, int) or any("." in name for name in symbols_of(position)):
-        return dim_max(dim_min(position, MOST - 1), 1 - MOST)
+        return dim_max(dim_min(position, MAX_SIZE - 1), 1 - MAX_SIZE)
     return position
 
 
-FARTHEST = 1 << 62  # the largest magnitude of integers that sizes are computed from
+MAX_INTEGER = 1 << 62  # the largest magnitude of integers that sizes are computed from
 
 
 def _lowest_true(holds: Callable[[int], bool], low: int, high: int) -> int:
@@ -300,7 +300,7 @@ def _atom_bounds(
     atom: Atom, symbol_bounds: Mapping[str, Interval] | None, depth: int, memo: dict[tuple[Dim, int], Interval]
 ) -> Interval:
     if isinstance(atom, Symbol):
-        return (symbol_bounds or {}).get(atom.name) or span_of(atom.name, 1 - atom.may_be_empty)
+        return (symbol_bounds or {}).get(atom.name) or default_bounds(atom.name, 1 - atom.may_be_empty)
     (alo, ahi), (blo, bhi) = (_bounds(side, symbol_bounds, depth, memo) for side in (atom.a, atom.b))
     if atom.fn == "mod":
         return 0, (None if bhi is None else bhi - 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from ingot.ir.dims.algebra import EMPTY_SUFFIX, FOUND, Atom, Dim, Symbol, floordiv, mod, symbol
+from ingot.ir.dims.algebra import COMPUTED_PREFIX, EMPTY_SUFFIX, Atom, Dim, Symbol, floordiv, mod, symbol
 from ingot.ir.dims.bounds import dim_max, dim_min
-from ingot.support.limits import most_terms
+from ingot.support.limits import max_terms
 
 
 def postfix(d: int | Dim) -> list[int | str]:
@@ -37,7 +37,7 @@ _TOKEN = re.compile(r"\s*(\d+|\$?[A-Za-z_][\w.]*\??|//|[-+*%(),])")
 def parse_dim(text: str) -> int | Dim:
     """The inverse of `str(dim)`. Raises ValueError on malformed text."""
     tokens = _tokens(text)
-    if len(tokens) > 2 * most_terms():
+    if len(tokens) > 2 * max_terms():
         raise ValueError(f"a dimension of {len(tokens)} words is too long")
     try:
         value, rest = _parse_sum(tokens)
@@ -96,7 +96,7 @@ def _parse_atom(tokens: list[str]) -> tuple[int | Dim, list[str]]:
         return (dim_max if head == "max" else dim_min)(a, b), _expect(rest, ")")
     if head.isdigit():
         return int(head), rest
-    if not head[0].isalpha() and head[0] not in ("_", FOUND):
+    if not head[0].isalpha() and head[0] not in ("_", COMPUTED_PREFIX):
         raise ValueError(f"unexpected {head!r} in a dimension")
     return symbol(head.removesuffix(EMPTY_SUFFIX), head.endswith(EMPTY_SUFFIX)), rest
 

@@ -10,7 +10,7 @@ from math import isfinite
 import numpy as np
 
 from ingot.ir import kernel as k
-from ingot.ir.types import DType, boolean, f32, truncated_in, u64
+from ingot.ir.types import DType, boolean, f32, truncation_type, u64
 from ingot.support.errors import VerifyError
 
 # An integer or bool scalar is a Python int, a float scalar a numpy scalar, a vector a numpy array.
@@ -156,7 +156,7 @@ def convert(a: np.ndarray, dtype: DType) -> np.ndarray:
         return a != 0
     if not dtype.is_integer or a.dtype.kind != "f":
         return a
-    half = truncated_in(dtype).range[1] + 1
+    half = truncation_type(dtype).range[1] + 1
 
     def one(v: float) -> int:
         if -half <= v < half:

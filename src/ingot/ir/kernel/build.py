@@ -20,8 +20,8 @@ from ingot.ir.kernel.grammar import (
     Ramp,
     Range,
     Reduce,
-    ReduceAlong,
-    ScanAlong,
+    ReduceAxis,
+    ScanAxis,
     Select,
     Splat,
     Spread,
@@ -70,7 +70,7 @@ def spread(a: Expr, tile: Tile) -> Expr:
     return _filled(a, lanes, tile) if a.tile is None or isinstance(a, Lit) else Spread(a.dtype, lanes, a, tile=tile)
 
 
-def alike(*values: Expr) -> tuple[Expr, ...]:
+def broadcast(*values: Expr) -> tuple[Expr, ...]:
     """Broadcast the values to a common number of lanes, or to a common tile."""
     tiles = [v.tile for v in values if v.tile is not None]
     if not tiles:
@@ -82,7 +82,7 @@ def alike(*values: Expr) -> tuple[Expr, ...]:
 
 def binary(fn: str, a: Expr, b: Expr) -> Expr:
     """Return fn(a, b), with scalars broadcast to the other operand's lanes and integer literals folded."""
-    a, b = alike(a, b)
+    a, b = broadcast(a, b)
     if a.dtype.is_integer:
         folded = _fold(fn, a, b)
         if folded is not None:
@@ -135,12 +135,12 @@ def ldexp(a: Expr, n: Expr) -> Expr:
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    a, b, c = alike(a, b, c)
+    a, b, c = broadcast(a, b, c)
     return Fma(c.dtype, c.lanes, a, b, c, tile=c.tile)
 
 
 def call(fn: str, *args: Expr) -> Expr:
-    args = alike(*args)
+    args = broadcast(*args)
     return Call(args[0].dtype, args[0].lanes, fn, args, tile=args[0].tile)
 
 
@@ -149,11 +149,11 @@ def dot(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 def select(cond: Expr, a: Expr, b: Expr) -> Expr:
-    cond, a, b = alike(cond, a, b)
+    cond, a, b = broadcast(cond, a, b)
     return Select(a.dtype, a.lanes, cond, a, b, tile=a.tile)
 
 
-def choose(cond: Expr, a: Expr, b: Expr) -> Expr:
+def select_uniform(cond: Expr, a: Expr, b: Expr) -> Expr:
     """Return a where `cond` holds in all lanes, else b, which must be right for all lanes. For a tile always b: on
     blocks a reduction of the condition costs more than it saves."""
     if b.tile is not None:
@@ -204,25 +204,25 @@ def ramp(base: Expr, lanes: int, step: int = 1) -> Expr:
     return base if lanes == 1 else Ramp(base.dtype, lanes, base, step)
 
 
-def positions(lanes: int, axis: int | None = None) -> Expr:
+def lane_indices(lanes: int, axis: int | None = None) -> Expr:
     """Return 0, 1, 2, ... as a vector, a column (axis 0) or a row (axis 1)."""
     return Range(i64, lanes, tile=None if axis is None else (lanes, 1) if axis == 0 else (1, lanes))
 
 
-def reduce_along(fn: str, a: Expr, axis: int) -> Expr:
+def reduce_axis(fn: str, a: Expr, axis: int) -> Expr:
     """Reduce each row (axis 1) or column (axis 0) of a tile to one element."""
     assert a.tile is not None
     rows, columns = a.tile
     if a.tile[axis] == 1:
         return a
     tile = (1, columns) if axis == 0 else (rows, 1)
-    return ReduceAlong(a.dtype, a.lanes // a.tile[axis], fn, a, axis, tile=tile)
+    return ReduceAxis(a.dtype, a.lanes // a.tile[axis], fn, a, axis, tile=tile)
 
 
-def scan_along(fn: str, a: Expr, axis: int) -> Expr:
+def scan_axis(fn: str, a: Expr, axis: int) -> Expr:
     """Return the inclusive scan of a tile along its rows (axis 1) or columns (axis 0)."""
     assert a.tile is not None
-    return a if a.tile[axis] == 1 else ScanAlong(a.dtype, a.lanes, fn, a, axis, tile=a.tile)
+    return a if a.tile[axis] == 1 else ScanAxis(a.dtype, a.lanes, fn, a, axis, tile=a.tile)
 
 
 def transposed(a: Expr) -> Expr:

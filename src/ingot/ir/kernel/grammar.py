@@ -23,7 +23,7 @@ unrolling, and each element is one value of `lanes` lanes), `stack` (small, priv
 worker, at `offset` of its scratch memory).
 
 Blocks. On machines that compute on blocks (GPUs: a chunk is one program) the lanes of a value may form a `tile`: rows
-and columns, row-major. Positions, masks and sums along an axis are tiles of one column or one row; `alike` broadcasts
+and columns, row-major. Lane indices, masks and sums along an axis are tiles of one column or row; `broadcast` brings
 them to the tile of the other operand. Memory is then accessed by an index for each element (`Gather`, a vector index of
 `Store`), or by the position of a tile in a `Matrix` (`TileLoad`).
 """
@@ -248,7 +248,7 @@ class Shuffle(Expr):
 
     a: Expr
     b: Expr
-    pick: tuple[int, ...]
+    indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class Spread(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceAlong(Expr):
+class ReduceAxis(Expr):
     """The reduction of each row (axis 1: the result is a column) or column (axis 0: a row) of a tile, in an order that
     the target chooses."""
 
@@ -296,7 +296,7 @@ class ReduceAlong(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class ScanAlong(Expr):
+class ScanAxis(Expr):
     """The inclusive scan of each row (axis 1) or column (axis 0) of a tile, in an order that the target chooses."""
 
     fn: str
@@ -441,4 +441,4 @@ class Kernel:
     scratch_bytes: int = 0
     rounds: Expr = Lit(i64, 1, 1)
     hints: tuple[tuple[str, int], ...] = ()
-    meeting: Buffer | None = None
+    barrier: Buffer | None = None

@@ -299,7 +299,7 @@ def _record_read(m: Machine, memory: Memory, indices: int | slice | np.ndarray, 
 # --- expressions
 
 Step = Callable[..., Value]
-TileExpr = k.Spread | k.Transposed | k.ReduceAlong | k.ScanAlong | k.TileProduct
+TileExpr = k.Spread | k.Transposed | k.ReduceAxis | k.ScanAxis | k.TileProduct
 
 
 def _tape(roots: Sequence[k.Expr]) -> Callable[[Machine], list[Value]]:
@@ -360,13 +360,13 @@ def _step(e: k.Expr) -> Step:
         case k.Reduce():
             return _reduce(e)
         case k.Shuffle():
-            return lambda m, a, b: round_to(np.concatenate([lanes_of(a, e.a), lanes_of(b, e.b)])[list(e.pick)], e)
+            return lambda m, a, b: round_to(np.concatenate([lanes_of(a, e.a), lanes_of(b, e.b)])[list(e.indices)], e)
         case k.Extract():
             return lambda m, a: round_to(lanes_of(a, e.a)[e.lane : e.lane + 1], e)
         case k.Range():
             values = round_to(np.arange(e.lanes), e)
             return lambda m: values
-        case k.Spread() | k.Transposed() | k.ReduceAlong() | k.ScanAlong() | k.TileProduct():
+        case k.Spread() | k.Transposed() | k.ReduceAxis() | k.ScanAxis() | k.TileProduct():
             return _tile_step(e)
         case k.Either():
             return lambda m, a, b: a
@@ -493,8 +493,8 @@ def _tile_function(e: TileExpr) -> Callable[..., np.ndarray]:
             return partial(np.broadcast_to, shape=e.tile or ())
         case k.Transposed():
             return np.transpose
-        case k.ReduceAlong():
+        case k.ReduceAxis():
             return lambda a: reduce(ARITHMETIC[e.fn], np.moveaxis(a, e.axis, 0))
-        case k.ScanAlong():
+        case k.ScanAxis():
             return lambda a: np.stack([*accumulate(np.moveaxis(a, e.axis, 0), ARITHMETIC[e.fn])], e.axis)
     return lambda a, b, c: c + a.astype(c.dtype) @ b.astype(c.dtype)

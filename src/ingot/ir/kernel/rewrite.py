@@ -27,7 +27,7 @@ from ingot.ir.kernel.grammar import (
 from ingot.ir.kernel.verify import children
 
 
-class Rewriting:
+class Rewriter:
     """Base of rewriters. A subclass overrides `variable`, `buffer` and `expr`, whose argument has new operands.
 
     images: the new expression of each old one, by id. The old expressions must stay alive.
@@ -101,4 +101,4 @@ def with_operands(e: Expr, images: Mapping[int, Expr]) -> Expr:
     return replace(e, **{name: images[id(v)] for name, v in values.items() if id(v) in images})
 
 
-__all__ = ["Rewriting", "with_operands"]
+__all__ = ["Rewriter", "with_operands"]

@@ -167,9 +167,9 @@ class _Texts:
                 return f"range{e.tile or e.lanes}", 9
             case k.Spread():
                 return f"spread{e.tile}({self.of(e.a)})", 9
-            case k.ReduceAlong():
+            case k.ReduceAxis():
                 return f"reduce{e.axis}.{e.fn}({self.of(e.a)})", 9
-            case k.ScanAlong():
+            case k.ScanAxis():
                 return f"scan{e.axis}.{e.fn}({self.of(e.a)})", 9
             case k.Transposed():
                 return f"transposed({self.of(e.a)})", 9
@@ -184,7 +184,7 @@ class _Texts:
             case k.Reduce():
                 return f"reduce.{e.fn}({self.of(e.a)})", 9
             case k.Shuffle():
-                return f"shuffle({self.of(e.a)}, {self.of(e.b)}, {list(e.pick)})", 9
+                return f"shuffle({self.of(e.a)}, {self.of(e.b)}, {list(e.indices)})", 9
             case k.Either():
                 return f"either({self.of(e.a)}, {self.of(e.b)})", 9
             case k.Extract():

@@ -269,7 +269,7 @@ class _Checker:
                 self.tile_load(e, scope)
             case k.Splat() | k.Ramp() | k.Reduce() | k.Shuffle() | k.Extract():
                 self.lanes(e)
-            case k.Range() | k.Spread() | k.ReduceAlong() | k.ScanAlong() | k.Transposed() | k.TileProduct():
+            case k.Range() | k.Spread() | k.ReduceAxis() | k.ScanAxis() | k.Transposed() | k.TileProduct():
                 self.tile(e)
             case k.Either():
                 self.require(_kind(e.a) == _kind(e.b) == _kind(e), "either", f"two of {_kind(e)}", _kind(e.b))
@@ -297,14 +297,14 @@ class _Checker:
             case k.Shuffle():
                 ok = _kind(e.a) == _kind(e.b) and e.dtype == e.a.dtype
                 self.require(ok, "shuffle", _kind(e.a), f"{_kind(e.b)} to {_kind(e)}")
-                self.require(len(e.pick) == e.lanes, "shuffle", f"{e.lanes} picks", len(e.pick))
-                in_range = all(0 <= p < 2 * e.a.lanes for p in e.pick)
-                self.require(in_range, "shuffle", f"picks below {2 * e.a.lanes}", e.pick)
+                self.require(len(e.indices) == e.lanes, "shuffle", f"{e.lanes} picks", len(e.indices))
+                in_range = all(0 <= p < 2 * e.a.lanes for p in e.indices)
+                self.require(in_range, "shuffle", f"picks below {2 * e.a.lanes}", e.indices)
             case k.Extract():
                 self.require(e.lanes == 1 and e.dtype == e.a.dtype, "extract", f"a scalar {e.a.dtype}", _kind(e))
                 self.require(0 <= e.lane < e.a.lanes, "extract", f"a lane below {e.a.lanes}", e.lane)
 
-    def tile(self, e: k.Range | k.Spread | k.ReduceAlong | k.ScanAlong | k.Transposed | k.TileProduct) -> None:
+    def tile(self, e: k.Range | k.Spread | k.ReduceAxis | k.ScanAxis | k.Transposed | k.TileProduct) -> None:
         """Check the operations on tiles."""
         match e:
             case k.Range():
@@ -314,12 +314,12 @@ class _Checker:
                 rows, columns = e.tile or (0, 0)
                 matches = e.a.tile in ((rows, 1), (1, columns)) and e.a.dtype == e.dtype
                 self.require(matches, "spread", f"a column or a row of {_kind(e)}", _kind(e.a))
-            case k.ReduceAlong():
+            case k.ReduceAxis():
                 self.require(e.fn in k.REDUCE, "reduce", k.REDUCE, e.fn)
                 rows, columns = e.a.tile or (0, 0)
                 reduced = (1, columns) if e.axis == 0 else (rows, 1)
                 self.require(e.tile == reduced and e.dtype == e.a.dtype, "reduce", f"a tile {reduced}", _kind(e))
-            case k.ScanAlong():
+            case k.ScanAxis():
                 self.require(e.fn in k.REDUCE, "scan", k.REDUCE, e.fn)
                 self.require(e.tile is not None and _kind(e) == _kind(e.a), "scan", f"a tile {e.tile}", _kind(e.a))
             case k.Transposed():
@@ -419,7 +419,7 @@ _BINARY_KINDS: dict[str, str] = {
 
 _OPERANDS: dict[type[k.Expr], Callable[..., tuple[k.Expr, ...]]] = {
     **dict.fromkeys((k.Unary, k.Cast, k.Bitcast, k.Splat, k.Reduce, k.Extract), lambda e: (e.a,)),
-    **dict.fromkeys((k.Spread, k.ReduceAlong, k.ScanAlong, k.Transposed), lambda e: (e.a,)),
+    **dict.fromkeys((k.Spread, k.ReduceAxis, k.ScanAxis, k.Transposed), lambda e: (e.a,)),
     **dict.fromkeys((k.Binary, k.Shuffle, k.Either), lambda e: (e.a, e.b)),
     **dict.fromkeys((k.Fma, k.Dot, k.TileProduct), lambda e: (e.a, e.b, e.c)),
     k.Select: lambda e: (e.cond, e.a, e.b),

@@ -57,18 +57,18 @@ class CoreOp(Op):
         """
         return ()
 
-    def yielding(self, perm: Perm) -> CoreOp | None:
+    def absorb_transpose(self, perm: Perm) -> CoreOp | None:
         """The op that computes `transpose(self(x), perm)` from the same operands, untransposed; None if none does."""
         return None
 
 
-def held_operands(node: Node) -> list[tuple[Node, Shape]]:
+def operands_in_result(node: Node) -> list[tuple[Node, Shape]]:
     """The operands stored inside the node's result, each with its offset; see `CoreOp.operand_offsets`."""
     offsets = node.op.operand_offsets(*(x.type for x in node.inputs)) if isinstance(node.op, CoreOp) else ()
     return [(node.inputs[i], start) for i, start in offsets]
 
 
-def unsettled(node: Node) -> list[DimLike]:
+def violable_constraints(node: Node) -> list[DimLike]:
     """The constraints of `node` that some sizes may violate.
 
     Views have none: the builders that create them clamp their bounds.
@@ -102,12 +102,12 @@ def inverse(perm: Perm) -> Perm:
     return tuple(result)
 
 
-def whole(shape: Shape) -> Box:
+def full_box(shape: Shape) -> Box:
     """The box that covers all of `shape`."""
     return tuple((0, d) for d in shape)
 
 
-def sizes(box: Box) -> Shape:
+def box_shape(box: Box) -> Shape:
     """The shape of `box`."""
     return tuple(high - low for low, high in box)
 
@@ -133,7 +133,7 @@ def fit_constraints(
         yield size - part * n_required, f"axis {axis}: expected a {what} of at most {size}, got {part}"
 
 
-def extent(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> DimLike:
+def window_count(size: DimLike, window: DimLike, stride: int, dilation: int = 1) -> DimLike:
     """The number of windows that fit into `size`, which includes padding and base dilation.
 
     A static size smaller than the window gives 0. A symbolic size is assumed to hold at least one window.
@@ -155,7 +155,7 @@ def taps_in_bounds(
     return range(first, max(first, last) + 1)
 
 
-def dilated(size: DimLike, dilation: int) -> DimLike:
+def dilated_size(size: DimLike, dilation: int) -> DimLike:
     """The size with dilation - 1 holes between neighbors. 0 stays 0; a symbolic size is assumed to be nonzero."""
     if dilation == 1 or size == 0:
         return size
@@ -163,7 +163,7 @@ def dilated(size: DimLike, dilation: int) -> DimLike:
 
 
 def dilation_constraints(sizes: Iterable[DimLike], dilations: Iterable[int]) -> Iterator[tuple[DimLike, str]]:
-    """Constraints: symbolic sizes that are dilated must be nonzero, as `dilated` assumes."""
+    """Constraints: symbolic sizes that are dilated must be nonzero, as `dilated_size` assumes."""
     for size, dilation in zip(sizes, dilations, strict=True):
         if dilation > 1 and isinstance(size, Dim):
             yield size - 1, f"expected elements to dilate, got {size}"

@@ -9,7 +9,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
 from ingot.ir.node import Samples
-from ingot.ir.types import DType, TensorType, boolean, dtype_of, truncated_in, u64
+from ingot.ir.types import DType, TensorType, boolean, dtype_of, truncation_type, u64
 from ingot.ops.core import samples as s
 from ingot.ops.core import scalars as sc
 from ingot.ops.core.base import round_to, widen
@@ -390,7 +390,7 @@ class Convert(Elementwise):
 
 
 def _truncate(x: np.ndarray, dtype: DType) -> np.ndarray:
-    word = truncated_in(dtype)
+    word = truncation_type(dtype)
     limit, zero = x.dtype.type(2.0 ** (word.bits - 1)), x.dtype.type(0)
     fits = np.abs(x) < limit
     truncated = np.where(fits, np.where(fits, x, zero).astype(np.int64), word.range[0])

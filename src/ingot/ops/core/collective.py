@@ -16,7 +16,7 @@ from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, divides
+from ingot.ir.dims import Dim, DimLike, exact_quotient
 from ingot.ir.node import Node, Samples
 from ingot.ir.types import TensorType, boolean, dtype_of
 from ingot.ops.core.base import Category, CoreOp, Perm, check_count, round_to, widen
@@ -191,7 +191,7 @@ class AllReduce(_Reducing):
 
 def _front(x: Node, axis: int, count: int) -> Node:
     """[.., count * d, ..] -> [count, .., d, ..]: the parts of an axis as a first axis."""
-    part = divides(x.shape[axis], count)
+    part = exact_quotient(x.shape[axis], count)
     assert part is not None
     split = Reshape((*x.shape[:axis], count, part, *x.shape[axis + 1 :]))(x)
     rest = [d for d in range(len(split.shape)) if d != axis]
@@ -317,6 +317,6 @@ class Permute(Collective):
 
 def _divided(op: Collective, x: TensorType, axis: int, what: str) -> tuple[int | Dim, ...]:
     op.expect(0 <= axis < x.rank, f"{what}: expected one of {x}, got {axis}")
-    part: DimLike | None = divides(x.shape[axis], op.size)
+    part: DimLike | None = exact_quotient(x.shape[axis], op.size)
     op.expect(part is not None, f"expected {op.size} equal parts of axis {axis} of {x}")
     return tuple(part if i == axis and part is not None else d for i, d in enumerate(x.shape))

@@ -19,12 +19,12 @@ from ingot.ops.core.base import (
     Pairs,
     check_count,
     check_dims,
-    dilated,
+    dilated_size,
     dilation_constraints,
-    extent,
     is_full_box,
     round_to,
     widen,
+    window_count,
 )
 from ingot.ops.core.shape import pad_array
 from ingot.support.dataclass import dataclass
@@ -266,8 +266,8 @@ class Convolution(CoreOp):
         )
         out: dict[str, DimLike] = {"N": sizes["N"] // batches, "C": kernel["O"]}
         for i, c in enumerate(letters):
-            padded = dilated(sizes[c], self.lhs_dilation[i]) + sum(self.padding[i])
-            out[c] = extent(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
+            padded = dilated_size(sizes[c], self.lhs_dilation[i]) + sum(self.padding[i])
+            out[c] = window_count(padded, kernel[c], self.strides[i], self.rhs_dilation[i])
         return TensorType(_result_dtype(self, x, w, self.dtype), tuple(out[c] for c in self.out_layout))
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:

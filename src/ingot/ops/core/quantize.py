@@ -14,7 +14,7 @@ from ingot.ir.types import DType, TensorType, dtype_of, f32, i8, i16, i32, u8, u
 from ingot.ops.core.elementwise import Elementwise
 from ingot.support.dataclass import dataclass
 
-QUANTIZED = (u8, i8, u16, i16)
+QUANTIZED_DTYPES = (u8, i8, u16, i16)
 # Adding it to a float of magnitude below 2^22 rounds that to an integer, half to even, which the low bits then hold.
 _ROUNDING_OFFSET = np.float32(3 << 22)
 
@@ -25,7 +25,7 @@ class Quantize(Elementwise):
 
     x, scale: f32; the quotient is rounded to f32 (ONNX QuantizeLinear, StableHLO uniform_quantize). NaN gives the
     lowest level. divides: False if the scale is constant and multiplying by its reciprocal gives the same levels (see
-    `multiplies`).
+    `reciprocal_is_exact`).
     """
 
     name: ClassVar[str] = "quantize"
@@ -35,7 +35,7 @@ class Quantize(Elementwise):
     def result(self, *inputs: TensorType) -> DType:
         x, scale, zero = (t.dtype for t in inputs)
         self.expect(x == scale == f32, f"expected x and scale of f32, got {x} and {scale}")
-        self.expect(zero in QUANTIZED, f"expected a zero of {', '.join(map(str, QUANTIZED))}, got {zero}")
+        self.expect(zero in QUANTIZED_DTYPES, f"expected a zero of {', '.join(map(str, QUANTIZED_DTYPES))}, got {zero}")
         return zero
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def _reciprocal_quotient(x: Expr, scale: Expr) -> Expr:
 
 
 @lru_cache(maxsize=1024)
-def multiplies(scale: float) -> bool:
+def reciprocal_is_exact(scale: float) -> bool:
     """Whether `_reciprocal_quotient` gives the same 8-bit levels as a division, for every x.
 
     Its error is below one ulp, so only x next to a boundary between two levels can differ; all of these are checked.
@@ -116,4 +116,4 @@ def multiplies(scale: float) -> bool:
     return bool((np.rint(corrected) == np.rint(x / s)).all())
 
 
-__all__ = ["QUANTIZED", "Quantize", "multiplies"]
+__all__ = ["QUANTIZED_DTYPES", "Quantize", "reciprocal_is_exact"]

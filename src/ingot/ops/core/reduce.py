@@ -18,9 +18,8 @@ from ingot.ops.core.base import (
     Perm,
     check_count,
     check_dims,
-    dilated,
+    dilated_size,
     dilation_constraints,
-    extent,
     identity_of,
     inverse,
     is_full_box,
@@ -28,6 +27,7 @@ from ingot.ops.core.base import (
     round_to,
     taps_in_bounds,
     widen,
+    window_count,
 )
 from ingot.ops.core.shape import pad_array
 from ingot.support.dataclass import dataclass
@@ -66,7 +66,7 @@ class Reduction(CoreOp):
         """The reduced dimensions, ascending."""
         raise NotImplementedError
 
-    def over(self, dims: tuple[int, ...]) -> Reduction:
+    def with_dims(self, dims: tuple[int, ...]) -> Reduction:
         """The same reduction over other dimensions, of the same number."""
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class Reduce(Reduction):
     def reduced(self) -> tuple[int, ...]:
         return self.dims
 
-    def over(self, dims: tuple[int, ...]) -> Reduction:
+    def with_dims(self, dims: tuple[int, ...]) -> Reduction:
         return replace(self, dims=dims)
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -160,7 +160,7 @@ class ArgReduce(Reduction):
     def reduced(self) -> tuple[int, ...]:
         return (self.dim,)
 
-    def over(self, dims: tuple[int, ...]) -> Reduction:
+    def with_dims(self, dims: tuple[int, ...]) -> Reduction:
         return replace(self, dim=dims[0])
 
     def infer(self, *inputs: TensorType) -> TensorType:
@@ -234,8 +234,8 @@ class ReduceWindow(CoreOp):
         self.expect(all(v >= 1 for v in positive), "expected windows, strides and dilations >= 1")
         out: list[DimLike] = []
         for axis, size in enumerate(x.shape):
-            padded = dilated(size, self.base_dilation[axis]) + sum(self.padding[axis])
-            out.append(extent(padded, self.window[axis], self.strides[axis], self.dilation[axis]))
+            padded = dilated_size(size, self.base_dilation[axis]) + sum(self.padding[axis])
+            out.append(window_count(padded, self.window[axis], self.strides[axis], self.dilation[axis]))
         return x.with_shape(tuple(out))
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:

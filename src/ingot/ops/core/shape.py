@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, negative, product
-from ingot.ir.layout import IndexMap, Place, read_box, reshape_map
+from ingot.ir.dims import DimLike, dim_max, dim_min, is_at_most, is_negative, product
+from ingot.ir.layout import AxisMap, IndexMap, bounding_box, reshape_map
 from ingot.ir.node import Const, Cropped, Node, Samples
 from ingot.ir.types import Box, Shape, TensorType
 from ingot.ops.core import samples as s
@@ -18,15 +18,15 @@ from ingot.ops.core.base import (
     Category,
     CoreOp,
     Perm,
+    box_shape,
     check_count,
     check_dims,
-    dilated,
+    dilated_size,
     dilation_constraints,
+    full_box,
     inverse,
     permute,
     show_shape,
-    sizes,
-    whole,
 )
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
@@ -49,8 +49,8 @@ class View(CoreOp):
         x, *values = inputs
         result, op = self.infer(*inputs), self.op_for_box(box)
         assert isinstance(result, TensorType)
-        source_box = read_box(self.index_map(x.shape, result.shape), x.shape, result.shape, box)
-        return None if op is None or source_box is None else (op, (source_box, *(whole(v.shape) for v in values)))
+        source_box = bounding_box(self.index_map(x.shape, result.shape), x.shape, result.shape, box)
+        return None if op is None or source_box is None else (op, (source_box, *(full_box(v.shape) for v in values)))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class BroadcastInDim(View):
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
         axes = enumerate(zip(x, self.dims, strict=True))
-        return tuple(Place((axis,), 0, ((d, 1),) if size == shape[d] else ()) for axis, (size, d) in axes)
+        return tuple(AxisMap((axis,), 0, ((d, 1),) if size == shape[d] else ()) for axis, (size, d) in axes)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         """The result takes the order of x; new dimensions stay after the dimension of x that precedes them."""
@@ -103,9 +103,9 @@ class BroadcastInDim(View):
         return BroadcastInDim(permute(self.shape, tuple(order)), tuple(map(order.index, dims))), tuple(order)
 
     def op_for_box(self, box: Box) -> CoreOp | None:
-        return BroadcastInDim(sizes(box), self.dims)
+        return BroadcastInDim(box_shape(box), self.dims)
 
-    def yielding(self, perm: Perm) -> CoreOp | None:
+    def absorb_transpose(self, perm: Perm) -> CoreOp | None:
         new_dim = inverse(perm)
         return BroadcastInDim(permute(self.shape, perm), tuple(new_dim[d] for d in self.dims))
 
@@ -143,13 +143,17 @@ class Reshape(View):
         return reshape_map(x, shape)
 
     def op_for_box(self, box: Box) -> CoreOp | None:
-        return Reshape(sizes(box))
+        return Reshape(box_shape(box))
 
     def cropped(self, box: Box, *inputs: TensorType) -> Cropped:
         """Only if the elements read are contiguous: their bounding box has no more elements than `box`."""
         result = super().cropped(box, *inputs)
         source_box = result and result[1][0]
-        if not source_box or any(map(negative, sizes(source_box))) or product(sizes(source_box)) != product(sizes(box)):
+        if (
+            not source_box
+            or any(map(is_negative, box_shape(source_box)))
+            or product(box_shape(source_box)) != product(box_shape(box))
+        ):
             return None
         return result
 
@@ -183,7 +187,7 @@ class Transpose(View):
         return inputs[0].transpose(self.permutation)
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        return tuple(Place((axis,), 0, ((d, 1),)) for axis, d in enumerate(inverse(self.permutation)))
+        return tuple(AxisMap((axis,), 0, ((d, 1),)) for axis, d in enumerate(inverse(self.permutation)))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         new_dim = inverse(perm)
@@ -192,7 +196,7 @@ class Transpose(View):
     def op_for_box(self, box: Box) -> CoreOp | None:
         return self
 
-    def yielding(self, perm: Perm) -> CoreOp | None:
+    def absorb_transpose(self, perm: Perm) -> CoreOp | None:
         return Transpose(permute(self.permutation, perm))
 
     @classmethod
@@ -240,7 +244,7 @@ class Slice(View):
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
         starts = enumerate(zip(self.start, self.strides, strict=True))
-        return tuple(Place((d,), lo, ((d, step),)) for d, (lo, step) in starts)
+        return tuple(AxisMap((d,), lo, ((d, step),)) for d, (lo, step) in starts)
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Slice(permute(self.start, perm), permute(self.limit, perm), permute(self.strides, perm)), perm
@@ -260,7 +264,7 @@ class Slice(View):
                 source_box.append((start + low * step, start + (high - 1) * step + 1))
             else:
                 return None
-        return Slice((0,) * len(source_box), sizes(tuple(source_box)), self.strides), (tuple(source_box),)
+        return Slice((0,) * len(source_box), box_shape(tuple(source_box)), self.strides), (tuple(source_box),)
 
     @classmethod
     def samples(cls) -> Samples:
@@ -309,8 +313,8 @@ class Windows(View):
         return np.take(x, index, self.dim)
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        index_places = [Place((d,), 0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
-        index_places[self.dim] = Place((self.dim,), 0, ((self.dim, self.step), (self.dim + 1, self.dilation)))
+        index_places = [AxisMap((d,), 0, ((d + (d > self.dim), 1),)) for d in range(len(x))]
+        index_places[self.dim] = AxisMap((self.dim,), 0, ((self.dim, self.step), (self.dim + 1, self.dilation)))
         return tuple(index_places)
 
     @classmethod
@@ -346,10 +350,10 @@ class Pad(View):
         )
         self.expect(all(i >= 0 for i in self.interior), f"expected interiors >= 0, got {self.interior}")
         result_shape = tuple(
-            dilated(size, i + 1) + lo + hi
+            dilated_size(size, i + 1) + lo + hi
             for size, lo, hi, i in zip(x.shape, self.low, self.high, self.interior, strict=True)
         )
-        self.expect(not any(map(negative, result_shape)), f"{x} cropped below nothing: {show_shape(result_shape)}")
+        self.expect(not any(map(is_negative, result_shape)), f"{x} cropped below nothing: {show_shape(result_shape)}")
         return x.with_shape(result_shape)
 
     def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
@@ -364,7 +368,7 @@ class Pad(View):
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
         pads = enumerate(zip(self.low, self.high, self.interior, strict=True))
-        return tuple(Place((d,), -lo, ((d, 1),), i + 1, (lo != 0, hi != 0)) for d, (lo, hi, i) in pads)
+        return tuple(AxisMap((d,), -lo, ((d, 1),), i + 1, (lo != 0, hi != 0)) for d, (lo, hi, i) in pads)
 
     def op_for_box(self, box: Box) -> CoreOp | None:
         return self
@@ -386,7 +390,7 @@ def pad_array(
     x: np.ndarray, low: Sequence[int], high: Sequence[int], interior: Sequence[int], value: np.ndarray
 ) -> np.ndarray:
     """StableHLO pad on a numpy array."""
-    sizes = [int(dilated(n, i + 1)) for n, i in zip(x.shape, interior, strict=True)]
+    sizes = [int(dilated_size(n, i + 1)) for n, i in zip(x.shape, interior, strict=True)]
     full = np.full([n + max(lo, 0) + max(hi, 0) for n, lo, hi in zip(sizes, low, high, strict=True)], value, x.dtype)
     full[tuple(slice(max(lo, 0), max(lo, 0) + n, i + 1) for n, lo, i in zip(sizes, low, interior, strict=True))] = x
     crop = (slice(max(-lo, 0), n - max(-hi, 0)) for n, lo, hi in zip(full.shape, low, high, strict=True))
@@ -437,9 +441,11 @@ class Concat(CoreOp):
         start: DimLike = 0
         for x in inputs:
             end = start + x.shape[self.dimension]
-            if at_most(high, start) or at_most(end, low):
+            if is_at_most(high, start) or is_at_most(end, low):
                 boxes.append(None)
-            elif not (at_most(low, start) or at_most(start, low)) or not (at_most(end, high) or at_most(high, end)):
+            elif not (is_at_most(low, start) or is_at_most(start, low)) or not (
+                is_at_most(end, high) or is_at_most(high, end)
+            ):
                 return None
             else:
                 axis_range = (dim_max(low, start) - start, dim_min(high, end) - start)
@@ -478,8 +484,8 @@ class Reverse(View):
         return np.flip(inputs[0], self.dims).copy()
 
     def index_map(self, x: Shape, shape: Shape) -> IndexMap:
-        reversed_places = {d: Place((d,), x[d] - 1, ((d, -1),)) for d in self.dims}
-        return tuple(reversed_places.get(d) or Place((d,), 0, ((d, 1),)) for d in range(len(x)))
+        reversed_places = {d: AxisMap((d,), x[d] - 1, ((d, -1),)) for d in self.dims}
+        return tuple(reversed_places.get(d) or AxisMap((d,), 0, ((d, 1),)) for d in range(len(x)))
 
     def permuted(self, perm: Perm, *inputs: TensorType) -> tuple[CoreOp, Perm] | None:
         return Reverse(tuple(sorted(inverse(perm)[d] for d in self.dims))), perm

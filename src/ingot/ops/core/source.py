@@ -43,7 +43,7 @@ class Iota(CoreOp):
         axis_shape = [-1 if d == self.dimension else 1 for d in range(len(shape))]
         return np.ascontiguousarray(np.broadcast_to(values.reshape(axis_shape), shape))
 
-    def yielding(self, perm: Perm) -> CoreOp | None:
+    def absorb_transpose(self, perm: Perm) -> CoreOp | None:
         return Iota(TensorType(self.type.dtype, permute(self.type.shape, perm)), inverse(perm)[self.dimension])
 
     @classmethod

@@ -11,7 +11,7 @@ from functools import reduce
 import numpy as np
 
 from ingot.ir.dims import DimLike, dim_max, dim_min
-from ingot.ir.node import Graph, Node, Project, rebuilt
+from ingot.ir.node import Graph, Node, Project, rebuild
 from ingot.ir.types import boolean
 from ingot.ops import Add, And, Compare, Concat, Convert, DimValue, Reshape, Slice, Sub, While
 from ingot.ops.group import Group
@@ -19,7 +19,7 @@ from ingot.ops.group import Group
 _MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}
 
 
-def turns(op: While, initial_value: Callable[[int], DimLike | None]) -> DimLike | None:
+def trip_count(op: While, initial_value: Callable[[int], DimLike | None]) -> DimLike | None:
     """The trip count of a loop whose counter changes by 1 or -1 until an invariant bound; None if it is unknown.
 
     initial_value: operand index -> its value before the loop, None if unknown. The graphs may be fused.
@@ -65,7 +65,7 @@ def _comparison_trip_count(
     return None
 
 
-def value_of(node: Node) -> DimLike | None:
+def static_value(node: Node) -> DimLike | None:
     """The integer value of `node` if it is a constant or a size, else None; true is 1."""
     node = _without_groups(node)
     while (inner := _scalar_source(node)) is not None:
@@ -97,7 +97,7 @@ def _scalar_source(node: Node) -> Node | None:
 def _invariant_value(op: While, operand: Node, initial_value: Callable[[int], DimLike | None]) -> DimLike | None:
     """The value of `operand` if it is loop-invariant and known, else None."""
     if operand not in op.cond.inputs:
-        return value_of(operand)
+        return static_value(operand)
     i = op.cond.inputs.index(operand)
     return initial_value(i) if _without_groups(op.body.results[i]) is op.body.inputs[i] else None
 
@@ -110,7 +110,7 @@ def _step(body: Graph, i: int) -> int | None:
     a, b = new.inputs
     if isinstance(new.op, Add) and b is old:
         a, b = b, a
-    increment = value_of(b) if a is old else None
+    increment = static_value(b) if a is old else None
     if not isinstance(increment, int):
         return None
     return increment if isinstance(new.op, Add) else -increment
@@ -123,7 +123,7 @@ def _without_groups(node: Node) -> Node:
         if not isinstance(group.op, Group):
             return node
         body = group.op.body
-        (node,) = rebuilt((body.outputs[index],), dict(zip(body.inputs, group.inputs, strict=True)))
+        (node,) = rebuild((body.outputs[index],), dict(zip(body.inputs, group.inputs, strict=True)))
 
 
-__all__ = ["turns", "value_of"]
+__all__ = ["static_value", "trip_count"]

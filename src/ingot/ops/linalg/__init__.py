@@ -24,7 +24,7 @@ from ingot.ops.linalg.systems import (
     diagonal,
     inverse,
     lu_solve,
-    order_of,
+    permutation_from_pivots,
     solve,
     solve_triangular,
     symmetric,

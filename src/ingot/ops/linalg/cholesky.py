@@ -52,11 +52,11 @@ class Cholesky(Op):
             columns = _factor_panel(m.dynamic_slice(x, 2, first, width), first, n_columns)
             if width != n:
                 is_right = m.column_of(x) >= first + width
-                x = m.where(is_right, x - m.times(columns, m.transposed(columns)), x)
+                x = m.where(is_right, x - m.matmul(columns, m.transpose(columns)), x)
             return [m.dynamic_update(x, columns, 2, first)]
 
         (out,) = m.panel_loop(n, [m.pad_to(x, total, total)], panel)
-        return m.triangle(out.slice(1, 0, n).slice(2, 0, n)).reshape(inputs[0].shape).node
+        return m.triangular_part(out.slice(1, 0, n).slice(2, 0, n)).reshape(inputs[0].shape).node
 
     @classmethod
     def samples(cls) -> Samples:
@@ -77,7 +77,7 @@ def _factor_panel(x: Term, first: Term, n_columns: Term) -> Term:
         row, column_index = m.row_of(x), m.column_of(x)
         below = m.where(row >= first + j, m.dynamic_slice(x, 2, j) / root, 0.0)
         # the rows of the column that belong to the panel, as a row
-        panel_row = m.transposed(m.dynamic_slice(below, 1, first, x.shape[2]))
+        panel_row = m.transpose(m.dynamic_slice(below, 1, first, x.shape[2]))
         return [m.where(column_index.equals(j), below, m.where(column_index > j, x - below * panel_row, x))]
 
     (out,) = m.for_loop(n_columns, [x], column, [first])

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, at_most
+from ingot.ir.dims import DimLike, is_at_most
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType
 from ingot.ops.core.base import check_count
@@ -60,19 +60,19 @@ class Eigh(Op):
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         x = m.as_batch(inputs[0])
         n = x.shape[1]
-        scale = m.magnitude(m.triangle(x))
+        scale = m.magnitude(m.triangular_part(x))
         x = m.symmetric(x) / scale
         absolute = t.absolute(x)
         assert isinstance(absolute, Term)
         # no eigenvalue exceeds the largest absolute row sum
         shift = absolute.sum((2,)).max((1,))
         _, v = _orthogonalize_rows(x + m.identity(x) * shift, vectors=True)
-        values = (v * m.times(v, x)).sum((2,), keepdims=False)
+        values = (v * m.matmul(v, x)).sum((2,), keepdims=False)
         values, order = _sort(values)
         v = m.take_rows(v, order)
         v = v * _sign_of(v, values)
         w = values * scale.reshape((scale.shape[0], 1))
-        return w.reshape(inputs[0].shape[:-1]).node, m.transposed(v).reshape((*inputs[0].shape[:-2], n, n)).node
+        return w.reshape(inputs[0].shape[:-1]).node, m.transpose(v).reshape((*inputs[0].shape[:-2], n, n)).node
 
     @classmethod
     def samples(cls) -> Samples:
@@ -117,24 +117,24 @@ class SVD(Op):
     @m.in_f32
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         *batch, rows, columns = inputs[0].shape
-        if not at_most(columns, rows):
-            v, s, u = SVD()(m.transposed(Term(inputs[0])).node).results
+        if not is_at_most(columns, rows):
+            v, s, u = SVD()(m.transpose(Term(inputs[0])).node).results
             return u, s, v
         x = m.as_batch(inputs[0])
         scale = m.magnitude(x)
         x = x / scale
         packed, tau = HouseholderQR()(x.node).results
         is_tall = rows != columns
-        core = m.triangle(Term(packed).slice(1, 0, columns), upper=True) if is_tall else x
-        rows_of_core, v = _orthogonalize_rows(m.transposed(core), vectors=True)
+        core = m.triangular_part(Term(packed).slice(1, 0, columns), upper=True) if is_tall else x
+        rows_of_core, v = _orthogonalize_rows(m.transpose(core), vectors=True)
         s, order = _sort((rows_of_core * rows_of_core).sum((2,), keepdims=False).map(Sqrt()), descending=True)
         rows_of_core, v = m.take_rows(rows_of_core, order), m.take_rows(v, order)
         # the directions of the rows; zero rows get directions orthogonal to the others
-        u = _normalize_columns(m.transposed(rows_of_core))
+        u = _normalize_columns(m.transpose(rows_of_core))
         if is_tall:
             u = Term(Reflect()(packed, tau, m.pad_to(u, rows, columns).node))
         sign = _sign_of(v, s)
-        u, v = u * m.transposed(sign), m.transposed(v * sign)
+        u, v = u * m.transpose(sign), m.transpose(v * sign)
         s = s * scale.reshape((scale.shape[0], 1))
         return (
             u.reshape((*batch, rows, columns)).node,
@@ -154,22 +154,22 @@ class SVD(Op):
 def _smaller(op: Op, rows: DimLike, columns: DimLike) -> DimLike:
     """The smaller of two sizes. Raise ShapeError if it is unknown which is smaller."""
     op.expect(
-        at_most(rows, columns) or at_most(columns, rows),
+        is_at_most(rows, columns) or is_at_most(columns, rows),
         f"expected sizes of which one is known to be the smaller, got {rows} and {columns}",
     )
-    return rows if at_most(rows, columns) else columns
+    return rows if is_at_most(rows, columns) else columns
 
 
 def singular_values(x: Node) -> Node:
     """The singular values of x[..., m, n], s[..., min(m, n)], descending."""
     *batch, rows, columns = x.shape
-    x_batch = m.as_batch(x if at_most(columns, rows) else m.transposed(Term(x)))
+    x_batch = m.as_batch(x if is_at_most(columns, rows) else m.transpose(Term(x)))
     k = x_batch.shape[2]
     scale = m.magnitude(x_batch)
     x_batch = x_batch / scale
     if x_batch.shape[1] != k:
-        x_batch = m.triangle(Term(HouseholderQR()(x_batch.node).results[0]).slice(1, 0, k), upper=True)
-    rotated, _ = _orthogonalize_rows(m.transposed(x_batch), vectors=False)
+        x_batch = m.triangular_part(Term(HouseholderQR()(x_batch.node).results[0]).slice(1, 0, k), upper=True)
+    rotated, _ = _orthogonalize_rows(m.transpose(x_batch), vectors=False)
     s, _ = _sort((rotated * rotated).sum((2,), keepdims=False).map(Sqrt()), descending=True)
     return (s * scale.reshape((scale.shape[0], 1))).reshape((*batch, k)).node
 
@@ -178,7 +178,7 @@ def _orthogonalize_rows(x: Term, vectors: bool) -> tuple[Term, Term]:
     """(v^T x, v^T) for x[b, n, w], with orthogonal rows v^T x; without `vectors`, v^T has no columns."""
     batch, n, width = x.shape
     if n == 0:
-        return x, m.transposed(x)
+        return x, m.transpose(x)
     half = (n + 1) // 2
     rounds = 2 * half - 1
     rows = t.concat([x, m.identity(x).broadcast((batch, n, n))], 2) if vectors else x

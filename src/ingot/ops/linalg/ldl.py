@@ -75,7 +75,7 @@ class LDL(Op):
         x, pivots, info, _ = m.for_loop(n, state, _factor_column)
         lead = inputs[0].shape[:-2]
         return (
-            m.triangle(x).reshape(inputs[0].shape).node,
+            m.triangular_part(x).reshape(inputs[0].shape).node,
             pivots.reshape((*lead, n)).node,
             info.reshape(lead).cast(i32).node,
         )
@@ -150,7 +150,7 @@ def _factor_column(j: Term, x: Term, pivots: Term, info: Term, is_second: Term) 
     first_factor = m.where(is_single, u / head, (u * p - v) * scale)
     second_factor = m.where(is_single, 0.0, (v * q - u) * scale)
     reduced = (
-        x - m.times(first_factor, m.transposed(u)) - m.times(second_factor, m.transposed(m.where(is_single, 0.0, v)))
+        x - m.matmul(first_factor, m.transpose(u)) - m.matmul(second_factor, m.transpose(m.where(is_single, 0.0, v)))
     )
     reduced = m.where(below & (column > last), reduced, x)
     reduced = m.where(below & column.equals(j), first_factor, reduced)
@@ -184,7 +184,7 @@ def _element_below(column: Term, j: Term) -> Term:
 def _exchange(x: Term, a: Term, b: Term, axis: int) -> Term:
     """Each matrix with rows (columns) a[b, 1, 1] and b[b, 1, 1] exchanged."""
     if axis == 2:
-        return m.transposed(_exchange(m.transposed(x), a, b, 1))
+        return m.transpose(_exchange(m.transpose(x), a, b, 1))
     row, flat = t.iota((1, x.shape[1]), 1), (x.shape[0], 1)
     a, b = (v.broadcast((x.shape[0], 1, 1)).reshape(flat) for v in (a, b))
     order = m.where(row.equals(a), b, m.where(row.equals(b), a, row.broadcast((x.shape[0], x.shape[1]))))
@@ -205,7 +205,7 @@ def ldl_solve(ld: Node, pivots: Node, b: Node) -> Node:
     # the pair of rows exchanged in each column
     source = position + is_first
     target = m.where(is_second, position, t.term(t.absolute(pivot_codes)) - 1)
-    factor = m.where(m.row_of(d) > m.transposed(source), d, 0.0)
+    factor = m.where(m.row_of(d) > m.transpose(source), d, 0.0)
 
     def forward(j: Term, x: Term, factor: Term, source: Term, target: Term) -> list[Term]:
         x = _exchange(x, m.dynamic_slice(source, 1, j), m.dynamic_slice(target, 1, j), 1)
@@ -214,7 +214,7 @@ def ldl_solve(ld: Node, pivots: Node, b: Node) -> Node:
     def backward(i: Term, x: Term, factor: Term, source: Term, target: Term) -> list[Term]:
         j = t.as_term(t.size(n)) - 1 - i
         x = m.dynamic_update(
-            x, m.dynamic_slice(x, 1, j) - m.times(m.transposed(m.dynamic_slice(factor, 2, j)), x), 1, j
+            x, m.dynamic_slice(x, 1, j) - m.matmul(m.transpose(m.dynamic_slice(factor, 2, j)), x), 1, j
         )
         return [_exchange(x, m.dynamic_slice(source, 1, j), m.dynamic_slice(target, 1, j), 1)]
 

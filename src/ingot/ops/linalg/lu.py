@@ -82,7 +82,7 @@ class LU(Op):
             )
             below = m.where(m.row_of(panel_values) >= first + width, panel_values, 0.0)
             solved = m.dynamic_update(x, upper, 1, first)
-            updated = m.where(row >= first + width, x - m.times(below, upper), solved)
+            updated = m.where(row >= first + width, x - m.matmul(below, upper), solved)
             x = m.where(column >= first + width, updated, x)
             return [m.dynamic_update(x, panel_values, 2, first), pivots, order]
 

@@ -63,12 +63,12 @@ def as_batch(x: Node | Term) -> Term:
     return x.reshape((product(x.shape[:-2]), *x.shape[-2:]))
 
 
-def transposed(x: Term) -> Term:
+def transpose(x: Term) -> Term:
     """Each matrix transposed."""
     return Term(Transpose((*range(x.rank - 2), x.rank - 1, x.rank - 2))(x.node))
 
 
-def times(a: Term, b: Term) -> Term:
+def matmul(a: Term, b: Term) -> Term:
     """The product of each pair of matrices [b, m, k] [b, k, n]."""
     return t.contract(a, b, [(2, 1)], [(0, 0)])
 
@@ -97,13 +97,13 @@ def identity(like: Term, columns: DimLike | None = None) -> Term:
     return t.iota(shape, 1).equals(t.iota(shape, 2)).cast(like.dtype)
 
 
-def triangle(x: Term, upper: bool = False) -> Term:
+def triangular_part(x: Term, upper: bool = False) -> Term:
     """The lower (upper) triangle of x with the diagonal, zeros elsewhere, even if x is NaN there."""
     row, column = row_of(x), column_of(x)
     return where(column >= row if upper else column <= row, x, 0.0)
 
 
-def strict_triangle(x: Term, upper: bool = False) -> Term:
+def strict_triangular_part(x: Term, upper: bool = False) -> Term:
     """The lower (upper) triangle of x without the diagonal, zeros elsewhere."""
     row, column = row_of(x), column_of(x)
     return where(column > row if upper else column < row, x, 0.0)
@@ -111,7 +111,7 @@ def strict_triangle(x: Term, upper: bool = False) -> Term:
 
 def symmetric(x: Term) -> Term:
     """The symmetric matrix whose lower triangle is x's."""
-    return triangle(x) + transposed(strict_triangle(x))
+    return triangular_part(x) + transpose(strict_triangular_part(x))
 
 
 def diagonal(x: Term) -> Term:

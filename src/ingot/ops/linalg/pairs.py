@@ -54,7 +54,7 @@ class Pair:
 
     def adjoint(self) -> Pair:
         """The conjugate transpose of each matrix."""
-        return self.conjugate().map(m.transposed)
+        return self.conjugate().map(m.transpose)
 
     @property
     def parts(self) -> tuple[Term, Term]:
@@ -75,8 +75,8 @@ def where(condition: Term, a: Pair, b: Pair | float) -> Pair:
 
 def matmul(a: Pair, b: Pair) -> Pair:
     """The product of each pair of matrices [b, m, k] [b, k, n]."""
-    re = m.times(a.re, b.re) - m.times(a.im, b.im)
-    return Pair(re, m.times(a.re, b.im) + m.times(a.im, b.re))
+    re = m.matmul(a.re, b.re) - m.matmul(a.im, b.im)
+    return Pair(re, m.matmul(a.re, b.im) + m.matmul(a.im, b.re))
 
 
 def identity(like: Pair) -> Pair:

@@ -169,7 +169,7 @@ def _reduce_panel(x: Term, first: Term, n_columns: Term) -> tuple[Term, Term]:
         factor = m.where(is_reduced, 0.0, (beta - head) / beta)
         v = m.where(row.equals(pivot_row), 1.0, m.where(is_reduced, 0.0, below / (head - beta)))
         v = m.where(row >= pivot_row, v, 0.0)
-        reduced = x - v * (m.times(m.transposed(v), x) * factor)
+        reduced = x - v * (m.matmul(m.transpose(v), x) * factor)
         stored = m.where(row > pivot_row, v, m.where(row.equals(pivot_row), m.where(is_reduced, head, beta), values))
         x = m.where(column_index > j, m.where(row >= pivot_row, reduced, x), m.where(column_index.equals(j), stored, x))
         return [x, m.dynamic_update(tau, factor, 2, j)]
@@ -189,12 +189,12 @@ def _vectors(packed: Term, first: Term, n_columns: Term) -> Term:
 def _apply_block_reflector(c: Term, v: Term, tau: Term, adjoint: bool) -> Term:
     """c - V T V^T c (T^T if `adjoint`), with T = (I + D S)^-1 D, D = diag(tau), S the strict upper triangle of V^T
     V."""
-    s = m.strict_triangle(m.times(m.transposed(v), v), upper=True)
-    weights = m.transposed(tau)
-    x = m.times(m.transposed(v), c)
+    s = m.strict_triangular_part(m.matmul(m.transpose(v), v), upper=True)
+    weights = m.transpose(tau)
+    x = m.matmul(m.transpose(v), c)
     if adjoint:
-        lower = m.transposed(s) * tau
+        lower = m.transpose(s) * tau
         x = weights * Term(TriangularSolve(unit=True)(lower.node, x.node))
     else:
         x = Term(TriangularSolve(upper=True, unit=True)((s * weights).node, (x * weights).node))
-    return c - m.times(v, x)
+    return c - m.matmul(v, x)

@@ -80,7 +80,7 @@ class Eig(Op):
         v = v * (1.0 / v.square().sum((1,)).map(Sqrt()))
         _, order = (Term(n) for n in Sort(1)((w.re - w.im * _ORDER_WEIGHT).node, t.iota(w.re.shape, 1).node).results)
         w = w.map(lambda y: m.take_rows(y.expand(2), order).reshape(y.shape))
-        v = v.map(lambda y: m.transposed(m.take_rows(m.transposed(y), order)))
+        v = v.map(lambda y: m.transpose(m.take_rows(m.transpose(y), order)))
         v = v * p.phase(_largest_elements(v)).conjugate()
         w = w * scale.reshape((scale.shape[0], 1))
         v = p.where(scale.equals(scale), v, Pair(scale, scale))

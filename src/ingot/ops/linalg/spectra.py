@@ -68,7 +68,7 @@ def _product(lhs: Node, weights: Node, rhs: Node) -> Node:
     """lhs diag(weights) rhs."""
     a, b = m.as_batch(lhs), m.as_batch(rhs)
     scaled = a * Term(weights).reshape((a.shape[0], 1, a.shape[2]))
-    return m.times(scaled, b).reshape((*lhs.shape[:-1], rhs.shape[-1])).node
+    return m.matmul(scaled, b).reshape((*lhs.shape[:-1], rhs.shape[-1])).node
 
 
 def least_squares(a: Node, b: Node, tolerance: Node) -> tuple[Node, Node]:
@@ -77,7 +77,7 @@ def least_squares(a: Node, b: Node, tolerance: Node) -> tuple[Node, Node]:
     Singular values up to `tolerance`[...] count as 0.
     """
     u, s, v = SVD()(a).results
-    projected = m.times(m.transposed(m.as_batch(u)), m.as_batch(b))
+    projected = m.matmul(m.transpose(m.as_batch(u)), m.as_batch(b))
     shape = (*s.shape[:-1], s.shape[-1], b.shape[-1])
     return _product(v, _reciprocal(s, tolerance), projected.reshape(shape).node), s
 
@@ -100,13 +100,13 @@ def exponential(x: Node) -> Node:
     scaled = a * t.scalar(2.0, a.dtype) ** -halvings
     powers = [m.identity(a).broadcast(a.shape), scaled]
     for _ in range(3):
-        powers.append(m.times(powers[-1], scaled))
+        powers.append(m.matmul(powers[-1], scaled))
     out = _taylor_block(powers, degree - 3)
     for first in range(degree - 7, -1, -4):
-        out = m.times(powers[4], out) + _taylor_block(powers, first)
+        out = m.matmul(powers[4], out) + _taylor_block(powers, first)
 
     def square(i: Term, y: Term, halvings: Term) -> list[Term]:
-        return [m.where(i.cast(y.dtype) < halvings, m.times(y, y), y)]
+        return [m.where(i.cast(y.dtype) < halvings, m.matmul(y, y), y)]
 
     max_halvings = halvings.reduce("max", (0, 1, 2), keepdims=False)
     (out,) = m.for_loop(max_halvings.cast(i64), [out], square, [halvings])

@@ -16,7 +16,7 @@ from ingot.ops.nn.terms import Term
 
 def transposed(x: Node) -> Node:
     """Each matrix transposed."""
-    return m.transposed(Term(x)).node
+    return m.transpose(Term(x)).node
 
 
 def diagonal(x: Node) -> Node:
@@ -27,7 +27,7 @@ def diagonal(x: Node) -> Node:
 
 def triangle(x: Node, upper: bool = False) -> Node:
     """The lower (upper) triangle of x with the diagonal, zeros elsewhere."""
-    return m.triangle(m.as_batch(x), upper).reshape(x.shape).node
+    return m.triangular_part(m.as_batch(x), upper).reshape(x.shape).node
 
 
 def symmetric(x: Node) -> Node:
@@ -60,19 +60,19 @@ def cholesky_solve(b: Node, factor: Node, upper: bool = False) -> Node:
     return solve_triangular(factor, partial, upper=upper, transpose=not upper)
 
 
-def reordered(x: Node, order: Node) -> Node:
+def permute_rows(x: Node, order: Node) -> Node:
     """x[..., order, :]: the rows of each matrix in its order."""
     flat = Term(order).reshape((m.as_batch(x).shape[0], order.shape[-1]))
     return m.take_rows(m.as_batch(x), flat).reshape((*order.shape, x.shape[-1])).node
 
 
-def inverse_order(order: Node) -> Node:
+def inverse_permutation(order: Node) -> Node:
     """The inverse of the permutation `order`, i64[..., n]."""
     axis = order.type.rank - 1
     return Sort(axis)(order, t.iota(order.shape, axis).node).results[1]
 
 
-def order_of(pivots: Node, rows: DimLike) -> Node:
+def permutation_from_pivots(pivots: Node, rows: DimLike) -> Node:
     """i64[..., rows]: the permutation that results from exchanging rows i and pivots[..., i] for i = 0, 1, ..."""
     *lead, count = pivots.shape
     flat = Term(pivots).cast(i64).reshape((1, product(lead), count))
@@ -98,10 +98,10 @@ def lu_solve(lu: Node, order: Node, b: Node, *, left: bool = True, adjoint: bool
     if not left:
         return transposed(lu_solve(lu, order, transposed(b), adjoint=not adjoint))
     if not adjoint:
-        partial = solve_triangular(lu, reordered(b, order), unit=True)
+        partial = solve_triangular(lu, permute_rows(b, order), unit=True)
         return solve_triangular(lu, partial, upper=True)
     partial = solve_triangular(lu, b, upper=True, transpose=True)
-    return reordered(solve_triangular(lu, partial, unit=True, transpose=True), inverse_order(order))
+    return permute_rows(solve_triangular(lu, partial, unit=True, transpose=True), inverse_permutation(order))
 
 
 def solve(a: Node, b: Node, left: bool = True) -> Node:

@@ -54,7 +54,7 @@ class TriangularSolve(Op):
         n = b.shape[1]
         total = m.padded_columns(n)
         pivots = m.diagonal(a).expand(2).pad(1, 0, total - n, 1.0)
-        strict = m.pad_to(m.strict_triangle(a, self.upper), total, total)
+        strict = m.pad_to(m.strict_triangular_part(a, self.upper), total, total)
         rows = m.pad_to(b, total, b.shape[2])
 
         def panel(first: Term, _: Term, x: Term, strict: Term, pivots: Term, rows: Term) -> list[Term]:
@@ -62,7 +62,7 @@ class TriangularSolve(Op):
             panel_rows = m.dynamic_slice(strict, 1, first, width)
             rhs = m.dynamic_slice(rows, 1, first, width)
             if width != n:
-                rhs = rhs - m.times(panel_rows, x)
+                rhs = rhs - m.matmul(panel_rows, x)
             block = m.dynamic_slice(panel_rows, 2, first, width)
             solved = self._substitute(block, m.dynamic_slice(pivots, 1, first, width), rhs)
             return [m.dynamic_update(x, solved, 1, first), strict, pivots, rows]
@@ -77,7 +77,7 @@ class TriangularSolve(Op):
 
         def row(i: Term, x: Term, strict: Term, pivots: Term, b: Term) -> list[Term]:
             index = t.as_term(t.size(n)) - 1 - i if self.upper else i
-            value = m.dynamic_slice(b, 1, index) - m.times(m.dynamic_slice(strict, 1, index), x)
+            value = m.dynamic_slice(b, 1, index) - m.matmul(m.dynamic_slice(strict, 1, index), x)
             return [m.dynamic_update(x, value if self.unit else value / m.dynamic_slice(pivots, 1, index), 1, index)]
 
         return m.for_loop(n, [t.full(b.shape, 0.0, b.dtype)], row, [strict, pivots, b])[0]

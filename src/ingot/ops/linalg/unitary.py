@@ -34,7 +34,7 @@ def _parts(x: Pair, lead: tuple[DimLike, ...]) -> Parts:
 
 def _hermitian(x: Pair) -> Pair:
     """The Hermitian matrix with the lower triangle of x; imaginary parts of the diagonal are not read."""
-    strict = x.map(m.strict_triangle)
+    strict = x.map(m.strict_triangular_part)
     diagonal = m.where(m.row_of(x.re).equals(m.column_of(x.re)), x.re, 0.0)
     return strict + strict.adjoint() + p.real(diagonal)
 
@@ -82,19 +82,19 @@ def complex_solve_triangular(
     if transpose == "C":
         matrix = matrix.conjugate()
     if (transpose != "N") == left:
-        matrix, upper = matrix.map(m.transposed), not upper
+        matrix, upper = matrix.map(m.transpose), not upper
     if not left:
-        rhs = rhs.map(m.transposed)
+        rhs = rhs.map(m.transpose)
     if not unit:
         inverse = p.real(t.full((*matrix.re.shape[:2], 1), 1.0, matrix.re.dtype)).divide(
             matrix.map(lambda v: m.diagonal(v).expand(2))
         )
         matrix, rhs = matrix * inverse, rhs * inverse
-    matrix = matrix.map(lambda v: m.strict_triangle(v, upper))
+    matrix = matrix.map(lambda v: m.strict_triangular_part(v, upper))
     x = _deinterleave_rows(
         Term(TriangularSolve(upper, unit=True)(_interleave(matrix).node, _interleave_rows(rhs).node))
     )
-    return _parts(x if left else x.map(m.transposed), lead)
+    return _parts(x if left else x.map(m.transpose), lead)
 
 
 def complex_qr(x: Parts, complete: bool = False) -> tuple[Parts, Parts]:
@@ -108,7 +108,7 @@ def complex_qr(x: Parts, complete: bool = False) -> tuple[Parts, Parts]:
     phases = phases * m.where(phases.re < 0.0, -1.0, t.full(phases.re.shape, 1.0, phases.re.dtype))
     n_rest = rows - k
     factors = Pair(phases.re.pad(1, 0, n_rest, 1.0), phases.im.pad(1, 0, n_rest, 0.0))
-    q, r = q * factors.map(m.transposed), r * factors.conjugate() * scale
+    q, r = q * factors.map(m.transpose), r * factors.conjugate() * scale
     r = p.where(
         m.row_of(r.re) < m.column_of(r.re), r, p.where(m.row_of(r.re).equals(m.column_of(r.re)), p.real(r.re), 0.0)
     )
@@ -129,7 +129,7 @@ def _hermitian_eigh(x: Pair, descending: bool = False) -> tuple[Term, Pair]:
     triangle, q = schur(x)
     values = m.diagonal(triangle.re)
     w, order = (Term(n) for n in Sort(1, descending)(values.node, t.iota(values.shape, 1).node).results)
-    return w, q.map(lambda v: m.transposed(m.take_rows(m.transposed(v), order)))
+    return w, q.map(lambda v: m.transpose(m.take_rows(m.transpose(v), order)))
 
 
 def complex_svd(x: Parts, full: bool = False) -> tuple[Parts, Node, Parts]:

@@ -22,7 +22,7 @@ from ingot.ops.nn.attention import Attention
 from ingot.ops.nn.conv import Conv, ConvTranspose
 from ingot.ops.nn.gradients.attention import AttentionGradients
 from ingot.ops.nn.gradients.kernel import KernelGradient
-from ingot.ops.nn.gradients.own import Cotangent, OwnGradient, straight_through
+from ingot.ops.nn.gradients.own import Cotangent, CustomGradient, straight_through
 from ingot.ops.nn.gradients.stop import StopGradient, UnknownGradient
 from ingot.ops.nn.grouped import GroupedMatMul
 from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
@@ -63,6 +63,7 @@ __all__ = [
     "Conv",
     "ConvTranspose",
     "Cotangent",
+    "CustomGradient",
     "Densify",
     "Dequantize",
     "Einsum",
@@ -89,7 +90,6 @@ __all__ = [
     "MaxPoolIndices",
     "Mish",
     "OneHot",
-    "OwnGradient",
     "PRelu",
     "PadMode",
     "RMSNorm",

@@ -58,7 +58,7 @@ class Activation(Op):
 
     def lower(self, *inputs: Node) -> Node:
         (x,) = inputs
-        return self.formula(t.floating(x)).cast(x.dtype).node
+        return self.formula(t.widen_narrow(x)).cast(x.dtype).node
 
     @classmethod
     def samples(cls) -> Samples:
@@ -236,7 +236,7 @@ class PRelu(Op):
             return round_to(np.where(x > 0, x, x * slope), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x, slope = t.floating(inputs[0]), t.floating(inputs[1])
+        x, slope = t.widen_narrow(inputs[0]), t.widen_narrow(inputs[1])
         return t.term(t.where(x > 0, x, x * slope)).cast(inputs[0].dtype).node
 
     @classmethod

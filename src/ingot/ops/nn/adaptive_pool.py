@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import DimLike, dim_max, dim_min, divides, is_static, product
+from ingot.ir.dims import DimLike, dim_max, dim_min, exact_quotient, is_static, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import Shape, TensorType, dtype_of
 from ingot.ops.core.base import check_count, identity_of, round_to, widen
@@ -53,7 +53,7 @@ class AdaptivePool(Op):
         # a window of symbolic size becomes a dimension of its own
         for d, f in partial_dims:
             shape = out.shape
-            split = out.reshape((*shape[:d], divides(shape[d], f) or 0, f, *shape[d + 1 :]))
+            split = out.reshape((*shape[:d], exact_quotient(shape[d], f) or 0, f, *shape[d + 1 :]))
             out = split.reduce(kind, (d + 1,), keepdims=False)
         return out
 
@@ -80,7 +80,7 @@ class AdaptivePool(Op):
         irregular: list[int] = []
         for i, out in enumerate(self.output_size):
             size = shape[i + 2]
-            factor = divides(size, out) if out != 0 else None
+            factor = exact_quotient(size, out) if out != 0 else None
             if out == size:
                 continue
             if factor is None:
@@ -136,7 +136,7 @@ class AdaptiveAvgPool(AdaptivePool):
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs
-        x = t.floating(node)
+        x = t.widen_narrow(node)
         regular, irregular = self.split_dims(node.shape)
         if regular:
             x = self.reduce_regular(x, "sum", regular) / t.size(product(f for _, f in regular), x.dtype)

@@ -131,7 +131,7 @@ class Attention(Op):
 
     def lower(self, *inputs: Node) -> Node:
         e, total = self.exponentials(self.scores(*inputs[:2]), inputs[3:])
-        v, n = t.floating(inputs[2]), e.rank
+        v, n = t.widen_narrow(inputs[2]), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
         y = y / t.term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
         if self.guarded:

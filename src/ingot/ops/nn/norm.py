@@ -99,7 +99,7 @@ class LayerNorm(Op):
 
     def lower(self, *inputs: Node) -> Node:
         x, *parameters = inputs
-        y = _standardize(t.floating(x), self.axes, self.eps)
+        y = _standardize(t.widen_narrow(x), self.axes, self.eps)
         for i, p in enumerate(parameters):
             aligned = _align_to_axes(p, y, self.axes)
             y = y + aligned if i else y * aligned
@@ -171,7 +171,7 @@ class Standardize(Op):
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
         (x,) = inputs
-        y, mean, variance = _with_moments(t.floating(x), self.axes, self.eps)
+        y, mean, variance = _with_moments(t.widen_narrow(x), self.axes, self.eps)
         return y.cast(x.dtype).node, mean.node, variance.node
 
     @classmethod
@@ -212,7 +212,7 @@ class RMSNorm(Op):
 
     def lower(self, *inputs: Node) -> Node:
         first, *scales = inputs
-        x = t.floating(first)
+        x = t.widen_narrow(first)
         y = x * t.rsqrt((x * x).mean(self.axes, keepdims=False) + self.eps).restore(x.shape, self.axes)
         for p in scales:
             y = y * _align_to_axes(p, y, self.axes)
@@ -257,7 +257,7 @@ class GroupNorm(Op):
         return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         n, c, *sizes = x.shape
         grouped = x.reshape((n, self.groups, c // self.groups, *sizes))
         y = _standardize(grouped, tuple(range(2, grouped.rank)), self.eps)
@@ -300,7 +300,7 @@ class InstanceNorm(Op):
         return round_to(y, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         y = _standardize(x, tuple(range(2, x.rank)), self.eps)
         for i, p in enumerate(inputs[1:]):
             y = y + _align(p, x, (1,)) if i else y * _align(p, x, (1,))
@@ -338,7 +338,7 @@ class BatchNorm(Op):
             return round_to((x - mean) / np.sqrt(var + self.eps) * scale + bias, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         scale, bias, mean, var = (Term(p).cast(x.dtype) for p in inputs[1:])
         factor = scale * t.rsqrt(var + self.eps)
         offset = bias - mean * factor
@@ -384,7 +384,7 @@ class LocalResponseNorm(Op):
         return round_to(x / (self.bias + self.alpha / self.size * total) ** self.beta, dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         ones = (1,) * x.rank
         window = (1, self.size, *ones[2:])
         padding = ((0, 0), self._reach, *((0, 0) for _ in ones[2:]))
@@ -423,7 +423,7 @@ class LpNorm(Op):
             return round_to(np.where(norm == 0, 0, x / norm), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         powers = x * x if self.p == 2 else x.map(Abs())
         total = powers.sum((self.axis,), keepdims=False)
         norm = (total.map(Sqrt()) if self.p == 2 else total).restore(x.shape, (self.axis,))

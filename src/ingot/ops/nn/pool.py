@@ -303,7 +303,7 @@ class AvgPool(Pool):
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs
-        x = t.floating(node)
+        x = t.widen_narrow(node)
         total = x.map(self.window("sum", node.shape))
         if self.divisor is not None:
             return (total / self.divisor).cast(node.dtype).node
@@ -376,7 +376,7 @@ class LpPool(Pool):
 
     def lower(self, *inputs: Node) -> Node:
         (node,) = inputs
-        x = t.floating(node)
+        x = t.widen_narrow(node)
         powers = x * x if self.p == 2 else x.map(Abs())
         if self.p > 2:
             powers = _power(powers, self.p)

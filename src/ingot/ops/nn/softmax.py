@@ -63,7 +63,7 @@ class Softmax(Normalizer):
             return round_to(e / e.sum(self.axis, keepdims=True), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         e = t.exp(x - x.max((self.axis,)))
         # one division per row: the sum is at least 1 unless the row is empty
         return (e * (1.0 / e.sum((self.axis,)))).cast(inputs[0].dtype).node
@@ -82,7 +82,7 @@ class LogSoftmax(Normalizer):
             return round_to(d - np.log(np.exp(d).sum(self.axis, keepdims=True)), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         d = x - x.max((self.axis,))
         return (d - t.log(t.exp(d).sum((self.axis,)))).cast(inputs[0].dtype).node
 
@@ -116,7 +116,7 @@ class LogSumExp(Op):
         return round_to(out if self.keepdims else np.squeeze(out, self.axes), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         unguarded_max = x.max(self.axes, keepdims=False)
         row_max = t.where(t.equals(t.absolute(unguarded_max), _INF), 0.0, unguarded_max)
         assert isinstance(row_max, Term)

@@ -250,7 +250,7 @@ def concat(parts: Sequence[Term], dimension: int) -> Term:
     return Term(build.concat([p.node for p in parts], dimension))
 
 
-def floating(x: Node) -> Term:
+def widen_narrow(x: Node) -> Term:
     """`x` in the dtype that its arithmetic is computed in: narrow floats as f32, all others as they are."""
     t = Term(x)
     return t.cast(f32) if t.dtype.is_float and t.dtype.bits < 32 else t
@@ -258,8 +258,8 @@ def floating(x: Node) -> Term:
 
 def operand(x: Node) -> Term:
     """`x` as an operand of a product: 16-bit floats as they are, as their products are exact in f32; else
-    `floating`."""
-    return Term(x) if x.dtype.is_float and x.dtype.bits == 16 else floating(x)
+    `widen_narrow`."""
+    return Term(x) if x.dtype.is_float and x.dtype.bits == 16 else widen_narrow(x)
 
 
 def sums_dtype(dtype: DType) -> DType:

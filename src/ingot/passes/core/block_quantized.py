@@ -17,10 +17,10 @@ from numpy.lib.stride_tricks import as_strided
 
 from ingot import ops
 from ingot.ir.layout import Layout, reshape_groups
-from ingot.ir.node import Node, const, deferred, splat_of
+from ingot.ir.node import Node, const, deferred_const, splat_of
 from ingot.ir.types import DType, Shape, TensorType, f32, static_shape, u4
 from ingot.ops.core.base import inverse
-from ingot.ops.views import WHOLE_VIEWS, base_of
+from ingot.ops.views import BIJECTIVE_VIEWS, base_of
 from ingot.passes.constants import is_constant, value_of
 
 MIN_BLOCK_LEVELS = 8  # with smaller blocks, the scales cost more than they save
@@ -35,7 +35,7 @@ def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
         return None
     ((x_axis,), (w_axis,)), (x, w) = op.contract, n.inputs
     unsliced = _unsliced(w, w_axis)
-    base = base_of(unsliced, WHOLE_VIEWS)
+    base = base_of(unsliced, BIJECTIVE_VIEWS)
     if unsliced.type.rank != 2 or not _is_of_levels(base, floats) or x.dtype != base.dtype:
         return None
     size, k = static_shape((unsliced.shape[w_axis], w.shape[w_axis]))
@@ -56,7 +56,7 @@ def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
 def levels_of_arithmetic(w: Node) -> Node | None:
     """`Dequantize` for (convert(q) - zero) * scale of constants with levels q of 4 or 8 bits; None for other nodes. The
     operations and their order are the same, and so are the results."""
-    if isinstance(w.op, WHOLE_VIEWS):
+    if isinstance(w.op, BIJECTIVE_VIEWS):
         levels = levels_of_arithmetic(w.inputs[0])
         return None if levels is None else w.op(levels, loc=w.loc)
     if isinstance(w.op, ops.Convert):
@@ -90,7 +90,7 @@ def _small_constant(p: Node) -> Node | None:
     return const(value_of(source).reshape([int(sizes.get(d, 1)) for d in range(p.type.rank)]), loc=p.loc)
 
 
-def holds_levels(n: Node, floats: tuple[DType, ...]) -> bool:
+def is_product_of_levels(n: Node, floats: tuple[DType, ...]) -> bool:
     """Whether `n` is a product as `product_of_levels` builds them."""
     op = n.op
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or not _is_of_levels(n.inputs[1], floats):
@@ -128,7 +128,7 @@ def _unsliced(w: Node, axis: int) -> Node:
 
 def _through_views(x: Node, shape: Shape) -> tuple[Node, Shape, Perm] | None:
     """`x` reshaped to `shape`, as transpose(reshape(base, ...), ...) of the value under its views."""
-    if not isinstance(x.op, WHOLE_VIEWS):
+    if not isinstance(x.op, BIJECTIVE_VIEWS):
         return x, shape, tuple(range(len(shape)))
     (y,) = x.inputs
     if isinstance(x.op, ops.Reshape):
@@ -173,7 +173,7 @@ def _min_nibble(q: Node) -> int | None:
 
 def _nibbles(levels: Node, least: int) -> Node:
     like = TensorType(u4, levels.shape)
-    return deferred(like, lambda: (value_of(levels) - least).astype(u4.numpy), levels.loc)
+    return deferred_const(like, lambda: (value_of(levels) - least).astype(u4.numpy), levels.loc)
 
 
 def _strided_constant(p: Node, layout: Layout) -> Node:
@@ -187,7 +187,7 @@ def _strided_constant(p: Node, layout: Layout) -> Node:
         value = np.ascontiguousarray(value_of(p))
         return as_strided(value, shape, [s * value.itemsize for s in strides], writeable=False)
 
-    return deferred(TensorType(p.dtype, shape), make, p.loc)
+    return deferred_const(TensorType(p.dtype, shape), make, p.loc)
 
 
-__all__ = ["holds_levels", "levels_of_arithmetic", "product_of_levels"]
+__all__ = ["is_product_of_levels", "levels_of_arithmetic", "product_of_levels"]

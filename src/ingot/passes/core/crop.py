@@ -13,11 +13,11 @@ their fusion.
 from __future__ import annotations
 
 from ingot import ops
-from ingot.ir.dims import DimLike, at_most, dim_max, dim_min, estimate, product
+from ingot.ir.dims import DimLike, dim_max, dim_min, estimate, is_at_most, product
 from ingot.ir.node import Graph, Node, Op
 from ingot.ir.rewrite import current_fuel
 from ingot.ir.types import Box
-from ingot.ops.core.base import sizes, whole
+from ingot.ops.core.base import box_shape, full_box
 from ingot.support.dataclass import dataclass
 
 MAX_CROPPED_PART = 0.75  # the largest part of a sum of products that is worth a slice
@@ -53,7 +53,7 @@ def crop_unread(graph: Graph) -> Graph:
             continue
         reads = zip(n.inputs, part.reads, strict=True)
         inputs = [_slice(images[i], parts[i].box, box) for i, box in reads if box is not None]
-        is_full_slice = isinstance(part.op, ops.Slice) and inputs[0].shape == sizes(part.box)
+        is_full_slice = isinstance(part.op, ops.Slice) and inputs[0].shape == box_shape(part.box)
         images[n] = inputs[0] if is_full_slice else part.op(*inputs, loc=n.loc)
     return graph.with_outputs([images[o] for o in graph.outputs])
 
@@ -78,7 +78,7 @@ def _parts(graph: Graph, nodes: list[Node], allowed: set[Node]) -> dict[Node, _P
 
 
 def _full_box(n: Node) -> Box:
-    return whole(n.shape) if len(n.types) == 1 else ()
+    return full_box(n.shape) if len(n.types) == 1 else ()
 
 
 def _slice(x: Node, present: Box, box: Box) -> Node:
@@ -96,8 +96,8 @@ def _hull(a: Box, b: Box, full: Box) -> Box:
         return a if a == b else full
     hull: list[tuple[DimLike, DimLike]] = []
     for (low, high), (other_low, other_high), rest in zip(a, b, full, strict=True):
-        low_known = at_most(low, other_low) or at_most(other_low, low)
-        high_known = at_most(high, other_high) or at_most(other_high, high)
+        low_known = is_at_most(low, other_low) or is_at_most(other_low, low)
+        high_known = is_at_most(high, other_high) or is_at_most(other_high, high)
         hull.append((dim_min(low, other_low), dim_max(high, other_high)) if low_known and high_known else rest)
     return tuple(hull)
 
@@ -119,7 +119,7 @@ def _is_much_smaller(n: Node, part: _Part) -> bool:
     """Whether `n` is a sum of products and the part takes much less time."""
     if n.op.flops(*(x.type for x in n.inputs)) == 0:
         return False
-    return estimate(product(sizes(part.box))) <= MAX_CROPPED_PART * estimate(n.type.size)
+    return estimate(product(box_shape(part.box))) <= MAX_CROPPED_PART * estimate(n.type.size)
 
 
 __all__ = ["crop_unread"]

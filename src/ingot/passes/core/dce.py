@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, Project, rebuilt, topological
+from ingot.ir.node import Graph, Node, Project, rebuild, topological
 
 Reads = dict[Node, set[int]]
 
@@ -49,7 +49,7 @@ def _prune(graph: Graph) -> Graph:
         renamed[n] = {old: new.results[index] for old, index in positions.items()}
         return base
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=pruned))
+    return graph.with_outputs(rebuild(graph.outputs, rule=pruned))
 
 
 Pruned = tuple[Node, dict[int, int]] | None
@@ -58,12 +58,12 @@ Pruned = tuple[Node, dict[int, int]] | None
 def _select(body: Graph, inputs: Sequence[int], outputs: Sequence[int]) -> Graph:
     names = tuple(body.output_names[i] for i in outputs) if body.output_names else ()
     takes, gives = tuple(body.inputs[i] for i in inputs), tuple(body.outputs[i] for i in outputs)
-    return replace(body, inputs=takes, outputs=(*gives, *body.found.values()), output_names=names)
+    return replace(body, inputs=takes, outputs=(*gives, *body.size_nodes.values()), output_names=names)
 
 
 def _needs(body: Graph, outputs: Sequence[int]) -> set[int]:
     """The indices of the inputs that these outputs of `body` depend on."""
-    nodes = set(topological((*(body.outputs[i] for i in outputs), *body.found.values())))
+    nodes = set(topological((*(body.outputs[i] for i in outputs), *body.size_nodes.values())))
     return {at for at, n in enumerate(body.inputs) if n in nodes}
 
 

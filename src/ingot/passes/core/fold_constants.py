@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, deferred, topological
+from ingot.ir.node import Const, Graph, Input, Node, Op, Project, const, deferred_const, topological
 from ingot.ir.rewrite import Result, Rule, rewrite, rules
 from ingot.ir.types import TensorType
 from ingot.ir.verify import attribute_dims
@@ -57,7 +57,7 @@ class _Folder:
             return None
         self.budget -= size
         if size > MIN_DEFERRED_BYTES and len(n.types) == 1:
-            return deferred(n.type, lambda: value_of(n), n.loc)
+            return deferred_const(n.type, lambda: value_of(n), n.loc)
         results = tuple(const(r, loc=n.loc) for r in results_of(n))
         return results[0] if len(results) == 1 else results
 

@@ -19,7 +19,7 @@ from typing import TypeGuard
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_static
 from ingot.ir.layout import reshape_groups
-from ingot.ir.node import Graph, Node, Op, Project, rebuilt
+from ingot.ir.node import Graph, Node, Op, Project, rebuild
 from ingot.ops.core.base import Category, CoreOp, Pairs, Perm, category, inverse, permute
 
 MAX_IMAGE_CHANNELS = 4  # an input of so few channels is not transposed
@@ -44,7 +44,7 @@ class _Layouts:
 
     def _convert(self, node: Node, new: Node, present: Perm, perm: Perm) -> Node:
         op, step = new.op, tuple(present.index(p) for p in perm)
-        direct = op.yielding(step) if isinstance(op, ops.CoreOp) else None
+        direct = op.absorb_transpose(step) if isinstance(op, ops.CoreOp) else None
         if direct is not None:
             return direct(*new.inputs, loc=node.loc)
         return transpose(new, step)
@@ -105,7 +105,7 @@ def _updating(graph: Graph) -> frozenset[Node]:
     """The elementwise ops that only compute new values of the state: in another order than the old values they could
     not be in place."""
     users, updating = graph.uses(), set[Node]()
-    new_values = {new for _, new in graph.lasting}
+    new_values = {new for _, new in graph.state_pairs}
     others = set(graph.outputs[len(graph.state) :])
     for n in reversed(graph.nodes()):
         is_live = n in new_values or n in users
@@ -242,7 +242,7 @@ def explicit_padding(graph: Graph) -> Graph:
         shared = n.op.padding if _has_own_image(n.op) else widest[n.inputs[0], n.op.lhs_layout]
         return _padded(n.op, inputs, shared, n.loc)
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=explicit))
+    return graph.with_outputs(rebuild(graph.outputs, rule=explicit))
 
 
 def _pads(op: Op) -> TypeGuard[ops.Convolution]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, rebuilt
+from ingot.ir.node import Graph, Node, rebuild
 
 
 def nest_concats(graph: Graph) -> Graph:
@@ -26,4 +26,4 @@ def nest_concats(graph: Graph) -> Graph:
         concats[axis, inputs] = n.op(*rest, loc=n.loc) if prefix else n.with_inputs(inputs)
         return concats[axis, inputs]
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=nested))
+    return graph.with_outputs(rebuild(graph.outputs, rule=nested))

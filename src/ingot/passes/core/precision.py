@@ -18,17 +18,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, Project, rebuilt
+from ingot.ir.node import Graph, Node, Project, rebuild
 from ingot.ir.types import DType, bf16, f16, f32
 from ingot.ops.core.base import Category, category
-from ingot.ops.views import strided
+from ingot.ops.views import strided_base
 from ingot.passes.constants import is_constant
 from ingot.support.errors import InputError
 
 STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
 
 
-def lower_precision(graph: Graph, precision: str, alike: bool = False) -> Graph:
+def lower_precision(graph: Graph, precision: str, same_types: bool = False) -> Graph:
     """Store weights (and, for bfloat16 or `alike`, what they are multiplied with) in `precision` (see module).
 
     Raises InputError for a precision that does not exist.
@@ -36,7 +36,7 @@ def lower_precision(graph: Graph, precision: str, alike: bool = False) -> Graph:
     stored = STORED.get(precision)
     if stored is None:
         raise InputError("precision", expected=" or ".join(STORED), got=repr(precision))
-    return graph if stored == f32 else _Narrowing(graph, stored, alike).run()
+    return graph if stored == f32 else _Narrowing(graph, stored, same_types).run()
 
 
 def _narrows(n: Node, same_types: bool) -> bool:
@@ -72,14 +72,14 @@ class _Narrowing:
                 if self._narrows(n):
                     for i in n.op.stored_values:
                         self._narrow_source(n.inputs[i])
-        return self.graph.with_outputs(rebuilt(self.graph.outputs, rule=self._image))
+        return self.graph.with_outputs(rebuild(self.graph.outputs, rule=self._image))
 
     def _narrow_source(self, x: Node) -> None:
         """Store narrow the value from which `x` takes its elements: if it has other readers, if `x` is a view of it
         (else the op that moves the elements rounds them), or if a maximum reduces it.
         """
         candidate = x if len(self.users[x]) > 1 else None
-        view = strided(x, {})
+        view = strided_base(x, {})
         while _moves(x):
             thinned, x = isinstance(x.op, ops.ReduceWindow), x.inputs[0]
             viewed = view is not None and x is view[0]

@@ -33,13 +33,13 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import is_static, product
-from ingot.ir.layout import along_axes
-from ingot.ir.node import Graph, Node, Op, const, deferred, rebuilt, splat_of
+from ingot.ir.layout import identity_axes
+from ingot.ir.node import Graph, Node, Op, const, deferred_const, rebuild, splat_of
 from ingot.ir.types import DType, Shape, f8e4m3fn, f8e5m2, f32, i8, i32, static_shape, u8
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.shape import View
 from ingot.passes.constants import is_constant, value_of
-from ingot.passes.core.block_quantized import holds_levels, levels_of_arithmetic, product_of_levels
+from ingot.passes.core.block_quantized import is_product_of_levels, levels_of_arithmetic, product_of_levels
 from ingot.passes.core.layout import with_explicit_padding
 from ingot.support.dataclass import dataclass
 
@@ -69,10 +69,10 @@ def lower_quantized(
     levels = any(isinstance(n.op, ops.Dequantize | ops.Quantize) for n in nodes)
     if not levels and not any(is_contraction(n) and levels_of_arithmetic(n.inputs[1]) is not None for n in nodes):
         return graph
-    graph = graph.with_outputs(rebuilt(graph.outputs, rule=_levels_first))
+    graph = graph.with_outputs(rebuild(graph.outputs, rule=_levels_first))
     graph = _drop_bounds(_concatenate_levels(graph))
-    graph = graph.with_outputs(rebuilt(graph.outputs, rule=image))
-    return graph.with_outputs(rebuilt(graph.outputs, rule=partial(_as_arithmetic, floats)))
+    graph = graph.with_outputs(rebuild(graph.outputs, rule=image))
+    return graph.with_outputs(rebuild(graph.outputs, rule=partial(_as_arithmetic, floats)))
 
 
 def _levels_first(n: Node, inputs: Sequence[Node]) -> Node:
@@ -123,10 +123,10 @@ def _concatenate_levels(graph: Graph) -> Graph:
         scale, zero = (splat_of(p) for p in n.inputs[1:])
         if scale is None or zero is None:
             return n.with_inputs(inputs)
-        parts = [ops.quantized(part, const(scale), const(zero), n.loc) for part in inputs[0].inputs]
+        parts = [ops.quantize(part, const(scale), const(zero), n.loc) for part in inputs[0].inputs]
         return x.op(*parts, loc=n.loc)
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
+    return graph.with_outputs(rebuild(graph.outputs, rule=image))
 
 
 def _drop_bounds(graph: Graph) -> Graph:
@@ -150,7 +150,7 @@ def _drop_bounds(graph: Graph) -> Graph:
             return n.with_inputs(inputs)
         return n.with_inputs([inputs[0].inputs[operand], *inputs[1:]])
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
+    return graph.with_outputs(rebuild(graph.outputs, rule=image))
 
 
 def _bounded(x: Node) -> tuple[int, np.float32, np.float32] | None:
@@ -196,16 +196,16 @@ def _is_positive(scale: Node) -> bool:
 
 
 def _as_arithmetic(floats: tuple[DType, ...], n: Node, inputs: Sequence[Node]) -> Node:
-    if holds_levels(n, floats):
+    if is_product_of_levels(n, floats):
         return n.op(inputs[0], n.inputs[1], loc=n.loc)
     if isinstance(n.op, ops.Quantize):
         scale = splat_of(inputs[1])
-        exact = n.dtype.bits == 8 and scale is not None and ops.multiplies(float(scale))
+        exact = n.dtype.bits == 8 and scale is not None and ops.reciprocal_is_exact(float(scale))
         return replace(n.op, divides=not exact)(*inputs, loc=n.loc)
     if not isinstance(n.op, ops.Dequantize):
         return n.with_inputs(inputs)
     if all(map(is_constant, inputs)):
-        return deferred(n.type, lambda: value_of(n.with_inputs(inputs)), n.loc)
+        return deferred_const(n.type, lambda: value_of(n.with_inputs(inputs)), n.loc)
     lowered = n.op.lower(*inputs)
     assert isinstance(lowered, Node)
     return lowered
@@ -236,7 +236,7 @@ def _levels(x: Node, kinds: tuple[DType, ...]) -> _Levels | None:
     if not source.axes:
         return moved
     before = x.inputs[0].shape
-    view_axes = along_axes(x.op.index_map(before, x.shape), before, x.shape)
+    view_axes = identity_axes(x.op.index_map(before, x.shape), before, x.shape)
     axes = [a for d in source.axes if (a := view_axes[d]) is not None]
     return replace(moved, axes=tuple(axes)) if axes == sorted(axes) and len(axes) == len(source.axes) else None
 

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.ir.dims import DimLike, divides, estimate, product
-from ingot.ir.node import Graph, Node, rebuilt
+from ingot.ir.dims import DimLike, estimate, exact_quotient, product
+from ingot.ir.node import Graph, Node, rebuild
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category
 from ingot.support.dataclass import dataclass
@@ -53,7 +53,7 @@ class _Cut:
                 if not remaining:
                     return None
                 d, size = remaining[0]
-                rest, inner = divides(want, size), divides(size, want)
+                rest, inner = exact_quotient(want, size), exact_quotient(size, want)
                 if rest is not None:
                     piece, want = size, rest
                     remaining.pop(0)
@@ -104,7 +104,7 @@ class _Region:
         return ops.Reshape(self.cut.shape([a for (a,) in self.box]))(ops.Transpose(self.order)(x))
 
 
-def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
+def reduce_unreshaped(graph: Graph, max_slice_elements: int = 0) -> Graph:
     """Remove reshapes between images and their reductions (see module), if the graph has convolutions: without them,
     images are in the order of their dimensions. at_once: elements of the largest slice that is reduced in one pass."""
     if not any(isinstance(n.op, ops.Convolution) for n in graph.nodes()):
@@ -113,7 +113,7 @@ def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
     region_of: dict[Node, _Region] = {}
     for n in graph.nodes():
         if isinstance(n.op, ops.Reshape) and n not in region_of:
-            region = _region(n, users, outputs, at_once)
+            region = _region(n, users, outputs, max_slice_elements)
             region_of |= dict.fromkeys(region.inside, region) if region is not None else {}
     if not region_of:
         return graph
@@ -131,7 +131,7 @@ def reduce_unreshaped(graph: Graph, at_once: int = 0) -> Graph:
             return _reduced_at_once(n, n.op, above, boxes) if above.at_once else _reduced(n, n.op, above, inputs[0])
         return n.op(*inputs, loc=n.loc) if isinstance(n.op, ops.Reshape) else n.with_inputs(inputs)
 
-    return graph.with_outputs(rebuilt(graph.outputs, memo, unreshaped))
+    return graph.with_outputs(rebuild(graph.outputs, memo, unreshaped))
 
 
 def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], at_once: int) -> _Region | None:

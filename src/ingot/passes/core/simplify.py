@@ -17,9 +17,9 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Graph, Node, rebuilt, splat_of
+from ingot.ir.node import Graph, Node, rebuild, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
-from ingot.ir.types import DType, Shape, f8e8m0fnu, truncated_in
+from ingot.ir.types import DType, Shape, f8e8m0fnu, truncation_type
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.core.gelu import GELU
 from ingot.passes.core.identities import FAST_MATH, IDENTITIES, rule_set
@@ -75,7 +75,7 @@ def _transpose(n: Node) -> Node | None:
     perm = _permutation(n)
     if perm == tuple(range(len(perm))):
         return x
-    op = x.op.yielding(perm) if isinstance(x.op, ops.CoreOp) else None
+    op = x.op.absorb_transpose(perm) if isinstance(x.op, ops.CoreOp) else None
     return None if op is None else op(*x.inputs)
 
 
@@ -264,7 +264,7 @@ def _convert(n: Node) -> Node | None:
     first = x.inputs[0]
     if first.dtype.is_integer and x.dtype.is_float and n.dtype.is_integer:
         # a direct conversion keeps the low bits, one through a float only those of numbers in range
-        return ops.cast(first, n.dtype) if keeps_values(first.dtype, truncated_in(n.dtype)) else None
+        return ops.cast(first, n.dtype) if keeps_values(first.dtype, truncation_type(n.dtype)) else None
     return ops.cast(first, n.dtype)
 
 
@@ -365,7 +365,7 @@ def _case(n: Node) -> Node | tuple[Node, ...] | None:
 
 def inline(body: Graph, operands: Sequence[Node]) -> tuple[Node, ...]:
     """The outputs of `body` with `operands` as its inputs."""
-    return rebuilt(body.outputs, dict(zip(body.inputs, operands, strict=True)))
+    return rebuild(body.outputs, dict(zip(body.inputs, operands, strict=True)))
 
 
 SHAPES = rules(

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, const, rebuilt
+from ingot.ir.node import Graph, Node, const, rebuild
 from ingot.ir.types import f32, i8, i32, u8
 from ingot.ops.core.base import is_contraction
 
@@ -49,10 +49,10 @@ def keep_blocks(graph: Graph, height: Height) -> Graph:
         if not _is_sparse(value[:: max(1, len(value) // SAMPLE_ROWS)]) or not _is_sparse(value):
             return new
         matrix = value.reshape(value.shape[0], -1)
-        chosen = height(new, lambda h: stored_blocks(matrix, h))
+        chosen = height(new, lambda h: stored_block_count(matrix, h))
         return new if chosen == 0 else product(_blocks(value, chosen, w.loc))
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
+    return graph.with_outputs(rebuild(graph.outputs, rule=image))
 
 
 def _rows(n: Node) -> tuple[Callable[[Node], Node], tuple[int, ...]] | None:
@@ -90,7 +90,7 @@ def nonzero_blocks(matrix: np.ndarray, height: int) -> np.ndarray:
     return np.asarray(padded.reshape(-1, height, columns).any(1))
 
 
-def stored_blocks(matrix: np.ndarray, height: int) -> int:
+def stored_block_count(matrix: np.ndarray, height: int) -> int:
     """The number of stored blocks of weights, including those that fill runs."""
     counts = nonzero_blocks(matrix, height).sum(1)
     return int(counts.sum()) if matrix.dtype != np.int8 else int((-(-counts // BLOCKS_PER_RUN) * BLOCKS_PER_RUN).sum())
@@ -129,4 +129,4 @@ def _in_runs(values: np.ndarray, places: np.ndarray, starts: np.ndarray) -> tupl
     )
 
 
-__all__ = ["Height", "always_dense", "keep_blocks", "nonzero_blocks", "stored_blocks"]
+__all__ = ["Height", "always_dense", "keep_blocks", "nonzero_blocks", "stored_block_count"]

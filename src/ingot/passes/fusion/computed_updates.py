@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node, rebuilt
+from ingot.ir.node import Graph, Input, Node, rebuild
 from ingot.ops.core.base import Category, category
 from ingot.ops.group import Group
 from ingot.ops.views import base_of
@@ -23,7 +23,7 @@ MOVING_VIEWS = (ops.Reshape, ops.Transpose, ops.Slice)  # views that do not repe
 def compute_updates(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
     """Return a fused graph whose updates are computed where they are written, and the new node of each changed
     group."""
-    if not policy.computed_updates:
+    if not policy.computes_updates:
         return graph, {}
     users, outputs = graph.uses(), set(graph.outputs)
     images: dict[Node, Node] = {}
@@ -57,7 +57,7 @@ def _computed_operand(
     is_only_use = users[producer] == [n] and n.inputs.count(producer) == 1 and producer not in outputs
     if not is_only_use or not isinstance(producer.op, Group) or producer.op.kind != "pointwise":
         return None
-    is_small = len(producer.op.body.nodes()) + len(body.nodes()) <= policy.members
+    is_small = len(producer.op.body.nodes()) + len(body.nodes()) <= policy.max_ops
     return index if is_small and not any(_may_be_overwritten(n, i) for i in producer.inputs) else None
 
 
@@ -80,8 +80,8 @@ def _merged(reader: Node, producer: Node, index: int, images: Mapping[Node, Node
         return {p: params[i] for p, i in zip(body.inputs, outer, strict=True) if i is not producer}
 
     inputs = params_of(producer.op.body, producer.inputs)
-    (value,) = rebuilt(producer.op.body.outputs, inputs)
-    roots = rebuilt(
+    (value,) = rebuild(producer.op.body.outputs, inputs)
+    roots = rebuild(
         reader.op.body.outputs, params_of(reader.op.body, reader.inputs) | {reader.op.body.inputs[index]: value}
     )
     body = Graph(tuple(params.values()), tuple(roots))

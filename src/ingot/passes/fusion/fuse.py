@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ingot import ops
-from ingot.ir.dims import bounds, estimate, is_found, product
+from ingot.ir.dims import bounds, estimate, is_computed, product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node, Project, mentions
-from ingot.ops.core.base import Category, category, held_operands, is_contraction
+from ingot.ir.node import Graph, Node, Project, free_symbols
+from ingot.ops.core.base import Category, category, is_contraction, operands_in_result
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
-from ingot.ops.views import pull_back, strided, strided_view
+from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves
 from ingot.passes.fusion.epilogue import anchor_tails
@@ -97,7 +97,7 @@ class _Fusion:
         needs_memory = node in self.outputs or node in self.in_memory
         if self._is_storage(node):
             self.storage.add(node)
-            self.in_memory.update(x for x, _ in held_operands(node))
+            self.in_memory.update(x for x, _ in operands_in_result(node))
             return
         if isinstance(node.op, Project):
             self.in_memory.add(node.inputs[0])
@@ -120,7 +120,7 @@ class _Fusion:
         self._open(node)
 
     def _is_full(self, g: OpenGroup) -> bool:
-        return len(g.members) >= self.policy.members
+        return len(g.members) >= self.policy.max_ops
 
     def _root_reason(self, node: Node, groups: list[OpenGroup]) -> str:
         """Explain why `node` is the root of a group, and so stored, instead of a member of the group that reads it."""
@@ -135,7 +135,7 @@ class _Fusion:
             return f"{len(groups)} kernels read it: each would have to compute it again"
         (g,) = groups
         if self._is_full(g):
-            return f"the kernel of {g.root.op.name} has {self.policy.members} ops already"
+            return f"the kernel of {g.root.op.name} has {self.policy.max_ops} ops already"
         if isinstance(node.op, ops.Reduction):
             return f"its sum runs over other dimensions than the loop of {g.root.op.name}, or behind another main loop"
         if not is_pointwise(node):
@@ -149,7 +149,7 @@ class _Fusion:
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
         only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, ops.WEIGHT_FORMS) or strided_view(node)
+        in_place = isinstance(node.op, ops.WEIGHT_FORMS) or is_strided_view(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
             for i in node.inputs:
                 self.in_memory.add(i)
@@ -167,12 +167,12 @@ class _Fusion:
         in the order of the rows is loaded instead."""
         axes = self._axes_in(g, node)
         dims, rows = long_dims(node.shape), long_dims(g.box)
-        min_elements = max(self.policy.lookups, self.policy.lookups_each * estimate(node.type.size))
+        min_elements = max(self.policy.min_gathered_elements, self.policy.min_gathers_each * estimate(node.type.size))
         if g.anchor is not None or axes is None or estimate(product(g.box)) < min_elements:
             return False
         if not dims or axes[dims[-1]] != rows[-1]:
             return False
-        source = strided(node, {})
+        source = strided_base(node, {})
         return source is not None and source[0].constant is None and source[1].strides[dims[-1]] not in _CHEAP_STRIDES
 
     def _is_storage(self, node: Node) -> bool:
@@ -186,7 +186,7 @@ class _Fusion:
             )
         if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._only_widens(node.op):
             return False
-        if any(map(is_found, mentions(node))):
+        if any(map(is_computed, free_symbols(node))):
             return False  # the position of its halo would change from run to run
         return ops.fill_byte(node) is not None and node in self.in_memory
 
@@ -222,7 +222,7 @@ class _Fusion:
     def _anchor(self, g: OpenGroup, node: Node) -> None:
         g.anchor = node
         required = frozenset[Node]()
-        if self.policy.computed_rows:
+        if self.policy.computes_rows:
             required = prologue_members(node, self.users, self.graph, self.tails, self.policy)
         elif is_single_row(node, self.policy):
             required = norm_of_row(node, self.users, self.graph, self.tails, self.policy)
@@ -235,7 +235,7 @@ class _Fusion:
     def _panel(self, anchor: Node) -> Node | None:
         """The operand that `anchor` may compute. Values of row reductions or gathers stay in their group: otherwise
         both would need a kernel of their own."""
-        panel = panel_operand(anchor, self.policy) if self.policy.computed_rows else None
+        panel = panel_operand(anchor, self.policy) if self.policy.computes_rows else None
         stack, budget = [panel] if panel is not None else [], 32
         while stack and budget:
             n, budget = stack.pop(), budget - 1
@@ -263,7 +263,7 @@ class _Fusion:
                 self.in_memory.update(i for i in node.inputs if i not in g.required)
         elif is_free(node):
             if node in self.optional_memory:
-                if not strided_view(node) or is_row_transpose(node):
+                if not is_strided_view(node) or is_row_transpose(node):
                     return False
                 self.optional_memory.update(node.inputs)
         else:
@@ -306,7 +306,7 @@ class _Fusion:
         channels."""
         if not isinstance(node.op, ops.Convolution) or estimate(node.shape[-1]) <= _MAX_NARROW_CHANNELS:
             return False
-        if estimate(node.type.size) < self.policy.scattered:
+        if estimate(node.type.size) < self.policy.min_scattered_elements:
             return False
         chain = [node]
         while chain[-1] is not g.root:
@@ -322,7 +322,7 @@ class _Fusion:
     def _join_all(self, groups: list[OpenGroup], node: Node) -> bool:
         """Add `node` to each of the groups that read it, if recomputing costs no more than reading: plain arithmetic on
         at most one value of its size."""
-        if len(groups) > self.policy.copies or node in self.tails or not self._recomputes_cheaply(groups, node):
+        if len(groups) > self.policy.max_copies or node in self.tails or not self._recomputes_cheaply(groups, node):
             return False
         sources = {source_of(i) for i in node.inputs}
         large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]
@@ -426,7 +426,7 @@ class _Fusion:
         long = [d for d in range(len(x.shape)) if x.shape[d] != 1]
         if not long or long[-1] in reduced or estimate(x.shape[long[-1]]) * x.dtype.nbytes <= 4 * _CACHE_LINE_BYTES:
             return False
-        return estimate(product([x.shape[d] for d in reduced])) * _CACHE_LINE_BYTES > self.policy.column_bytes
+        return estimate(product([x.shape[d] for d in reduced])) * _CACHE_LINE_BYTES > self.policy.max_column_bytes
 
     def _start_rows(self, g: OpenGroup, node: Node) -> None:
         box = node.inputs[0].shape
@@ -464,7 +464,7 @@ class _Fusion:
                 memo[n] = self.groups_of[n][0].build(memo)
                 self.reasons[memo[n]] = self.root_reasons[n]
         outputs: list[Node] = []
-        state = dict(enumerate(self.graph.lasting))
+        state = dict(enumerate(self.graph.state_pairs))
         for i, n in enumerate(self.graph.outputs):
             # each output is written by its own group, except unchanged values of the state
             is_written = not n.is_leaf and memo[n] not in outputs and isinstance(memo[n].op, Group)
@@ -485,7 +485,7 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     """
     fusion = _Fusion(graph, policy)
     fused, images = fusion.run(), dict[Node, Node]()
-    if policy.pooled_images:
+    if policy.pools_images:
         fused, images = pool_in_producers(fused)
     fused, updated = compute_updates(fused, policy)
     images = {n: updated.get(g, g) for n, g in images.items()} | updated

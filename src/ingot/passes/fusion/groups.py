@@ -7,7 +7,7 @@ from dataclasses import field
 from itertools import islice
 
 from ingot import ops
-from ingot.ir.layout import along_axes
+from ingot.ir.layout import identity_axes
 from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import Shape
 from ingot.ops.core.base import Category, category, is_contraction
@@ -33,7 +33,7 @@ def is_pointwise(node: Node) -> bool:
 
 def _view_axes(op: View, user: Node, node: Node, axes: Axes) -> Axes | None:
     places = op.index_map(node.shape, user.shape)
-    view_axes = along_axes(places, node.shape, user.shape)
+    view_axes = identity_axes(places, node.shape, user.shape)
     # an axis that is sliced, reversed or merged is not an axis of the view
     is_complete = all(d is not None or size == 1 for d, size in zip(view_axes, node.shape, strict=True))
     if not is_complete or any(place.is_padded for place in places):

@@ -32,24 +32,24 @@ class FusionPolicy:
     joined_rows: whether a row group also stores the values by row that it reads and that other groups need.
     """
 
-    copies: int = 3
-    members: int = 128
-    lookups: int = 1 << 14
-    lookups_each: int = 4
-    scattered: int = 1 << 14
-    block_bytes: int = 256 << 10
-    block_rows: int = 16
-    weights_bytes: int = 1 << 20
-    image_bytes: int = 256 << 10
-    hidden_bytes: int = 1 << 20
-    column_bytes: int = 256 << 10
-    shared_rows: int = 128
-    row_ops: int = 32
-    computed_rows: bool = True
-    pooled_images: bool = True
-    single_row: int = 0
-    computed_updates: bool = False
-    joined_rows: bool = False
+    max_copies: int = 3
+    max_ops: int = 128
+    min_gathered_elements: int = 1 << 14
+    min_gathers_each: int = 4
+    min_scattered_elements: int = 1 << 14
+    max_block_bytes: int = 256 << 10
+    min_block_rows: int = 16
+    max_weights_bytes: int = 1 << 20
+    min_image_bytes: int = 256 << 10
+    min_hidden_bytes: int = 1 << 20
+    max_column_bytes: int = 256 << 10
+    min_shared_rows: int = 128
+    max_row_ops: int = 32
+    computes_rows: bool = True
+    pools_images: bool = True
+    max_single_row: int = 0
+    computes_updates: bool = False
+    joins_row_results: bool = False
 
 
 DEFAULT = FusionPolicy()

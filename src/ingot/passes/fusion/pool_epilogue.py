@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import f32
 from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.group import Group
@@ -36,7 +36,7 @@ def pool_in_producers(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
         image, memo[pools[n]] = replaced[n].results
         return image
 
-    return graph.with_outputs(rebuilt(graph.outputs, memo, joined)), replaced
+    return graph.with_outputs(rebuild(graph.outputs, memo, joined)), replaced
 
 
 def _pooled(node: Node) -> Node | None:
@@ -110,5 +110,5 @@ def _merged(producer: Node, pool: Node, inputs: Sequence[Node]) -> Node:
         params.append(Input(f"p{len(params)}", p.type)())
         images[p] = params[-1]
         outer.append(value)
-    body = Graph(tuple(params), (image, *rebuilt(second.body.outputs, images)))
+    body = Graph(tuple(params), (image, *rebuild(second.body.outputs, images)))
     return Group(body, first.kind)(*outer, loc=producer.loc)

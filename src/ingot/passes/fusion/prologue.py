@@ -47,11 +47,11 @@ def panel_operand(anchor: Node, policy: FusionPolicy) -> Node | None:
     if not isinstance(k, int) or k == 0 or len(long_columns) > 1:
         return None
     row_bytes, count = k * a.dtype.nbytes, estimate(product(rows))
-    rows_fit = count * row_bytes <= policy.block_bytes
+    rows_fit = count * row_bytes <= policy.max_block_bytes
     # otherwise the second operand is streamed for each block of rows: from cache, if it is no larger than a few
-    weights_fit = estimate(product(long_columns)) * k * b.dtype.nbytes <= policy.weights_bytes
-    block_fits = row_bytes * policy.block_rows <= policy.block_bytes
-    return a if count >= policy.shared_rows and block_fits and (rows_fit or weights_fit) else None
+    weights_fit = estimate(product(long_columns)) * k * b.dtype.nbytes <= policy.max_weights_bytes
+    block_fits = row_bytes * policy.min_block_rows <= policy.max_block_bytes
+    return a if count >= policy.min_shared_rows and block_fits and (rows_fit or weights_fit) else None
 
 
 def _windows_are_disjoint(op: ops.ReduceWindow) -> bool:
@@ -68,9 +68,9 @@ def reason_stored(anchor: Node, policy: FusionPolicy) -> str:
         return f"{name} reads it as memory, each element many times or in another order"
     rows, columns, k = loops
     weights_bytes = estimate(product(columns)) * estimate(k) * anchor.inputs[1].dtype.nbytes
-    if weights_bytes > policy.weights_bytes:
+    if weights_bytes > policy.max_weights_bytes:
         return f"{name} would stream its weights, {weights_bytes / 1e6:.1f} MB, for each block of rows that it computes"
-    if estimate(product(rows)) * estimate(k) * anchor.inputs[0].dtype.nbytes <= policy.hidden_bytes:
+    if estimate(product(rows)) * estimate(k) * anchor.inputs[0].dtype.nbytes <= policy.min_hidden_bytes:
         return f"{name} finds it in the caches: it is too small to be worth computing there"
     ways = "pointwise ops, or another contraction with the norm before it"
     return f"{name} computes rows only from {ways}, and if nothing else needs them"
@@ -109,12 +109,12 @@ def prologue_members(
         image = x.inputs[0] if isinstance(x.op, ops.Pad) else x
         if not _static_image(x) or (x is not image and not _pads_image(x)):
             return frozenset()
-        is_large = estimate(product(image.shape[1:])) * image.dtype.nbytes > policy.image_bytes
+        is_large = estimate(product(image.shape[1:])) * image.dtype.nbytes > policy.min_image_bytes
         return _members_between(anchor, image, _is_expansion, users, graph) if is_large else frozenset()
     is_base = partial(_is_row_by_row, policy=policy)
     if not is_base(anchor) or x is anchor.inputs[1]:
         return frozenset()
-    is_large = estimate(x.type.size) * x.dtype.nbytes > policy.hidden_bytes
+    is_large = estimate(x.type.size) * x.dtype.nbytes > policy.min_hidden_bytes
     members = _members_between(anchor, x, is_base, users, graph) if is_large else frozenset[Node]()
     first = next(filter(is_base, members), None)
     if first is None:
@@ -134,7 +134,7 @@ def is_single_row(anchor: Node, policy: FusionPolicy) -> bool:
     contracts_all = all(x.shape[d] == 1 or d in contract for d in range(x.type.rank)) and list(contract) == sorted(
         contract
     )
-    return contracts_all and isinstance(x.type.size, int) and 0 < x.type.size <= policy.single_row
+    return contracts_all and isinstance(x.type.size, int) and 0 < x.type.size <= policy.max_single_row
 
 
 def sibling_products(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, policy: FusionPolicy) -> list[Node]:
@@ -227,7 +227,7 @@ def _norm_members(
         new = [i for i in pending.pop().inputs if i not in members and belongs(i)]
         members.update(new)
         pending += new
-        if len(members) > policy.row_ops:
+        if len(members) > policy.max_row_ops:
             return frozenset()
     while True:
         users_inside = members.union(anchors)
@@ -258,7 +258,9 @@ def _is_row_by_row(n: Node, policy: FusionPolicy) -> bool:
         is_plain = is_plain and all(s == 1 for s in (*op.strides, *op.lhs_dilation))
     _, columns, k = loops
     weights_bytes = estimate(product(columns)) * estimate(k) * n.inputs[1].dtype.nbytes
-    return is_plain and isinstance(k, int) and n.inputs[0].dtype == f32 and 0 < weights_bytes <= policy.weights_bytes
+    return (
+        is_plain and isinstance(k, int) and n.inputs[0].dtype == f32 and 0 < weights_bytes <= policy.max_weights_bytes
+    )
 
 
 def _is_depthwise(anchor: Node) -> bool:

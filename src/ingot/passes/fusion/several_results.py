@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape
 from ingot.ops import BroadcastInDim, Reduction, Reshape
 from ingot.ops.core.base import Category, category
-from ingot.ops.group import Group, same_element
+from ingot.ops.group import Group, reads_same_element
 from ingot.passes.fusion.policy import FusionPolicy
 
 
@@ -29,7 +29,7 @@ def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, 
     for reader in reversed(graph.nodes()):
         can_join = _can_join if _is_group(reader, "pointwise") else _shares_rows
         if reader in merged or not (
-            _is_group(reader, "pointwise") or (policy.joined_rows and _is_group(reader, "rows"))
+            _is_group(reader, "pointwise") or (policy.joins_row_results and _is_group(reader, "rows"))
         ):
             continue
         members = [reader]
@@ -77,7 +77,7 @@ def _can_join(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
     if producer not in outputs or not _is_group(producer, "pointwise") or producer.shape != reader.shape:
         return False
     body = _body(reader)
-    return all(same_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
+    return all(reads_same_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
 
 
 def _shares_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
@@ -136,7 +136,7 @@ def _outer_operands(members: Sequence[Node]) -> list[Node]:
 def _can_merge(members: Sequence[Node], depth: Mapping[Node, int], policy: FusionPolicy) -> bool:
     """Whether the groups have few enough ops for one, and all their outer operands are at a smaller depth than each of
     them, so that no operand depends on the merged group."""
-    if sum(len(_body(m).nodes()) for m in members) > policy.members:
+    if sum(len(_body(m).nodes()) for m in members) > policy.max_ops:
         return False
     min_depth = min(depth[m] for m in members)
     return all(depth[i] < min_depth for i in _outer_operands(members))
@@ -152,7 +152,7 @@ def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
             if outer not in roots and outer not in params:
                 params[outer] = Input(f"p{len(params)}", p.type)()
             images_inside[p] = roots.get(outer) or params[outer]
-        (roots[m],) = rebuilt(_body(m).outputs, images_inside)
+        (roots[m],) = rebuild(_body(m).outputs, images_inside)
     body, last = Graph(tuple(params.values()), tuple(roots.values())), members[-1].op
     assert isinstance(last, Group)
     return Group(body, last.kind)(*(images[n] for n in params), loc=members[-1].loc)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node, Op, rebuilt
+from ingot.ir.node import Graph, Input, Node, Op, rebuild
 from ingot.ops.group import Group
 
 _ARITHMETIC = (ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Quantize)
@@ -43,7 +43,7 @@ def share_kernels(graph: Graph) -> Graph:
         group, constants = images[n.op]
         return group(*inputs, *(c.op(loc=c.loc) for c in constants), loc=n.loc)
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=shared))
+    return graph.with_outputs(rebuild(graph.outputs, rule=shared))
 
 
 def _scalars(body: Graph) -> list[Node]:
@@ -70,7 +70,7 @@ def _without(group: Group, constants: Sequence[Node]) -> Group:
     body, first = group.body, len(group.body.inputs)
     taken: dict[Node, Node] = {c: Input(f"p{first + i}", c.type)() for i, c in enumerate(constants)}
     inputs = (*body.inputs, *taken.values())
-    return replace(group, body=replace(body, inputs=inputs, outputs=rebuilt(body.outputs, dict(taken))))
+    return replace(group, body=replace(body, inputs=inputs, outputs=rebuild(body.outputs, dict(taken))))
 
 
 __all__ = ["share_kernels"]

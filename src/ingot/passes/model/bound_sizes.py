@@ -25,10 +25,21 @@ from dataclasses import replace
 from functools import reduce
 
 from ingot import ops
-from ingot.ir.dims import FOUND, Dim, DimLike, bounds, dim_min, narrowed, span_of, substitute, symbol, symbols_of
+from ingot.ir.dims import (
+    COMPUTED_PREFIX,
+    Dim,
+    DimLike,
+    bounds,
+    default_bounds,
+    dim_min,
+    narrow_bounds,
+    substitute,
+    symbol,
+    symbols_of,
+)
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
-from ingot.ops.core.base import Category, category, unsettled
+from ingot.ops.core.base import Category, category, violable_constraints
 from ingot.support.errors import ShapeError
 
 _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each holds every value of its operand
@@ -51,7 +62,7 @@ def bound_sizes(graph: Graph, outer: frozenset[str] = frozenset()) -> Graph:
         if high is not None and high < 0:
             expected, where = f"{margin} >= 0", n.loc or None
             raise ShapeError(f"{n.op.name}: no size fits", expected=expected, got=f"{high} at most", where=where)
-        narrowed_limits = narrowed(margin, limits)
+        narrowed_limits = narrow_bounds(margin, limits)
         if narrowed_limits is not None:
             limits = narrowed_limits
         elif not any(isinstance(rest := margin - c, int) and rest >= 0 for c in conditions):
@@ -67,17 +78,21 @@ def check_in_run(body: Graph, outer: frozenset[str]) -> Graph:
 
     outer: the symbols of the graphs around the body.
     """
-    margins = [margin for n in body.nodes() for margin in unsettled(n) if not outer.isdisjoint(symbols_of(margin))]
+    margins = [
+        margin for n in body.nodes() for margin in violable_constraints(n) if not outer.isdisjoint(symbols_of(margin))
+    ]
     smallest = reduce(dim_min, margins, 0)
     if isinstance(smallest, int):
         return body
-    size = f"{FOUND}elements_to_read{len(outer)}", 0
+    size = f"{COMPUTED_PREFIX}elements_to_read{len(outer)}", 0
     return replace(body, outputs=(*body.outputs, ops.scalar(smallest, i64)), sizes=(*body.sizes, size))
 
 
 def _with_empty(graph: Graph) -> Graph:
     """The graph with symbols that may be 0 where its bounds say so."""
-    empty = {name: symbol(name, may_be_empty=True) for name, low, _ in graph.bounds if low == 0 and span_of(name)[0]}
+    empty = {
+        name: symbol(name, may_be_empty=True) for name, low, _ in graph.bounds if low == 0 and default_bounds(name)[0]
+    }
     if all(substitute(d, empty) == d for n in graph.inputs for d in n.shape):
         return graph
     return replace(graph.substitute(empty), bounds=graph.bounds)

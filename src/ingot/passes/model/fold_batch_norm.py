@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Graph, Node, const, deferred, splat_of
+from ingot.ir.node import Graph, Node, const, deferred_const, splat_of
 from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.ir.types import f32
 from ingot.support.dataclass import dataclass
@@ -45,7 +45,7 @@ def fold_batch_norm(graph: Graph) -> Graph:
         if new is not None:
             replacements[n] = new
             anchors.add(chain.anchor)
-    return graph.replaced(replacements)
+    return graph.replace_nodes(replacements)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _folded(chain: _Chain, fuel: Fuel) -> Node | None:
         finite = np.isfinite((largest.astype(np.float64) * scale).astype(dtype)).all() and np.isfinite(shift).all()
     if not finite or not fuel.burn("fold-batch-norm"):
         return None
-    y = anchor.op(x, deferred(w.type, scaled, w.loc), loc=anchor.loc)
+    y = anchor.op(x, deferred_const(w.type, scaled, w.loc), loc=anchor.loc)
     if shift.any():
         broadcast_shift = ops.BroadcastInDim(y.shape, (chain.axis,))(const(shift), loc=chain.last.loc)
         y = ops.Add()(y, broadcast_shift, loc=chain.last.loc or anchor.loc)

@@ -19,7 +19,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import estimate, product
-from ingot.ir.node import Graph, Node, Op, const, rebuilt
+from ingot.ir.node import Graph, Node, Op, const, rebuild
 from ingot.ir.rewrite import Fuel, current_fuel
 from ingot.passes.model.fold_batch_norm import channel_vector
 
@@ -41,7 +41,7 @@ def order_linear(graph: Graph) -> Graph:
         moved = _convolve_last(n, memo, single_use, fuel) or _convolve_first(n, memo, single_use, fuel)
         return moved or n.with_inputs(inputs)
 
-    return graph.with_outputs(rebuilt(graph.outputs, memo, ordered))
+    return graph.with_outputs(rebuild(graph.outputs, memo, ordered))
 
 
 def _convolve_last(n: Node, memo: dict[Node, Node], single_use: set[Node], fuel: Fuel) -> Node | None:

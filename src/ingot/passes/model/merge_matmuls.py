@@ -14,7 +14,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import DimLike
-from ingot.ir.node import Const, Graph, Node, const, deferred
+from ingot.ir.node import Const, Graph, Node, const, deferred_const
 from ingot.ir.types import DType, TensorType, static_shape
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
@@ -41,7 +41,7 @@ def merge_matmuls(graph: Graph) -> Graph:
     for (x, _), products in _candidates(graph, users).items():
         if len(products) > 1:
             replacements |= _merged(x, products)
-    return graph.replaced(replacements)
+    return graph.replace_nodes(replacements)
 
 
 def _candidates(graph: Graph, users: dict[Node, list[Node]]) -> dict[_Kind, list[_Product]]:
@@ -114,4 +114,4 @@ def _concatenated(weights: list[Node]) -> Node:
         return out
 
     assert isinstance(type_, TensorType)
-    return deferred(type_, make)
+    return deferred_const(type_, make)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ingot.runtime.bind import Binding, Layout, Shape
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.expr import evaluate
-from ingot.runtime.program import Buffer, Program, Step, table_places
+from ingot.runtime.program import Buffer, Program, Step, table_offsets
 from ingot.runtime.ranks.process_group import ProcessGroup
 from ingot.support.errors import IngotError
 
@@ -48,7 +48,7 @@ class Instance(Binding):
             self._table[4 * count :] = args
         except OverflowError as e:
             raise IngotError("a size", expected="one of 64 bits", got=max(args, key=abs)) from e
-        place = table_places(program.steps)
+        place = table_offsets(program.steps)
         starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
         self.records = self._table[: 4 * count].reshape(-1, 4)
         self._group = group

@@ -410,8 +410,8 @@ class Context:
         graph may run at any time, beside others."""
         if any(nbytes and not here for _, here, nbytes in ends):
             raise DeviceError("a CUDA graph that is captured", expected="values on the GPU", got="some on the host")
-        if copied := [s for s in self._program.state if s.copied]:
-            got = "; ".join(f"{s.spec.name}: {s.copied}" for s in copied)
+        if copied := [s for s in self._program.state if s.copy_reason]:
+            got = "; ".join(f"{s.spec.name}: {s.copy_reason}" for s in copied)
             raise DeviceError("a CUDA graph that is captured", expected="state that is written in place", got=got)
         driver, total = self._driver, -(-instance.layout.nbytes // ALIGN) * ALIGN
         unaligned = [(i, nbytes) for i, (pointer, _, nbytes) in enumerate(ends) if nbytes and pointer % ALIGN]

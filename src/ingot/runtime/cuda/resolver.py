@@ -5,7 +5,7 @@ from __future__ import annotations
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.order import Access
 from ingot.runtime.expr import Expr, evaluate, span
-from ingot.runtime.program import Program, table_places
+from ingot.runtime.program import Program, table_offsets
 
 WORD_BYTES = 8  # of a size
 
@@ -20,7 +20,7 @@ class Resolver:
         # behind the arena: the sizes that steps find, and a table that nobody reads here
         self.sizes = -(-binding.layout.nbytes // WORD_BYTES) * WORD_BYTES
         self._table, last = self.sizes + WORD_BYTES * len(program.sizes), len(program.steps) - 1
-        entries = table_places(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
+        entries = table_offsets(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
         self.nbytes = self._table + WORD_BYTES * entries if program.sizes else binding.layout.nbytes
 
     def buffer(self, identity: int, offset: Expr) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.index import add, dim_expr, integer
 from ingot.support.dataclass import dataclass
 
-MOST = 1024  # terms of a part; with 512, bert-base and gpt2 run at 0.98x on two threads
+MAX_TERMS = 1024  # terms of a part; with 512, bert-base and gpt2 run at 0.98x on two threads
 MAX_TERMS_FROM_MEMORY = 256  # if the terms are loaded from memory and registers are free
 
 
@@ -48,7 +48,7 @@ class LongSums:
         extents: Sequence[DimLike],
         step: int = 1,
         separate: int = 1,
-        max_terms: int = MOST,
+        max_terms: int = MAX_TERMS,
     ) -> LongSums:
         """Sums in parts of `most` terms, or of more if there would be more than `most` parts. step: of the innermost
         loop. apart: the number of consecutive elements of that loop that go to separate sums."""

@@ -36,7 +36,7 @@ def chunked_loops(
     lanes: int,
     machine: Machine,
     write: Write,
-    work: int = 1,
+    operations: int = 1,
     order: Sequence[int] | None = None,
     line: AlignedLine | None = None,
     chunk_operations: int = CHUNK_ELEMENTS,
@@ -44,7 +44,7 @@ def chunked_loops(
 ) -> Expr:
     """Loops over a box of `shape`, vectorized along `axis`, cut into chunks; returns the number of chunks.
 
-    work: operations per element. order: the dimensions, outermost first. line: a result that should be written in
+    operations: operations per element. order: the dimensions, outermost first. line: a result that should be written in
     aligned vectors. chunk_operations: target size of a chunk. interleave: vectors computed as one of as many lanes.
     """
     if not shape:
@@ -53,7 +53,7 @@ def chunked_loops(
     # reads ignore the index of a dimension of size 1, so it cannot be the vector
     lanes = 1 if shape[axis] == 1 else lanes
     outer = [d for d in order or range(len(shape)) if d != axis]
-    chunking = _Chunking.of(shape, axis, lanes, outer, max(chunk_operations // work, 4 * lanes))
+    chunking = _Chunking.of(shape, axis, lanes, outer, max(chunk_operations // operations, 4 * lanes))
     rows = product(shape[d] for d in chunking.row_dims)
     row_block, low = chunk, ZERO
     if chunking.pieces_per_row != 1:

@@ -29,7 +29,7 @@ from ingot.schedule.cpu.chunks import CHUNK_ELEMENTS, STREAMED_CHUNK_ELEMENTS, c
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.rows.short_rows import CACHE_LINE_BYTES
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered, Step
@@ -58,7 +58,7 @@ def lower_cumulative(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, .
         write = walk.row
     chunk, top = k.var("chunk"), Block()
     size = STREAMED_CHUNK_ELEMENTS if walk.stream else CHUNK_ELEMENTS
-    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, work=work, chunk_operations=size)
+    chunks = chunked_loops(top, chunk, shape, axis, lanes, machine, write, operations=work, chunk_operations=size)
     dims = symbol_params(*body_dims(body, (*ins, *outs)))
     kernel = Kernel("cumulative", walk.operands.params, dims, chunk, chunks, top.body, scratch)
     return Lowered((Step(kernel, walk.operands.args),))
@@ -115,7 +115,7 @@ class _Walk:
         return ix.sub(dim_expr(self.length - 1), i) if self.op.reverse else i
 
     def fold(self, a: Expr, b: Expr) -> Expr:
-        return k.binary(combining(self.op.kind, self.dtype), a, b)
+        return k.binary(combining_op(self.op.kind, self.dtype), a, b)
 
     def identity(self, lanes: int) -> Lit:
         return Lit(self.dtype, lanes, identity_of(self.op.kind, self.dtype))
@@ -220,7 +220,7 @@ def _folded(block: Block, op: CumReduce, value: Expr) -> Expr:
     while half < lanes:
         ends = [i & -2 * half | (half if op.reverse else half - 1) for i in range(lanes)]
         before = k.Shuffle(value.dtype, lanes, value, value, tuple(ends))
-        both = block.let(k.binary(combining(op.kind, value.dtype), before, value), "v")
+        both = block.let(k.binary(combining_op(op.kind, value.dtype), before, value), "v")
         later = [bool(i & half) != op.reverse for i in range(lanes)]
         pick = tuple(i + lanes * late for i, late in enumerate(later))
         value = block.let(k.Shuffle(value.dtype, lanes, value, both, pick), "v")

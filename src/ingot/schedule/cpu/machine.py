@@ -9,7 +9,7 @@ from ingot.ir.types import DType
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 
-STREAM = 20e9  # bytes per second that a core reads from memory, at least
+MEMORY_BYTES_PER_SECOND = 20e9  # bytes per second that a core reads from memory, at least
 
 
 @dataclass(frozen=True)

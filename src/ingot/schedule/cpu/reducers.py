@@ -13,7 +13,7 @@ from ingot.ir.types import DType, bf16, f16, f32, f64, i16, i32, i64
 from ingot.ops import ArgReduce, Convert, Reduce
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
-from ingot.schedule.folds import accumulator, better, combining, same
+from ingot.schedule.folds import accumulator, combining_op, is_same_value, takes_new
 from ingot.schedule.row_box import reduction
 from ingot.support.dataclass import dataclass
 
@@ -119,19 +119,19 @@ class Reducer:
         old = block.let(k.load(self.value, slot_index), "o")
         if self.position is None:
             # the new value is the first operand: a maximum tests it for NaN without waiting for the old one
-            block.store(self.value, slot_index, k.binary(combining(kind, self.dtype), value, old))
+            block.store(self.value, slot_index, k.binary(combining_op(kind, self.dtype), value, old))
             return
         value = block.let(value)
         old_position = block.let(k.load(self.position, slot_index), "w")
         assert isinstance(op, ArgReduce)
-        is_better = better(op, value, old)
+        is_better = takes_new(op, value, old)
         if mask is not None:
             is_better = k.binary("and", is_better, mask)
         is_better = block.let(is_better, "t")
         block.store(self.value, slot_index, k.select(is_better, value, old))
         block.store(self.position, slot_index, k.select(is_better, _positions_like(at, old_position), old_position))
 
-    def apart(self, block: Block) -> list[Expr]:
+    def slot_results(self, block: Block) -> list[Expr]:
         """The result of each slot: its values or, for arg reductions, their positions."""
         return [
             self._from_accumulator(e)
@@ -140,7 +140,7 @@ class Reducer:
 
     def result(self, block: Block) -> Expr:
         """The reduction of all slots and lanes to a scalar."""
-        fn = combining(reduction(self.node).kind, self.dtype)
+        fn = combining_op(reduction(self.node).kind, self.dtype)
         values = self._load_slots(block, self.value)
         best = k.reduce(fn, _fold_pairwise(block, fn, values))
         if self.position is None:
@@ -155,7 +155,7 @@ class Reducer:
         worst_position = -1 if op.last else self.position.dtype.range[1]
         no_position = Lit(self.position.dtype, self.lanes, worst_position)
         positions = [
-            block.let(k.select(same(value, best), place, no_position), "w")
+            block.let(k.select(is_same_value(value, best), place, no_position), "w")
             for value, place in zip(values, positions, strict=True)
         ]
         fn = "max" if op.last else "min"
@@ -163,7 +163,7 @@ class Reducer:
 
     def vector(self, block: Block, lanes: int) -> Expr:
         """The reduction of all slots to a vector of `lanes`; not for arg reductions."""
-        fn = combining(reduction(self.node).kind, self.dtype)
+        fn = combining_op(reduction(self.node).kind, self.dtype)
         folded = _fold_pairwise(block, fn, self._load_slots(block, self.value))
         while folded.lanes > lanes:
             half = folded.lanes // 2

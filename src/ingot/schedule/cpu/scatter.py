@@ -28,7 +28,7 @@ from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.emit import Index, load_at, slice_starts, store_at
 from ingot.schedule.group_io import operand_memory
-from ingot.schedule.index import ZERO, both, dim_expr
+from ingot.schedule.index import ZERO, dim_expr, mask_and
 from ingot.schedule.lowered import Lowered, Step
 from ingot.support.errors import CompileError
 
@@ -220,9 +220,9 @@ class _Scattering:
             place = block.let(k.add(start, target[d]), "to") if d in target else start
             target[d] = place
             low, high = k.binary("ge", place, ZERO), k.binary("lt", place, dim_expr(self.anchor.shape[d]))
-            inside = both(inside, k.binary("and", low, high))
+            inside = mask_and(inside, k.binary("and", low, high))
             # the sum of a huge index and a window's offset would wrap around
-            inside = both(inside, k.binary("ge", start, dim_expr(self.anchor.shape[d] * -1)))
+            inside = mask_and(inside, k.binary("ge", start, dim_expr(self.anchor.shape[d] * -1)))
         return (None if inside is None else block.let(inside, "in")), target
 
     def _update(self, block: Block, at: dict[int, Expr], target: dict[int, Expr], mask: Expr | None) -> None:

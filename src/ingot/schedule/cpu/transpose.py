@@ -12,7 +12,7 @@ from ingot.ir.kernel import Expr
 from ingot.ir.types import DType, f16, i16
 from ingot.schedule.block import Block
 
-SEGMENT = 16  # bytes within which every machine interleaves two vectors with one instruction
+SEGMENT_BYTES = 16  # bytes within which every machine interleaves two vectors with one instruction
 
 
 def storage_type(dtype: DType) -> DType:
@@ -31,7 +31,7 @@ def transpose_block(block: Block, rows: Sequence[Expr]) -> list[Expr]:
     n, dtype = len(rows), rows[0].dtype
     if (bits := storage_type(dtype)) != dtype:
         return [block.let(k.bitcast(v, dtype), "t") for v in transpose_block(block, [k.bitcast(v, bits) for v in rows])]
-    segment = min(n, max(1, SEGMENT // dtype.nbytes))
+    segment = min(n, max(1, SEGMENT_BYTES // dtype.nbytes))
     interleaved = [_rotate(block, rows[i : i + segment], segment, 1) for i in range(0, n, segment)]
     columns = [_rotate(block, [part[j] for part in interleaved], segment, -1) for j in range(segment)]
     return [columns[j][i] for i in range(n // segment) for j in range(segment)]
@@ -63,7 +63,7 @@ def interleave_segments(block: Block, rows: Sequence[Expr]) -> list[Expr]:
     """Interleave the elements of all rows within each segment: vector j of the result holds those of the j-th part of
     each segment. The number of rows is a power of two, at most the elements of a segment."""
     lanes, dtype = rows[0].lanes, rows[0].dtype
-    return _rotate(block, rows, min(lanes, max(1, SEGMENT // dtype.nbytes)), 1)
+    return _rotate(block, rows, min(lanes, max(1, SEGMENT_BYTES // dtype.nbytes)), 1)
 
 
 def fold_lanes(block: Block, vectors: Sequence[Expr], combine: str = "add") -> Expr:

@@ -43,7 +43,7 @@ from ingot.schedule.gpu.blocks import (
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, flash_site
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
-from ingot.schedule.index import ZERO, both, dim_expr, integer
+from ingot.schedule.index import ZERO, dim_expr, integer, mask_and
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
@@ -321,12 +321,12 @@ class _Flash:
             s = self._mask(block, s, b, h, span, keys)
             s = block.let(s, "s")
             old = block.let(k.load(best, ZERO), "o")
-            new = block.let(k.binary("max", old, k.reduce_along("max", s, 1)), "m")
+            new = block.let(k.binary("max", old, k.reduce_axis("max", s, 1)), "m")
             level = block.let(_finite_maximum(new), "level")
             p = block.let(self._weight(s, level), "p")
             rescale = block.let(self._weight(old, level), "kept")
             block.store(best, ZERO, new)
-            block.store(total, ZERO, k.fma(k.load(total, ZERO), rescale, k.reduce_along("add", p, 1)))
+            block.store(total, ZERO, k.fma(k.load(total, ZERO), rescale, k.reduce_axis("add", p, 1)))
             key_rows = Span.of(block, at, width, self.anchor.inputs[1].shape[2], 0)
             value_columns = self._columns(block, self.width, 1)
             v = self.inputs[2].read(
@@ -365,7 +365,7 @@ class _Flash:
         if not self._has_16_bit_weights:
             return k.call("exp_decay", k.binary("sub", score, level))
         unit = k.lit((self.op.scale if self._scales_in_exponent else 1.0) / log(2), f32)
-        score, factor, offset = k.alike(score, unit, k.mul(level, k.lit(-unit.value, f32)))
+        score, factor, offset = k.broadcast(score, unit, k.mul(level, k.lit(-unit.value, f32)))
         return k.call("exp2_narrow", k.fma(score, factor, offset))
 
     @property
@@ -392,11 +392,13 @@ class _Flash:
         if len(self.inputs) == 4:
             mask = self.inputs[3].read(block, (b, h, rows.position, keys.position), keys.in_bounds)
             if mask.dtype == boolean:
-                is_visible = both(is_visible, mask)
+                is_visible = mask_and(is_visible, mask)
             else:
                 s = k.add(s, k.cast(mask, f32))
         if self.op.causal != "none":
-            is_visible = both(is_visible, k.binary("le", keys.position, k.add(rows.position, dim_expr(self._offset))))
+            is_visible = mask_and(
+                is_visible, k.binary("le", keys.position, k.add(rows.position, dim_expr(self._offset)))
+            )
         return s if is_visible is None else k.select(is_visible, s, k.lit(-inf, f32))
 
 
@@ -407,8 +409,8 @@ def _finite_maximum(best: Expr) -> Expr:
 
 def _tile_offsets(tile: Tile) -> Expr:
     """The row-major offsets of a tile's elements."""
-    rows = k.mul(k.positions(tile[0], 0), integer(tile[1]))
-    return rows if tile[1] == 1 else k.add(rows, k.positions(tile[1], 1))
+    rows = k.mul(k.lane_indices(tile[0], 0), integer(tile[1]))
+    return rows if tile[1] == 1 else k.add(rows, k.lane_indices(tile[1], 1))
 
 
 __all__ = ["lower_attention"]

@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from ingot.ir import kernel as k
-from ingot.ir.array import by_strides
+from ingot.ir.array import view_by_strides
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, estimate, floordiv, product
 from ingot.ir.kernel import Buffer, Expr, Increment, Kernel, Lit, Tile, Var
 from ingot.ir.layout import Layout
@@ -56,7 +56,7 @@ class Span:
     def of(block: Block, start: Expr, size: int, extent: DimLike, axis: int, *, wraps: bool = False) -> Span:
         """`size` positions from `start`, a multiple of `size`, along `axis`. wraps: positions past the end wrap around
         to the first ones; if they were clamped to the last one, all programs would wait for its cache line."""
-        position = block.let(k.add(start, k.positions(size, axis)), "at")
+        position = block.let(k.add(start, k.lane_indices(size, axis)), "at")
         if isinstance(extent, int) and extent > 0 and extent % size == 0:
             return Span(position, None)
         in_bounds = block.let(k.binary("lt", position, dim_expr(extent)), "live")
@@ -86,7 +86,7 @@ def tile_index(
         outer = [block.let(e, "o") for e in ix.delinearize(line, shape[:-1], {})]
         # not a remainder: Triton must know what it is a multiple of to load contiguous elements at once
         start = ix.sub(first, ix.mul(line, integer(inner)))
-        return (*outer, block.let(k.add(start, k.positions(size, axis)), "at")), None
+        return (*outer, block.let(k.add(start, k.lane_indices(size, axis)), "at")), None
     span = Span.of(block, first, size, product(shape), axis, wraps=wraps)
     return span.index(block, shape), span.in_bounds
 
@@ -100,7 +100,7 @@ def read_at(block: Block, buffer: Buffer, flat: Expr, mask: Expr | None, bounds:
         return block.let(k.load(buffer, flat))
     if mask is None:
         return block.let(k.gather(buffer, flat))
-    flat, mask = k.alike(flat, mask)
+    flat, mask = k.broadcast(flat, mask)
     return block.let(k.gather(buffer, flat, mask))
 
 
@@ -118,7 +118,7 @@ def register(block: Block, hint: str, value: Expr) -> Buffer:
 
 def store_tile(block: Block, buffer: Buffer, flat: Expr, value: Expr, mask: Expr | None = None) -> None:
     """Store `value` at the offsets `flat`, broadcast to a common tile."""
-    flat, value, *masks = k.alike(flat, value, *(() if mask is None else (mask,)))
+    flat, value, *masks = k.broadcast(flat, value, *(() if mask is None else (mask,)))
     block.store(buffer, flat, value, *masks)
 
 
@@ -153,7 +153,7 @@ def repack(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) ->
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
         flat = np.ascontiguousarray(array).reshape(-1)[start:]
-        out[:] = by_strides(flat, extents, [s * flat.itemsize for s in strides]).reshape(-1)
+        out[:] = view_by_strides(flat, extents, [s * flat.itemsize for s in strides]).reshape(-1)
 
     return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
 

@@ -89,7 +89,7 @@ class _DigitPass:
             block.store(total, ZERO, k.add(k.load(total, ZERO), k.cast(one_hot, i32)))
 
         self._for_each_tile(top, row, part, loop_body)
-        counts = k.reduce_along("add", k.load(total, ZERO), 1)
+        counts = k.reduce_axis("add", k.load(total, ZERO), 1)
         top.store(self.counts[0], self._count_offset(row, part, (self.radix, 1)), counts)
         return self._step("count_digits", chunk, top)
 
@@ -97,25 +97,25 @@ class _DigitPass:
         """The kernel that stores the elements sorted by this digit."""
         top, chunk = Block(), k.var("chunk")
         row, part = self._row_and_part(top, chunk)
-        parts, values = k.positions(self.parts, 1), k.positions(self.radix, 1)
+        parts, values = k.lane_indices(self.parts, 1), k.lane_indices(self.radix, 1)
         offsets = self._count_offset(row, parts, (self.radix, self.parts))
         counts = top.let(k.gather(self.counts[0], offsets), "counts")
         earlier_parts = self._masked_counts(k.binary("lt", parts, part), counts)
         # compare each digit with all others: Triton does not scan columns
-        totals = k.transposed(top.let(k.reduce_along("add", counts, 1), "totals"))
+        totals = k.transposed(top.let(k.reduce_axis("add", counts, 1), "totals"))
         smaller_digits = self._masked_counts(
-            k.binary("lt", values, k.positions(self.radix, 0)), k.spread(totals, (self.radix, self.radix))
+            k.binary("lt", values, k.lane_indices(self.radix, 0)), k.spread(totals, (self.radix, self.radix))
         )
         begin = register(
-            top, "begin", k.add(k.reduce_along("add", smaller_digits, 1), k.reduce_along("add", earlier_parts, 1))
+            top, "begin", k.add(k.reduce_axis("add", smaller_digits, 1), k.reduce_axis("add", earlier_parts, 1))
         )
 
         def loop_body(block: Block, position: Expr, one_hot: Expr) -> None:
             ones = block.let(k.cast(one_hot, i32), "ones")
             starts = block.let(k.load(begin, ZERO), "before")
-            ranks = k.add(k.spread(starts, self.tile), k.scan_along("add", ones, 1))
-            rank = k.sub(k.reduce_along("add", self._masked_counts(one_hot, ranks), 0), k.lit(1, i32))
-            block.store(begin, ZERO, k.add(starts, k.reduce_along("add", ones, 1)))
+            ranks = k.add(k.spread(starts, self.tile), k.scan_axis("add", ones, 1))
+            rank = k.sub(k.reduce_axis("add", self._masked_counts(one_hot, ranks), 0), k.lit(1, i32))
+            block.store(begin, ZERO, k.add(starts, k.reduce_axis("add", ones, 1)))
             order, key, live = self._elements(block, row, position)
             target.store(block, row, ZERO, block.let(k.cast(rank, position.dtype), "place"), (order, key), live)
 
@@ -134,7 +134,7 @@ class _DigitPass:
 
     def _count_offset(self, row: Expr, part: Expr, tile: Tile) -> Expr:
         """Return the offsets of the counts of all digits in these parts."""
-        first = k.add(k.mul(row, integer(self.radix)), k.positions(self.radix, 0))
+        first = k.add(k.mul(row, integer(self.radix)), k.lane_indices(self.radix, 0))
         return k.spread(k.add(k.mul(first, integer(self.parts)), part), tile)
 
     def _elements(self, block: Block, row: Expr, position: Expr) -> tuple[Expr, Expr, Expr]:
@@ -152,11 +152,11 @@ class _DigitPass:
         part_length = ceildiv(ceildiv(length, self.parts), TILE_ELEMENTS) * TILE_ELEMENTS
 
         def loop_body(block: Block, first: Expr) -> None:
-            position = block.let(k.add(first, k.positions(TILE_ELEMENTS, 1)), "at")
+            position = block.let(k.add(first, k.lane_indices(TILE_ELEMENTS, 1)), "at")
             _, key, live = self._elements(block, row, position)
             shifted = k.binary("lshr", key, k.lit(self.low_bit, key.dtype))
             digit = k.cast(k.binary("and", shifted, k.lit(self.radix - 1, key.dtype)), i32)
-            one_hot = k.binary("eq", k.cast(k.positions(self.radix, 0), i32), block.let(digit, "digit"))
+            one_hot = k.binary("eq", k.cast(k.lane_indices(self.radix, 0), i32), block.let(digit, "digit"))
             visit(block, position, block.let(k.binary("and", one_hot, k.spread(live, self.tile)), "hot"))
 
         begin = top.let(k.mul(part, dim_expr(part_length)), "begin")

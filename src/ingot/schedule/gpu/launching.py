@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import AwaitProducers, Body, Buffer, If, Kernel, Let, Lit, ReleaseConsumers, Var
-from ingot.ir.kernel.rewrite import Rewriting
+from ingot.ir.kernel.rewrite import Rewriter
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import LOCAL, integer
 from ingot.schedule.lowered import Lowered, Step
@@ -86,7 +86,7 @@ def _is_small(low: Lowered, machine: Machine) -> bool:
     return 0 < _program_count(low.steps[0].kernel) <= machine.processors
 
 
-class _Renaming(Rewriting):
+class _Renaming(Rewriter):
     """Renames variables and buffers of the kernel `number` of a launch. chunk: its chunk; the first kernel has the
     launch's."""
 

@@ -196,7 +196,7 @@ def _count_step(runs: Runs, group: Group) -> Step:
 
     top.loop("j", 0, runs.size, tile_columns, compare)
     live = k.lit(True, boolean, tile_rows, (tile_rows, 1)) if own.in_bounds is None else own.in_bounds
-    rank = top.let(k.cast(k.reduce_along("add", k.load(acc, ZERO), 1), begin.dtype), "place")
+    rank = top.let(k.cast(k.reduce_axis("add", k.load(acc, ZERO), 1), begin.dtype), "place")
     runs.store(top, row, run, rank, (k.cast(own.position, i32), *own_keys), live)
     return group.step("sort_runs", chunk, rows.count * runs.count * pieces, top, *runs.buffers)
 
@@ -226,13 +226,13 @@ def _merge_step(source: Runs, target: Runs, group: Group) -> Step:
     width = min(MERGE_ELEMENTS, power_of_two(max(1, estimate(source.stored_length))))
     pieces = ceildiv(source.stored_length, width)
     row, run, piece = _locate(top, chunk, source, pieces, width)
-    position = top.let(k.add(piece, k.positions(width, 1)), "own")
+    position = top.let(k.add(piece, k.lane_indices(width, 1)), "own")
     live = top.let(k.binary("lt", position, source.run_length(run)), "live")
     offset = top.let(k.add(position, source.base(row, run)), "at")
     order, *own_keys = (top.let(k.gather(buffer, offset, live)) for buffer, _ in source.buffers)
 
     merged_run = top.let(k.binary("div", run, integer(MERGE_RUNS)), "joined")
-    runs = top.let(k.add(k.mul(merged_run, integer(MERGE_RUNS)), k.positions(MERGE_RUNS, 0)), "other")
+    runs = top.let(k.add(k.mul(merged_run, integer(MERGE_RUNS)), k.lane_indices(MERGE_RUNS, 0)), "other")
     lengths = top.let(k.cast(source.run_length(runs), i32), "there")
     base = top.let(ix.sub(source.base(row, runs), integer(1)), "base")
     tile = (MERGE_RUNS, width)
@@ -250,7 +250,7 @@ def _merge_step(source: Runs, target: Runs, group: Group) -> Step:
 
     binary_search(top, source.stored_length, probe)
     counts = k.select(k.binary("eq", runs, run), k.cast(position, i32), k.load(counts_before, ZERO))
-    rank = top.let(k.cast(k.reduce_along("add", counts, 0), i64), "place")
+    rank = top.let(k.cast(k.reduce_axis("add", counts, 0), i64), "place")
     target.store(top, row, merged_run, rank, (order, *own_keys), live)
     chunks = rows.count * source.count * pieces
     return group.step("merge", chunk, chunks, top, *source.buffers, *target.buffers)

@@ -33,7 +33,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
-from ingot.schedule.recurrent import Cell, anchor_of, offset_from, part_of, projected
+from ingot.schedule.recurrent import Cell, anchor_of, gate_offset, input_projection, subgraph
 from ingot.support.dataclass import dataclass
 
 MAX_WEIGHT_BYTES = 64 << 10  # of a program, limited by its registers and by the time to multiply them
@@ -125,7 +125,7 @@ class _Scan:
     def _append(self, low: Lowered, ins: Sequence[Arg], out: Arg) -> None:
         """Append another group's steps, with these operands and this result."""
         low = await_producers(low, self.machine)
-        embedded = low.within(ins, [out], len(self.temps), len(self.packs))
+        embedded = low.inlined(ins, [out], len(self.temps), len(self.packs))
         self.launches += embedded.steps
         self.temps += embedded.temps
         self.packs += embedded.packs
@@ -137,7 +137,7 @@ class _Scan:
 
     def _compute(self, value: Node, layout: Layout, to: Arg) -> None:
         """Append a kernel that stores a pointwise value of the group's inputs."""
-        graph, used = part_of(self.body, value)
+        graph, used = subgraph(self.body, value)
         low = lower_pointwise(graph, tuple(self.ins[i] for i in used), (layout,), self.machine)
         self._append(low, [Arg("in", i) for i in used], to)
 
@@ -159,7 +159,7 @@ class _Scan:
             x, layout, x_arg = converted
             inputs, body = (x, *inputs[1:]), Graph((*body.inputs, x), body.outputs)
             ins, args, constant = (*ins, layout), [*args, x_arg], (*constant, False)
-        graph, used = part_of(body, projected(self.op, inputs, cell.at, self.dtype).node)
+        graph, used = subgraph(body, input_projection(self.op, inputs, cell.at, self.dtype).node)
         rows = self.batch * width
         layout = Layout(graph.outputs[0].shape, (rows, width, 1), rows * self.steps * cell.at.index)
         is_constant = tuple(constant[i] for i in used)
@@ -189,7 +189,7 @@ class _Scan:
         step = self.group.step(
             self.op.name, chunk, count, top, rows, outputs, *others, meeting, warps=self.split.warps, stages=1
         )
-        kernel = replace(step.kernel, rounds=dim_expr(self.steps), meeting=meeting[0])
+        kernel = replace(step.kernel, rounds=dim_expr(self.steps), barrier=meeting[0])
         self.launches.append(replace(step, kernel=kernel))
         return Lowered(tuple(self.launches), tuple(self.temps), tuple(self.packs), zeros=self.zeros)
 
@@ -279,7 +279,7 @@ class _Row:
         else:
             buffer = scan.others[number - 1]
         previous = read_at(block, buffer, offset, _bind_mask(block, self.is_later_step, mask))
-        return block.let(k.select(*k.alike(self.is_first_step, k.cast(initial_value, scan.dtype), previous)), "h")
+        return block.let(k.select(*k.broadcast(self.is_first_step, k.cast(initial_value, scan.dtype), previous)), "h")
 
     def _projection(self, gate: int) -> Expr:
         """Return P for the units of a gate."""
@@ -293,8 +293,8 @@ class _Row:
     def multiply(self) -> None:
         scan = self.scan
         for w in scan.weights:
-            weight, state = k.alike(k.cast(w, scan.dtype), self.state)
-            self.sums.append(self.block.let(k.reduce_along("add", k.mul(weight, state), 1), "sum"))
+            weight, state = k.broadcast(k.cast(w, scan.dtype), self.state)
+            self.sums.append(self.block.let(k.reduce_axis("add", k.mul(weight, state), 1), "sum"))
 
     def _emitter(self) -> Emitter:
         """Make an emitter for the cell, with products and loaded values bound."""
@@ -305,8 +305,8 @@ class _Row:
         def bind(node: Node, read: Callable[[Index], Expr]) -> None:
             em.bind(node, Leaf(lambda b, index, mask: read(index), home=self.block, pinned=True))
 
-        bind(cell.row, lambda index: self.projections[offset_from(index[1], column) // scan.hidden])
-        bind(cell.products[0][0], lambda index: self.sums[offset_from(index[1], column) // scan.hidden])
+        bind(cell.row, lambda index: self.projections[gate_offset(index[1], column) // scan.hidden])
+        bind(cell.products[0][0], lambda index: self.sums[gate_offset(index[1], column) // scan.hidden])
         for number, node in enumerate(cell.states):
             bind(node, lambda index, number=number: self.previous_states[number])
         if cell.valid is not None:

@@ -28,12 +28,12 @@ from ingot.ir.types import DType, Shape, f32, f64, i64
 from ingot.ops import ArgReduce, Reduction, Reshape
 from ingot.ops.core.base import identity_of
 from ingot.schedule.block import Block
-from ingot.schedule.collapse_dims import box_inside, collapse_box
+from ingot.schedule.collapse_dims import collapse_box, without_reshapes
 from ingot.schedule.emit import Emitter, Index, Leaf, reshape_index
-from ingot.schedule.folds import accumulator, better, combining, same
+from ingot.schedule.folds import accumulator, combining_op, is_same_value, takes_new
 from ingot.schedule.gpu.blocks import Group, Span, constant_tile, power_of_two, register, write
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.index import ZERO, both, dim_expr, integer
+from ingot.schedule.index import ZERO, dim_expr, integer, mask_and
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.row_box import Rows, reduction, reductions_of, rows_of
 from ingot.support.dataclass import dataclass
@@ -56,7 +56,7 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
-    inner_box = box_inside(body, rows, ins, outs)
+    inner_box = without_reshapes(body, rows, ins, outs)
     if inner_box is not None:
         return lower_rows(*inner_box, machine)
     collapsed = collapse_box(body, rows, ins, outs)
@@ -144,7 +144,7 @@ class _RowTiles:
 
     def _bind_partials(self) -> None:
         """Bind reductions of earlier kernels to the values of their parts."""
-        offsets = k.add(k.mul(self.span.position, integer(self.parts)), k.positions(self.parts, 1))
+        offsets = k.add(k.mul(self.span.position, integer(self.parts)), k.lane_indices(self.parts, 1))
         for node, pairs in self.partials.items():
             value, *positions = (self.top.let(k.gather(buffer, offsets)) for buffer, _ in pairs)
             fold = Fold(node, value.dtype, None, None)
@@ -219,7 +219,7 @@ class _RowTiles:
         """Return the index of the tile whose columns start at `first`, and the mask of columns in bounds."""
         columns = Span.of(block, first, self.tile[1], product(self.reduced_shape), 1)
         inner = columns.index(block, self.reduced_shape)
-        coordinates = dict(zip((*self.rows.kept, *self.rows.reduced), (*self.row_index, *inner), strict=True))
+        coordinates = dict(zip((*self.rows.kept_dims, *self.rows.reduced), (*self.row_index, *inner), strict=True))
         return tuple(coordinates[d] for d in range(len(self.rows.shape))), columns.in_bounds
 
     def _fold(self, level: Sequence[Node]) -> list[Fold]:
@@ -243,7 +243,7 @@ class _RowTiles:
         full = [end for end in results if self._is_full(end[0])]
         live = self.span.in_bounds
         if self.programs > 1:  # one value per row: only the first part stores it
-            live = block.let(both(live, k.binary("eq", self.part, ZERO)), "once")
+            live = block.let(mask_and(live, k.binary("eq", self.part, ZERO)), "once")
         for root, buffer, layout in results:
             if not self._is_full(root):
                 index = reshape_index(block, root.shape, self.rows.kept_shape, self.row_index)
@@ -322,10 +322,10 @@ class Fold:
             return
         old = block.let(k.load(self.value, ZERO), "o")
         if self.position is None:
-            block.store(self.value, ZERO, k.binary(combining(op.kind, self.dtype), value, old))
+            block.store(self.value, ZERO, k.binary(combining_op(op.kind, self.dtype), value, old))
             return
         assert isinstance(op, ArgReduce)
-        is_better = block.let(better(op, value, old), "t")
+        is_better = block.let(takes_new(op, value, old), "t")
         if live is not None:
             is_better = k.binary("and", is_better, live)
         block.store(self.value, ZERO, k.select(is_better, value, old))
@@ -345,12 +345,12 @@ class Fold:
             value, position = block.let(k.load(self.value, ZERO)), None
             if self.position is not None:
                 position = block.let(k.load(self.position, ZERO))
-        best = block.let(k.reduce_along(combining(op.kind, self.dtype), value, 1), "best")
+        best = block.let(k.reduce_axis(combining_op(op.kind, self.dtype), value, 1), "best")
         if not isinstance(op, ArgReduce):
             return best, None
         assert position is not None
-        position = k.select(same(value, best), position, _losing_position(op))
-        return best, k.reduce_along("max" if op.last else "min", position, 1)
+        position = k.select(is_same_value(value, best), position, _losing_position(op))
+        return best, k.reduce_axis("max" if op.last else "min", position, 1)
 
 
 def _losing_position(op: ArgReduce | Reduction) -> Expr:

@@ -22,7 +22,7 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index, Leaf
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.gpu.blocks import Group, Span, constant_tile, power_of_two, register, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import result_index
@@ -96,7 +96,7 @@ class _Scan:
 
     @property
     def fn(self) -> str:
-        return combining(self.op.kind, self.dtype)
+        return combining_op(self.op.kind, self.dtype)
 
     def identity_tile(self, tile: Tile) -> Lit:
         """A tile of the reduction's identity."""
@@ -115,7 +115,7 @@ class _Scan:
             block.store(acc, ZERO, k.binary(self.fn, k.load(acc, ZERO), value))
 
         kernel.for_each_tile(visit)
-        total = k.reduce_along(self.fn, k.load(acc, ZERO), self.axis)
+        total = k.reduce_axis(self.fn, k.load(acc, ZERO), self.axis)
         offset = k.add(k.mul(kernel.span.position, integer(self.parts)), kernel.part)
         kernel.top.store(partial[0], offset, total, kernel.span.in_bounds)
         return kernel.step("partial", partial)
@@ -125,20 +125,20 @@ class _Scan:
         kernel = _PartKernel.of(self)
         carry = kernel.carry(self.tile(1))
         if partial is not None:
-            parts = k.positions(self.parts, self.axis)
+            parts = k.lane_indices(self.parts, self.axis)
             offsets = k.add(k.mul(kernel.span.position, integer(self.parts)), parts)
             is_earlier = k.spread(k.binary("lt", parts, kernel.part), self.tile(self.parts))
             earlier_partials = k.select(
                 is_earlier, k.gather(partial[0], offsets, is_earlier), self.identity_tile(self.tile(self.parts))
             )
-            kernel.top.store(carry, ZERO, k.reduce_along(self.fn, earlier_partials, self.axis))
+            kernel.top.store(carry, ZERO, k.reduce_axis(self.fn, earlier_partials, self.axis))
 
         def visit(block: Block, index: Index, value: Expr, live: Expr | None) -> None:
             previous = block.let(k.load(carry, ZERO), "before")
-            scanned = k.scan_along(self.fn, value, self.axis)
+            scanned = k.scan_axis(self.fn, value, self.axis)
             result = k.binary(self.fn, k.spread(previous, self.tile(self.tile_length)), scanned)
             result = block.let(k.cast(result, self.anchor.dtype), "r")
-            block.store(carry, ZERO, k.binary(self.fn, previous, k.reduce_along(self.fn, value, self.axis)))
+            block.store(carry, ZERO, k.binary(self.fn, previous, k.reduce_axis(self.fn, value, self.axis)))
             kernel.em.bind(self.anchor, Leaf(lambda b, output_index, mask: result, home=block, pinned=True))
             for root, buffer, layout in self.group.results:
                 output_index = result_index(block, root, self.anchor, index)
@@ -191,7 +191,7 @@ class _PartKernel:
             position, live = span.position, span.in_bounds
             if op.exclusive:
                 position = block.let(ix.sub(position, integer(1)), "read")
-                live = block.let(ix.both(live, k.binary("ge", position, ZERO)), "live")
+                live = block.let(ix.mask_and(live, k.binary("ge", position, ZERO)), "live")
             value = k.spread(k.cast(self.em.value(block, x, index(position), live), scan.dtype), tile)
             if live is not None:
                 value = k.select(live, value, scan.identity_tile(tile))

@@ -21,13 +21,13 @@ from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index, Leaf, slice_starts
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.gpu.blocks import Elements, Group, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.gpu.segments import MAX_SERIAL_UPDATES, REDUCTION_KINDS, Windows, lower_by_segments
 from ingot.schedule.group_io import bind_result
-from ingot.schedule.index import ZERO, both, dim_expr
+from ingot.schedule.index import ZERO, dim_expr, mask_and
 from ingot.schedule.lowered import Lowered, Step
 
 
@@ -75,15 +75,15 @@ def _lower_serial(windows: Windows, group: Group, machine: Machine) -> Lowered:
                 # the offset from a start far out of bounds could overflow
                 is_valid_start = k.binary("ge", start, dim_expr(x.shape[d] * -1))
                 is_before_end = k.binary("lt", offset[d], dim_expr(updates.shape[window[d]]))
-                live = both(live, k.binary("and", k.binary("and", is_after_start, is_valid_start), is_before_end))
+                live = mask_and(live, k.binary("and", k.binary("and", is_after_start, is_valid_start), is_before_end))
             else:
-                live = both(live, k.binary("eq", work.index[d], start))
+                live = mask_and(live, k.binary("eq", work.index[d], start))
         live = None if live is None else block.let(live, "mine")
         coordinates |= {u: offset[d] for d, u in window.items()}
         index = tuple(coordinates[u] for u in range(updates.type.rank))
         value = k.cast(work.em.value(block, updates, index, live), dtype)
         old = block.let(k.load(acc, ZERO), "o")
-        new = value if op.kind == "set" else k.binary(combining(REDUCTION_KINDS[op.kind], dtype), old, value)
+        new = value if op.kind == "set" else k.binary(combining_op(REDUCTION_KINDS[op.kind], dtype), old, value)
         block.store(acc, ZERO, k.spread(new if live is None else k.select(live, new, old), tile))
 
     work.nest(work.top, windows.serial_shape, update)
@@ -132,7 +132,7 @@ def _window_target(windows: Windows, work: Elements) -> tuple[Index, Expr | None
         )
         # the sum of a huge index and a window's offset could overflow
         component_in_bounds = k.binary("and", component_in_bounds, k.binary("ge", start, dim_expr(x.shape[d] * -1)))
-        in_bounds = both(in_bounds, component_in_bounds)
+        in_bounds = mask_and(in_bounds, component_in_bounds)
     return tuple(target[d] for d in range(x.type.rank)), in_bounds
 
 

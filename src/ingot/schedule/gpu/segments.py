@@ -20,7 +20,7 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.gpu.blocks import Elements, Group, Span, constant_tile, power_of_two, read_at, register
 from ingot.schedule.gpu.digits import digit_count, order_rows_by_digits
 from ingot.schedule.gpu.machine import Machine
@@ -149,7 +149,7 @@ def _count_before(top: Block, runs: Runs, row: Expr, target: Expr, live: Expr | 
     def probe(block: Block, step: Expr) -> None:
         count = block.let(k.load(counts, ZERO), "so_far")
         candidate = block.let(k.add(count, step), "beyond")
-        in_bounds = block.let(k.spread(ix.both(live, k.binary("le", candidate, length)), tile), "inside")
+        in_bounds = block.let(k.spread(ix.mask_and(live, k.binary("le", candidate, length)), tile), "inside")
         flat = k.spread(k.add(base, k.cast(candidate, i64)), tile)
         precedes = k.binary("lt", block.let(k.gather(keys, flat, in_bounds)), key)
         block.store(counts, ZERO, k.select(k.binary("and", in_bounds, precedes), candidate, count))
@@ -177,7 +177,7 @@ def _target_keys(windows: Windows, group: Group) -> KeyRows:
         for component, size in enumerate(sizes):
             start = windows.start(em, block, coordinates, component, mask)
             component_in_bounds = k.binary("and", k.binary("ge", start, ZERO), k.binary("lt", start, dim_expr(size)))
-            in_bounds = ix.both(in_bounds, component_in_bounds)
+            in_bounds = ix.mask_and(in_bounds, component_in_bounds)
             target = ix.add(ix.mul(target, dim_expr(size)), start)
         if in_bounds is not None:
             target = k.select(in_bounds, target, dim_expr(count))
@@ -248,7 +248,7 @@ class _Segments:
         """Return the elements' values in the update `number` of its sorted row."""
         windows, updates = self.windows, self.windows.anchor.inputs[2]
         flat = k.add(ix.mul(row, dim_expr(self.runs.stride)), number)
-        flat, mask = k.alike(flat, live)
+        flat, mask = k.broadcast(flat, live)
         source = block.let(k.cast(k.gather(self.runs.order[0], flat, mask), i64), "from")
         coordinates = dict(zip(windows.serial_dims, ix.delinearize(source, windows.serial_shape, {}), strict=True))
         coordinates |= {u: work.index[d] for u, d in windows.batching_dims.items()}
@@ -264,17 +264,17 @@ class _Segments:
 
     def _fold(self, work: Elements, row: Expr, begin: Expr, end: Expr, initial: Expr) -> Expr:
         kind = REDUCTION_KINDS[self.windows.op.kind]
-        fn, identity = combining(kind, self.dtype), identity_of(kind, self.dtype)
+        fn, identity = combining_op(kind, self.dtype), identity_of(kind, self.dtype)
         tile = (self.fold_updates, work.tile[1])
         acc = register(work.top, "acc", initial)
         max_updates = work.top.let(k.reduce("max", k.sub(end, begin)), "most")
 
         def loop_body(block: Block, folded: Expr) -> None:
-            number = block.let(k.add(begin, k.add(folded, k.positions(self.fold_updates, 0))), "number")
+            number = block.let(k.add(begin, k.add(folded, k.lane_indices(self.fold_updates, 0))), "number")
             live = block.let(k.binary("lt", number, end), "live")
             value = k.spread(self._update(block, work, row, number, live), tile)
             value = k.select(live, value, constant_tile(self.dtype, tile, identity))
-            block.store(acc, ZERO, k.binary(fn, k.load(acc, ZERO), k.reduce_along(fn, value, 0)))
+            block.store(acc, ZERO, k.binary(fn, k.load(acc, ZERO), k.reduce_axis(fn, value, 0)))
 
         work.top.loop("done", ZERO, max_updates, self.fold_updates, loop_body)
         return k.load(acc, ZERO)

@@ -14,11 +14,11 @@ from ingot.ops.core.base import identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.gpu.blocks import Elements, Group, constant_tile, register
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result
-from ingot.schedule.index import ZERO, both, dim_expr, integer
+from ingot.schedule.index import ZERO, dim_expr, integer, mask_and
 from ingot.schedule.lowered import Lowered
 
 
@@ -29,7 +29,7 @@ def lower_window(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
     assert isinstance(op, ReduceWindow)
     work = Elements.of(Group.of(body, ins, outs), anchor, machine)
     dtype, tile = accumulator(x.dtype), work.tile
-    fn, identity = combining(op.kind, dtype), identity_of(op.kind, dtype)
+    fn, identity = combining_op(op.kind, dtype), identity_of(op.kind, dtype)
     acc = register(work.top, "acc", constant_tile(dtype, tile, identity))
 
     def tap(block: Block, taps: Index) -> None:
@@ -40,16 +40,16 @@ def lower_window(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
             coordinate = ix.sub(coordinate, integer(op.padding[d][0]))
             if op.base_dilation[d] != 1:
                 coordinate = block.let(coordinate, "p")
-                in_bounds = both(
+                in_bounds = mask_and(
                     in_bounds, k.binary("eq", k.binary("rem", coordinate, integer(op.base_dilation[d])), ZERO)
                 )
-                in_bounds = both(in_bounds, k.binary("ge", coordinate, ZERO))
+                in_bounds = mask_and(in_bounds, k.binary("ge", coordinate, ZERO))
                 coordinate = k.binary("div", coordinate, integer(op.base_dilation[d]))
             coordinate = block.let(coordinate, "x")
             if op.padding[d][0] > 0:
-                in_bounds = both(in_bounds, k.binary("ge", coordinate, ZERO))
+                in_bounds = mask_and(in_bounds, k.binary("ge", coordinate, ZERO))
             if op.padding[d] != (0, 0) or op.base_dilation[d] != 1:
-                in_bounds = both(in_bounds, k.binary("lt", coordinate, dim_expr(x.shape[d])))
+                in_bounds = mask_and(in_bounds, k.binary("lt", coordinate, dim_expr(x.shape[d])))
             index.append(coordinate)
         in_bounds = None if in_bounds is None else block.let(in_bounds, "in")
         value = k.cast(work.em.value(block, x, tuple(index), in_bounds), dtype)

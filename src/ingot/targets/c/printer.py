@@ -16,7 +16,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.kernel.math.expand import expand
-from ingot.ir.types import DType, boolean, f32, f64, truncated_in, u64
+from ingot.ir.types import DType, boolean, f32, f64, truncation_type, u64
 from ingot.support.errors import CompileError
 
 NARROW_FLOATS = ("f16", "bf16")
@@ -330,7 +330,7 @@ class Function:
         if source.is_float and not dtype.is_float:
             if dtype == u64:
                 return f"ig_to_u64((double){a})"
-            return f"({value_type(dtype)})ig_to_{truncated_in(dtype).name}((double){a})"
+            return f"({value_type(dtype)})ig_to_{truncation_type(dtype).name}((double){a})"
         return f"({value_type(dtype)}){a}"
 
     def bitcast(self, a: str, source: DType, dtype: DType) -> str:

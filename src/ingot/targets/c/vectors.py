@@ -128,7 +128,9 @@ class VectorFunction(Function):
             case k.Shuffle():
                 operands = [(self.value(x), x.lanes) for x in (e.a, e.b)]
                 lanes = [f"{name}[{i}]" if n > 1 else name for name, n in operands for i in range(n)]
-                return self.temp(kind, _initializer([lanes[i] for i in e.pick]) if e.lanes > 1 else lanes[e.pick[0]])
+                return self.temp(
+                    kind, _initializer([lanes[i] for i in e.indices]) if e.lanes > 1 else lanes[e.indices[0]]
+                )
             case k.Binary() if e.fn in _ARITHMETIC and e.dtype.is_float and _is_plain(e.dtype):
                 return self.temp(kind, f"{self.value(e.a)} {_ARITHMETIC[e.fn]} {self.value(e.b)}")
             case k.Load() if e.mask is None and e.buffer.space == "register" and e.buffer.lanes == e.lanes:

@@ -30,7 +30,7 @@ from ingot.ir.kernel import (
     Transposed,
     Var,
 )
-from ingot.ir.kernel.rewrite import Rewriting, with_operands
+from ingot.ir.kernel.rewrite import Rewriter, with_operands
 from ingot.ir.kernel.verify import children
 from ingot.ir.types import FLOAT_FORMATS, DType, f32, i32, u8
 
@@ -47,7 +47,7 @@ def lower_narrow_floats(kernel: Kernel) -> Kernel:
     return replace(kernel, params=tuple(map(rewriting.buffer, kernel.params)), body=rewriting.body(kernel.body))
 
 
-class _Products(Rewriting):
+class _Products(Rewriter):
     """Collects `types`, the narrow types of products' operands; rewrites nothing."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Products(Rewriting):
         return e
 
 
-class _Bytes(Rewriting):
+class _Bytes(Rewriter):
     """native: the narrow types that stay."""
 
     def __init__(self, native: frozenset[DType]) -> None:

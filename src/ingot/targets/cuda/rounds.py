@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import AwaitProducers, Body, Expr, Kernel, Let, ReleaseConsumers, Stmt, Var
-from ingot.ir.kernel.rewrite import Rewriting
+from ingot.ir.kernel.rewrite import Rewriter
 from ingot.ir.kernel.verify import children
 
 PROGRAM, ROUND = k.var("program"), k.var("round")
@@ -33,7 +33,7 @@ def split_rounds(kernel: Kernel) -> tuple[Body, Body]:
     return tuple(prologue), tuple(round_body)
 
 
-class _ChunkSplit(Rewriting):
+class _ChunkSplit(Rewriter):
     """Rewrites the chunk's remainder and quotient to the program and the round."""
 
     def __init__(self, kernel: Kernel) -> None:

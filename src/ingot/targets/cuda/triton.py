@@ -68,7 +68,7 @@ def print_kernel(kernel: k.Kernel) -> Source:
     """Print `kernel`. Raises CompileError for vectors without a tile and for scratch memory, which Triton does not
     have."""
     has_rounds = kernel.rounds != k.integer(1)
-    if kernel.scratch_bytes or (has_rounds and kernel.meeting is None):
+    if kernel.scratch_bytes or (has_rounds and kernel.barrier is None):
         raise CompileError(f"kernel {kernel.name}", expected="no scratch memory, and rounds that meet", got="others")
     kernel = expand(lower_narrow_floats(kernel), _has_function)
     name = _name(kernel.name)
@@ -80,8 +80,8 @@ def print_kernel(kernel: k.Kernel) -> Source:
     is_narrow = ("narrow", 1) in kernel.hints
     writer = _Writer(lines, "" if is_narrow else ".to(tl.int64)")
     writer.line(f"{_name((PROGRAM if has_rounds else kernel.chunk).name)} = tl.program_id(0){writer.index_cast}")
-    if kernel.meeting is not None and has_rounds:
-        writer.rounds(kernel, kernel.meeting)
+    if kernel.barrier is not None and has_rounds:
+        writer.rounds(kernel, kernel.barrier)
     else:
         writer.body(kernel.body)
     boxes = [b.matrix for b in kernel.params if b.matrix is not None]
@@ -308,9 +308,9 @@ class _Text:
                 return f"{_name(e.buffer.name)}.load([{coordinates}])"
             case k.Reduce():
                 return f"tl.reduce({self.of(e.a)}, None, fold_{e.fn})"
-            case k.ReduceAlong():
+            case k.ReduceAxis():
                 return f"tl.reduce({self.of(e.a)}, {e.axis}, fold_{e.fn}, keep_dims=True)"
-            case k.ScanAlong():
+            case k.ScanAxis():
                 return f"tl.associative_scan({self.of(e.a)}, {e.axis}, fold_{e.fn})"
             case k.Transposed():
                 return f"tl.trans({self.of(e.a)})"

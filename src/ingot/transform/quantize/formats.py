@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node, const, rebuilt
+from ingot.ir.node import Graph, Input, Node, const, rebuild
 from ingot.ir.types import DType, WeightAxes, bf16, f16, f32, u8
 from ingot.support.dataclass import dataclass
 from ingot.support.files import release
@@ -173,7 +173,7 @@ def apply_formats(graph: Graph, groups: Sequence[Group], recipe: Recipe, formats
         y = product(n, inputs)
         return _quantize_static(y, recipe.shared_levels(shared[n])) if n in shared else y
 
-    return graph.with_outputs(rebuilt(graph.outputs, rule=image))
+    return graph.with_outputs(rebuild(graph.outputs, rule=image))
 
 
 def _product(group: Group, site: Site, recipe: Recipe, form: str, x: Node) -> Node:
@@ -225,11 +225,11 @@ def broadcast_along(p: Node, axis: int, like: Node) -> Node:
 
 def _quantize_static(x: Node, levels: Levels) -> Node:
     scale, zero = ops.scalar(levels.scale), ops.scalar(levels.zero, u8)
-    return ops.Dequantize()(ops.quantized(x, scale, zero, x.loc), zero, scale, loc=x.loc)
+    return ops.Dequantize()(ops.quantize(x, scale, zero, x.loc), zero, scale, loc=x.loc)
 
 
 def _quantize_dynamic(x: Node) -> Node:
-    q, scale, zero = ops.dynamically_quantized(x, x.loc)
+    q, scale, zero = ops.dynamic_quantize(x, x.loc)
     return ops.Dequantize()(q, zero, scale, loc=x.loc)
 
 
@@ -247,7 +247,7 @@ def _narrow(n: Node, x: Node, stored: DType, values: bool) -> Node:
         narrow = [ops.cast(i, stored) if at in chosen else i for at, i in enumerate(inputs)]
         return m.op.with_sums(f32)(*narrow, loc=n.loc)
 
-    return rebuilt([y], {given[0]: x, given[1]: n.inputs[1]}, image)[0]
+    return rebuild([y], {given[0]: x, given[1]: n.inputs[1]}, image)[0]
 
 
 def stored_bytes(group: Group, form: str) -> int:

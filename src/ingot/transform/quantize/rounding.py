@@ -89,7 +89,7 @@ def _factors(group: Group, stats: ValueStats, smoothing: float) -> np.ndarray:
 
 def _largest(site: Site, channels: int) -> np.ndarray:
     """The largest magnitude among the weights of each channel of the value."""
-    magnitude, at = np.abs(site.weight()), site.axes.summed[1]
+    magnitude, at = np.abs(site.weight()), site.axes.contracted[1]
     if site.axes.groups == 1:
         return magnitude.max(axis=tuple(d for d in range(magnitude.ndim) if d != at)).astype(np.float64)
     rows = np.moveaxis(magnitude, (site.axes.out, at), (0, 1)).reshape(site.channels, magnitude.shape[at], -1).max(-1)
@@ -159,7 +159,7 @@ def windows(op: ops.Conv, x: np.ndarray, kernel: Sequence[DimLike]) -> np.ndarra
 def _product(site: Site, x: np.ndarray, w: np.ndarray, rows: bool) -> np.ndarray:
     """The product of rows or windows with the weights, in f32: faster than the exact reference."""
     if rows:
-        return np.tensordot(x, w, ((1,), (site.axes.summed[1],)))
+        return np.tensordot(x, w, ((1,), (site.axes.contracted[1],)))
     if not isinstance(site.node.op, ops.Conv):
         y = site.node.op.reference(x, w)
         assert isinstance(y, np.ndarray)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot.ir.dims import Dim, substitute
 from ingot.ir.interp import bind_symbols
-from ingot.ir.node import Graph, Input, elements_of
+from ingot.ir.node import Graph, Input, size_elements
 from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
@@ -148,7 +148,7 @@ def _check_call(graph: Graph, names: Sequence[str], call: Call, index: int) -> C
         if _is_float(node.dtype) and not np.isfinite(array).all():
             bad = "NaN" if np.isnan(array).any() else "infinity"
             raise InputError(where, expected="finite numbers", got=bad, fix="ranges need finite numbers")
-    elements = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, call, strict=True) if elements_of(n)]
+    elements = [a.reshape(-1).tolist() for n, a in zip(graph.inputs, call, strict=True) if size_elements(n)]
     try:
         sizes = bind_symbols(graph, [a.shape for a in call], elements)
     except InputError as error:

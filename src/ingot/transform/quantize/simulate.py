@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Graph, Input, Node, Project, rebuilt
+from ingot.ir.node import Graph, Input, Node, Project, rebuild
 from ingot.ir.types import TensorType, bf16, f32, i32, u8
 from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
@@ -91,7 +91,7 @@ def _simulation_graph(graph: Graph, groups: Sequence[Group], narrow: bool) -> Gr
         if n not in values:
             return y
         mode, scale, zero = (ops.index_axis(v, 0, values[n]) for v in (modes, scales, zeros))
-        levels = ops.Dequantize()(ops.quantized(y, scale, zero), zero, scale)
+        levels = ops.Dequantize()(ops.quantize(y, scale, zero), zero, scale)
         return ops.where(ops.compare("EQ", mode, _SHARED), levels, y)
 
     def layer(n: Node, inputs: Sequence[Node]) -> Node:
@@ -118,15 +118,15 @@ def _simulation_graph(graph: Graph, groups: Sequence[Group], narrow: bool) -> Gr
         y = n.op(x, w, loc=n.loc)
         return ops.add(y, broadcast_along(shift, site.axes.result, y), loc=n.loc)
 
-    return replace(graph, inputs=(*graph.inputs, *added), outputs=rebuilt(graph.outputs, rule=image), output_names=())
+    return replace(graph, inputs=(*graph.inputs, *added), outputs=rebuild(graph.outputs, rule=image), output_names=())
 
 
 def _rounded(x: Node, factors: Node, mode: Node, scale: Node, zero: Node, narrow: bool) -> Node:
     y = ops.mul(x, factors)
-    _, dynamic_scale, dynamic_zero = ops.dynamically_quantized(y)
+    _, dynamic_scale, dynamic_zero = ops.dynamic_quantize(y)
     is_dynamic = ops.compare("EQ", mode, _DYNAMIC)
     scale, zero = ops.where(is_dynamic, dynamic_scale, scale), ops.where(is_dynamic, dynamic_zero, zero)
-    levels = ops.Dequantize()(ops.quantized(y, scale, zero), zero, scale)
+    levels = ops.Dequantize()(ops.quantize(y, scale, zero), zero, scale)
     out = ops.where(ops.compare("EQ", mode, _PLAIN), x, levels)
     if narrow:
         out = ops.where(ops.compare("EQ", mode, _BFLOAT16), ops.cast(ops.cast(x, bf16), f32), out)

@@ -43,7 +43,7 @@ class Site:
     @property
     def depth(self) -> int:
         """The number of channels of the value that are summed."""
-        return int(self.node.inputs[0].shape[self.axes.summed[0]])  # type: ignore[arg-type]
+        return int(self.node.inputs[0].shape[self.axes.contracted[0]])  # type: ignore[arg-type]
 
     @property
     def weights_node(self) -> Node:
@@ -67,7 +67,7 @@ class Site:
 
     def per_depth(self, values: np.ndarray) -> np.ndarray:
         """A value for each channel of x, shaped to broadcast against the weights."""
-        _, at = self.axes.summed
+        _, at = self.axes.contracted
         rank = self.node.inputs[1].type.rank
         if self.axes.groups == 1:
             return values.reshape([-1 if d == at else 1 for d in range(rank)])
@@ -155,7 +155,7 @@ def find_groups(graph: Graph) -> tuple[Group, ...]:
         base = n.loc or n.op.name
         counts[base] = counts.get(base, 0) + 1
         name = base if counts[base] == 1 else f"{base}#{counts[base]}"
-        sites_by_value.setdefault((n.inputs[0], axes.summed[0], kind), []).append(kind(name, n, axes))
+        sites_by_value.setdefault((n.inputs[0], axes.contracted[0], kind), []).append(kind(name, n, axes))
     uses, outputs = graph.uses(), set(graph.outputs)
     groups_of = Counter(value for value, _, _ in sites_by_value)
 
@@ -195,7 +195,7 @@ def _weight_axes(n: Node) -> WeightAxes | None:
     if not w.type.is_static or w.type.size == 0:
         return None
     axes = n.op.weight_axes(x.type, w.type)
-    if axes is None or not isinstance(x.shape[axes.summed[0]], int):
+    if axes is None or not isinstance(x.shape[axes.contracted[0]], int):
         return None
     return axes if bool(np.isfinite(value_of(w)).all()) else None
 

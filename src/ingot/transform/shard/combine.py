@@ -31,7 +31,7 @@ def combine_sums(graph: Graph) -> Graph:
     images: dict[Node, Node] = {}
     for nodes in (bucket for same in buckets.values() for bucket in same if len(bucket) > 1):
         images |= _combined(nodes)
-    return graph.replaced(images)
+    return graph.replace_nodes(images)
 
 
 def _last_sums(graph: Graph) -> list[Node]:

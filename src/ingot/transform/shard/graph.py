@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import lcm
 
 from ingot import ops
-from ingot.ir.dims import Dim, as_dim, divides, symbol, symbols_of
+from ingot.ir.dims import Dim, as_dim, exact_quotient, symbol, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
@@ -96,7 +96,7 @@ def _output(
     """How an output is split. A state's new value is split like the old one, a computed size is whole."""
     rank = len(node.shape)
     if index < len(graph.state):
-        return specs.get(graph.lasting[index][0]) or whole(rank)
+        return specs.get(graph.state_pairs[index][0]) or whole(rank)
     if index >= len(graph.results):
         return whole(rank)
     if (spec := told[index]) is not None:
@@ -109,7 +109,7 @@ def _with_local_sizes(graph: Graph, mesh: Mesh, marked: Mapping[Node, Spec]) -> 
     factors: dict[str, int] = {}
     for n, spec in marked.items():
         for size, axes in zip(n.shape, spec, strict=True):
-            if isinstance(size, Dim) and divides(size, mesh.count(axes)) is None:
+            if isinstance(size, Dim) and exact_quotient(size, mesh.count(axes)) is None:
                 for name in symbols_of(size):
                     factors[name] = lcm(factors.get(name, 1), mesh.count(axes))
     if not factors:

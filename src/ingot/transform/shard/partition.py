@@ -15,7 +15,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.array import Array
-from ingot.ir.dims import DimLike, divides
+from ingot.ir.dims import DimLike, exact_quotient
 from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import Shape
 from ingot.support.dataclass import dataclass
@@ -136,7 +136,7 @@ class _Partitioner:
         return tuple(self._divided(d, axes, value) for d, axes in zip(value.shape, spec, strict=True))
 
     def _divided(self, size: DimLike, axes: Axes, value: Node) -> DimLike:
-        part = divides(size, self.mesh.count(axes)) if axes else size
+        part = exact_quotient(size, self.mesh.count(axes)) if axes else size
         if part is None:
             name = value.op.label if isinstance(value.op, Input) else value.loc or value.op.name
             raise InputError(f"shard of {name}", expected=f"a multiple of {self.mesh.count(axes)}", got=f"size {size}")
@@ -182,7 +182,7 @@ class _Partitioner:
                     e
                     for e in range(len(want))
                     if e != d and want[e] == axes and not spec[e] and not goal
-                    and divides(x.shape[e], self.mesh.count(axes)) is not None
+                    and exact_quotient(x.shape[e], self.mesh.count(axes)) is not None
                 ),
                 None,
             )  # fmt: skip
@@ -263,7 +263,7 @@ class _Partitioner:
         want, spec = self.spec(value), list(have)
         for d, goal in enumerate(want):
             scattered = goal and not spec[d] and set(goal) <= axes
-            if scattered and divides(part.shape[d], self.mesh.count(goal)) is not None:
+            if scattered and exact_quotient(part.shape[d], self.mesh.count(goal)) is not None:
                 part = ops.ReduceScatter(self.mesh.groups(goal), "sum", d)(part, loc=value.loc)
                 spec[d] = goal
                 axes = axes - set(goal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ingot.ir.dims import divides
+from ingot.ir.dims import exact_quotient
 from ingot.ir.node import Graph, Node, Project
 from ingot.transform.shard.mesh import Axes, Mesh, Spec, whole
 from ingot.transform.shard.rules import Dims, Rule, rule
@@ -22,7 +22,7 @@ class Propagation:
     ) -> None:
         self._mesh = mesh
         self._nodes = [n for n in graph.nodes() if not isinstance(n.op, Project)]
-        self._ties = graph.lasting  # a state's new value is split like the old one
+        self._ties = graph.state_pairs  # a state's new value is split like the old one
         self._rules = {n: rule(n) for n in self._nodes if n.inputs}
         self._free = _free_dims(self._nodes, self._rules, fixed)
         self.fixed = frozenset(fixed)
@@ -118,7 +118,7 @@ def factors(found: Rule, values: Sequence[Node], specs: Sequence[Spec], mesh: Me
             continue
         count = mesh.count(axes)
         if all(
-            divides(value.shape[i], count) is not None
+            exact_quotient(value.shape[i], count) is not None
             for dims, value, _ in sides
             for i, d in enumerate(dims)
             if d == name

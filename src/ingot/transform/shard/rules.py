@@ -12,7 +12,7 @@ from dataclasses import field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ingot import ops
-from ingot.ir.dims import DimLike, divides
+from ingot.ir.dims import DimLike, exact_quotient
 from ingot.ir.node import Node, Op, splat_of
 from ingot.ir.types import Shape
 from ingot.ops.core.elementwise import Elementwise
@@ -128,9 +128,9 @@ def _groups(a: Shape, b: Shape) -> list[tuple[range, range]] | None:
         if j < len(b):
             right, j = b[j], j + 1
         while left != right:
-            if j < len(b) and divides(left, right) is not None:
+            if j < len(b) and exact_quotient(left, right) is not None:
                 right, j = right * b[j], j + 1
-            elif i < len(a) and divides(right, left) is not None:
+            elif i < len(a) and exact_quotient(right, left) is not None:
                 left, i = left * a[i], i + 1
             elif isinstance(left, int) and isinstance(right, int) and min(left, right) > 0:
                 if left < right and i < len(a):
@@ -333,7 +333,7 @@ def _conv(op: ops.Conv, node: Node) -> Rule:
 @_sharding(ops.KernelGradient)
 def _kernel_gradient(op: ops.KernelGradient, node: Node) -> Rule:
     spatial = (None,) * (len(node.shape) - 2)
-    multiplier = None if not op.depthwise else divides(node.inputs[1].shape[-1], node.inputs[0].shape[-1])
+    multiplier = None if not op.depthwise else exact_quotient(node.inputs[1].shape[-1], node.inputs[0].shape[-1])
     channels = "o" if multiplier == 1 else None  # x's channels are those of g
     return Rule(
         (("n", *spatial, channels if op.depthwise else "i"), ("n", *spatial, channels if op.depthwise else "o")),
@@ -451,7 +451,7 @@ def _gather(op: ops.Gather, node: Node) -> Rule:
 
     def split(op: ops.Gather, n: Mapping[str, int], s: Sequence[Shape]) -> Op:
         sizes = tuple(
-            size if d not in full else divides(size, n.get(full[d], 1)) for d, size in enumerate(op.slice_sizes)
+            size if d not in full else exact_quotient(size, n.get(full[d], 1)) for d, size in enumerate(op.slice_sizes)
         )
         return replace(op, slice_sizes=sizes)
 

@@ -81,7 +81,7 @@ def state_parts(sharded: Sharded, state: Mapping[str, np.ndarray], rank: int) ->
 
 
 def state_spec(sharded: Sharded, name: str) -> Spec:
-    node, _ = sharded.graph.lasting[sharded.graph.state.index(name)]
+    node, _ = sharded.graph.state_pairs[sharded.graph.state.index(name)]
     return sharded.specs.get(node) or whole(len(node.shape))
 
 

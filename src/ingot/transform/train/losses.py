@@ -69,16 +69,16 @@ def _mean(x: Term) -> Node:
 
 def _cross_entropy(output: Node, target: Node) -> Node:
     axis = _class_axis(len(output.shape))
-    scores = ops.LogSoftmax(axis)(t.floating(output).node)
+    scores = ops.LogSoftmax(axis)(t.widen_narrow(output).node)
     if target.dtype.is_float:
-        rows = (Term(scores) * t.floating(target)).sum((axis,), keepdims=False)
+        rows = (Term(scores) * t.widen_narrow(target)).sum((axis,), keepdims=False)
         return _mean(-rows)
     return _likelihood(scores, target)
 
 
 def _likelihood(scores: Node, target: Node) -> Node:
     """The mean of -scores at the target's classes; NaN if a target is not a class of the model."""
-    x, axis, target = t.floating(scores), _class_axis(len(scores.shape)), ops.cast(target, i64)
+    x, axis, target = t.widen_narrow(scores), _class_axis(len(scores.shape)), ops.cast(target, i64)
     is_target_class = t.iota(x.shape, axis).equals(Term(target).expand(axis))
     picked = _where(is_target_class, x, 0.0).sum((axis,), keepdims=False)
     is_counted = ops.compare("NE", target, IGNORED_CLASS)
@@ -95,7 +95,7 @@ def _where(condition: Term, a: Term, b: float) -> Term:
 
 
 def _difference(output: Node, target: Node) -> Term:
-    return t.floating(output) - t.floating(target)
+    return t.widen_narrow(output) - t.widen_narrow(target)
 
 
 def _mse(output: Node, target: Node) -> Node:
@@ -118,7 +118,7 @@ def _huber(output: Node, target: Node) -> Node:
 
 def _bce_with_logits(output: Node, target: Node) -> Node:
     """max(x, 0) - x y + log(1 + e^-|x|)."""
-    x, y = t.floating(output), t.floating(target)
+    x, y = t.widen_narrow(output), t.widen_narrow(target)
     low = (-x.map(ops.Abs())).map(ops.Exp()).map(ops.Log1p())
     top = t.maximum(x, 0.0)
     assert isinstance(top, Term)
@@ -127,7 +127,7 @@ def _bce_with_logits(output: Node, target: Node) -> Node:
 
 def _kl_div(output: Node, target: Node) -> Node:
     """y (log y - x) of log probabilities x, summed over classes: the mean over the first axis ("batchmean")."""
-    x, y = t.floating(output), t.floating(target)
+    x, y = t.widen_narrow(output), t.widen_narrow(target)
     safe = t.where(y > 0.0, y, 1.0)
     assert isinstance(safe, Term)
     terms = y * (safe.map(ops.Log()) - x)

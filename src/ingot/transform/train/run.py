@@ -17,7 +17,7 @@ from ingot.ops import While
 from ingot.ops.group import Group, Recomputed
 from ingot.optim import OPTIMIZERS, Optimizer
 from ingot.pipeline.build import Trace
-from ingot.pipeline.target import named
+from ingot.pipeline.target import parse_target
 from ingot.plan.link import Launch
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.dtypes import numpy_dtype
@@ -139,7 +139,7 @@ def train_model(
         raise InputError("loss", expected="a name, a function of the model's framework, or None", got=repr(loss))
     check_number("seed", seed, "a whole number", lambda v: True, whole=True)
     options = Options(target, thread_count(threads))
-    named(target)  # refused before the model is read
+    parse_target(target)  # refused before the model is read
     is_named_loss = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)
     patterns = None if trainable is None else _names(trainable)

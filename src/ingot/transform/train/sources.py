@@ -14,7 +14,7 @@ import numpy as np
 from ingot.driver.open import recognize
 from ingot.ir.node import Graph, Node, splat_of
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, to_train
+from ingot.support.errors import InputError, select_trainable
 
 Values = Mapping[str, np.ndarray]
 
@@ -128,7 +128,7 @@ def _from_torch(net: Any, request: TrainRequest) -> Trainable:
     chosen = (
         [n for n, is_float in is_float_by_name.items() if is_float]
         if patterns is None
-        else to_train(patterns, is_float_by_name)
+        else select_trainable(patterns, is_float_by_name)
     )
     module, inputs, dynamic = with_loss(net, request.loss, request.inputs, request.targets, request.dynamic)
     imported = import_exported(export_module(module, inputs, dynamic, gradients=True), {PREFIX + n for n in chosen})

@@ -17,7 +17,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.autodiff import differentiable, differentiable_operands, gradients
-from ingot.ir.node import Graph, Input, Node, rebuilt, splat_of, topological
+from ingot.ir.node import Graph, Input, Node, rebuild, splat_of, topological
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64, static_shape
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -108,7 +108,7 @@ def step_of(source: Trainable, recipe: Recipe, keep_products: bool = True) -> St
     results = [*(k.next for k in state if k.next is not None), loss, *metrics.values()]
     outputs = (*results, *core.outputs[count:])
     if narrow is not None:
-        outputs = rebuilt(outputs, rule=lambda n, images: _narrow_operands(n, images, narrow))
+        outputs = rebuild(outputs, rule=lambda n, images: _narrow_operands(n, images, narrow))
     labels = (*(f"next {k.name}" for k in state), "loss", *metrics)
     inputs_and_state = (*inputs, lr, *(k.node for k in state))
     graph = replace(
@@ -190,7 +190,7 @@ class _Update:
             fix = "numbers, detached values and values of no_grad are constants: compute it from the model's results"
             got = "a gradient of zeros" if sums else "a loss that depends on none"
             raise InputError("loss", expected="a loss that depends on a parameter", got=got, fix=fix)
-        grads = [t.floating(g) for g in sums]
+        grads = [t.widen_narrow(g) for g in sums]
         if scale is not None:
             grads = [g / scale.cast(g.dtype) for g in grads]
         grads, is_last = self._accumulate(parameters, grads)
@@ -208,7 +208,7 @@ class _Update:
         return [new_parameters.get(p.name, replace(p, next=_values(p)[-1])) for p in all_parameters]
 
     def _next(self, parameter: StateTensor, g: Term, count: Term, is_due: Term | None) -> StateTensor:
-        p = t.floating(_values(parameter)[-1])
+        p = t.widen_narrow(_values(parameter)[-1])
         optimizer = self.recipe.optimizer
         moments = {slot: self._zeros_like(f"{slot}:{parameter.name}", p) for slot in optimizer.slots}
         updated, new_moments = optimizer.apply(parameter.name, p, g, moments, self.lr, count)

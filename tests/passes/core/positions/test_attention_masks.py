@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.ir.dims import DimLike, at_most, symbol
+from ingot.ir.dims import DimLike, is_at_most, symbol
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import TensorType, boolean, f32, i64
 from ingot.passes.core.simplify import simplify
@@ -107,7 +107,7 @@ def test_a_finite_minus_infinity_hides_nothing_from_rows_that_see_no_key(rows: D
     seen = ops.compare("LE", col, ops.add(row, ops.full(row.shape, cols - rows, i64)))
     g = graph(ops.Attention("none", 0.5)(q, k, v, added(seen, LOWEST)))
     after = simplify(g)
-    assert (attention(after).op.causal == "lower_right") == at_most(rows, cols)  # type: ignore[attr-defined]
+    assert (attention(after).op.causal == "lower_right") == is_at_most(rows, cols)  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, s=4)
 
 

@@ -98,7 +98,7 @@ def test_rows_known_at_run_time(target: tuple[Machine, Features]) -> None:
 def test_strided_rows_of_a(target: tuple[Machine, Features]) -> None:
     """A's k are not side by side: no pairs."""
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), bf16, bf16, f32)
-    assert c.per_lane == 1
+    assert c.k_per_lane == 1
     a, b = random(21, 9, dtype=bf16), random(21, 40, dtype=bf16)
     out = place(np.full((9, 40), np.nan, np.float32))
     run(c, target, a, b, out, (40, 1))
@@ -129,7 +129,7 @@ def test_matmul_of_bytes(shape: tuple[int, int, int], target: tuple[Machine, Fea
     """Exact, whatever is missing of a whole lane of k."""
     m, n, kk = shape
     c = of_bytes(matmul(m, n, kk))
-    assert c.per_lane == (4 if kk > 1 else 1)
+    assert c.k_per_lane == (4 if kk > 1 else 1)
     a, b = bytes_of(u8, m, kk), bytes_of(i8, kk, n)
     out = place(np.full((m, n), -7, np.int32))
     run(c, target, a, b, out, (n, 1))
@@ -150,7 +150,7 @@ def test_convolution_of_bytes(conv: tuple[int, ...], target: tuple[Machine, Feat
 @pytest.mark.parametrize("target", BYTES)
 def test_strided_bytes_of_a(target: tuple[Machine, Features]) -> None:
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), u8, i8, i32)
-    assert c.per_lane == 1
+    assert c.k_per_lane == 1
     a, b = bytes_of(u8, 21, 9), bytes_of(i8, 21, 40)
     out = place(np.full((9, 40), -7, np.int32))
     run(c, target, a, b, out, (40, 1))

@@ -12,7 +12,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
 from ingot.ir.types import DType, bf16, f16, f32, f64
-from ingot.ops.core.base import extent
+from ingot.ops.core.base import window_count
 from ingot.schedule.cpu.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph, inputs_like, op_graph
 
@@ -22,7 +22,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 def operands(op: ops.KernelGradient, x: tuple[int, ...], multiplier: int = 1, dtype: DType = f32) -> Arrays:
     rng = np.random.default_rng(3)
     steps = zip(x[1:-1], op.window, op.strides, op.dilation, strict=True)
-    places = [int(extent(*v)) for v in steps]
+    places = [int(window_count(*v)) for v in steps]
     image, g = (rng.standard_normal(s) for s in (x, (x[0], *places, x[-1] * multiplier)))
     return image.astype(dtype.numpy), g.astype(dtype.numpy)
 

@@ -17,7 +17,7 @@ from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, f32, f64
 from ingot.passes.core.layout import explicit_padding
 from ingot.runtime.executor import CompiledModel
-from ingot.schedule.axes import Axis, Contraction, Inside
+from ingot.schedule.axes import Axis, Contraction, ValidTaps
 from ingot.schedule.cpu.contraction.cost_model import plan_contraction
 from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.machine import AVX2, Machine
@@ -504,7 +504,7 @@ def test_switched_off() -> None:
 
 def test_windows_that_read_padding_stay_direct() -> None:
     """A direct convolution leaves out the turns that read zeros: a third along each axis for d half of the size."""
-    share = Inside(24, 24, 1, 12, 12, 36).share(3)
+    share = ValidTaps(24, 24, 1, 12, 12, 36).valid_fraction(3)
     assert share == 2 / 3
     x, w = (1, 48, 48, 64), (64, 64, 3, 3)
     op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (12, 12), "N01C", "OI01", "N01C")

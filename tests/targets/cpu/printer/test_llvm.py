@@ -321,7 +321,7 @@ def test_bitcast_select_and_fma() -> None:
 
     def choice(a: k.Expr) -> k.Expr:
         square = k.mul(a, a)  # of both branches
-        chosen = k.choose(k.binary("gt", a, k.lit(0.0, f32)), k.add(square, a), k.sub(square, a))
+        chosen = k.select_uniform(k.binary("gt", a, k.lit(0.0, f32)), k.add(square, a), k.sub(square, a))
         return k.add(chosen, square)
 
     same(evaluate(f32, choice, x, lanes=8), 2 * x * x + np.where(np.arange(32) // 8 == 1, -x, x))

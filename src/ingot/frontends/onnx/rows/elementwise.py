@@ -14,7 +14,7 @@ from ingot.frontends.onnx.rows.common import in_dtype, iota
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import on_axis, product
+from ingot.ir.dims import clamped_position, product
 from ingot.ir.node import Node
 from ingot.ir.types import DType
 from ingot.ops.core.base import CoreOp
@@ -305,7 +305,7 @@ def constant(c: Call) -> Result:
 @onnx_op("Trilu", domain="com.microsoft")
 def trilu(c: Call) -> Result:
     x = c.x()
-    k = on_axis(c.dims(1)[0]) if c.has(1) else 0
+    k = clamped_position(c.dims(1)[0]) if c.has(1) else 0
     i, j = (iota(x.shape[-2:], a) for a in (0, 1))
     keep = ops.compare("GE" if c.flag("upper", 1) else "LE", j, ops.add(i, k))
     return ops.where(keep, x, ops.scalar(0, x.dtype))

@@ -80,7 +80,7 @@ def nonzero(c: Call) -> Result:
         return ops.slice_axis(ops.concat(places, 0), 1, 0, count) if places else ops.full((0, count), 0, T.i64)
     if isinstance(x.op, Const):
         return const(np.asarray(np.nonzero(np.atleast_1d(x.op.value)), np.int64)[: len(x.shape)])
-    flat = c.importer.found.true_places(ops.truth(x), "nonzero")
+    flat = c.importer.found.true_places(ops.nonzero_mask(x), "nonzero")
     if not x.shape:
         return ops.full((0, flat.shape[0]), 0, T.i64)
     return ops.stack(ops.coordinates(flat, x.shape), 0)

@@ -7,7 +7,7 @@ from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import divides
+from ingot.ir.dims import exact_quotient
 from ingot.ir.node import Node
 
 
@@ -39,7 +39,7 @@ def instance_norm(c: Call) -> Result:
 def group_norm_18(c: Call) -> Result:
     """Scale and bias per group."""
     x, groups = c.x(), c.int("num_groups")
-    each = divides(x.shape[1], groups)
+    each = exact_quotient(x.shape[1], groups)
     if each is None:
         raise Unsupported(f"{x.shape[1]} channels do not divide into {groups} groups")
 

@@ -28,9 +28,9 @@ def _along(c: Call, p: Node, x: Node, block: int) -> Node:
 
 def saturated(x: Node, zero: Node | None, dtype: DType, saturate: bool, scale: Node | None = None) -> Node:
     """x / scale (None: 1), rounded half to even, moved by the zero point and cut to `dtype`'s range."""
-    if x.dtype == T.f32 and dtype in ops.QUANTIZED:
+    if x.dtype == T.f32 and dtype in ops.QUANTIZED_DTYPES:
         step = ops.scalar(1.0) if scale is None else scale
-        return ops.quantized(x, step, ops.scalar(0, dtype) if zero is None else zero)
+        return ops.quantize(x, step, ops.scalar(0, dtype) if zero is None else zero)
     x = x if scale is None else ops.div(x, scale)
     if dtype.is_float:
         return convert(x, dtype, saturate)
@@ -79,7 +79,7 @@ def dequantize_linear(c: Call) -> Result:
 
 @onnx_op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(c: Call) -> Result:
-    return list(ops.dynamically_quantized(c.x()))
+    return list(ops.dynamic_quantize(c.x()))
 
 
 def centred(x: Node, zero: Node | None) -> Node:

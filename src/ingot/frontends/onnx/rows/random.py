@@ -31,7 +31,7 @@ def _float(c: Call, default: DType) -> DType:
 
 
 def _normal(c: Call, shape: Shape, dtype: DType) -> Node:
-    drawn = sampling.normal(_key(c), shape, sampling.wide(dtype))
+    drawn = sampling.normal(_key(c), shape, sampling.compute_dtype(dtype))
     return ops.cast(ops.add(ops.mul(drawn, c.float("scale", 1.0)), c.float("mean", 0.0)), dtype)
 
 
@@ -39,7 +39,7 @@ def _uniform(c: Call, shape: Shape, dtype: DType) -> Node:
     low, high = c.float("low", 0.0), c.float("high", 1.0)
     if (low, high) == (0.0, 1.0):
         return sampling.uniform(_key(c), shape, dtype)
-    drawn = sampling.uniform(_key(c), shape, sampling.wide(dtype))
+    drawn = sampling.uniform(_key(c), shape, sampling.compute_dtype(dtype))
     return ops.cast(ops.add(ops.mul(drawn, high - low), low), dtype)
 
 
@@ -65,7 +65,7 @@ def random_uniform_like(c: Call) -> Result:
 
 @onnx_op("Bernoulli", since=15)
 def bernoulli(c: Call) -> Result:
-    chance = ops.cast(c.x(), sampling.wide(c.type().dtype))
+    chance = ops.cast(c.x(), sampling.compute_dtype(c.type().dtype))
     return ops.cast(sampling.bernoulli(_key(c), c.shape(), chance), _dtype(c, c.type().dtype))
 
 

@@ -109,7 +109,7 @@ def dynamic_quantize_lstm(c: Call) -> Result | None:
         step, zero = (ops.reshape(c.x(n), (c.shape(i)[0], 1, -1)) for n in (scale, scale + 1))
         return Value(ops.transpose(ops.apply(ops.Dequantize(), c.x(i), zero, step), (0, 2, 1)))
 
-    rounded, scale, low = ops.dynamically_quantized(c.x(0))
+    rounded, scale, low = ops.dynamic_quantize(c.x(0))
     x = Value(ops.apply(ops.Dequantize(), rounded, low, scale))
     known = _known_levels(c)
     r, scales = (matrix(2, 10), ()) if known is None else (Value(known[0]), known[1:])

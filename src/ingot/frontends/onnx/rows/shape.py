@@ -22,7 +22,7 @@ from ingot.ir.dims import (
     ceildiv,
     dim_max,
     dim_min,
-    divides,
+    exact_quotient,
     floordiv,
     product,
     sign_bit,
@@ -87,7 +87,7 @@ def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
     have, want = product(old), product(d for d in new if d != -1)
 
     def fits(have: DimLike, want: DimLike) -> bool:
-        return have == want or (rest and divides(have, want) is not None)
+        return have == want or (rest and exact_quotient(have, want) is not None)
 
     if fits(have, want) or (isinstance(have, int) and isinstance(want, int)):
         return True
@@ -177,13 +177,13 @@ def split(c: Call) -> Result:
 def _equal_sizes(c: Call, size: DimLike, count: int) -> list[DimLike]:
     """Of an axis in `count` parts: with an attribute that says so the last may be smaller, else all are alike."""
     if not c.has_attr("num_outputs"):
-        even = divides(size, count)
+        even = exact_quotient(size, count)
         if even is None:
             even = floordiv(size, count)
             c.importer.require_equal(even * count, size, f"a split of {size} into {count} equal parts")
         return [even] * count
     each = ceildiv(size, count)
-    if divides(size, count) is not None:
+    if exact_quotient(size, count) is not None:
         return [each] * count
     return [dim_min(each, dim_max(size - i * each, 0)) for i in range(count)]
 
@@ -319,7 +319,7 @@ def eye_like(c: Call) -> Result:
 def depth_to_space(c: Call) -> Result:
     x, b = c.x(), c.int("blocksize")
     n, ch, h, w = x.shape
-    depth = divides(ch, b * b)
+    depth = exact_quotient(ch, b * b)
     if depth is None:
         raise Unsupported(f"{ch} channels do not divide into blocks of {b}x{b}")
     if c.str("mode", "DCR") == "DCR":
@@ -333,7 +333,7 @@ def depth_to_space(c: Call) -> Result:
 def space_to_depth(c: Call) -> Result:
     x, b = c.x(), c.int("blocksize")
     n, ch, h, w = x.shape
-    rows, cols = divides(h, b), divides(w, b)
+    rows, cols = exact_quotient(h, b), exact_quotient(w, b)
     if rows is None or cols is None:
         raise Unsupported(f"an image of {h}x{w} does not divide into blocks of {b}x{b}")
     split_ = ops.reshape(x, (n, ch, rows, b, cols, b))

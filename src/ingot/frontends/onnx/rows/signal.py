@@ -19,7 +19,7 @@ def fourier(x: Node, axis: int, length: DimLike, inverse: bool, onesided: bool) 
     if isinstance(length, int):
         if length < 1:
             raise Unsupported(f"a transform of length {length}")
-        check_table(length, ops.WIDEST_STEP)
+        check_table(length, ops.MAX_STEP_FACTOR)
     want = length // 2 + 1 if inverse and onesided else length
     x = ops.slice_axis(x, axis, 0, want)
     have = x.shape[axis]

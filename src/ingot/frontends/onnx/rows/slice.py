@@ -13,16 +13,16 @@ from ingot.frontends.onnx.rows.common import cut
 from ingot.frontends.onnx.wishes import told_symbols
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import (
-    MOST,
+    MAX_SIZE,
     Dim,
     DimLike,
     Interval,
     bounds,
+    default_bounds,
     dim_max,
     dim_min,
-    narrowed,
+    narrow_bounds,
     sign_bit,
-    span_of,
     symbols_of,
 )
 from ingot.ir.node import Node, splat_of
@@ -63,8 +63,8 @@ def _is_assumed(c: Call, size: DimLike) -> bool:
     """Whether `size` >= 0 becomes a bound of its symbol. One that may be 0 as the caller says, or that the run finds,
     stays so."""
     limits = c.importer.limits
-    narrower = narrowed(size, limits) or {}
-    kept = all(low == 0 for name, (low, _) in narrower.items() if (limits.get(name) or span_of(name))[0] == 0)
+    narrower = narrow_bounds(size, limits) or {}
+    kept = all(low == 0 for name, (low, _) in narrower.items() if (limits.get(name) or default_bounds(name))[0] == 0)
     return kept and c.importer.assume(size)
 
 
@@ -77,7 +77,7 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     """
     dynamic = isinstance(at, Dim)
     if isinstance(at, int) and at >= _TO_THE_END and isinstance(size, Dim):
-        if at < MOST:
+        if at < MAX_SIZE:
             c.importer.require(at - size, "a slice")
         return size
     end = _from_end(c, at, size)
@@ -115,7 +115,7 @@ def _backwards(at: DimLike, size: DimLike) -> DimLike:
         return _placed(at, size)
     if not _is_behind(at):
         return at
-    return -1 if isinstance(at, int) and at <= -MOST else at + size
+    return -1 if isinstance(at, int) and at <= -MAX_SIZE else at + size
 
 
 @onnx_op("Slice")

@@ -122,7 +122,7 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     if name == COTANGENT:
         return tuple(ops.Cotangent(int(c.text("backend_config")))(x) for x in operands if isinstance(x, Node))
     if name == OWN_GRADIENT:
-        return ops.OwnGradient(int(c.text("backend_config")))(*flatten(operands)).results
+        return ops.CustomGradient(int(c.text("backend_config")))(*flatten(operands)).results
     if name == "Sharding" and len(operands) == 1:
         return (annotated(operands[0], c.attributes),)
     if name in _IDENTITIES:

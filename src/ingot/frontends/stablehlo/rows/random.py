@@ -65,7 +65,7 @@ def rng_bit_generator(c: Call, state: Node) -> Pair:
         count = int(product(shape))
         words, new = _philox_words(bits, key, 2 * count if wide else count)
         pairs = ops.reshape(words, (count, 2)) if wide else words
-        values = sampling.joined(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1)) if wide else words
+        values = sampling.join_words(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1)) if wide else words
     unsigned = ops.cast(values, DTYPES[f"u{type.dtype.bits}"])
     out = ops.reshape(unsigned, shape)
     result = out if out.dtype == type.dtype else ops.BitcastConvert(type.dtype)(out)
@@ -75,7 +75,7 @@ def rng_bit_generator(c: Call, state: Node) -> Pair:
 def _threefry_wide(state: Node, key: Pair, shape: tuple[int, ...]) -> Pair:
     """A block for each element."""
     halves, new = _threefry_blocks(state, key, shape)
-    return sampling.joined(*halves), new
+    return sampling.join_words(*halves), new
 
 
 def _threefry_narrow(state: Node, key: Pair, shape: tuple[int, ...]) -> Pair:
@@ -124,7 +124,7 @@ def rng(c: Call, low: Node, high: Node, shape: object) -> Node:
     low, high = (ops.broadcast_to(v, sizes) for v in (low, high))
     if dtype.is_float and dtype in sampling.FLOATS:
         normal = c.word("rng_distribution") == "NORMAL"
-        drawn = (sampling.normal if normal else sampling.uniform)(key, sizes, sampling.wide(dtype))
+        drawn = (sampling.normal if normal else sampling.uniform)(key, sizes, sampling.compute_dtype(dtype))
         by, first = (high, low) if normal else (ops.sub(high, low), low)
         return ops.cast(ops.add(ops.mul(drawn, ops.cast(by, drawn.dtype)), ops.cast(first, drawn.dtype)), dtype)
     if c.word("rng_distribution") == "NORMAL" or dtype.is_float:
@@ -132,4 +132,4 @@ def rng(c: Call, low: Node, high: Node, shape: object) -> Node:
     if dtype == boolean:
         return ops.cast(sampling.bernoulli(key, sizes, 0.5), dtype)
     span = ops.sub(ops.cast(high, i64), ops.cast(low, i64))
-    return ops.cast(ops.add(ops.cast(low, i64), sampling.below(key, sizes, ops.cast(span, u64))), dtype)
+    return ops.cast(ops.add(ops.cast(low, i64), sampling.uniform_below(key, sizes, ops.cast(span, u64))), dtype)

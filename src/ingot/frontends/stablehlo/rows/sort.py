@@ -15,7 +15,7 @@ from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.rows.elementwise import ordered
 from ingot.frontends.stablehlo.syntax import Block, Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, unflatten
-from ingot.ir.node import Node, rebuilt, topological
+from ingot.ir.node import Node, rebuild, topological
 from ingot.ir.types import Shape, TensorType, i64
 
 row = Table()
@@ -99,7 +99,7 @@ def _key(comparison: Node, left: Sequence[Node], right: Sequence[Node]) -> Node 
     a, b = comparison.inputs
     if any(n in right for n in topological((a,))):
         return None
-    (mirrored,) = rebuilt((a,), dict(zip(left, right, strict=True)))
+    (mirrored,) = rebuild((a,), dict(zip(left, right, strict=True)))
     return a if mirrored is b else None
 
 

@@ -18,7 +18,7 @@ from ingot.frontends.stablehlo.values import AnyValue, Call, Table, flatten, par
 from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Input, Node
 from ingot.ir.types import Shape, TensorType, boolean, i64, u8
-from ingot.ops.core.base import dilated, extent
+from ingot.ops.core.base import dilated_size, window_count
 from ingot.support.dataclass import dataclass
 
 row = Table()
@@ -38,8 +38,8 @@ class _Window:
     def shape(self, x: Shape) -> Shape:
         out: list[DimLike] = []
         for d, n in enumerate(x):
-            padded = dilated(n, self.base_dilation[d]) + sum(self.padding[d])
-            out.append(extent(padded, self.sizes[d], self.strides[d], self.dilation[d]))
+            padded = dilated_size(n, self.base_dilation[d]) + sum(self.padding[d])
+            out.append(window_count(padded, self.sizes[d], self.strides[d], self.dilation[d]))
         return tuple(out)
 
     def padded(self, x: Node, value: Node) -> Node:

@@ -18,7 +18,7 @@ from ingot.ir.node import Input, Node, splat_of
 from ingot.ir.types import boolean, i32
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError, UnsupportedOp
-from ingot.support.limits import in_time
+from ingot.support.limits import check_time
 
 row = Table()
 
@@ -410,7 +410,7 @@ _MOST_TURNS = 4096
 def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> Sequence[Value] | None:
     """Turn after turn written out; None where their number is not known, or something in them is refused."""
     for _ in range(_MOST_TURNS):
-        in_time(c.loc)
+        check_time(c.loc)
         (test,) = c.walk.call(c, cond, values)
         go = None if isinstance(test, Missing) else _decided(c, test)
         if go is None:

@@ -13,7 +13,7 @@ from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Valu
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
 from ingot.ir.node import Node, const, splat_of
 from ingot.ir.types import TensorType, i64
-from ingot.support.limits import most_found
+from ingot.support.limits import max_run_time_size
 
 row = Table()
 
@@ -155,7 +155,7 @@ def _found_range(c: Call, start: Node, limit: Node, step: DimLike) -> Node:
     reach = ops.sub(last, first) if step > 0 else ops.sub(first, last)
     # rounded up, of what may be below 0
     count = ops.div(ops.add(ops.maximum(reach, 0), abs(step) - 1), abs(step))
-    line = ops.arange(c.walk.found.size(count, most_found(), "range"), start.dtype)
+    line = ops.arange(c.walk.found.size(count, max_run_time_size(), "range"), start.dtype)
     return ops.add(line if step == 1 else ops.mul(line, step), start)
 
 

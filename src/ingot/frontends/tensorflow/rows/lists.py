@@ -8,7 +8,7 @@ from __future__ import annotations
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Table, TensorList, Value, expect
-from ingot.ir.dims import DimLike, dim_max, divides
+from ingot.ir.dims import DimLike, dim_max, exact_quotient
 from ingot.ir.node import Node
 from ingot.ir.types import i32, i64
 
@@ -163,7 +163,7 @@ def split(c: Call, x: Node, shape: Node, lengths: Node) -> Value:
     sizes = c.sizes(lengths)
     if not sizes or any(s != sizes[0] for s in sizes):
         raise Unsupported("into parts of different lengths")
-    if divides(x.shape[0], sizes[0]) != len(sizes):
+    if exact_quotient(x.shape[0], sizes[0]) != len(sizes):
         raise Unsupported(f"of {x.shape[0]} into {len(sizes)} parts of {sizes[0]}")
     whole: tuple[DimLike, ...] = (len(sizes), sizes[0], *x.shape[1:])
     return TensorList(x.dtype, len(sizes), ops.reshape(x, whole))

@@ -15,7 +15,7 @@ from ingot.frontends.tensorflow.values import Call, Table, normal
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node
 from ingot.ir.types import DType, i32, i64
-from ingot.support.limits import most_found
+from ingot.support.limits import max_run_time_size
 
 row = Table()
 
@@ -105,7 +105,7 @@ def _count(c: Call, ids: Node) -> DimLike:
         return max(c.numbers(ids), default=-1) + 1
     except Unsupported:
         last = ops.reduce_max(ops.concat([ops.full((1,), -1, i64), ops.cast(ids, i64)]))
-        return c.walk.found.size(ops.add(last, 1), most_found(), "segments")
+        return c.walk.found.size(ops.add(last, 1), max_run_time_size(), "segments")
 
 
 @row("SegmentSum", "SegmentMean", "SegmentProd", "SegmentMax", "SegmentMin", "SegmentSumV2", "SegmentProdV2",

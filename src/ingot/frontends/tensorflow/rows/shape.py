@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table, normal
-from ingot.ir.dims import DimLike, dim_max, divides
+from ingot.ir.dims import DimLike, dim_max, exact_quotient
 from ingot.ir.node import Node, const
 from ingot.ir.types import i64
 
@@ -69,7 +69,7 @@ def unpack(c: Call, x: Node) -> Result:
 @row("Split")
 def split(c: Call, axis: Node, x: Node) -> Result:
     a, count = c.axis(axis, x.type.rank), c.int("num_split")
-    each = divides(x.shape[a], count)
+    each = exact_quotient(x.shape[a], count)
     if each is None:
         raise Unsupported(f"of {x.shape[a]} into {count} parts")
     return ops.split(x, (each,) * count, a)
@@ -180,7 +180,7 @@ def blocks(c: Call, x: Node) -> Node:
 
 
 def _part(size: DimLike, by: int) -> DimLike:
-    found = divides(size, by)
+    found = exact_quotient(size, by)
     if found is None:
         raise Unsupported(f"blocks of {by} in a size of {size}")
     return found

@@ -10,7 +10,7 @@ from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.rows.shape import axis_of
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
-from ingot.support.limits import most_found
+from ingot.support.limits import max_run_time_size
 
 row = Table()
 
@@ -141,7 +141,7 @@ def segment_sum(c: Call) -> Node:
     """Of rows that one number, which does not fall, belongs to: as many as the last of these says."""
     x, at = c.x(0), ops.cast(c.x(1), T.i64)
     last = ops.reduce_max(ops.concat([ops.full((1,), -1, T.i64), at]))
-    count = c.importer.found.size(ops.add(last, 1), most_found(), "segments")
+    count = c.importer.found.size(ops.add(last, 1), max_run_time_size(), "segments")
     base = ops.full((count, *x.shape[1:]), 0, x.dtype)
     return ops.ScatterND("add")(base, ops.expand_dims(at, -1), x, loc=c.loc)
 

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Operand, axis_of, cast, expand, i64, node_of, scalar_like
-from ingot.ir.dims import Dim, DimLike, on_axis
+from ingot.ir.dims import Dim, DimLike, clamped_position
 from ingot.ir.node import Node, const
 from ingot.ir.types import DType, TensorType
 
@@ -126,7 +126,7 @@ def triu(c: Context, x: Node, diagonal: DimLike = 0) -> Node:
 def _triangle(x: Node, diagonal: DimLike, *, upper: bool) -> Node:
     plane = x.shape[-2:]
     row, column = index_along(plane, 0), index_along(plane, 1)
-    edge = ops.Add()(row, filled(plane, on_axis(diagonal), i64)) if diagonal != 0 else row
+    edge = ops.Add()(row, filled(plane, clamped_position(diagonal), i64)) if diagonal != 0 else row
     kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
     return ops.Select()(kept, x, expand(scalar_like(0, x), x.shape))
 

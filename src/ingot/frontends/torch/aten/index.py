@@ -25,7 +25,7 @@ from ingot.frontends.torch.values import (
     scalar_like,
     with_size,
 )
-from ingot.ir.dims import Dim, DimLike, is_found, symbols_of
+from ingot.ir.dims import Dim, DimLike, is_computed, symbols_of
 from ingot.ir.node import Node, const
 
 aten = Table()
@@ -61,7 +61,7 @@ def learning_by_frequency(rows: Node, indices: Node, count: DimLike) -> Node:
     times = cast(ops.Take(0)(table, indices), rows.dtype)
     cotangent = ops.Cotangent()(rows)
     share = ops.Div()(cotangent, expand(insert_axis(times, indices.type.rank), rows.shape))
-    return ops.OwnGradient(1)(rows, cotangent, rows, share)
+    return ops.CustomGradient(1)(rows, cotangent, rows, share)
 
 
 @aten("index_select.default")
@@ -251,7 +251,7 @@ def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
             for i in range(index.type.rank):
                 # torch does not compare them while it traces
                 index = with_size(c, index, i, x.shape[axis + i])
-            like = next((d for d in c.shape if any(map(is_found, symbols_of(d)))), None)
+            like = next((d for d in c.shape if any(map(is_computed, symbols_of(d)))), None)
             coordinates = indices_of(c, index, like)
             if chosen is not None:
                 coordinates = [with_size(c, v, 0, chosen) for v in coordinates]

@@ -35,7 +35,7 @@ _ALPHA = 1.7580993408473766
 
 def _drawn(c: Context, sampler: sampling.Sampler) -> Node:
     """Standard numbers of the result's shape, not yet rounded to its type."""
-    return sampler(c.key(), c.shape, sampling.wide(c.dtype))
+    return sampler(c.key(), c.shape, sampling.compute_dtype(c.dtype))
 
 
 def _pair(c: Context, sampler: sampling.Sampler, dtype: object, scale: float) -> Node | Complex:
@@ -113,7 +113,7 @@ def randperm(c: Context, n: DimLike, **named: object) -> Node:
 
 def _bernoulli(c: Context, p: Operand) -> Node:
     chance = node_of(p)
-    chance = expand(cast(chance, sampling.wide(chance.dtype)), c.shape)
+    chance = expand(cast(chance, sampling.compute_dtype(chance.dtype)), c.shape)
     return cast(sampling.bernoulli(c.key(), c.shape, chance), c.dtype)
 
 
@@ -175,7 +175,7 @@ def cauchy(c: Context, x: Node, median: float = 0.0, sigma: float = 1.0, **named
 
 @aten("geometric.default")
 def geometric(c: Context, x: Node, p: float, **named: object) -> Node:
-    wide = sampling.wide(c.dtype)
+    wide = sampling.compute_dtype(c.dtype)
     return cast(sampling.geometric(c.key(), c.shape, ops.full(c.shape, p, wide), wide), c.dtype)
 
 
@@ -249,7 +249,7 @@ def feature_dropout(c: Context, x: Node, p: float, train: bool) -> Node:
 def _alpha_dropout(c: Context, x: Node, p: float, shape: Sequence[DimLike]) -> Node:
     if p == 1.0:
         return ops.Mul()(x, expand(scalar_like(0, x), x.shape))
-    stays = cast(sampling.kept(c.key(), tuple(shape), p), x.dtype)
+    stays = cast(sampling.dropout_mask(c.key(), tuple(shape), p), x.dtype)
     a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
     shift = ops.add(ops.mul(ops.sub(stays, 1.0), _ALPHA * a), _ALPHA * a * p)
     return ops.add(ops.mul(x, ops.mul(stays, a)), shift)
@@ -272,7 +272,9 @@ def _rrelu(c: Context, x: Node, lower: float, upper: float, training: bool) -> t
     """The result, and the factors of its elements; None where they are not asked for."""
     if not training:
         return ops.LeakyRelu((lower + upper) / 2)(x), None
-    slope = ops.add(ops.mul(sampling.uniform(c.key(), x.shape, sampling.wide(x.dtype)), upper - lower), float(lower))
+    slope = ops.add(
+        ops.mul(sampling.uniform(c.key(), x.shape, sampling.compute_dtype(x.dtype)), upper - lower), float(lower)
+    )
     negative = ops.compare("LE", x, 0.0)
     factor = ops.where(negative, cast(slope, x.dtype), 1.0)
     return ops.where(negative, ops.mul(x, factor), x), factor

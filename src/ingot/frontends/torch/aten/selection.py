@@ -20,13 +20,13 @@ aten = Table()
 def selected(c: Context, mask: Node, like: DimLike | None, spanned: bool = True) -> Node:
     """i64[k]: the flat places of the mask's true elements. like: what torch calls their number. spanned: whether
     torch's range of it can be believed."""
-    places, count = ops.true_places(mask)
+    places, count = ops.true_indices(mask)
     return slice_axis(places, 0, 0, c.sizes.found(count, mask.type.size, like, spanned))
 
 
 @aten("nonzero.default", "argwhere.default")
 def nonzero(c: Context, x: Node) -> Node:
-    flat = selected(c, ops.truth(x), c.shape[0])
+    flat = selected(c, ops.nonzero_mask(x), c.shape[0])
     if not x.shape:
         return filled((flat.shape[0], 0), 0, i64)
     return ops.stack(ops.coordinates(flat, x.shape), 1)
@@ -35,7 +35,7 @@ def nonzero(c: Context, x: Node) -> Node:
 @aten("nonzero_numpy.default")
 def nonzero_numpy(c: Context, x: Node) -> tuple[Node, ...]:
     x = x if x.shape else reshape(x, (1,))
-    return tuple(ops.coordinates(selected(c, ops.truth(x), c.shape[0]), x.shape))
+    return tuple(ops.coordinates(selected(c, ops.nonzero_mask(x), c.shape[0]), x.shape))
 
 
 @aten("masked_select.default")
@@ -49,7 +49,7 @@ def masked_select(c: Context, x: Node, mask: Node) -> Node:
 
 def indices_of(c: Context, mask: Node, like: DimLike | None) -> list[Node]:
     """The coordinates of a mask's true elements: what a mask as an index stands for."""
-    return ops.coordinates(selected(c, ops.truth(mask), like), mask.shape)
+    return ops.coordinates(selected(c, ops.nonzero_mask(mask), like), mask.shape)
 
 
 def _unique(c: Context, x: Node, axis: int | None, **how: bool) -> tuple[Node, Groups, DimLike]:
@@ -114,7 +114,7 @@ def repeats(c: Context, repeats: Node, *, output_size: DimLike | None = None) ->
 def _repeated(c: Context, repeats: Node, output_size: DimLike | None, like: DimLike) -> Node:
     if output_size is None:
         output_size = c.sizes.found(ops.reduce_sum(cast(repeats, i64)), None, like)
-    return ops.repeated(repeats, output_size)
+    return ops.repeat_indices(repeats, output_size)
 
 
 @aten("repeat_interleave.self_Tensor")

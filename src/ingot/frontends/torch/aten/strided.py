@@ -10,7 +10,7 @@ from ingot.frontends.torch.aten.create import filled, index_along
 from ingot.frontends.torch.aten.shape import reshape, transpose
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Memory, i64
-from ingot.ir.dims import DimLike, divides, floordiv
+from ingot.ir.dims import DimLike, exact_quotient, floordiv
 from ingot.ir.node import Node
 
 aten = Table()
@@ -80,7 +80,9 @@ def _rows_by_stride(x: Node, dims: Sequence[tuple[DimLike, DimLike]], start: Dim
     inner, rest = 1, list(dims)
     # the last dimensions that lie together are rows, which are gathered whole
     while rest and isinstance(rest[-1][0], int) and rest[-1][1] == inner:
-        if any(divides(s, inner * rest[-1][0]) is None for s in (start, x.type.size, *(s for _, s in rest[:-1]))):
+        if any(
+            exact_quotient(s, inner * rest[-1][0]) is None for s in (start, x.type.size, *(s for _, s in rest[:-1]))
+        ):
             break
         inner *= rest.pop()[0]
     at = _places_by_stride(tuple(n for n, _ in rest), [s for _, s in rest], start, inner)

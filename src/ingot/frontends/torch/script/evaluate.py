@@ -24,7 +24,7 @@ from ingot.frontends.torch.script.repeat import Number, Truth, of_numbers, repea
 from ingot.frontends.torch.script.scalars import QUESTIONS, SCALARS, dtype_of_code, format_of_code
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
-from ingot.support.limits import in_time, spend_node
+from ingot.support.limits import check_time, spend_node
 
 STATE = "attributes"
 _MOST_TURNS = 1 << 20
@@ -171,7 +171,7 @@ class _Run:
     def block(self, block: Block, arguments: Sequence[Any], outer: Env) -> tuple[Any, ...]:
         env = {**outer, **dict(zip(block.inputs, arguments, strict=True))}
         for node in block.nodes:
-            in_time(node.loc)
+            check_time(node.loc)
             spend_node(node.loc)
             results = self.node(node, [env[i] for i in node.inputs], env)
             env.update(zip(node.outputs, results, strict=True))

@@ -11,7 +11,7 @@ from functools import partial
 
 from ingot.ir.kernel import Call, Expr, Kernel
 from ingot.ir.kernel.math import exponential, logarithm, power, trigonometry
-from ingot.ir.kernel.rewrite import Rewriting
+from ingot.ir.kernel.rewrite import Rewriter
 
 # for each of `grammar.FUNCTIONS`
 EXPANSIONS: Mapping[str, Callable[..., Expr]] = {
@@ -44,7 +44,7 @@ def expanded(values: Sequence[Expr]) -> list[Expr]:
     return [expansion.of(e) for e in values]
 
 
-class _Expansion(Rewriting):
+class _Expansion(Rewriter):
     def __init__(self, own: Callable[[Call], bool]) -> None:
         super().__init__()
         self.own = own

@@ -186,7 +186,7 @@ def sinh(x: Expr) -> Expr:
     """(t + t / (t + 1)) / 2 with t = e^|x| - 1; f64 beyond 22: e^(|x|/2) squared, which overflows only when it must."""
     a = absolute(x)
     if x.dtype == f32:
-        return k.choose(below(a, 86.0), with_sign(_sinh_near(a), x), k.cast(sinh(k.cast(x, f64)), f32))
+        return k.select_uniform(below(a, 86.0), with_sign(_sinh_near(a), x), k.cast(sinh(k.cast(x, f64)), f32))
     t = expm1(a)
     small = scaled_by(k.add(t, quotient(t, plus(t, 1.0))), 0.5)
     half = exp(scaled_by(a, 0.5))

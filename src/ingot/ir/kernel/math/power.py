@@ -71,7 +71,7 @@ def pow(x: Expr, y: Expr) -> Expr:
             return k.cast(whole if y.value > 0 else quotient(lit(1.0, a), whole), f32)
         near, usual = _power_near(x, y)
         far = _signed_power(a, b, exp(k.mul(b, log(absolute(a)))))
-        return k.choose(usual, near, k.cast(far, f32))
+        return k.select_uniform(usual, near, k.cast(far, f32))
     return _signed_power(x, y, _power_f64(absolute(x), y))
 
 

@@ -137,13 +137,13 @@ def _circular(x: Expr, quarter: int) -> Expr:
         quadrant, wide = _reduce_f32(x)
         far = _by_quadrant(k.cast(quadrant, i32), *_sine_and_cosine(k.cast(wide, f32), True), quarter)
         near = _by_quadrant(*_near_f32(x), quarter)
-        value = k.choose(k.binary("le", absolute(x), lit(2.0**15, x)), near, far)
+        value = k.select_uniform(k.binary("le", absolute(x), lit(2.0**15, x)), near, far)
     else:
         near, far = (
             _by_quadrant(quadrant, *_sine_and_cosine_f64(r, tail), quarter)
             for quadrant, r, tail in (_reduce_f64(x), _reduce_far_f64(x))
         )
-        value = k.choose(_is_near_f64(x), near, far)
+        value = k.select_uniform(_is_near_f64(x), near, far)
     if not quarter:
         value = k.select(below(absolute(x), 2.0**-13 if x.dtype == f32 else 2.0**-28), x, value)
     return value
@@ -177,7 +177,7 @@ def tan(x: Expr) -> Expr:
     near, far = (
         _tangent(quadrant, *_sine_and_cosine_f64(r, tail)) for quadrant, r, tail in (_reduce_f64(x), _reduce_far_f64(x))
     )
-    return k.select(below(absolute(x), 2.0**-28), x, k.choose(_is_near_f64(x), near, far))
+    return k.select(below(absolute(x), 2.0**-28), x, k.select_uniform(_is_near_f64(x), near, far))
 
 
 def _tangent(quadrant: Expr, sine: Expr, cosine: Expr) -> Expr:
@@ -210,7 +210,7 @@ def atan2(y: Expr, x: Expr) -> Expr:
     """The angle of (x, y). f32 near the limits in f64; f64 operands are scaled off the limits."""
     if y.dtype == f32:
         near, usual = _atan2_near(y, x)
-        return k.choose(usual, near, k.cast(atan2(k.cast(y, f64), k.cast(x, f64)), f32))
+        return k.select_uniform(usual, near, k.cast(atan2(k.cast(y, f64), k.cast(x, f64)), f32))
     a, b = absolute(y), absolute(x)
     both_infinite = k.binary("and", k.binary("eq", a, lit(inf, a)), k.binary("eq", b, lit(inf, b)))
     a, b = k.select(both_infinite, lit(1.0, a), a), k.select(both_infinite, lit(1.0, b), b)

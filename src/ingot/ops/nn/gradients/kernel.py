@@ -12,7 +12,7 @@ from ingot.ir.dims import DimLike, is_static, mod, product
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, TensorType, dtype_of
 from ingot.ops.build import pad
-from ingot.ops.core.base import dilated, extent, round_to
+from ingot.ops.core.base import dilated_size, round_to, window_count
 from ingot.ops.core.contraction import Convolution
 from ingot.ops.core.shape import Reshape, Transpose
 from ingot.ops.linalg import matrices as m
@@ -47,7 +47,7 @@ class KernelGradient(Op):
         x, g = inputs
         attributes = self.window, self.strides, self.dilation
         for size, count, *v in zip(x.shape[1:-1], g.shape[1:-1], *attributes, strict=True):
-            positions = extent(size, *v)
+            positions = window_count(size, *v)
             for margin in (positions - count, count - positions):
                 yield margin, f"expected g at {positions} positions, got {count}"
 
@@ -62,7 +62,7 @@ class KernelGradient(Op):
             all(len(v) == x.rank - 2 and min(v) >= 1 for v in attributes),
             f"expected {x.rank - 2} sizes of the window, strides and dilations of 1 or more, got {attributes}",
         )
-        positions = tuple(extent(size, *v) for size, *v in zip(x.shape[1:-1], *attributes, strict=True))
+        positions = tuple(window_count(size, *v) for size, *v in zip(x.shape[1:-1], *attributes, strict=True))
         positions_match = all(p == q or not is_static((p, q)) for p, q in zip(positions, g.shape[1:-1], strict=True))
         self.expect(positions_match, f"expected g at the positions {positions} of x, got {x} and {g}")
         in_channels, out_channels = x.shape[-1], g.shape[-1]
@@ -129,7 +129,7 @@ class KernelGradient(Op):
         letters, one, none = "DHW"[-rank:] if rank <= 3 else "0123456789"[:rank], (1,) * rank, ((0, 0),) * rank
         # crop positions that no window reaches: they would make the result larger than the window
         sizes = zip(x.shape[1:-1], g.shape[1:-1], self.window, self.strides, self.dilation, strict=True)
-        excess = (dilated(p, s) + dilated(k, d) - 1 - n for n, p, k, s, d in sizes)
+        excess = (dilated_size(p, s) + dilated_size(k, d) - 1 - n for n, p, k, s, d in sizes)
         cropped = pad(x, (0,) * (rank + 2), (0, *excess, 0))
         layouts = f"{batch_letter}{letters}{channel_letter}", f"I{letters}O", f"CN{letters}"
         return Convolution(self.dilation, none, one, self.strides, *layouts, groups, dtype=self.dtype)(cropped, g)

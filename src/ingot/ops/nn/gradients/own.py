@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cotangent(Op):
-    """The cotangent of result `number` of an `OwnGradient`, as its gradient operands read it; zeros elsewhere.
+    """The cotangent of result `number` of an `CustomGradient`, as its gradient operands read it; zeros elsewhere.
 
     Operand: that result, whose type it has.
     """
@@ -42,7 +42,7 @@ class Cotangent(Op):
 
 
 @dataclass(frozen=True)
-class OwnGradient(Op):
+class CustomGradient(Op):
     """y..., cotangents of y..., x..., gradients of x...   ->   y...   (torch.autograd.Function, jax.custom_vjp)
 
     The values are the first `count` operands, y. Differentiation replaces the `Cotangent` nodes in the gradients of x
@@ -86,7 +86,7 @@ def straight_through(y: Node, x: Node, has_gradient: Node | None = None) -> Node
     """
     g = Cotangent()(y)
     slope = g if has_gradient is None else Select()(has_gradient, g, t.full(g.shape, 0.0, g.dtype).node)
-    return OwnGradient(1)(y, g, x, slope)
+    return CustomGradient(1)(y, g, x, slope)
 
 
-__all__ = ["Cotangent", "OwnGradient", "straight_through"]
+__all__ = ["Cotangent", "CustomGradient", "straight_through"]

@@ -120,7 +120,7 @@ class GridSample(Op):
         return round_to(np.moveaxis(out, -1, 1), dtype_of(inputs[0]))
 
     def lower(self, *inputs: Node) -> Node:
-        x, grid = t.floating(inputs[0]), t.floating(inputs[1])
+        x, grid = t.widen_narrow(inputs[0]), t.widen_narrow(inputs[1])
         grid = grid.cast(x.dtype)
         spatial = x.rank - 2
         grid_shape = grid.shape[:-1]

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, divides, is_static, negative
+from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, dim_min, exact_quotient, is_negative, is_static
 from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, dtype_of, f32, f64, i64
 from ingot.ops.core.base import check_count, check_dims, round_to, show_shape
@@ -89,7 +89,7 @@ class Resize(Op):
         self.expect_constraints(*inputs)
         shape = list(x.shape)
         for i, (axis, size) in enumerate(zip(self.axes, self.sizes, strict=True)):
-            self.expect(not negative(size), f"sizes: expected 0 or more, got {size}")
+            self.expect(not is_negative(size), f"sizes: expected 0 or more, got {size}")
             is_supported = is_static((x.shape[axis], size)) or self.scales is not None or self.exclude_outside
             self.expect(
                 not self.antialias or is_supported or x.shape[axis] == size,
@@ -245,7 +245,7 @@ class Resize(Op):
         (node,) = inputs
         x = Term(node)
         if self.mode != "nearest":
-            x = t.floating(node) if node.dtype.is_float else x.cast(f32)
+            x = t.widen_narrow(node) if node.dtype.is_float else x.cast(f32)
         compute_dtype = f64 if node.dtype == f64 else f32
         # the innermost axis first, the outermost last, where there are the most elements
         for i, axis in sorted(enumerate(self.axes), key=lambda pair: -pair[1]):
@@ -278,7 +278,7 @@ class Resize(Op):
 
     def _repeat_factor(self, i: int, size: DimLike) -> int | None:
         """k such that output j is input j // k; None if there is none."""
-        factor = divides(self.sizes[i], size)
+        factor = exact_quotient(self.sizes[i], size)
         if not isinstance(factor, int) or factor < 1 or size == 0:
             return None
         index = self._nearest(self._position(i, size, f32), size) if isinstance(size, int) else None
@@ -417,7 +417,7 @@ class PadMode(Op):
         lengths = (len(self.low), len(self.high))
         self.expect(lengths == (x.rank, x.rank), f"expected {x.rank} lows and highs for {x}, got {lengths}")
         shape = tuple(d + a + b for d, a, b in zip(x.shape, self.low, self.high, strict=True))
-        self.expect(not any(map(negative, shape)), f"{x} cropped below nothing: {show_shape(shape)}")
+        self.expect(not any(map(is_negative, shape)), f"{x} cropped below nothing: {show_shape(shape)}")
         self.expect_constraints(*inputs)
         return x.with_shape(shape)
 

@@ -99,7 +99,7 @@ class Recurrent(Op):
         """The operands of one direction."""
 
         def part(node: Node) -> Term:
-            x = t.floating(node)
+            x = t.widen_narrow(node)
             return x.slice(0, index, index + 1).reshape(x.shape[1:])
 
         _, w, r, b, *remaining = inputs
@@ -231,7 +231,7 @@ class Recurrent(Op):
         raise NotImplementedError(f"{type(self).__name__}.compute")
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
-        x = t.floating(inputs[0])
+        x = t.widen_narrow(inputs[0])
         lengths = Term(inputs[4 + self.states]).cast(i64) if self.has_lengths else None
         outputs: list[Term] = []
         finals: list[tuple[Term, ...]] = []

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, at_most
+from ingot.ir.dims import DimLike, is_at_most
 from ingot.ir.node import Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rules
 from ingot.ir.types import boolean
@@ -67,7 +67,7 @@ def _causal(n: Node, positions: Positions) -> Node | None:
 def _sees_keys(kind: str, rows: DimLike, cols: DimLike) -> bool:
     """Whether each row of a causal order sees a key: in a row that sees none, a finite "minus infinity" hides no
     key."""
-    return kind == "upper_left" or at_most(rows, cols)
+    return kind == "upper_left" or is_at_most(rows, cols)
 
 
 def _is_small(added: tuple[Node, ...]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import MOST, DimLike
+from ingot.ir.dims import MAX_SIZE, DimLike
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Node, splat_of
 from ingot.ir.types import DType, boolean
@@ -40,7 +40,7 @@ def _const_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     if not 0 < n.constant.size <= MAX_COUNTER_ELEMENTS:
         return None
     value = n.constant.value
-    if max(abs(int(value.min())), abs(int(value.max()))) > MOST:
+    if max(abs(int(value.min())), abs(int(value.max()))) > MAX_SIZE:
         return None
     start = int(value.reshape(-1)[0])
     corner = (0,) * value.ndim
@@ -70,7 +70,7 @@ def _view_form(p: IntegerAnalysis, n: Node, depth: int) -> Affine | None:
     form = p.form(x, depth)
     if form is None:
         return None
-    layout = Layout(x.shape, form.steps, form.constant).viewed(n.shape, n.op.index_map(x.shape, n.shape))
+    layout = Layout(x.shape, form.steps, form.constant).view(n.shape, n.op.index_map(x.shape, n.shape))
     return None if layout is None else Affine(layout.offset, layout.strides)
 
 

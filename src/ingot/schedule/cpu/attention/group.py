@@ -87,7 +87,7 @@ class AttentionGroup:
         dense = Layout.contiguous(node.shape)
         lowered = lower_pointwise(Graph((x,), (ops.Convert(self.dtype)(x),)), (tensor.layout,), (dense,), self.machine)
         source, target = Arg("in", self.operands.ins.index(tensor.buffer)), Arg("temp", len(self.temps))
-        self.steps += lowered.within([source], [target], len(self.temps)).steps
+        self.steps += lowered.inlined([source], [target], len(self.temps)).steps
         buffer = Buffer(f"wide{operand}", self.dtype)
         self.extra_params.append((buffer, target))
         self.temps.append(TensorType(self.dtype, node.shape).nbytes)

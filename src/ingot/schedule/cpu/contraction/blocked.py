@@ -33,10 +33,10 @@ from ingot.schedule.cpu.winograd.lower import lower_winograd
 from ingot.schedule.cpu.winograd.plan import Shape
 from ingot.schedule.dimension_numbers import (
     Loops,
-    contiguous_last,
+    contiguous_reduction_last,
     flat_rows,
     loops_of,
-    rows_as_they_lie,
+    rows_in_memory_order,
 )
 from ingot.schedule.emit import Index
 from ingot.schedule.index import ZERO, dim_expr
@@ -140,10 +140,10 @@ def _merge_rows(anchor: Node, loops: Loops, is_a_computed: bool, is_pooled: bool
     """Merge the row axes as far as the prologue and the pools allow."""
     a, b = anchor.inputs
     if is_pooled:
-        loops = flat_rows(loops, apart=1 if anchor.shape[0] != 1 else 0)
+        loops = flat_rows(loops, separate_axes=1 if anchor.shape[0] != 1 else 0)
     else:
-        loops = scratch_loops(loops, a) if is_a_computed else flat_rows(rows_as_they_lie(loops))
-    return contiguous_last(loops) if b.dtype in (bf16, i8) else loops
+        loops = scratch_loops(loops, a) if is_a_computed else flat_rows(rows_in_memory_order(loops))
+    return contiguous_reduction_last(loops) if b.dtype in (bf16, i8) else loops
 
 
 def _prefetch_residuals(g: ContractionGroup, loops: Loops) -> Callable[[Block, Index, int], None] | None:
@@ -165,7 +165,7 @@ def _operand_b(
     g: ContractionGroup, c: Contraction, plan: Plan, b: _SourceB
 ) -> tuple[Operand | BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]:
     """Return (B, its kernel parameters, its packings). A constant B is packed in the panels of the plan."""
-    if c.of_levels:
+    if c.has_quantized_b:
         return block_quantized_operand(g, c, plan)
     if not g.packed:
         return b.operand, ((b.operand.buffer, b.arg),), ()
@@ -235,7 +235,7 @@ def _transpose_b(g: ContractionGroup) -> tuple[Step, Layout]:
     body = Graph((x,), (ops.Transpose(order)(x),))
     dense = Layout.contiguous(body.outputs[0].shape)
     copy = lower_pointwise(body, (g.b_layout,), (dense,), g.machine)
-    (step,) = copy.within([Arg("in", g.b_input)], [Arg("temp", 0)], temps=0).steps
+    (step,) = copy.inlined([Arg("in", g.b_input)], [Arg("temp", 0)], temps=0).steps
     inverse = tuple(order.index(d) for d in range(b.type.rank))
     return step, dense.transpose(inverse)
 

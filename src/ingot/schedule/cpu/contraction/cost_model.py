@@ -41,22 +41,22 @@ def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vec
 def _cycles_per_k(c: Contraction, m: int, nv: int, machine: Machine) -> float:
     """Cycles per k, including the conversion of narrow operands."""
     if _uses_dot(c, machine):
-        return tile_cycles(m, nv, machine, machine.dot_latency) / c.per_lane
+        return tile_cycles(m, nv, machine, machine.dot_latency) / c.k_per_lane
     # a shift and a mask split pairs; other narrow operands are converted as they are loaded
     widened_vectors = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
     return tile_cycles(m, nv, machine, widened_vectors=widened_vectors)
 
 
 def _uses_dot(c: Contraction, machine: Machine) -> bool:
-    return c.per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot)
+    return c.k_per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot)
 
 
 def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
     """The most rows of a tile whose operands fit in registers. Pairs that are widened there need both halves. For a
     single row, quantized levels need words and block sums in addition to the accumulators."""
-    if c.of_levels:
+    if c.has_quantized_b:
         return max_tile_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
-    if c.per_lane == 1 or _uses_dot(c, machine):
+    if c.k_per_lane == 1 or _uses_dot(c, machine):
         return max_tile_rows(nv, machine)
     return (machine.registers - 2) // nv - 2
 
@@ -85,7 +85,7 @@ def _choice(c: Contraction, machine: Machine, tile: tuple[int, int, int], chunk:
     base = Direct(*tile, *chunk, blocks=1, prefetch=0)
     plan = plan_of(c, machine, base)
     tiles = tiles_per_a_block(c, machine, base.width, base.tiles)
-    prefetch = _prefetch_lines(c, plan, tiles) if c.packed and not c.of_levels else 0
+    prefetch = _prefetch_lines(c, plan, tiles) if c.packed and not c.has_quantized_b else 0
     return replace(base, blocks=_k_blocks(c, machine, plan, tiles), prefetch=prefetch)
 
 
@@ -122,7 +122,7 @@ def _tile_costs(c: Contraction, machine: Machine, inner: int) -> Iterator[tuple[
         if nv > 1 and (nv - 1) * lanes >= columns:
             break
         for lines, width in _tile_shapes(c, inner, outer, nv, machine):
-            cost = _tile_cost(c.widened, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
+            cost = _tile_cost(c.dequantized, machine, (lines, width, nv), (outer, inner, columns, k), lanes)
             yield cost, (lines, width, nv)
 
 
@@ -176,16 +176,16 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
         return True
     plan = plan_of(c, machine, replace(choice, blocks=1))
     is_small = partial_sums_bytes(c, plan, choice.tiles) <= MAX_PARTIAL_SUMS_BYTES
-    return (choice.tiles > 1 or c.of_levels) and choice.blocks in _k_block_counts(c, plan) and is_small
+    return (choice.tiles > 1 or c.has_quantized_b) and choice.blocks in _k_block_counts(c, plan) and is_small
 
 
 def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     """Return the plan of the loops for `choice`."""
-    of_levels, c = c.of_levels, c.widened
+    of_levels, c = c.has_quantized_b, c.dequantized
     reduce = merge_axes(c.reduce)
-    run = estimate(reduce[-1].extent) // c.per_lane
+    run = estimate(reduce[-1].extent) // c.k_per_lane
     is_static = isinstance(reduce[-1].extent, int) and run > 0
-    unroll = c.per_lane * next((u for u in (2, 3) if is_static and run % u == 0), 1)  # measured: more gains nothing
+    unroll = c.k_per_lane * next((u for u in (2, 3) if is_static and run % u == 0), 1)  # measured: more gains nothing
     lanes = machine.lanes(c.acc)
     per_line = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).tiles_per_line
     chunk_rows: DimLike = choice.tiles * choice.width
@@ -205,14 +205,14 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     if choice.blocks > 1:
         outer = reduce[0].extent
         assert isinstance(outer, int)
-        scratch_bytes = partial_sums_bytes(c, plan, run if c.computed else tiles)
+        scratch_bytes = partial_sums_bytes(c, plan, run if c.computes_a else tiles)
         plan = replace(plan, k_block=outer // choice.blocks, scratch_bytes=scratch_bytes)
     if isinstance(c.k, int) and (needs_transpose(c) or (of_levels and product(x.extent for x in c.rows) != 1)):
         depth = c.k // choice.blocks if of_levels else -(-c.k // lanes) * lanes
         panel = depth * plan.panel_columns * c.acc.nbytes
         offset = -(-plan.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         plan = replace(plan, panel_offset=offset, scratch_bytes=offset + panel)
-    if c.computed:
+    if c.computes_a:
         offset, rows = -(-plan.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, run * choice.width
         plan = replace(plan, a_block_offset=offset, a_block_rows=rows, scratch_bytes=offset + rows * _row_bytes(c))
     return plan
@@ -221,7 +221,7 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
 def tiles_per_a_block(c: Contraction, machine: Machine, width: int, tiles: int) -> int:
     """Return how many of a chunk's `tiles` register tiles all panels read before the next tiles begin: all of them, or
     as many as keep the computed rows of A in cache."""
-    if not c.computed:
+    if not c.computes_a:
         return tiles
     max_bytes = machine.l1 if c.inner is None else machine.l2 // 4
     return min(tiles, max(1, max_bytes // max(1, width * _row_bytes(c))))
@@ -235,7 +235,7 @@ def plan_rows(c: Contraction, machine: Machine, outer: Plan) -> Plan:
     panels = -(-estimate(c.cols[-1].extent) // (tile[2] * machine.lanes(c.acc)))
     plan = plan_of(c, machine, Direct(*tile, panels=panels, tiles=tiles, entries=1, blocks=1, prefetch=0))
     plan = replace(plan, prefetch_lines=_prefetch_lines(c, plan, tiles), scratch_bytes=outer.scratch_bytes)
-    if not c.computed:
+    if not c.computes_a:
         return plan
     offset, rows = -(-outer.scratch_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES, outer.a_block_rows
     return replace(plan, a_block_offset=offset, a_block_rows=rows, scratch_bytes=offset + rows * _row_bytes(c))
@@ -369,7 +369,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     entries, line_tiles, row_tiles, panels = g.entries, g.tiles_per_line, g.tiles, g.panels
     columns = max(1, estimate(c.cols[-1].extent))
     a_bytes, b_bytes = _a_span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
-    seconds = c.flops / (machine.gflops * 1e9 * (c.per_lane if _uses_dot(c, machine) else 1))
+    seconds = c.flops / (machine.gflops * 1e9 * (c.k_per_lane if _uses_dot(c, machine) else 1))
     inner_seconds, inner_bytes = 0.0, 0
     if c.inner is not None:
         inner_seconds = c.inner.flops / (machine.gflops * 1e9)
@@ -402,7 +402,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             # an operand that stays in L2 from chunk to chunk is streamed once; a computed A is computed by each chunk
             rows_fit = a_bytes * min(tiles, row_tiles) / row_tiles <= machine.l2 / 2
             a_reads = blocks if rows_fit else panels
-            a_times = 2 * blocks if c.computed else a_reads if a_bytes > machine.l2 / 2 else 1
+            a_times = 2 * blocks if c.computes_a else a_reads if a_bytes > machine.l2 / 2 else 1
             passes = row_blocks * -(-tiles // tiles_per_a_block(c, machine, width, tiles))
             stream_bytes = b_bytes + inner_bytes
             b_times = passes if stream_bytes > machine.l2 / 2 else 1
@@ -418,7 +418,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
 
 def _widening_seconds(c: Contraction, machine: Machine) -> float:
     """Seconds to widen the quantized levels of B once, on one core."""
-    elements = estimate(c.k) * estimate(c.cols[-1].extent) if c.of_levels else 0
+    elements = estimate(c.k) * estimate(c.cols[-1].extent) if c.has_quantized_b else 0
     return elements * _OPS_PER_LEVEL / (machine.gflops * 1e9)
 
 
@@ -432,11 +432,11 @@ def _chunk_tiles(tiles: int, line_tiles: int) -> int:
 def _k_blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
     """The number of blocks of a long reduction, so that a chunk's rows of A and a panel of B both fit in L2."""
     is_single_tile = tiles < 2
-    if is_single_tile and (not c.of_levels or product(x.extent for x in c.rows) == 1):
+    if is_single_tile and (not c.has_quantized_b or product(x.extent for x in c.rows) == 1):
         return 1
-    axes, k = merge_axes(c.widened.reduce), estimate(c.k)
+    axes, k = merge_axes(c.dequantized.reduce), estimate(c.k)
     a_bytes = min(_a_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
-    b_bytes = k * p.panel_columns * c.widened.b.nbytes
+    b_bytes = k * p.panel_columns * c.dequantized.b.nbytes
     for n in _k_block_counts(c, p):
         if is_single_tile:  # data that a tile reads only once can be in L1
             if b_bytes / n <= machine.l1 / 2:
@@ -450,14 +450,14 @@ def _k_blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
 
 def _k_block_counts(c: Contraction, p: Plan) -> Iterator[int]:
     """Yield the numbers of equal blocks that the outermost reduction loop can be split into; sizes must be static."""
-    axes = merge_axes(c.widened.reduce)
+    axes = merge_axes(c.dequantized.reduce)
     outer = axes[0].extent
     if not isinstance(outer, int) or not isinstance(c.k, int):
         return
     step = p.unroll if len(axes) == 1 else 1
-    if c.of_levels and len(axes) == 1:  # full quantization blocks, or full words of a single block
+    if c.has_quantized_b and len(axes) == 1:  # full quantization blocks, or full words of a single block
         reduce = merge_axes(c.reduce)
-        step = lcm(step, c.per_lane if len(reduce) == 1 else estimate(reduce[-1].extent))
+        step = lcm(step, c.k_per_lane if len(reduce) == 1 else estimate(reduce[-1].extent))
     yield from (n for n in range(1, outer // step + 1) if outer % n == 0 and (outer // n) % step == 0)
 
 

@@ -30,9 +30,9 @@ from ingot.schedule.cpu.blocked_sums import LongSums
 from ingot.schedule.cpu.contraction.cost_model import min_cycles
 from ingot.schedule.cpu.contraction.operands import Index, Operand, Write, write_scalars
 from ingot.schedule.cpu.contraction.pack import strided_view
-from ingot.schedule.cpu.machine import STREAM, Machine
+from ingot.schedule.cpu.machine import MEMORY_BYTES_PER_SECOND, Machine
 from ingot.schedule.cpu.transpose import fold_lanes
-from ingot.schedule.dimension_numbers import Loops, contiguous_last
+from ingot.schedule.dimension_numbers import Loops, contiguous_reduction_last
 from ingot.schedule.index import ZERO, add, delinearize, dim_expr, linear, mul
 from ingot.schedule.lowered import Pack
 from ingot.support.dataclass import dataclass
@@ -78,7 +78,7 @@ def as_dot_products(
     lanes = machine.lanes(c.acc)
     if estimate(c.k) < lanes or (c.packed and estimate(c.cols[-1].extent) >= lanes):
         return None
-    reduce = contiguous_last(loops).reduce
+    reduce = contiguous_reduction_last(loops).reduce
     pack = None
     candidate = replace(c, reduce=reduce)
     if c.packed:
@@ -90,7 +90,7 @@ def as_dot_products(
     inner = merge_axes(candidate.reduce)[-1]
     if inner.a != 1 or inner.b != 1:
         return None
-    orders = [(candidate, False), (candidate.changed(), True)]
+    orders = [(candidate, False), (candidate.swapped(), True)]
     cycles, best, is_swapped, dots = min(
         ((_cycles(x, machine, d), x, is_swapped, d) for x, is_swapped in orders for d in _plans(x, machine)),
         key=lambda result: result[0],
@@ -173,7 +173,9 @@ def _with_chunks(c: Contraction, machine: Machine, plan: DotPlan, cycles: float)
     rows, columns = max(1, estimate(c.rows[-1].extent)), max(1, estimate(c.cols[-1].extent))
     tiles = -(-columns // plan.columns)
     batch = prod(max(1, estimate(x.extent)) for x in c.batch)
-    seconds = max(cycles * batch / hertz, entries * (rows + columns) * estimate(c.k) * c.b.nbytes / STREAM)
+    seconds = max(
+        cycles * batch / hertz, entries * (rows + columns) * estimate(c.k) * c.b.nbytes / MEMORY_BYTES_PER_SECOND
+    )
     chunks = min(
         max(round(seconds / _CHUNK_SECONDS), min(4 * machine.threads, round(seconds / 2e-6)), 1), entries * tiles
     )

@@ -21,7 +21,7 @@ from ingot.schedule.cpu.contraction.prologue import is_computed
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Emitter, Index
-from ingot.schedule.folds import accumulates
+from ingot.schedule.folds import accumulator_of
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
 from ingot.schedule.lowered import Arg, Step
 from ingot.support.dataclass import dataclass
@@ -71,7 +71,7 @@ class ContractionGroup:
         a_input, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
         loops = loops_of(anchor, a_layout, b_layout)
         if of_levels:
-            blocks = tuple(replace(x, apart=True) for x in loops.reduce[:-1])
+            blocks = tuple(replace(x, is_separate=True) for x in loops.reduce[:-1])
             loops = replace(loops, reduce=(*blocks, *loops.reduce[-1:]))
         # a B with a dynamic offset or a broadcast axis of dynamic extent is read in place
         axes = (*loops.batch, *loops.cols, *loops.reduce)
@@ -96,8 +96,8 @@ class ContractionGroup:
     def contraction(self, loops: Loops, computed: bool = False, inner: Contraction | None = None) -> Contraction:
         a, b = self.anchor.inputs[0], self.body.inputs[self.b_input]
         return Contraction(
-            loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulates(self.anchor), self.packed,
-            computed, inner,
+            loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulator_of(self.anchor),
+            self.packed, computed, inner,
         )  # fmt: skip
 
     def epilogue(self, loops: Loops) -> Epilogue:

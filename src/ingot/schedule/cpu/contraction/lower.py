@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node, rebuilt, topological
+from ingot.ir.node import Graph, Node, rebuild, topological
 from ingot.ir.types import i8, static_shape
 from ingot.ops.core.base import is_contraction
 from ingot.schedule.axes import Contraction
@@ -32,9 +32,9 @@ from ingot.schedule.cpu.rows.lower import lower_first
 from ingot.schedule.cpu.windows.depthwise import lower_depthwise
 from ingot.schedule.cpu.windows.pool_epilogue import append_pools
 from ingot.schedule.cpu.winograd.plan import winograd_shape_of
-from ingot.schedule.dimension_numbers import flat_rows, rows_as_they_lie
+from ingot.schedule.dimension_numbers import flat_rows, rows_in_memory_order
 from ingot.schedule.emit import Index
-from ingot.schedule.folds import accumulates
+from ingot.schedule.folds import accumulator_of
 from ingot.schedule.lowered import Arg, Lowered, Pack
 
 MAX_PANEL_COLUMNS = 64  # the widest panel of a register tile with several rows
@@ -64,7 +64,7 @@ def lower_contraction(
     if is_a_computed or has_weight_form:
         return lower_blocked(g, body, outs, inner[0] if inner else None, winograd_shape=None, transposes_panels=False)
     winograd_shape = winograd_shape_of(anchor, g.a_layout, g.b_layout, g.packed) if machine.winograd else None
-    loops = flat_rows(rows_as_they_lie(g.loops))
+    loops = flat_rows(rows_in_memory_order(g.loops))
     c = g.contraction(loops)
     max_cycle_ratio = 0.9 if winograd_shape is None else 0.5
     dots = None
@@ -73,7 +73,7 @@ def lower_contraction(
     if dots is not None:
         return append_pools(_lower_dots(g, dots), body, ins, outs, machine)
     if should_swap_operands(anchor, c, machine):
-        swapped = rebuilt(body.outputs, {anchor: swap_operands(anchor)})
+        swapped = rebuild(body.outputs, {anchor: swap_operands(anchor)})
         return lower_contraction(body.with_outputs(swapped), ins, outs, constant, machine)
     return lower_blocked(g, body, outs, None, winograd_shape, transposes_panels=_transposes_panels(c, machine))
 
@@ -88,7 +88,7 @@ def _transposes_panels(c: Contraction, machine: Machine) -> bool:
 def _zero_contraction(body: Graph, anchor: Node) -> Graph:
     """The group with its contraction, a sum of no terms, replaced by zeros."""
     zeros = ops.BroadcastInDim(anchor.shape, ())(ops.scalar(0, anchor.dtype))
-    return body.with_outputs(rebuilt(body.outputs, {anchor: zeros}))
+    return body.with_outputs(rebuild(body.outputs, {anchor: zeros}))
 
 
 def _has_narrow_groups(body: Graph, anchor: Node, constant: tuple[bool, ...], machine: Machine) -> bool:
@@ -98,7 +98,7 @@ def _has_narrow_groups(body: Graph, anchor: Node, constant: tuple[bool, ...], ma
         return False
     if w not in body.inputs or not constant[body.inputs.index(w)]:
         return False
-    in_channels, lanes = w.shape[op.rhs_layout.index("I")], machine.lanes(accumulates(anchor))
+    in_channels, lanes = w.shape[op.rhs_layout.index("I")], machine.lanes(accumulator_of(anchor))
     out_channels, remainder = divmod(*static_shape((w.shape[op.rhs_layout.index("O")], op.feature_groups)))
     is_channels_last = op.lhs_layout[-1] == "C" and op.lhs_layout == op.out_layout and isinstance(x.shape[-1], int)
     is_narrow = (
@@ -122,7 +122,7 @@ def _lower_split_k(
     """Lower a split reduction: a kernel for the partial products, one for their sums and, if the epilogue permutes
     dimensions, one for the epilogue."""
     partial, total = split
-    split_body = body.with_outputs(rebuilt(body.outputs, {anchor: total}))
+    split_body = body.with_outputs(rebuild(body.outputs, {anchor: total}))
     is_constant = dict(zip(body.inputs, constant, strict=True))
     has_moved_result = any(n.op.permutes and anchor in topological([n]) for n in body.nodes())
 

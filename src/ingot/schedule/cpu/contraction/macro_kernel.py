@@ -79,9 +79,9 @@ class MacroKernel(MicroKernel):
         prefetch_inputs: PrefetchInputs | None = None,
         line_epilogue: LineEpilogue | None = None,
     ) -> None:
-        super().__init__(c.widened, plan, a, b.buffer, write, prefetch_inputs, line_epilogue)
+        super().__init__(c.dequantized, plan, a, b.buffer, write, prefetch_inputs, line_epilogue)
         self.quantized_panels = BlockQuantizedPanels(c, plan, b) if isinstance(b, BlockQuantized) else None
-        self.a, self.b, c = a, b, c.widened
+        self.a, self.b, c = a, b, c.dequantized
         self.full_panel_count = floordiv(self.columns, plan.panel_columns)
         self.panel_count = ceildiv(self.columns, plan.panel_columns)
         self.line_group_extents = (*(x.extent for x in c.rows[:-2]), ceildiv(self.line_axis.extent, plan.lines))
@@ -187,7 +187,7 @@ class MacroKernel(MicroKernel):
         if not c.packed:
             strides_in_place = (*(x.b for x in c.batch), *(x.b for x in c.cols[:-1]))
             return top.let(linear((*batch, *outer_columns), strides_in_place, self.b.offset), "b")
-        size = c.depth * ceildiv(self.columns, self.plan.lanes) * self.plan.lanes
+        size = c.padded_k * ceildiv(self.columns, self.plan.lanes) * self.plan.lanes
         strides: list[DimLike] = []
         for x in reversed((*c.batch, *c.cols[:-1])):
             strides.append(size)
@@ -207,7 +207,7 @@ class MacroKernel(MicroKernel):
             if isinstance(first_column, k.Var):
                 block.multiples[first_column.name] = plan.panel_columns
             width = vectors * plan.lanes
-            panel_stride: DimLike = (self.c.depth if self.c.packed else self.c.cols[-1].b) * plan.panel_columns
+            panel_stride: DimLike = (self.c.padded_k if self.c.packed else self.c.cols[-1].b) * plan.panel_columns
             if self.quantized_panels is not None:
                 columns = Columns(vectors, ZERO, first_column, width, tail_lanes, is_masked)
                 place = self.quantized_panels.place(block, p, width)
@@ -274,7 +274,7 @@ class MacroKernel(MicroKernel):
         """
         plan, axis = self.plan, self.reduce[0]
         block_count = floordiv(axis.extent, plan.k_block) if plan.k_block else 1
-        block_elements = floordiv(self.c.depth, block_count) * columns.width  # elements of a packed panel
+        block_elements = floordiv(self.c.padded_k, block_count) * columns.width  # elements of a packed panel
 
         def emit_block(b: Block, i: Expr) -> None:
             block_columns = columns

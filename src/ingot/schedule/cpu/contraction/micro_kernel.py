@@ -169,7 +169,7 @@ class MicroKernel:
         prefetch_start: Expr | None,
     ) -> None:
         """Emit the loops over k."""
-        per_lane = self.c.per_lane
+        per_lane = self.c.k_per_lane
         panel_stride: DimLike = columns.width  # between neighbouring k of a packed panel
         extents = [self.plan.k_block or self.reduce[0].extent, *(x.extent for x in self.reduce[1:])]
         sums = LongSums.of(block, (acc,), extents, self.plan.unroll)
@@ -223,12 +223,12 @@ class MicroKernel:
 
     def _nonzero_range(self, block: Block, tile: TileRows, axis: Axis, extent: DimLike) -> tuple[Expr, Expr]:
         """The range of a window's loop outside of which all rows of the tile read only padding."""
-        low, high, inside = ZERO, dim_expr(extent), axis.inside
+        low, high, inside = ZERO, dim_expr(extent), axis.valid_taps
         if inside is None or self.plan.k_block:
             return low, high
-        if tile.line_index and inside.along(self.line_axis):
+        if tile.line_index and inside.matches(self.line_axis):
             first, count = tile.line_index[-1], tile.lines
-        elif inside.along(self.row_axis):
+        elif inside.matches(self.row_axis):
             first, count = tile.first_row, tile.rows
         else:
             return low, high
@@ -301,7 +301,7 @@ class MicroKernel:
 
     def _splat_a(self, offset: Expr, count: int) -> Expr:
         """Return `count` consecutive k of A, padded with zeros, in every lane."""
-        a, per_lane = self.a_buffer, self.c.per_lane
+        a, per_lane = self.a_buffer, self.c.k_per_lane
         if count == per_lane:
             word = k.bitcast(k.load(a, offset, per_lane), u32)
         else:

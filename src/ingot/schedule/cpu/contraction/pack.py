@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 
 from ingot.ir import kernel as k
-from ingot.ir.array import by_strides
+from ingot.ir.array import view_by_strides
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.types import static_shape, u32
@@ -44,8 +44,8 @@ def pack_panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack
     axes = (*c.batch, *c.cols[:-1], *merge_axes(c.reduce), *c.cols[-1:])
     *shape, run, columns = static_shape(tuple(x.extent for x in axes))
     outer = prod(shape[: len(c.batch) + len(c.cols) - 1])
-    steps = -(-run // c.per_lane)
-    column_elements = prod(shape) // outer * steps * (1 if c.of_levels else c.per_lane)  # elements of a column
+    steps = -(-run // c.k_per_lane)
+    column_elements = prod(shape) // outer * steps * (1 if c.has_quantized_b else c.k_per_lane)  # elements of a column
     widths = panel_widths(columns, plan)
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
@@ -56,18 +56,18 @@ def pack_panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack
             stop = min(start + width, columns)
             source = dense[..., start:stop]
             panel = rows[:, start * column_elements : (start + width) * column_elements]
-            if c.of_levels:
+            if c.has_quantized_b:
                 panel.reshape(*shape, steps, width)[..., : stop - start] = _words(source, c)
             else:
-                panel = panel.reshape(*shape, steps, width, c.per_lane)
-                for i in range(c.per_lane):
-                    panel[..., : -(-(run - i) // c.per_lane), : stop - start, i] = source[..., i :: c.per_lane, :]
+                panel = panel.reshape(*shape, steps, width, c.k_per_lane)
+                for i in range(c.k_per_lane):
+                    panel[..., : -(-(run - i) // c.k_per_lane), : stop - start, i] = source[..., i :: c.k_per_lane, :]
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
     axes_key = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
-    key = f"panels {axes_key} @{offset} {plan.panel_columns}x{plan.lanes} {c.b} {c.per_lane}"
-    return Pack(index, key, u32 if c.of_levels else c.b, outer * column_elements * sum(widths), write)
+    key = f"panels {axes_key} @{offset} {plan.panel_columns}x{plan.lanes} {c.b} {c.k_per_lane}"
+    return Pack(index, key, u32 if c.has_quantized_b else c.b, outer * column_elements * sum(widths), write)
 
 
 def pack_product_panels(b: np.ndarray, out: np.ndarray, widths: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ def pack_window_stream(w: np.ndarray, out: np.ndarray, lanes: int) -> None:
 
 def _words(levels: np.ndarray, c: Contraction) -> np.ndarray:
     """Pack levels [.., k, columns] into u32 words [.., k / per_lane, columns], smaller k in lower bits."""
-    per_word, bits = c.per_lane, c.b.bits
+    per_word, bits = c.k_per_lane, c.b.bits
     values = np.swapaxes(levels, -1, -2).view(np.uint8) & ((1 << bits) - 1)
     if c.b.kind == "i":
         values ^= 1 << (bits - 1)
@@ -112,9 +112,9 @@ def strided_view(array: np.ndarray, offset: int, extents: Sequence[int], steps: 
     strides = _byte_strides(array, offset, extents, steps) if array.size else None
     if strides is None:
         array = np.ascontiguousarray(array).reshape(-1)[offset:]
-        return by_strides(array, extents, [s * array.itemsize for s in steps])
+        return view_by_strides(array, extents, [s * array.itemsize for s in steps])
     view = array[tuple(slice(i, None) for i in np.unravel_index(offset, array.shape))]
-    return by_strides(view, extents, strides)
+    return view_by_strides(view, extents, strides)
 
 
 def _byte_strides(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> list[int] | None:

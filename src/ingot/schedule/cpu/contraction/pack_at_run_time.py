@@ -28,7 +28,7 @@ _CHUNK_ELEMENTS = 16384  # of the copy, approximately
 
 def should_pack(c: Contraction, machine: Machine) -> bool:
     """Whether a run-time B should be copied into panels before it is read."""
-    if c.packed or c.computed or not c.a == c.b == c.acc or c.acc not in (f32, f64):
+    if c.packed or c.computes_a or not c.a == c.b == c.acc or c.acc not in (f32, f64):
         return False
     axes = (*c.batch, *c.rows, *c.cols, *c.reduce)
     if not all(isinstance(v, int) for x in axes for v in (x.extent, x.b)):

@@ -53,20 +53,20 @@ class RowLoads:
     @property
     def uses_dot(self) -> bool:
         """Whether tiles use dot instructions, which multiply and add all k of a 32-bit lane."""
-        return self.c.per_lane > 1 and self.c.a != self.c.acc
+        return self.c.k_per_lane > 1 and self.c.a != self.c.acc
 
     def registers(self, block: Block, vectors: int) -> Buffer:
         """Allocate the registers that one step loads: vectors of the k of a lane for dot instructions, otherwise the
         vectors of each k."""
         c, lanes = self.c, self.plan.lanes
         if self.uses_dot:
-            return block.alloc("bv", c.b, vectors, lanes=c.per_lane * lanes)
-        return block.alloc("bv", c.acc, vectors * c.per_lane, lanes=lanes)
+            return block.alloc("bv", c.b, vectors, lanes=c.k_per_lane * lanes)
+        return block.alloc("bv", c.acc, vectors * c.k_per_lane, lanes=lanes)
 
     def load(self, block: Block, columns: Columns, offset: Expr, count: int, registers: Buffer) -> None:
         """Load one row of the panel at `offset`, or the `count` valid rows of a 32-bit lane, into `registers`."""
         nv = columns.vectors
-        if self.c.per_lane > 1:
+        if self.c.k_per_lane > 1:
             block.loop(
                 "v", 0, nv, 1, lambda x, v: self._load_lanes(x, columns, v, offset, count, registers), unroll=True
             )
@@ -79,7 +79,7 @@ class RowLoads:
             block.store(registers, integer(full_vectors), self._tail(block, columns, offset, full_vectors))
 
     def _load_lanes(self, block: Block, columns: Columns, v: Expr, offset: Expr, count: int, registers: Buffer) -> None:
-        lane_elements, nv = self.c.per_lane * self.plan.lanes, columns.vectors
+        lane_elements, nv = self.c.k_per_lane * self.plan.lanes, columns.vectors
         vector = k.load(self.buffer, add(offset, mul(v, integer(lane_elements))), lane_elements)
         if self.uses_dot:
             block.store(registers, v, vector)

@@ -13,7 +13,7 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import static_shape
-from ingot.ops.views import WHOLE_VIEWS, base_of
+from ingot.ops.views import BIJECTIVE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Contraction
 from ingot.schedule.block import Block
@@ -42,7 +42,7 @@ def is_computed(body: Graph, a: Node) -> bool:
 def computed_a(body: Graph, ins: tuple[Layout, ...], node: Node, loops: Loops, machine: Machine) -> ComputedA:
     """Return an A of pointwise ops and row reductions. The chunk computes each row with the passes of a row kernel."""
     # the rows of a reduction are those of its own shape, not of a view's
-    base = base_of(node, WHOLE_VIEWS) if _has_reductions(node) else node
+    base = base_of(node, BIJECTIVE_VIEWS) if _has_reductions(node) else node
     base_body, last_dim = body.with_outputs((base,)), base.type.rank - 1
     rows = Rows(base.shape, (last_dim,), last_dim)
     (axis,) = loops.rows
@@ -60,7 +60,7 @@ def computed_a(body: Graph, ins: tuple[Layout, ...], node: Node, loops: Loops, m
             def emit_vector(x: Block, index: Index, mask: Expr | None, _: int) -> None:
                 store_at(x, out, ix.add(out_offset, index[last_dim]), em.value(x, base, index, mask), mask)
 
-            passes.over_row(b, emit_vector, again=True)
+            passes.over_row(b, emit_vector, is_reread=True)
 
         block.loop("row", *span, 1, emit_row)
 
@@ -100,7 +100,7 @@ class InnerRows:
         loops = self.loops
         acc = accumulator(anchor.dtype)
         self.c = Contraction(
-            (), loops.rows, loops.cols, loops.reduce, a.dtype, self.b.dtype, acc, packed=True, computed=is_a_computed
+            (), loops.rows, loops.cols, loops.reduce, a.dtype, self.b.dtype, acc, packed=True, computes_a=is_a_computed
         )
         self.b_buffer, self.b_layout = Buffer("inner_b", self.b.dtype), b_layout
 

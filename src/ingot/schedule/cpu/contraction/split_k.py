@@ -15,7 +15,7 @@ from ingot.ops import Reduce
 from ingot.ops.build import cast
 from ingot.schedule.axes import Contraction
 from ingot.schedule.cpu.contraction.cost_model import min_cycles
-from ingot.schedule.cpu.machine import STREAM, Machine
+from ingot.schedule.cpu.machine import MEMORY_BYTES_PER_SECOND, Machine
 from ingot.schedule.folds import accumulator
 
 MIN_K_PER_PART = 256
@@ -39,7 +39,7 @@ def split_k(anchor: Node, machine: Machine) -> tuple[Node, Node] | None:
     if not isinstance(k, int):
         return None
     moved_bytes, flops = k * (rows * a.dtype.nbytes + columns * b.dtype.nbytes), 2 * rows * columns * k
-    if max(batch * moved_bytes / STREAM, batch * flops / (machine.gflops * 1e9)) < MIN_SECONDS:
+    if max(batch * moved_bytes / MEMORY_BYTES_PER_SECOND, batch * flops / (machine.gflops * 1e9)) < MIN_SECONDS:
         return None
     tiles = batch * -(-rows // 8) * -(-columns // 48)
     min_tiles = 2 * machine.threads if machine.threads > 1 else 1
@@ -75,7 +75,7 @@ def should_swap_operands(anchor: Node, c: Contraction, machine: Machine) -> bool
     """Whether A, if its rows are contiguous, is better used as B."""
     if not isinstance(anchor.op, ops.DotGeneral) or c.rows[-1].a != 1 or len(c.cols) > 1:
         return False
-    swapped = replace(c.changed(), packed=False)
+    swapped = replace(c.swapped(), packed=False)
     results = estimate(product(x.extent for x in (*c.rows, *c.cols)))
     store_cycles = 0.0 if all(x.extent == 1 for x in c.cols) else CYCLES_PER_SCATTERED_RESULT * results
     return min_cycles(swapped, machine) + store_cycles < 0.8 * min_cycles(c, machine)

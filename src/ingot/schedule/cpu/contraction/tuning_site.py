@@ -24,7 +24,7 @@ from ingot.schedule.site_key import around_text, loops_text, size_text
 def tuning_site(body: Graph, anchor: Node, c: Contraction, winograd_shape: Shape | None, machine: Machine) -> Site:
     """The choices for `anchor`. winograd_shape: the convolution's shape if Winograd's algorithm covers it."""
     direct = choose(c, machine)
-    nonzero_share = prod(x.inside.share(estimate(x.extent)) for x in c.reduce if x.inside is not None)
+    nonzero_share = prod(x.valid_taps.valid_fraction(estimate(x.extent)) for x in c.reduce if x.valid_taps is not None)
     pieces = (
         plan_winograd(winograd_shape, plan_of(c, machine, direct), machine, nonzero_share)
         if winograd_shape is not None
@@ -60,7 +60,7 @@ def _key(body: Graph, anchor: Node, c: Contraction, winograd_shape: Shape | None
     """
     inner_reduce = c.inner.reduce if c.inner else ()
     loops = loops_text((("b", c.batch), ("m", c.rows), ("n", c.cols), ("k", c.reduce), ("of", inner_reduce)))
-    kind = ("packed" if c.packed else "in place") + (" computed" if c.computed else "")
+    kind = ("packed" if c.packed else "in place") + (" computed" if c.computes_a else "")
     window = "" if winograd_shape is None else f" window {size_text(winograd_shape.h)}x{size_text(winograd_shape.w)}"
     return f"{c.a} {c.b} {c.acc} {kind} {loops}{window} > {around_text(body, anchor)}"
 

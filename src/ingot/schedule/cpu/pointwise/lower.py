@@ -168,8 +168,8 @@ class _Loops:
             fits = k.binary("le", k.add(begin, integer(lanes)), dim_expr(rows))
             return block.when(fits, full_group, lambda b: b.loop("r", begin, dim_expr(rows), 1, line))
 
-        boxes, work = (*outer, ceildiv(rows, lanes)), short.size * lanes
-        return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, work=work, chunk_operations=self.size)
+        boxes, ops = (*outer, ceildiv(rows, lanes)), short.size * lanes
+        return chunked_loops(top, chunk, boxes, len(outer), 1, machine, lines_at, ops, chunk_operations=self.size)
 
     def transposed(self, top: Block, chunk: k.Var, plan: Transposition) -> Expr:
         """Blocks that are transposed in registers, in strips along the results' rows."""
@@ -200,7 +200,7 @@ class _Loops:
 
         work = plan.side * plan.height * strip
         return chunked_loops(
-            top, chunk, strips, plan.operand_dim, 1, self.machine, block_at, work=work, chunk_operations=self.size
+            top, chunk, strips, plan.operand_dim, 1, self.machine, block_at, operations=work, chunk_operations=self.size
         )
 
     def strip(self, plan: Transposition) -> int:

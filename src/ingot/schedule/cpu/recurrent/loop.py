@@ -24,7 +24,7 @@ from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, load_leaf, store_at
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Step
-from ingot.schedule.recurrent import offset_from
+from ingot.schedule.recurrent import gate_offset
 
 SUMS = 8  # that hide the latency of a multiply-add: a tile of fewer results has several for each
 TURN = 32  # multiply-adds of a turn of the loop over k, at most
@@ -418,7 +418,7 @@ class _Step:
             )
 
         def product(b: Block, index: Index, mask: Expr | None) -> Expr:
-            return sums[offset_from(index[1], j) // scan.hidden]
+            return sums[gate_offset(index[1], j) // scan.hidden]
 
         leaves = dict(loop.leaves)
         leaves[cell.row] = Leaf(row, pinned=True)

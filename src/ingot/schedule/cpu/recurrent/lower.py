@@ -26,7 +26,7 @@ from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from ingot.schedule.cpu.recurrent.cell import LINE, Cell, Recurrence, pack_bytes, pack_columns, pack_weights
 from ingot.schedule.cpu.recurrent.loop import Loop
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
-from ingot.schedule.recurrent import part_of, projected
+from ingot.schedule.recurrent import input_projection, subgraph
 
 
 def lower_recurrent(
@@ -58,21 +58,21 @@ class _Scan(Recurrence):
 
     def _embed(self, low: Lowered, ins: tuple[Arg, ...], outs: tuple[Arg, ...]) -> None:
         """Run another group's steps on these operands."""
-        own = low.within(ins, outs, len(self.temps), len(self.packs))
+        own = low.inlined(ins, outs, len(self.temps), len(self.packs))
         self.launches += own.steps
         self.temps += own.temps
         self.packs += own.packs
 
     def _compute(self, value: Node, to: Arg, layout: Layout) -> None:
         """Write a pointwise value of the group's inputs to memory."""
-        graph, used = part_of(self.body, value)
+        graph, used = subgraph(self.body, value)
         low = lower_pointwise(graph, tuple(self.ins[i] for i in used), (layout,), self.machine)
         self._embed(low, tuple(Arg("in", i) for i in used), (to,))
 
     def _project(self, cell: Cell, to: Arg) -> None:
         """P of one direction, at its place in `to`."""
         d, width = cell.at.index, self.op.gates * self.hidden
-        graph, used = part_of(self.body, projected(self.op, self.anchor.inputs, cell.at, self.dtype).node)
+        graph, used = subgraph(self.body, input_projection(self.op, self.anchor.inputs, cell.at, self.dtype).node)
         rows = self.batch * width
         layout = Layout(graph.outputs[0].shape, (rows, width, 1), rows * self.steps * d)
         low = lower_contraction(

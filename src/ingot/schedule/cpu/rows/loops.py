@@ -37,7 +37,7 @@ from ingot.schedule.cpu.rows.passes import ACCUMULATORS, RowPasses, Visit
 from ingot.schedule.cpu.rows.short_rows import CACHE_LINE_BYTES, fold_rows, lanes_per_row, prefetch_positions
 from ingot.schedule.cpu.transpose import fold_lanes
 from ingot.schedule.emit import Index, Leaf, load_at, reshape_index, store_at
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Lowered, Step
 from ingot.schedule.row_box import Rows, reduction, reductions_of
@@ -103,7 +103,7 @@ class RowLoops(RowPasses):
             else MAX_VECTORS_ACROSS
         )
         if not self.has_plain_operands(self.reductions) or any(map(self._is_full, self.body.outputs)):
-            outer = product(self.rows.shape[d] for d in self.rows.kept if d != self.rows.axis)
+            outer = product(self.rows.shape[d] for d in self.rows.kept_dims if d != self.rows.axis)
             max_vectors = min(max_vectors, max(2, estimate(outer) * vector_count // (4 * self.machine.threads)))
         divisor = max(n for n in range(1, max_vectors + 1) if vector_count % n == 0)
         # a last block with fewer vectors is duplicate code: avoid it if a divisor is large enough
@@ -112,7 +112,7 @@ class RowLoops(RowPasses):
     def lower(self) -> Lowered:
         rows, chunk = self.rows, k.var("chunk")
         top = Block()
-        count = product(rows.shape[d] for d in rows.kept if d != rows.axis)
+        count = product(rows.shape[d] for d in rows.kept_dims if d != rows.axis)
         rows_per_chunk = max(
             1, (STREAMED_CHUNK_ELEMENTS if self.stream else CHUNK_ELEMENTS) // max(self._elements(), 1)
         )
@@ -166,7 +166,7 @@ class RowLoops(RowPasses):
         rows, lanes = self.rows, self.lanes
         number, index = self._coordinates(block, step)
         if rows.horizontal:
-            return (Visit(tuple(index[d] for d in rows.kept)),)
+            return (Visit(tuple(index[d] for d in rows.kept_dims)),)
         extent, visits = rows.shape[rows.axis], list[Visit]()
         for i in range(across):
             low = block.let(ix.add(k.mul(number, integer(self.columns)), integer(lanes * i)), "lo")
@@ -176,7 +176,7 @@ class RowLoops(RowPasses):
             is_partial = i == across - 1 and (across == self.last_across or not self.last_across)
             if not isinstance(extent, int) or (extent % lanes and is_partial):
                 mask = block.let(k.binary("lt", at, dim_expr(extent)), "live")
-            visits.append(Visit(tuple(at if d == rows.axis else index[d] for d in rows.kept), mask))
+            visits.append(Visit(tuple(at if d == rows.axis else index[d] for d in rows.kept_dims), mask))
         return tuple(visits)
 
     def _coordinates(self, block: Block, step: Expr) -> tuple[Expr, dict[int, Expr]]:
@@ -186,7 +186,7 @@ class RowLoops(RowPasses):
             blocks = dim_expr(self._blocks())
             number = block.let(k.binary("rem", step, blocks), "vb")
             step = block.let(k.binary("div", step, blocks), "row")
-        outer = [d for d in rows.kept if d != rows.axis]
+        outer = [d for d in rows.kept_dims if d != rows.axis]
         coordinates = ix.delinearize(step, tuple(rows.shape[d] for d in outer), block.multiples) if outer else ()
         return number, {d: block.let(e, "i") for d, e in zip(outer, coordinates, strict=True)}
 
@@ -203,7 +203,7 @@ class RowLoops(RowPasses):
 
         def over_columns(b: Block, body: Callable[[Block, Index, Expr, Expr | None], None]) -> None:
             def vector(c: Block, at: Expr, mask: Expr | None) -> None:
-                row = tuple(at if d == rows.axis else outer[d] for d in rows.kept)
+                row = tuple(at if d == rows.axis else outer[d] for d in rows.kept_dims)
                 body(c, row, k.ramp(ix.sub(ix.first_lane(at), low), at.lanes), mask)
 
             vector_loop(b, low, high, lanes, self.machine, vector, multiple=lanes)
@@ -217,7 +217,9 @@ class RowLoops(RowPasses):
             def fold(c: Block, row: Index, place: Expr, mask: Expr | None) -> None:
                 for stream, i in itertools.product(self._streamed_operands() if mask is None else (), range(count)):
                     far = integer(LINE_PREFETCH_BYTES // stream.dtype.nbytes)
-                    ahead = tuple(ix.add(e, far) if d == rows.axis else e for d, e in zip(rows.kept, row, strict=True))
+                    ahead = tuple(
+                        ix.add(e, far) if d == rows.axis else e for d, e in zip(rows.kept_dims, row, strict=True)
+                    )
                     self._prefetch(c, stream, (*at[:-1], ix.add(at[-1], integer(i))), ahead)
                 for n, buffer in folds.items():
                     values, old = list[Expr](), load_at(c, buffer, place, mask)
@@ -225,7 +227,7 @@ class RowLoops(RowPasses):
                         index = self.full_index((*at[:-1], ix.add(at[-1], integer(i))), row)
                         value = self.em.value(c, n.inputs[0], index, mask)
                         values.append(k.splat(k.cast(value, buffer.dtype), place.lanes))
-                    fn = combining(reduction(n).kind, buffer.dtype)
+                    fn = combining_op(reduction(n).kind, buffer.dtype)
                     store_at(c, buffer, place, reduce_into(c, fn, old, values), mask)
 
             over_columns(b, fold)
@@ -309,7 +311,7 @@ class RowLoops(RowPasses):
             over_rows(fold, earlier_caches)
             for n, buffer in zip(level, parts, strict=True):
                 vectors = [block.let(k.load(buffer, integer(i * lanes), lanes), "o") for i in range(lanes)]
-                folded = fold_lanes(block, vectors, combining(reduction(n).kind, buffer.dtype))
+                folded = fold_lanes(block, vectors, combining_op(reduction(n).kind, buffer.dtype))
                 results[n] = self.alloc_scratch(block, n.dtype, lanes)
                 block.store(results[n], ZERO, k.cast(folded, n.dtype))
         # contiguous in scratch, so that memory is written in aligned vectors
@@ -352,7 +354,9 @@ class RowLoops(RowPasses):
                 fold = Reducer.of(n, block, lanes, 1)
                 for j, value in enumerate(elements_of(n.inputs[0])):
                     fold.add(block, value, integer(j), None, 0)
-                self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(fold.apart(block)[0], n.dtype), "red")]))
+                self.em.bind(
+                    n, self.row_leaf(block, n, [block.let(k.cast(fold.slot_results(block)[0], n.dtype), "red")])
+                )
         for i, root in enumerate(self.body.outputs):
             if root.shape != rows.shape:
                 self._store_row(block, i, root)
@@ -415,7 +419,7 @@ class RowLoops(RowPasses):
             def store(b: Block, index: Index, mask: Expr | None, _: int) -> None:
                 self._store(b, full, index, mask)
 
-            self.over_row(block, store, vectors, again=True, line=line, as_one=vectors > 1)
+            self.over_row(block, store, vectors, is_reread=True, line=line, as_one=vectors > 1)
 
     def _vectors_per_result(self, full: Sequence[int]) -> int:
         """The number of vectors of a row's results to compute as one: two of 16-bit elements fill a register."""
@@ -461,7 +465,7 @@ class RowLoops(RowPasses):
             nbytes = stream.dtype.nbytes
             below = (*at[:-1], k.add(at[-1], integer(-(-PREFETCH_BYTES // (self.columns * nbytes)))))
             for visit, i in itertools.product(self.visits, range(0, self.lanes, CACHE_LINE_BYTES // nbytes)):
-                pairs = zip(self.rows.kept, visit.row, strict=True)
+                pairs = zip(self.rows.kept_dims, visit.row, strict=True)
                 row = tuple(ix.add(e, integer(i)) if d == self.rows.axis else e for d, e in pairs)
                 self._prefetch(block, stream, below, row)
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ingot.ir.dims import estimate, product
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, rebuilt, topological
+from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ops import Reduce, Slice
 from ingot.ops.build import add, cast, maximum, minimum, mul, reshape
-from ingot.schedule.collapse_dims import box_inside, collapse_box, reshapes
+from ingot.schedule.collapse_dims import collapse_box, reshapes, without_reshapes
 from ingot.schedule.cpu.caches import operands_exceed_caches
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for, lower_pointwise
@@ -39,7 +39,7 @@ def _row_parts(body: Graph, rows: Rows, machine: Machine, is_reread: bool) -> Ro
     """How to split rows into parts: if there are too few rows for all threads, or if rows that several passes read do
     not fit in a core's cache. None for full rows."""
     row_elements = product(rows.shape[d] for d in rows.reduced)
-    outer = product(rows.shape[d] for d in rows.kept if d != rows.axis)
+    outer = product(rows.shape[d] for d in rows.kept_dims if d != rows.axis)
     cached_columns = cached_column_count(body, rows, machine)
     columns = 1 if rows.horizontal else cached_columns or MAX_VECTORS_ACROSS * lanes_for(body, machine)
     column_blocks = 1 if rows.horizontal else -(-estimate(rows.shape[rows.axis]) // columns)
@@ -97,7 +97,7 @@ def _unrolled_terms(body: Graph, rows: Rows, machine: Machine) -> Graph | None:
             terms.append(cast(reshape(term, n.shape), accumulator(n.dtype)))
         return cast(functools.reduce(BINARY_OPS[n.op.kind], terms), n.dtype)
 
-    return Graph(body.inputs, rebuilt(body.outputs, rule=unrolled))
+    return Graph(body.inputs, rebuild(body.outputs, rule=unrolled))
 
 
 def _independent_reductions(body: Graph) -> list[Node]:
@@ -124,7 +124,7 @@ def lower_first(
 
     temps = (*(n.type.nbytes for n in firsts), *first_lowered.temps)
     results = [Arg("temp", i) for i in range(len(firsts))]
-    first_lowered = first_lowered.within([Arg("in", i) for i in positions], results, len(firsts))
+    first_lowered = first_lowered.inlined([Arg("in", i) for i in positions], results, len(firsts))
     stored = dict(zip(firsts, zip(layouts, results, strict=True), strict=True))
     rest_lowered = lower_rest(body, stored, ins, outs, machine, temps=len(temps))
     return Lowered((*first_lowered.steps, *rest_lowered.steps), (*temps, *rest_lowered.temps), first_lowered.packs)
@@ -150,7 +150,7 @@ def lower_rest(
     used_labels = {n.op.label for n in body.inputs if isinstance(n.op, Input)}
     labels = (label for label in map("row{}".format, itertools.count()) if label not in used_labels)
     inputs: dict[Node, Node] = {n: Input(label, n.type)() for n, label in zip(stored, labels, strict=False)}
-    outputs = rebuilt(body.outputs, dict(inputs))
+    outputs = rebuild(body.outputs, dict(inputs))
     dependencies = set(topological(outputs))
     positions = [i for i, n in enumerate(body.inputs) if n in dependencies]
     rest = Graph((*inputs.values(), *(body.inputs[i] for i in positions)), outputs)
@@ -158,7 +158,7 @@ def lower_rest(
     lowered = lower(rest, (*(lay for lay, _ in stored.values()), *(ins[i] for i in positions)), outs, machine)
     operands = [*(arg for _, arg in stored.values()), *(Arg("in", i) for i in positions)]
     results = [Arg("out", first + i) for i in range(len(outputs))]
-    return lowered.within(operands, results, temps)
+    return lowered.inlined(operands, results, temps)
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -166,9 +166,9 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
-    without_reshapes = box_inside(body, rows, ins, outs)
-    if without_reshapes is not None:
-        return lower_rows(*without_reshapes, machine)
+    unreshaped = without_reshapes(body, rows, ins, outs)
+    if unreshaped is not None:
+        return lower_rows(*unreshaped, machine)
     reshaped = [n for n in body.outputs if reshapes(n, rows)]
     if reshaped:  # reshapes that strides cannot express
         return lower_first(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Node, rebuilt, topological
+from ingot.ir.node import Graph, Node, rebuild, topological
 from ingot.ir.types import f64
 from ingot.ops import ArgReduce, Reduce, build
 from ingot.ops.build import cast
@@ -68,11 +68,11 @@ def join_parts(body: Graph, row_parts: RowParts) -> tuple[Graph, tuple[Node, ...
             dependent = _DependentSum.of(n, reductions)
             if dependent is None:
                 return None
-            (row,) = rebuilt((dependent.row,), memo)
+            (row,) = rebuild((dependent.row,), memo)
             part_results, result = dependent.join(row_parts, build.reshape(row, n.shape))
         partial += part_results
         memo[n] = cast(result, n.dtype)
-    return replace(body, outputs=rebuilt(body.outputs, memo)), tuple(dict.fromkeys(partial))
+    return replace(body, outputs=rebuild(body.outputs, memo)), tuple(dict.fromkeys(partial))
 
 
 def _best_position(op: ArgReduce, values: Node, positions: Node, parts_dim: int, operand: Node) -> Node:

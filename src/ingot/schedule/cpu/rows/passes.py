@@ -19,7 +19,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, boolean
 from ingot.ops import ArgReduce
-from ingot.ops.views import WHOLE_VIEWS, base_of
+from ingot.ops.views import BIJECTIVE_VIEWS, base_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.blocked_sums import MAX_TERMS_FROM_MEMORY, SHORT, LongSums
@@ -85,7 +85,7 @@ class RowPasses:
 
     def has_plain_operands(self, reductions: Sequence[Node]) -> bool:
         """Whether the operands are loaded without arithmetic, which leaves registers for more accumulators."""
-        return all(base_of(self._operand(n), WHOLE_VIEWS) in self.body.inputs for n in reductions)
+        return all(base_of(self._operand(n), BIJECTIVE_VIEWS) in self.body.inputs for n in reductions)
 
     def levels(self) -> list[list[Node]]:
         level: dict[Node, int] = {}
@@ -100,7 +100,7 @@ class RowPasses:
     def full_index(self, at: tuple[Expr, ...], row: Index) -> Index:
         """The index in the full box: the row's coordinates and `at`, one expression per reduced dimension."""
         index: list[Expr] = [ZERO] * len(self.rows.shape)
-        for d, e in zip(self.rows.kept, row, strict=True):
+        for d, e in zip(self.rows.kept_dims, row, strict=True):
             index[d] = e
         for d, e in zip(self.rows.reduced, at, strict=True):
             index[d] = e
@@ -115,7 +115,7 @@ class RowPasses:
         block: Block,
         body: Callable[[Block, Index, Expr | None, int], None],
         unroll: int = 1,
-        again: bool = False,
+        is_reread: bool = False,
         line: AlignedLine | None = None,
         as_one: bool = False,
         sums: LongSums = SHORT,
@@ -127,7 +127,7 @@ class RowPasses:
         be written in aligned vectors. as_one: the vectors of an iteration are computed as one. sums: accumulated along
         the loops.
         """
-        prefetches, lanes = again and bool(self.next_visits), self.lanes if self.rows.horizontal else 0
+        prefetches, lanes = is_reread and bool(self.next_visits), self.lanes if self.rows.horizontal else 0
         loops = self._outer_dims()
 
         def innermost(b: Block, at: dict[int, Expr]) -> None:
@@ -174,7 +174,7 @@ class RowPasses:
         self.cached = self.alloc_caches(block, level)
         folds = self.fold_level(block, level, again)
         for n, fold in zip(level, folds, strict=True):
-            results = [fold.result(block)] if self.rows.horizontal else fold.apart(block)
+            results = [fold.result(block)] if self.rows.horizontal else fold.slot_results(block)
             self.em.bind(n, self.row_leaf(block, n, [block.let(k.cast(r, n.dtype), "red") for r in results]))
         self.bind_cached(block, self.cached)
         self.cached = {}
@@ -284,7 +284,7 @@ class RowPasses:
         keeps_dims = len(rows.shape) == len(node.shape)  # an arg reduction may keep its dimension
 
         def read(b: Block, index: Index, mask: Expr | None) -> Expr:
-            own = tuple(index[d] for d in rows.kept) if keeps_dims else index
+            own = tuple(index[d] for d in rows.kept_dims) if keeps_dims else index
             return results[_visit_at(visits, own, rows.kept_shape, node)]
 
         return Leaf(read, home=block)
@@ -320,7 +320,7 @@ class RowPasses:
         if self.rows.horizontal:
             return ix.add(ix.mul(self.row_number, integer(self._padded_elements())), flat)
         number = _visit_at(
-            self.visits, tuple(index[d] for d in self.rows.kept), self.rows.kept_shape, self.reductions[0]
+            self.visits, tuple(index[d] for d in self.rows.kept_dims), self.rows.kept_shape, self.reductions[0]
         )
         first = ix.mul(flat, integer(self.columns))
         return k.ramp(ix.add(first, integer(self.lanes * number)), self.lanes)

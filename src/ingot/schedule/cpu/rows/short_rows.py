@@ -22,7 +22,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.cpu.transpose import fold_lanes, transpose_block
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.row_box import reduction, reductions_of
 
 SHORT_ROW_PREFETCH_BYTES = 1024  # distance: hardware prefetchers do not follow this many streams
@@ -63,7 +63,7 @@ def fold_rows(block: Block, value: Value, node: Node, first: Expr, size: int, wi
         fold = Reducer.of(node, block, lanes, 1)
         for place, column in enumerate(transpose_block(block, [row(i) for i in range(lanes)])[:size]):
             fold.add(block, column, integer(place), None, 0)
-        return fold.apart(block)[0]
+        return fold.slot_results(block)[0]
 
     def concat_rows(start: int) -> Expr:
         """Concatenate rows start, start + width, start + 2 width, ..."""
@@ -74,7 +74,7 @@ def fold_rows(block: Block, value: Value, node: Node, first: Expr, size: int, wi
         return parts[0]
 
     return fold_lanes(
-        block, [concat_rows(i) for i in range(width)], combining(op.kind, accumulator(node.inputs[0].dtype))
+        block, [concat_rows(i) for i in range(width)], combining_op(op.kind, accumulator(node.inputs[0].dtype))
     )
 
 

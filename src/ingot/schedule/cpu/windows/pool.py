@@ -22,7 +22,7 @@ from ingot.ir.dims import DimLike, bounds, ceildiv, estimate
 from ingot.ir.kernel import Expr, Kernel, Let, Lit, integer
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import dilated, identity_of
+from ingot.ops.core.base import dilated_size, identity_of
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
@@ -30,9 +30,9 @@ from ingot.schedule.cpu.chunks import chunked_loops
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for
 from ingot.schedule.emit import Index
-from ingot.schedule.folds import accumulator, combining
+from ingot.schedule.folds import accumulator, combining_op
 from ingot.schedule.group_io import bind_result, result_index, store_results
-from ingot.schedule.index import ZERO, both, dim_expr
+from ingot.schedule.index import ZERO, dim_expr, mask_and
 from ingot.schedule.lowered import Lowered, Step
 
 MAX_UNROLLED_LOADS = 64  # of a tile, beyond which the taps are loops
@@ -104,7 +104,9 @@ class _Pool:
             shape[self.tiled_dim] = ceildiv(shape[self.tiled_dim], self.tile)
         lanes = lanes_for(self.body, self.machine)
         work = max(1, self.tile * prod(self.op.window) // 4)
-        chunks = chunked_loops(top, chunk, tuple(shape), self.vector_dim, lanes, self.machine, self._write, work=work)
+        chunks = chunked_loops(
+            top, chunk, tuple(shape), self.vector_dim, lanes, self.machine, self._write, operations=work
+        )
         dims = symbol_params(*body_dims(self.body, (*self.ins, *self.outs)), *self.anchor.shape)
         kernel = Kernel("pool", self.operands.params, dims, chunk, chunks, top.body)
         return Lowered((Step(kernel, self.operands.args),))
@@ -112,7 +114,7 @@ class _Pool:
     def _write(self, block: Block, index: Index, mask: Expr | None) -> None:
         """The outputs of the tile at `index`, a vector of each."""
         op, tiled_dim, width = self.op, self.tiled_dim, index[self.vector_dim].lanes
-        fn, start = combining(op.kind, self.dtype), Lit(self.dtype, width, identity_of(op.kind, self.dtype))
+        fn, start = combining_op(op.kind, self.dtype), Lit(self.dtype, width, identity_of(op.kind, self.dtype))
         acc = block.alloc("acc", self.dtype, len(self.offsets), lanes=width)
         for i in range(len(self.offsets)):
             block.store(acc, integer(i), start)
@@ -190,7 +192,7 @@ class _Pool:
                 checks.append(k.binary("lt", position, dim_expr(size)))
                 position = k.binary("min", position, dim_expr(size - 1))
             for check in checks:
-                inside[i] = both(inside.get(i), check)
+                inside[i] = mask_and(inside.get(i), check)
             positions.append(block.let(position, "x"))
         return positions, {i: block.let(e, "in") for i, e in inside.items()}
 
@@ -228,7 +230,7 @@ class _Pool:
                 self._taps(c, rest, index, {**position, d: name}, inside, body)
 
             if checks:
-                b.when(reduce(both, checks), emit_inside)
+                b.when(reduce(mask_and, checks), emit_inside)
             else:
                 emit_inside(b)
 
@@ -252,7 +254,7 @@ class _Pool:
         if not _at_most(low, 0):
             begin = block.let(positions(ix.sub(ZERO, lanes[1])), "k")
         if not _at_most(high, 0):
-            size = dim_expr(dilated(self.x.shape[d], op.base_dilation[d]))
+            size = dim_expr(dilated_size(self.x.shape[d], op.base_dilation[d]))
             end = block.let(k.binary("min", positions(ix.sub(size, lanes[0])), end), "k")
         return begin, end
 
@@ -274,12 +276,12 @@ class _Pool:
         if gap != 1:
             step = integer(gap)
             is_multiple = k.binary("eq", k.binary("rem", e, step), k.splat(ZERO, e.lanes))
-            live = both(live, k.binary("and", is_multiple, k.binary("ge", e, ZERO)))
+            live = mask_and(live, k.binary("and", is_multiple, k.binary("ge", e, ZERO)))
             e = k.binary("div", e, step)
         elif not _at_most(low, 0):
-            live = both(live, k.binary("ge", e, ZERO))
+            live = mask_and(live, k.binary("ge", e, ZERO))
         if gap != 1 or not (_at_most(high, 0) and _at_most(low, 0)):
-            live = both(live, k.binary("lt", e, dim_expr(self.x.shape[d])))
+            live = mask_and(live, k.binary("lt", e, dim_expr(self.x.shape[d])))
         return e, None if live is None else block.let(live, "in")
 
 

@@ -11,7 +11,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, rebuilt
+from ingot.ir.node import Graph, Input, Node, rebuild
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import Reduce
 from ingot.ops.build import cast
@@ -22,7 +22,7 @@ from ingot.schedule.cpu.reducers import Reducer
 from ingot.schedule.cpu.rows.loops import RowLoops
 from ingot.schedule.cpu.rows.lower import lower_rest
 from ingot.schedule.emit import Emitter, Index, load_at, store_at
-from ingot.schedule.folds import combining
+from ingot.schedule.folds import combining_op
 from ingot.schedule.index import ZERO
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.schedule.row_box import reduction, reductions_of, rows_of
@@ -61,13 +61,13 @@ class PoolEpilogue:
     def _store(
         block: Block, reducer: Reducer, buffer: Buffer, offset: Expr, mask: Expr | None, is_first: Expr | None
     ) -> None:
-        (value,) = reducer.apart(block)
+        (value,) = reducer.slot_results(block)
 
         def store(b: Block) -> None:
             store_at(b, buffer, offset, value, mask)
 
         def combine(b: Block) -> None:
-            fn = combining(reduction(reducer.node).kind, reducer.dtype)
+            fn = combining_op(reduction(reducer.node).kind, reducer.dtype)
             store_at(b, buffer, offset, k.binary(fn, value, load_at(b, buffer, offset, mask)), mask)
 
         if is_first is None:
@@ -86,7 +86,7 @@ class PoolEpilogue:
             assert isinstance(op, Reduce)
             replacements[n] = cast(replace(op, dims=self.reduced_dims)(lines), n.dtype)
             stored[lines] = Layout.contiguous(lines.shape), arg
-        body = replace(self.pooled, outputs=rebuilt(self.pooled.outputs, replacements))
+        body = replace(self.pooled, outputs=rebuild(self.pooled.outputs, replacements))
         return lower_rest(body, stored, ins, outs[1:], machine, first=1, lower=_lower_rows).steps
 
 

@@ -24,7 +24,7 @@ from ingot.support.dataclass import dataclass
 
 TILE_SIZES = {3: (2, 4), 5: (2,)}  # r -> m
 # The speedup over the direct convolution that is worth the rounding errors and the larger weights.
-GAIN = 1.15
+MIN_SPEEDUP = 1.15
 _F4_PENALTY = 0.07  # F(4) must be that much faster than F(2): its errors and weights are larger
 CYCLES_PER_VECTOR = 3.5  # that a transform reads or writes, including store misses
 _LATE_CYCLES_PER_VECTOR = 1.0  # that a transform of weights within a chunk moves
@@ -134,7 +134,7 @@ def plan_winograd(s: Shape, plan: Plan, machine: Machine, nonzero_share: float =
     nonzero_share: the part of the window's products that the direct convolution computes; the others are with padding.
     """
     weight_bytes = s.r * s.r * s.k * s.co * s.groups * s.dtype.nbytes
-    max_seconds = _seconds(nonzero_share * _direct_cycles(s, plan, machine), 0.0, weight_bytes, machine) / GAIN
+    max_seconds = _seconds(nonzero_share * _direct_cycles(s, plan, machine), 0.0, weight_bytes, machine) / MIN_SPEEDUP
     seconds, pieces = min(_timed_candidates(s, machine), key=lambda x: x[0], default=(max_seconds, None))
     return pieces if seconds < max_seconds else None
 

@@ -35,7 +35,7 @@ def contiguous_copy(
     order = (*(d for d in range(w.type.rank) if d != dim), dim)
     body = Graph((x,), (Transpose(order)(x),))
     dense = Layout.contiguous(body.outputs[0].shape)
-    (step,) = lower_pointwise(body, (layout,), (dense,), machine).within([source], [target], temps=0).steps
+    (step,) = lower_pointwise(body, (layout,), (dense,), machine).inlined([source], [target], temps=0).steps
     return step, dense.transpose(tuple(order.index(d) for d in range(w.type.rank)))
 
 

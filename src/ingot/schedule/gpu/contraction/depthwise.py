@@ -20,7 +20,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Patch
 from ingot.schedule.dimension_numbers import loops_of
 from ingot.schedule.emit import Index
-from ingot.schedule.folds import accumulates
+from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
     Group,
@@ -75,7 +75,7 @@ def lower_depthwise(
     group = Group.of(body, ins, outs)
     (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
-    memory_loops, dtype, w_offset = loops_of(anchor, a, b), accumulates(anchor), b.offset
+    memory_loops, dtype, w_offset = loops_of(anchor, a, b), accumulator_of(anchor), b.offset
     axes, loops = (*memory_loops.reduce, *memory_loops.batch, *memory_loops.cols), memory_loops
     pack = repack(axes, b_at, w_offset, w.dtype) if constant[b_at] else None
     extra: tuple[tuple[Buffer, Arg], ...] = ()
@@ -136,7 +136,7 @@ def _sum_of_taps(
             return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*index, t)), unroll=is_unrolled)
         value = read_at(block, x[0], ix.add(x[1], offset_of(index, [r.a for r in taps])), live)
         weight = read_at(block, w[0], ix.add(w[1], offset_of(index, [r.b for r in taps])), live)
-        value, weight = k.alike(k.cast(value, dtype), k.cast(weight, dtype))
+        value, weight = k.broadcast(k.cast(value, dtype), k.cast(weight, dtype))
         return block.store(acc, ZERO, k.fma(k.spread(value, tile), k.spread(weight, tile), k.load(acc, ZERO)))
 
     tap(top, ())

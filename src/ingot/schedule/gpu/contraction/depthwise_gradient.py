@@ -18,7 +18,7 @@ from ingot.ir.types import static_shape
 from ingot.ops import KernelGradient
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.folds import accumulates
+from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
     Group,
@@ -59,7 +59,7 @@ class _Gradient:
         assert isinstance(op, KernelGradient)
         (x_at, self.x), (g_at, self.g) = (operand_memory(body, v, ins) for v in (x, g))
         self.buffers = self.group.operands.ins[x_at], self.group.operands.ins[g_at]
-        self.op, self.dtype, self.position_shape = op, accumulates(self.anchor), g.shape[:-1]
+        self.op, self.dtype, self.position_shape = op, accumulator_of(self.anchor), g.shape[:-1]
         self.channels, inputs = static_shape((g.shape[-1], x.shape[-1]))
         self.multiplier = self.channels // inputs  # output channels per input channel
         (self.taps,) = static_shape((product(op.window),))
@@ -150,7 +150,7 @@ class _Gradient:
 
         top.loop("p", 0, self.parts, height, loop_body, multiple=height)
         em = self.group.emitter(() if outputs.in_bounds is None else (outputs.in_bounds,))
-        total = top.let(k.reduce_along("add", k.load(acc, ZERO), 0), "total")
+        total = top.let(k.reduce_axis("add", k.load(acc, ZERO), 0), "total")
         bind_result(em, top, self.anchor, top.let(k.cast(total, self.anchor.dtype), "total"))
         *tap, channel = outputs.index(top, (*self.op.window, self.channels))
         for root, buffer, layout in self.group.results:

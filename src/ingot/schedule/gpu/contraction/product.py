@@ -24,8 +24,8 @@ from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
-from ingot.schedule.dimension_numbers import Loops, loops_of, rows_as_they_lie, terms_as_they_lie
-from ingot.schedule.folds import accumulates
+from ingot.schedule.dimension_numbers import Loops, loops_of, reduction_in_memory_order, rows_in_memory_order
+from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
     Group,
@@ -138,8 +138,8 @@ class _Product:
         of_levels = isinstance(y.op, Dequantize)
         operands_in_memory = x, y.inputs[0] if of_levels else y
         (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, n, ins) for n in operands_in_memory)
-        loops = rows_as_they_lie(loops_of(anchor, a_layout, b_layout))
-        loops = loops if of_levels else terms_as_they_lie(loops)
+        loops = rows_in_memory_order(loops_of(anchor, a_layout, b_layout))
+        loops = loops if of_levels else reduction_in_memory_order(loops)
         extents = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = extents
         pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
@@ -260,7 +260,7 @@ class _Product:
         work: WorkItem,
     ) -> Expr:
         """The tile of the product over the program's part of the reduction."""
-        loops, t, dtype = self.loops, self.tiling, accumulates(self.anchor)
+        loops, t, dtype = self.loops, self.tiling, accumulator_of(self.anchor)
         a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
         b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
         a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in loops.rows])), "a")
@@ -288,14 +288,14 @@ class _Product:
                     y = k.spread(k.cast(y, dtypes[1]), (size, t.columns))
                     block.store(acc, ZERO, k.tile_product(x, y, total))
                 else:
-                    block.store(acc, ZERO, k.fma(*k.alike(k.cast(x, dtype), k.cast(y, dtype), total)))
+                    block.store(acc, ZERO, k.fma(*k.broadcast(k.cast(x, dtype), k.cast(y, dtype), total)))
 
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
     def _zeros(self, top: Block) -> Buffer:
         """The accumulator, initialized with zeros."""
-        return register(top, "acc", constant_tile(accumulates(self.anchor), self.tile))
+        return register(top, "acc", constant_tile(accumulator_of(self.anchor), self.tile))
 
     def _boxes(self) -> list[tuple[Buffer, Box]]:
         """The buffers and boxes of A and B; empty if they are copied by addresses."""
@@ -351,7 +351,7 @@ class _Product:
                 inner = begin_floats(block, at)
                 return lambda b, first, half: b.let(levels.dequantize(inner(b, first, half), *known), "w")
             row = k.add(
-                k.binary("div", at, integer(levels.packed_halves)), k.positions(step // levels.packed_halves, 0)
+                k.binary("div", at, integer(levels.packed_halves)), k.lane_indices(step // levels.packed_halves, 0)
             )
             offset = ix.add(block.let(ix.mul(row, integer(levels.width)), "o"), base)
             pairs = block.let(read_at(block, self.b.buffer, offset, column_mask), "pairs")

@@ -114,8 +114,8 @@ class RowOfLevels:
 
     def _term_index(self, block: Block, at: Expr, offset: int, size: int) -> tuple[Expr, Expr | None]:
         """The indices of `size` terms of each block from its term `offset` on, and the mask of those in bounds."""
-        begin = k.add(at, k.mul(k.positions(self.blocks, 0), integer(self.step)))
-        index = block.let(k.add(k.add(begin, integer(offset)), k.positions(size, 1)), "k")
+        begin = k.add(at, k.mul(k.lane_indices(self.blocks, 0), integer(self.step)))
+        index = block.let(k.add(k.add(begin, integer(offset)), k.lane_indices(size, 1)), "k")
         depth = prod(self._reduce)
         is_full = depth % self.tiling.depth == 0
         return index, None if is_full else block.let(k.binary("lt", index, integer(depth)), "inside")
@@ -124,10 +124,11 @@ class RowOfLevels:
         levels = self.bs[b][0]
         _, in_bounds = self._term_index(block, at, 0, 1)  # a column's words are padded to whole blocks
         begin = k.add(
-            k.binary("div", at, integer(levels.packed_halves)), k.mul(k.positions(self.blocks, 0), integer(self.words))
+            k.binary("div", at, integer(levels.packed_halves)),
+            k.mul(k.lane_indices(self.blocks, 0), integer(self.words)),
         )
         row_words = -(-prod(self._reduce) // self.step) * self.words
-        offset = k.add(k.add(begin, k.positions(self.words, 1)), k.mul(column.number, integer(row_words)))
+        offset = k.add(k.add(begin, k.lane_indices(self.words, 1)), k.mul(column.number, integer(row_words)))
         tile = self.blocks, self.words
         return k.spread(
             read_at(block, levels.buffer, block.let(offset, "place"), all_of(in_bounds, column.in_bounds)), tile
@@ -192,24 +193,24 @@ class RowOfLevels:
                 shifted = k.binary("lshr", word, k.lit(part * bits, u32)) if part else word
                 level = k.binary("sub", k.cast(k.binary("and", shifted, k.lit((1 << bits) - 1, u32)), f32), zero)
             level = level if levels.has_one_scale else k.mul(level, scale)
-            acc = block.let(k.fma(*k.alike(level, x, acc)), "acc")
+            acc = block.let(k.fma(*k.broadcast(level, x, acc)), "acc")
         if not levels.has_one_scale:
             block.store(total, ZERO, acc)
             return
         acc = k.mul(acc, k.lit(2.0 ** -(ROW_EXPONENT + MIN_EXPONENT), f32)) if uses_denormals else acc
-        block.store(total, ZERO, k.fma(*k.alike(acc, k.cast(parameters[0][1], f32), k.load(total, ZERO))))
+        block.store(total, ZERO, k.fma(*k.broadcast(acc, k.cast(parameters[0][1], f32), k.load(total, ZERO))))
 
     def _row_of_sums(self, top: Block, totals: Sequence[Buffer]) -> Expr:
         """The sums of all columns as a row."""
-        lane, row = k.positions(len(totals), 1), None
+        lane, row = k.lane_indices(len(totals), 1), None
         for c, total in enumerate(totals):
-            column_sum = top.let(k.reduce_along("add", k.load(total, ZERO), 1), "sum")
+            column_sum = top.let(k.reduce_axis("add", k.load(total, ZERO), 1), "sum")
             if len(totals) > 1:
                 is_column = k.binary("eq", lane, integer(c))
                 column_sum = k.select(is_column, column_sum, k.lit(0.0, f32) if row is None else row)
             row = top.let(column_sum, "sums")
         assert row is not None
-        return top.let(k.reduce_along("add", row, 0), "sum") if self.blocks > 1 else row
+        return top.let(k.reduce_axis("add", row, 0), "sum") if self.blocks > 1 else row
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.emit import Emitter, Leaf
-from ingot.schedule.folds import accumulates
+from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
     Group,
@@ -205,7 +205,7 @@ class _SingleRow:
 
     def _sums(self, top: Block, batch: Sequence[Expr], first_column: Expr, work: WorkItem) -> list[Expr]:
         """Each product's sums of the columns from `first_column` on, over the program's part of the reduction."""
-        t, dtype, loops = self.tiling, accumulates(self.anchors[0]), self.loops
+        t, dtype, loops = self.tiling, accumulator_of(self.anchors[0]), self.loops
         depth = product(x.extent for x in loops.reduce)
         begin, end = work.k_range(top, t.parts, depth, t.depth)
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
@@ -236,14 +236,14 @@ class _SingleRow:
             weights = weights or [weight_tile.weights(block, b, at) for b in range(len(self.bs))]
             x = k.cast(weight_tile.row(block, em, at), dtype)
             for y, acc in zip(weights, accs, strict=True):
-                block.store(acc, ZERO, k.fma(*k.alike(x, k.cast(y, dtype), k.load(acc, ZERO))))
+                block.store(acc, ZERO, k.fma(*k.broadcast(x, k.cast(y, dtype), k.load(acc, ZERO))))
 
         top.loop("k", begin, end, t.depth, step, multiple=t.depth)
         return [self._row_of_sums(top, k.load(acc, ZERO)) for acc in accs]
 
     def _row_of_sums(self, top: Block, acc: Expr) -> Expr:
         """The sums of all columns as a row."""
-        total = top.let(k.reduce_along("add", acc, 1), "sum")
+        total = top.let(k.reduce_axis("add", acc, 1), "sum")
         return k.transposed(total) if self.tiling.columns > 1 else total
 
     def _row_reader(self, top: Block) -> Read:

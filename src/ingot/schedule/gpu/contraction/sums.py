@@ -17,7 +17,7 @@ from ingot.ir.node import Node
 from ingot.ir.types import i64
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
-from ingot.schedule.folds import accumulates
+from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group, if_last, read_at, store_tile, write
 from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
@@ -80,7 +80,7 @@ class SplitSums:
     def temps(self) -> tuple[DimLike, ...]:
         """The bytes of each temporary buffer of partial sums."""
         size = self.split_tiles * self.parts * self.tile[0] * self.tile[1]
-        return () if self.parts == 1 else tuple(size * accumulates(n).nbytes for n in self.anchors)
+        return () if self.parts == 1 else tuple(size * accumulator_of(n).nbytes for n in self.anchors)
 
     @property
     def zeros(self) -> DimLike:
@@ -140,8 +140,8 @@ class SplitSums:
         split_tile = (
             work.tile if work.is_whole is None else block.let(k.sub(work.tile, integer(self.whole_tiles)), "own")
         )
-        across = k.positions(columns, 1)
-        element = across if rows == 1 else k.add(k.mul(k.positions(rows, 0), integer(columns)), across)
+        across = k.lane_indices(columns, 1)
+        element = across if rows == 1 else k.add(k.mul(k.lane_indices(rows, 0), integer(columns)), across)
         size, tile_start = integer(rows * columns), k.mul(split_tile, integer(self.parts * rows * columns))
         flat = block.let(k.add(tile_start, element), "flat")
         for buffer, value in zip(partial_sums, values, strict=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ingot.ir.types import DTYPES, FLOAT_FORMATS, DType, f8e4m3fn, f8e5m2, f32, truncated_in
+from ingot.ir.types import DTYPES, FLOAT_FORMATS, DType, f8e4m3fn, f8e5m2, f32, truncation_type
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.printer.lanes import join, split
 
@@ -85,7 +85,7 @@ def _int_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int) 
 def _float_to_int(b: Builder, x: str, source: DType, target: DType, lanes: int) -> str:
     if source.bits < 32:
         x, source = cast(b, x, source, f32, lanes), f32
-    bits = truncated_in(target).bits
+    bits = truncation_type(target).bits
     y = _truncate(b, x, source, bits, lanes)
     if target.kind == "u" and target.bits == 64:
         kind, scalar, longs = value_type(source, lanes), value_type(source), vector_of("i64", lanes)

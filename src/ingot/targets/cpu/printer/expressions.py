@@ -194,7 +194,7 @@ class Expressions:
         return values.reduce(self.b, e.fn, self.value(e.a), e.a.dtype, e.a.lanes)
 
     def _shuffle(self, e: Shuffle) -> str:
-        return shuffle(self.b, self.value(e.a), self.value(e.b), e.pick, value_type(e.dtype), e.a.lanes)
+        return shuffle(self.b, self.value(e.a), self.value(e.b), e.indices, value_type(e.dtype), e.a.lanes)
 
     def _extract(self, e: Extract) -> str:
         return extract(self.b, self.value(e.a), e.lane, value_type(e.dtype), e.a.lanes)

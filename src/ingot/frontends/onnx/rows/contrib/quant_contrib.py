@@ -20,7 +20,7 @@ from ingot.frontends.onnx.rows.quant import (
 )
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.node import Node, const, deferred
+from ingot.ir.node import Node, const, deferred_const
 
 MS = "com.microsoft"
 
@@ -104,7 +104,7 @@ def matmul_integer_to_float(c: Call) -> Result:
 
 @onnx_op("DynamicQuantizeMatMul", domain=MS)
 def dynamic_quantize_matmul(c: Call) -> Result:
-    a, scale, zero = ops.dynamically_quantized(c.x(0))
+    a, scale, zero = ops.dynamic_quantize(c.x(0))
     return _product(a, zero, c.x(1), c.opt(3), ops.mul(scale, c.x(2)), c.opt(4))
 
 
@@ -136,7 +136,7 @@ def matmul_nbits(c: Call) -> Result:
     if not whole or c.array(1).dtype != np.uint8:
         raise Unsupported(f"levels of {c.type(1)} and scales of {c.type(2)} for N = {n}, K = {k} in blocks of {block}")
     packed = c.array(1).reshape(n, blocks, -1)
-    levels = deferred(T.TensorType(dtype, (n, blocks, block)), lambda: unpacked(packed, bits, block))
+    levels = deferred_const(T.TensorType(dtype, (n, blocks, block)), lambda: unpacked(packed, bits, block))
     scales = const(c.array(2).reshape(n, blocks, 1).astype(np.float32))
     zeros = ops.scalar(1 << (bits - 1), dtype)
     if c.has(3):

@@ -27,7 +27,7 @@ from ingot.ir.node import Const, Graph, Input, Node, const
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ShapeError
-from ingot.support.limits import most_turns
+from ingot.support.limits import max_turns
 
 # unrolling is better code until it is too much of it
 _UNROLL_STEPS = 64
@@ -265,8 +265,8 @@ def _while(it: _Iteration) -> Result:
     if results and it.count is None and c.has(0):
         c.importer.wish(c.x(0), exact=False)
     # the most turns whose results have room; one more is taken to tell that there were more
-    known = it.count is not None and (not isinstance(it.count, int) or it.count <= most_turns())
-    room = it.count if it.count is not None and (known or not open_end) else most_turns()
+    known = it.count is not None and (not isinstance(it.count, int) or it.count <= max_turns())
+    room = it.count if it.count is not None and (known or not open_end) else max_turns()
     buffers, writes = _stacks(it, results, step, room)
     next_step = ops.add(step, 1)
     next_go = go if cond is None else ops.reshape(cond.node, ())

@@ -11,7 +11,7 @@ from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.ir.types import i64
-from ingot.support.limits import most_found
+from ingot.support.limits import max_run_time_size
 
 row = Table()
 
@@ -74,7 +74,7 @@ def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimL
 
 def _owners(lengths: Node, total: DimLike) -> tuple[Node, Node]:
     """Of each of the rows' values, its row and its place in it: i64[total]."""
-    row_of = ops.repeated(lengths, total)
+    row_of = ops.repeat_indices(lengths, total)
     begins = ops.sub(ops.cumulative("sum", lengths, 0), lengths)
     return row_of, ops.sub(ops.arange(total), ops.Take(0)(begins, row_of))
 
@@ -89,7 +89,7 @@ def gather(c: Call, *operands: Node) -> Result:
         raise Unsupported("rows whose number of values only the run knows, in a loop or branch")
     begins, lengths = (ops.Take(0)(v, ops.cast(rows, i64)) for v in _rows(nested[0]))
     ends = ops.cumulative("sum", lengths, 0)
-    total = c.walk.found.size(ops.reduce_sum(lengths), most_found(), "gathered")
+    total = c.walk.found.size(ops.reduce_sum(lengths), max_run_time_size(), "gathered")
     row_of, column = _owners(lengths, total)
     splits = ops.cast(ops.concat([ops.full((1,), 0, i64), ends]), nested[0].dtype)
     return [splits, ops.Take(0)(values, ops.add(ops.Take(0)(begins, row_of), column))]

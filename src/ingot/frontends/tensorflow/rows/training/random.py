@@ -197,7 +197,7 @@ def shuffle(c: Call, x: Node) -> Node:
 @row("RandomUniformInt")
 def int_of_the_model(c: Call, sizes: Node, low: Node, high: Node) -> Node:
     span = ops.cast(ops.sub(high, low), u64)
-    return ops.add(ops.cast(sampling.below(c.walk.random_key(), c.lengths(sizes), span), low.dtype), low)
+    return ops.add(ops.cast(sampling.uniform_below(c.walk.random_key(), c.lengths(sizes), span), low.dtype), low)
 
 
 @row("Multinomial")

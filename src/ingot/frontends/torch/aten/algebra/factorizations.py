@@ -134,7 +134,7 @@ def _unpacked(lu: Node, order: Node) -> tuple[Node, Node, Node]:
 def lu_unpack(
     c: Context, lu: Node, pivots: Node, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Node, ...]:
-    order = linalg.order_of(_from_zero(pivots), lu.shape[-2])
+    order = linalg.permutation_from_pivots(_from_zero(pivots), lu.shape[-2])
     parts = _unpacked(lu, order)
     asked = (unpack_pivots, unpack_data, unpack_data)
     return tuple(
@@ -148,7 +148,7 @@ def _from_zero(pivots: Node) -> Node:
 
 @aten("linalg_lu_solve.default")
 def lu_solve(c: Context, lu: Node, pivots: Node, b: Node, *, left: bool = True, adjoint: bool = False) -> Node:
-    order = linalg.order_of(_from_zero(pivots), lu.shape[-2])
+    order = linalg.permutation_from_pivots(_from_zero(pivots), lu.shape[-2])
     lu, b = _batched(lu, b)
     return linalg.lu_solve(lu, expand(order, lu.shape[:-1]), b, left=left, adjoint=adjoint)
 

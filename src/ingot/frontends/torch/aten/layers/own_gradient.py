@@ -21,4 +21,4 @@ def cotangent(c: Context, y: Node, number: int) -> Node:
 def own_gradient(
     c: Context, ys: Sequence[Node], cotangents: Sequence[Node], xs: Sequence[Node], gradients: Sequence[Node]
 ) -> tuple[Node, ...]:
-    return ops.OwnGradient(len(ys))(*ys, *cotangents, *xs, *gradients).results
+    return ops.CustomGradient(len(ys))(*ys, *cotangents, *xs, *gradients).results

@@ -42,7 +42,7 @@ def _along(p: Node, x: Node, axis: int) -> Node:
 def _levels(x: Node, scale: Node, zero: Node, low: int, high: int, dtype: DType) -> Node:
     """round(x / scale) + zero within low ... high."""
     x, scale, zero = cast(x, f32), cast(scale, f32), _integers(zero)
-    if dtype not in ops.QUANTIZED:
+    if dtype not in ops.QUANTIZED_DTYPES:
         y = ops.add(ops.RoundEven()(ops.div(x, scale)), cast(zero, f32))
         return cast(ops.clip(y, float(low), float(high)), dtype)
     y = ops.apply(ops.Quantize(), x, scale, cast(zero, dtype))
@@ -203,7 +203,7 @@ def choose_scale_float8(
 
 
 def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node, Node]:
-    fits = (t for t in ops.QUANTIZED if t.range[0] <= low and high <= t.range[1])
+    fits = (t for t in ops.QUANTIZED_DTYPES if t.range[0] <= low and high <= t.range[1])
     y = _values(_levels(x, scale, zero, low, high, next(fits, i32)), scale, zero, None)
     level = ops.add(ops.RoundEven()(ops.div(cast(x, f32), cast(scale, f32))), cast(zero, f32))
     inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))

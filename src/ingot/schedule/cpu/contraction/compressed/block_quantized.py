@@ -56,7 +56,7 @@ class BlockQuantizedPanels:
     def place(self, block: Block, panel: Expr, width: int) -> Place:
         whole = mul(panel, integer(self.plan.panel_columns))
         blocks, inner = self._axes
-        rows = ceildiv(inner.extent, self.c.per_lane)
+        rows = ceildiv(inner.extent, self.c.k_per_lane)
         words = block.let(mul(whole, dim_expr(blocks.extent * rows)), "bw")
         return Place(words, block.let(mul(whole, dim_expr(blocks.extent)), "bs"), width)
 
@@ -116,7 +116,7 @@ class BlockQuantizedPanels:
     ) -> None:  # fmt: skip
         """`visit` with the words of each `per_lane` places of a block, or of an equal part of it: the first place,
         counted from the part's start, a vector for each of the panel's, and how many places there are."""
-        each, lanes = self.c.per_lane, self.plan.lanes
+        each, lanes = self.c.k_per_lane, self.plan.lanes
         count = static_shape((floordiv(self._axes[1].extent, part[1]),))[0]
         rows = -(-count // each)
         first = add(mul(turn, dim_expr(ceildiv(self._axes[1].extent, each))), mul(part[0], integer(rows)))

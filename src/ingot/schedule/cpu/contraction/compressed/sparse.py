@@ -28,13 +28,13 @@ from ingot.ir.kernel import Buffer, Expr, integer
 from ingot.ir.types import DType, f32, i64, static_shape
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
-from ingot.schedule.cpu.blocked_sums import MOST
+from ingot.schedule.cpu.blocked_sums import MAX_TERMS
 from ingot.schedule.cpu.contraction.compressed.sparse_plan import plan_sparse
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
 from ingot.schedule.cpu.contraction.operands import write_scalars
 from ingot.schedule.cpu.contraction.plan import CACHE_LINE_BYTES
 from ingot.schedule.cpu.transpose import transpose_block
-from ingot.schedule.dimension_numbers import contiguous_last, flat_rows, join_rows, rows_as_they_lie
+from ingot.schedule.dimension_numbers import contiguous_reduction_last, flat_rows, join_rows, rows_in_memory_order
 from ingot.schedule.index import ZERO, Index, add, delinearize, dim_expr, linear, mul, split
 from ingot.schedule.lowered import Arg, Lowered, Step
 
@@ -58,7 +58,7 @@ class SparseProducts:
         self.blocks, self.height = static_shape(weights[0].shape)[:2]
         self.groups = static_shape(weights[2].shape)[0] - 1
         self.values, self.columns, self.starts = (g.operands.ins[g.body.inputs.index(x)] for x in weights)
-        loops = flat_rows(rows_as_they_lie(contiguous_last(g.loops)))
+        loops = flat_rows(rows_in_memory_order(contiguous_reduction_last(g.loops)))
         self.row_axes, self.reduce = loops.rows, loops.reduce
         self.rows = product(x.extent for x in loops.rows)
         self.loops = join_rows(loops, len(loops.rows), loops.rows[-1].a)
@@ -267,7 +267,7 @@ class SparseProducts:
     ) -> None:
         """The rows of blocks from `low` on that registers hold."""
         own, vectors, lanes = self.plan.own, self.plan.vectors, self.lanes
-        zero, long = k.lit(0.0, f32, lanes), self.k > MOST
+        zero, long = k.lit(0.0, f32, lanes), self.k > MAX_TERMS
         acc = block.alloc("acc", f32, own * vectors, lanes=lanes)
         places = [add(out, integer((low + j) * self.wide + v * lanes)) for j in range(own) for v in range(vectors)]
 
@@ -296,7 +296,11 @@ class SparseProducts:
             block.store(self.sums, at, zero)
         begin, end = span
         block.loop(
-            "q", begin, end, MOST, lambda b, q: part(b, q, b.let(k.binary("min", add(q, integer(MOST)), end), "q"))
+            "q",
+            begin,
+            end,
+            MAX_TERMS,
+            lambda b, q: part(b, q, b.let(k.binary("min", add(q, integer(MAX_TERMS)), end), "q")),
         )
 
     def _write(self, block: Block, rows: Expr, panel: Expr) -> None:

@@ -21,7 +21,7 @@ from ingot.ir.kernel import Expr, integer
 from ingot.ir.types import DType, i8, i32, i64, u8, u32
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.compressed.sparse import Place, SparseProducts
-from ingot.schedule.cpu.transpose import SEGMENT, interleave_segments
+from ingot.schedule.cpu.transpose import SEGMENT_BYTES, interleave_segments
 from ingot.schedule.index import add, mul
 
 
@@ -35,7 +35,7 @@ class SparseBytes(SparseProducts):
         return (("turned", u8, self.wide * self.k),)
 
     def _row_of(self, lane: int) -> int:
-        segment = min(SEGMENT, self.turned_at_once)
+        segment = min(SEGMENT_BYTES, self.turned_at_once)
         own = segment // 4  # of the lanes of sums
         at, (vector, place) = lane // segment, divmod(lane % segment, own)
         return vector * self.lanes + at * own + place

@@ -21,7 +21,7 @@ from ingot.schedule.axes import Contraction
 from ingot.schedule.cpu.contraction.cost_model import min_cycles
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.winograd.plan import winograd_shape_of
-from ingot.schedule.dimension_numbers import flat_rows, loops_of, rows_as_they_lie
+from ingot.schedule.dimension_numbers import flat_rows, loops_of, rows_in_memory_order
 from ingot.support.dataclass import dataclass
 
 HEIGHTS = (1, 4, 16)  # of blocks, in outputs
@@ -99,7 +99,7 @@ def sparse_cycles(m: int, k: int, n: int, blocks: int, height: int, machine: Mac
 
 def dense_cycles(n: Node, machine: Machine) -> float:
     a, b = (Layout.contiguous(x.shape) for x in n.inputs)
-    loops = flat_rows(rows_as_they_lie(loops_of(n, a, b)))
+    loops = flat_rows(rows_in_memory_order(loops_of(n, a, b)))
     x, w = (i.dtype for i in n.inputs)
     c = Contraction(loops.batch, loops.rows, loops.cols, loops.reduce, x, w, n.dtype)
     faster = WINOGRAD if machine.winograd and winograd_shape_of(n, a, b) is not None else 1.0
