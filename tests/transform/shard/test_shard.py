@@ -151,6 +151,23 @@ def test_channels_of_a_grouped_convolution() -> None:
     assert check(Graph((x,), (y,), output_names=("y",)), {"tp": 2}, {"w": ("tp", 0), "y": ("tp", 1)}, [value]) == {}
 
 
+def test_groups_are_not_cut() -> None:
+    """Eight channels in two groups over four devices."""
+    x = x_of(1, 8, 4, 4)
+    y = ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1), 2)(x, weight("w", 8, 4, 3, 3))
+    value = RNG.standard_normal((1, 8, 4, 4), np.float32)
+    check(Graph((x,), (y,), output_names=("y",)), {"tp": 4}, {"w": ("tp", 0), "y": ("tp", 1)}, [value])
+
+
+def test_gradients_of_groups_in_parts_gather_nothing() -> None:
+    x, w = x_of(4, 8, 6, 6), x_of(8, 2, 3, 3, name="w")
+    y = ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 4)(x, w)
+    core = differentiable(Graph((x, w), (ops.reduce_sum(ops.mul(y, y)),)), True)
+    graph = replace(core, outputs=tuple(gradients(core.outputs[0], [w])), output_names=("g",))
+    values = [RNG.standard_normal([int(d) for d in n.shape], np.float32) for n in graph.inputs]
+    assert check(graph, {"tp": 2}, {"x": ("tp", 1), "w": ("tp", 0), "g": ("tp", 0)}, values) == {}
+
+
 def test_sums_of_sums_are_summed_once() -> None:
     """x a + x b, whose operands are both partial."""
     x = x_of(4, 8)

@@ -16,6 +16,7 @@ from typing import Any
 from ingot.runtime.ranks import current
 from ingot.support.errors import DeviceError, InputError
 
+_ENDED = "it ended with exit code"
 _GRACE_SECONDS = 8.0  # in which the others notice that a rank has ended, before they are ended
 
 
@@ -99,7 +100,7 @@ def _results(started: Sequence[tuple[Any, Connection]], seconds: float | None) -
                 succeeded, value = receiver.recv()
             except EOFError:
                 started[rank][0].join()
-                succeeded, value = False, f"it ended with exit code {started[rank][0].exitcode}"
+                succeeded, value = False, f"{_ENDED} {started[rank][0].exitcode}"
             if succeeded:
                 results[rank] = value
             else:
@@ -107,8 +108,8 @@ def _results(started: Sequence[tuple[Any, Connection]], seconds: float | None) -
                 grace = time.monotonic() + _GRACE_SECONDS
                 limit = grace if limit is None else min(limit, grace)
     if errors:
-        # the first to end is the reason why others do
-        rank, value = errors[0]
+        # what ended without a word is the reason why others do, or else the first to end
+        rank, value = next((e for e in errors if e[1].startswith(_ENDED)), errors[0])
         others = f"; {len(errors) - 1} others ended with it" if len(errors) > 1 else ""
         raise DeviceError(f"rank {rank} of {len(started)} failed{others}:\n{value}")
     return [results[rank] for rank in range(len(started))]

@@ -117,7 +117,7 @@ def factors(found: Rule, values: Sequence[Node], specs: Sequence[Spec], mesh: Me
         if any(other in dims for axis in axes for others in used.get(axis, ()) for other in others for dims in holders):
             continue
         count = mesh.count(axes)
-        if all(
+        if found.sizes.get(name, count) % count == 0 and all(
             exact_quotient(value.shape[i], count) is not None
             for dims, value, _ in sides
             for i, d in enumerate(dims)

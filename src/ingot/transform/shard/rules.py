@@ -29,13 +29,15 @@ class Rule:
     """operands, results: the factors of their dimensions. sums: factors that the op sums over, with the kind of the
     reduction ("sum", "max", ...): if one is split, results are partial. linear: operands in which the op is linear
     while the others are fixed; -1: in all of them together. split(op, counts, shapes): the op on parts, for the number
-    of parts of each factor and the shapes of the results' parts; None: the same op."""
+    of parts of each factor and the shapes of the results' parts; None: the same op. sizes: of factors that are split
+    into less than their dimensions allow: a group's channels stay together."""
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
     sums: Mapping[str, str] = field(default_factory=dict[str, str])
     linear: tuple[int, ...] = ()
     split: Callable[[Any, Mapping[str, int], Sequence[Shape]], Op] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 RuleOf = Callable[[Any, Node], Rule | None]
@@ -291,26 +293,27 @@ def _matmul(op: ops.MatMul, node: Node) -> Rule | None:
 
 @_sharding(ops.Convolution)
 def _convolution(op: ops.Convolution, node: Node) -> Rule:
-    names: dict[str, str] = {"N": "n"}
     if op.batch_groups > 1:
-        lhs, rhs, out = {}, {"I": "k"}, {}
-        lhs["C"] = "k"
+        lhs, rhs, out = {"N": "g", "C": "k"}, {"O": "g", "I": "k"}, {"C": "g"}
     elif op.feature_groups > 1:
-        # a group's channels stay together
-        lhs, rhs, out = {**names, "C": "g"}, {"O": "g"}, {**names, "C": "g"}
+        lhs, rhs, out = {"N": "n", "C": "g"}, {"O": "g"}, {"N": "n", "C": "g"}
     else:
-        lhs, rhs, out = {**names, "C": "k"}, {"I": "k", "O": "o"}, {**names, "C": "o"}
+        lhs, rhs, out = {"N": "n", "C": "k"}, {"I": "k", "O": "o"}, {"N": "n", "C": "o"}
+    groups = op.feature_groups * op.batch_groups
 
     def dims(layout: str, factors: Mapping[str, str]) -> Dims:
         return tuple(factors.get(letter) for letter in layout)
 
     def split(op: ops.Convolution, n: Mapping[str, int], s: Sequence[Shape]) -> Op:
-        return replace(op, feature_groups=op.feature_groups // n.get("g", 1))
+        parts = n.get("g", 1)
+        if op.batch_groups > 1:
+            return replace(op, batch_groups=op.batch_groups // parts)
+        return replace(op, feature_groups=op.feature_groups // parts)
 
     sums = {"k": "sum"} if "k" in lhs.values() else {}
     return Rule(
         (dims(op.lhs_layout, lhs), dims(op.rhs_layout, rhs)), (dims(op.out_layout, out),), sums, linear=(0, 1),
-        split=split,
+        split=split, sizes={"g": groups},
     )  # fmt: skip
 
 
@@ -327,7 +330,7 @@ def _conv(op: ops.Conv, node: Node) -> Rule:
         return replace(op, groups=op.groups // n.get("g", 1))
 
     sums = {"k": "sum"} if op.groups == 1 else {}
-    return Rule(operands, (result,), sums, linear=(0, 1), split=split)
+    return Rule(operands, (result,), sums, linear=(0, 1), split=split, sizes={"g": op.groups})
 
 
 @_sharding(ops.KernelGradient)
