@@ -126,7 +126,7 @@ TARGETS: dict[str, Runner] = {
         name: Runner(
             partial(_printed_c, vectors), absent="" if shutil.which("gcc") else "no gcc", quick=(quick, 0), slow=slow,
             missing={t: "C has no such type" for t in _NARROW}, fixed="C is written for fixed sizes",
-            skipped={"random_key": "its seed is state, which a graph of one op does not name"},
+            skipped={"random_key": "its seed is state, which a graph of one op does not name"} | COLLECTIVES,
         )
         for name, vectors, quick, slow in (("c", "", 4, 4), ("c:vector16", "vector16", 0, 2))
     },
@@ -149,11 +149,13 @@ TARGETS: dict[str, Runner] = {
     ),
     "null:cuda": Runner(
         partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, most=5000, missing=_NO_TILES,
+        skipped=COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),
     "null:neon": Runner(
         partial(_interpreted, "cpu:neoverse-n1", lambda graph: None), quick=(1, 0), slow=1, most=500,
-        skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"},
+        skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"}
+        | COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),
 }  # fmt: skip

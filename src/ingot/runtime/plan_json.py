@@ -63,9 +63,7 @@ def to_json(program: Program) -> Json:
                 _expr_json(s.rounds),
                 s.target,
                 s.device,
-                None
-                if (c := s.collective) is None
-                else [c.kind, [*map(list, c.groups)], c.dtype, c.reduction, c.shift],
+                None if (c := s.collective) is None else _collective_json(c),
             ]
             for s in program.steps
         ],
@@ -191,6 +189,11 @@ def _step(value: Json) -> Step:
         _str(device),
         None if collective is None else _collective(collective),
     )
+
+
+def _collective_json(c: Collective) -> Json:
+    groups: list[Json] = [list[Json](group) for group in c.groups]
+    return [c.kind, groups, c.dtype, c.reduction, c.shift]
 
 
 def _collective(value: Json) -> Collective:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
@@ -14,7 +14,8 @@ from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
 from ingot.frontends.stablehlo import locations
-from ingot.frontends.stablehlo.syntax import Block, Function, Module, Operation
+from ingot.frontends.stablehlo.shardings import annotated
+from ingot.frontends.stablehlo.syntax import Attribute, Block, Function, Module, Operation
 from ingot.frontends.stablehlo.types import Tensor, show, tensor_type
 from ingot.frontends.stablehlo.values import (
     AnyValue,
@@ -83,7 +84,8 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
     def attempt(known: Known) -> tuple[Importer, dict[str, Node], Sequence[AnyValue]]:
         importer = Importer(module, rows, where, frozenset(a.name for a in arguments))
         inputs, values = _inputs(main, arguments, known)
-        return importer, inputs, importer.function(main, values)
+        values = _annotated(values, main.argument_attributes)
+        return importer, inputs, _annotated(importer.function(main, values), main.result_attributes)
 
     importer, inputs, results = with_retries(attempt, {}, where)
     if importer.refused:
@@ -95,6 +97,11 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
     types = {a.name: t for a, (_, t) in zip(arguments, main.body.arguments, strict=True)}
     leaves = tuple(_leaf(a.name, types[a.name]) for a in inputs_taken)
     return Imported(graph, leaves, tuple(leaf for _, leaf in outputs))
+
+
+def _annotated(values: Sequence[AnyValue], attributes: Sequence[Mapping[str, Attribute]]) -> list[AnyValue]:
+    """Values with the shardings that main's signature gives them."""
+    return [annotated(v, attributes[i]) if i < len(attributes) else v for i, v in enumerate(values)]
 
 
 def _leaf(name: str, text: str) -> Leaf:

@@ -77,13 +77,14 @@ class Parser:
                 self.expect(close)
                 return out
 
-    def skip(self) -> None:
-        """<...>: how values are spread over devices, which nothing asks for."""
+    def skip(self) -> str:
+        """<...>: how values are spread over devices, as text."""
         self.expect("<")
-        depth = 1
+        tokens, depth = ["<"], 1
         while depth:
-            token = self.take()
+            tokens.append(token := self.take())
             depth += (token == "<") - (token == ">")
+        return "".join(tokens)
 
     def nested(self, item: Callable[[], T]) -> T:
         self.depth += 1

@@ -77,7 +77,7 @@ def _pieces(p: Parser) -> _Pieces:
         elif token == "(":
             _group(p, out)
         elif token == "<":
-            p.skip()
+            out.attributes["sharding"] = Raw(p.skip())
         elif token == "[":
             out.lists.append(_list(p))
         elif token == "{":

@@ -9,6 +9,7 @@ from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.stablehlo import regions
+from ingot.frontends.stablehlo.shardings import annotated
 from ingot.frontends.stablehlo.syntax import Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Missing, Table, Token, flatten, unflatten
 from ingot.ir.node import Input, Node
@@ -122,6 +123,8 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         return tuple(ops.Cotangent(int(c.text("backend_config")))(x) for x in operands if isinstance(x, Node))
     if name == OWN_GRADIENT:
         return ops.CustomGradient(int(c.text("backend_config")))(*flatten(operands)).results
+    if name == "Sharding" and len(operands) == 1:
+        return (annotated(operands[0], c.attributes),)
     if name in _IDENTITIES:
         return tuple(operands)
     target = CUSTOM.rows.get(f"target.{name}")
@@ -138,7 +141,7 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
 
 # annotations of how a value is spread over devices, or of where it is kept
 _IDENTITIES = frozenset((
-    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
+    "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
 ))  # fmt: skip
 CUSTOM = Table()  # `target.name` of a custom_call -> row
