@@ -269,7 +269,10 @@ class Function:
         named = self.names_of_values.get(id(e))
         if named is None:
             text = self.compute(e)
-            named = self.names_of_values[id(e)] = e, self.temp(self.scalar_type(e), round_to(text, e.dtype))
+            kind, text = self.scalar_type(e), round_to(text, e.dtype)
+            if kind == "ig_index" and not all(map(self.ranges.is_index, children(e))):
+                text = f"(ig_index)({text})"
+            named = self.names_of_values[id(e)] = e, self.temp(kind, text)
         return named[1]
 
     def scalar_type(self, e: Expr) -> str:
