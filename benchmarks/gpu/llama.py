@@ -56,7 +56,7 @@ class Layer(nn.Module):
             v = self.get_buffer("values").index_copy_(2, at, v)
             mask = torch.arange(self.places, device=x.device) <= at[:, None]
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH))
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, -1))
         y = self.between(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.runtime.cpu.pool import thread_count
 from ingot.runtime.executor import CompiledModel
-from ingot.support.errors import CompileError
+from ingot.support.errors import CompileError, InputError
 from ingot.support.garbage import no_collection
 from ingot.support.limits import Limits, limited
 
 if TYPE_CHECKING:
     import onnx
     import torch
+
+    from ingot.transform.shard.mesh import Marks, Mesh
 
     Model = (
         str | os.PathLike[str] | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram | Callable[..., Any]
@@ -37,6 +39,9 @@ def compile(
     inputs: Any = None,
     outputs: Any = None,
     state: Mapping[str, str] | None = None,
+    mesh: Mapping[str, int] | Mesh | None = None,
+    shard: Marks | None = None,
+    rank: int | None = None,
     limits: Limits | None = None,
 ) -> CompiledModel:
     """Compile a trained model to one native program.
@@ -78,6 +83,11 @@ def compile(
             {"past_key": "present_key"}. They have fixed sizes, start as zeros (see `set_state`) and are updated in
             place where possible (docs/runtime.md). Buffers that a PyTorch module's forward writes become state without
             being named.
+        mesh: several devices, {"dp": 2, "tp": 4}: each is a process of a group (`ingot.launch`, torchrun), which gets
+            the program of its rank; `ingot.simulate(mesh)` has all of them in this process (docs/several-devices.md).
+        shard: tensors that are split over the mesh, by patterns of the names of weights, inputs and outputs:
+            {"*.q_proj.weight": ("tp", 0)} splits dimension 0 over the axis tp. Others follow from these.
+        rank: compile another rank's program than that of this process, to save it.
 
     Returns: a `CompiledModel`. It is called with the model's inputs; if it comes from PyTorch, JAX or a `tf.function`,
     with the program's own arguments, and it returns the program's own results. Where values of inputs decide ranks,
@@ -95,7 +105,14 @@ def compile(
             from ingot.driver.open import Request
 
             request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
-            return compile_model(model, request, Options(target, thread_count(threads), cache, fast_math, precision))
+            chosen = Options(target, thread_count(threads), cache, fast_math, precision)
+            if mesh is None:
+                if shard is not None or rank is not None:
+                    raise InputError("shard and rank", expected="a mesh, too", got="none", fix='mesh={"tp": 2}')
+                return compile_model(model, request, chosen)
+            from ingot.transform.shard.run import compile_sharded
+
+            return compile_sharded(model, request, chosen, mesh, shard, rank)
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
     except MemoryError as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ingot.support.garbage import no_collection
 
 if TYPE_CHECKING:
     from ingot.optim import Optimizer
+    from ingot.transform.shard.mesh import Marks, Mesh
 
 
 def train(
@@ -30,6 +31,8 @@ def train(
     threads: int | None = None,
     seed: int = 0,
     memory: float | None = None,
+    mesh: Mapping[str, int] | Mesh | None = None,
+    shard: Marks | None = None,
 ) -> Any:
     """Compile a training step to one native program: forward, loss, gradients, clipping and the optimizer's update.
 
@@ -65,6 +68,10 @@ def train(
             loops have to save less. Below 1: a fraction of the bytes that the backward pass would otherwise save; from
             1 on: the bytes of all intermediate values. `step.program.meta["memory"]` and `step.explain(x, y)` report
             the outcome.
+        mesh, shard: several devices, as for `compile`, each a process of a group. Example inputs are those of the whole
+            batch. Batches that no mark names are split along their first dimension over the axis "dp": a step takes
+            its process's part, and its loss is that of the whole batch. Marks of parameters split these, with their
+            gradients and the optimizer's state (docs/several-devices.md).
 
     Returns: a step that takes the model's arguments followed by the targets, and returns (loss, metrics). It has
     state_dict, trained, save_weights, save_checkpoint, load_checkpoint, save, first_nan (docs/training.md). For a
@@ -80,4 +87,5 @@ def train(
             model, loss, optimizer, example_inputs, example_targets, metrics=metrics, trainable=trainable,
             clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, precision=precision,
             skip_nonfinite=skip_nonfinite, target=target, dynamic=dynamic, threads=threads, seed=seed, memory=memory,
+            mesh=mesh, shard=shard,
         )  # fmt: skip

@@ -87,7 +87,7 @@ def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:
 
 
 def compile_opened(opened: Opened, options: Options) -> CompiledModel:
-    model = to_model(_program(opened.graph, options).with_state(opened.state), options, opened.convention)
+    model = to_model(compiled_program(opened.graph, options).with_state(opened.state), options, opened.convention)
     reopen = opened.reopen_for_sizes
     if reopen is not None and opened.graph.symbols():
 
@@ -184,7 +184,7 @@ def _compile_onnx(source: Any, request: Request, options: Options) -> CompiledMo
             if isinstance(source, Path):
                 return _compile_file(source, asked, example, options)
             progress.report("read")
-            return to_model(_program(onnx_graph(source, asked, example), options), options)
+            return to_model(compiled_program(onnx_graph(source, asked, example), options), options)
 
         return _with_other_sizes(source, replace(request, weights={**weights, **values}), compile_request)
 
@@ -224,7 +224,7 @@ def _compile_file(path: Path, request: Request, example: _Example, options: Opti
         return to_model(build_graph(graph, options), options)
     digest = _digest(path)
     if digest is None or _names_files(path):
-        return to_model(_program(graph(), options), options)
+        return to_model(compiled_program(graph(), options), options)
     key = _key(options, digest, *_request_key(request), repr(sorted((example or {}).items())).encode())
     return to_model(_load_or_build(key, lambda: build_graph(graph, options)), options)
 
@@ -308,7 +308,8 @@ def build_graph(
         )  # fmt: skip
 
 
-def _program(graph: Graph, options: Options) -> Program:
+def compiled_program(graph: Graph, options: Options) -> Program:
+    """The program of a graph, from the cache if it is there."""
     if not options.cache:
         return build_graph(lambda: graph, options)
     from ingot.pipeline.build import identity

@@ -75,6 +75,7 @@ from ingot.ops.core.binary import (
     Sub,
     Xor,
 )
+from ingot.ops.core.collective import AllGather, AllReduce, AllToAll, Collective, Permute, ReduceScatter
 from ingot.ops.core.contraction import Convolution, DotGeneral, is_depthwise
 from ingot.ops.core.control import Case, While
 from ingot.ops.core.dynamic_slice import DynamicSlice, DynamicUpdateSlice

@@ -1,4 +1,4 @@
-"""Control flow in the plan: While and Case become steps and jumps between them.
+"""Control flow in the plan: While and Case become steps and jumps between them; a collective becomes a step.
 
     values = While(cond, body)(x...)   ->        copy x to v
                                            loop: steps of cond(v);  jump to end if its result is 0
@@ -6,6 +6,8 @@
                                            end:
     Case(branches)(index, x...)        ->        is[i] = index selects branch i
                                                  jump to next if not is[0];  steps of branch 0;  jump to end;  next: ...
+
+    y = all_reduce(x)                ->        exchange x, contiguous, with other devices; y is contiguous, too
 
 The body writes its results over v where possible (`in_place`). A loop-invariant value is not copied: the body reads the
 operand's own memory, or the constant.
@@ -28,9 +30,11 @@ from ingot.ops.core.base import Category, category
 from ingot.ops.core.turns import static_value, trip_count
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
+from ingot.runtime.program import Collective
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
+UNFUSED = (Category.CONTROL, Category.COLLECTIVE)  # anchors that are no kernels
 NO_BUFFER = -1  # of a constant, which nothing reads from memory
 
 
@@ -45,13 +49,14 @@ class Plan(Protocol):
     def buffer(self, node: Node) -> int: ...
     def add_temp(self, nbytes: DimLike) -> int: ...
     def append(self, lowered: Lowered, buffer_of: Callable[[Arg], int], packed: Sequence[int], name: str) -> None: ...
+    def exchange(self, collective: Collective, source: int, target: int, count: DimLike) -> None: ...
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int: ...
     def set_target(self, number: int) -> None: ...
     def inline(self, graph: Graph, buffers: Sequence[int], pairs: Pairs = ()) -> list[Place]: ...
 
 
 def launch_control(plan: Plan, node: Node, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> None:
-    """Append the steps of a group whose anchor is a While or a Case, and whose graphs are fused."""
+    """Append the steps of a group whose anchor is a While or a Case, whose graphs are fused, or a collective."""
     _Control(plan, node, ins, outs).run()
 
 
@@ -60,11 +65,17 @@ class _Control:
         group = node.op
         assert isinstance(group, Group)
         self.plan, self.node, self.body, self.ins, self.outs = plan, node, group.body, ins, outs
-        self.anchor = next(n for n in self.body.nodes() if category(n.op) is Category.CONTROL)
+        self.anchor = next(n for n in self.body.nodes() if category(n.op) in UNFUSED)
         self.used_results = set(node.results).intersection(plan.graph.nodes())
 
     def run(self) -> None:
-        values = self._while() if isinstance(self.anchor.op, While) else self._case()
+        match self.anchor.op:
+            case While():
+                values = self._while()
+            case Case():
+                values = self._case()
+            case _:
+                values = [self._exchange()]
         # the group's results: the anchor's, and views of them
         results = self.anchor.results
         inputs = tuple(Input(f"v{i}", r.type)() for i, r in enumerate(results))
@@ -138,6 +149,21 @@ class _Control:
         """The place of an operand: its own memory if it is contiguous, else a copy."""
         buffer = self._operand_buffer(operand)
         return self._copy_of(operand) if buffer is None else (buffer, Layout.contiguous(operand.shape))
+
+    def _exchange(self) -> Place:
+        op, (operand,) = self.anchor.op, self.anchor.inputs
+        assert isinstance(op, ops.Collective)
+        # in memory of the program's own: the addresses of arguments and results change from call to call
+        source, target = self._operand_place(operand), self._result_place(0)
+        if self.plan.buffers[source[0]].kind in ("input", "output"):
+            source = self._copy_of(operand)
+        if target is None or self.plan.buffers[target[0]].kind in ("input", "output"):
+            target = self._new_place(self.anchor)
+        collective = Collective(
+            op.name, op.groups, operand.dtype.name, getattr(op, "kind", ""), getattr(op, "shift", 0)
+        )
+        self.plan.exchange(collective, source[0], target[0], operand.type.size)
+        return target
 
     def _while(self) -> list[Place | None]:
         """The places of the values after the loop; None for a constant operand."""
@@ -217,4 +243,4 @@ def _with_constants(graph: Graph, constants: dict[int, Node]) -> Graph:
     return graph.with_outputs(rebuild(graph.outputs, {graph.inputs[i]: c for i, c in constants.items()}))
 
 
-__all__ = ["launch_control"]
+__all__ = ["UNFUSED", "launch_control"]

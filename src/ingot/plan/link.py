@@ -15,9 +15,9 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
 from ingot.ops import Concat, Pad
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed, label
-from ingot.plan.control import launch_control
+from ingot.plan.control import UNFUSED, launch_control
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
@@ -219,7 +219,7 @@ class _Linker:
         group = node.op
         assert isinstance(group, Group)
         ins, outs, constant = self._layouts(node)
-        if any(category(n.op) is Category.CONTROL for n in group.body.nodes()):
+        if any(category(n.op) in UNFUSED for n in group.body.nodes()):
             self._launch_pending()
             first = len(self.steps)
             launch_control(self, node, ins, outs)
@@ -325,6 +325,15 @@ class _Linker:
                     expression(rounds),
                 )
             )
+
+    def exchange(self, collective: rt.Collective, source: int, target: int, count: DimLike) -> None:
+        """Append an exchange of `count` elements of buffer `source`, whose result is stored in buffer `target`."""
+        number = len(self.steps)
+        for buffer in (source, target):
+            self.buffers[buffer].touch(number)
+        self.sizes.add_step_dims(number, (1, 1, count))
+        args, dims = ((source, 0), (target, 0)), (expression(count),)
+        self.steps.append(rt.Step(collective.kind, args, dims, label=str(collective), collective=collective))
 
     def jump(self, flag: int | None = None, target: int = 0, trip_count: DimLike | None = None) -> int:
         """Append a jump, taken if the byte in buffer `flag` is 0 (None: always), and return its number, with which
@@ -467,7 +476,7 @@ def link(
     code = assembler.finish()
     bounds = {name: (lo, hi) for name, lo, hi in graph.bounds}
     state_count = len(graph.state)
-    inputs = [_spec(input_label(n), n) for n in storage.graph.inputs]
+    inputs = [spec_of(input_label(n), n) for n in storage.graph.inputs]
     state = (
         rt.State(replace(spec, name=name), rt.zeros(estimate(old.type.nbytes)), storage.copy_reasons.get(old, ""))
         for name, spec, (old, _) in zip(
@@ -482,7 +491,9 @@ def link(
         sizes=linker.sizes.specs,
         conditions=tuple(map(expression, graph.conditions)),
         inputs=tuple(inputs[: len(inputs) - state_count]),
-        outputs=tuple(_spec(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]),
+        outputs=tuple(
+            spec_of(name, n) for name, n in list(zip(names, storage.graph.results, strict=True))[state_count:]
+        ),
         state=tuple(state),
         buffers=tuple(b.to_buffer(i, device) for i, b in enumerate(linker.buffers)),
         steps=tuple(replace(s, device=device) for s in linker.steps),
@@ -494,6 +505,7 @@ def link(
     )
 
 
-def _spec(name: str, node: Node) -> rt.TensorSpec:
+def spec_of(name: str, node: Node) -> rt.TensorSpec:
+    """The description of an input or output of a program."""
     elements = tuple(map(expression, size_elements(node)))
     return rt.TensorSpec(name, node.dtype.name, tuple(map(expression, node.shape)), elements)

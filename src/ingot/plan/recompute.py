@@ -17,8 +17,9 @@ from math import inf
 
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import Category, category
+from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed
+from ingot.plan.control import UNFUSED
 from ingot.plan.in_place import producer
 from ingot.plan.storage import Arena, Storage, assign
 from ingot.runtime.placement import align
@@ -73,8 +74,8 @@ class _Buffer:
 @dataclass(eq=False)
 class _Call:
     """One run of a group. reads, writes: the buffers of its operands and results, None for values that are not
-    intermediate. temp_bytes: of its temporaries. has_control_flow: whether it runs nested graphs, so that it cannot be
-    recomputed."""
+    intermediate. temp_bytes: of its temporaries. has_control_flow: whether it runs nested graphs or exchanges values, so that it
+    cannot be recomputed."""
 
     node: Node
     version: int
@@ -211,7 +212,7 @@ class _Schedule:
             if isinstance(node.op, Group):
                 reads, writes = ([self._buffer_of(v) for v in values] for values in (node.inputs, node.results))
                 group = _first_run(node)
-                has_control_flow = any(category(n.op) is Category.CONTROL for n in group.body.nodes())
+                has_control_flow = any(category(n.op) in UNFUSED for n in group.body.nodes())
                 temp_bytes = self.arena.temp_bytes.get(node, 0)
                 self.calls.append(call := _Call(node, 0, reads, writes, temp_bytes, cost(group), has_control_flow))
                 for b in call.writes:

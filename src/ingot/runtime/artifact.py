@@ -37,7 +37,7 @@ from ingot.support.files import Part, atomic_write, open_regular
 # Like PNG's: not text, and changed by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Increment it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
 _PREFIX = struct.Struct("<8sIIQ16s24x")
 _PAGE = 4096
 _BLOCK = 1 << 16

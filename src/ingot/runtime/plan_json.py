@@ -14,7 +14,19 @@ from numpy.typing import NDArray
 
 from ingot.runtime import dtypes
 from ingot.runtime.expr import Expr
-from ingot.runtime.program import MAX_RANK, Buffer, BufferKind, Program, Size, State, Step, Symbol, TensorSpec
+from ingot.runtime.program import (
+    MAX_RANK,
+    Buffer,
+    BufferKind,
+    Collective,
+    CollectiveKind,
+    Program,
+    Size,
+    State,
+    Step,
+    Symbol,
+    TensorSpec,
+)
 from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import Code, Features
 
@@ -50,6 +62,9 @@ def to_json(program: Program) -> Json:
                 _expr_json(s.rounds),
                 s.target,
                 s.device,
+                None
+                if (c := s.collective) is None
+                else [c.kind, [*map(list, c.groups)], c.dtype, c.reduction, c.shift],
             ]
             for s in program.steps
         ],
@@ -160,7 +175,7 @@ def _buffer(value: Json) -> Buffer:
 
 
 def _step(value: Json) -> Step:
-    kernel, args, dims, chunks, label, rounds, target, device = _list(value, 8)
+    kernel, args, dims, chunks, label, rounds, target, device, collective = _list(value, 9)
     pairs = [_list(pair, 2) for pair in _list(args)]
     return Step(
         _str(kernel),
@@ -171,7 +186,14 @@ def _step(value: Json) -> Step:
         _expr(rounds),
         None if target is None else _int(target),
         _str(device),
+        None if collective is None else _collective(collective),
     )
+
+
+def _collective(value: Json) -> Collective:
+    kind, groups, dtype, reduction, shift = _list(value, 5)
+    ranks = tuple(tuple(_int(rank) for rank in _list(group)) for group in _list(groups))
+    return Collective(cast(CollectiveKind, _str(kind)), ranks, _str(dtype), _str(reduction), _int(shift))
 
 
 def _symbol(value: Json) -> Symbol:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ingot.runtime import dtypes, expr
 from ingot.runtime.expr import Expr
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import VerifyError
+from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import Code, Features
 
 _ALIGNMENT = 64  # of weights, in bytes
@@ -143,6 +143,52 @@ class Buffer:
     device: str = "cpu"
 
 
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"]
+_MAX_RANKS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An exchange of contiguous tensors between the devices of a group; parts of several devices follow each other in
+    the order of the group. groups: of ranks, all of one size. dtype: of the elements. reduction: sum, prod, max or min
+    for those that reduce. shift: of a permutation: member i receives the tensor of member i - shift."""
+
+    kind: CollectiveKind
+    groups: tuple[tuple[int, ...], ...]
+    dtype: str
+    reduction: str = ""
+    shift: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}{f' {self.reduction}' if self.reduction else ''} of {len(self.groups[0])} devices"
+
+    def group_of(self, rank: int) -> tuple[int, ...]:
+        """The group with this rank. Raises ArtifactError if there is none."""
+        group = next((group for group in self.groups if rank in group), None)
+        if group is None:
+            raise ArtifactError(f"{self}", expected=f"a group with rank {rank}", got=self.groups)
+        return group
+
+    def result_count(self, count: int) -> int:
+        """The elements of the result for an operand of `count` elements."""
+        size = len(self.groups[0])
+        return count * size if self.kind == "all_gather" else count // size if self.kind == "reduce_scatter" else count
+
+    def check(self, where: str) -> None:
+        members = [rank for group in self.groups for rank in group]
+        is_valid = (
+            self.kind in get_args(CollectiveKind)
+            and bool(members)
+            and len({len(group) for group in self.groups}) == 1
+            and len({*members}) == len(members) <= _MAX_RANKS
+            and min(members) >= 0
+            and (self.reduction in ("sum", "prod", "max", "min")) == (self.kind in ("all_reduce", "reduce_scatter"))
+        )
+        if not is_valid:
+            raise VerifyError(where, expected="a collective of groups of one size", got=self)
+        dtypes.itemsize(self.dtype)
+
+
 @dataclass(frozen=True)
 class Step:
     """One kernel launch. args: (buffer id, byte offset) pairs. dims: the kernel's run-time sizes. chunks: the chunks of
@@ -151,6 +197,9 @@ class Step:
     A step with a `target` is a jump to that step: taken if the byte at its argument is 0, or always if it has no
     argument. The target may be the number of steps, which is the end. For the exit of a loop, `dims` holds the trip
     count if it is known before the loop starts.
+
+    A step with a `collective` exchanges the tensor at its first argument, of as many elements as its only dim says;
+    the result is stored at its second.
     """
 
     kernel: str
@@ -161,6 +210,7 @@ class Step:
     rounds: Expr = 1
     target: int | None = None
     device: str = "cpu"
+    collective: Collective | None = None
 
 
 def table_offsets(steps: Sequence[Step]) -> Callable[[int, int], int]:
@@ -279,12 +329,25 @@ class Program:
                 got = f"{nbytes} bytes at offset {offset}"
                 raise VerifyError(f"buffer {buffer.id} ({buffer.kind})", expected=f"at most {capacity} bytes", got=got)
         for number, step in enumerate(self.steps):
-            for identity, offset_expr in step.args:
+            exchanged = _exchanged_bytes(step, size)
+            for i, (identity, offset_expr) in enumerate(step.args):
                 offset, nbytes = size(offset_expr), buffer_bytes[identity]
                 # a jump reads a byte
-                if offset is not None and nbytes is not None and not 0 <= offset <= nbytes - (step.target is not None):
+                accessed = exchanged[i] if exchanged else int(step.target is not None)
+                if offset is not None and nbytes is not None and not 0 <= offset <= nbytes - accessed:
                     expected = f"an offset into the {nbytes} bytes of buffer {identity}"
                     raise VerifyError(f"step {number} ({step.label or step.kernel})", expected=expected, got=offset)
+
+
+def _exchanged_bytes(step: Step, size: Callable[[Expr], int | None]) -> tuple[int, int] | None:
+    """The bytes that a collective reads and writes; None for other steps, and for a size that is not known yet."""
+    collective, count = step.collective, size(step.dims[0]) if step.collective is not None else None
+    if collective is None or count is None:
+        return None
+    if count < 0 or (collective.kind == "reduce_scatter" and count % len(collective.groups[0])):
+        raise VerifyError(str(collective), expected="equal parts of 0 elements or more", got=count)
+    itemsize = dtypes.itemsize(collective.dtype)
+    return count * itemsize, collective.result_count(count) * itemsize
 
 
 def _product(factors: tuple[int | None, ...]) -> int | None:
@@ -389,6 +452,10 @@ class _Checker:
         if step.target is not None:
             if not 0 <= step.target <= len(program.steps) or len(step.args) > 1:
                 raise VerifyError(where, expected="a step to jump to, and at most one flag", got=step.target)
+        elif step.collective is not None:
+            step.collective.check(where)
+            if len(step.args) != 2 or len(step.dims) != 1 or (step.chunks, step.rounds) != (1, 1):
+                raise VerifyError(where, expected="a tensor, a result and the number of elements", got=step)
         elif step.device not in program.code or step.kernel not in program.code[step.device].symbols:
             raise VerifyError(where, expected=f"a kernel of the code for {step.device}", got=repr(step.kernel))
         for item in (step.chunks, step.rounds, *step.dims):

@@ -99,3 +99,8 @@ def cache_bytes() -> int:
     """INGOT_CACHE_MB=n: the disk cache is trimmed to this size, least recently used first (default 4 GiB)."""
     megabytes = _integer("INGOT_CACHE_MB", 4096, 0, 2**40)
     return (megabytes or 0) << 20
+
+
+def collective_seconds() -> int:
+    """INGOT_COLLECTIVE_SECONDS=n: how long a rank waits for another one in a collective before it gives up."""
+    return _integer("INGOT_COLLECTIVE_SECONDS", 300, 1, 86400) or 300

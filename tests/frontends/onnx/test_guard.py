@@ -27,8 +27,11 @@ from tests.guard import Case, check_all
 
 PARTS = 8
 # why ONNX Runtime refuses what Ingot answers: indices out of range are clamped, numpy's types of 8 and 16 bits are no
-# tensors of its, and AffineGrid is what its function's body says
-_KNOWN = ("out of data bounds", "out of range", "gather_elements.cc", "Numpy_type", "affine_grid.cc")
+# tensors of its, AffineGrid is what its function's body says, and a tile of no repeats is empty however many the others
+_KNOWN = (
+    "out of data bounds", "out of range", "gather_elements.cc", "Numpy_type", "affine_grid.cc",
+    "exceeds the supported maximum",
+)  # fmt: skip
 
 
 @cache
@@ -147,7 +150,6 @@ def _suite() -> list[tuple[str, Case]]:
     return found
 
 
-@pytest.mark.skip(reason="some fail: docs/roadmap.md, 1 A")
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_sizes_that_do_not_match_of_every_op(part: int) -> None:
@@ -202,7 +204,6 @@ def test_numbers_at_the_ends_of_64_bits(name: str, sizes: str) -> None:
     check_all(_told(name, sizes, 6))
 
 
-@pytest.mark.skip(reason="some fail: docs/roadmap.md, 1 A")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["3,4", "n,m"])
 @pytest.mark.parametrize("name", sorted(TOLD))

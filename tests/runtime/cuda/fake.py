@@ -59,9 +59,13 @@ class FakeDriver:
         self._functions: dict[int, str] = {}
         self._graphs: dict[int, list[int]] = {}
         self.nodes: dict[int, Node] = {}
+        self.before: dict[int, tuple[int, ...]] = {}  # of the nodes that run graphs
         self.pinned: set[int] = set()
         self._executables: dict[int, Executable] = {}
         self.capturing: set[int] = set()  # streams
+        self._captured: dict[int, list[Callable[[], None]]] = {}  # what captured graphs do
+        self._inner: dict[int, list[Callable[[], None]]] = {}  # by the nodes that run copies of them
+        self.capture: list[Callable[[], None]] | None = None
         self._happened: dict[int, float] = {}
         self._events: dict[int, int] = {}  # by the nodes that record them
         self._now = 0.0
@@ -218,6 +222,23 @@ class FakeDriver:
         self._graphs[graph].append(handle)
         return handle
 
+    def captured(self, stream: int, begin: Callable[[], None]) -> int:
+        """What is begun meanwhile appends to `capture` what it would do."""
+        handle = self._hold("graph", next(self._numbers))
+        self.capture = []
+        begin()
+        self._captured[handle], self.capture = self.capture, None
+        self._graphs[handle] = []
+        return handle
+
+    def add_graph(self, graph: int, before: list[int], inner: int) -> int:
+        handle = next(self._numbers)
+        assert all(b in self._graphs[graph] for b in before), "an edge from a node of another graph"
+        self._inner[handle] = self._captured[inner]
+        self.before[handle] = tuple(before)
+        self._graphs[graph].append(handle)
+        return handle
+
     def launch(self, executable: int, stream: int) -> None:
         """A kernel takes as many seconds as it has blocks, an event half of one."""
         own = self._executables[executable]
@@ -227,6 +248,10 @@ class FakeDriver:
         for node in self._graphs[graph]:
             if node in self.conditionals:
                 self._branch(self.conditionals[node], own)
+            elif node in self._inner:
+                for act in self._inner[node]:
+                    act()
+                self._now += 1
             elif node in self._events:
                 self._now += 0.5
                 self._happened[self._events[node]] = self._now

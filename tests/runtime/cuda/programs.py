@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ingot.runtime.expr import Expr
-from ingot.runtime.program import Buffer, Program, Size, State, Step, Symbol, TensorSpec
+from ingot.runtime.program import Buffer, Collective, Program, Size, State, Step, Symbol, TensorSpec
 from ingot.support.cubins import KernelCode, pack
 from ingot.support.native import Code, Features
 
@@ -192,3 +192,17 @@ def branching() -> Program:
     steps = (*steps[:10], Step("", (), label="jump", target=13), *steps[10:])
     steps = (*steps[:1], replace(steps[1], target=11), *steps[2:])
     return program(steps, (X, Y, first, flag, second))
+
+
+def summed(*groups: tuple[int, ...]) -> Program:
+    """y = the sum over the GPUs of 2 x, and then 2 of that; beside it another sum, which nobody reads."""
+    temps = tuple(Buffer(i, "arena", NBYTES, 0, 4) for i in (2, 3, 4))
+    dims, chunks = (("n",),), ("n",)
+    reduced = Collective("all_reduce", groups, "f32", "sum")
+    steps = (
+        Step("double", ((0, 0), (2, 0)), dims, chunks, "first"),
+        Step("all_reduce", ((2, 0), (3, 0)), dims, label="sum", collective=reduced),
+        Step("all_reduce", ((2, 0), (4, 0)), dims, label="other sum", collective=reduced),
+        Step("double", ((3, 0), (1, 0)), dims, chunks, "second"),
+    )
+    return program(steps, (X, Y, *temps))

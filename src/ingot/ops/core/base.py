@@ -31,6 +31,7 @@ class Category(Enum):
     SCATTER = "scatter"  # writes at computed indices
     SORT = "sort"
     CONTROL = "control"  # contains graphs that run zero or more times
+    COLLECTIVE = "collective"  # exchanges values with other devices
     GROUP = "group"  # contains a fused graph
     OPAQUE = "opaque"  # anything else; MODEL ops until they are lowered
 

@@ -16,6 +16,7 @@ from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.pool import pool_for, thread_count, ticks_per_second
 from ingot.runtime.cpu.run_context import RunContext
 from ingot.runtime.program import Program
+from ingot.runtime.ranks.process_group import group_of
 from ingot.support.errors import ArtifactError
 from ingot.support.native import Features, available_cores, host
 
@@ -59,8 +60,10 @@ class Loaded:
         if self._weights.ctypes.data % placement.ALIGNMENT:
             self._weights = memory.aligned_bytes(program.weights.nbytes)
             self._weights[:] = program.weights
+        self._group = group_of(program)
         self._contexts = [self._make(0)]
-        self._most = 1 if program.state else max(1, available_cores() // threads)
+        # collectives of two calls at a time would meet those of other calls
+        self._most = 1 if program.state or self._group is not None else max(1, available_cores() // threads)
         self._waits = 0
         self._changes = threading.Lock()
         self._forked = False
@@ -68,7 +71,7 @@ class Loaded:
 
     def _make(self, number: int) -> RunContext:
         pool = pool_for(self.threads, self._image, number)
-        return RunContext(self._program, self._image, self._weights.ctypes.data, pool)
+        return RunContext(self._program, self._image, self._weights.ctypes.data, pool, self._group)
 
     def claim(self) -> RunContext:
         """A context of one's own until it is released: an idle one, a new one, or one that was waited for."""

@@ -5,7 +5,8 @@ program + (8, 128) -> s0 = 8: arena 3.1 MB, 42 step records, output (8, 1000)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,13 @@ from numpy.typing import NDArray
 from ingot.runtime.bind import Binding, Layout, Shape
 from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.expr import evaluate
-from ingot.runtime.program import Buffer, Program, table_offsets
+from ingot.runtime.program import Buffer, Program, Step, table_offsets
+from ingot.runtime.ranks.process_group import ProcessGroup
 from ingot.support.errors import IngotError
 
 _ARENA, _WEIGHTS, _TENSORS = 0, 1, 2
+_STOP = 13  # of the context: run no more chunks
+_kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
 
 
 class Instance(Binding):
@@ -25,8 +29,10 @@ class Instance(Binding):
     Not safe for two runs at once. `bases` slots of arguments and results are written before each run.
     """
 
-    def __init__(self, program: Program, told: Sequence[Shape], image: CodeImage) -> None:
-        """told: as for `bind_symbols`."""
+    def __init__(
+        self, program: Program, told: Sequence[Shape], image: CodeImage, group: ProcessGroup | None = None
+    ) -> None:
+        """told: as for `bind_symbols`. group: that runs the program's collectives, if it has some."""
         super().__init__(program, told)
         locate = _Locator(program, self.values, self.layout)
         args: list[int] = []
@@ -44,9 +50,15 @@ class Instance(Binding):
         place = table_offsets(program.steps)
         starts = [place(i, 2) - 2 * len(step.args) for i, step in enumerate(program.steps)]
         self.records = self._table[: 4 * count].reshape(-1, 4)
+        self._group = group
+        self._error: BaseException | None = None
+        self._exchanges: list[Callable[..., None]] = []  # kept: the records have their addresses
         for record, step, start, counts in zip(self.records, program.steps, starts, self.counts, strict=True):
             record[1] = self._table.ctypes.data + 8 * start
-            if step.target is None:
+            if step.collective is not None:
+                self._exchanges.append(_kernel(self._exchange_at(step, start)))
+                record[0], record[2:] = ctypes.cast(self._exchanges[-1], ctypes.c_void_p).value, counts
+            elif step.target is None:
                 record[0], record[2:] = image.address(step.kernel), counts
             else:
                 record[2:] = step.target, -1 if step.args else -2
@@ -73,6 +85,32 @@ class Instance(Binding):
         self._bases[_ARENA] = arena
         self._bases[_WEIGHTS] = weights
         self._bases[self._images :] = images
+
+    def _exchange_at(self, step: Step, start: int) -> Callable[[int, int, int, int], None]:
+        """The kernel of a collective, whose arguments are at an index of the table. What it raises ends the run."""
+        collective = step.collective
+        assert collective is not None and self._group is not None
+        group = self._group
+
+        def exchange(_bases: int, _args: int, _chunk: int, _scratch: int) -> None:
+            if self._error is not None:
+                return  # nothing is right any more, and the others know
+            try:
+                source, source_at, target, target_at, count = self._table[start : start + 5].tolist()
+                addresses = self._bases[source] + source_at, self._bases[target] + target_at
+                group.exchange_at(collective, int(addresses[0]), int(addresses[1]), count)
+            except BaseException as error:
+                self._error = error
+                self._context[_STOP] = 1
+
+        return exchange
+
+    def check(self) -> None:
+        """Raise what ended the run."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._context[_STOP] = 0
+            raise error
 
     def set_profile(self, readings: NDArray[np.int64] | None) -> None:
         """Record a clock reading before the first and after each step (steps + 1 cells), or stop doing so."""

@@ -16,6 +16,7 @@ from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.instance import Instance
 from ingot.runtime.cpu.pool import Pool, ticks_per_second
 from ingot.runtime.program import Program
+from ingot.runtime.ranks.process_group import ProcessGroup
 
 _run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _end = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -29,9 +30,11 @@ class RunContext:
     """Scratch, the program bound to the latest shapes, and the pool whose threads and memory it takes. For whoever
     holds the pool's lock. nbytes: of the arena, for the largest shapes seen."""
 
-    def __init__(self, program: Program, image: CodeImage, weights: int, pool: Pool) -> None:
-        """`weights`: their address."""
-        self.pool = pool
+    def __init__(
+        self, program: Program, image: CodeImage, weights: int, pool: Pool, group: ProcessGroup | None = None
+    ) -> None:
+        """`weights`: their address. group: that runs the program's collectives, if it has some."""
+        self.pool, self._group = pool, group
         self.nbytes = 0
         self.instances: dict[tuple[Shape, ...], Instance] = {}
         self.current: Instance | None = None
@@ -51,7 +54,7 @@ class RunContext:
         instance = self.instances.get(shapes)
         if instance is None:
             plain = tuple(map(tuple, shapes))  # PyTorch's are tuples of a kind of their own
-            instance = Instance(self._program, plain, self._image)
+            instance = Instance(self._program, plain, self._image, self._group)
             while len(self.instances) >= MAX_INSTANCES:
                 del self.instances[min(self.instances, key=lambda key: self.instances[key].last_used)]
             self.instances[plain] = instance
@@ -73,7 +76,8 @@ class RunContext:
             instance.begin()
         try:
             while self._run(instance.address):
-                pass
+                instance.check()
+            instance.check()
         except BaseException:
             self._end(instance.address)
             raise

@@ -7,19 +7,21 @@ event, kernel, event, kernel, event ... event, event, event
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
-from ingot.runtime.cuda.driver import Driver, KernelParams
+from ingot.runtime.cuda.driver import Driver
 from ingot.support.errors import DeviceError
 
+Added: TypeAlias = Callable[[int, Sequence[int]], int]  # (graph, the nodes before) -> a node that does it
 _EMPTY = 8  # intervals without a kernel
 
 
 class Clock:
     """Kernels, one behind the other, with the parameters that they have now. To be dropped."""
 
-    def __init__(self, driver: Driver, kernels: Sequence[KernelParams]) -> None:
+    def __init__(self, driver: Driver, kernels: Sequence[Added]) -> None:
         self._driver = driver
         self._events: list[int] = []
         self._graph = driver.graph()
@@ -30,13 +32,13 @@ class Clock:
             self.drop()
             raise
 
-    def _build(self, kernels: Sequence[KernelParams]) -> None:
+    def _build(self, kernels: Sequence[Added]) -> None:
         before: list[int] = []
         for number in range(len(kernels) + 1 + _EMPTY):
             self._events.append(self._driver.event(timed=True))
             before = [self._driver.add_event(self._graph, before, self._events[-1])]
             if number < len(kernels):
-                before = [self._driver.add_kernel(self._graph, before, kernels[number])]
+                before = [kernels[number](self._graph, before)]
         self._executables.append(self._driver.instantiate(self._graph))
 
     def run(self, stream: int) -> list[float]:

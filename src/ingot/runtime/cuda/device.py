@@ -21,6 +21,7 @@ from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cuda.driver import Driver, driver
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
+from ingot.runtime.cuda.nccl import Communicators, communicators_of
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import current_stream as _callers_stream
@@ -76,10 +77,12 @@ class Loaded:
         self._program, self._image = program, Image(self._driver, code, arch)
         self._weights = _Memory(self._driver)
         self._profile = _Profile()
+        self._communicators = communicators_of(program, self._driver)
         self._idle: list[Context] = []
         self._all: list[Context] = []
-        # calls of a program with state come one after another, in one context
-        self._turn = threading.Lock() if program.state else None
+        # calls of a program with state, or whose collectives meet those of other GPUs, come one after another, in one
+        # context
+        self._turn = threading.Lock() if program.state or self._communicators is not None else None
         self._stores: list[_Store] = []
         # a process that ends gives all back by itself, when the driver may be gone already
         held = [self._weights], self._stores
@@ -107,7 +110,7 @@ class Loaded:
             pass
         # of this the context knows its list and the turn alone: what knew the model would keep it alive
         release = partial(_release, self._idle, self._turn)
-        own = self._driver, self._program, self._image, self._weights.address, self._profile
+        own = self._driver, self._program, self._image, self._weights.address, self._profile, self._communicators
         try:
             context = Context(*own, release)
         except BaseException:
@@ -259,13 +262,16 @@ _GONE: list[tuple[Image, tuple[list[_Memory], list[_Store]], list[Context]]] = [
 class Instance(Binding):
     """A program bound to shapes: what its arguments and results take, and its graphs once it has run."""
 
-    def __init__(self, program: Program, shapes: Sequence[Shape], driver: Driver, image: Image) -> None:
+    def __init__(
+        self, program: Program, shapes: Sequence[Shape], driver: Driver, image: Image,
+        communicators: Communicators | None,
+    ) -> None:  # fmt: skip
         super().__init__(program, shapes)
         arguments = [prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.arguments, shapes, strict=True)]
         state = arguments[len(program.inputs) :]
         self.nbytes = [*arguments, *state, *(nbytes for _, _, nbytes in self.results)]
         self.read = len(arguments)
-        self.graphs = Graphs(driver, program, image, self)
+        self.graphs = Graphs(driver, program, image, self, communicators)
 
 
 class Context:
@@ -274,8 +280,9 @@ class Context:
 
     def __init__(
         self, driver: Driver, program: Program, image: Image, weights: int, profile: _Profile,
-        release: Callable[[Context], None],
+        communicators: Communicators | None, release: Callable[[Context], None],
     ) -> None:  # fmt: skip
+        self._communicators = communicators
         self._driver, self._program, self._image, self._weights = driver, program, image, weights
         self._profile, self._release = profile, release
         self._stream = driver.stream()
@@ -296,7 +303,9 @@ class Context:
             return self._bound[1]
         known = self._instances.get(shapes)
         if known is None:
-            known = self._instances[shapes] = Instance(self._program, shapes, self._driver, self._image)
+            known = self._instances[shapes] = Instance(
+                self._program, shapes, self._driver, self._image, self._communicators
+            )
             if len(self._instances) > KEPT:
                 _, old = self._instances.popitem(last=False)
                 old.graphs.drop()
@@ -309,6 +318,8 @@ class Context:
         GPU, all happens on the caller's stream, which is not waited for unless a result lies on the host."""
         assert isinstance(instance, Instance)
         driver = self._driver
+        if self._communicators is not None:
+            self._communicators.check()
         stream = self._stream if resident is None else _callers_stream()
         captured = resident is not None and stream != _DEFAULT and driver.is_capturing(stream)
         direct = None if captured or self._profile.readings is not None else self._direct
@@ -335,6 +346,8 @@ class Context:
             with suppress(DeviceError):
                 self.end(stream)  # kernels may be under way
             raise
+        if self._communicators is not None:
+            self._communicators.check()  # where the run waited, a rank may have ended meanwhile
         if resident is not None:
             self.end(stream)
             if not host and places[2:] == pointers:

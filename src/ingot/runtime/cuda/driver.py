@@ -7,7 +7,7 @@ reference (versions 12 and 13) for each function; structures follow cuda.h.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import (
     POINTER,
     Structure,
@@ -32,6 +32,7 @@ _MAJOR, _MINOR = 75, 76  # device attributes
 _SHARED = 8  # function attribute: bytes of dynamic shared memory
 _MEMORY_TYPE, _HOST_MEMORY = 2, 1  # pointer attribute
 _NOT_CAPTURING = 0
+_RELAXED = 2  # mode of a capture: what it calls may allocate memory
 _COOPERATIVE = 2  # attribute of a launch: all of its programs run at once
 _PROGRAMMATIC = 1  # port and type of an edge from a kernel, all of whose blocks let the next one start or have ended
 _PROMOTED = 2  # cuTensorMapEncodeTiled: what a box misses in the second-level cache is fetched in pieces of 128 bytes
@@ -322,6 +323,25 @@ class Driver:
         self._call(
             "cuGraphAddEventRecordNode", byref(node), c_void_p(graph), nodes if before else None,
             c_size_t(len(before)), c_void_p(event),
+        )  # fmt: skip
+        return node.value or 0
+
+    def captured(self, stream: int, begin: Callable[[], None]) -> int:
+        """A graph of what `begin` begins on a stream, which does not run."""
+        self._call("cuStreamBeginCapture_v2", c_void_p(stream), c_int(_RELAXED))
+        graph = c_void_p()
+        try:
+            begin()
+        finally:
+            self._call("cuStreamEndCapture", c_void_p(stream), byref(graph))
+        return graph.value or 0
+
+    def add_graph(self, graph: int, before: Sequence[int], inner: int) -> int:
+        """A node behind the nodes `before` that runs a copy of another graph."""
+        node, nodes = c_void_p(), (c_void_p * len(before))(*before)
+        self._call(
+            "cuGraphAddChildGraphNode", byref(node), c_void_p(graph), nodes if before else None, c_size_t(len(before)),
+            c_void_p(inner),
         )  # fmt: skip
         return node.value or 0
 

@@ -17,18 +17,20 @@ from dataclasses import field
 from typing import TypeAlias
 
 from ingot.runtime.bind import Binding
-from ingot.runtime.cuda.clock import Clock
+from ingot.runtime.cuda.clock import Added, Clock
 from ingot.runtime.cuda.driver import Driver
 from ingot.runtime.cuda.flow import Branch, Flow, Found, Loop, fits, flow, pieces, sized
 from ingot.runtime.cuda.image import Image
-from ingot.runtime.cuda.launch import Node, Places
+from ingot.runtime.cuda.launch import Exchange, Node, Places
+from ingot.runtime.cuda.nccl import Communicators
 from ingot.runtime.cuda.order import Access, Order
 from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
-from ingot.runtime.program import Program, table_offsets
+from ingot.runtime.program import Program, Step, table_offsets
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
 _WORD = 8  # bytes of a size
+_EXCHANGES = -1  # the number of a memory that stands for the GPUs' links
 MOST = 4096  # kernels that a loop's turns are laid out in
 COPIES = 4  # of a graph, each at other addresses: results that a caller holds in turns need no update of nodes then
 
@@ -43,7 +45,7 @@ class _Conditional:
     bodies: tuple[list[_Part], ...]
 
 
-_Part: TypeAlias = "Node | _Conditional"
+_Part: TypeAlias = "Node | Exchange | _Conditional"
 
 
 @dataclass
@@ -73,10 +75,23 @@ def _nodes(parts: Sequence[_Part]) -> Iterator[Node]:
     for part in parts:
         if isinstance(part, Node):
             yield part
-        else:
+        elif isinstance(part, _Conditional):
             yield part.tells[0]
             for body in part.bodies:
                 yield from _nodes(body)
+
+
+def _exchanges(parts: Sequence[_Part]) -> Iterator[Exchange]:
+    for part in parts:
+        if isinstance(part, Exchange):
+            yield part
+        elif isinstance(part, _Conditional):
+            for body in part.bodies:
+                yield from _exchanges(body)
+
+
+def _launched(part: _Part) -> list[Node | Exchange]:
+    return [*_nodes([part]), *_exchanges([part])]
 
 
 def _segments(runs: Sequence[_Run]) -> Iterator[_Segment]:
@@ -94,8 +109,12 @@ def _known(number: Expr, values: Mapping[str, int]) -> bool:
 class _Maker:
     """Makes what runs of a program's steps for one set of shapes."""
 
-    def __init__(self, driver: Driver, program: Program, image: Image, binding: Binding, resolve: _Resolver) -> None:
+    def __init__(
+        self, driver: Driver, program: Program, image: Image, binding: Binding, resolve: _Resolver,
+        communicators: Communicators | None,
+    ) -> None:  # fmt: skip
         self._driver, self._steps, self._image, self._binding = driver, program.steps, image, binding
+        self._communicators = communicators
         self._resolve = resolve
         self._sized = sized(program)
 
@@ -169,13 +188,25 @@ class _Maker:
                     raise AssertionError("sizes in a graph")
         return found
 
-    def _node(self, number: int) -> Node:
-        step, kernel = self._steps[number], self._image.kernels[self._steps[number].kernel]
-        dims = self._binding.dims[number]
+    def _node(self, number: int) -> Node | Exchange:
+        step, dims = self._steps[number], self._binding.dims[number]
         bases = [self._resolve.buffer(*arg) for arg in step.args]
+        if step.collective is not None:
+            return self._exchange(number, step, bases)
+        kernel = self._image.kernels[step.kernel]
         found = step if self._sized[number] else None
         accesses = [self._resolve.access(*arg, i in kernel.code.writes) for i, arg in enumerate(step.args)]
         return Node(self._driver, number, kernel, self._binding.counts[number][0], bases, dims, found, accesses)
+
+    def _exchange(self, number: int, step: Step, bases: list[tuple[int, int]]) -> Exchange:
+        if self._sized[number]:
+            raise DeviceError(str(step.collective), expected="a size that the inputs tell", got="one that a run finds")
+        assert self._communicators is not None
+        accesses = [self._resolve.access(*arg, writes=i == 1) for i, arg in enumerate(step.args)]
+        # one after the other, in the same order on each GPU
+        accesses.append(Access(_EXCHANGES, 0, 1, True))
+        count = self._binding.dims[number][0]
+        return Exchange(self._driver, number, step, self._communicators, count, bases, accesses)
 
     def _tell(self, at: int) -> Node:
         """A launch that tells a conditional node the flag of step `at`; which node, is known when there is a graph."""
@@ -186,21 +217,28 @@ class _Maker:
 class Graphs:
     """The graphs of a program for one set of shapes, made when it first runs."""
 
-    def __init__(self, driver: Driver, program: Program, image: Image, binding: Binding) -> None:
+    def __init__(
+        self, driver: Driver, program: Program, image: Image, binding: Binding,
+        communicators: Communicators | None = None,
+    ) -> None:  # fmt: skip
         self._driver, self._binding = driver, binding
         self._made: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
         self._left: dict[tuple[int, ...], None] = {}  # what copies read and wrote before, the latest
+        self._capture_stream = 0
         self._built: tuple[int, ...] = ()  # what the graphs themselves do
         self._known: Mapping[str, int] = {}  # the values of symbols and sizes, as far as the run has come
         resolve = _Resolver(program, binding)
         self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
-        self._flow, self._maker = flow(program), _Maker(driver, program, image, binding, resolve)
+        self._flow, self._maker = flow(program), _Maker(driver, program, image, binding, resolve, communicators)
         self._runs = self._maker.runs(self._flow, driver.version)
         self._users: dict[int, list[tuple[_Segment, Node]]] = {}  # of each place
         for segment in _segments(self._runs):
             for node in segment.nodes:
                 for base in {base for base, _ in node.bases}:
                     self._users.setdefault(base, []).append((segment, node))
+        # the places that collectives read or write: their addresses are those of the graphs
+        exchanges = [part for segment in _segments(self._runs) for part in _exchanges(segment.parts)]
+        self._fixed = sorted({base for part in exchanges for base, _ in part.bases})
         first = self._runs[0] if len(self._runs) == 1 else None
         self._whole = first if isinstance(first, _Segment) else None  # the only graph, of by far the most programs
         # a graph with conditional nodes has one copy, says the driver's reference
@@ -251,9 +289,12 @@ class Graphs:
                 got="one with loops or branches that only the run knows", fix="call it outside of the captured part",
             )  # fmt: skip
         for segment in _segments(runs):
-            for node in segment.nodes:
-                node.point(places)
-                self._driver.launch_kernel(node.params, stream)
+            for part in segment.parts:
+                if isinstance(part, Exchange):
+                    part.run(places, stream)
+                elif isinstance(part, Node):
+                    part.point(places)
+                    self._driver.launch_kernel(part.params, stream)
 
     def times(self, places: Places, stream: int) -> dict[int, float]:
         """Run, with an event before and behind each launch: seconds by the number of the step."""
@@ -264,15 +305,23 @@ class Graphs:
             for node in segment.nodes:
                 node.point(places)
 
+        def added(part: _Part) -> Added:
+            if isinstance(part, Exchange):
+                return lambda graph, before: part.add(graph, before, places, self._captures())
+            assert isinstance(part, Node)
+            return lambda graph, before: self._driver.add_kernel(graph, before, part.params)
+
         def launch(segment: _Segment) -> None:
             for node in segment.nodes:
                 if node.sized is not None:
                     node.resize(self._known)
-            nodes = [node for node in segment.nodes if node.chunks]
+            nodes = [
+                part for part in segment.parts if isinstance(part, Exchange) or (isinstance(part, Node) and part.chunks)
+            ]
             # another one for each size
-            key = (id(segment), *(n for node in nodes if node.sized for n in node.told))
+            key = (id(segment), *(n for node in nodes if isinstance(node, Node) and node.sized for n in node.told))
             if nodes and key not in clocks:
-                clocks[key] = Clock(self._driver, [node.params for node in nodes])
+                clocks[key] = Clock(self._driver, [added(node) for node in nodes])
             for node, seconds in zip(nodes, clocks[key].run(stream) if nodes else (), strict=True):
                 found[node.number] = found.get(node.number, 0.0) + seconds
 
@@ -285,6 +334,8 @@ class Graphs:
 
     def _ready(self, places: tuple[int, ...]) -> int:
         """The number of a copy that reads and writes there: a new one if others did so lately, or else an old one."""
+        if self._made and any(self._built[i] != places[i] for i in self._fixed):
+            self.drop()
         try:
             if not self._made:
                 copy = self._make(places)
@@ -325,7 +376,7 @@ class Graphs:
             if self._binding.sizes.size:  # kernels may not run then, nor write what they are told to
                 needed = [number - 1] if number else []
             else:
-                needed = order.next(access for node in _nodes([part]) for access in node.accesses)
+                needed = order.next(access for node in _launched(part) for access in node.accesses)
             before = [made[i][0] for i in needed]
             # what may not run, or is no kernel, awaits nothing for those behind it; a kernel whose programs run at once
             # has plain edges alone
@@ -334,6 +385,9 @@ class Graphs:
                 part.point(places)
                 part.handle = self._driver.add_kernel(graph, before, part.params, awaits=part.awaits and early)
                 made.append((part.handle, part.sized is None and not part.params.together))
+                continue
+            if isinstance(part, Exchange):
+                made.append((part.add(graph, before, places, self._captures()), False))
                 continue
             condition, tell = self._driver.condition(graph), part.tells[0]
             for each in part.tells:
@@ -398,7 +452,16 @@ class Graphs:
         self._driver.synchronize(stream)
         return flag.value != 0
 
+    def _captures(self) -> int:
+        """The stream on which collectives are captured."""
+        if not self._capture_stream:
+            self._capture_stream = self._driver.stream()
+        return self._capture_stream
+
     def drop(self) -> None:
+        if self._capture_stream:
+            self._driver.drop_stream(self._capture_stream)
+            self._capture_stream = 0
         for segment in _segments(self._runs):
             if segment.graph:
                 self._driver.drop_graph(segment.graph, segment.executables)

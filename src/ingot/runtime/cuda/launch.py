@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
 from ingot.runtime.cuda.image import LoadedKernel
+from ingot.runtime.cuda.nccl import Communicators
 from ingot.runtime.cuda.order import Access
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Step
@@ -73,4 +74,32 @@ class Node:
         return True
 
 
-__all__ = ["Node", "Places"]
+class Exchange:
+    """A collective: captured, when a graph is made, as a graph inside of it. Its addresses stay those of then."""
+
+    def __init__(
+        self, driver: Driver, number: int, step: Step, communicators: Communicators, count: int,
+        bases: list[tuple[int, int]], accesses: list[Access],
+    ) -> None:  # fmt: skip
+        """number: of the step. count: the elements of the operand. bases: (index into the places, byte offset) of the
+        operand and the result."""
+        assert step.collective is not None
+        self.number, self.bases, self.accesses = number, bases, accesses
+        self._collective, self._count = step.collective, count
+        self._driver, self._communicators = driver, communicators
+
+    def run(self, places: Places, stream: int) -> None:
+        """Begin it on a stream."""
+        source, target = (places[base] + offset for base, offset in self.bases)
+        self._communicators.run(self._collective, source, target, self._count, stream)
+
+    def add(self, graph: int, before: Sequence[int], places: Places, stream: int) -> int:
+        """A node of a graph. stream: one on which nothing else is begun meanwhile."""
+        captured = self._driver.captured(stream, lambda: self.run(places, stream))
+        try:
+            return self._driver.add_graph(graph, before, captured)
+        finally:
+            self._driver.drop_graph(captured, ())
+
+
+__all__ = ["Exchange", "Node", "Places"]

@@ -29,6 +29,8 @@ from ingot.runtime.tensors import is_tensor
 from ingot.runtime.training import META, SECTIONS, Training, TrainingStep
 from ingot.support import progress
 from ingot.support.errors import InputError, check_number
+from ingot.transform.shard.mesh import Marks, Mesh
+from ingot.transform.train.division import Division, division_of
 from ingot.transform.train.sources import Trainable, TrainRequest, read
 from ingot.transform.train.step import TARGET, Recipe, Step, step_of
 
@@ -38,8 +40,12 @@ _MEASURE_RUNS = 3  # a step's time is their minimum
 class CompiledStep(TrainingStep):
     """A training step of a model in memory: it takes the model's arguments followed by the targets."""
 
-    def __init__(self, program: Program, source: Trainable, step: Step, threads: int) -> None:
+    def __init__(
+        self, program: Program, source: Trainable, step: Step, threads: int, division: Division | None = None
+    ) -> None:
+        """division: over the devices of a mesh; the program is that of this process's rank."""
         super().__init__(program, threads=threads)
+        self._division = division
         self._source = replace(source, parameters=(), buffers=())  # the program holds their initial values
         self._graph, self._has_target = step.graph, step.has_target
 
@@ -57,6 +63,12 @@ class CompiledStep(TrainingStep):
         *model_args, target = (*args, named.pop(TARGET)) if TARGET in named else args
         return (*flatten(model_args, named), target)
 
+    def state_dict(self) -> Mapping[str, object]:
+        """Copies of the model's parameters and buffers, by their names in the model. Where some are split over several
+        devices, all ranks have to call it."""
+        values = super().state_dict()
+        return values if self._division is None else self._division.joined(values)
+
     def trained(self) -> Any:
         """The trained model, in the form of the original: the module itself, which is updated; a ModelProto; or a tree
         of arrays like the function's first argument."""
@@ -65,6 +77,9 @@ class CompiledStep(TrainingStep):
     def first_nan(self, *args: Any, **kwargs: Any) -> str | None:
         """The first op that produces a NaN in a step on this batch, in the forward pass, a gradient or an update, with
         its type and its location in the model. None if there is none. It runs the interpreter: slow, but exact."""
+        if self._division is not None:
+            fix = "train without a mesh to find it"
+            raise InputError("first_nan", expected="a step on one device", got="one of a mesh", fix=fix)
         values = [_on_host(x) for x in (*self._batch(args, kwargs), self.rate())]
         state = self.state()
         values += [np.asarray(state[name]) for name in self._graph.state]
@@ -110,8 +125,12 @@ def train_model(
     threads: int | None = None,
     seed: int = 0,
     memory: float | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
+    shard: Marks | None = None,
 ) -> Any:
     """See `ingot.train`."""
+    if mesh is None and shard is not None:
+        raise InputError("shard", expected="a mesh, too", got="none", fix='mesh={"dp": 2}')
     if not isinstance(optimizer, Optimizer):
         expected = f"one of ingot.optim: {', '.join(f'{o.__name__}()' for o in OPTIMIZERS.values())}"
         got = repr(optimizer) if isinstance(optimizer, str | type) else type(optimizer).__name__
@@ -134,7 +153,8 @@ def train_model(
         _names(metrics), clip_norm, clip_value, accumulate, precision, skip_nonfinite,
     )  # fmt: skip
     recipe.check()
-    return _compile_step(read(model, request), recipe, options, seed, memory)
+    division = None if mesh is None else division_of(mesh, shard)
+    return _compile_step(read(model, request), recipe, options, seed, memory, division)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -163,29 +183,39 @@ def _on_host(value: Any) -> np.ndarray:
 
 
 def _compile_step(
-    source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None
+    source: Trainable, recipe: Recipe, options: Options, seed: int, memory: float | None, division: Division | None
 ) -> CompiledModel:
+    """division: over the devices of a mesh; None: one device."""
     step, trace = step_of(source, recipe), Trace()
     loops = any(isinstance(n.op, While) for n in step.graph.nodes())
-    sparing = (lambda: step_of(source, recipe, keep_products=False).graph) if loops else None
+    graph_of = (lambda step: step.graph) if division is None else division.graph
+    graph = graph_of(step)
+    sparing = (lambda: graph_of(step_of(source, recipe, keep_products=False))) if loops else None
 
     def with_initial_state(program: Program) -> Program:
         first = {k.name: k.initial for k in step.state}
+        if division is not None:
+            first = division.parts(first)
         drawn = {RANDOM: seed_state(seed)} if any(s.spec.name == RANDOM for s in program.state) else {}
         return program.with_state(first | drawn)
 
     def seconds(program: Program, sizes: Mapping[str, int]) -> list[float] | None:
         return _seconds(with_initial_state(program), sizes, options.threads)
 
-    measure = seconds if options.target == "native" else None
-    compiled = build_graph(lambda: step.graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
+    # on several devices the choices have to be the same everywhere
+    measure = seconds if options.target == "native" and division is None else None
+    compiled = build_graph(lambda: graph, options, memory=memory, sparing=sparing, measure=measure, trace=trace)
     program = with_initial_state(compiled)
     names = tuple(k.name for k in source.parameters), tuple(k.name for k in source.buffers)
     meta = Training(recipe.optimizer.lr, *names, step.metrics, step.rate, step.classes)
     sections = _sections(program, trace.launches, meta)
     program = replace(program, meta={**program.meta, META: meta.to_json(), SECTIONS: sections})
+    if division is not None:
+        program = division.placed(program)
     unloaded = unloaded_program(program, options.threads)
-    return CompiledStep(program, source, step, options.threads) if unloaded is None else CompiledModel(unloaded)
+    return (
+        CompiledStep(program, source, step, options.threads, division) if unloaded is None else CompiledModel(unloaded)
+    )
 
 
 def _seconds(program: Program, sizes: Mapping[str, int], threads: int) -> list[float] | None:

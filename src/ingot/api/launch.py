@@ -1,0 +1,5 @@
+"""`ingot.launch`."""
+
+from ingot.runtime.ranks.launch import launch
+
+__all__ = ["launch"]

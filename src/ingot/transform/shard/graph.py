@@ -1,0 +1,107 @@
+"""Sharding a graph: marks by name in, one graph for each device out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import lcm
+
+from ingot import ops
+from ingot.ir.dims import Dim, as_dim, exact_quotient, symbol, symbols_of
+from ingot.ir.node import Const, Graph, Input, Node
+from ingot.passes.model.lower import lower_model_ops
+from ingot.support.errors import InputError
+from ingot.transform.shard.mesh import Marks, MarkTable, Mesh, Spec, axes_in, whole
+from ingot.transform.shard.partition import Sharded, partition, plan
+from ingot.transform.shard.propagate import Propagation
+from ingot.transform.shard.rules import RULED, rule
+
+
+def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
+    """Split a MODEL graph over a mesh.
+
+    Inputs without a mark are whole; weights and state without one are split where that saves an exchange. An output
+    without a mark is split over the axes that split an input, as the caller works in parts along them, and whole along
+    others. An open size that is split stays open: the symbol is then the size of a device's part.
+
+    Raises InputError for a mark that matches no name, or that does not split into equal parts.
+    """
+    table = MarkTable(marks, mesh)
+    names = [_label(n) for n in graph.inputs]
+    first_state = len(graph.inputs) - len(graph.state)
+    names[first_state:] = graph.state
+    marked = {n: table.spec(name, len(n.shape)) for n, name in zip(graph.inputs, names, strict=True)}
+    graph, images = _with_local_sizes(graph, mesh, {n: spec for n, spec in marked.items() if spec is not None})
+    fixed = {images[n]: spec or whole(len(n.shape)) for n, spec in list(marked.items())[:first_state]}
+    fixed |= {images[n]: spec for n, spec in list(marked.items())[first_state:] if spec is not None}
+    expanded = lower_model_ops(graph, RULED, lambda n: rule(n) is not None)
+    for n in expanded.nodes():
+        if isinstance(n.op, Const) and (spec := table.spec(n.loc, len(n.shape))) is not None:
+            fixed[n] = spec
+    data_axes = frozenset[str]().union(*(axes_in(spec) for n, spec in fixed.items() if n in graph.inputs[:first_state]))
+    labels = expanded.output_names or tuple(f"output{i}" for i in range(len(expanded.results)))
+    told = [table.spec(label, len(n.shape)) for label, n in zip(labels, expanded.results, strict=False)]
+    if unused := table.unused:
+        known = sorted({*names, *labels, *(n.loc for n in expanded.nodes() if isinstance(n.op, Const) and n.loc)})
+        raise InputError("shard", expected=f"patterns that match some of {_listed(known)}", got=", ".join(unused))
+    specs = Propagation(expanded, mesh, fixed).run()
+    outputs = [_output(expanded, i, n, specs, told, data_axes) for i, n in enumerate(expanded.outputs)]
+    return plan(expanded, mesh, specs, outputs)
+
+
+def graphs_of(sharded: Sharded) -> list[Graph]:
+    """The graph of each device."""
+    return [partition(sharded, rank) for rank in range(sharded.mesh.size)]
+
+
+def collectives(graph: Graph) -> dict[str, int]:
+    """How many collectives of each kind a graph has."""
+    counts: dict[str, int] = {}
+    for n in graph.nodes():
+        if isinstance(n.op, ops.Collective):
+            counts[n.op.name] = counts.get(n.op.name, 0) + 1
+    return counts
+
+
+def _label(node: Node) -> str:
+    assert isinstance(node.op, Input)
+    return node.op.label
+
+
+def _listed(names: list[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _output(
+    graph: Graph, index: int, node: Node, specs: Mapping[Node, Spec], told: list[Spec | None],
+    data_axes: frozenset[str],
+) -> Spec:  # fmt: skip
+    """How an output is split. A state's new value is split like the old one, a computed size is whole."""
+    rank = len(node.shape)
+    if index < len(graph.state):
+        return specs.get(graph.state_pairs[index][0]) or whole(rank)
+    if index >= len(graph.results):
+        return whole(rank)
+    if (spec := told[index]) is not None:
+        return spec
+    return tuple(tuple(a for a in axes if a in data_axes) for axes in specs.get(node) or whole(rank))
+
+
+def _with_local_sizes(graph: Graph, mesh: Mesh, marked: Mapping[Node, Spec]) -> tuple[Graph, dict[Node, Node]]:
+    """The graph in symbols of parts: where a device has 1/n of an open size s, s becomes n s."""
+    factors: dict[str, int] = {}
+    for n, spec in marked.items():
+        for size, axes in zip(n.shape, spec, strict=True):
+            if isinstance(size, Dim) and exact_quotient(size, mesh.count(axes)) is None:
+                for name in symbols_of(size):
+                    factors[name] = lcm(factors.get(name, 1), mesh.count(axes))
+    if not factors:
+        return graph, {n: n for n in graph.inputs}
+    scaled = graph.substitute({name: as_dim(symbol(name)) * factor for name, factor in factors.items()})
+    bounds = tuple(
+        (name, None if low is None else -(-low // factors[name]), None if high is None else high // factors[name])
+        if name in factors
+        else (name, low, high)
+        for name, low, high in graph.bounds
+    )
+    return replace(scaled, bounds=bounds), dict(zip(graph.inputs, scaled.inputs, strict=True))

@@ -1,0 +1,143 @@
+"""Meshes of devices, and how a tensor is split over one.
+
+Mesh((("dp", 2), ("tp", 4)))       8 devices; rank = 4 * (index along dp) + index along tp
+Spec ((), ("tp",))                 a matrix whose columns are split over tp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import TypeAlias
+
+from ingot.ops.core.collective import Groups
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+Axes: TypeAlias = tuple[str, ...]
+Spec: TypeAlias = tuple[Axes, ...]  # for each dimension the mesh axes that split it, the outermost first
+Mark: TypeAlias = tuple[str, int]  # a mesh axis, and the dimension that it splits
+Marks: TypeAlias = Mapping[str, "Mark | Sequence[Mark] | None"]  # by patterns of names; None: whole on each device
+_MAX_DEVICES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Devices in a grid with named axes. Ranks count row by row: the last axis varies fastest."""
+
+    axes: tuple[tuple[str, int], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        sizes = [size for _, size in self.axes]
+        is_valid = all(isinstance(n, str) and n for n in names) and all(type(s) is int and s >= 1 for s in sizes)
+        if not is_valid or len({*names}) != len(names) or not 1 <= prod(sizes) <= _MAX_DEVICES:
+            expected = 'a size of 1 or more for each axis: {"dp": 2, "tp": 4}'
+            raise InputError("mesh", expected=expected, got=dict(self.axes))
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return prod(size for _, size in self.axes)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        return dict(self.axes)
+
+    def count(self, axes: Axes) -> int:
+        """The number of parts into which `axes` split a dimension."""
+        return prod(self._sizes[name] for name in axes)
+
+    def index(self, rank: int, axes: Axes) -> int:
+        """The part that device `rank` has of a dimension that `axes` split."""
+        position: dict[str, int] = {}
+        for name, size in reversed(self.axes):
+            rank, position[name] = divmod(rank, size)
+        index = 0
+        for name in axes:
+            index = index * self._sizes[name] + position[name]
+        return index
+
+    def groups(self, axes: Axes) -> Groups:
+        """The groups of devices that differ along `axes` only, each in the order of its parts."""
+        rows: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for rank, position in enumerate(product(*(range(size) for _, size in self.axes))):
+            fixed = tuple(p for p, (name, _) in zip(position, self.axes, strict=True) if name not in axes)
+            rows.setdefault(fixed, []).append((self.index(rank, axes), rank))
+        return tuple(tuple(rank for _, rank in sorted(row)) for row in rows.values())
+
+    def check_axis(self, name: object) -> str:
+        if not isinstance(name, str) or name not in self._sizes:
+            raise InputError("shard", expected=f"a mesh axis: one of {', '.join(self._sizes)}", got=repr(name))
+        return name
+
+
+def mesh_of(mesh: Mesh | Mapping[str, int]) -> Mesh:
+    """Raises InputError unless it is a mesh or a mapping from names of axes to sizes."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    if not isinstance(mesh, Mapping) or not mesh:
+        raise InputError("mesh", expected='sizes by axis: {"dp": 2, "tp": 4}', got=repr(mesh))
+    return Mesh(tuple(mesh.items()))
+
+
+class MarkTable:
+    """The marks of a request. `unused` lists patterns that no name matched."""
+
+    def __init__(self, marks: Marks | None, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._marks = {pattern: self._checked(pattern, mark) for pattern, mark in (marks or {}).items()}
+        self._used: set[str] = set()
+
+    def _checked(self, pattern: str, mark: object) -> tuple[Mark, ...]:
+        if not isinstance(pattern, str):
+            raise InputError("shard", expected="patterns of names of weights, inputs and outputs", got=repr(pattern))
+        if mark is None:
+            return ()
+        marks = [mark] if isinstance(mark, tuple) and len(mark) == 2 and isinstance(mark[0], str) else mark
+        if not isinstance(marks, list | tuple):
+            raise InputError(f"shard {pattern!r}", expected='("tp", 0), several of these, or None', got=repr(mark))
+        for one in marks:
+            if not isinstance(one, tuple) or len(one) != 2 or type(one[1]) is not int:
+                raise InputError(f"shard {pattern!r}", expected='("tp", 0): a mesh axis and a dimension', got=repr(one))
+            self._mesh.check_axis(one[0])
+        return tuple(marks)
+
+    def spec(self, name: str, rank: int) -> Spec | None:
+        """How the tensor of this name is split; None if no pattern matches. The first pattern that matches counts."""
+        for pattern, marks in self._marks.items():
+            if not fnmatchcase(name, pattern):
+                continue
+            self._used.add(pattern)
+            spec: list[Axes] = [()] * rank
+            for axis, dim in marks:
+                where = f"shard {pattern!r}: {name!r}"
+                if not -rank <= dim < rank:
+                    raise InputError(where, expected=f"one of its {rank} dimensions", got=dim)
+                if any(axis in axes for axes in spec):
+                    raise InputError(where, expected="each mesh axis once", got=axis)
+                spec[dim % rank] += (axis,)
+            # one part is the whole
+            return tuple(tuple(a for a in axes if self._mesh.count((a,)) > 1) for axes in spec)
+        return None
+
+    @property
+    def unused(self) -> list[str]:
+        return [pattern for pattern in self._marks if pattern not in self._used]
+
+
+def whole(rank: int) -> Spec:
+    """The spec of a tensor that each device has completely."""
+    return ((),) * rank
+
+
+def axes_in(spec: Spec) -> frozenset[str]:
+    """The mesh axes that split the tensor."""
+    return frozenset(axis for axes in spec for axis in axes)
+
+
+def show_spec(spec: Spec) -> str:
+    return f"[{', '.join('*'.join(axes) or '-' for axes in spec)}]"

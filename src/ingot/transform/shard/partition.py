@@ -1,0 +1,290 @@
+"""Partitioning: the program of one device, with collectives where its operations need other devices' parts.
+
+    x[b, k] w[k/2, n]   on each of 2 devices:   x[:, own half] w[k/2, n] -> partial sums -> all_reduce
+
+Partial sums go through linear ops as they are and become whole where an op needs that, once: by a reduce_scatter if the
+value is split over the same devices there, or else by an all_reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ingot import ops
+from ingot.ir.array import Array
+from ingot.ir.dims import DimLike, exact_quotient
+from ingot.ir.node import Const, Graph, Input, Node, Project
+from ingot.ir.types import Shape
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import CompileError, InputError
+from ingot.transform.shard.mesh import Axes, Mesh, Spec, axes_in, show_spec, whole
+from ingot.transform.shard.propagate import factors
+from ingot.transform.shard.rules import Rule, rule
+
+Partial = frozenset[str]  # mesh axes over whose devices a value is the sum of theirs
+_NONE: Partial = frozenset()
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """How a graph is split. specs: of values that are not whole. outputs: of the outputs. partial: the axes over
+    whose devices a value is the sum of theirs. chosen: the axes that split the factors of each op's rule."""
+
+    graph: Graph
+    mesh: Mesh
+    specs: Mapping[Node, Spec]
+    outputs: tuple[Spec, ...]
+    partial: Mapping[Node, Partial]
+    chosen: Mapping[Node, Mapping[str, Axes]]
+
+
+def plan(graph: Graph, mesh: Mesh, specs: Mapping[Node, Spec], outputs: Sequence[Spec]) -> Sharded:
+    """Decide which values stay partial sums. outputs: the specs of all outputs."""
+    nodes = [n for n in graph.nodes() if not isinstance(n.op, Project)]
+    rules = {n: rule(n) for n in nodes if n.inputs}
+    chosen: dict[Node, dict[str, Axes]] = {}
+    for n, found in rules.items():
+        if found is not None:
+            values = (*n.inputs, *n.results)
+            chosen[n] = factors(found, values, [specs.get(v) or whole(len(v.shape)) for v in values], mesh)
+    summed: set[Node] = set()
+    while True:
+        partial = _partial(nodes, rules, chosen, summed)
+        more = _refused(graph, nodes, rules, chosen, partial)
+        if not more:
+            return Sharded(graph, mesh, specs, tuple(outputs), partial, chosen)
+        summed |= more
+
+
+def _own(found: Rule, chosen: Mapping[str, Axes]) -> Partial:
+    return frozenset(axis for name, kind in found.sums.items() if kind == "sum" for axis in chosen.get(name, ()))
+
+
+def _partial(
+    nodes: Sequence[Node], rules: Mapping[Node, Rule | None], chosen: Mapping[Node, Mapping[str, Axes]],
+    summed: set[Node],
+) -> dict[Node, Partial]:  # fmt: skip
+    """The axes over which each value is a partial sum, if those in `summed` are whole."""
+    partial: dict[Node, Partial] = {}
+    for n in nodes:
+        found = rules.get(n)
+        if found is None or len(n.types) != 1 or n in summed:
+            continue
+        axes = _own(found, chosen[n]) | _passed(n, found, chosen[n], partial)
+        if axes:
+            partial[n] = axes
+    return partial
+
+
+def _passed(node: Node, found: Rule, chosen: Mapping[str, Axes], partial: Mapping[Node, Partial]) -> Partial:
+    """The axes over which the result is a partial sum because operands are; none if one of them has to be whole."""
+    given = [partial.get(x, _NONE) for x in node.inputs]
+    several = [i for i, g in enumerate(given) if g]
+    if not several:
+        return _NONE
+    axes = given[several[0]]
+    if any(not axes.isdisjoint(split) for split in chosen.values()):
+        return _NONE
+    if -1 in found.linear:
+        return axes if all(g == axes for g in given) else _NONE
+    return axes if len(several) == 1 and several[0] in found.linear else _NONE
+
+
+def _refused(
+    graph: Graph, nodes: Sequence[Node], rules: Mapping[Node, Rule | None],
+    chosen: Mapping[Node, Mapping[str, Axes]], partial: Mapping[Node, Partial],
+) -> set[Node]:  # fmt: skip
+    """Partial sums that a reader, or an output, needs whole; and those with several readers, each of which would have
+    to sum what it makes of them."""
+    readers: dict[Node, int] = {}
+    for n in nodes:
+        for x in {*n.inputs}:
+            readers[x] = readers.get(x, 0) + 1
+    refused = {n for n in partial if readers.get(n, 0) > 1} | {n for n in graph.outputs if n in partial}
+    for n in nodes:
+        given = [x for x in n.inputs if x in partial]
+        found = rules.get(n)
+        if given and (found is None or not _passed(n, found, chosen[n], partial)):
+            refused.update(given)
+    return refused
+
+
+class _Partitioner:
+    def __init__(self, sharded: Sharded, rank: int) -> None:
+        self.sharded, self.mesh, self.rank = sharded, sharded.mesh, rank
+        self.values: dict[tuple[Node, Spec], Node] = {}  # the device's part of a value
+        self.have: dict[Node, Spec] = {}  # the spec in which each value was computed
+
+    def run(self) -> Graph:
+        graph = self.sharded.graph
+        inputs = [self._input(n) for n in graph.inputs]
+        for n in graph.nodes():
+            if not isinstance(n.op, Input | Project | Const):
+                self._compute(n)
+        outputs = [self.part(n, spec) for n, spec in zip(graph.outputs, self.sharded.outputs, strict=True)]
+        return replace(graph, inputs=tuple(inputs), outputs=tuple(outputs))
+
+    def spec(self, value: Node) -> Spec:
+        return self.sharded.specs.get(value) or whole(len(value.shape))
+
+    def local_shape(self, value: Node, spec: Spec) -> Shape:
+        """The shape of a device's part. Raises InputError if it does not have equal parts."""
+        return tuple(self._divided(d, axes, value) for d, axes in zip(value.shape, spec, strict=True))
+
+    def _divided(self, size: DimLike, axes: Axes, value: Node) -> DimLike:
+        part = exact_quotient(size, self.mesh.count(axes)) if axes else size
+        if part is None:
+            name = value.op.label if isinstance(value.op, Input) else value.loc or value.op.name
+            raise InputError(f"shard of {name}", expected=f"a multiple of {self.mesh.count(axes)}", got=f"size {size}")
+        return part
+
+    def _input(self, node: Node) -> Node:
+        op, spec = node.op, self.spec(node)
+        assert isinstance(op, Input)
+        shape = self.local_shape(node, spec)
+        if op.elements and spec != whole(len(spec)):
+            raise InputError(f"shard of {op.label}", expected="a whole tensor: its values are sizes", got="a mark")
+        local = replace(op, type=op.type.with_shape(shape))(loc=node.loc)
+        self.values[node, spec], self.have[node] = local, spec
+        return local
+
+    # --- values in other specs
+
+    def part(self, value: Node, want: Spec) -> Node:
+        """The device's part of a value, split as `want` says."""
+        if isinstance(value.op, Const):
+            return self._constant(value, want)
+        known = self.values.get((value, want))
+        if known is None:
+            have = self.have[value]
+            known = self.values[value, want] = self._moved(self.values[value, have], value, have, want)
+        return known
+
+    def _constant(self, value: Node, want: Spec) -> Node:
+        known = self.values.get((value, want))
+        if known is None:
+            assert isinstance(value.op, Const)
+            known = self.values[value, want] = const_part(value.op.array, want, self.mesh, self.rank, value.loc)
+        return known
+
+    def _moved(self, x: Node, value: Node, have: Spec, want: Spec) -> Node:
+        """The part in another spec: slices where more axes split a dimension, gathers where fewer do."""
+        spec = list(have)
+        for d, (axes, goal) in enumerate(zip(have, want, strict=True)):
+            if axes == goal or not axes:
+                continue
+            target = next(
+                (
+                    e
+                    for e in range(len(want))
+                    if e != d and want[e] == axes and not spec[e] and not goal
+                    and exact_quotient(x.shape[e], self.mesh.count(axes)) is not None
+                ),
+                None,
+            )  # fmt: skip
+            groups = self.mesh.groups(axes)
+            if target is not None:
+                x = ops.AllToAll(groups, target, d)(x, loc=value.loc)
+                spec[target] = axes
+            else:
+                x = ops.AllGather(groups, d)(x, loc=value.loc)
+            spec[d] = ()
+        starts, limits = [0] * len(spec), list(x.shape)
+        for d, (axes, goal) in enumerate(zip(spec, want, strict=True)):
+            if axes != goal:
+                size = self._divided(x.shape[d], goal, value)
+                starts[d] = size * self.mesh.index(self.rank, goal)
+                limits[d] = starts[d] + size
+        if any(s != 0 or limit != n for s, limit, n in zip(starts, limits, x.shape, strict=True)):
+            x = ops.Slice(tuple(starts), tuple(limits), (1,) * len(spec))(x, loc=value.loc)
+        return x
+
+    # --- ops
+
+    def _compute(self, node: Node) -> None:
+        found = rule(node) if node.inputs else None
+        if found is None:
+            operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
+            self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])
+            return
+        chosen = self.sharded.chosen.get(node, {})
+        specs = [tuple(chosen.get(d, ()) if d else () for d in dims) for dims in (*found.operands, *found.results)]
+        count = len(node.inputs)
+        operands = [self.part(x, spec) for x, spec in zip(node.inputs, specs[:count], strict=True)]
+        op = node.op
+        if found.split is not None:
+            counts = {name: self.mesh.count(axes) for name, axes in chosen.items()}
+            shapes = [self.local_shape(r, spec) for r, spec in zip(node.results, specs[count:], strict=True)]
+            op = found.split(op, counts, shapes)
+        results = op(*operands, loc=node.loc)
+        for name, kind in found.sums.items():
+            axes = chosen.get(name, ())
+            if axes and kind != "sum":
+                results = ops.AllReduce(self.mesh.groups(axes), kind)(results, loc=node.loc)
+        self._store(node, results, specs[count:], _own(found, chosen))
+
+    def _store(self, node: Node, local: Node, specs: Sequence[Spec], own: Partial = _NONE) -> None:
+        for result, part, spec in zip(node.results, local.results, specs, strict=True):
+            if result.type.rank != part.type.rank:
+                raise CompileError(f"shard: the part of {result.op.name} has another rank")
+            have = spec
+            axes = own | (_NONE if node in self.sharded.partial else self._given(node))
+            if axes and node not in self.sharded.partial:
+                part, have = self._summed(part, result, spec, axes)
+            self.values[result, have], self.have[result] = part, have
+            self._check_shape(result, part, have)
+
+    def _given(self, node: Node) -> Partial:
+        """The axes over which the operands are partial sums that this op is the last to take as they are."""
+        found = rule(node) if node.inputs else None
+        chosen = self.sharded.chosen.get(node, {})
+        return _NONE if found is None else _passed(node, found, chosen, self.sharded.partial)
+
+    def _check_shape(self, value: Node, part: Node, spec: Spec) -> None:
+        if part.shape != self.local_shape(value, spec):
+            raise CompileError(
+                f"shard: a part of {value.op.name} at {value.loc or 'the model'}",
+                expected=f"{list(self.local_shape(value, spec))} of {value.type} {show_spec(spec)}", got=part.type,
+            )  # fmt: skip
+
+    def _summed(self, part: Node, value: Node, have: Spec, axes: Partial) -> tuple[Node, Spec]:
+        """Partial sums made whole, or split as the value is wanted."""
+        want, spec = self.spec(value), list(have)
+        for d, goal in enumerate(want):
+            scattered = goal and not spec[d] and set(goal) <= axes
+            if scattered and exact_quotient(part.shape[d], self.mesh.count(goal)) is not None:
+                part = ops.ReduceScatter(self.mesh.groups(goal), "sum", d)(part, loc=value.loc)
+                spec[d] = goal
+                axes = axes - set(goal)
+        rest = tuple(name for name, _ in self.mesh.axes if name in axes)
+        if rest:
+            part = ops.AllReduce(self.mesh.groups(rest))(part, loc=value.loc)
+        return part, tuple(spec)
+
+
+def const_part(array: Array, spec: Spec, mesh: Mesh, rank: int, loc: str = "") -> Node:
+    """A device's part of a constant, read from the whole array when it is needed."""
+    if not axes_in(spec):
+        return Const(array)(loc=loc)
+    cut = slices_of(array.shape, spec, mesh, rank)
+    shape = tuple(s.stop - s.start for s in cut)
+    return Const(Array.deferred(array.dtype, shape, lambda: np.ascontiguousarray(array.value[cut])))(loc=loc)
+
+
+def slices_of(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> tuple[slice, ...]:
+    """Where a device's part is in the whole array. Raises InputError if it does not have equal parts."""
+    cut: list[slice] = []
+    for size, axes in zip(shape, spec, strict=True):
+        count, index = mesh.count(axes), mesh.index(rank, axes)
+        if size % count:
+            raise InputError(f"shard {show_spec(spec)}", expected=f"a multiple of {count}", got=f"size {size}")
+        cut.append(slice(size // count * index, size // count * (index + 1)))
+    return tuple(cut)
+
+
+def partition(sharded: Sharded, rank: int) -> Graph:
+    """The graph of device `rank`."""
+    return _Partitioner(sharded, rank).run()

@@ -1,0 +1,119 @@
+"""`ingot.compile(..., mesh=...)`: the program of this process's rank, or all ranks in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ingot.driver.compile import Options, compiled_program, to_model
+from ingot.driver.open import Request, open_model
+from ingot.ir.node import Graph, Input
+from ingot.plan.link import spec_of
+from ingot.runtime.executable import Executable
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
+from ingot.runtime.ranks.process_group import PLACE, ProcessGroup, current
+from ingot.runtime.tensors import host_array, is_tensor
+from ingot.support.errors import InputError
+from ingot.transform.shard.graph import shard
+from ingot.transform.shard.mesh import Marks, Mesh, Spec, mesh_of, whole
+from ingot.transform.shard.partition import Sharded, partition, slices_of
+from ingot.transform.shard.simulate import simulate
+
+
+class SimulatedMesh(Mesh):
+    """A mesh whose devices are simulated in this process."""
+
+
+def simulated_mesh(mesh: Mesh | Mapping[str, int]) -> SimulatedMesh:
+    """See `ingot.simulate`."""
+    return SimulatedMesh(mesh_of(mesh).axes)
+
+
+def compile_sharded(
+    model: Any, request: Request, options: Options, mesh: Mesh | Mapping[str, int], marks: Marks | None,
+    rank: int | None = None,
+) -> CompiledModel:  # fmt: skip
+    """See `ingot.compile`. rank: for a program to save; by default that of this process in its group."""
+    grid = mesh_of(mesh)
+    place = None if isinstance(grid, SimulatedMesh) else place_in(grid, rank)
+    opened = open_model(model, request)
+    sharded = shard(opened.graph, grid, marks)
+    if place is None:
+        opened.stateless()
+        return CompiledModel(SimulatedProgram(sharded), convention=opened.convention)
+    program = compiled_program(partition(sharded, place), options)
+    program = with_place(program.with_state(state_parts(sharded, opened.state, place)), place, grid)
+    return to_model(program, options, opened.convention)
+
+
+def place_in(mesh: Mesh, rank: int | None) -> int:
+    """The rank whose program is compiled. Raises InputError unless the group of processes has the mesh's size."""
+    if rank is not None:
+        if type(rank) is not int or not 0 <= rank < mesh.size:
+            raise InputError("rank", expected=f"one of the {mesh.size} ranks of the mesh", got=repr(rank))
+        return rank
+    group: ProcessGroup = current()
+    if group.size != mesh.size:
+        fix = "ingot.launch(function, processes) or torchrun starts them; ingot.simulate(mesh) needs one process only"
+        raise InputError(
+            f"mesh {dict(mesh.axes)}", expected=f"a group of {mesh.size} processes", got=group.size, fix=fix
+        )
+    return group.rank
+
+
+def with_place(program: Program, rank: int, mesh: Mesh) -> Program:
+    return replace(program, meta={**program.meta, PLACE: f"{rank} of {mesh.size}"})
+
+
+def state_parts(sharded: Sharded, state: Mapping[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
+    """A rank's parts of the initial values of the state."""
+    return {name: value[slices_of(value.shape, spec, sharded.mesh, rank)]
+            for name, value, spec in ((n, v, state_spec(sharded, n)) for n, v in state.items())}  # fmt: skip
+
+
+def state_spec(sharded: Sharded, name: str) -> Spec:
+    node, _ = sharded.graph.state_pairs[sharded.graph.state.index(name)]
+    return sharded.specs.get(node) or whole(len(node.shape))
+
+
+class SimulatedProgram(Executable):
+    """All ranks of a program, interpreted in this process. It takes whole inputs and returns whole results."""
+
+    threads = 1
+
+    def __init__(self, sharded: Sharded) -> None:
+        graph = sharded.graph
+        self._sharded = sharded
+        self.inputs = tuple(spec_of(_label(graph, i), n) for i, n in enumerate(graph.inputs))
+        names = graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
+        self.outputs = tuple(spec_of(name, n) for name, n in zip(names, graph.results, strict=True))
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        arrays = [host_array(x, spec.name) for x, spec in zip(inputs, self.inputs, strict=True)]
+        results = simulate(self._sharded, arrays)
+        if not (self.returns_tensors or any(map(is_tensor, inputs))):
+            return list(results)
+        from ingot.frontends.torch import to_torch
+
+        return [to_torch(r) for r in results]
+
+    def single_program_error(self) -> InputError:
+        ranks = self._sharded.mesh.size
+        fix = "ingot.compile(..., mesh=..., rank=r) compiles one of them"
+        return InputError("a simulated mesh", expected="one program", got=f"those of {ranks} ranks", fix=fix)
+
+    def __repr__(self) -> str:
+        return f"{', '.join(map(str, self.inputs))} -> {', '.join(map(str, self.outputs))}, simulated"
+
+
+def _label(graph: Graph, index: int) -> str:
+    op = graph.inputs[index].op
+    assert isinstance(op, Input)
+    return op.label
+
+
+__all__ = ["SimulatedMesh", "compile_sharded", "simulated_mesh"]

@@ -1,0 +1,73 @@
+"""A training step over the devices of a mesh: batches in parts, parameters whole or in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ingot.ir.node import Graph, Input
+from ingot.runtime.program import Program
+from ingot.runtime.ranks.process_group import current
+from ingot.runtime.tensors import host_array
+from ingot.support.errors import InputError
+from ingot.transform.shard.graph import shard
+from ingot.transform.shard.mesh import Marks, Mesh, axes_in, mesh_of
+from ingot.transform.shard.partition import Sharded, partition
+from ingot.transform.shard.run import SimulatedMesh, place_in, state_parts, state_spec, with_place
+from ingot.transform.shard.simulate import join
+from ingot.transform.train.step import Step
+
+DATA = "dp"  # the axis over which batches without a mark are split
+
+
+class Division:
+    """This process's share of a step."""
+
+    def __init__(self, mesh: Mesh, marks: Marks, rank: int) -> None:
+        self._mesh, self._marks, self._rank = mesh, dict(marks), rank
+        self._sharded: Sharded | None = None
+
+    def graph(self, step: Step) -> Graph:
+        """The graph of this rank. Batches without a mark are split along their first dimension over the axis dp."""
+        marks = {**self._marks, **self._batch(step)} if DATA in dict(self._mesh.axes) else self._marks
+        self._sharded = shard(step.graph, self._mesh, marks)
+        return partition(self._sharded, self._rank)
+
+    def _batch(self, step: Step) -> dict[str, tuple[str, int]]:
+        own = step.graph.inputs[: len(step.graph.inputs) - len(step.graph.state)]
+        names = [(n.op.label, n.type.rank) for n in own if isinstance(n.op, Input)]
+        # patterns of the caller come first
+        return {name: (DATA, 0) for name, rank in names if rank and name not in self._marks}
+
+    @property
+    def sharded(self) -> Sharded:
+        assert self._sharded is not None
+        return self._sharded
+
+    def parts(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """This rank's parts of the state."""
+        return state_parts(self.sharded, values, self._rank)
+
+    def placed(self, program: Program) -> Program:
+        return with_place(program, self._rank, self._mesh)
+
+    def joined(self, values: Mapping[str, object]) -> dict[str, object]:
+        """Whole values from the parts of all ranks, which call this together."""
+        out = dict(values)
+        for name, value in values.items():
+            spec = state_spec(self.sharded, name)
+            if axes_in(spec):
+                own = np.ascontiguousarray(host_array(value, name))
+                parts = [np.frombuffer(p, own.dtype).reshape(own.shape) for p in current().gather(own.tobytes())]
+                out[name] = join(parts, spec, self._mesh)
+        return out
+
+
+def division_of(mesh: Mesh | Mapping[str, int], marks: Marks | None) -> Division:
+    """Raises InputError unless this process is one of a group of the mesh's size."""
+    grid = mesh_of(mesh)
+    if isinstance(grid, SimulatedMesh):
+        fix = "ingot.launch(function, processes) runs them on this machine"
+        raise InputError("mesh", expected="a group of processes, to train", got="a simulated mesh", fix=fix)
+    return Division(grid, marks or {}, place_in(grid, None))
