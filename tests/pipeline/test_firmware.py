@@ -76,6 +76,9 @@ def test_an_example_runs_in_qemu(core: str, model: Path, tmp_path: Path):
     ran = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0 and "output scores: 0 of 5 differ" in ran.stderr, ran.stderr
     assert "instructions" in ran.stderr
+    flags = [*MICROCONTROLLERS[core].flags, "-mthumb", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion"]
+    command = ["arm-none-eabi-gcc", *flags, "-Werror", "-fsyntax-only", "net.c"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
     source = (tmp_path / "main.c").read_text()
     head, _, rest = source.partition("expected_0[5] = {\n  ")
     first = rest.split(",")[0]

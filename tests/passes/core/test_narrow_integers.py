@@ -70,3 +70,15 @@ def test_tables_are_stored_in_the_fewest_bytes_and_splats_as_they_are():
     stored = [n for n in narrow.nodes() if n.constant is not None]
     assert sorted(str(n.dtype) for n in stored) == ["i64", "i8"]
     _same(Graph((x,), (ops.add(x, const(np.zeros(0, np.int64).sum())),)), np.zeros(7, np.int64))
+
+
+def test_weights_of_products_stay_constants():
+    x = Input("x", TensorType(i64, (3, 8)))()
+    w = const(np.arange(-16, 16, dtype=np.int64).reshape(8, 4))
+    table = const(np.arange(4, dtype=np.int64))
+    y = ops.add(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w), table)
+    picked = ops.apply(ops.ShiftRightArithmetic(), ops.cast(ops.cast(y, i8), i64), table)
+    narrow = _same(Graph((x,), (picked,)), np.arange(24, dtype=np.int64).reshape(3, 8) << 20)
+    (product,) = (n for n in narrow.nodes() if isinstance(n.op, ops.DotGeneral))
+    assert product.inputs[1].constant is not None and product.inputs[1].dtype == i64
+    assert any(n.constant is not None and n.dtype == i8 for n in narrow.nodes())

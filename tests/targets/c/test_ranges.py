@@ -10,7 +10,7 @@ import pytest
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Kernel, integer
 from ingot.ir.kernel.arithmetic import ARITHMETIC, COMPARE
-from ingot.ir.types import f32
+from ingot.ir.types import f32, i32, i64
 from ingot.schedule.block import Block
 from ingot.targets.c.printer import print_kernel
 from ingot.targets.c.ranges import Ranges
@@ -64,3 +64,19 @@ def test_a_branch_that_is_always_taken_is_no_branch():
     top.loop("i", 0, 10, 1, body)
     text = print_kernel(Kernel("k", (y,), (), k.var("chunk"), integer(1), top.body))
     assert "2.0f" not in text and text.count("if (") == 1
+
+
+def test_a_product_is_of_what_registers_held_when_it_was_bound():
+    """The upper half of a product is one function, but not of a register that was written since."""
+    out, top = Buffer("out", i32, writable=True), Block()
+    acc = top.alloc("acc", i32, 1)
+    top.store(acc, integer(0), k.lit(1 << 20, i32))
+    wide = top.let(k.cast(k.load(acc, integer(0)), i64), "w")
+    held = top.let(k.load(acc, integer(0)), "h")
+    top.store(acc, integer(0), k.lit(5, i32))
+    for place, x in enumerate((wide, top.let(k.cast(held, i64), "x"))):
+        product = top.let(k.mul(x, k.cast(k.lit(3 << 20, i32), i64)), "p")
+        total = top.let(k.binary("add", product, k.lit(1 << 31, i64)), "t")
+        top.store(out, integer(place), k.cast(k.binary("ashr", total, k.lit(32, i64)), i32))
+    text = print_kernel(Kernel("k", (out,), (), k.var("chunk"), integer(1), top.body))
+    assert text.count("ig_mul_high(") == 1

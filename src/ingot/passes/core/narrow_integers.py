@@ -17,8 +17,10 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.node import Graph, Node, Op, const, splat_of
+from ingot.ir.rewrite import current_fuel
 from ingot.ir.types import DType, i8, i16, i32, i64
 from ingot.ops.core.base import is_contraction
+from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.constants import is_constant, value_of
 
 Range = tuple[int, int]  # the least and the greatest value
@@ -28,25 +30,45 @@ _MIN_TABLE_BYTES = 16  # of a constant that is worth a conversion where it is re
 def narrow_integers(graph: Graph) -> Graph:
     """Return the graph with i64 arithmetic in i32 and tables in few bytes where values fit (see module)."""
     nodes = graph.nodes()
+    if not any(n.dtype.is_integer for n in nodes if len(n.types) == 1) or not current_fuel().burn("narrow-integers"):
+        return graph
     ranges: dict[Node, Range] = {}
     for n in nodes:
         if len(n.types) == 1 and n.dtype.is_integer:
             ranges[n] = _range(n, ranges)
+    tables = _tables(graph, nodes)
     images: dict[Node, Node] = {}
     narrow: dict[Node, Node] = {}  # in i32
     for n in nodes:
-        small = _narrowed(n, ranges, narrow, images) if n in ranges and n.dtype == i64 else None
+        may_narrow = n in ranges and n.dtype == i64 and (n in tables or not is_constant(n) or splat_of(n) is not None)
+        small = _narrowed(n, ranges, narrow, images) if may_narrow else None
         if small is not None:
             narrow[n] = small
             is_known = splat_of(n) is not None
             images[n] = n.with_inputs([images[i] for i in n.inputs]) if is_known else ops.Convert(i64)(small)
         elif isinstance(n.op, ops.Convert) and n.inputs[0] in narrow and n.dtype == i32:
             images[n] = narrow[n.inputs[0]]
-        elif n.constant is not None and not n.inputs:
+        elif n.constant is not None and n in tables:
             images[n] = _table(n, ranges.get(n))
         else:
             images[n] = n.with_inputs([images[i] for i in n.inputs])
     return graph.with_outputs([images[o] for o in graph.outputs])
+
+
+def _tables(graph: Graph, nodes: Sequence[Node]) -> set[Node]:
+    """Return the constants, and views of them, that only arithmetic reads: it converts what it reads. Others, such as
+    the weights of products, would be converted into memory."""
+    users, tables = graph.uses(), set[Node]()
+    for n in reversed(nodes):
+        if is_constant(n) and n not in graph.outputs:
+            readers = users.get(n, ())
+            if all(u in tables if _is_view(u) else isinstance(u.op, Elementwise) for u in readers):
+                tables.add(n)
+    return tables
+
+
+def _is_view(n: Node) -> bool:
+    return n.op.rearranges or isinstance(n.op, ops.BroadcastInDim)
 
 
 def _fits(span: Range, dtype: DType) -> bool:
@@ -74,7 +96,7 @@ def _narrowed(
     if isinstance(n.op, ops.Convert):
         source = n.inputs[0]
         return ops.cast(images[source], i32) if source.dtype.is_integer and source.dtype.bits <= 32 else None
-    computes = isinstance(n.op, _EXACT) or n.op.rearranges or isinstance(n.op, ops.BroadcastInDim)
+    computes = isinstance(n.op, _EXACT) or _is_view(n)
     if computes and all(i in narrow for i in n.inputs):
         operands = [narrow[i] for i in n.inputs]
         if isinstance(n.op, ops.ShiftRightArithmetic) and ranges[n.inputs[1]][1] > 31:

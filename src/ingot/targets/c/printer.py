@@ -18,6 +18,7 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.kernel.math.expand import expand
+from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, boolean, f32, f64, i64, truncation_type, u64
 from ingot.support.errors import CompileError
 from ingot.targets.c.ranges import Ranges
@@ -36,6 +37,10 @@ def word_type(dtype: DType, lanes: int) -> str:
 
 def is_word(dtype: DType, lanes: int) -> bool:
     return word_type(dtype, lanes) != ""
+
+
+def _reads_memory(e: Expr) -> bool:
+    return isinstance(e, k.Load | k.Gather) or any(map(_reads_memory, children(e)))
 
 
 def _count(mask: Expr) -> int:
@@ -264,7 +269,10 @@ class Function:
         named = self.names_of_values.get(id(e))
         if named is None:
             text = self.compute(e)
-            named = self.names_of_values[id(e)] = e, self.temp(self.scalar_type(e), round_to(text, e.dtype))
+            kind, text = self.scalar_type(e), round_to(text, e.dtype)
+            if kind == "ig_index" and not all(map(self.ranges.is_index, children(e))):
+                text = f"(ig_index)({text})"
+            named = self.names_of_values[id(e)] = e, self.temp(kind, text)
         return named[1]
 
     def scalar_type(self, e: Expr) -> str:
@@ -320,8 +328,9 @@ class Function:
         raise CompileError(f"C: value {type(e).__name__}", expected="kernel IR of one lane")
 
     def defined(self, e: Expr) -> Expr:
-        """Return the expression that a variable is bound to, other expressions as they are."""
-        while isinstance(e, k.Var) and e.name in self.definitions:
+        """Return the expression that a variable is bound to if it reads no memory, which may have changed since; other
+        expressions as they are."""
+        while isinstance(e, k.Var) and e.name in self.definitions and not _reads_memory(self.definitions[e.name]):
             e = self.definitions[e.name]
         return e
 

@@ -197,7 +197,7 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     reduce = merge_axes(c.reduce)
     run = estimate(reduce[-1].extent) // c.k_per_lane
     is_static = isinstance(reduce[-1].extent, int) and run > 0
-    factors = () if machine.in_order and c.k_per_lane > 1 else (2, 3)  # measured: more gains nothing
+    factors = () if machine.in_order and c.k_per_lane == 4 else (2, 3)  # measured: more gains nothing
     unroll = c.k_per_lane * next((u for u in factors if is_static and run % u == 0), 1)
     lanes = machine.lanes(c.acc)
     per_line = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).tiles_per_line
