@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.ir.dims import Dim, DimLike, symbol
+from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, f32, i64
 from ingot.language.cache import CacheForm, Position
@@ -25,14 +25,14 @@ def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every:
     caches = form.inputs()
     x, after = network.hidden(ids, Position(AT, ops.reshape(at, ())), form, caches)
     logits = network.logits(x if every else last(x))
-    is_open = isinstance(tokens, Dim)
-    bounds = (("at.0", 0, form.context - (1 if is_open else tokens)), ("tokens", 1, form.context))
+    rest = form.context - AT - tokens
+    bounds = (("at.0", 0, form.context - (tokens if isinstance(tokens, int) else 1)), ("tokens", 1, form.context))
     return Graph(
         (ids, at, *caches),
         (*after, logits),
         (*(f"next {name}" for name in form.names), "logits"),
-        bounds=bounds if is_open else bounds[:1],
-        conditions=(form.context - AT - tokens,) if is_open else (),
+        bounds=bounds[:1] if isinstance(tokens, int) else bounds,
+        conditions=() if isinstance(rest, int) or isinstance(tokens, int) else (rest,),
         state=form.names,
     )
 
