@@ -27,8 +27,8 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
     ),
     "runtime": (set(), "programs, artifacts, memory, threads, devices: all that `ingot.load` needs"),
     "exporters": ({"ir", "ops", "passes", "frontends", "runtime"}, "models out: StableHLO, TFLite"),
-    "schedule": ({"ir", "ops"}, "from fused groups to loops and kernels, for CPUs and GPUs"),
-    "targets": ({"ir"}, "kernels as code: LLVM, C, Triton"),
+    "schedule": ({"ir", "ops"}, "from fused groups to loops and kernels, for CPUs, GPUs and circuits"),
+    "targets": ({"ir"}, "kernels as code: LLVM, WebAssembly, C, Triton, Verilog"),
     "plan": ({"ir", "ops", "schedule", "runtime"}, "kernels and graphs as one program: storage, control flow, linking"),
     "pipeline": (None, "for each target its list of passes, schedules and code; tuning's database"),
     "driver": (None, "recognize a format, open it, compile it: by values and sizes, in stages, from the cache"),
@@ -212,9 +212,10 @@ def test_the_plan_knows_programs_but_not_how_they_run(imports: list[Import]):
 # rooms inside a layer -> the rooms of it that they may not import: what all targets share knows none of them, and no
 # target's schedules know another's
 APART = {
-    "schedule": {"schedule/cpu", "schedule/gpu"},
-    "schedule/cpu": {"schedule/gpu"},
-    "schedule/gpu": {"schedule/cpu"},
+    "schedule": {"schedule/cpu", "schedule/gpu", "schedule/circuit"},
+    "schedule/cpu": {"schedule/gpu", "schedule/circuit"},
+    "schedule/gpu": {"schedule/cpu", "schedule/circuit"},
+    "schedule/circuit": {"schedule/cpu", "schedule/gpu"},
     "passes/model": {"passes/core", "passes/fusion"},
     "passes/core": {"passes/model", "passes/fusion"},
     "passes/fusion": {"passes/model", "passes/core"},
