@@ -56,6 +56,8 @@ def compile_(
         check_writable([path, weights], [model])
         start = time.perf_counter()
         if path.suffix in LIBRARY_SUFFIXES:  # its functions run on their caller's thread
+            if settings.threads not in (None, 1):
+                raise InputError("--threads", expected="1 for a native library", got=settings.threads)
             settings = replace(settings, threads=1)
         compiled = compile_source(source, cache=cache, **vars(settings))
         seconds = time.perf_counter() - start
