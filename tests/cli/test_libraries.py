@@ -34,6 +34,7 @@ def test_compile_to_a_native_library(model: Path) -> None:
     path = model.with_suffix(".so")
     refused = call("compile", model, "-o", path)
     assert refused.exit_code and "--dim" in refused.stderr and not path.exists()
+    assert call("compile", model, "-o", path, "--dim", "N=1", "--threads", 2).exit_code == 2
     facts = json.loads(call("compile", model, "-o", path, "--dim", "N=1", "--json").stdout)
     assert facts["threads"] == 1 and path.read_bytes()[:4] == b"\x7fELF"
     assert "int m_run(const float *t_x, float *t_y);" in path.with_suffix(".h").read_text()

@@ -275,6 +275,32 @@ def test_examples(language: str, tmp_path: Path) -> None:
     assert done.stdout == "y: f32[2, 3]\n0.0900 0.2447 0.6652\n0.3333 0.3333 0.3333\n"
 
 
+@pytest.mark.slow
+def test_an_arm_processor(tmp_path: Path) -> None:
+    """In an emulator: an artifact for AArch64, with two threads, and one whose instructions are not there."""
+    compiler, emulator = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+    if missing := [tool for tool in (compiler, emulator) if shutil.which(tool) is None]:
+        pytest.skip(f"no {missing[0]}")
+    x = Input("x", T.TensorType(T.f32, (symbol("n"), 3)))()
+    graph = Graph((x,), (ops.Softmax(1)(x),), ("y",), (("n", 0, None),))
+    source = (
+        (EXAMPLES / "softmax.c").read_text().replace("ingot_session_open(model, 1,", "ingot_session_open(model, 2,")
+    )
+    (tmp_path / "softmax.c").write_text(source)
+    command = [compiler, *WARNINGS, "-O1", "-static", "-I", str(FOLDER), "softmax.c", str(FOLDER / "libingot.c")]
+    made = subprocess.run([*command, "-o", "softmax"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[:3000]
+    for asked, processor, text in (
+        ("cpu:aarch64", "cortex-a53", "y: f32[2, 3]\n0.0900 0.2447 0.6652\n0.3333 0.3333 0.3333\n"),
+        ("cpu:neoverse-v2", "cortex-a53", ""),
+    ):
+        ingot.runtime.artifact.save(build_program(graph, features_of(asked), 2), tmp_path / "m.ingot")  # type: ignore[attr-defined]
+        run = [emulator, "-cpu", processor, "./softmax", "m.ingot"]
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        assert done.stdout == text, done.stderr
+        assert text or "this processor has no" in done.stderr
+
+
 def test_pkg_config(tmp_path: Path) -> None:
     """The command prints what a compiler needs."""
     from ingot.runtime.libingot import cflags, libs

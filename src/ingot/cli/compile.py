@@ -90,6 +90,8 @@ def compile_(
         source = replace(source, dims={**source.dims, **sizes})
         start = time.perf_counter()
         if path.suffix in LIBRARY_SUFFIXES:  # its functions run on their caller's thread
+            if settings.threads not in (None, 1):
+                raise InputError("--threads", expected="1 for a native library", got=settings.threads)
             settings = replace(settings, threads=1)
         if source.kind in LANGUAGE:
             compiled = _language_model(model, context, cache_type, settings)

@@ -1,5 +1,5 @@
-/* See ingot.h. Formats: runtime/artifact.py (the file), runtime/libingot/words.py (the plan), targets/cpu/driver.py (what
- * the driver reads). What is checked and placed here is what runtime/program.py, bind.py and placement.py
+/* See ingot.h. Formats: runtime/artifact.py (the file), runtime/libingot/words.py (the plan), targets/cpu/driver.py
+ * (what the driver reads). What is checked and placed here is what runtime/program.py, bind.py and placement.py
  * check and place.
  *
  * A plan comes from a file: numbers are checked when they are read, sums and products for overflow, and no memory is
@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -489,6 +490,21 @@ static int read_bound(reader *r, int *has, int64_t *value) {
   return read_word(r, value);
 }
 
+#if defined(__aarch64__)
+/* Whether the processor has a feature, by Linux's name: what the kernel tells, also to a program in an emulator. */
+static int has_feature(const char *info, const char *name) {
+  static const struct {
+    const char *name;
+    unsigned long type, bit;
+  } known[] = {{"fp", AT_HWCAP, 0},       {"asimd", AT_HWCAP, 1},     {"atomics", AT_HWCAP, 8},
+               {"asimdhp", AT_HWCAP, 10}, {"asimdrdm", AT_HWCAP, 12}, {"asimddp", AT_HWCAP, 20},
+               {"i8mm", AT_HWCAP2, 13},   {"bf16", AT_HWCAP2, 14}};
+  (void)info;
+  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    if (!strcmp(known[i].name, name)) return (int)(getauxval(known[i].type) >> known[i].bit & 1);
+  return 0;
+}
+#else
 /* Whether /proc/cpuinfo lists the feature, by Linux's name. */
 static int has_feature(const char *info, const char *name) {
   size_t length = strlen(name);
@@ -496,6 +512,7 @@ static int has_feature(const char *info, const char *name) {
     if ((at == info || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\n' || !at[length])) return 1;
   return 0;
 }
+#endif
 
 static int read_machine(reader *r) {
   char *arch, *name;
