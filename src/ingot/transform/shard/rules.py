@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 from ingot import ops
 from ingot.ir.dims import DimLike, exact_quotient
 from ingot.ir.node import Node, Op, splat_of
-from ingot.ir.types import Shape
+from ingot.ir.types import Shape, boolean
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.nn.activation import Activation
 from ingot.ops.nn.gradients.attention import AttentionGradients
@@ -227,7 +227,8 @@ def _dynamic_update_slice(op: ops.DynamicUpdateSlice, node: Node) -> Rule:
 @_sharding(ops.Reduce)
 def _reduce(op: ops.Reduce, node: Node) -> Rule:
     dims = _names(len(node.inputs[0].shape))
-    sums = {dims[d]: op.kind for d in op.dims} if op.kind in ("sum", "prod", "max", "min") else {}
+    exchanged = op.kind in ("sum", "prod", "max", "min") and node.dtype != boolean
+    sums = {dims[d]: op.kind for d in op.dims} if exchanged else {}
     operand = dims if sums else _without(dims, op.dims)
     result = tuple(d for i, d in enumerate(dims) if i not in op.dims)
     return Rule((operand,), (result,), sums, linear=(0,) if op.kind == "sum" else ())
