@@ -45,6 +45,7 @@ class VerilogTarget:
     forms = ("ir",)
     lower = staticmethod(lower)
     beside = None
+    has_fixed_sizes = True
 
     def features(self, asked: str) -> Features:
         lanes = asked.removeprefix("lanes")

@@ -42,6 +42,7 @@ class WasmTarget:
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
     beside = None
+    has_fixed_sizes = False
 
     def features(self, asked: str) -> Features:
         if asked:
