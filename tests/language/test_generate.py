@@ -68,6 +68,19 @@ def test_greedy_tokens(tiny: tuple[Any, CompiledModel]) -> None:
     assert s.prompt.tolist() == expected(net, prompt(9), 19).tolist()
 
 
+def test_rings_of_windows(tiny: tuple[Any, CompiledModel], tmp_path: Path) -> None:
+    """The steps of the loop go round the window; a new sequence begins in what an earlier one left."""
+    language = network(tiny[0], tmp_path, 40)
+    form = CacheForm.of(language.architecture, 2, 40, has_rings=True)
+    program = compiled(generate(language, form, MOST))
+    for length in (9, 3):
+        s = Session(program, prompt(length))
+        s.read(length, 8)
+        s.written = length + 7  # the last token is in no cache yet; a ring is continued at its end alone
+        s.read(length + 8, 5)
+        assert s.prompt.tolist() == expected(tiny[0], prompt(length), 13).tolist()
+
+
 HOW = {"temperature": 0.9, "top_k": 30, "seed": 5, "repetition_penalty": 1.3, "frequency_penalty": 0.4}
 
 

@@ -28,11 +28,19 @@ def test_logits(name: str, tmp_path: Path) -> None:
         agrees(language, net, batch)
 
 
-def agrees(language: Network, net: Any, batch: int = 1, tolerance: float = 1e-4, dtype: DType = f32) -> None:
+def agrees(
+    language: Network,
+    net: Any,
+    batch: int = 1,
+    tolerance: float = 1e-4,
+    dtype: DType = f32,
+    has_rings: bool = False,
+) -> None:
     """A prompt in two chunks, then steps; the tolerance is of the largest logit."""
     ids = np.random.default_rng(0).integers(3, 61, (batch, 24))
     expected = logits(net, ids)
-    program = compiled(chunk(language, CacheForm.of(language.architecture, batch, language.context, dtype)))
+    form = CacheForm.of(language.architecture, batch, language.context, dtype, has_rings=has_rings)
+    program = compiled(chunk(language, form))
     for start, end in pairwise([0, 7, 16, *range(17, 25)]):
         got = np.asarray(program(ids[:, start:end], np.array([start])))
         np.testing.assert_allclose(got, expected[:, end - 1], atol=tolerance * np.abs(expected).max(), rtol=0)
@@ -48,6 +56,16 @@ def logits(net: Any, ids: np.ndarray) -> np.ndarray:
 def test_narrow_caches(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     net = model(*MODELS["llama 3"])
     agrees(network(net, tmp_path, 32), net, 1, tolerance, dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(f32, 1e-4), (i8, 2e-2)], ids=str)
+def test_rings(dtype: DType, tolerance: float, tmp_path: Path) -> None:
+    """Layers with a window keep no more than it: chunks longer and shorter than it, then steps."""
+    net = model(*MODELS["gemma 3"])
+    language = network(net, tmp_path, 32)
+    form = CacheForm.of(language.architecture, 2, 32, dtype, has_rings=True)
+    assert {t.shape[2] for layer in form.layers for _, t in layer} == {6, 32}
+    agrees(language, net, 2, tolerance, dtype, has_rings=True)
 
 
 def test_other_caches_are_refused(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ def compile(
             StableHLO: the path of a program, as text or portable bytecode;
             Keras: the path of a `.keras` or HDF5 file, or a `keras.Model`;
             TensorFlow: the folder of a SavedModel, the file of a frozen GraphDef, a `tf.function` or a concrete one;
-            TFLite: the path of a file.
+            TFLite: the path of a file;
+            a language model: a GGUF file, or a folder of Hugging Face with config.json and safetensors, for the logits
+            of a chunk of tokens (`ingot.LanguageModel` generates text).
         example_inputs: for a module, an archive or a function: a tuple of positional arguments, or a dict of keyword
             arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",
@@ -107,14 +109,14 @@ def compile(
             from ingot.driver.open import Request
 
             request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
-            chosen = Options(target, thread_count(threads), cache, fast_math, precision, device_memory)
+            options = Options(target, thread_count(threads), cache, fast_math, precision, device_memory)
             if mesh is None:
                 if shard is not None or rank is not None:
                     raise InputError("shard and rank", expected="a mesh, too", got="none", fix='mesh={"tp": 2}')
-                return compile_model(model, request, chosen)
+                return compile_model(model, request, options)
             from ingot.transform.shard.run import compile_sharded
 
-            return compile_sharded(model, request, chosen, mesh, shard, rank)
+            return compile_sharded(model, request, options, mesh, shard, rank)
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
     except MemoryError as error:

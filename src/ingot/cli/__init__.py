@@ -24,6 +24,9 @@ from ingot.cli.console import CODES, OK
 from ingot.cli.dump import dump
 from ingot.cli.explain import explain
 from ingot.cli.export import export
+from ingot.cli.language.chat import chat
+from ingot.cli.language.generate import generate
+from ingot.cli.libingot import libingot
 from ingot.cli.machine import machine
 from ingot.cli.quantize import quantize
 from ingot.cli.run import run
@@ -35,6 +38,8 @@ COMMANDS = {
     "compile": compile_,
     "export": export,
     "run": run,
+    "generate": generate,
+    "chat": chat,
     "bench": bench,
     "dump": dump,
     "compare": compare,
@@ -44,6 +49,7 @@ COMMANDS = {
     "train": train,
     "serve": serve,
     "machine": machine,
+    "libingot": libingot,
 }
 
 app = typer.Typer(

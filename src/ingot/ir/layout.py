@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from itertools import pairwise
 
 from ingot.ir.dims import DimLike, exact_quotient, is_negative
@@ -91,11 +92,15 @@ class Layout:
 
     A contiguous layout has row-major strides and offset 0. Views (a slice of a concatenation, the interior of a buffer
     with a halo) have others.
+
+    panel: of a constant that a kernel before reads in panels of so many columns; who can read these, too, shares them.
+    0: of others, and of views.
     """
 
     shape: Shape
     strides: tuple[DimLike, ...]
     offset: DimLike = 0
+    panel: int = field(default=0, repr=False)
 
     @staticmethod
     def contiguous(shape: Shape) -> Layout:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ingot import ops
 from ingot.ir.dims import DimLike, dim_max
 from ingot.ir.node import Input, Node
-from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, i8, i64
 from ingot.language.architecture import Architecture
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
@@ -30,6 +30,7 @@ class CacheForm:
 
     Of attention keys and values, [batch, heads, context, width] of f32, f16 or bf16; of i8 each followed by a scale for
     each position of each head. Positions from the end of what was written on hold anything, for no token reads them.
+    Of attention with a window that is a ring, [batch, heads, window, width]: position p is at p modulo the window.
     Of a convolution over n tokens the n - 1 that came last: f32[batch, n - 1, width].
     """
 
@@ -38,19 +39,21 @@ class CacheForm:
     layers: tuple[tuple[tuple[str, TensorType], ...], ...]
 
     @staticmethod
-    def of(architecture: Architecture, batch: int, context: int, dtype: DType = f32) -> CacheForm:
+    def of(
+        architecture: Architecture, batch: int, context: int, dtype: DType = f32, *, has_rings: bool = False
+    ) -> CacheForm:
+        """has_rings: layers with a window keep no more than it; a sequence can then be continued at its end alone."""
         if dtype not in DTYPES:
             raise InputError("caches", expected=f"one of {', '.join(map(str, DTYPES))}", got=dtype)
         a = architecture
-        shape = (batch, a.key_heads, context)
-        kept = [("", TensorType(dtype, (*shape, a.head_width)))]
-        if dtype == i8:
-            kept.append(("_scales", TensorType(f32, (*shape, 1))))
+        widths = [("", dtype, a.head_width), *([("_scales", f32, 1)] if dtype == i8 else [])]
         layers: list[tuple[tuple[str, TensorType], ...]] = []
         for i, layer in enumerate(a.layers):
             if layer.convolution:
                 layers.append(((f"recent.{i}", TensorType(f32, (batch, layer.convolution - 1, a.width))),))
             else:
+                positions = min(layer.window or context, context) if has_rings else context
+                kept = [(part, TensorType(t, (batch, a.key_heads, positions, width))) for part, t, width in widths]
                 layers.append(tuple((f"{what}{part}.{i}", t) for what in ("keys", "values") for part, t in kept))
         return CacheForm(batch, context, tuple(layers))
 
@@ -69,11 +72,53 @@ class CacheForm:
 
 def written(cache: Sequence[Node], chunk: Node, at: Position) -> tuple[Node, ...]:
     """The tensors of keys or of values with `chunk`, f32[batch, heads, tokens, width], from `at` on."""
-    zero = ops.scalar(0, at.value.dtype)
-    first, *scales = cache
-    parts = _levels(chunk) if scales else (ops.cast(chunk, first.dtype),)
-    update = ops.DynamicUpdateSlice()
-    return tuple(update(whole, part, zero, zero, at.value, zero) for whole, part in zip(cache, parts, strict=True))
+    return _updated(cache, _stored(cache, chunk), at.value)
+
+
+def _updated(cache: Sequence[Node], parts: Sequence[Node], start: Node) -> tuple[Node, ...]:
+    zero, update = ops.scalar(0, start.dtype), ops.DynamicUpdateSlice()
+    return tuple(update(whole, part, zero, zero, start, zero) for whole, part in zip(cache, parts, strict=True))
+
+
+def _stored(cache: Sequence[Node], chunk: Node) -> tuple[Node, ...]:
+    """A chunk as the tensors of a cache hold it."""
+    return _levels(chunk) if len(cache) > 1 else (ops.cast(chunk, cache[0].dtype),)
+
+
+def _wide(parts: Sequence[Node]) -> Node:
+    """f32 of what a cache holds."""
+    return functools.reduce(ops.mul, (ops.cast(part, f32) for part in parts))
+
+
+def through_ring(cache: Sequence[Node], chunk: Node, at: Position) -> tuple[tuple[Node, ...], Node]:
+    """(the tensors of keys or of values of a ring behind `chunk`, f32[batch, heads, tokens, width]; what its tokens may
+    see, f32, at the positions of `ring_positions`)."""
+    size, tokens = cache[0].shape[2], chunk.shape[2]
+    parts = _stored(cache, chunk)
+    if tokens == 1:
+        after = _updated(cache, parts, ops.floor_mod(at.value, size))
+        return after, _wide(after)
+    # a new sequence must not see what an earlier one left, not even times 0
+    cache = [ops.where(ops.compare("EQ", at.value, 0), ops.cast(ops.scalar(0), part.dtype), part) for part in cache]
+    lines = [ops.concat([whole, part], 2) for whole, part in zip(cache, parts, strict=True)]
+    positions = _last_positions(size, ops.add(at.value, ops.scalar(tokens, i64)))
+    is_new = ops.compare("GE", positions, at.value)
+    place = ops.where(is_new, ops.add(ops.sub(positions, at.value), size), ops.arange(size))
+    return tuple(ops.Take(2)(line, place) for line in lines), _wide(lines)
+
+
+def ring_positions(size: DimLike, tokens: DimLike, at: Position) -> Node:
+    """i64[keys]: where the keys stand that `through_ring` gives; below 0: nowhere."""
+    if tokens == 1:
+        return _last_positions(size, ops.add(at.value, 1))
+    chunk = ops.add(ops.arange(tokens), at.value)
+    return ops.concat([_last_positions(size, at.value), chunk])
+
+
+def _last_positions(size: DimLike, end: Node) -> Node:
+    """i64[size]: for each place of a ring the last position before `end` that it holds."""
+    last = ops.sub(end, 1)
+    return ops.sub(last, ops.floor_mod(ops.sub(last, ops.arange(size)), size))
 
 
 def _levels(x: Node) -> tuple[Node, Node]:
@@ -90,8 +135,8 @@ def read(cache: Sequence[Node], at: Position, tokens: DimLike, window: int) -> t
     for part in cache:
         batch, heads, _, width = part.shape
         slice = ops.Slice((0, 0, first, 0), (batch, heads, at.size + tokens, width), (1, 1, 1, 1))
-        seen.append(ops.cast(slice(part), f32))
-    return functools.reduce(ops.mul, seen), first
+        seen.append(slice(part))
+    return _wide(seen), first
 
 
 def recent(cache: Node, at: Position) -> Node:

@@ -10,7 +10,7 @@ from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import i64
 from ingot.language.architecture import Architecture, Experts, Norm
-from ingot.language.cache import CacheForm, Position, read, recent, written
+from ingot.language.cache import CacheForm, Position, read, recent, ring_positions, through_ring, written
 from ingot.language.rope import Rope
 from ingot.language.tensors import Tensors
 from ingot.language.weights import Weights
@@ -140,17 +140,21 @@ class Network:
             window = 0
         first, kept = 0, ()
         seen, taken = k, v
-        if caches:
-            half = len(caches) // 2
+        half, visible = len(caches) // 2, None
+        if caches and window and caches[0].shape[2] == window:
+            (keys, seen), (values, taken) = through_ring(caches[:half], k, at), through_ring(caches[half:], v, at)
+            kept = (*keys, *values)
+            visible = _in_window(ring_positions(window, tokens, at), ops.add(ops.arange(tokens), at.value), window)
+        elif caches:
             keys, values = written(caches[:half], k, at), written(caches[half:], v, at)
             (seen, first), (taken, _) = (read(cache, at, tokens, window) for cache in (keys, values))
             kept = (*keys, *values)
-        operands = [q, seen, taken, *([] if mask is None else [mask])]
-        if window and (tokens != 1 or not kept):
+        operands = [q, seen, taken, *([] if mask is None else [mask]), *([] if visible is None else [visible])]
+        if visible is None and window and (tokens != 1 or not kept):
             # the first key that a token sees; a single token sees all that is read
             rows = ops.add(ops.arange(tokens), ops.scalar(at.size - first - window + 1, i64))
             operands.append(ops.compare("GE", ops.arange(seen.shape[2]), ops.expand_dims(rows, 1)))
-        causal = "lower_right" if a.causal and tokens != 1 else "none"
+        causal = "lower_right" if a.causal and tokens != 1 and visible is None else "none"
         y = ops.Attention(causal, a.attention_scale, a.attention_cap)(*operands)
         y = ops.reshape(ops.swap_axes(y, 1, 2), (q.shape[0], tokens, a.heads * a.head_width))
         return self._tensors.linear(y, "attention_output", i), kept
@@ -256,7 +260,14 @@ class Network:
         """[experts, outputs, inputs], stored as one tensor or as one each."""
         if self._tensors.has(f"experts_{role}", i):
             return self._tensors.matrix(f"experts_{role}", i)
-        return ops.stack([self._tensors.matrix(f"expert_{role}", i, e) for e in range(experts.count)])
+        return self._tensors.experts(f"expert_{role}", i, experts.count)
+
+
+def _in_window(keys: Node, queries: Node, window: int) -> Node:
+    """bool[queries, keys], of their positions: those that are not below 0 nor behind the query, within its window."""
+    queries = ops.expand_dims(queries, 1)
+    is_near = ops.compare("GT", keys, ops.sub(queries, window))
+    return ops.and_(ops.and_(is_near, ops.compare("LE", keys, queries)), ops.compare("GE", keys, 0))
 
 
 def _rows(table: Node, at: Position, tokens: DimLike) -> Node:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Node
+from ingot.ir.node import Node, deferred_const
+from ingot.ir.types import TensorType
 from ingot.language.architecture import Architecture
 from ingot.language.names import IGNORED
 from ingot.language.weights import Weights
@@ -25,6 +28,7 @@ class Tensors:
         self._read: set[str] = set()
         # a matrix of levels is another constant each time that it is read: programs would hold it as often
         self._matrices: dict[str, Node] = {}
+        self._stacks: dict[str, Node] = {}
 
     def name(self, role: str, *place: int) -> str:
         """The name in the file, "" where the scheme has none."""
@@ -44,6 +48,14 @@ class Tensors:
         node = self._matrices[name]
         # what layers multiply with may be stored the other way, embeddings are not
         return ops.swap_axes(node, -2, -1) if self._transposed and place else node
+
+    def experts(self, role: str, layer: int, count: int) -> Node:
+        """[experts, outputs, inputs] of matrices that are stored one by one."""
+        matrices = [self.matrix(role, layer, expert) for expert in range(count)]
+        name = self.name(role, layer, 0)
+        if name not in self._stacks:
+            self._stacks[name] = stacked(matrices)
+        return self._stacks[name]
 
     def vector(self, role: str, *place: int) -> Node:
         return self._weights.vector(self._found(role, *place))
@@ -89,6 +101,25 @@ class Tensors:
             raise ImportModelError(what, expected=f"tensor {name!r}" if name else None, got="none", where=where)
         self._read.add(name)
         return name
+
+
+def stacked(matrices: Sequence[Node]) -> Node:
+    """[count, rows, columns] of matrices. Those of levels in one form stay levels, unread until they are packed."""
+    forms = [m.inputs[0] if isinstance(m.op, ops.Reshape) else m for m in matrices]
+    first = forms[0]
+    is_one_form = all(f.op == first.op and [p.type for p in f.inputs] == [p.type for p in first.inputs] for f in forms)
+    is_constant = all(p.constant is not None for f in forms for p in f.inputs)
+    if not isinstance(first.op, ops.LEVEL_FORMS) or not is_one_form or not is_constant:
+        return ops.stack(matrices)
+
+    def joined(parts: Sequence[Node]) -> Node:
+        if parts[0].type.rank == 0 and len(set(parts)) == 1:
+            return parts[0]
+        like = TensorType(parts[0].dtype, (len(parts), *parts[0].shape))
+        return deferred_const(like, lambda: np.stack([p.constant.value for p in parts if p.constant]), parts[0].loc)
+
+    operands = map(joined, zip(*(f.inputs for f in forms), strict=True))
+    return ops.reshape(first.op(*operands, loc=first.loc), (len(forms), *matrices[0].shape))
 
 
 def _within(table: dict[str, str], weights: Weights) -> dict[str, str]:

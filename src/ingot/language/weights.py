@@ -71,7 +71,7 @@ class ArrayWeights:
         return const(self._array(name), loc=name)
 
     def rows(self, name: str, ids: Node) -> Node:
-        return ops.Take(0)(self.matrix(name), ids, loc=name)
+        return ops.EmbeddingLookup()(self.matrix(name), ids, loc=name)
 
     def _array(self, name: str) -> np.ndarray:
         if name not in self._arrays:

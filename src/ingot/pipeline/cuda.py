@@ -10,7 +10,7 @@ from functools import partial
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
 from ingot.ir.types import bf16, f16, f32, i8
-from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, KernelGradient, Recurrent
+from ingot.ops import GRU, LSTM, RNN, Attention, Dequantize, DequantizeBlocks, KernelGradient, Recurrent
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
@@ -53,7 +53,7 @@ POLICY = FusionPolicy(
     computes_rows=False, pools_images=False, min_scattered_elements=sys.maxsize, max_column_bytes=sys.maxsize,
     max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
 )  # fmt: skip
-KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, Dequantize, KernelGradient, LSTM, GRU, RNN})
+KEPT_OPS: frozenset[type[Op]] = frozenset({Attention, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN})
 
 
 class CudaTarget:
@@ -63,6 +63,7 @@ class CudaTarget:
     policy = POLICY
     forms = ("triton",)
     export = None
+    has_fixed_sizes = False
     lower = staticmethod(lower)
     beside = staticmethod(merge_launches)
 
@@ -97,6 +98,7 @@ class CudaTarget:
             f8_dot=True,
             max_slice_elements=MAX_SLICE_ELEMENTS,
             levels=(f32, f16, bf16),
+            blocks=False,
             same_operand_types=True,
         )
         return common_passes(options, choices)

@@ -12,7 +12,8 @@ from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
-from ingot.passes.core.narrow_products import narrow_products
+from ingot.passes.core.narrow_integers import narrow_integers
+from ingot.passes.core.narrow_products import narrow_products, narrow_weights
 from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.precision import lower_precision
 from ingot.passes.core.quantized import lower_quantized
@@ -40,20 +41,27 @@ class Choices:
 
     policy: parameters of fusion. kept_ops: MODEL ops that are not lowered, as they have kernels or later passes match
     them. has_kernel: whether a kept op's kernel supports these operands. int8_dot: the type that the dot-product
-    instruction multiplies with i8, None without such an instruction. f8_dot: whether products take 8-bit floats
+    instruction multiplies with i8, None without such an instruction. depthwise_sums: the type of depthwise
+    convolutions' sums of levels. f8_dot: whether products take 8-bit floats
     directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
-    products. same_operand_types: products need operands of one type, so a reduced precision applies to both.
-    target_passes: run before the shared ones. height: see `keep_blocks`."""
+    products. blocks: whether these also read block formats as they are. same_operand_types: products need operands of
+    one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen as they load
+    them. target_passes: run before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits.
+    height: see `keep_blocks`."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: DType | None = None
+    depthwise_sums: DType = f32
     f8_dot: bool = False
     max_slice_elements: int = 0
     levels: tuple[DType, ...] = (f32,)
+    blocks: bool = True
     same_operand_types: bool = False
+    widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
+    narrow_integers: bool = False
     height: Height = always_dense
 
 
@@ -61,7 +69,11 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     """Return the passes in order. outer: the symbols of the graphs that enclose a body."""
     simplified = partial(simplify, fast_math=options.fast_math)
     bound = partial(bound_sizes, outer=outer)
-    quantized = partial(lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot)
+    quantized = partial(
+        lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
+        depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
+    )  # fmt: skip
+    narrow = partial(narrow_weights, types=choices.widens)
 
     def bodies(graph: Graph) -> Graph:
         known = outer.union(graph.symbols())
@@ -71,6 +83,8 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         *choices.target_passes,
         # on MODEL ops, while they still have their names
         ("bound_sizes", bound),
+        # before constants are folded
+        *((("narrow_weights", narrow),) if choices.widens and options.precision == "float32" else ()),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
         ("order_linear", order_linear),  # after norms, which add a constant by now
@@ -93,6 +107,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fold_layout", fold_constants),  # transposed weights
         ("simplify_layout", simplified),
         ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
+        *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Protocol
-
-import numpy as np
 
 from ingot.ir.array import Array
 from ingot.ir.dims import DimLike, default_bounds, estimate, is_computed
@@ -23,6 +21,7 @@ from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
 from ingot.plan.sizes import RuntimeSizes, expression
 from ingot.plan.storage import Arena, Storage, assign
+from ingot.plan.weights import Fill, Weights, fill
 from ingot.runtime import placement
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
@@ -31,13 +30,9 @@ from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
-from ingot.support.files import release
 from ingot.support.limits import check_time
 from ingot.support.native import Code
 
-ALIGN_BYTES = 64
-_COPY_BYTES = 16 << 20  # of a constant that are copied before their pages of the model file are released
-Fill = Callable[[Array, Pack | None, np.ndarray], None]
 Lower = Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
 
 
@@ -75,47 +70,6 @@ class Launch:
 
 
 @dataclass
-class _Weights:
-    """Constants, each once, at aligned offsets in one blob; repacked if a kernel reads them in packed form."""
-
-    sources: list[tuple[slice, Array, Pack | None]] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, constant: Array, pack: Pack | None) -> tuple[int, int]:
-        """Reserve space for a constant; its offset in the blob and size in bytes."""
-        nbytes = pack.nbytes if pack else constant.nbytes
-        offset = self.size
-        self.sources.append((slice(offset, offset + nbytes), constant, pack))
-        self.size += -(-max(nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
-        return offset, nbytes
-
-    def blob(self, fill: Fill) -> np.ndarray:
-        """The filled blob."""
-        raw = np.zeros(self.size + ALIGN_BYTES, np.uint8)
-        start = -raw.ctypes.data % ALIGN_BYTES
-        blob = raw[start : start + self.size]
-        for span, constant, pack in self.sources:
-            fill(constant, pack, blob[span])
-        return blob
-
-
-def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
-    """Write a constant's bytes to `out`, repacked if `pack` is given. Pages of the model file are released on the way,
-    so that no weight is in memory twice."""
-    value = constant.value
-    if pack:
-        pack.write(value, out.view(pack.dtype.numpy))
-    else:
-        rows = np.atleast_1d(value)
-        copy = out.view(value.dtype).reshape(rows.shape)
-        step = max(1, _COPY_BYTES // max(1, rows[:1].nbytes))
-        for i in range(0, len(rows), step):
-            copy[i : i + step] = rows[i : i + step]
-            release(rows[i : i + step])
-    release(value)
-
-
-@dataclass
 class _Memory:
     """One buffer of the plan while lifetimes are being collected. first, last: the steps that use it."""
 
@@ -145,10 +99,11 @@ class _Linker:
     def __init__(self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler, join: Join | None = None):
         self.graph, self.storage, self.lower, self.assembler = graph, storage, lower, assembler
         self.pending = PendingGroups(join)
-        self.weights = _Weights()
+        self.weights = Weights()
         self.buffers: list[_Memory] = []
         self.buffer_of_value: dict[Node, int] = {}
         self.buffer_of_weight: dict[tuple[Array, str], int] = {}
+        self.panels: dict[Array, int] = {}
         self.lowered: dict[object, Lowered] = {}
         self.steps: list[rt.Step] = []
         self.launches: list[Launch] = []
@@ -175,6 +130,7 @@ class _Linker:
             self.buffer_of_value[n] = self.sizes.buffers[name]
             names.setdefault(n, []).append(name)
         groups = [n for n in self.storage.order if isinstance(n.op, Group)]
+        self._choose_panels(groups)
         for i, n in enumerate(groups):
             if not self.depth:
                 progress.report("schedule", i, len(groups))
@@ -184,6 +140,14 @@ class _Linker:
                 self._launch_pending()
                 self.sizes.add_sizes_step(self, known_sizes)
         self._launch_pending()
+
+    def _choose_panels(self, groups: Sequence[Node]) -> None:
+        """Lower the products with tables before the lookups, which read these from any panels."""
+        of_kind = {kind: [n for n in groups if kind_of(n) == kind] for kind in ("embedding_lookup", "contraction")}
+        tables = {i.constant for n in of_kind["embedding_lookup"] for i in n.inputs} - {None}
+        for n in of_kind["contraction"]:
+            if tables.intersection(i.constant for i in n.inputs):
+                self._lower(n)
 
     def _add_buffer(self, owner: Node | None, memory: _Memory) -> int:
         self.buffers.append(memory)
@@ -218,21 +182,14 @@ class _Linker:
         """Append the steps of one group, or leave it pending so that others can join its launch."""
         group = node.op
         assert isinstance(group, Group)
-        ins, outs, constant = self._layouts(node)
         if any(category(n.op) in UNFUSED for n in group.body.nodes()):
             self._launch_pending()
             first = len(self.steps)
+            ins, outs, _ = self._layouts(node)
             launch_control(self, node, ins, outs)
             self._record_launch(node, first)
             return
-        if isinstance(group, Recomputed):
-            group = Group(group.body, group.kind)  # share the kernel of the first run
-        if self.storage.updates(node):
-            group = replace(group, kind="update")
-        key = (group, ins, outs, constant)
-        if key not in self.lowered:
-            self.lowered[key] = self._lower(node, group, ins, outs, constant)
-        lowered = self.lowered[key]
+        key, lowered = self._lower(node)
         pending = PendingGroup(node, key, lowered, *(self._buffers_used(node, lowered) if self.pending.join else ()))
         if not self.pending.can_add(pending):
             self._launch_pending()
@@ -244,6 +201,11 @@ class _Linker:
         """The layouts of a group's operands and results, and which operands are constants."""
         constant = tuple(i.constant is not None for i in node.inputs)
         return tuple(map(self.layout, node.inputs)), tuple(map(self.layout, node.results)), constant
+
+    def _with_panels(self, node: Node, ins: tuple[Layout, ...]) -> tuple[Layout, ...]:
+        """`ins`, where constants have the panels that other kernels read."""
+        panels = (0 if i.constant is None else self.panels.get(i.constant, 0) for i in node.inputs)
+        return tuple(replace(lay, panel=n) if n else lay for lay, n in zip(ins, panels, strict=True))
 
     def _buffers_used(self, node: Node, lowered: Lowered) -> tuple[frozenset[int], frozenset[int]]:
         """The buffers that a group's kernels read, and those that they write. An operand that is read only in packed
@@ -370,18 +332,27 @@ class _Linker:
         self.graph, self.storage, self.buffer_of_value = outer
         return results
 
-    def _lower(
-        self,
-        node: Node,
-        group: Group,
-        ins: tuple[Layout, ...],
-        outs: tuple[Layout, ...],
-        constant: tuple[bool, ...],
-    ) -> Lowered:
-        try:
-            return self.lower(group, ins, outs, constant)
-        except CompileError as e:
-            raise CompileError(f"{e} in the kernel of {label(node)}") from e
+    def _lower(self, node: Node) -> tuple[object, Lowered]:
+        """The kernels of a group, and what they are a function of: equal groups share them."""
+        group = node.op
+        assert isinstance(group, Group)
+        if isinstance(group, Recomputed):
+            group = Group(group.body, group.kind)  # share the kernel of the first run
+        if self.storage.updates(node):
+            group = replace(group, kind="update")
+        ins, outs, constant = self._layouts(node)
+        key, shared = (group, ins, outs, constant), self._with_panels(node, ins)
+        known = self.lowered.get(key)
+        if known is None or any(p.panel not in (0, shared[p.index].panel) for p in known.packs):
+            key = (group, shared, outs, constant)
+        if key not in self.lowered:
+            try:
+                self.lowered[key] = self.lower(*key)
+            except CompileError as e:
+                raise CompileError(f"{e} in the kernel of {label(node)}") from e
+        lowered = self.lowered[key]
+        self.panels = {self._constant(node, p): p.panel for p in lowered.packs if p.panel} | self.panels
+        return key, lowered
 
     def _constant(self, node: Node, pack: Pack) -> Array:
         op = node.inputs[pack.index].op
@@ -403,6 +374,10 @@ class _Linker:
             self.symbols[id(kernel)] = entry
             self.assembler.add(replace(kernel, name=entry[1]))
         return entry[1]
+
+
+def kind_of(node: Node) -> str:
+    return node.op.kind if isinstance(node.op, Group) else ""
 
 
 def input_label(node: Node) -> str:

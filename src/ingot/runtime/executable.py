@@ -21,6 +21,7 @@ from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address,
 from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
+LIBRARY_SUFFIXES = (".so", ".o", ".a")  # of files that the compiler writes: native code for linkers and loaders of C
 
 
 class Executable:
@@ -138,12 +139,19 @@ class LoadedProgram(Executable):
     """A program in memory. Calls run concurrently, each in its own arena, while there are cores for their threads;
     further calls wait. A program with state runs one call at a time."""
 
-    def __init__(self, program: Program, threads: int | None = None, device_memory: int | None = None) -> None:
-        """Map the code. If no shape is dynamic, also allocate all memory. device_memory: see `ingot.load`.
+    def __init__(
+        self,
+        program: Program,
+        threads: int | None = None,
+        device_memory: int | None = None,
+        export: Export | None = None,
+    ) -> None:
+        """Map the code. If no shape is dynamic, also allocate all memory. device_memory: see `ingot.load`. export:
+        writes native libraries.
 
         Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
         """
-        self._program = program
+        self._program, self._export = program, export
         self.inputs, self.outputs = program.inputs, program.outputs
         self._loaded = device.load(program, threads, device_memory)
         self.threads = self._loaded.threads
@@ -247,7 +255,13 @@ class LoadedProgram(Executable):
             self.set_state({RANDOM: seed_state(seed)})
 
     def save(self, path: Path, weights: Path | None) -> None:
-        save(self._program, path, weights)
+        if path.suffix not in LIBRARY_SUFFIXES:
+            save(self._program, path, weights)
+        elif self._export is None:
+            fix = "compile the model: ingot.compile(...).save(path)"
+            raise InputError("a native library", expected="the compiler", got="a program that was loaded", fix=fix)
+        else:
+            self._export(self._program, path, weights)
 
     @property
     def arena_bytes(self) -> int:

@@ -37,7 +37,7 @@ class Pack:
     """A constant input of the group that is repacked at compile time.
 
     index: of the input. key: names the transformation. write(array, out): fills `out`, which is a zeroed vector of
-    `size` elements of type `dtype`.
+    `size` elements of type `dtype`. panel: the columns of panels that other kernels can choose to read; 0: of others.
     """
 
     index: int
@@ -45,6 +45,7 @@ class Pack:
     dtype: DType
     size: int
     write: Callable[[np.ndarray, np.ndarray], None]
+    panel: int = 0
 
     @property
     def nbytes(self) -> int:

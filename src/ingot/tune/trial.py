@@ -30,7 +30,8 @@ from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, optimize, size_hints
 from ingot.pipeline.target import Options, features_of, target_of
-from ingot.plan.link import Launch, fill, link
+from ingot.plan.link import Launch, link
+from ingot.plan.weights import fill
 from ingot.runtime.bind import bind_symbols, binding_shapes
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program

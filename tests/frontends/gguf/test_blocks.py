@@ -32,19 +32,19 @@ def test_bit_equal_to_the_reference(format: BlockFormat) -> None:
 
 
 @pytest.mark.parametrize("format", IN_BLOCKS, ids=_ids)
-def test_levels_zeros_and_scales_give_the_weights(format: BlockFormat) -> None:
-    """Exactly where the zero is a level, else as exactly as a zero in float32 is."""
+def test_levels_and_factors_give_the_weights(format: BlockFormat) -> None:
+    """Exactly, and levels use no more bits than the format says."""
     blocks = random_blocks(format.name, 300, seed=1)
-    levels, (zero, scale) = format.decode_levels(blocks), format.decode_scales(blocks)
+    levels, (scale, minimum) = format.decode_levels(blocks), format.scales(blocks)
     assert format.levels is not None and levels.dtype == format.levels.numpy
-    grouped = levels.astype(np.float32).reshape(300, -1, format.group)
-    given = np.float32(zero) if isinstance(zero, int) else zero[..., None]
-    got = (grouped - given) * scale[..., None]
-    expected = format.dequantize(blocks).reshape(got.shape)
-    if isinstance(zero, int):
-        np.testing.assert_array_equal(got, expected)
-    largest = np.abs(expected).max(-1, keepdims=True)
-    assert np.all(np.abs(got - expected) <= 1e-6 * largest + 1e-28)
+    least = -(1 << (format.bits - 1)) if format.levels.kind == "i" else 0
+    numbers = levels.astype(np.int32)
+    assert numbers.min() >= least and numbers.max() < least + (1 << format.bits)
+    grouped = numbers.astype(np.float32).reshape(300, -1, format.group) - np.float32(format.zero)
+    got = grouped * np.prod([x.astype(np.float32) + np.zeros_like(grouped[..., 0]) for x in scale], 0)[..., None]
+    if minimum:
+        got = got + np.prod([x.astype(np.float32) + np.zeros_like(grouped[..., 0]) for x in minimum], 0)[..., None]
+    np.testing.assert_array_equal(got, format.dequantize(blocks).reshape(got.shape))
 
 
 def test_many_blocks_are_decoded_in_chunks() -> None:

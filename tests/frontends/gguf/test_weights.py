@@ -10,6 +10,7 @@ import pytest
 
 from ingot import ops
 from ingot.frontends.gguf import FORMATS, GGUFFile, GGUFWeights
+from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f32, i64
@@ -63,6 +64,29 @@ def test_compiled(name: str, tmp_path: Path) -> None:
     largest = np.abs(expected).max()
     np.testing.assert_allclose(rows, expected[[3, 1]], rtol=1e-6, atol=1e-6 * largest)
     np.testing.assert_allclose(y, given @ expected.T, rtol=1e-4, atol=1e-3 * largest)
+
+
+SIZES = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "TQ2_0"]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_program_stores_no_more_than_the_file(name: str, tmp_path: Path) -> None:
+    """A weight that products of one row and of many and a lookup read is there once, in the file's bits; rows are
+    exact."""
+    w = weights(tmp_path, name, (128, COLUMNS))
+    one, many = (Input(n, TensorType(f32, (m, COLUMNS)))() for n, m in (("one", 1), ("many", symbol("m"))))
+    ids, matrix = Input("ids", TensorType(i64, (2,)))(), w.matrix("w")
+    outputs = (ops.linear(many, matrix), ops.linear(one, matrix), w.rows("w", ids))
+    program = build_program(Graph((one, many, ids), outputs), host_features(), 1)
+    assert program.weights.nbytes <= 1.05 * w.file.tensors["w"].data.nbytes
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(m, COLUMNS)).astype(np.float32) for m in (1, 19)]
+    y_many, y_one, rows = CompiledModel(program, threads=1)(*xs, np.array([127, 3]))
+    expected = w.file.tensors["w"].dequantized()
+    np.testing.assert_array_equal(rows, expected[[127, 3]])
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(y_one, xs[0] @ expected.T, rtol=1e-4, atol=1e-3 * largest)
+    np.testing.assert_allclose(y_many, xs[1] @ expected.T, rtol=1e-4, atol=1e-3 * largest)
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q5_K", "BF16"])

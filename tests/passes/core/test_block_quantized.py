@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -110,3 +112,31 @@ def test_bytes_within_sixteen_levels_are_nibbles(low: int, dtype: DType) -> None
         (product,) = (n for n in lower_quantized(g, int8_dot=u8).nodes() if is_product_of_levels(n, (f32,)))
         assert product.inputs[1].inputs[0].dtype == u4
         assert kept(arg("x", 5, 48), w, ((1,), (1,))) == 1
+
+
+@pytest.mark.parametrize("dtype", [u4, u8])
+def test_block_formats(dtype: DType) -> None:
+    """They stay as they are, blocks of blocks, too; without kernels for them, or for f16, scales are f32."""
+    q = const(levels(6, 3, 2, 16, dtype=dtype))
+    unit, scale = const(RNG.normal(size=(6, 3, 1, 1)).astype(np.float16)), const(levels(6, 3, 2, 1, dtype=u8))
+    for form, factors in (
+        (ops.DequantizeBlocks(3), (unit,)),
+        (ops.DequantizeBlocks(factors=2), (scale, unit, scale, unit)),
+        (ops.DequantizeBlocks(factors=2), (const(np.zeros((6, 3, 2, 1), np.uint8)), unit, scale, unit)),
+    ):
+        if form.bits > dtype.bits:
+            form = replace(form, bits=dtype.bits)
+        w = ops.reshape(form(q, *factors), (6, 96))
+        assert kept(arg("x", 2, 5, 96), w, ((2,), (1,))) == 1
+        assert kept(arg("x", 96, 5), ops.transpose(w, (1, 0)), ((0,), (0,))) == 1
+        g = graph(ops.DotGeneral(contract=((1,), (1,)))(arg("x", 5, 96), w))
+        given = [RNG.standard_normal((5, 96)).astype(np.float32)]
+        (expected,) = interpret(g, given)
+        for how in ({"blocks": False}, {"widens": ()}):
+            new = lower_quantized(g, int8_dot=None, **how)
+            assert sum(is_product_of_levels(n, (f32,)) for n in new.nodes()) == 1
+            assert not any(n.dtype == f16 for n in new.nodes() if n.constant is not None)
+            assert any(isinstance(n.op, ops.DequantizeBlocks) for n in new.nodes()) == ("widens" in how)
+            np.testing.assert_allclose(
+                interpret(new, given)[0], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
+            )

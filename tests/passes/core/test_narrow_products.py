@@ -6,9 +6,9 @@ import pytest
 
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input
+from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, bf16, f16, f32
-from ingot.passes.core.narrow_products import narrow_products
+from ingot.passes.core.narrow_products import narrow_products, narrow_weights
 
 
 def test_widened_operands_are_multiplied_as_they_are() -> None:
@@ -30,3 +30,18 @@ def test_operands_of_two_types_stay(left, right) -> None:
     wide = (x if x.dtype == f32 else ops.Convert(f32)(x) for x in (a, b))
     graph = Graph((a, b), (ops.DotGeneral(((), ()), ((1,), (0,)))(*wide),))
     assert narrow_products(graph).outputs == graph.outputs
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_widened_weights_are_multiplied_as_they_are(dtype) -> None:
+    """Behind views, too; the numbers are the same. Types that the machine does not widen stay."""
+    rng = np.random.default_rng(0)
+    x, w = Input("x", TensorType(f32, (3, 5)))(), const(rng.normal(size=(4, 5)).astype(dtype.numpy))
+    wide = ops.Transpose((1, 0))(ops.Convert(f32)(w))
+    graph = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (0,)))(x, wide),))
+    narrow = narrow_weights(graph, (bf16, f16))
+    (product,) = narrow.outputs
+    assert [n.dtype for n in product.inputs] == [f32, dtype] and product.dtype == f32
+    given = [rng.normal(size=(3, 5)).astype(np.float32)]
+    np.testing.assert_allclose(interpret(narrow, given)[0], interpret(graph, given)[0], rtol=1e-6)
+    assert narrow_weights(graph, ()).outputs == graph.outputs

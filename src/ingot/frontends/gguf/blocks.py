@@ -1,6 +1,6 @@
 """The block formats of ggml: a row of a tensor is cut into blocks, all of the same number of elements and bytes.
 
-    weight = level * scale + minimum
+    weight = (level - zero) * scale + minimum
 
 Levels are integers of few bits. A group of elements shares a scale and, in some formats, a minimum; a block has one
 group, or the "K" formats' 8 or 16. `FORMATS` has a record for each format, in the numbering of ggml_type. Blocks are
@@ -12,6 +12,7 @@ Source: ggml-quants.c and ggml-common.h of https://github.com/ggml-org/ggml.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from types import MappingProxyType
 
 import ml_dtypes
@@ -21,17 +22,16 @@ from ingot.ir.types import DType, i8, u4, u8
 from ingot.support.dataclass import dataclass
 
 SUPERBLOCK = 256  # elements of a block of the K formats and the ternary ones
-_CHUNK = 1 << 15  # blocks that are decoded at once, so that temporary arrays stay small
-_TINY = np.float32(1e-30)  # in place of a scale of 0, where the weight is the minimum
+_CHUNK_BLOCKS = 1 << 15  # blocks that are decoded at once, so that temporary arrays stay small
+Factors = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
 
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """levels: the type of the integers, None for a format of plain numbers. group: elements that share a scale. zero:
-    the level that stands for 0. unpack: uint8[n, bytes] -> levels[n, elements]. scales: uint8[n, bytes] -> scale
-    f32[n, groups] and the minimum, where the format has one.
-
-    Levels of 2 and 3 bits are kept in 4: products read constant levels of 4 and 8 bits as they are.
+    """levels: the type of the integers, None for a format of plain numbers. bits: how many of its bits they use. group:
+    elements that share a scale. zero: the level that stands for 0. unpack: uint8[n, bytes] -> levels[n, elements].
+    scales: uint8[n, bytes] -> the factors of the scale, and those of the minimum where the format has one, each
+    [n, groups], or [n, 1] of all groups of a block; a scale is their product in float32.
     """
 
     name: str
@@ -40,9 +40,10 @@ class BlockFormat:
     elements: int
     group: int
     levels: DType | None
+    bits: int
     zero: int
     unpack: Callable[[np.ndarray], np.ndarray]
-    scales: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray | None]]
+    scales: Callable[[np.ndarray], Factors]
 
     def bytes_of(self, elements: int) -> int:
         """The size of so many elements in whole blocks."""
@@ -54,19 +55,6 @@ class BlockFormat:
         storage = np.dtype(np.int8 if self.levels.kind == "i" else np.uint8)
         return _chunked(self.unpack, blocks, self.elements, storage).view(self.levels.numpy)
 
-    def decode_scales(self, blocks: np.ndarray) -> tuple[int | np.ndarray, np.ndarray]:
-        """uint8[n, bytes] -> zero and scale f32[n, groups], such that weight = (level - zero) * scale.
-
-        The zero is an int where the format has no minima, else f32[n, groups]. It is rounded: weights agree with
-        `dequantize` up to 1e-6 of the largest in their group.
-        """
-        scale, minimum = self.scales(blocks)
-        if minimum is None:
-            return self.zero, scale
-        scale = np.where(scale == 0, _TINY, scale)
-        with np.errstate(all="ignore"):  # a damaged block may hold infinities
-            return -minimum / scale, scale
-
     def dequantize(self, blocks: np.ndarray) -> np.ndarray:
         """uint8[n, bytes] -> f32[n, elements], bit for bit as ggml computes it."""
         return _chunked(self._dequantize, blocks, self.elements, np.dtype(np.float32))
@@ -76,15 +64,15 @@ class BlockFormat:
         if self.levels is None:
             return values.astype(np.float32)
         grouped = values.astype(np.float32).reshape(len(blocks), -1, self.group) - np.float32(self.zero)
-        scale, minimum = self.scales(blocks)
-        with np.errstate(all="ignore"):
-            out = grouped * scale[..., None]
-            return (out if minimum is None else out + minimum[..., None]).reshape(len(blocks), -1)
+        with np.errstate(all="ignore"):  # a damaged block may hold infinities
+            terms = [reduce(np.multiply, (x.astype(np.float32) for x in own)) for own in self.scales(blocks) if own]
+            out = grouped * terms[0][..., None]
+            return (out if len(terms) == 1 else out + terms[1][..., None]).reshape(len(blocks), -1)
 
 
 def _chunked(decode: Callable[[np.ndarray], np.ndarray], blocks: np.ndarray, width: int, dtype: np.dtype) -> np.ndarray:
     out = np.empty((len(blocks), width), dtype)
-    step = max(1, _CHUNK * 32 // width)
+    step = max(1, _CHUNK_BLOCKS * 32 // width)
     for i in range(0, len(blocks), step):
         out[i : i + step] = decode(blocks[i : i + step])
     return out
@@ -94,7 +82,7 @@ def _chunked(decode: Callable[[np.ndarray], np.ndarray], blocks: np.ndarray, wid
 
 
 def _float16(field: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(field).view(np.float16).astype(np.float32)
+    return np.ascontiguousarray(field).view(np.float16)
 
 
 def _fields(packed: np.ndarray, bits: int, line: int) -> np.ndarray:
@@ -116,13 +104,13 @@ def _signed(levels: np.ndarray, zero: int) -> np.ndarray:
 # --- formats with a scale for each block of 32
 
 
-def _scale_at(start: int) -> Callable[[np.ndarray], tuple[np.ndarray, None]]:
+def _scale_at(start: int) -> Callable[[np.ndarray], Factors]:
     """A scale in float16 at byte `start`."""
-    return lambda b: (_float16(b[:, start : start + 2]), None)
+    return lambda b: ((_float16(b[:, start : start + 2]),), ())
 
 
-def _scale_and_minimum(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return _float16(b[:, :2]), _float16(b[:, 2:4])
+def _scale_and_minimum(b: np.ndarray) -> Factors:
+    return (_float16(b[:, :2]),), (_float16(b[:, 2:4]),)
 
 
 def _five_bits(b: np.ndarray, start: int) -> np.ndarray:
@@ -134,11 +122,11 @@ def _five_bits(b: np.ndarray, start: int) -> np.ndarray:
 _E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 
 
-def _half_power(b: np.ndarray) -> tuple[np.ndarray, None]:
+def _half_power(b: np.ndarray) -> Factors:
     """Half of the power of two that the first byte has the biased exponent of."""
     exponent = b[:, :1].astype(np.uint32)
     bits = np.where(exponent < 2, np.uint32(0x00200000) << np.minimum(exponent, 1), (exponent - 1) << 23)
-    return bits.astype(np.uint32).view(np.float32), None
+    return (bits.astype(np.uint32).view(np.float32),), ()
 
 
 # --- formats of 256 elements
@@ -151,9 +139,9 @@ def _six_bits(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales, np.concatenate([high & 63, (rest >> 4) | (high >> 2) & 0x30], axis=-1)
 
 
-def _scales_q2(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scales_q2(b: np.ndarray) -> Factors:
     both = b[:, :16]
-    return _float16(b[:, 80:82]) * (both & 15), -(_float16(b[:, 82:84]) * (both >> 4))
+    return (both & 15, _float16(b[:, 80:82])), (both >> 4, -_float16(b[:, 82:84]))
 
 
 def _levels_q3(b: np.ndarray) -> np.ndarray:
@@ -161,14 +149,14 @@ def _levels_q3(b: np.ndarray) -> np.ndarray:
     return _fields(b[:, 32:96], 2, 32) | _fields(b[:, :32], 1, 32) << 2
 
 
-def _scales_q3(b: np.ndarray) -> tuple[np.ndarray, None]:
+def _scales_q3(b: np.ndarray) -> Factors:
     six = _fields(b[:, 96:104], 4, 8) | _fields(b[:, 104:108], 2, 4) << 4
-    return _float16(b[:, 108:110]) * _signed(six, 32).astype(np.float32), None
+    return (_signed(six, 32), _float16(b[:, 108:110])), ()
 
 
-def _scales_q45(b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scales_q45(b: np.ndarray) -> Factors:
     scales, minima = _six_bits(b[:, 4:16])
-    return _float16(b[:, :2]) * scales.astype(np.float32), -(_float16(b[:, 2:4]) * minima.astype(np.float32))
+    return (scales, _float16(b[:, :2])), (minima, -_float16(b[:, 2:4]))
 
 
 def _levels_q5(b: np.ndarray) -> np.ndarray:
@@ -179,9 +167,8 @@ def _levels_q6(b: np.ndarray) -> np.ndarray:
     return _signed(_fields(b[:, :128], 4, 64) | _fields(b[:, 128:192], 2, 32) << 4, 32)
 
 
-def _scales_q6(b: np.ndarray) -> tuple[np.ndarray, None]:
-    eight = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.float32)
-    return _float16(b[:, 208:210]) * eight, None
+def _scales_q6(b: np.ndarray) -> Factors:
+    return (np.ascontiguousarray(b[:, 192:208]).view(np.int8), _float16(b[:, 208:210])), ()
 
 
 def _digits(packed: np.ndarray, count: int) -> np.ndarray:
@@ -202,37 +189,37 @@ def _plain(name: str, code: int, dtype: np.dtype | type) -> BlockFormat:
     """Plain numbers."""
     dtype = np.dtype(dtype)
     return BlockFormat(
-        name, code, dtype.itemsize, 1, 1, None, 0, lambda b: np.ascontiguousarray(b).view(dtype), _no_scales
+        name, code, dtype.itemsize, 1, 1, None, 0, 0, lambda b: np.ascontiguousarray(b).view(dtype), _no_scales
     )
 
 
-def _no_scales(b: np.ndarray) -> tuple[np.ndarray, None]:
+def _no_scales(b: np.ndarray) -> Factors:
     raise AssertionError("plain numbers have no scales")
 
 
 _RECORDS = (
     _plain("F32", 0, np.float32),
     _plain("F16", 1, np.float16),
-    BlockFormat("Q4_0", 2, 18, 32, 32, u4, 8, lambda b: _fields(b[:, 2:], 4, 16), _scale_at(0)),
-    BlockFormat("Q4_1", 3, 20, 32, 32, u4, 0, lambda b: _fields(b[:, 4:], 4, 16), _scale_and_minimum),
-    BlockFormat("Q5_0", 6, 22, 32, 32, i8, 0, lambda b: _signed(_five_bits(b, 2), 16), _scale_at(0)),
-    BlockFormat("Q5_1", 7, 24, 32, 32, u8, 0, lambda b: _five_bits(b, 4), _scale_and_minimum),
-    BlockFormat("Q8_0", 8, 34, 32, 32, i8, 0, lambda b: np.ascontiguousarray(b[:, 2:]).view(np.int8), _scale_at(0)),
-    BlockFormat("Q2_K", 10, 84, SUPERBLOCK, 16, u4, 0, lambda b: _fields(b[:, 16:80], 2, 32), _scales_q2),
-    BlockFormat("Q3_K", 11, 110, SUPERBLOCK, 16, u4, 4, _levels_q3, _scales_q3),
-    BlockFormat("Q4_K", 12, 144, SUPERBLOCK, 32, u4, 0, lambda b: _fields(b[:, 16:], 4, 32), _scales_q45),
-    BlockFormat("Q5_K", 13, 176, SUPERBLOCK, 32, u8, 0, _levels_q5, _scales_q45),
-    BlockFormat("Q6_K", 14, 210, SUPERBLOCK, 16, i8, 0, _levels_q6, _scales_q6),
+    BlockFormat("Q4_0", 2, 18, 32, 32, u4, 4, 8, lambda b: _fields(b[:, 2:], 4, 16), _scale_at(0)),
+    BlockFormat("Q4_1", 3, 20, 32, 32, u4, 4, 0, lambda b: _fields(b[:, 4:], 4, 16), _scale_and_minimum),
+    BlockFormat("Q5_0", 6, 22, 32, 32, i8, 5, 0, lambda b: _signed(_five_bits(b, 2), 16), _scale_at(0)),
+    BlockFormat("Q5_1", 7, 24, 32, 32, u8, 5, 0, lambda b: _five_bits(b, 4), _scale_and_minimum),
+    BlockFormat("Q8_0", 8, 34, 32, 32, i8, 8, 0, lambda b: np.ascontiguousarray(b[:, 2:]).view(np.int8), _scale_at(0)),
+    BlockFormat("Q2_K", 10, 84, SUPERBLOCK, 16, u4, 2, 0, lambda b: _fields(b[:, 16:80], 2, 32), _scales_q2),
+    BlockFormat("Q3_K", 11, 110, SUPERBLOCK, 16, u4, 3, 4, _levels_q3, _scales_q3),
+    BlockFormat("Q4_K", 12, 144, SUPERBLOCK, 32, u4, 4, 0, lambda b: _fields(b[:, 16:], 4, 32), _scales_q45),
+    BlockFormat("Q5_K", 13, 176, SUPERBLOCK, 32, u8, 5, 0, _levels_q5, _scales_q45),
+    BlockFormat("Q6_K", 14, 210, SUPERBLOCK, 16, i8, 6, 0, _levels_q6, _scales_q6),
     _plain("I8", 24, np.int8),
     _plain("I16", 25, np.int16),
     _plain("I32", 26, np.int32),
     _plain("I64", 27, np.int64),
     _plain("F64", 28, np.float64),
     _plain("BF16", 30, ml_dtypes.bfloat16),
-    BlockFormat("TQ1_0", 34, 54, SUPERBLOCK, SUPERBLOCK, u4, 1, _levels_tq1, _scale_at(52)),
-    BlockFormat("TQ2_0", 35, 66, SUPERBLOCK, SUPERBLOCK, u4, 1, lambda b: _fields(b[:, :64], 2, 32), _scale_at(64)),
+    BlockFormat("TQ1_0", 34, 54, SUPERBLOCK, SUPERBLOCK, u4, 2, 1, _levels_tq1, _scale_at(52)),
+    BlockFormat("TQ2_0", 35, 66, SUPERBLOCK, SUPERBLOCK, u4, 2, 1, lambda b: _fields(b[:, :64], 2, 32), _scale_at(64)),
     # 13 different numbers of either sign, up to 12: no 4 bits of an integer
-    BlockFormat("MXFP4", 39, 17, 32, 32, i8, 0, lambda b: _E2M1[_fields(b[:, 1:], 4, 16)], _half_power),
+    BlockFormat("MXFP4", 39, 17, 32, 32, i8, 5, 0, lambda b: _E2M1[_fields(b[:, 1:], 4, 16)], _half_power),
 )
 FORMATS: Mapping[int, BlockFormat] = MappingProxyType({f.code: f for f in _RECORDS})
 # named where they are refused

@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.gguf.file import GGUFFile, Tensor
-from ingot.frontends.shared.levels import Levels, missing
+from ingot.frontends.shared.levels import missing
 from ingot.ir.node import Node, deferred_const
 from ingot.ir.types import TensorType, dtype_of, f32
 
@@ -20,7 +20,7 @@ class GGUFWeights:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         # constants are equal where their arrays are the same objects: programs share the weights that they read
-        self._levels, self._plain, self._floats = cache(_levels), cache(_plain), cache(_floats)
+        self._levels, self._plain, self._floats = cache(_levels), cache(_unquantized), cache(_floats)
 
     @property
     def names(self) -> Collection[str]:
@@ -36,7 +36,9 @@ class GGUFWeights:
     def matrix(self, name: str) -> Node:
         """f32[..., rows, columns]: levels dequantized, or numbers of the file."""
         tensor = self._tensor(name)
-        return ops.cast(self._plain(tensor), f32) if tensor.format.levels is None else self._levels(tensor).matrix()
+        if tensor.format.levels is None:
+            return ops.cast(self._plain(tensor), f32)
+        return ops.reshape(self._levels(tensor), tensor.shape)
 
     def vector(self, name: str) -> Node:
         """f32 of the tensor's shape, as numbers."""
@@ -46,8 +48,9 @@ class GGUFWeights:
         """f32[*ids.shape, columns]: what is gathered are levels, or numbers of the file."""
         tensor = self._tensor(name)
         if tensor.format.levels is None:
-            return ops.cast(ops.Take(0)(self._plain(tensor), ids, loc=name), f32)
-        return self._levels(tensor).rows(ids)
+            return ops.cast(ops.EmbeddingLookup()(self._plain(tensor), ids, loc=name), f32)
+        rows = ops.EmbeddingLookup()(self._levels(tensor), ids, loc=name)
+        return ops.reshape(rows, (*ids.shape, *tensor.shape[1:]))
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self.file.tensors:
@@ -55,7 +58,7 @@ class GGUFWeights:
         return self.file.tensors[name]
 
 
-def _plain(tensor: Tensor) -> Node:
+def _unquantized(tensor: Tensor) -> Node:
     """A tensor of plain numbers, in their own type."""
     view = tensor.format.unpack(tensor.data).reshape(tensor.shape)
     return deferred_const(TensorType(dtype_of(view), tensor.shape), lambda: view, tensor.name)
@@ -65,18 +68,27 @@ def _floats(tensor: Tensor) -> Node:
     return deferred_const(TensorType(f32, tensor.shape), tensor.dequantized, tensor.name)
 
 
-def _levels(tensor: Tensor) -> Levels:
-    format, lines = tensor.format, (*tensor.shape[:-1], tensor.shape[-1] // tensor.format.group)
+def _levels(tensor: Tensor) -> Node:
+    """f32[*lines, blocks, groups of a block, group], without a dimension of blocks of one group."""
+    format = tensor.format
     assert format.levels is not None
-
-    def parameter(which: int) -> np.ndarray:
-        value = format.decode_scales(tensor.data)[which]
-        assert isinstance(value, np.ndarray)
-        return value.reshape(*lines, 1)
+    groups = (format.elements // format.group,) if format.elements != format.group else ()
+    blocks = (*tensor.shape[:-1], tensor.shape[-1] // format.elements)
 
     def levels() -> np.ndarray:
-        return format.decode_levels(tensor.data).reshape(*lines, format.group)
+        return format.decode_levels(tensor.data).reshape(*blocks, *groups, format.group)
 
-    has_minimum = not isinstance(format.decode_scales(tensor.data[:1])[0], int)
-    zero = (lambda: parameter(0)) if has_minimum else format.zero
-    return Levels(tensor.name, tensor.shape, format.group, format.levels, levels, zero, lambda: parameter(1))
+    def factor(part: int, i: int) -> Node:
+        def value(blocks: np.ndarray) -> np.ndarray:
+            return format.scales(blocks)[part][i]
+
+        like = value(tensor.data[:1])
+        shape = (*blocks, *((1, 1) if groups and like.shape[1] == 1 else (*groups, 1)))
+        dtype = dtype_of(like)
+        return deferred_const(TensorType(dtype, shape), lambda: value(tensor.data).reshape(shape), tensor.name)
+
+    scale, minimum = format.scales(tensor.data[:1])
+    factors = [factor(part, i) for part, own in enumerate((scale, minimum)) for i in range(len(own))]
+    like = TensorType(format.levels, (*blocks, *groups, format.group))
+    form = ops.DequantizeBlocks(format.zero, format.bits, len(scale))
+    return form(deferred_const(like, levels, tensor.name), *factors, loc=tensor.name)

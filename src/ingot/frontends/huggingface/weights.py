@@ -52,7 +52,7 @@ class FolderWeights:
         """f32[*ids.shape, columns]: what is gathered are levels, or floats of the file."""
         if name in self._packed:
             return self._opened(name).rows(ids)
-        return ops.cast(ops.Take(0)(self._stored(name), ids, loc=name), f32)
+        return ops.cast(ops.EmbeddingLookup()(self._stored(name), ids, loc=name), f32)
 
     def _floats_of(self, name: str) -> Node:
         array = self._array(name)

@@ -12,7 +12,9 @@ from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, dtype_of, i64
 from ingot.ops.core.base import check_count, round_to
 from ingot.ops.core.reduce import CumReduce
+from ingot.ops.core.shape import Reshape, Transpose
 from ingot.ops.nn import terms as t
+from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 
@@ -73,7 +75,7 @@ class GroupedMatMul(Op):
         first_row = t.take(starts, group, 0) + (block - t.take(block_starts, group, 0)) * rows
         row_index = first_row.expand(1) + t.iota((blocks, rows), 1)
         block_x = t.take(x, t.minimum(row_index, t.size(count) - 1), 0)
-        products = t.contract(block_x, t.take(w, group, 0), [(2, 1)], [(0, 0)])
+        products = t.contract(block_x, _matrices(w.node, group), [(2, 1)], [(0, 0)])
 
         # row s: its position in the blocks
         row = t.iota((count,), 0)
@@ -108,6 +110,23 @@ class GroupedMatMul(Op):
         yield cls(), (x, w, np.asarray([6, 6], np.int64))
         yield cls(), (x[:, :0], w[:, :0], np.asarray([2, 6], np.int32))
         yield cls(), (x.astype(ml_dtypes.bfloat16), w.astype(ml_dtypes.bfloat16), np.asarray([2, 6], np.int32))
+
+
+def _matrices(w: Node, group: Term) -> Term:
+    """w[group]. Of constant levels, seen through views of each group, these are gathered, and dequantized then."""
+    views: list[Node] = []
+    source = w
+    while isinstance(source.op, Reshape | Transpose) and source.inputs[0].shape[0] == w.shape[0]:
+        if isinstance(source.op, Transpose) and source.op.permutation[0] != 0:
+            break
+        views.append(source)
+        (source,) = source.inputs
+    if not isinstance(source.op, Dequantize | DequantizeBlocks) or source.inputs[0].constant is None:
+        return t.take(Term(w), group, 0)
+    y = EmbeddingLookup().lower(source, group.node)
+    for view in reversed(views):
+        y = Reshape((*group.shape, *view.shape[1:]))(y) if isinstance(view.op, Reshape) else view.op(y)
+    return Term(y)
 
 
 def _block_rows(count: DimLike, groups: int) -> int:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import mul
+from typing import ClassVar, TypeVar
 
 import numpy as np
 
-from ingot.ir.node import Node, Op, Samples
-from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i32
+from ingot.ir.dims import DimLike
+from ingot.ir.node import Node, Op, Samples, deferred_const
+from ingot.ir.types import DType, TensorType, dtype_of, f8e4m3fn, f32, i8, i32, u4, u8
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
-from ingot.ops.nn.terms import Term
+from ingot.ops.nn.index import Take
+from ingot.ops.nn.terms import Term, concat
 from ingot.support.dataclass import dataclass
+
+T = TypeVar("T")
 
 
 def _compute_dtype(scale: DType) -> DType:
@@ -79,4 +86,122 @@ class Dequantize(Op):
         yield cls(), (rng.normal(size=(3, 4)).astype(narrow), np.zeros((), narrow), scale)
 
 
-__all__ = ["Dequantize"]
+@dataclass(frozen=True)
+class DequantizeBlocks(Op):
+    """(x - zero) * scale + minimum in f32: weights as block formats store them (ggml's).
+
+    Operands: x, then `factors` factors of the scale, then either as many of the minimum or none. x: integers of 4 or 8
+    bits. A scale and a minimum are the products of their factors in f32. Factors: integers of 8 bits or floats, which
+    broadcast to x. bits: how many bits of their type the levels use: a signed level lies within -2^(bits - 1) and
+    2^(bits - 1) - 1. Products keep weights in this form (`passes/core/block_quantized.py`).
+    """
+
+    name: ClassVar[str] = "dequantize_blocks"
+    duplicable: ClassVar[bool] = True
+    zero: int = 0
+    bits: int = 8
+    factors: int = 1
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        x, *factors = inputs
+        self.expect(x.dtype.is_integer and x.dtype.bits in (4, 8), f"expected integers of 4 or 8 bits, got {x}")
+        self.expect(1 <= self.bits <= x.dtype.bits, f"expected 1 to {x.dtype.bits} bits, got {self.bits}")
+        counts = (self.factors, 2 * self.factors)
+        self.expect(self.factors > 0 and len(factors) in counts, f"expected x and {counts} factors, got {len(factors)}")
+        for p in factors:
+            self.expect(p.dtype.is_float or (p.dtype.is_integer and p.dtype.bits == 8), f"got a factor {p}")
+            self.expect(broadcast_shapes(x.shape, p.shape) == x.shape, f"expected {p} to broadcast to {x}")
+        return x.with_dtype(f32)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        x, *factors = inputs
+        with np.errstate(all="ignore"):
+            terms = [reduce(np.multiply, (p.astype(np.float32) for p in part)) for part in self.parts(factors)]
+            y = (x.astype(np.float32) - np.float32(self.zero)) * terms[0]
+            return y if len(terms) == 1 else y + terms[1]
+
+    def lower(self, *inputs: Node) -> Node:
+        x, *factors = map(Term, inputs)
+        terms = [reduce(mul, (p.cast(f32) for p in part)) for part in self.parts(factors)]
+        y = (x.cast(f32) - float(self.zero)) * terms[0]
+        return (y if len(terms) == 1 else y + terms[1]).node
+
+    def parts(self, factors: Sequence[T]) -> list[Sequence[T]]:
+        """The factors of the scale, and those of the minimum if there are any."""
+        return [part for part in (factors[: self.factors], factors[self.factors :]) if part]
+
+    @classmethod
+    def samples(cls) -> Samples:
+        rng = np.random.default_rng(9)
+        x = rng.integers(0, 16, (3, 2, 4, 8)).astype(np.uint8)
+        unit = rng.normal(size=(3, 2, 1, 1)).astype(np.float16)
+        scale = rng.integers(0, 64, (3, 2, 4, 1)).astype(np.uint8)
+        yield cls(8, 4), (x, unit)
+        yield cls(bits=5, factors=2), (x, scale, unit, scale[::-1], -unit)
+        yield cls(bits=6, factors=2), (x.view(np.int8) - np.int8(8), scale.view(np.int8), unit)
+        yield cls(bits=4), (x.astype(u4.numpy), unit.astype(np.float32), unit)
+        yield cls(), (x[:0], unit[:0])
+
+
+@dataclass(frozen=True)
+class EmbeddingLookup(Op):
+    """The rows `ids` of a table: [*ids.shape, *table.shape[1:]]. Ids beyond the table are the nearest within it.
+
+    Operands: table, ids. It is `Take(0)`, but a constant table is read in the form in which products store it: a table
+    that is the output, too, is in memory once.
+    """
+
+    name: ClassVar[str] = "embedding_lookup"
+
+    def infer(self, *inputs: TensorType) -> TensorType:
+        return Take(0).infer(*inputs)
+
+    def constraints(self, *inputs: TensorType) -> Iterator[tuple[DimLike, str]]:
+        return Take(0).constraints(*inputs)
+
+    def reference(self, *inputs: np.ndarray) -> np.ndarray:
+        return Take(0).reference(*inputs)
+
+    def lower(self, *inputs: Node) -> Node:
+        """Of levels the rows are gathered first. Levels of 4 bits are kept in pairs."""
+        table, ids = inputs
+        q, *parameters = table.inputs or (table,)
+        shapes = [n.shape[:1] for n in table.inputs]
+        is_of_rows = isinstance(table.op, Dequantize | DequantizeBlocks) and q.constant is not None
+        if not is_of_rows or not all(s == () or s == table.shape[:1] for s in shapes):
+            return Take(0)(table, ids)
+        levels = _gathered_levels(q, ids)
+        gathered = [Take(0)(p, ids) if p.type.rank else p for p in parameters]
+        gathered = [Term(p).cast(levels.dtype).node if p.dtype == q.dtype else p for p in gathered]
+        return table.op(levels, *gathered, loc=table.loc)
+
+    @classmethod
+    def samples(cls) -> Samples:
+        rng = np.random.default_rng(3)
+        table = rng.normal(size=(7, 5)).astype(np.float32)
+        yield cls(), (table, np.asarray([[4, 0, 9], [-1, 6, 2]]))
+        yield cls(), (table[:, :1], np.asarray(3, np.int32))
+        yield cls(), (table, np.zeros((0, 2), np.int64))
+
+
+def _gathered_levels(q: Node, ids: Node) -> Node:
+    """Rows of constant levels, of 8 bits."""
+    if q.dtype.bits == 8:
+        return Take(0)(q, ids)
+    if q.dtype != u4 or q.shape[-1] % 2:
+        levels = deferred_const(TensorType(i8, q.shape), lambda: q.constant.value.astype(np.int8), q.loc)  # type: ignore[union-attr]
+        return Take(0)(levels, ids)
+
+    def pairs() -> np.ndarray:
+        levels = q.constant.value.astype(np.uint8)  # type: ignore[union-attr]
+        return levels[..., ::2] | levels[..., 1::2] << 4
+
+    both = Term(Take(0)(deferred_const(TensorType(u8, (*q.shape[:-1], q.shape[-1] // 2)), pairs, q.loc), ids))
+    return (
+        concat([(both & 15).expand(-1), (both >> 4).expand(-1)], both.rank)
+        .reshape((*both.shape[:-1], q.shape[-1]))
+        .node
+    )
+
+
+__all__ = ["Dequantize", "DequantizeBlocks", "EmbeddingLookup"]

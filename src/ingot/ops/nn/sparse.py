@@ -11,7 +11,7 @@ from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import TensorType, i32, i64, static_shape, u16
 from ingot.ops import build as b
 from ingot.ops.core.indexing import Scatter
-from ingot.ops.nn.quant import Dequantize
+from ingot.ops.nn.quant import Dequantize, DequantizeBlocks
 from ingot.support.dataclass import dataclass
 
 
@@ -88,6 +88,7 @@ class Densify(Op):
 
 
 # the compressed forms in which products read constant weights
-WEIGHT_FORMS = (Dequantize, Densify)
+LEVEL_FORMS = (Dequantize, DequantizeBlocks)
+WEIGHT_FORMS = (*LEVEL_FORMS, Densify)
 
-__all__ = ["WEIGHT_FORMS", "Densify"]
+__all__ = ["LEVEL_FORMS", "WEIGHT_FORMS", "Densify"]

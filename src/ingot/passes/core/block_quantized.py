@@ -10,7 +10,10 @@ are written as arithmetic are recognized too (`levels_of_arithmetic`), and bytes
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
+from math import prod
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -23,6 +26,7 @@ from ingot.ops.core.base import inverse
 from ingot.ops.views import BIJECTIVE_VIEWS, base_of
 from ingot.passes.constants import is_constant, value_of
 
+_TINY = np.float32(1e-30)  # in place of a scale of 0, where the weight is the minimum
 MIN_BLOCK_LEVELS = 8  # with smaller blocks, the scales cost more than they save
 Perm = tuple[int, ...]
 
@@ -39,9 +43,7 @@ def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
     if unsliced.type.rank != 2 or not _is_of_levels(base, floats) or x.dtype != base.dtype:
         return None
     size, k = static_shape((unsliced.shape[w_axis], w.shape[w_axis]))
-    sizes = {size, *(d for d in static_shape(base.inputs[0].shape) if d and size % d == 0)}
-    for block in sorted((d for d in sizes if d >= MIN_BLOCK_LEVELS), reverse=True):
-        blocks = (size // block, block) if block != size else (size,)
+    for blocks in _block_shapes(base, size):
         source = _through_views(unsliced, (*unsliced.shape[:w_axis], *blocks, *unsliced.shape[w_axis + 1 :]))
         levels = None if source is None else _moved_levels(*source, block_axis=w_axis + len(blocks) - 1)
         if levels is None:
@@ -51,6 +53,42 @@ def product_of_levels(n: Node, floats: tuple[DType, ...]) -> Node | None:
         axes = tuple(range(x_axis, x_axis + len(blocks))), tuple(range(w_axis, w_axis + len(blocks)))
         return replace(op, contract=axes)(x, levels, loc=n.loc)
     return None
+
+
+def _block_shapes(levels: Node, size: int) -> Iterator[tuple[int, ...]]:
+    """Shapes in which a reduction of `size` may be cut into blocks, the largest first: (blocks, block) or (size,).
+    Those of block formats may be blocks of blocks."""
+    shape = static_shape(levels.inputs[0].shape)
+    if isinstance(levels.op, ops.DequantizeBlocks):
+        yield from (part for part in (shape[1:], shape[:-1]) if part and prod(part) == size)
+        return
+    sizes = {size, *(d for d in shape if d and size % d == 0)}
+    for block in sorted((d for d in sizes if d >= MIN_BLOCK_LEVELS), reverse=True):
+        yield (size // block, block) if block != size else (size,)
+
+
+def as_dequantize(w: Node) -> Node:
+    """`Dequantize` for constants in a block format, of which some targets have no kernels: with a scale of one factor,
+    and a zero in place of a minimum, which rounds by 1e-7 of the largest."""
+    (q, *factors), form = w.inputs, w.op
+    assert isinstance(form, ops.DequantizeBlocks)
+    scale_factors, *minimum_factors = form.parts(factors)
+    width = max((static_shape(p.shape[-1:])[0] for p in factors if p.type.rank), default=1)
+    shape = static_shape((*q.shape[:-1], width))  # of each block, as blocks of blocks become one axis
+
+    def scale() -> np.ndarray:
+        value = reduce(np.multiply, (value_of(p).astype(np.float32) for p in scale_factors))
+        value = np.where(value == 0, _TINY, value) if minimum_factors else value
+        return np.broadcast_to(value, shape)
+
+    def zero() -> np.ndarray:
+        minimum = reduce(np.multiply, (value_of(p).astype(np.float32) for p in minimum_factors[0]))
+        with np.errstate(all="ignore"):  # a damaged block may hold infinities
+            return np.float32(form.zero) - minimum / scale()
+
+    like = TensorType(f32, shape)
+    zeros = deferred_const(like, zero, w.loc) if minimum_factors else ops.scalar(form.zero, q.dtype)
+    return ops.Dequantize()(q, zeros, deferred_const(like, scale, w.loc), loc=w.loc)
 
 
 def levels_of_arithmetic(w: Node) -> Node | None:
@@ -96,7 +134,7 @@ def is_product_of_levels(n: Node, floats: tuple[DType, ...]) -> bool:
     if not isinstance(op, ops.DotGeneral) or any(op.batch) or not _is_of_levels(n.inputs[1], floats):
         return False
     w, axes = n.inputs[1], op.contract[1]
-    if len(axes) not in (1, 2) or w.type.rank != len(axes) + 1 or w.type.size == 0:
+    if w.type.rank != len(axes) + 1 or w.type.size == 0:
         return False
     shapes = ((1,) * w.type.rank + p.shape for p in w.inputs[1:])
     return n.inputs[0].dtype == w.dtype and all(shape[axes[-1] - w.type.rank] == 1 for shape in shapes)
@@ -104,7 +142,7 @@ def is_product_of_levels(n: Node, floats: tuple[DType, ...]) -> bool:
 
 def _is_of_levels(w: Node, floats: tuple[DType, ...]) -> bool:
     """Whether `w` dequantizes constant levels of 4 or 8 bits by constant scales."""
-    if not isinstance(w.op, ops.Dequantize) or len(w.inputs) != 3 or w.dtype not in floats:
+    if not isinstance(w.op, ops.LEVEL_FORMS) or not w.dtype.is_float or w.dtype not in floats:
         return False
     q = w.inputs[0].dtype
     return q.is_integer and q.bits in (4, 8) and w.type.is_static and all(map(is_constant, w.inputs))
@@ -156,7 +194,7 @@ def _moved_levels(w: Node, shape: Shape, perm: Perm, block_axis: int) -> Node | 
             return None
         layouts.append(layout.transpose(perm))
     levels = ops.transpose(ops.reshape(q, shape), perm)
-    if (least := _min_nibble(q)) is not None:
+    if isinstance(w.op, ops.Dequantize) and (least := _min_nibble(q)) is not None:
         levels = _nibbles(levels, least)
         parameters[0] = const(value_of(parameters[0]).astype(w.dtype.numpy) - w.dtype.numpy.type(least))
     return w.op(levels, *map(_strided_constant, parameters, layouts), loc=w.loc)
@@ -182,6 +220,9 @@ def _strided_constant(p: Node, layout: Layout) -> Node:
         return ops.reshape(p, ())
     strides = static_shape(layout.strides)
     shape = tuple(d if s else 1 for d, s in zip(static_shape(layout.shape), strides, strict=True))
+    dense = static_shape(Layout.contiguous(p.shape).strides)
+    if shape == p.shape and all(s == t for d, s, t in zip(shape, strides, dense, strict=True) if d != 1):
+        return p  # the same array: whoever reads this weight, too, shares it
 
     def make() -> np.ndarray:
         value = np.ascontiguousarray(value_of(p))
@@ -190,4 +231,4 @@ def _strided_constant(p: Node, layout: Layout) -> Node:
     return deferred_const(TensorType(p.dtype, shape), make, p.loc)
 
 
-__all__ = ["is_product_of_levels", "levels_of_arithmetic", "product_of_levels"]
+__all__ = ["as_dequantize", "is_product_of_levels", "levels_of_arithmetic", "product_of_levels"]

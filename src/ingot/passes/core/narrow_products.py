@@ -1,8 +1,10 @@
-"""Products of widened 16-bit floats as products of the 16-bit floats, for tensor cores.
+"""Products of widened 16-bit floats as products of the 16-bit floats.
 
-dot_general(convert<f32>(a), transpose(convert<f32>(b)))  ->  dot_general<f32>(a, transpose(b))
+    dot_general(convert<f32>(a), transpose(convert<f32>(b)))  ->  dot_general<f32>(a, transpose(b))    for tensor cores
+    dot_general(x, transpose(convert<f32>(w)))                ->  dot_general<f32>(x, transpose(w))    for constants w
 
-The result is the same but for the order of its sums: products of two 16-bit floats are exact in f32.
+The result is the same but for the order of its sums: products of two 16-bit floats are exact in f32, and a weight that
+is stored in 16 bits is widened as it is loaded, at half of the memory's traffic.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ir.rewrite import Rule, rewrite, rules
-from ingot.ir.types import bf16, f16, f32
+from ingot.ir.types import DType, bf16, f16, f32
+from ingot.passes.constants import is_constant
 
 
 def narrow_products(graph: Graph) -> Graph:
@@ -27,11 +30,29 @@ def _narrow_product(n: Node) -> Node | None:
     return n.op.with_sums(f32)(a, b, loc=n.loc)
 
 
+def widened_value(n: Node, *dtypes: DType) -> Node | None:
+    """The operand of a conversion to f32 from one of `dtypes`; None of other nodes."""
+    is_widened = isinstance(n.op, ops.Convert) and n.dtype == f32 and n.inputs[0].dtype in dtypes
+    return n.inputs[0] if is_widened else None
+
+
+def narrow_weights(graph: Graph, types: tuple[DType, ...]) -> Graph:
+    """Return the graph with products of constants of 16-bit `types` wherever these are widened (see module)."""
+
+    def narrow_weight(n: Node) -> Node | None:
+        x, w = n.inputs
+        narrow = _unwidened(w) if n.dtype == x.dtype == f32 else None
+        if narrow is None or narrow.dtype not in types or not is_constant(narrow) or w.type.rank != 2:
+            return None
+        return n.op.with_sums(f32)(x, narrow, loc=n.loc)
+
+    return rewrite(graph, rules(Rule("narrow-weight", ops.DotGeneral, narrow_weight)))
+
+
 def _unwidened(n: Node) -> Node | None:
-    """The 16-bit value that `n` is in f32, None if it is no such."""
+    """The 16-bit value that `n` is in f32, maybe rearranged; None if it is no such."""
     if isinstance(n.op, ops.Convert):
-        (x,) = n.inputs
-        return x if n.dtype == f32 and x.dtype in (f16, bf16) else None
+        return widened_value(n, f16, bf16)
     if not n.op.rearranges or len(n.inputs) != 1:
         return None
     x = _unwidened(n.inputs[0])

@@ -16,7 +16,7 @@ from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.pool import pool_for, thread_count, ticks_per_second
 from ingot.runtime.cpu.run_context import RunContext
 from ingot.runtime.program import Program
-from ingot.runtime.ranks.process_group import group_of
+from ingot.runtime.ranks.current import group_of
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import Features, available_cores, host
 

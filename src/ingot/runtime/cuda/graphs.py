@@ -31,7 +31,6 @@ from ingot.runtime.program import Program, Step
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
-_WORD = 8  # bytes of a size
 _EXCHANGES = -1  # the number of a memory that stands for the GPUs' links
 MOST = 4096  # kernels that a loop's turns are laid out in
 COPIES = 4  # of a graph, each at other addresses: results that a caller holds in turns need no update of nodes then

@@ -1,4 +1,4 @@
-"""Where the buffers of a bound program lie."""
+"""Where the buffers of a bound program are: in the arena, the weights, an argument or a result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ingot.runtime.cuda.order import Access
 from ingot.runtime.expr import Expr, evaluate, span
 from ingot.runtime.program import Program, table_offsets
 
-_WORD = 8  # bytes of a size
+WORD_BYTES = 8  # of a size
 
 
 class Resolver:
@@ -18,10 +18,10 @@ class Resolver:
         self._binding = binding
         self._arguments, self._inputs, self._state = len(program.arguments), len(program.inputs), len(program.state)
         # behind the arena: the sizes that steps find, and a table that nobody reads here
-        self.sizes = -(-binding.layout.nbytes // _WORD) * _WORD
-        self._table, last = self.sizes + _WORD * len(program.sizes), len(program.steps) - 1
+        self.sizes = -(-binding.layout.nbytes // WORD_BYTES) * WORD_BYTES
+        self._table, last = self.sizes + WORD_BYTES * len(program.sizes), len(program.steps) - 1
         entries = table_offsets(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
-        self.nbytes = self._table + _WORD * entries if program.sizes else binding.layout.nbytes
+        self.nbytes = self._table + WORD_BYTES * entries if program.sizes else binding.layout.nbytes
 
     def buffer(self, identity: int, offset: Expr) -> tuple[int, int]:
         at = evaluate(offset, self._binding.values)
@@ -38,7 +38,7 @@ class Resolver:
             case "input":
                 return 2 + buffer.index, at
             case "size":
-                return 0, at + self.sizes + _WORD * buffer.index
+                return 0, at + self.sizes + WORD_BYTES * buffer.index
             case "table":
                 return 0, at + self._table
         return 2 + self._arguments + buffer.index, at

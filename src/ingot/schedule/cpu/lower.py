@@ -9,6 +9,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ops import KernelGradient
 from ingot.ops.group import Group
 from ingot.schedule.cpu.attention.lower import lower_attention
+from ingot.schedule.cpu.contraction.compressed.embedding_lookup import lower_embedding_lookup
 from ingot.schedule.cpu.contraction.lower import lower_contraction
 from ingot.schedule.cpu.cumulative import lower_cumulative
 from ingot.schedule.cpu.machine import Machine
@@ -48,6 +49,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 PACKING: dict[str, PackingStrategy] = {
     "contraction": lower_contraction,
+    "embedding_lookup": lower_embedding_lookup,
     "inverted_bottleneck": lower_inverted_bottleneck,
     "lstm": lower_recurrent,
     "gru": lower_recurrent,

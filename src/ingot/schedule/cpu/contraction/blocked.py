@@ -22,7 +22,7 @@ from ingot.schedule.cpu.contraction.cost_model import plan_of
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param, has_other_readers
 from ingot.schedule.cpu.contraction.macro_kernel import emit_macro_kernel
 from ingot.schedule.cpu.contraction.operands import BlockQuantized, Operand, scratch_loops
-from ingot.schedule.cpu.contraction.pack import pack_panels
+from ingot.schedule.cpu.contraction.pack import pack_panels, panel_widths
 from ingot.schedule.cpu.contraction.pack_at_run_time import packing_step, should_pack
 from ingot.schedule.cpu.contraction.plan import CACHE_LINE_BYTES, Plan
 from ingot.schedule.cpu.contraction.prologue import InnerRows, computed_a, is_computed
@@ -166,7 +166,8 @@ def _operand_b(
 ) -> tuple[Operand | BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]:
     """Return (B, its kernel parameters, its packings). A constant B is packed in the panels of the plan."""
     if c.has_quantized_b:
-        return block_quantized_operand(g, c, plan)
+        (columns,) = static_shape((c.cols[-1].extent,))
+        return block_quantized_operand(g, panel_widths(columns, plan))
     if not g.packed:
         return b.operand, ((b.operand.buffer, b.arg),), ()
     buffer = Buffer("b", g.anchor.inputs[1].dtype)

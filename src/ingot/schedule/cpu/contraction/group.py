@@ -11,9 +11,9 @@ from ingot.ir.dims import Dim
 from ingot.ir.kernel import Buffer, Expr, Kernel, Var
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ops import WEIGHT_FORMS, Densify, Dequantize
+from ingot.ops import LEVEL_FORMS, WEIGHT_FORMS, Densify, DequantizeBlocks
 from ingot.ops.views import base_of
-from ingot.schedule.axes import Contraction
+from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.contraction.operands import Operand
@@ -64,14 +64,15 @@ class ContractionGroup:
         machine: Machine,
     ) -> ContractionGroup:
         a, b = anchor.inputs
-        of_levels = isinstance(b.op, Dequantize)
+        of_levels = isinstance(b.op, LEVEL_FORMS)
         b_input, b_layout = operand_memory(body, b.inputs[0] if isinstance(b.op, WEIGHT_FORMS) else b, ins)
         if isinstance(b.op, Densify):
             b_layout = Layout.contiguous(b.shape)  # of the dense B
         a_input, a_layout = (-1, Layout.contiguous(a.shape)) if is_computed(body, a) else operand_memory(body, a, ins)
         loops = loops_of(anchor, a_layout, b_layout)
         if of_levels:
-            blocks = tuple(replace(x, is_separate=True) for x in loops.reduce[:-1])
+            # blocks of blocks are one axis
+            blocks = tuple(replace(x, is_separate=True) for x in merge_axes(loops.reduce[:-1]) if x.extent != 1)
             loops = replace(loops, reduce=(*blocks, *loops.reduce[-1:]))
         # a B with a dynamic offset or a broadcast axis of dynamic extent is read in place
         axes = (*loops.batch, *loops.cols, *loops.reduce)
@@ -95,9 +96,11 @@ class ContractionGroup:
 
     def contraction(self, loops: Loops, computed: bool = False, inner: Contraction | None = None) -> Contraction:
         a, b = self.anchor.inputs[0], self.body.inputs[self.b_input]
+        form = self.anchor.inputs[1].op
         return Contraction(
             loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulator_of(self.anchor),
-            self.packed, computed, inner,
+            self.packed, computed, inner, self.machine.dot_bytes,
+            form.bits if isinstance(form, DequantizeBlocks) else 0, self.ins[self.b_input].panel,
         )  # fmt: skip
 
     def epilogue(self, loops: Loops) -> Epilogue:

@@ -54,7 +54,9 @@ def lower_contraction(
     if ops.is_depthwise(anchor) or (not is_a_computed and _has_narrow_groups(body, anchor, constant, machine)):
         return lower_depthwise(body, ins, outs, constant, machine)
     has_weight_form = isinstance(anchor.inputs[1].op, ops.WEIGHT_FORMS)
-    split = split_k(anchor, machine) if len(body.outputs) == 1 and not is_a_computed and not has_weight_form else None
+    is_shared = any(x.panel for x in ins)
+    can_split = len(body.outputs) == 1 and not is_a_computed and not has_weight_form and not is_shared
+    split = split_k(anchor, machine) if can_split else None
     if split is not None:
         return _lower_split_k(body, ins, outs, constant, anchor, split, machine)
     g = ContractionGroup.of(first_result, ins, first_out, constant, anchor, machine)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,10 +11,11 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, mod, product
 from ingot.ir.kernel import Buffer, Expr, Lit, integer
 from ingot.ir.node import Node
+from ingot.ir.types import u32
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.plan import CACHE_LINE_BYTES
 from ingot.schedule.dimension_numbers import Loops, join_rows
-from ingot.schedule.index import ZERO, Index, add, dim_expr
+from ingot.schedule.index import ZERO, Index, add, dim_expr, mul
 from ingot.support.dataclass import dataclass
 
 Write = Callable[[Block, Index, Expr, Expr | None], None]
@@ -61,23 +63,58 @@ def scratch_loops(loops: Loops, a: Node) -> Loops:
 
 
 @dataclass(frozen=True)
-class BlockQuantized:
-    """A constant B of quantized levels: (level - zero) * scale.
+class Factor:
+    """Zeros, or a factor of scales or minima: [panel][rows][columns], or one value for all. Each row is of
+    `blocks` neighbouring blocks of the reduction."""
 
-    words: panels of 32-bit words that hold consecutive unsigned levels of a column. zeros, scales: one row per panel
-    and block of the reduction, or one value for all. has_integer_zeros: zeros are unsigned integers as well; otherwise
-    `bias` has been added to the levels.
+    values: Buffer | Lit
+    rows: int = 1
+    blocks: int = 1
+
+    def line(self, column: Expr, width: Expr, block: Expr) -> Expr:
+        """The offset of a block's values in the panel of `width` columns that starts at `column`."""
+        row = ZERO if self.rows == 1 else block
+        if self.blocks > 1 and self.rows > 1:
+            row = k.binary("div", block, integer(self.blocks))
+        return add(mul(column, integer(self.rows)), mul(row, width))
+
+
+@dataclass(frozen=True)
+class BlockQuantized:
+    """A constant B of quantized levels: (level - zero) * scale + minimum.
+
+    words: panels of 32-bit words that hold consecutive unsigned levels of a column; those of a block in planes of so
+    many bits each (`level_planes`), the lowest bits first. scale, minimum: their factors; no factors of the minimum: it
+    is 0. has_integer_zeros: zeros are unsigned integers as well; otherwise `bias` has been added to the levels.
     """
 
     words: Buffer
-    zeros: Buffer | Lit
-    scales: Buffer | Lit
+    planes: tuple[int, ...]
+    zeros: Factor
+    scale: tuple[Factor, ...]
+    minimum: tuple[Factor, ...]
     has_integer_zeros: bool
     bias: int
 
     @property
     def buffer(self) -> Buffer:
         return self.words
+
+    def word_rows(self, block: int) -> list[int]:
+        """The words that a block of so many levels has in each plane."""
+        return [-(-block // (32 // bits)) for bits in self.planes]
+
+    def level(self, words: Sequence[Expr], h: int) -> Expr:
+        """The h-th level of the words of all planes, as a u32."""
+        parts: list[Expr] = []
+        place = 0  # of the plane's lowest bit in a level
+        for word, bits in zip(words, self.planes, strict=True):
+            shift = h * bits - place
+            if shift:
+                word = k.binary("lshr" if shift > 0 else "shl", word, k.lit(abs(shift), u32, word.lanes))
+            parts.append(k.binary("and", word, k.lit((1 << bits) - 1 << place, u32, word.lanes)))
+            place += bits
+        return functools.reduce(lambda x, y: k.binary("or", x, y), parts)
 
 
 def write_scalars(block: Block, index: Index, n: Expr, value: Expr, columns: DimLike, write: Write) -> None:
@@ -90,6 +127,6 @@ def write_scalars(block: Block, index: Index, n: Expr, value: Expr, columns: Dim
 
 
 __all__ = [
-    "BlockQuantized", "ComputedA", "Index", "LineEpilogue", "Operand", "PrefetchInputs", "Write", "scratch_loops",
-    "write_scalars",
+    "BlockQuantized", "ComputedA", "Factor", "Index", "LineEpilogue", "Operand", "PrefetchInputs", "Write",
+    "scratch_loops", "write_scalars",
 ]  # fmt: skip

@@ -6,13 +6,14 @@ A register tile reads one panel. The columns of each k are contiguous, so B is o
 as narrow as full vectors allow; its missing columns are zero (copies of the last column, if packed at run time).
 
 In panels of narrow weights the k of one 32-bit lane are contiguous: [panel][k / 2][columns][2] for bf16, 4 instead of 2
-for i8. The end of the innermost reduction loop is padded with zeros. Quantized levels (`block_quantized.py`) are stored
-the same way in 32-bit words; signed levels are offset by half of their range.
+for i8. The end of the innermost reduction loop is padded with zeros. Quantized levels have packs of their own
+(`compressed/block_quantized_operand.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -21,7 +22,7 @@ from ingot.ir import kernel as k
 from ingot.ir.array import view_by_strides
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr
-from ingot.ir.types import static_shape, u32
+from ingot.ir.types import static_shape
 from ingot.schedule.axes import Contraction, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.contraction.plan import Plan
@@ -45,7 +46,7 @@ def pack_panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack
     *shape, run, columns = static_shape(tuple(x.extent for x in axes))
     outer = prod(shape[: len(c.batch) + len(c.cols) - 1])
     steps = -(-run // c.k_per_lane)
-    column_elements = prod(shape) // outer * steps * (1 if c.has_quantized_b else c.k_per_lane)  # elements of a column
+    column_elements = prod(shape) // outer * steps * c.k_per_lane  # elements of a column
     widths = panel_widths(columns, plan)
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
@@ -56,18 +57,17 @@ def pack_panels(index: int, c: Contraction, plan: Plan, offset: int = 0) -> Pack
             stop = min(start + width, columns)
             source = dense[..., start:stop]
             panel = rows[:, start * column_elements : (start + width) * column_elements]
-            if c.has_quantized_b:
-                panel.reshape(*shape, steps, width)[..., : stop - start] = _words(source, c)
-            else:
-                panel = panel.reshape(*shape, steps, width, c.k_per_lane)
-                for i in range(c.k_per_lane):
-                    panel[..., : -(-(run - i) // c.k_per_lane), : stop - start, i] = source[..., i :: c.k_per_lane, :]
+            panel = panel.reshape(*shape, steps, width, c.k_per_lane)
+            for i in range(c.k_per_lane):
+                panel[..., : -(-(run - i) // c.k_per_lane), : stop - start, i] = source[..., i :: c.k_per_lane, :]
             release(source)  # of a large transposed weight, panel by panel
             start += width
 
-    axes_key = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, c.reduce))
+    # of a reduction that A alone divides, the panels are the same
+    reduce = merge_axes(tuple(replace(x, a=x.b) for x in c.reduce)) if c.k_per_lane == 1 else c.reduce
+    axes_key = "/".join(",".join(f"{x.extent}:{x.b}" for x in group) for group in (c.batch, c.cols, reduce))
     key = f"panels {axes_key} @{offset} {plan.panel_columns}x{plan.lanes} {c.b} {c.k_per_lane}"
-    return Pack(index, key, u32 if c.has_quantized_b else c.b, outer * column_elements * sum(widths), write)
+    return Pack(index, key, c.b, outer * column_elements * sum(widths), write, plan.panel_columns)
 
 
 def pack_product_panels(b: np.ndarray, out: np.ndarray, widths: Sequence[int]) -> None:
@@ -89,18 +89,6 @@ def pack_window_stream(w: np.ndarray, out: np.ndarray, lanes: int) -> None:
     for start in range(0, count, lanes):
         part = w[..., start : start + lanes].reshape(r * r, ci, -1)
         windows[:, start // lanes, :, : part.shape[-1]] = part.swapaxes(0, 1)
-
-
-def _words(levels: np.ndarray, c: Contraction) -> np.ndarray:
-    """Pack levels [.., k, columns] into u32 words [.., k / per_lane, columns], smaller k in lower bits."""
-    per_word, bits = c.k_per_lane, c.b.bits
-    values = np.swapaxes(levels, -1, -2).view(np.uint8) & ((1 << bits) - 1)
-    if c.b.kind == "i":
-        values ^= 1 << (bits - 1)
-    padding = -values.shape[-1] % per_word
-    values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, padding)]) if padding else values
-    values = np.ascontiguousarray(values[..., ::2] | values[..., 1::2] << 4 if bits == 4 else values)
-    return np.swapaxes(values.view("<u4"), -1, -2)
 
 
 def strided_view(array: np.ndarray, offset: int, extents: Sequence[int], steps: Sequence[int]) -> np.ndarray:

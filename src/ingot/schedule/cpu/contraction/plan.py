@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from ingot.ir.dims import DimLike
+from collections.abc import Sequence
+
+from ingot.ir.dims import DimLike, estimate, product
+from ingot.ir.types import f32
 from ingot.schedule.axes import Contraction, merge_axes
+from ingot.schedule.cpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
 CACHE_LINE_BYTES = 64
@@ -79,4 +83,33 @@ def needs_transpose(c: Contraction) -> bool:
     return not c.packed and c.cols[-1].b != 1 and len(merge_axes(c.reduce)) == 1 and merge_axes(c.reduce)[0].b == 1
 
 
-__all__ = ["CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "needs_transpose", "scattered_run"]
+# of a panel of levels, by registers. Measured: a single row is as fast with 4 vectors as with 8, many rows with 4 as
+# with 2; with AVX2's registers 3 are within 4% of the best for both.
+_LEVEL_VECTORS = {32: 4, 16: 3}
+_MAX_SHARED_VECTORS = 4
+
+
+def panel_vectors(c: Contraction, machine: Machine) -> Sequence[int]:
+    """The vectors of columns that a panel may have. Levels have panels of one width, whatever the rows, and other
+    constants those of the kernel that reads them first: a program for one row and one for many share them."""
+    if c.has_quantized_b:
+        return (level_vectors(estimate(c.cols[-1].extent), machine),)
+    vectors, rest = divmod(c.panel, machine.lanes(c.acc))
+    # a single row reads any panels at the speed of memory; several need panels that leave registers for rows
+    is_fit = vectors and not rest and (vectors <= _MAX_SHARED_VECTORS or product(x.extent for x in c.rows) == 1)
+    return (vectors,) if is_fit else range(1, machine.registers)
+
+
+def level_vectors(columns: int, machine: Machine) -> int:
+    return max(1, min(_LEVEL_VECTORS.get(machine.registers, 2), -(-columns // machine.lanes(f32))))
+
+
+def partial_sums_bytes(c: Contraction, p: Plan, tiles: int) -> int:
+    """Return the bytes of scratch for the partial sums of a chunk's `tiles` register tiles of one panel."""
+    return (tiles + 1) * p.lines * p.width * p.panel_columns * c.acc.nbytes
+
+
+__all__ = [
+    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "level_vectors", "needs_transpose", "panel_vectors",
+    "partial_sums_bytes", "scattered_run",
+]  # fmt: skip

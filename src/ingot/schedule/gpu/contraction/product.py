@@ -335,8 +335,11 @@ class _Product:
         levels = self.levels
         if levels is None:
             return _BReader(1, begin_floats)
+        # one value for all has no offset
+        offsets = (None if isinstance(p.source, Lit) else offset_of(columns, p.columns) for p in levels.parameters)
         parameters = [
-            (p, top.let(ix.add(integer(p.offset), offset_of(columns, p.columns)), "p")) for p in levels.parameters
+            (p, ZERO if offset is None else top.let(ix.add(integer(p.offset), offset), "p"))
+            for p, offset in zip(levels.parameters, offsets, strict=True)
         ]
 
         def begin_levels(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:

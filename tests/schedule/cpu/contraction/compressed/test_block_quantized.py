@@ -10,7 +10,7 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import DType, TensorType, f32, i4, i8, u4, u8
+from ingot.ir.types import DType, TensorType, f32, i4, i8, i64, u4, u8
 from ingot.schedule.cpu.machine import NEON, Machine
 from tests.schedule.compiled import MACHINES, NATIVE, check, compile_graph
 
@@ -96,3 +96,61 @@ def test_long_reductions() -> None:
 def test_weights_stay_small() -> None:
     m = compile_graph(product(1, 512, 16, 32), NATIVE)
     assert m.program.weights.nbytes < 512 * 512 * 0.7 + 512 * 16 + 4096
+
+
+# levels of 2 to 8 bits; scales and minima of one factor, or of one for each block and one for blocks of blocks
+FORMS = [
+    (70, (2, 8, 32), u4, ops.DequantizeBlocks(bits=4, factors=2), True),  # Q4_K
+    (70, (2, 8, 32), u8, ops.DequantizeBlocks(bits=5, factors=2), True),  # Q5_K
+    (100, (2, 16, 16), i8, ops.DequantizeBlocks(bits=6, factors=2), False),  # Q6_K
+    (64, (6, 32), u4, ops.DequantizeBlocks(8, 4), False),  # Q4_0
+    (40, (6, 32), i8, ops.DequantizeBlocks(), False),  # Q8_0
+    (37, (3, 32), u8, ops.DequantizeBlocks(bits=5), True),  # Q5_1
+    (130, (2, 2, 20), u8, ops.DequantizeBlocks(1, 3), True),  # words that are not full
+    (33, (50,), u8, ops.DequantizeBlocks(1, 6), True),  # one block
+    (5, (2, 256), u4, ops.DequantizeBlocks(1, 2), False),  # TQ2_0
+]
+
+
+def weights(n: int, shape: tuple[int, ...], dtype: DType, form: ops.DequantizeBlocks, has_minimum: bool) -> Node:
+    rng = np.random.default_rng(n)
+    low = -(1 << (form.bits - 1)) if dtype.kind == "i" else 0
+    levels = rng.integers(low, low + (1 << form.bits), (n, *shape)).astype(dtype.numpy)
+    factors: list[Node] = []
+    for _ in range(1 + has_minimum):
+        if form.factors == 2:
+            factors.append(const(rng.integers(0, 64, (n, *shape[:2], 1)).astype(np.uint8)))
+        unit = (n, shape[0], *(1,) * (len(shape) - 1)) if len(shape) > 1 else (n, 1)
+        factors.append(const(rng.normal(size=unit).astype(np.float16)))
+    return form(const(levels), *factors)
+
+
+@pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("case", FORMS, ids=lambda c: f"{c[3].bits} bits {c[1]}")
+def test_block_formats(case: tuple[int, tuple[int, ...], DType, ops.DequantizeBlocks, bool], machine: Machine) -> None:
+    w, shape = weights(*case), case[1]
+    sides = tuple(range(1, len(shape) + 1))
+    for size in (1, 9, symbol("m")):
+        x = Input("x", TensorType(f32, (size, *shape)))()
+        graph = Graph((x,), (ops.DotGeneral(contract=(sides, sides))(x, w),))
+        for m in (1, 2, 20) if size not in (1, 9) else (size,):
+            given = np.random.default_rng(0).standard_normal((m, *shape)).astype(np.float32)
+            check(graph, [given], machine=machine)
+
+
+@pytest.mark.parametrize("machine", TARGETS, ids=lambda m: f"{m.vector_bits}")
+@pytest.mark.parametrize("case", FORMS, ids=lambda c: f"{c[3].bits} bits {c[1]}")
+def test_lookups_share_the_words_of_products(
+    case: tuple[int, tuple[int, ...], DType, ops.DequantizeBlocks, bool], machine: Machine
+) -> None:
+    """Rows are exactly what is dequantized, with pointwise ops behind them; a table is in memory once."""
+    w, n, k = weights(*case), case[0], int(np.prod(case[1]))
+    ids = Input("ids", TensorType(i64, (symbol("b"), 3)))()
+    rows = ops.mul(ops.reshape(ops.EmbeddingLookup()(w, ids), (*ids.shape, k)), 3.0)
+    lookup = Graph((ids,), (rows,))
+    at = np.array([[0, n - 1, -1], [n + 5, n // 2, -n - 2]])
+    check(lookup, [at], 0, machine)
+    x, sides = Input("x", TensorType(f32, (1, *case[1])))(), tuple(range(1, len(case[1]) + 1))
+    both = Graph((x, ids), (ops.DotGeneral(contract=(sides, sides))(x, w), rows))
+    sizes = [compile_graph(g, machine).program.weights.nbytes for g in (lookup, both)]
+    assert sizes[0] == sizes[1] > 0

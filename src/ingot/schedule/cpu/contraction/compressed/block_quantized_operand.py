@@ -1,68 +1,157 @@
-"""A contraction group's B of levels: what is packed of the dequantization before it, and how its kernel reads that."""
+"""The packs of a constant B of levels, and how kernels read them. They are a function of the weight and the machine
+alone, so that all kernels that read a weight share them: products of one row and of many, and lookups of its rows."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir import kernel as k
-from ingot.ir.kernel import Buffer, Lit
-from ingot.ir.node import Node
-from ingot.ir.types import DType, f32, i32, static_shape, u8, u32
-from ingot.schedule.axes import Axis, Contraction
+from ingot.ir.kernel import Buffer
+from ingot.ir.layout import Layout
+from ingot.ir.node import Graph, Node
+from ingot.ir.types import f32, static_shape, u8, u32
+from ingot.schedule.axes import level_planes
 from ingot.schedule.cpu.contraction.group import ContractionGroup, Param
-from ingot.schedule.cpu.contraction.operands import BlockQuantized
-from ingot.schedule.cpu.contraction.pack import pack_panels
-from ingot.schedule.cpu.contraction.plan import Plan
+from ingot.schedule.cpu.contraction.operands import BlockQuantized, Factor
+from ingot.schedule.cpu.contraction.pack import strided_view
 from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack
+from ingot.support.dataclass import dataclass
+from ingot.support.files import release
+
+Packed = tuple[BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]
 
 
-def block_quantized_operand(
-    g: ContractionGroup, c: Contraction, plan: Plan
-) -> tuple[BlockQuantized, tuple[Param, ...], tuple[Pack, ...]]:
-    """The operand, its parameters of the kernel, and the packs that these are."""
-    _, zero, scale = g.anchor.inputs[1].inputs
-    bias = 1 << (c.b.bits - 1) if c.b.kind == "i" else 0  # levels are packed as unsigned
-    words = Buffer("b", u32)
-    params: list[Param] = [(words, Arg("pack", 0))]
-    packs = [pack_panels(g.b_input, c, plan, *static_shape((g.b_layout.offset,)))]
+@dataclass(frozen=True)
+class Dims:
+    """What the dimensions of levels are to a product: its column, the blocks of its sum, and the places in a block."""
 
-    def read(name: str, p: Node, moved: int) -> Buffer | Lit:
-        if p.constant is not None and p not in g.body.inputs:
-            value = p.constant.value.reshape(()).item()
-            return k.lit(float(value) + moved, f32)
-        pack = _parameters(g, p, c, plan, moved)
+    column: int
+    blocks: tuple[int, ...]
+    place: int
+
+
+def block_quantized_operand(g: ContractionGroup, widths: Sequence[int]) -> Packed:
+    """B of a product, the kernel's parameters and packs. widths: the columns of its panels."""
+    w, op = g.anchor.inputs[1], g.anchor.op
+    assert isinstance(op, ops.DotGeneral)
+    (column,) = op.free(g.anchor.inputs[0].type.rank, w.type.rank)[1]
+    *blocks, place = op.contract[1]
+    return packed_levels(g.body, w, g.ins, Dims(column, tuple(blocks), place), widths)
+
+
+def packed_levels(body: Graph, w: Node, ins: tuple[Layout, ...], dims: Dims, widths: Sequence[int]) -> Packed:
+    """The weight form `w`, the kernel's parameters and packs. widths: the columns of its panels, whole vectors."""
+    levels, *parameters = w.inputs
+    bits, zero = levels.dtype.bits, k.lit(0.0, f32)
+    if isinstance(w.op, ops.DequantizeBlocks):
+        bits, zero = w.op.bits, k.lit(float(w.op.zero), f32)
+    planes, bias = level_planes(bits), 0
+    if levels.dtype.kind == "i":
+        bias = 1 << (sum(planes) - 1)  # levels are packed as unsigned
+    packs: list[Pack] = []
+    params: list[Param] = []
+
+    def add(name: str, pack: Pack) -> Buffer:
         params.append((Buffer(name, pack.dtype), Arg("pack", len(packs))))
         packs.append(pack)
         return params[-1][0]
 
-    exact = zero.dtype.is_integer
-    zeros, scales = read("zeros", zero, bias if exact else 0), read("scales", scale, 0)
-    return BlockQuantized(words, zeros, scales, exact, bias), tuple(params), tuple(packs)
+    words = add("b", _pack_levels(*operand_memory(body, levels, ins), dims, planes, bias, widths))
+
+    def read(name: str, p: Node, moved: int = 0) -> Factor:
+        if p.constant is not None and p not in body.inputs:
+            return Factor(k.lit(float(p.constant.value.reshape(()).item()) + moved, f32))
+        index, layout = operand_memory(body, p, ins)
+        layout = layout.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))
+        rows, blocks = _rows(layout, dims)
+        return Factor(add(name, _pack_factor(p, index, layout, rows, dims, moved, widths)), prod(rows), blocks)
+
+    if isinstance(w.op, ops.DequantizeBlocks):
+        parts = [tuple(read(f"{name}{i}", p) for i, p in enumerate(part)) for name, part in
+                 zip(("scales", "minima"), w.op.parts(parameters), strict=False)]  # fmt: skip
+        zeros = Factor(k.lit(zero.value + bias, f32))
+        form = BlockQuantized(words, planes, zeros, parts[0], parts[1] if len(parts) > 1 else (), True, bias)
+        return form, tuple(params), tuple(packs)
+    exact = parameters[0].dtype.is_integer
+    zeros = read("zeros", parameters[0], bias if exact else 0)
+    form = BlockQuantized(words, planes, zeros, (read("scales", parameters[1]),), (), exact, bias)
+    return form, tuple(params), tuple(packs)
 
 
-def _parameters(g: ContractionGroup, p: Node, c: Contraction, plan: Plan, moved: int) -> Pack:
-    """Zeros or scales as [panel][blocks][columns]; integers, `moved` to be unsigned, as bytes."""
-    w, op = g.anchor.inputs[1], g.anchor.op
-    assert isinstance(op, ops.DotGeneral)
-    index, layout = operand_memory(g.body, p, g.ins)
-    layout = layout.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))
-    (column,) = op.free(g.anchor.inputs[0].type.rank, w.type.rank)[1]
-    turns = [d for d in op.contract[1][:-1] if w.shape[d] != 1]
-    cols = Axis(layout.shape[column], 0, layout.strides[column])
-    blocks = [Axis(layout.shape[d], 0, layout.strides[d]) for d in turns] or [Axis(1)]
-    kind: tuple[DType, DType, DType] = (f32, f32, f32) if p.dtype.is_float else (u8, u8, i32)
-    pack = pack_panels(
-        index, Contraction((), c.rows, (cols,), tuple(blocks), *kind), plan, *static_shape((layout.offset,))
-    )
+def _rows(layout: Layout, dims: Dims) -> tuple[tuple[int, ...], int]:
+    """The extents of the blocks along which zeros or factors vary, and how many blocks share each."""
+    extents, strides = (static_shape(tuple(of[d] for d in dims.blocks)) for of in (layout.shape, layout.strides))
+    varying = max((i + 1 for i, (n, s) in enumerate(zip(extents, strides, strict=True)) if n != 1 and s), default=0)
+    return extents[:varying], prod(extents[varying:])
+
+
+def _pack_factor(
+    p: Node, index: int, layout: Layout, rows: tuple[int, ...], dims: Dims, moved: int, widths: Sequence[int]
+) -> Pack:
+    """[panel][rows][columns]; integer zeros are moved to be unsigned, as bytes."""
+    steps = static_shape(tuple(layout.strides[d] for d in (*dims.blocks[: len(rows)], dims.column)))
+    columns, offset = static_shape((layout.shape[dims.column], layout.offset))
+    dtype = u8 if moved or p.dtype.bits < 8 else p.dtype
 
     def write(array: np.ndarray, out: np.ndarray) -> None:
-        pack.write((array.astype(np.int16) + moved).astype(np.uint8), out)
+        if dtype != p.dtype:
+            array = (array.astype(np.int16) + moved).astype(np.uint8)
+        dense = strided_view(array, offset, (*rows, columns), steps).reshape(-1, columns)
+        start = 0
+        for width in widths:
+            part = dense[:, start : start + width]
+            panel = out[start * len(dense) : (start + width) * len(dense)].reshape(len(dense), width)
+            panel[:, : part.shape[1]] = part
+            start += width
 
-    return pack if not moved else replace(pack, key=f"{pack.key} + {moved}", write=write)
+    key = f"factor {rows}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} + {moved}"
+    return Pack(index, key, dtype, prod(rows) * sum(widths), write)
 
 
-__all__ = ["block_quantized_operand"]
+def _pack_levels(
+    index: int, layout: Layout, dims: Dims, planes: tuple[int, ...], bias: int, widths: Sequence[int]
+) -> Pack:
+    """[panel][blocks][words of each plane][columns] of u32, levels of smaller k in lower bits."""
+    order = (*dims.blocks, dims.place, dims.column)
+    *blocks, block, columns = static_shape(tuple(layout.shape[d] for d in order))
+    steps, (offset,) = static_shape(tuple(layout.strides[d] for d in order)), static_shape((layout.offset,))
+    rows = [-(-block // (32 // bits)) for bits in planes]
+    count = prod(blocks) * sum(rows)
+
+    def write(array: np.ndarray, out: np.ndarray) -> None:
+        dense = strided_view(array, offset, (*blocks, block, columns), steps)
+        start = 0
+        for width in widths:
+            source = dense[..., start : start + width]
+            levels = np.swapaxes(source, -1, -2).reshape(-1, source.shape[-1], block).view(np.uint8) + np.uint8(bias)
+            panel = out[start * count : (start + width) * count].reshape(-1, sum(rows), width)
+            place = row = 0
+            for bits, n in zip(planes, rows, strict=True):
+                words = _words(levels >> np.uint8(place) if place else levels, bits)
+                panel[:, row : row + n, : source.shape[-1]] = np.swapaxes(words, -1, -2)
+                place, row = place + bits, row + n
+            release(source)  # of a large transposed weight, panel by panel
+            start += width
+
+    key = f"levels {blocks}x{block}:{steps} {columns} @{offset} {widths[0]}:{widths[-1]} {planes} + {bias}"
+    return Pack(index, key, u32, count * sum(widths), write)
+
+
+def _words(levels: np.ndarray, bits: int) -> np.ndarray:
+    """u8[.., columns, k] -> u32[.., columns, words] of their lowest `bits` bits."""
+    per_word = 32 // bits
+    padding = -levels.shape[-1] % per_word
+    levels = np.pad(levels, [(0, 0)] * (levels.ndim - 1) + [(0, padding)]) if padding else levels
+    if bits < 8:
+        levels = levels & np.uint8((1 << bits) - 1)
+    while bits < 8:
+        levels, bits = levels[..., ::2] | levels[..., 1::2] << np.uint8(bits), 2 * bits
+    return np.ascontiguousarray(levels).view("<u4")
+
+
+__all__ = ["Dims", "Packed", "block_quantized_operand", "packed_levels"]

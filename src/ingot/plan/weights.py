@@ -1,0 +1,58 @@
+"""The constants of a program in one blob, as its kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import field
+
+import numpy as np
+
+from ingot.ir.array import Array
+from ingot.schedule.lowered import Pack
+from ingot.support.dataclass import dataclass
+from ingot.support.files import release
+
+ALIGN_BYTES = 64
+_COPY_BYTES = 16 << 20  # of a constant that are copied before their pages of the model file are released
+Fill = Callable[[Array, Pack | None, np.ndarray], None]
+
+
+@dataclass
+class Weights:
+    """Constants, each once, at aligned offsets in one blob; repacked if a kernel reads them in packed form."""
+
+    sources: list[tuple[slice, Array, Pack | None]] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, constant: Array, pack: Pack | None) -> tuple[int, int]:
+        """Reserve space for a constant; its offset in the blob and size in bytes."""
+        nbytes = pack.nbytes if pack else constant.nbytes
+        offset = self.size
+        self.sources.append((slice(offset, offset + nbytes), constant, pack))
+        self.size += -(-max(nbytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
+        return offset, nbytes
+
+    def blob(self, fill: Fill) -> np.ndarray:
+        """The filled blob."""
+        raw = np.zeros(self.size + ALIGN_BYTES, np.uint8)
+        start = -raw.ctypes.data % ALIGN_BYTES
+        blob = raw[start : start + self.size]
+        for span, constant, pack in self.sources:
+            fill(constant, pack, blob[span])
+        return blob
+
+
+def fill(constant: Array, pack: Pack | None, out: np.ndarray) -> None:
+    """Write a constant's bytes to `out`, repacked if `pack` is given. Pages of the model file are released on the way,
+    so that no weight is in memory twice."""
+    value = constant.value
+    if pack:
+        pack.write(value, out.view(pack.dtype.numpy))
+    else:
+        rows = np.atleast_1d(value)
+        copy = out.view(value.dtype).reshape(rows.shape)
+        step = max(1, _COPY_BYTES // max(1, rows[:1].nbytes))
+        for i in range(0, len(rows), step):
+            copy[i : i + step] = rows[i : i + step]
+            release(rows[i : i + step])
+    release(value)
