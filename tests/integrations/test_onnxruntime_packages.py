@@ -1,6 +1,7 @@
 """Packages that ship models and call ONNX Runtime, with `import onnxruntime` as Ingot's module: the results are equal.
 
-Each runs in two processes, with ONNX Runtime and with Ingot. `pip install` them, and what `MODULES` says that they need, to run a test.
+Each runs in two processes, with ONNX Runtime and with Ingot. To run a test, `pip install` the package and what `MODULES`
+says that it needs.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ model = load_silero_vad(onnx=True)
 probabilities = model.audio_forward(audio, 16000).numpy()[0]
 stamps = get_speech_timestamps(audio, load_silero_vad(onnx=True), threshold=0.2)
 files = Path(silero_vad.__file__).parent / "data"
-sequence = silero_vad.sequence_vad.SileroVADSequence(files / "silero_vad_16k_sequence.onnx").audio_forward(audio.numpy())
+vad = silero_vad.sequence_vad.SileroVADSequence(files / "silero_vad_16k_sequence.onnx")
+sequence = vad.audio_forward(audio.numpy())
 print(json.dumps([np.round(probabilities, 3).tolist(), stamps, np.round(sequence, 3).tolist()]))
 """,
     "ddddocr": _TEXT
