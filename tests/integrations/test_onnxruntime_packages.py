@@ -1,7 +1,7 @@
 """Packages that ship models and call ONNX Runtime, with `import onnxruntime` as Ingot's module: the results are equal.
 
-Each runs in two processes, with ONNX Runtime and with Ingot. To run a test, `pip install` the package and what `MODULES`
-says that it needs.
+Each runs in two processes, with ONNX Runtime and with Ingot. To run a test, `pip install` the package and what
+`MODULES` says that it needs.
 """
 
 from __future__ import annotations
