@@ -26,19 +26,20 @@ LAYERS: dict[str, tuple[set[str] | None, str]] = {
         "models in: ONNX, PyTorch, StableHLO, TensorFlow, TFLite, Keras, GGUF",
     ),
     "runtime": (set(), "programs, artifacts, memory, threads, devices: all that `ingot.load` needs"),
-    "exporters": ({"ir", "ops", "passes", "frontends", "runtime"}, "models out: StableHLO"),
-    "schedule": ({"ir", "ops"}, "from fused groups to loops and kernels, for CPUs and GPUs"),
-    "targets": ({"ir"}, "kernels as code: LLVM, C, Triton"),
+    "exporters": ({"ir", "ops", "passes", "frontends", "runtime"}, "models out: StableHLO, TFLite"),
+    "schedule": ({"ir", "ops"}, "from fused groups to loops and kernels, for CPUs, GPUs and circuits"),
+    "targets": ({"ir"}, "kernels as code: LLVM, WebAssembly, C, Triton, Verilog"),
     "plan": ({"ir", "ops", "schedule", "runtime"}, "kernels and graphs as one program: storage, control flow, linking"),
     "pipeline": (None, "for each target its list of passes, schedules and code; tuning's database"),
     "driver": (None, "recognize a format, open it, compile it: by values and sizes, in stages, from the cache"),
     "debug": (None, "explain, compare, bisect"),
     "bench": (None, "measure beside other engines"),
     "tune": (None, "search for better choices"),
-    "transform": (None, "models from models: quantize, prune, train, differentiate"),
+    "transform": (None, "models from models: quantize, prune, train, differentiate, shard"),
     "api": (None, "the public verbs, a file each"),
     "integrations": (None, "where others call Ingot: torch.compile, JAX's functions, ONNX's backends"),
     "__init__": (None, "`import ingot`: what is public"),
+    "serving": (None, "models behind a URL: an ASGI application, Triton's repositories, Ray Serve's deployments"),
     "cli": (None, "the `ingot` command, a file for each subcommand"),
     "__main__": (None, "`python -m ingot`"),
 }
@@ -47,14 +48,19 @@ LAZY = {
     ("api", "driver"),
     ("api", "exporters"),
     ("api", "transform"),
+    ("cli/export", "exporters"),  # what needs flatbuffers
+    ("cli/export", "transform"),
     ("driver", "pipeline"),
     ("driver", "plan"),
     ("integrations/jax", "driver"),
     ("transform/quantize/run", "transform"),  # what needs ONNX
+    ("serving/engines", "serving"),  # what needs uvicorn, Triton or Ray
     ("targets/cpu/workers", "targets"),  # LLVM, where code is generated in this process
 }
 # frontends: imported where they are used
-EXTRAS = {"onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras", "gguf", "huggingface", "shared"}
+EXTRAS = {
+    "onnx", "torch", "stablehlo", "jax", "tensorflow", "tflite", "keras", "gguf", "huggingface", "language", "shared",
+}  # fmt: skip
 HARD = {"numpy", "llvmlite", "ml_dtypes"}
 # outside packages beyond the hard dependencies, by the files that may import them at module level
 THIRD_PARTY = {
@@ -64,7 +70,9 @@ THIRD_PARTY = {
     "frontends/torch": {"torch", "sympy"},
     "integrations/torch_compile": {"torch", "sympy"},
     "frontends/jax": {"jax"},
+    "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},
+    "serving": {"starlette", "uvicorn", "prometheus_client"},
     "cli": {"typer", "rich"},
 }
 
@@ -204,9 +212,10 @@ def test_the_plan_knows_programs_but_not_how_they_run(imports: list[Import]):
 # rooms inside a layer -> the rooms of it that they may not import: what all targets share knows none of them, and no
 # target's schedules know another's
 APART = {
-    "schedule": {"schedule/cpu", "schedule/gpu"},
-    "schedule/cpu": {"schedule/gpu"},
-    "schedule/gpu": {"schedule/cpu"},
+    "schedule": {"schedule/cpu", "schedule/gpu", "schedule/circuit"},
+    "schedule/cpu": {"schedule/gpu", "schedule/circuit"},
+    "schedule/gpu": {"schedule/cpu", "schedule/circuit"},
+    "schedule/circuit": {"schedule/cpu", "schedule/gpu"},
     "passes/model": {"passes/core", "passes/fusion"},
     "passes/core": {"passes/model", "passes/fusion"},
     "passes/fusion": {"passes/model", "passes/core"},

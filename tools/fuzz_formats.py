@@ -189,13 +189,13 @@ def mutated(data: bytes, mutate: Callable[[bytes], bytes]) -> bytes:
 
 
 def forked(
-    code: str, arguments: Sequence[str], what: str, where: str, *, given: bytes = b"", env: object = None
+    code: str, arguments: Sequence[str], what: str, where: str, *, stdin: bytes = b"", env: object = None
 ) -> bytes:
-    """As `run_apart`, in a fork of this process, which has imported what the other would for seconds."""
+    """As `run_in_subprocess`, in a fork of this process, which has imported what the other would for seconds."""
     from ingot.support.errors import ImportModelError
 
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as fed:
-        fed.write(given)
+        fed.write(stdin)
         fed.seek(0)
         child = os.fork()
         if child == 0:
@@ -223,7 +223,7 @@ def _import_torchscript(path: Path) -> object:
     from ingot.frontends.torch.script import archive, extract
 
     assert torch, extract
-    archive.run_apart = forked
+    archive.run_in_subprocess = forked
     return archive.load(path)
 
 
@@ -234,7 +234,7 @@ def _import_keras(path: Path) -> object:
     from ingot.frontends.keras import model, program
 
     assert keras, program
-    model.run_apart = forked
+    model.run_in_subprocess = forked
     return model.import_keras(path)
 
 
@@ -245,7 +245,7 @@ def _import_bytecode(path: Path) -> object:
     from ingot.frontends.stablehlo import model
 
     assert ir, (chlo, stablehlo)
-    model.run_apart = forked
+    model.run_in_subprocess = forked
     return model.import_stablehlo(path)
 
 

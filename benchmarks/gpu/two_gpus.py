@@ -1,6 +1,7 @@
 """On a machine with two NVIDIA GPUs: programs over both of them, right and how fast, beside one GPU and PyTorch.
 
     python -m benchmarks.gpu.two_gpus [--parts exchange,tensor,data,errors] [--seconds 95] [--report FILE]
+    python -m benchmarks.gpu.two_gpus --gpus 1                        on one GPU: sums over a group of one
 
 Each part is a group of two processes with a share of the seconds, after which it is ended; what it has found by then is
 told. exchange: sums of several sizes as programs. tensor: Llama (1.2 billion, bfloat16) split over both GPUs, beside
@@ -53,7 +54,7 @@ class Rank:
     def __init__(self, asked: argparse.Namespace, seconds: float) -> None:
         import torch
 
-        from ingot.runtime.ranks.process_group import current
+        from ingot.runtime.ranks.current import current
 
         os.environ.update(MULTICAST | NCCL)
         faulthandler.dump_traceback_later(max(seconds - 3, 1), exit=False)
@@ -128,19 +129,20 @@ def exchange(asked: argparse.Namespace, seconds: float) -> None:
     from ingot.ir.types import TensorType, bf16, f32
     from ingot.runtime.executor import CompiledModel
 
-    dist = rank.torch_group()
+    dist, everyone = rank.torch_group(), tuple(range(rank.group.size))
+    want = 2 * sum(1 + r for r in everyone)
     for dtype, own, counts in ((bf16, torch.bfloat16, (2048, 1 << 20, 1 << 24)), (f32, torch.float32, (1 << 20,))):
         for count in counts if rank.gpu else counts[:1]:
 
             def act(dtype: Any = dtype, own: Any = own, count: int = count) -> dict[str, object]:
                 x = Input("x", TensorType(dtype, (count,)))()
-                y = ops.mul(ops.AllReduce(((0, 1),))(ops.mul(x, 1.0)), 2.0)
+                y = ops.mul(ops.AllReduce((everyone,))(ops.mul(x, 1.0)), 2.0)
                 options = Options(asked.target, 1, cache=False)
                 program = build_graph(lambda: Graph((x,), (y,)), options)
                 model = CompiledModel(program, threads=1)
                 value = rank.there(torch.full((count,), 1.0 + rank.group.rank, dtype=own))
                 values = [model(value) for _ in range(4)]
-                right = all(bool((v == 6).all()) for v in values)
+                right = all(bool((v == want).all()) for v in values)
                 ms = rank.time(lambda: model(value))
                 ms_torch = rank.time(lambda: dist.all_reduce(value.clone()))
                 return {"dtype": dtype.name, "mb": count * own.itemsize / 1e6, "right": right, "ms": ms,
@@ -243,7 +245,6 @@ def tensor_case(rank: Rank, name: str) -> dict[str, object]:
         found["one_gpu_ms"] = rank.time(lambda: one(*own) if one is not None else None, alone=True)
         found["over_one_gpu"] = float(str(found["one_gpu_ms"])) / float(str(found["ms"]))
         rank.tell(what=f"tensor {name}, so far", **found)
-        del one, split
         net = net.cuda() if rank.gpu else net
         if rank.first:
             found["deviation_from_eager"] = deviation(got, net(*own))
@@ -358,10 +359,10 @@ def data_case(rank: Rank, name: str) -> dict[str, object]:
         wanted = [float(whole(*every)[0]) for _ in range(5)]
         found["loss_deviation"] = max(abs(a - b) / abs(b) for a, b in zip(losses, wanted, strict=True))
     rank.meet()
-    del step, one
     found |= ddp(rank, make, batch)
     found["loss_deviation_from_ddp"] = max(
-        abs(a - b) / abs(b) for a, b in zip(losses, found["ddp_losses"], strict=True)  # type: ignore[call-overload]
+        abs(a - b) / abs(b)
+        for a, b in zip(losses, found["ddp_losses"], strict=True)  # type: ignore[call-overload]
     )
     return found
 
@@ -376,7 +377,10 @@ def ddp(rank: Rank, make: Callable[[int], tuple[Any, Any, Any]], batch: int) -> 
     if rank.gpu:
         net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net.cuda())
         if x.dim() == 4:
-            net, own = net.to(memory_format=torch.channels_last), (own[0].contiguous(memory_format=torch.channels_last), own[1])
+            net, own = (
+                net.to(memory_format=torch.channels_last),
+                (own[0].contiguous(memory_format=torch.channels_last), own[1]),
+            )
     wrapped = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, **({"fused": True} if rank.gpu else {}))
 
@@ -446,16 +450,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--whole", action="store_true", help="also compare with the whole batch on one GPU")
     parser.add_argument("--seconds", type=float, default=95)
     parser.add_argument("--target", default="cuda:sm_90a")
+    parser.add_argument("--gpus", type=int, default=RANKS, choices=(1, RANKS), help="1: of exchange, a group of one")
     parser.add_argument("--report", default="")
     asked = parser.parse_args(arguments)
     os.environ.update(MULTICAST | NCCL)
     from ingot import launch
 
     os.environ.setdefault("INGOT_WORKERS", str(max(1, min(12, (os.cpu_count() or 2) // RANKS))))  # that make code
-    gpus = range(RANKS) if asked.target.startswith("cuda") else None
+    gpus = range(asked.gpus) if asked.target.startswith("cuda") else None
     if gpus is not None:
         print(topology(), flush=True)
-    parts = asked.parts.split(",")
+    parts = asked.parts.split(",") if asked.gpus > 1 else ["exchange"]
     total, end, failed = sum(PARTS[p] for p in parts), time.perf_counter() + asked.seconds, 0
     for number, part in enumerate(parts):
         left = end - time.perf_counter()
@@ -463,7 +468,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         total -= PARTS[part]
         begin = time.perf_counter()
         try:
-            launch(globals()[part], RANKS, (asked, share), gpus=gpus, seconds=share)
+            launch(globals()[part], asked.gpus, (asked, share), gpus=gpus, seconds=share)
         except Exception as error:
             expected = part == "errors" and "exit code 9" in str(error)
             failed += not expected

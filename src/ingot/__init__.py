@@ -14,6 +14,7 @@ from ingot.api import lazy
 from ingot.api.compile import compile
 from ingot.api.export import export
 from ingot.api.grad import grad, value_and_grad
+from ingot.api.language_model import LanguageModel
 from ingot.api.launch import launch
 from ingot.api.load import load
 from ingot.api.prune import prune
@@ -21,6 +22,7 @@ from ingot.api.quantize import quantize
 from ingot.api.simulate import simulate
 from ingot.api.train import train
 from ingot.integrations.jax import jit
+from ingot.integrations.onnxruntime.session import InferenceSession
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import (
     ArtifactError,
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
-    "IngotError", "InputError", "LimitError", "Limits", "ShapeError", "UnsupportedOpError", "VerifyError",
-    "__version__", "compile", "export", "grad", "jit", "launch", "load", "prune", "quantize", "simulate", "train",
-    "value_and_grad",
+    "InferenceSession", "IngotError", "InputError", "LanguageModel", "LimitError", "Limits", "ShapeError",
+    "UnsupportedOpError", "VerifyError", "__version__", "compile", "export", "grad", "jit", "launch", "load", "prune",
+    "quantize", "simulate", "train", "value_and_grad",
 ]  # fmt: skip
 
 __version__ = "0.2.0"

@@ -117,6 +117,15 @@ def test_compile_tells_people(model: Path):
     assert "m.ingot" in result.output and "image: f32[batch, 1, 8, 8]" in result.output
 
 
+def test_compile_writes_a_folder_for_the_web(model: Path):
+    facts = told(call("compile", model, "--target", "wasm", "--json"))
+    folder = model.with_suffix(".wasm-package")
+    assert facts["output"] == str(folder) and (folder / "model.wasm").is_file()
+    assert facts["file_bytes"] == sum(p.stat().st_size for p in folder.iterdir())
+    call("compile", model, "--target", "wasm", "-o", folder)  # over itself
+    assert "a folder for wasm" in refused(2, "compile", model, "--target", "wasm", "-o", model)
+
+
 def test_nothing_is_written_where_the_folder_is_missing(model: Path, tmp_path: Path):
     assert "an existing folder" in refused(2, "compile", model, "-o", tmp_path / "none" / "m.ingot")
 

@@ -19,7 +19,9 @@ from ingot.targets.cuda.narrow import NARROW
 from ingot.targets.cuda.triton import TYPES, print_kernel
 from tests.conformance.c import run_c
 from tests.conformance.checked import planned, run_checked
-from tests.conformance.samples import Arrays, Sample, apart, together
+from tests.conformance.emulated import RISCV, missing, run_emulated
+from tests.conformance.samples import OPS, Arrays, Sample, apart, together
+from tests.conformance.wasm import NODE, run_wasm
 
 THREADS = 2
 HOST = host_features()
@@ -34,7 +36,12 @@ LONG = frozenset({"attention_gradients", "eig", "eigh", "householder_qr", "lu", 
 # one of each kind of kernel
 QUICK = frozenset({"add", "divide", "exponential", "dot_general", "softmax", "sort", "scatter", "while", "case"})
 _NARROW = ("i4", "u4", "i2", "u2", "f8e5m2", "f8e4m3fn", "f8e4m3fnuz", "f8e5m2fnuz", "f8e8m0fnu", "f4e2m1fn")
+_EMULATED_ONCE = {c.name for c in OPS} - QUICK - {"sine", "convolution", "conv", "quantized_conv", "matmul"}
 H100 = "cuda:sm_90a"
+# programs of several devices: see tests/ops/core/test_collective.py, tests/runtime/ranks
+COLLECTIVES: dict[str, str] = dict.fromkeys(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"), "an exchange is no kernel"
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,16 @@ def _printed_c(vectors: str, samples: Sequence[Sample], folder: Path) -> list[Ar
     return apart(all_, run_c(all_.graph, all_.arrays, folder, vectors))
 
 
+def _in_node(samples: Sequence[Sample], folder: Path) -> list[Arrays]:
+    all_ = together(samples)
+    return apart(all_, run_wasm(all_.graph, all_.arrays, folder))
+
+
+def _emulated(target: str, cpu: str, samples: Sequence[Sample], folder: Path) -> list[Arrays]:
+    all_ = together(samples)
+    return apart(all_, run_emulated(all_.graph, all_.arrays, folder, features_of(target), cpu))
+
+
 def _interpreted(
     target: str, printed: Callable[[Graph], None], samples: Sequence[Sample], folder: Path
 ) -> list[Arrays]:
@@ -109,21 +126,36 @@ TARGETS: dict[str, Runner] = {
         name: Runner(
             partial(_printed_c, vectors), absent="" if shutil.which("gcc") else "no gcc", quick=(quick, 0), slow=slow,
             missing={t: "C has no such type" for t in _NARROW}, fixed="C is written for fixed sizes",
-            skipped={"random_key": "its seed is state, which a graph of one op does not name"},
+            skipped={"random_key": "its seed is state, which a graph of one op does not name"} | COLLECTIVES,
         )
         for name, vectors, quick, slow in (("c", "", 4, 4), ("c:vector16", "vector16", 0, 2))
     },
+    **{
+        f"{target}@{name}": Runner(
+            partial(_emulated, target, cpu), absent=missing(features_of(target).arch), quick=(quick, 0), slow=1,
+            skipped=COLLECTIVES | ({} if quick else dict.fromkeys(_EMULATED_ONCE, "another emulator runs it")),
+        )
+        for target, name, cpu, quick in (
+            ("cpu:riscv64", "vlen128", RISCV.format(128), 1),
+            ("cpu:riscv64", "vlen512", RISCV.format(512), 0),
+            ("cpu:aarch64", "cortex-a72", "cortex-a72", 0),
+            ("cpu:neoverse-v2", "max", "max", 1),
+        )
+    },
+    "wasm": Runner(_in_node, absent="" if NODE else "no node", quick=(4, 0), skipped=COLLECTIVES),
     "cuda": Runner(
         partial(_compiled, features_of(H100)), absent=_no_gpu(), slow=16, missing=_NO_TILES,
         fixed="to be tried on a GPU",
     ),
     "null:cuda": Runner(
         partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, most=5000, missing=_NO_TILES,
+        skipped=COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),
     "null:neon": Runner(
         partial(_interpreted, "cpu:neoverse-n1", lambda graph: None), quick=(1, 0), slow=1, most=500,
-        skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"},
+        skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"}
+        | COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),
 }  # fmt: skip

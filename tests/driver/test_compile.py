@@ -11,8 +11,8 @@ import pytest
 import ingot
 from ingot.support.errors import ImportModelError, InputError
 
-FOREIGN = {"m.ingot": b"\x8eINGOT\r\n", "m.gguf": b"GGUF\x03"}
-FIXES = {"m.ingot": r"ingot\.load", "m.gguf": "ONNX"}
+FOREIGN = {"m.ingot": b"\x8eINGOT\r\n", "m.ggml": b"ggjt\x03"}
+FIXES = {"m.ingot": r"ingot\.load", "m.ggml": "GGUF"}
 
 
 @pytest.mark.parametrize("name", FOREIGN)

@@ -80,7 +80,15 @@ def test_this_machine_has_the_caches_that_it_tells(tmp_path: Path) -> None:
         assert (mine.l1, mine.l2, mine.l3) == sizes
 
 
-@pytest.mark.parametrize("text", ["cpu:aarch64", "cpu:neoverse-v2", "cpu:x86-64-v2", "cpu:x86-64-v4", "cpu:znver4"])
+@pytest.mark.parametrize("text", ["cpu:riscv64-scalable", "cpu:aarch64-sve2"])
+def test_vectors_of_an_unknown_length_are_refused_by_name(text: str) -> None:
+    with pytest.raises(InputError, match=f"known when the model is compiled, got {text}; cpu:riscv64"):
+        features_of(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["cpu:aarch64", "cpu:neoverse-v2", "cpu:riscv64", "cpu:x86-64-v2", "cpu:x86-64-v4", "cpu:znver4"]
+)
 def test_any_machine_compiles_for_any_other(text: str, tmp_path: Path) -> None:
     features = features_of(text)
     program = build_program(layer(), features, 2)

@@ -82,14 +82,14 @@ def rewrite_header(path: Path, change: Callable[[dict], object]) -> None:
     import hashlib
 
     data = path.read_bytes()
-    magic, version, length, _, _ = artifact._PREFIX.unpack_from(data)
+    magic, version, length, _, _, *library = artifact._PREFIX.unpack_from(data)
     header = json.loads(data[64 : 64 + length])
     change(header)
     text = json.dumps(header, separators=(",", ":")).encode()
     body = data[64 + length :]
     total = 64 + len(text) + len(body)
     digest = hashlib.blake2b(text, digest_size=16).digest()
-    path.write_bytes(artifact._PREFIX.pack(magic, version, len(text), total, digest) + text + body)
+    path.write_bytes(artifact._PREFIX.pack(magic, version, len(text), total, digest, *library) + text + body)
 
 
 @pytest.mark.parametrize(

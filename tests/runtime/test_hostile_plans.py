@@ -74,7 +74,7 @@ HOSTILE: dict[str, tuple[str, Callable[[Any], None]]] = {
     "a division by 0": ("divisor", field("steps", 0, 3, [4, 1, 1, "-", "//"])),
     "a product of 100,000 sizes": ("bits", field("steps", 0, 3, [1 << 61, *[1 << 61, "*"] * 100_000])),
     "a flag behind its buffer": ("an offset into", lambda plan: plan["steps"].append(
-        ["", [[0, 4 * N]], [], 1, "", 1, 1, "cpu"])),
+        ["", [[0, 4 * N]], [], 1, "", 1, 1, "cpu", None])),
 }  # fmt: skip
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ingot.driver.recognize import kind_of, language_model
+from ingot.driver.recognize import files_of, kind_of, language_model
 from ingot.support.formats import UNKNOWN, foreign
 
 HEADS = {
-    "a GGUF file": b"GGUF\x03\0\0\0",
+    "a file of llama.cpp from before GGUF": b"ggjt\x03\0\0\0",
     "a pickle, which is a program": b"\x80\x04\x95",
     "a web page": b"\n<!DOCTYPE html><html>",
     "a pointer of Git LFS, not the file itself": b"version https://git-lfs.github.com/spec/v1\n",
@@ -91,8 +91,23 @@ def test_language_models(tmp_path: Path) -> None:
     assert language_model(tmp_path) is None
     (tmp_path / "config.json").write_bytes(b"{}")
     assert language_model(tmp_path) == "huggingface"
+    assert kind_of(tmp_path) == "huggingface"
     found = foreign(tmp_path)
     assert found is not None and found.name == "a folder of Hugging Face"
+
+
+def test_files_of_language_models(tmp_path: Path) -> None:
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "other.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF\x03\0\0\0")
+    parts = [f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
+    assert [f.name for f in files_of(tmp_path / parts[0])] == parts
+    assert files_of(tmp_path / "other.gguf") == [tmp_path / "other.gguf"]
+    folder = tmp_path / "folder"
+    (folder / "1_Pooling").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "1_Pooling/config.json", "README.md"):
+        (folder / name).write_bytes(b"{}")
+    names = [f.relative_to(folder).as_posix() for f in files_of(folder)]
+    assert names == ["1_Pooling/config.json", "config.json", "model.safetensors"]
 
 
 def test_models_and_texts_of_models_are_not_foreign(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-from ingot.support.native import Features, host, parse_cpuinfo
+from ingot.support.native import Features, capabilities, host, parse_cpuinfo
 
 
 def test_cpuinfo_counts_only_what_every_core_has():
@@ -7,6 +7,17 @@ def test_cpuinfo_counts_only_what_every_core_has():
     assert parse_cpuinfo("Features\t: fp asimd asimddp\n", "aarch64") == ("dotprod", "fp-armv8", "neon")
     assert parse_cpuinfo("", "x86_64") == ()
     assert parse_cpuinfo("flags: avx", "riscv64") == ()
+
+
+def test_capabilities_of_the_kernel():
+    assert capabilities("aarch64", 1 << 0 | 1 << 1 | 1 << 20 | 1 << (64 + 14)) == (
+        "bf16",
+        "dotprod",
+        "fp-armv8",
+        "neon",
+    )
+    assert capabilities("riscv64", 0x20112D) == ("a", "c", "d", "f", "m", "v")
+    assert capabilities("riscv64", 0x112D) == ("a", "c", "d", "f", "m")
 
 
 def test_missing_features():

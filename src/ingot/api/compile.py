@@ -42,6 +42,7 @@ def compile(
     mesh: Mapping[str, int] | Mesh | None = None,
     shard: Marks | None = None,
     rank: int | None = None,
+    device_memory: int | None = None,
     limits: Limits | None = None,
 ) -> CompiledModel:
     """Compile a trained model to one native program.
@@ -55,7 +56,9 @@ def compile(
             StableHLO: the path of a program, as text or portable bytecode;
             Keras: the path of a `.keras` or HDF5 file, or a `keras.Model`;
             TensorFlow: the folder of a SavedModel, the file of a frozen GraphDef, a `tf.function` or a concrete one;
-            TFLite: the path of a file.
+            TFLite: the path of a file;
+            a language model: a GGUF file, or a folder of Hugging Face with config.json and safetensors, for the logits
+            of a chunk of tokens (`ingot.LanguageModel` generates text).
         example_inputs: for a module, an archive or a function: a tuple of positional arguments, or a dict of keyword
             arguments.
         target: NAME[:FEATURES]. "native": this machine's CPU with all its features. "cpu:x86-64-v3", "cpu:znver4",
@@ -70,6 +73,7 @@ def compile(
         threads: the threads of a call; by default the physical cores that this process may use.
         cache: keep the compiled program on disk, so that compiling the same model again only loads it.
         fast_math: allow rewrites that hold for real numbers but not for all floats (off by default).
+        device_memory: the bytes of a GPU's memory that the program may take; see `ingot.load`.
         limits: bounds on time, memory and sizes, beyond which the model is refused: `ingot.Limits(seconds=3600)`.
         weights: arguments whose values never change. They become constants, and calls leave them out. Either a mapping
             from names (or indices) to arrays, {"axes": np.array([1])}, or the path of a safetensors file. For a JAX
@@ -105,14 +109,14 @@ def compile(
             from ingot.driver.open import Request
 
             request = Request(example_inputs, dynamic, weights, signature, inputs, outputs, state)
-            chosen = Options(target, thread_count(threads), cache, fast_math, precision)
+            options = Options(target, thread_count(threads), cache, fast_math, precision, device_memory)
             if mesh is None:
                 if shard is not None or rank is not None:
                     raise InputError("shard and rank", expected="a mesh, too", got="none", fix='mesh={"tp": 2}')
-                return compile_model(model, request, chosen)
+                return compile_model(model, request, options)
             from ingot.transform.shard.run import compile_sharded
 
-            return compile_sharded(model, request, chosen, mesh, shard, rank)
+            return compile_sharded(model, request, options, mesh, shard, rank)
     except RecursionError as error:
         raise CompileError("the model is nested deeper than Ingot follows") from error
     except MemoryError as error:

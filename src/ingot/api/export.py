@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ingot.support.errors import InputError
+from ingot.support.files import atomic_write
+
 
 def export(
     model: Any,
@@ -15,18 +18,40 @@ def export(
     dynamic: Any = None,
     weights: Any = None,
     inline: bool = False,
+    samples: Any = None,
+    float_edges: bool = False,
 ) -> None:
-    """Write a model as a StableHLO program (text), for XLA, TPUs, IREE and others.
+    """Write a model as a StableHLO program (text), for XLA, TPUs, IREE and others; or, where the path ends in
+    `.tflite`, as a TFLite file, for LiteRT, microcontrollers and NPUs.
 
     Args:
-        model, example_inputs, dynamic, weights: as for `compile`.
-        path: the file to write. The weights are its last arguments, and are stored in a safetensors file next to it.
-        inline: store the weights in the text instead.
+        model, example_inputs, dynamic, weights: as for `compile`. TFLite takes fixed sizes only.
+        path: the file to write. The weights of StableHLO are its last arguments, and are stored in a safetensors file
+            next to it.
+        inline: store the weights in StableHLO's text instead.
+        samples: for TFLite: inputs as `quantize` takes them. The file then has int8 operators, with scales by the
+            ranges of their values over the samples. None: float operators.
+        float_edges: keep the inputs and outputs of an int8 file in floats.
 
     Raises what `compile` raises for a model that cannot be read, and UnsupportedOpError naming every op that StableHLO
-    cannot express.
+    or TFLite cannot express.
     """
     from ingot.driver.open import Request, open_model  # not above: `ingot.load` does without the compiler
-    from ingot.exporters.stablehlo import write
 
-    write(open_model(model, Request(example_inputs, dynamic, weights)).graph, Path(path), inline)
+    opened, path = open_model(model, Request(example_inputs, dynamic, weights)), Path(path)
+    if path.suffix != ".tflite":
+        if samples is not None:
+            raise InputError("samples", expected="a path that ends in .tflite", got=path.name)
+        from ingot.exporters.stablehlo import write
+
+        write(opened.graph, path, inline)
+        return
+    if samples is None:
+        from ingot.exporters.tflite import content
+
+        atomic_write(path, [content(opened.graph)])
+        return
+    from ingot.transform.quantize.samples import read_samples
+    from ingot.transform.quantize.tflite import write_int8
+
+    write_int8(opened.graph, read_samples(opened.graph, samples, None, 1, opened.flatten).calls, path, float_edges)

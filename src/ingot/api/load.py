@@ -5,18 +5,34 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ingot.api.language_model import LanguageModel
+from ingot.language.session import META as LANGUAGE
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.training import META, TrainingStep
+from ingot.support.errors import InputError
 
 
-def load(path: str | os.PathLike[str], *, threads: int | None = None) -> CompiledModel:
+def load(
+    path: str | os.PathLike[str], *, threads: int | None = None, device_memory: int | None = None
+) -> CompiledModel | LanguageModel:
     """Load a saved program. It takes milliseconds and needs numpy alone.
 
-    A file saved from `ingot.train` loads as a `TrainingStep`, which continues the training.
+    A file saved from `ingot.train` loads as a `TrainingStep`, which continues the training; one saved from an
+    `ingot.LanguageModel` loads as that.
 
-    Raises ArtifactError for a file that is truncated, corrupted, of another version or for another machine.
+    device_memory: the bytes of a GPU's memory that the program may take. Weights that do not fit stay on the host, and
+    are copied in each call while the step before computes; calls come one after another then. By default all is on the
+    GPU, and nothing moves.
+
+    Raises ArtifactError for a file that is truncated, corrupted, of another version or for another machine, and
+    InputError for `device_memory` on a CPU; a call raises DeviceError if one step alone needs more.
     """
     program = artifact.load(Path(path))
-    model_type = TrainingStep if META in program.meta else CompiledModel
-    return model_type(program, threads=threads)
+    if device_memory is not None and (LANGUAGE in program.meta or META in program.meta):
+        raise InputError("device_memory", expected="a program for inference", got="a language model or training step")
+    if LANGUAGE in program.meta:
+        return LanguageModel._of_program(program, threads)
+    if META in program.meta:
+        return TrainingStep(program, threads=threads)
+    return CompiledModel(program, threads=threads, device_memory=device_memory)

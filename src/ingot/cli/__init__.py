@@ -24,9 +24,13 @@ from ingot.cli.console import CODES, OK
 from ingot.cli.dump import dump
 from ingot.cli.explain import explain
 from ingot.cli.export import export
+from ingot.cli.language.chat import chat
+from ingot.cli.language.generate import generate
+from ingot.cli.libingot import libingot
 from ingot.cli.machine import machine
 from ingot.cli.quantize import quantize
 from ingot.cli.run import run
+from ingot.cli.serve import serve
 from ingot.cli.train import train
 from ingot.cli.tune import tune
 
@@ -34,6 +38,8 @@ COMMANDS = {
     "compile": compile_,
     "export": export,
     "run": run,
+    "generate": generate,
+    "chat": chat,
     "bench": bench,
     "dump": dump,
     "compare": compare,
@@ -41,7 +47,9 @@ COMMANDS = {
     "tune": tune,
     "quantize": quantize,
     "train": train,
+    "serve": serve,
     "machine": machine,
+    "libingot": libingot,
 }
 
 app = typer.Typer(

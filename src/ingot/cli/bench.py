@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ingot.api.language_model import LanguageModel
 from ingot.bench import run as benching
+from ingot.bench.language import pace
 from ingot.cli.console import FAILED, UNSUPPORTED, command_context, err, escape, out, plain_table, print_json
 from ingot.cli.options import Json, Limit, Model, Precision, Sizes, Target, Threads
 from ingot.cli.sizes import inputs_of
@@ -16,11 +20,14 @@ from ingot.debug.drawing import time_text
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import compile_source, open_source, runnable
 from ingot.driver.compile import check_runs
-from ingot.support import timing
+from ingot.driver.recognize import LANGUAGE
+from ingot.support import progress, timing
 
+PROMPT, TOKENS = 128, 64  # of a language model
 # the default engines for each kind of model
 DEFAULT_ENGINES = {
-    "onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "torchscript": "", "artifact": "",
+    "onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "torchscript": "", "keras": "",
+    "artifact": "",
 }  # fmt: skip
 
 
@@ -43,6 +50,8 @@ def bench(
 
     A ratio above 1 means that Ingot is faster.
 
+    Of a language model: how many tokens a second it reads and writes.
+
     ort (ONNX Runtime) and openvino need an ONNX file, eager and inductor (PyTorch) a .pt2 file.
 
     \b
@@ -52,6 +61,9 @@ def bench(
     """
     with command_context(as_json, limit):
         source = open_source(model)
+        if source.kind in LANGUAGE:
+            _bench_language(model, threads, precision, target, rounds, as_json)
+            return
         names = benching.engines(DEFAULT_ENGINES[source.kind] if against is None else against)
         if source.kind != "artifact":
             check_runs(target)
@@ -67,6 +79,20 @@ def bench(
         _print_bench(results, feeds, compiled.threads)
     if failed:
         raise typer.Exit(FAILED if failed[0].engine == "ingot" else UNSUPPORTED)
+
+
+def _bench_language(model: Path, threads: int | None, precision: str, target: str, rounds: int, as_json: bool) -> None:
+    start = time.perf_counter()
+    lm = LanguageModel(model, threads=threads, precision=precision, target=target)
+    seconds = time.perf_counter() - start
+    progress.report("measure")
+    result = pace(lm, PROMPT, TOKENS, rounds)
+    if as_json:
+        print_json({"model": str(model), "threads": lm.threads, "start_seconds": seconds, **asdict(result)})
+        return
+    out.print(f"{lm.threads} threads; started in {time_text(seconds)}", highlight=False)
+    out.print(f"reads  {result.read:8.1f} tokens a second, of a prompt of {result.prompt}", highlight=False)
+    out.print(f"writes {result.written:8.1f} tokens a second, {result.tokens} of them", highlight=False)
 
 
 def _print_bench(results: Sequence[benching.Result], feeds: Feeds, threads: int) -> None:

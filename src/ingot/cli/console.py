@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +53,11 @@ def escape(text: str) -> str:
 
 
 @contextmanager
-def command_context(as_json: bool, limits: Sequence[str] | None = None) -> Iterator[None]:
+def command_context(as_json: bool, limits: Sequence[str] | None = None, *, has_progress: bool = True) -> Iterator[None]:
     """Run a command within `limits`: show progress on a terminal's standard error, and Ingot's errors as one message
-    and an exit code instead of a traceback."""
+    and an exit code instead of a traceback. has_progress: not for a command that writes to the terminal meanwhile."""
     try:
-        with limited(parse_limits(limits or ())), _shown_progress():
+        with limited(parse_limits(limits or ())), _shown_progress() if has_progress else nullcontext():
             yield
     except IngotError as error:
         code = _code(error)

@@ -15,7 +15,7 @@ import typer
 from ingot.debug.source import Words
 from ingot.support.dataclass import dataclass
 
-_MODEL_FORMATS = "ONNX, PyTorch (.pt2), TorchScript, StableHLO, TensorFlow, TFLite or Keras"
+_MODEL_FORMATS = "ONNX, PyTorch (.pt2), TorchScript, StableHLO, TensorFlow, TFLite, Keras or GGUF"
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_MODEL_FORMATS}, or a compiled .ingot file.")]
 Uncompiled = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_MODEL_FORMATS}.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default one per physical core.")]
@@ -50,7 +50,8 @@ Target = Annotated[
     str,
     typer.Option(
         metavar="NAME[:FEATURES]",
-        help="native: this machine's CPU and all its features; cpu:x86-64-v3, cpu:aarch64 and others; cuda:sm_90a; c.",
+        help="native: this machine's CPU and all its features; cpu:x86-64-v3, cpu:aarch64 and others; cuda:sm_90a; c; "
+        "wasm.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -96,7 +97,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run(model, *, about: ModelOptions, seed=0)   ->   run(model, dim=None, constant=None, ..., outputs=None, seed=0)
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if hint in (ModelOptions, CompileOptions)}
+    groups = {name: hint for name, hint in hints.items() if hasattr(hint, "__dataclass_fields__")}
     options: list[Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name not in groups:

@@ -10,15 +10,16 @@ from ingot.ir.node import Graph
 from ingot.runtime.program import Program
 
 
-def _one_size(size: Sequence[str] | None) -> dict[str, int]:
-    """The sizes of a single run, from one or several options."""
-    return {name: value for sizes in parse_sizes([",".join(size)] if size else []) for name, value in sizes.items()}
+def one_size(program: Program, size: Sequence[str] | None) -> dict[str, int]:
+    """A size for each symbol in a single run, from one or several options."""
+    given = {name: value for sizes in parse_sizes([",".join(size)] if size else []) for name, value in sizes.items()}
+    return choose_sizes(program, 0, given)
 
 
 def random_inputs(program: Program, graph: Graph | None, size: Sequence[str] | None, seed: int = 0) -> Feeds:
     """Random inputs of the requested sizes. Given a graph, inputs that index its tables stay in bounds."""
     limits = {} if graph is None else index_limits(graph)
-    return random_feeds(program, choose_sizes(program, 0, _one_size(size)), limits, seed)
+    return random_feeds(program, one_size(program, size), limits, seed)
 
 
 def inputs_of(source: Source, program: Program, size: Sequence[str] | None, seed: int) -> Feeds:

@@ -10,12 +10,13 @@ import typer
 
 from ingot.cli.console import FAILED, check_writable, command_context, err, escape, out, plain_table, print_json
 from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, Sizes, Uncompiled, grouped
-from ingot.cli.sizes import random_inputs
+from ingot.cli.sizes import one_size, random_inputs
 from ingot.debug.build import build
 from ingot.debug.drawing import time_text
 from ingot.debug.source import open_source, read_graph
 from ingot.support import flags, progress
 from ingot.support.errors import InputError
+from ingot.tune.fleet import workers_of
 from ingot.tune.run import Report
 from ingot.tune.run import tune as run_tuning
 
@@ -28,6 +29,10 @@ def tune(
         Path | None, typer.Option(help="The file to write to; by default the user's own, which the compiler reads.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure kernels again that the database has.")] = False,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|ray|ray://HOST:PORT", help="Processes, or nodes of Ray, that measure candidates."),
+    ] = None,
     size: Sizes = None,
     *,
     about: ModelOptions,
@@ -47,6 +52,7 @@ def tune(
     ingot tune model.onnx --budget 300 --threads 1 --size batch=8
     ingot tune model.pt2 --target cuda:sm_90a        on the machine that has the GPU
     ingot tune model.onnx --database here.jsonl      use it with INGOT_TUNING=here.jsonl
+    ingot tune model.onnx --workers ray://head:10001 candidates are measured on nodes of the same kind
     """
     with command_context(as_json, limit):
         source = open_source(model, about.words)
@@ -58,10 +64,23 @@ def tune(
         # of the plan alone, whose inputs tell the sizes
         plan = build(graph, **{**vars(settings), "target": f"null:{settings.target}"})
         feeds = random_inputs(plan.program, graph, size)
-        found = run_tuning(
-            graph, feeds, budget=budget, database=path, again=again, **{**vars(settings), "threads": plan.threads},
-            watch=lambda text, seconds: progress.report(_told(text, budget - seconds), round(seconds), round(budget)),
-        )  # fmt: skip
+        measurers = workers_of(workers) if workers else []
+
+        def watch(text: str, seconds: float) -> None:
+            progress.report(_told(text, budget - seconds), round(seconds), round(budget))
+
+        task = {
+            "model": str(model.resolve()), "words": vars(about.words), "threads": plan.threads,
+            "fast_math": settings.fast_math, "precision": settings.precision, "sizes": one_size(plan.program, size),
+        }  # fmt: skip
+        try:
+            found = run_tuning(
+                graph, feeds, budget=budget, database=path, again=again, workers=measurers, task=task, watch=watch,
+                **{**vars(settings), "threads": plan.threads},
+            )  # fmt: skip
+        finally:
+            for worker in measurers:
+                worker.close()
     if as_json:
         print_json(asdict(found))
     else:

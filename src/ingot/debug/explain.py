@@ -32,7 +32,7 @@ from ingot.pipeline.target import target_of
 from ingot.plan.link import Launch
 from ingot.plan.work import group_bytes, group_flops
 from ingot.runtime import describe
-from ingot.runtime.bind import Binding
+from ingot.runtime.bind import Binding, binding_shapes
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.expr import evaluate
 from ingot.runtime.program import Program
@@ -162,8 +162,7 @@ def _explanation(
     name: str, build: Build, feeds: Feeds, times: list[float], call_seconds: float, rates: Rates
 ) -> Explanation:
     program = build.program
-    shapes = [np.shape(feeds[spec.name]) for spec in program.inputs]
-    instance = Binding(program, [*shapes, *(s.shape for s in program.state)])
+    instance = Binding(program, binding_shapes(program, [feeds[spec.name] for spec in program.inputs]))
     rows = _rows(build, instance, times, rates)
     return Explanation(
         name,

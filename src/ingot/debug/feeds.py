@@ -195,7 +195,7 @@ def random_feeds(
     program: Program, sizes: Mapping[str, int], limits: Mapping[str, int] | None = None, seed: int = 0
 ) -> Feeds:
     """Arrays for every input: normal floats; integers below the input's limit, else as their name and type suggest:
-    lengths up to the largest size, a sampling rate, pixels of bytes; else 0 and 1 as in a mask.
+    lengths up to the largest size, a sampling rate, pixels of bytes, all levels; else 0 and 1 as in a mask.
 
     The first of a row of integers from {0, 1} is 1, so that no row is masked as a whole. The same seed gives an input
     of the same name the same values. Raises MemoryError for more bytes than can be addressed.
@@ -230,6 +230,8 @@ def _suggested(spec: TensorSpec, shape: tuple[int, ...], sizes: Mapping[str, int
         return -(-most // 2), most
     if spec.dtype in ("i32", "i64") and words & {"sr", "rate"} and math.prod(shape) == 1:
         return _RATE, _RATE
+    if spec.dtype == "i8":  # levels
+        return -128, 127
     return (0, 255) if spec.dtype == "u8" and len(shape) >= 3 else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -34,7 +35,7 @@ from ingot.driver.stages import StagedExecution
 from ingot.pipeline import tuning
 from ingot.runtime import artifact
 from ingot.runtime.device import refusal, refusal_of
-from ingot.runtime.executable import UnloadedProgram
+from ingot.runtime.executable import LoadedProgram, UnloadedProgram
 from ingot.runtime.executor import CompiledModel, Convention
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program
@@ -52,10 +53,16 @@ if TYPE_CHECKING:
     from ingot.pipeline.build import Measure, Trace
 
 
+_LARGE_BYTES = 64 << 20  # of a file whose digest takes longer than to look for it
+_SETTLED_SECONDS = 5
+
+
 def compile_model(model: Any, request: Request, options: Options) -> CompiledModel:
     """See `ingot.compile`."""
     kind, source = recognize(model)
     frontend = frontend_for(kind, request)
+    if sizes := file_sizes(model, request, options.target):
+        request = replace(request, dynamic={**(request.dynamic or {}), **sizes})
     if kind == "onnx":
         return _compile_onnx(source, request, options)
     progress.report("read")
@@ -70,6 +77,18 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
         return compile_opened(frontend.open(source, request), options)
 
     return _with_other_sizes(source, request, build)
+
+
+def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:
+    """The sizes that a target without open ones takes from the model's file, by symbol: those of its tensors' shapes
+    that the file leaves open and the request does not speak of."""
+    if target.partition(":")[0] in ("native", "cpu", "cuda"):  # without the compiler, for programs in the cache
+        return {}
+    from ingot.pipeline.target import parse_target
+
+    kind, source = recognize(model)
+    sizes = FRONTENDS[kind].file_sizes if kind in FRONTENDS and parse_target(target)[0].has_fixed_sizes else None
+    return sizes(source, request) if sizes is not None else {}
 
 
 def compile_opened(opened: Opened, options: Options) -> CompiledModel:
@@ -127,6 +146,7 @@ class Options:
     cache: bool = True
     fast_math: bool = False
     precision: str = "float32"
+    device_memory: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("cache", "fast_math"):
@@ -141,7 +161,7 @@ def _compile_content(frontend: Frontend, path: Path, request: Request, options: 
         opened = frontend.open(path, request)
         return build_graph(lambda: opened.graph, options).with_state(opened.state)
 
-    digests = [_digest(p) or b"" for p in files_of(path)]
+    digests = [digest_of(p) or b"" for p in files_of(path)]
     return to_model(_load_or_build(_key(options, *digests, *_request_key(request)), build), options)
 
 
@@ -150,7 +170,7 @@ def _request_key(request: Request) -> list[bytes]:
     weights = request.weights
     arrays: list[bytes] = []
     if isinstance(weights, str | os.PathLike):
-        arrays = [_digest(Path(weights)) or b""]
+        arrays = [digest_of(Path(weights)) or b""]
     elif isinstance(weights, Mapping):
         weights_by_name = {str(name): host_array(value, str(name)) for name, value in weights.items()}
         arrays = [
@@ -208,19 +228,30 @@ def _compile_file(path: Path, request: Request, example: _Example, options: Opti
 
     if not options.cache:
         return to_model(build_graph(graph, options), options)
-    digest = _digest(path)
+    digest = digest_of(path)
     if digest is None or _names_files(path):
         return to_model(compiled_program(graph(), options), options)
     key = _key(options, digest, *_request_key(request), repr(sorted((example or {}).items())).encode())
     return to_model(_load_or_build(key, lambda: build_graph(graph, options)), options)
 
 
-def _digest(path: Path) -> bytes | None:
-    """The digest of the file's content; None for an empty or missing file."""
+def digest_of(path: Path) -> bytes | None:
+    """The digest of the file's content; None for an empty or missing file. A large file's is kept on disk, by what
+    changes with each write to it."""
     if not path.is_file() or path.stat().st_size == 0:
         return None
     with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return hashlib.blake2b(data).digest()
+        s = os.fstat(f.fileno())
+        # the clock of a file system is coarse: a write soon after another may not show
+        if s.st_size < _LARGE_BYTES or abs(time.time() - s.st_ctime) < _SETTLED_SECONDS:
+            return hashlib.blake2b(data).digest()
+        stamp = (str(path.resolve()), s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        disk, key = DiskCache(), cache_key("the digest of a file", repr(stamp))
+        digest = disk.load(key, bytes)
+        if digest is None or len(digest) != hashlib.blake2b().digest_size:
+            digest = hashlib.blake2b(data).digest()
+            disk.store(key, [digest])
+        return digest
 
 
 def _names_files(path: Path) -> bool:
@@ -232,16 +263,27 @@ def _names_files(path: Path) -> bool:
 def _key(options: Options, *parts: bytes) -> str:
     # a named target is the same everywhere; only the native target depends on this machine
     machine = host() if options.target in ("native", "cpu") else options.target
-    settings = (
-        f"{fingerprint()} {machine!r} {replace(options, cache=True)} {flags.winograd()} {limits.cache_key_text()}"
-    )
+    options = replace(options, cache=True, device_memory=None)  # what the program is does not depend on these
+    settings = f"{fingerprint()} {machine!r} {options} {flags.winograd()} {limits.cache_key_text()}"
     return cache_key(settings, tuning.digest(), *parts)
 
 
 def to_model(program: Program, options: Options, convention: Convention | None = None) -> CompiledModel:
     """A model that runs the program; for another machine's program, one that can only be saved and inspected."""
     unloaded = unloaded_program(program, options.threads)
-    return CompiledModel(unloaded or program, threads=options.threads, convention=convention)
+    if unloaded is not None:
+        return CompiledModel(unloaded, convention=convention)
+    loaded = LoadedProgram(program, options.threads, options.device_memory, _export)
+    return CompiledModel(loaded, convention=convention)
+
+
+def _export(program: Program, path: Path, weights: Path | None) -> None:
+    from ingot.pipeline.target import target_of
+
+    if (export := target_of(program.features).export) is None:
+        what = program.features.target_name
+        raise InputError("a native library", expected="a program for a CPU", got=f"one for {what}")
+    export(program, path, weights)
 
 
 def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:
@@ -252,6 +294,19 @@ def unloaded_program(program: Program, threads: int) -> UnloadedProgram | None:
     from ingot.pipeline.target import target_of
 
     return UnloadedProgram(program, threads, refused, target_of(program.features).export)
+
+
+def cached_program(
+    parts: Sequence[bytes], build: Callable[[], tuple[Graph, Mapping[str, str]]], options: Options
+) -> Program:
+    """The program of a graph, with notes for its `meta`. parts: what determines both, beside the options."""
+
+    def compiled() -> Program:
+        graph, meta = build()
+        program = build_graph(lambda: graph, options)
+        return replace(program, meta={**program.meta, **meta})
+
+    return _load_or_build(_key(options, *parts), compiled) if options.cache else compiled()
 
 
 def _load_or_build(key: str, build: Callable[[], Program]) -> Program:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -83,12 +83,14 @@ class Opened:
 class Frontend:
     """A frontend. name: what its models are called in messages. options: the options that it supports besides
     `dynamic`. is_content_addressed: whether the bytes of a model's files and the options determine the program, so that
-    the cache is searched before the file is read."""
+    the cache is searched before the file is read. file_sizes: what a file holds for the sizes that it leaves open and
+    the request does not speak of, by symbol; None if its files hold no such sizes."""
 
     name: str
     open: Callable[[Any, Request], Opened]
     options: frozenset[str]
     is_content_addressed: bool = False
+    file_sizes: Callable[[Any, Request], Mapping[str, int]] | None = None
 
     def check(self, request: Request) -> None:
         """Raise InputError for an option that its models do not support."""
@@ -204,12 +206,12 @@ def _with_convention(graph: Graph, imported: Any, state: Mapping[str, np.ndarray
 
 
 def _jax(source: Any, request: Request) -> Opened:
-    from ingot.frontends.jax import gradients_told, import_jax, is_function, resized
+    from ingot.frontends.jax import gradient_marks, import_jax, is_function, resized
 
     example = request.example_inputs
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example, None)
     args = () if args is None else args if isinstance(args, tuple | list) else (args,)
-    with gradients_told() if request.gradients else nullcontext():
+    with gradient_marks() if request.gradients else nullcontext():
         imported = import_jax(source, args, kwargs, dynamic=request.dynamic, weights=request.weights)
     opened = _with_convention(imported.graph, imported)
     if not is_function(source) or not isinstance(request.dynamic, Mapping):
@@ -259,6 +261,24 @@ def _tflite(source: Any, request: Request) -> Opened:
     imported = import_tflite(source, dynamic=request.dynamic, signature=request.signature)
     graph = _select_outputs(bound(imported.graph, request.weights), request)
     return Opened(graph, state=imported.state)
+
+
+def _tflite_sizes(source: Any, request: Request) -> Mapping[str, int]:
+    from ingot.frontends.tflite import sizes_in_file
+
+    return sizes_in_file(source, request.signature, request.dynamic)
+
+
+def _language(kind: Literal["gguf", "huggingface"]) -> Callable[[Any, Request], Opened]:
+    def open_(source: Any, request: Request) -> Opened:
+        from ingot.frontends.language import chunk_graph
+
+        if request.dynamic is not None:
+            fix = "ingot.LanguageModel(path, context=TOKENS)"
+            raise InputError("sizes", expected="tokens within the context of a language model", got="others", fix=fix)
+        return Opened(chunk_graph(source, kind))
+
+    return open_
 
 
 def _keras(source: Any, request: Request) -> Opened:
@@ -343,8 +363,18 @@ FRONTENDS: Mapping[str, Frontend] = {
         _COMMON_OPTIONS | {"signature", "inputs", "example_inputs"},
         is_content_addressed=True,
     ),
-    "tflite": Frontend("a TFLite model", _tflite, _COMMON_OPTIONS | {"signature"}, is_content_addressed=True),
+    "tflite": Frontend(
+        "a TFLite model",
+        _tflite,
+        _COMMON_OPTIONS | {"signature"},
+        is_content_addressed=True,
+        file_sizes=_tflite_sizes,
+    ),
     "keras": Frontend("a Keras model", _keras, _COMMON_OPTIONS | {"example_inputs"}, is_content_addressed=True),
+    "gguf": Frontend("a GGUF file", _language("gguf"), frozenset(), is_content_addressed=True),
+    "huggingface": Frontend(
+        "a folder of Hugging Face", _language("huggingface"), frozenset(), is_content_addressed=True
+    ),
     "jax": Frontend("a JAX function", _jax, frozenset(("weights", "example_inputs"))),
     "torch": Frontend("a PyTorch model", _torch, frozenset(("example_inputs",))),
     "torchscript": Frontend("a TorchScript model", _torchscript, frozenset(("example_inputs", "inputs", "weights"))),

@@ -11,7 +11,10 @@ from ingot.runtime import artifact
 from ingot.support.files import open_regular
 from ingot.support.formats import SCRIPT, UNKNOWN, Format, foreign
 
-Kind = Literal["onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "keras", "artifact"]
+Kind = Literal[
+    "onnx", "torch", "stablehlo", "tensorflow", "tflite", "torchscript", "keras", "gguf", "huggingface", "artifact",
+]  # fmt: skip
+LANGUAGE = ("gguf", "huggingface")  # kinds of language models
 # MLIR: bytecode, or text that begins with a module, a function or an alias, after comments
 _MLIR = re.compile(rb"ML\xefR|(?:\s|//[^\n]*\n)*(?:module\b|\"builtin\.module\"|func\.func\b|[#!]\w+ = )")
 _HEAD_BYTES = 4096
@@ -23,6 +26,8 @@ _SAVED_MODEL = "saved_model.pb"
 _HDF5 = b"\x89HDF\r\n"
 _KERAS_WEIGHTS = "model.weights.h5"
 _GGUF = b"GGUF"
+_GGUF_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf")
+_FOLDER_FILES = (".json", ".safetensors", ".jinja")  # of Hugging Face
 _ZIP = b"PK\x03\x04"  # torch.export.save writes a zip archive
 
 
@@ -30,6 +35,8 @@ def kind_of(path: Path) -> Kind | Format:
     """The kind of a model file, or the `Format` of a file that is not supported. Raises OSError."""
     if path.is_dir() and (path / _SAVED_MODEL).is_file():
         return "tensorflow"
+    if language := language_model(path):
+        return language
     if file_format := foreign(path):
         return file_format
     with open_regular(path) as file:
@@ -65,7 +72,12 @@ def language_model(path: Path) -> Literal["gguf", "huggingface"] | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files of a model at `path`: for a SavedModel's folder its graph and its variables."""
+    """The files of a model at `path`: for a SavedModel's folder its graph and its variables, for a language model all
+    that say what it is, and the parts of its weights."""
+    if path.is_dir() and not (path / _SAVED_MODEL).is_file():
+        return sorted(file for file in path.rglob("*") if file.suffix in _FOLDER_FILES and file.is_file())
+    if part := _GGUF_PART.search(path.name):
+        return sorted(path.parent.glob(f"{path.name[: part.start()]}-*-of-*.gguf"))
     if not path.is_dir():
         folder = path.parent if path.name == _SAVED_MODEL else None
         return [path] if folder is None else files_of(folder)

@@ -73,7 +73,7 @@ class StagedExecution(Executable):
     def _advance(self, inputs: Sequence[Any], compute: Callable[..., dict[str, Any]]) -> list[Any]:
         inputs_by_name = dict(zip((spec.name for spec in self.inputs), inputs, strict=True))
         values = self._stages.bound(self._weights | inputs_by_name)
-        for stage in self._stages.turns:
+        for stage in self._stages.stages:
             stage.advance(values, compute)
         return [values[spec.name] for spec in self.outputs]
 
@@ -116,11 +116,11 @@ class StagedExecution(Executable):
 
     def plan(self, shapes: Sequence[Any]) -> str:
         """The stages in order: those on the host, and those that programs compute."""
-        return "\n".join(str(stage) for stage in self._stages.turns)
+        return "\n".join(str(stage) for stage in self._stages.stages)
 
     def single_program_error(self) -> InputError:
         return InputError(f"the model is not a single program; its stages are\n{self.plan(())}")
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
-        return f"{names[0]} -> {names[1]}; {len(self._stages.turns)} stages"
+        return f"{names[0]} -> {names[1]}; {len(self._stages.stages)} stages"

@@ -370,7 +370,7 @@ def import_flat(
     sizes = Sizes(equal=equal, reads=data_reads(module.graph))
     ranges = {} if environment is None else environment.var_to_range
     sizes.begin(ranges)
-    importer = Importer(sizes, final=True)
+    importer = Importer(sizes, is_final=True)
     inputs: list[Node] = []
     leaves: list[Leaf] = []
     values: list[object] = []

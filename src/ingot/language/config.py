@@ -10,7 +10,7 @@ from typing import Any
 from ingot.language import names
 from ingot.language.architecture import Architecture, Experts, Layer, Norm
 from ingot.language.rope import SCALINGS, Rope
-from ingot.language.settings import Settings
+from ingot.language.settings import Settings, without_layers
 from ingot.support.errors import ImportModelError
 
 _GEMMA = {"names": names.GEMMA2, "post_norm": True, "norm": Norm(eps=1e-6, offset=1.0), "activation": "gelu_tanh"}
@@ -68,9 +68,9 @@ def from_config(values: Mapping[str, Any]) -> Architecture:
     c = Settings(values, "config.json")
     family = c.text("model_type", default="")
     if family not in FAMILIES:
-        raise ImportModelError(
-            "model_type", expected=f"one of {', '.join(FAMILIES)}", got=repr(family), where="config.json"
-        )
+        expected = f"one of {', '.join(FAMILIES)}"
+        fix = "other models: ingot.compile(AutoModel.from_pretrained(folder).eval(), example_inputs)"
+        raise ImportModelError("model_type", expected=expected, got=repr(family), where="config.json", fix=fix)
     for key, off in _OFF.items():
         if off is not None and (value := c.get(key)) not in (None, off):
             raise c.error(key, repr(off), value)
@@ -78,24 +78,12 @@ def from_config(values: Mapping[str, Any]) -> Architecture:
     width = c.count("hidden_size", "n_embd")
     heads = c.count("num_attention_heads", "n_head")
     key_heads = c.count("num_key_value_heads", default=heads)
-    if heads % key_heads:
-        raise c.error("num_key_value_heads", f"a divisor of the {heads} heads", key_heads)
-    if c.get("head_dim") is None and width % heads:
-        raise c.error("hidden_size", f"a multiple of the {heads} heads", width)
-    head_width = c.count("head_dim", default=width // heads)
     context = c.count("max_position_embeddings", "n_positions")
+    keys = "hidden_size", "num_key_value_heads", "head_dim"
+    record = without_layers(c, keys, family, {"names": names.LLAMA, **given}, width, heads, key_heads, context)
+    head_width = record.head_width
     eps = c.number(
         "rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", default=_eps(given)
-    )
-    record = Architecture(
-        family=family,
-        width=width,
-        heads=heads,
-        key_heads=key_heads,
-        head_width=head_width,
-        context=context,
-        **{"names": names.LLAMA, **given},
-        layers=(),
     )
     return replace(
         record,

@@ -35,7 +35,7 @@ def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
 
     State: the caches, the sampler's `bias` and `counts`.
     """
-    ids, at = chunk_inputs(form, TOKENS)
+    ids, at = chunk_inputs(form)
     is_prompt, count = Input("is_prompt", TensorType(boolean))(), Input("count", TensorType(i64))()
     stops = Input("stops", TensorType(i64, (STOPS,)))()
     given, caches = Sampler.inputs(form.batch, network.vocabulary), form.inputs()
@@ -60,9 +60,9 @@ def generate(network: Network, form: CacheForm, most: int = 16) -> Graph:
     state = (*form.names, "bias", "counts")
     return Graph(
         (ids, at, is_prompt, count, stops, *given.settings, *caches, given.bias, given.counts),
-        (*final.caches, final.sampler.bias, final.sampler.counts, final.tokens, turns, logits),
+        (*final.caches, final.sampler.bias, final.sampler.counts, final.tokens, turns, logits, start),
         (*(f"next {name}" for name in state), "tokens", "turns", "logits"),
-        **limits(form, TOKENS),
+        **limits(form),
         state=state,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from ingot.language import names
 from ingot.language.architecture import Architecture, Experts, Layer, Norm
 from ingot.language.rope import Rope
-from ingot.language.settings import Settings
+from ingot.language.settings import Settings, without_layers
 from ingot.support.errors import ImportModelError
 
 _GEMMA = {"activation": "gelu_tanh", "post_norm": True}
@@ -62,24 +62,13 @@ def from_metadata(values: Mapping[str, Any]) -> Architecture:
     m = Settings(values, "GGUF metadata", f"{family}.")
     width, heads = m.count("embedding_length"), m.count("attention.head_count")
     key_heads = _key_heads(m, family, heads)
-    if heads % key_heads:
-        raise m.error("attention.head_count_kv", f"a divisor of the {heads} heads", key_heads)
-    if m.get("attention.key_length") is None and width % heads:
-        raise m.error("embedding_length", f"a multiple of the {heads} heads", width)
-    head_width = m.count("attention.key_length", default=width // heads)
+    context = m.count("context_length")
+    keys = "embedding_length", "attention.head_count_kv", "attention.key_length"
+    switches = {"names": names.GGUF, **FAMILIES[family]}
+    record = without_layers(m, keys, family, switches, width, heads, key_heads, context)
+    head_width = record.head_width
     if m.count("attention.value_length", default=head_width) != head_width:
         raise m.error("attention.value_length", f"{head_width}, as of keys", m.get("attention.value_length"))
-    context = m.count("context_length")
-    record = Architecture(
-        family=family,
-        width=width,
-        heads=heads,
-        key_heads=key_heads,
-        head_width=head_width,
-        context=context,
-        **{"names": names.GGUF, **FAMILIES[family]},
-        layers=(),
-    )
     layers = _layers(m, family, head_width, context)
     eps = m.number("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", default=1e-5)
     scored = width // heads if len(layers) == _WIDE_LAYERS.get(family) else head_width

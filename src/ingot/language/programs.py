@@ -6,44 +6,64 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.ir.dims import Dim, DimLike, symbol
+from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, f32, i64
 from ingot.language.cache import CacheForm, Position
 from ingot.language.layers import Network
 from ingot.support.errors import InputError
 
-START = symbol("at.0")
+AT = symbol("at.0")  # the size that a call of a chunk gives: tools that make up inputs know where it may lie
+START = symbol("$at")  # the same, found by the run: a program is bound once for all positions
 TOKENS = symbol("tokens")
 
 
 def chunk(network: Network, form: CacheForm, *, tokens: DimLike = TOKENS, every: bool = False) -> Graph:
     """(ids: i64[batch, tokens], at: i64[1]) -> logits: f32[batch, vocabulary] of the last token; every: of each,
     f32[batch, tokens, vocabulary]."""
-    ids, at = chunk_inputs(form, tokens)
+    ids, at = Input("ids", TensorType(i64, (form.batch, tokens)))(), Input("at", TensorType(i64, (1,)), (AT,))()
     caches = form.inputs()
-    x, after = network.hidden(ids, Position(START, ops.reshape(at, ())), form, caches)
+    x, after = network.hidden(ids, Position(AT, ops.reshape(at, ())), form, caches)
     logits = network.logits(x if every else last(x))
+    rest = form.context - AT - tokens
+    bounds = (("at.0", 0, form.context - (tokens if isinstance(tokens, int) else 1)), ("tokens", 1, form.context))
     return Graph(
         (ids, at, *caches),
         (*after, logits),
         (*(f"next {name}" for name in form.names), "logits"),
-        **limits(form, tokens),
+        bounds=bounds[:1] if isinstance(tokens, int) else bounds,
+        conditions=() if isinstance(rest, int) or isinstance(tokens, int) else (rest,),
         state=form.names,
     )
 
 
-def chunk_inputs(form: CacheForm, tokens: DimLike) -> tuple[Node, Node]:
-    ids = Input("ids", TensorType(i64, (form.batch, tokens)))()
-    return ids, Input("at", TensorType(i64, (1,)), (START,))()
+def score(network: Network, form: CacheForm) -> Graph:
+    """(ids: i64[batch, tokens], at: i64[1], targets: i64[batch, tokens]) -> f32[batch, tokens]: behind each token the
+    logarithm of the target's probability."""
+    ids, at = chunk_inputs(form)
+    targets = Input("targets", ids.type)()
+    caches = form.inputs()
+    start = ops.reshape(at, ())
+    x, after = network.hidden(ids, Position(START, start), form, caches)
+    logprobs = ops.LogSoftmax(2)(network.logits(x))
+    scores = ops.squeeze(ops.GatherElements(2)(logprobs, ops.expand_dims(targets, 2)), 2)
+    names = (*(f"next {name}" for name in form.names), "scores")
+    return Graph((ids, at, targets, *caches), (*after, scores, start), names, **limits(form), state=form.names)
 
 
-def limits(form: CacheForm, tokens: DimLike) -> dict[str, tuple]:
-    """What holds of a chunk's sizes: it lies within the context."""
-    if not isinstance(tokens, Dim):
-        return {"bounds": (("at.0", 0, form.context - tokens),)}
-    bounds = (("at.0", 0, form.context - 1), ("tokens", 1, form.context))
-    return {"bounds": bounds, "conditions": (form.context - START - TOKENS,)}
+def chunk_inputs(form: CacheForm) -> tuple[Node, Node]:
+    """Of a program whose last output is where its chunk begins."""
+    ids = Input("ids", TensorType(i64, (form.batch, TOKENS)))()
+    return ids, Input("at", TensorType(i64, (1,)))()
+
+
+def limits(form: CacheForm) -> dict[str, tuple]:
+    """What holds of its sizes: the chunk lies within the context."""
+    return {
+        "sizes": ((str(START), form.context - 1),),
+        "bounds": (("tokens", 1, form.context),),
+        "conditions": (form.context - START - TOKENS,),
+    }
 
 
 def last(x: Node) -> Node:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ingot.language.architecture import Architecture
 from ingot.support.errors import ImportModelError
 
 MOST = 1 << 31  # of a size or a count
@@ -81,3 +82,24 @@ class Settings:
             if (value := self.get(key)) is not None:
                 return key, value
         return keys[0], default
+
+
+def without_layers(
+    s: Settings, keys: tuple[str, str, str], family: str, switches: Mapping[str, Any], width: int, heads: int,
+    key_heads: int, context: int,
+) -> Architecture:  # fmt: skip
+    """The record of a model without its layers. keys: of the width, the key heads, and the width of a head, which is
+    by default the model's width shared among the heads. switches: fields of the record that are no sizes.
+
+    Raises ImportModelError for sizes that the heads do not divide.
+    """
+    width_key, key_heads_key, head_width_key = keys
+    if heads % key_heads:
+        raise s.error(key_heads_key, f"a divisor of the {heads} heads", key_heads)
+    if s.get(head_width_key) is None and width % heads:
+        raise s.error(width_key, f"a multiple of the {heads} heads", width)
+    head_width = s.count(head_width_key, default=width // heads)
+    return Architecture(
+        family=family, width=width, heads=heads, key_heads=key_heads, head_width=head_width, context=context,
+        layers=(), **switches,
+    )  # fmt: skip

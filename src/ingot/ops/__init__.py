@@ -21,6 +21,7 @@ from ingot.ops.build import (
     expand_dims,
     flatten,
     flip,
+    floor_div,
     floor_mod,
     full,
     index_axis,
@@ -126,76 +127,53 @@ from ingot.ops.core.source import DimValue, Iota
 from ingot.ops.dft import MAX_STEP_FACTOR, fourier, real_fourier, real_inverse
 from ingot.ops.group import Group
 from ingot.ops.linalg import LDL, LU, SVD, Cholesky, Eig, Eigh, HouseholderQR, Reflect, TriangularSolve
-from ingot.ops.nn import (
-    GRU,
-    LEVEL_FORMS,
-    LSTM,
-    RNN,
-    WEIGHT_FORMS,
-    AdaptiveAvgPool,
-    AdaptiveMaxPool,
-    Attention,
-    AttentionGradients,
-    AvgPool,
-    BatchNorm,
+from ingot.ops.nn.activation import (
     Celu,
-    Conv,
-    ConvTranspose,
-    Cotangent,
-    CustomGradient,
-    Densify,
-    Dequantize,
-    DequantizeBlocks,
-    Einsum,
     Elu,
-    EmbeddingLookup,
-    GatherElements,
-    GatherND,
-    GridSample,
-    GroupedMatMul,
-    GroupNorm,
     Hardshrink,
     HardSigmoid,
     HardSwish,
-    InstanceNorm,
-    KernelGradient,
-    LayerNorm,
     LeakyRelu,
-    LocalResponseNorm,
-    LogSoftmax,
-    LogSumExp,
-    LpNorm,
-    LpPool,
-    MatMul,
-    MaxPool,
-    MaxPoolIndices,
     Mish,
-    OneHot,
-    PadMode,
     PRelu,
-    Recurrent,
     Relu,
-    Resize,
-    RMSNorm,
-    ScatterElements,
-    ScatterND,
     Selu,
     Silu,
-    Softmax,
     Softplus,
     Softshrink,
     Softsign,
-    Standardize,
-    StopGradient,
-    SuppressOverlaps,
-    Take,
     ThresholdedRelu,
-    TopK,
-    Trilu,
-    UnknownGradient,
-    roi_align,
-    straight_through,
 )
+from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
+from ingot.ops.nn.attention import Attention
+from ingot.ops.nn.conv import Conv, ConvTranspose
+from ingot.ops.nn.gradients.attention import AttentionGradients
+from ingot.ops.nn.gradients.custom import Cotangent, CustomGradient, straight_through
+from ingot.ops.nn.gradients.kernel import KernelGradient
+from ingot.ops.nn.gradients.stop import StopGradient, UnknownGradient
+from ingot.ops.nn.grouped import GroupedMatMul
+from ingot.ops.nn.image.boxes import SuppressOverlaps, roi_align
+from ingot.ops.nn.image.gridsample import GridSample
+from ingot.ops.nn.image.resize import PadMode, Resize
+from ingot.ops.nn.index import GatherElements, GatherND, ScatterElements, ScatterND, Take
+from ingot.ops.nn.matmul import Einsum, MatMul
+from ingot.ops.nn.norm import (
+    BatchNorm,
+    GroupNorm,
+    InstanceNorm,
+    LayerNorm,
+    LocalResponseNorm,
+    LpNorm,
+    RMSNorm,
+    Standardize,
+)
+from ingot.ops.nn.pool import AvgPool, LpPool, MaxPool, MaxPoolIndices
+from ingot.ops.nn.quant import Dequantize, DequantizeBlocks, EmbeddingLookup
+from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
+from ingot.ops.nn.selection import OneHot, TopK, Trilu
+from ingot.ops.nn.sharding import Sharding
+from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
+from ingot.ops.nn.sparse import LEVEL_FORMS, WEIGHT_FORMS, Densify
 from ingot.ops.quantized import dynamic_quantize, quantize
 from ingot.ops.random import (
     RandomBits,
@@ -203,6 +181,8 @@ from ingot.ops.random import (
     counted_key,
     draws_random,
     fold_in,
+    philox,
+    philox_blocks,
     threefry,
     with_random_state,
     words,

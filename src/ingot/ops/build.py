@@ -39,6 +39,7 @@ from ingot.ops.core.binary import (
     Xor,
 )
 from ingot.ops.core.contraction import DotGeneral
+from ingot.ops.core.elementwise import Floor
 from ingot.ops.core.reduce import ArgReduce, CumReduce, Reduce
 from ingot.ops.core.shape import BroadcastInDim, Concat, Pad, Reshape, Reverse, Slice, Transpose
 from ingot.ops.core.source import DimValue, Iota
@@ -188,6 +189,17 @@ def div(a: Operand, b: Operand, loc: str = "") -> Node:
 def rem(a: Operand, b: Operand, loc: str = "") -> Node:
     """Remainder with the dividend's sign (C's fmod and %)."""
     return apply(Rem(), a, b, loc=loc)
+
+
+def floor_div(a: Operand, b: Operand, loc: str = "") -> Node:
+    """Quotient rounded towards minus infinity (Python's //)."""
+    x, y = promote(a, b, loc=loc)
+    quotient = Div()(x, y, loc=loc)
+    if x.dtype.is_float or x.dtype.kind == "u":
+        return Floor()(quotient, loc=loc) if x.dtype.is_float else quotient
+    r = Rem()(x, y, loc=loc)
+    has_other_sign = xor(compare("LT", r, 0), compare("LT", y, 0))
+    return where(and_(has_other_sign, compare("NE", r, 0)), sub(quotient, 1), quotient, loc)
 
 
 def floor_mod(a: Operand, b: Operand, loc: str = "") -> Node:

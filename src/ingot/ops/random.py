@@ -34,6 +34,8 @@ STATE = TensorType(i64, (2,))
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
+_PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
+_PHILOX_KEYS = (0x9E3779B9, 0xBB67AE85)  # what a round adds to the key
 # the second word of counters that derive keys; positions of elements are always smaller
 _KEY_WORD = 0xFFFFFFFF
 _NEXT_ITERATION = 0xFFFFFFFF  # the draw number that derives the key of a loop's next iteration
@@ -57,6 +59,30 @@ def words(x: Word) -> tuple[Word, Word]:
     if isinstance(x, Term):
         return x.cast(u32), (x >> 32).cast(u32)
     return x.astype(np.uint32), (x >> 32).astype(np.uint32)
+
+
+def philox(key: tuple[Node, Node], count: Sequence[Node]) -> tuple[Node, ...]:
+    """The block of Philox 4x32 of 10 rounds (Salmon et al. 2011): four u32 words of four, under a key of two."""
+    w, x, y, z = count
+    for i in range(10):
+        if i:
+            key = (b.add(key[0], _PHILOX_KEYS[0]), b.add(key[1], _PHILOX_KEYS[1]))
+        (low_w, high_w), (low_y, high_y) = (
+            words(Term(b.mul(b.cast(v, u64), by))) for v, by in zip((w, y), _PHILOX_FACTORS, strict=True)
+        )
+        w, x = b.xor(b.xor(high_y.node, x), key[0]), low_y.node
+        y, z = b.xor(b.xor(high_w.node, z), key[1]), low_w.node
+    return w, x, y, z
+
+
+def philox_blocks(key: Node, low: Node, high: Node, places: Node) -> Node:
+    """u32[n, 4]: the blocks at places u64[n] behind a counter of 128 bits. key, low, high: u64[]."""
+    at = b.add(places, low)
+    carry = b.cast(b.compare("LT", at, low), u64)
+    over = b.add(b.broadcast_to(high, at.shape), carry)
+    count = (v.node for part in (at, over) for v in words(Term(part)))
+    first, second = (b.broadcast_to(v.node, at.shape) for v in words(Term(key)))
+    return b.stack(philox((first, second), tuple(count)), 1)
 
 
 def counted_key(seed: Node, count: Node) -> Node:

@@ -15,8 +15,8 @@ from ingot.ir.types import DType, Shape, bf16, boolean, f16, f32, f64, i32, i64,
 from ingot.ops import build as b
 from ingot.ops.build import Operand
 from ingot.ops.core.binary import Convert, Or, ShiftLeft, ShiftRightLogical
-from ingot.ops.core.elementwise import Ceil, Neg, Sqrt
-from ingot.ops.core.functions import Cos, Log, Log1p, Tan
+from ingot.ops.core.elementwise import Ceil, IsFinite, Neg, Sqrt
+from ingot.ops.core.functions import Cos, Exp, Log, Log1p, Tan
 from ingot.ops.core.indexing import Sort
 from ingot.ops.nn.selection import TopK
 from ingot.ops.random import RandomBits, fold_in
@@ -164,6 +164,13 @@ def categorical(key: Node, weights: Node, count: DimLike) -> Node:
     target = b.mul(b.mul(b.add(b.cast(x, f64), 0.5), 2.0**-32), b.slice_axis(cumulative_weights, -1, -1))
     is_below = b.compare("LE", b.expand_dims(cumulative_weights, -2), b.expand_dims(target, -1))
     return b.reduce_sum(b.cast(is_below, i64), -1)
+
+
+def categorical_of_logits(key: Node, logits: Node, count: DimLike) -> Node:
+    """As `categorical`, of the weights' logarithms."""
+    wide = b.cast(logits, f64)
+    top = b.reduce_max(wide, -1, keepdims=True)
+    return categorical(key, Exp()(b.sub(wide, b.where(IsFinite()(top), top, 0.0))), count)
 
 
 def without_replacement(key: Node, weights: Node, count: DimLike) -> Node:

@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from ingot.ir.node import Node
-from ingot.ir.types import f64
+from ingot.ir.types import DTYPES, f64
 from ingot.ops import build as ops
+from ingot.ops.core.binary import BitcastConvert
 from ingot.ops.core.elementwise import Abs, Floor, IsNan, RoundEven, Sqrt
 from ingot.ops.core.functions import Erf, Exp, Log, Log1p, Sin, Tan
 
@@ -329,3 +330,19 @@ def bessel_i1(x: Node) -> Node:
 def _unscaled(function: Callable[[Node], Node], x: Node) -> Node:
     a = ops.cast(x, f64)
     return ops.cast(ops.mul(Exp()(Abs()(a)), function(a)), x.dtype)
+
+
+# --- bits
+
+
+def next_after(x: Node, y: Node) -> Node:
+    """The float next to x in the direction of y: floats of one sign are ordered as the integers of their bits."""
+    x, y = ops.promote(x, y)
+    word = DTYPES[f"i{x.dtype.bits}"]
+    bits, target = BitcastConvert(word)(x), BitcastConvert(word)(y)
+    smallest = ops.or_(ops.and_(target, word.range[0]), 1)
+    away = ops.compare("EQ", ops.compare("LT", x, y), ops.compare("GT", x, 0.0))
+    step = ops.where(away, ops.scalar(1, word), ops.scalar(-1, word))
+    moved = ops.where(ops.compare("EQ", x, 0.0), smallest, ops.add(bits, step))
+    out = BitcastConvert(x.dtype)(ops.where(ops.compare("EQ", x, y), target, moved))
+    return ops.where(ops.or_(IsNan()(x), IsNan()(y)), ops.scalar(math.nan, x.dtype), out)

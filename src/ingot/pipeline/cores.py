@@ -42,6 +42,7 @@ _V4 = (*_V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 _CASCADE = (*_V4, "avx512vnni")
 _ICE = (*_CASCADE, "avx512bitalg", "avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq", "gfni")
 _SAPPHIRE = (*_ICE, "avx512bf16", "avx512fp16", "avxvnni")
+_RVV = ("a", "c", "d", "f", "m", "v")
 _ARMV8 = ("fp-armv8", "neon")
 _ARMV82 = (*_ARMV8, "dotprod", "fullfp16", "lse", "rdm")
 _ARMV86 = (*_ARMV82, "bf16", "i8mm")
@@ -68,4 +69,31 @@ CORES: Mapping[str, Core] = {
     "neoverse-n1": Core("aarch64", _ARMV82, l1=64 * KB),
     "neoverse-v2": Core("aarch64", _ARMV86, l1=64 * KB, l2=2 * MB, l3=64 * MB, fma=4, loads=3),
     "apple-m1": Core("aarch64", _ARMV82, 128 * KB, 3 * MB, 8 * MB, fma=4, loads=3),
+    "riscv64": Core("riscv64", _RVV, l2=512 * KB, l3=2 * MB, fma=1, loads=1, level=True),  # vectors of 128 bits
+}
+
+
+@dataclass(frozen=True)
+class Microcontroller:
+    """A core that C is compiled for. flags: of `arm-none-eabi-gcc`. board: QEMU's machine that runs its programs;
+    flash, ram: its (address, bytes) that code and data are linked to. clock: Hz of the board's SysTick timer."""
+
+    flags: tuple[str, ...]
+    board: str
+    flash: tuple[int, int] = (0x0000_0000, 4 * MB)
+    ram: tuple[int, int] = (0x2000_0000, 4 * MB)
+    clock: int = 25_000_000
+
+
+def _mps3(*flags: str) -> Microcontroller:
+    return Microcontroller(flags, "mps3-an547", (0, 512 * KB), (0x6000_0000, 32 * MB), 32_000_000)
+
+
+MICROCONTROLLERS: Mapping[str, Microcontroller] = {
+    "cortex-m0plus": Microcontroller(("-mcpu=cortex-m0plus",), "mps2-an385"),  # of a Cortex-M3, which runs its code
+    "cortex-m3": Microcontroller(("-mcpu=cortex-m3",), "mps2-an385"),
+    "cortex-m4": Microcontroller(("-mcpu=cortex-m4", "-mfpu=fpv4-sp-d16", "-mfloat-abi=hard"), "mps2-an386"),
+    "cortex-m7": Microcontroller(("-mcpu=cortex-m7", "-mfpu=fpv5-sp-d16", "-mfloat-abi=hard"), "mps2-an500"),
+    "cortex-m33": _mps3("-mcpu=cortex-m33", "-mfpu=fpv5-sp-d16", "-mfloat-abi=hard"),
+    "cortex-m55": _mps3("-mcpu=cortex-m55", "-mfloat-abi=hard"),
 }

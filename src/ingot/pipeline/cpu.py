@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Const, Node, Op
-from ingot.ir.types import bf16, f16, f32, u8
+from ingot.ir.types import bf16, f16, f32
 from ingot.ops import (
     GRU,
     LEVEL_FORMS,
@@ -23,9 +24,12 @@ from ingot.ops import (
 )
 from ingot.passes.constants import is_constant
 from ingot.passes.fusion.policy import FusionPolicy
+from ingot.pipeline import library
 from ingot.pipeline.cores import CORES
 from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import DEFAULT_OPTIONS, NamedPass, Options
+from ingot.runtime.executable import LIBRARY_SUFFIXES, save
+from ingot.runtime.program import Program
 from ingot.schedule.choice import Measured
 from ingot.schedule.cpu.contraction.compressed.sparse_plan import sparse_height
 from ingot.schedule.cpu.lower import lower
@@ -67,13 +71,25 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     return all(isinstance(x.shape[3], int) for x in node.inputs[:3])
 
 
-def cpu_passes(options: Options = DEFAULT_OPTIONS, machine: Machine = AVX2) -> tuple[NamedPass, ...]:
+def cpu_passes(
+    options: Options = DEFAULT_OPTIONS, machine: Machine = AVX2, policy: FusionPolicy = POLICY
+) -> tuple[NamedPass, ...]:
     """The passes for CPUs, in order."""
     height = partial(sparse_height, machine=machine)
     has_kernel = partial(_has_kernel, machine=machine)
     widens = (bf16, f16) if machine.f16 else (bf16,)
     return common_passes(
-        options, Choices(POLICY, KEPT_OPS, has_kernel, u8 if machine.int8_dot else None, widens=widens, height=height)
+        options,
+        Choices(
+            policy,
+            KEPT_OPS,
+            has_kernel,
+            machine.int8_dot,
+            depthwise_sums=machine.depthwise_sums,
+            widens=widens,
+            height=height,
+            narrow_integers=machine.in_order,
+        ),
     )
 
 
@@ -85,12 +101,22 @@ class CpuTarget:
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
     beside = None
-    export = None
+    has_fixed_sizes = False
+
+    @staticmethod
+    def export(program: Program, path: Path, weights: Path | None = None) -> None:
+        """Write a native library and its header where the path's suffix says so, and else an artifact."""
+        (library.export if path.suffix in LIBRARY_SUFFIXES else save)(program, path, weights)
 
     def features(self, asked: str) -> Features:
         """asked: a name of `CORES`."""
         if not asked:
             return host_features()
+        if asked.startswith(("riscv64-scalable", "aarch64-sve")):
+            raise InputError(
+                "target", expected="vectors of a length known when the model is compiled", got=f"cpu:{asked}",
+                fix="cpu:riscv64 and cpu:aarch64 use 128 bits of vectors of any length",
+            )  # fmt: skip
         core = CORES.get(asked)
         if core is None:
             raise InputError("target", expected=f"cpu:NAME with one of {', '.join(CORES)}", got=f"cpu:{asked}")

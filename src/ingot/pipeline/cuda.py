@@ -63,6 +63,7 @@ class CudaTarget:
     policy = POLICY
     forms = ("triton",)
     export = None
+    has_fixed_sizes = False
     lower = staticmethod(lower)
     beside = staticmethod(merge_launches)
 

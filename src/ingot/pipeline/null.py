@@ -42,6 +42,7 @@ class NullTarget:
     policy = FusionPolicy()  # unused: the passes bring the underlying target's
     forms = ("ir",)
     export = None
+    has_fixed_sizes = False
 
     def features(self, asked: str) -> Features:
         target, features = parse_target(asked or "native")

@@ -12,6 +12,7 @@ from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
+from ingot.passes.core.narrow_integers import narrow_integers
 from ingot.passes.core.narrow_products import narrow_products, narrow_weights
 from ingot.passes.core.nest_concats import nest_concats
 from ingot.passes.core.precision import lower_precision
@@ -40,17 +41,19 @@ class Choices:
 
     policy: parameters of fusion. kept_ops: MODEL ops that are not lowered, as they have kernels or later passes match
     them. has_kernel: whether a kept op's kernel supports these operands. int8_dot: the type that the dot-product
-    instruction multiplies with i8, None without such an instruction. f8_dot: whether products take 8-bit floats
+    instruction multiplies with i8, None without such an instruction. depthwise_sums: the type of depthwise
+    convolutions' sums of levels. f8_dot: whether products take 8-bit floats
     directly. max_slice_elements: see `reduce_unreshaped`. levels: the types that weights of few bits may stand for in
     products. blocks: whether these also read block formats as they are. same_operand_types: products need operands of
-    one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen
-    as they load them.
-    target_passes: run before the shared ones. height: see `keep_blocks`."""
+    one type, so a reduced precision applies to both. widens: the types of 16 bits that products widen as they load
+    them. target_passes: run before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits.
+    height: see `keep_blocks`."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
     has_kernel: Callable[[Node], bool]
     int8_dot: DType | None = None
+    depthwise_sums: DType = f32
     f8_dot: bool = False
     max_slice_elements: int = 0
     levels: tuple[DType, ...] = (f32,)
@@ -58,6 +61,7 @@ class Choices:
     same_operand_types: bool = False
     widens: tuple[DType, ...] = ()
     target_passes: tuple[NamedPass, ...] = ()
+    narrow_integers: bool = False
     height: Height = always_dense
 
 
@@ -67,7 +71,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     bound = partial(bound_sizes, outer=outer)
     quantized = partial(
         lower_quantized, int8_dot=choices.int8_dot, floats=choices.levels, f8_dot=choices.f8_dot,
-        blocks=choices.blocks, widens=choices.widens,
+        depthwise_sums=choices.depthwise_sums, blocks=choices.blocks, widens=choices.widens,
     )  # fmt: skip
     narrow = partial(narrow_weights, types=choices.widens)
 
@@ -103,6 +107,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("fold_layout", fold_constants),  # transposed weights
         ("simplify_layout", simplified),
         ("sparse", partial(keep_blocks, height=choices.height)),  # weights have their final order
+        *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),

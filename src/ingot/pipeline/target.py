@@ -35,6 +35,8 @@ NAMES = (
     "c",
     "cuda",
     "null",
+    "wasm",
+    "verilog",
 )
 
 
@@ -66,12 +68,14 @@ class Target(Protocol[M]):
     """The compiler for one kind of machine. M: the machine description that its schedules use.
 
     name: the text before the colon, and the name of the device that runs the code. policy: parameters of fusion.
-    forms: the texts of a kernel that `source` can print, the lowest level last.
+    forms: the texts of a kernel that `source` can print, the lowest level last. has_fixed_sizes: whether programs
+    cannot leave sizes open, so that models take those that their files hold, too.
     """
 
     name: str
     policy: FusionPolicy
     forms: tuple[str, ...]
+    has_fixed_sizes: bool
 
     def features(self, asked: str) -> Features:
         """Return the machine that the text after the colon names; "" is this machine, or the target's default.

@@ -16,7 +16,7 @@ operand's own memory, or the constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -27,10 +27,10 @@ from ingot.ir.node import Graph, Input, Node, const, rebuild, topological
 from ingot.ir.types import boolean, i64
 from ingot.ops import Case, While
 from ingot.ops.core.base import Category, category
-from ingot.ops.core.turns import static_value, trip_count
+from ingot.ops.core.trip_count import static_value, trip_count
 from ingot.ops.group import Group
 from ingot.plan.in_place import Pairs
-from ingot.runtime.program import Collective
+from ingot.runtime.program import Collective, CollectiveKind
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
@@ -159,9 +159,8 @@ class _Control:
             source = self._copy_of(operand)
         if target is None or self.plan.buffers[target[0]].kind in ("input", "output"):
             target = self._new_place(self.anchor)
-        collective = Collective(
-            op.name, op.groups, operand.dtype.name, getattr(op, "kind", ""), getattr(op, "shift", 0)
-        )
+        kind, reduction, shift = cast(CollectiveKind, op.name), getattr(op, "kind", ""), getattr(op, "shift", 0)
+        collective = Collective(kind, op.groups, operand.dtype.name, reduction, shift)
         self.plan.exchange(collective, source[0], target[0], operand.type.size)
         return target
 

@@ -74,8 +74,8 @@ class _Buffer:
 @dataclass(eq=False)
 class _Call:
     """One run of a group. reads, writes: the buffers of its operands and results, None for values that are not
-    intermediate. temp_bytes: of its temporaries. has_control_flow: whether it runs nested graphs or exchanges values, so that it
-    cannot be recomputed."""
+    intermediate. temp_bytes: of its temporaries. has_control_flow: whether it runs nested graphs or exchanges
+    values, so that it cannot be recomputed."""
 
     node: Node
     version: int

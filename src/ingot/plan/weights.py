@@ -1,4 +1,4 @@
-"""The constants of a program as one blob."""
+"""The constants of a program in one blob, as its kernels read them."""
 
 from __future__ import annotations
 

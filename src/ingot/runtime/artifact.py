@@ -1,12 +1,16 @@
 """The artifact: one file with a complete compiled program.
 
-    [ prefix 64 B | header JSON | plan | stage texts ... | state | code ... | weights ]      weights start on a page
+    [ prefix 64 B | header JSON | libingot | plan | stage texts ... | state | code ... | weights ]
 
 The prefix holds magic, format version, header and file length, and a BLAKE2b digest of the header; the header
-holds offset, length and digest of every section. Everything but the weights is checked by BLAKE2b. The weights
-are checked by BLAKE2b over the 64-bit sums of their 64 KiB blocks, which runs at memory speed (BLAKE2b's 1 GB/s
-would make loading slow) and finds truncation, torn writes, zeroed pages and flipped bits. It is a guard
-against accidents: an artifact is native code, so load only files you trust as you would a shared library.
+holds offset, length and digest of every section. Weights start on a page. Everything but the weights is checked by
+BLAKE2b. The weights are checked by BLAKE2b over the 64-bit sums of their 64 KiB blocks, which runs at memory speed
+(BLAKE2b's 1 GB/s would make loading slow) and finds truncation, torn writes, zeroed pages and flipped bits. It is a
+guard against accidents: an artifact is native code, so load only files you trust as you would a shared library.
+
+The section libingot is the same for readers without JSON (`libingot.c`): where code, state and weights are, and the
+plan as words (`libingot/words.py`). The prefix has its length and digest too. Code begins with two digests: of the
+plan, and of its words with the weights' digest.
 
 The file is mapped; weights are read in place and shared between processes. Replace a file that is in use (as
 `save` does), never rewrite it in place.
@@ -20,7 +24,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ingot.runtime import plan_json
+from ingot.runtime.libingot import words as plan_words
 from ingot.runtime.plan_json import DIGEST_BYTES, Json
 from ingot.runtime.program import Program
 from ingot.support.dataclass import dataclass
@@ -37,8 +42,9 @@ from ingot.support.files import Part, atomic_write, open_regular
 # Like PNG's: not text, and changed by line-end conversion.
 MAGIC = b"\x8eINGOT\r\n"
 # Increment it with any change of this format, of the plan's JSON or of the driver's structures.
-FORMAT_VERSION = 14
-_PREFIX = struct.Struct("<8sIIQ16s24x")
+FORMAT_VERSION = 15
+_PREFIX = struct.Struct("<8sIIQ16sQ16s")
+_DIRECTORY = struct.Struct("<qq16sqq16sqq16sq")
 _PAGE = 4096
 _BLOCK = 1 << 16
 _MAX_HEADER = 64 << 20
@@ -60,25 +66,47 @@ def save(program: Program, path: Path, *, durable: bool = True) -> None:
 def content(program: Program) -> list[Part]:
     """The program as the parts of a file."""
     weights = np.ascontiguousarray(program.weights)
-    parts: dict[str, bytes] = {"plan": json.dumps(plan_json.to_json(program), separators=(",", ":")).encode()}
+    plan = plan_json.to_json(program)
+    words, weights_digest = plan_words.encode(program), _weights_digest(weights)
+    stored = [s.initial.nbytes if s.initial.any() else 0 for s in program.state]
+    parts: dict[str, bytes] = {"plan": json.dumps(plan, separators=(",", ":")).encode()}
     for stage, text in program.stages.items():
         parts[f"stage/{stage}"] = zlib.compress(text.encode(), 6)
-    parts["state"] = zlib.compress(b"".join(s.initial.tobytes() for s in program.state), 1)
-    parts |= {
-        f"code/{target}": code.plan.ljust(DIGEST_BYTES, b"\0") + code.blob for target, code in program.code.items()
-    }
+    parts["state"] = b"".join(s.initial.tobytes() for s, nbytes in zip(program.state, stored, strict=True) if nbytes)
+    for target, code in program.code.items():
+        sealed = (words or b"") + bytes.fromhex(weights_digest)
+        seal = hashlib.blake2b(sealed, digest_size=DIGEST_BYTES).digest()
+        seal = seal if code.plan == plan_json.digest(plan) else code.plan  # of another plan: no reader takes it
+        parts[f"code/{target}"] = (code.plan + seal if code.plan else bytes(2 * DIGEST_BYTES)) + code.blob
+    if words is not None:
+        library = _directory(parts, stored, weights.nbytes, weights_digest) + words
+        parts = {"libingot": library, **parts}
     header: dict[str, Json] = {
         "sections": {name: [len(part), _digest(part)] for name, part in parts.items()},
-        "weights": [weights.nbytes, _weights_digest(weights)],
+        "weights": [weights.nbytes, weights_digest],
         "stages": {stage: len(text.encode()) for stage, text in program.stages.items()},
-        "state": sum(s.initial.nbytes for s in program.state),
+        "state": [*stored],
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     body = _PREFIX.size + len(text) + sum(map(len, parts.values()))
     padding = -body % _PAGE
     total = body + padding + weights.nbytes
-    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(text), total, hashlib.blake2b(text, digest_size=16).digest())
+    library = parts.get("libingot", b"")
+    digests = (hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest() for data in (text, library))
+    prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, len(text), total, next(digests), len(library), next(digests))
     return [prefix, text, *parts.values(), bytes(padding), weights.data]
+
+
+def _directory(parts: Mapping[str, bytes], stored: Sequence[int], weights_bytes: int, weights_digest: str) -> bytes:
+    """Where code and state are, counted from the end of the section, the weights' size, and the digests of all three;
+    then the bytes that are stored of each tensor of the state (0: it is zeros)."""
+    offset, rows = 0, dict[str, tuple[int, int, bytes]]()
+    for name, part in parts.items():
+        rows[name] = offset, len(part), bytes.fromhex(_digest(part))
+        offset += len(part)
+    weights = 0, weights_bytes, bytes.fromhex(weights_digest)
+    fixed = _DIRECTORY.pack(*rows["code/cpu"], *rows["state"], *weights, len(stored))
+    return fixed + struct.pack(f"<{len(stored)}q", *stored)
 
 
 def load(path: Path) -> Program:
@@ -109,11 +137,13 @@ def read(view: memoryview, path: str) -> Program:
         plan: Json = json.loads(_bytes(view, sections["plan"]))
     except (ValueError, RecursionError) as error:
         raise _corrupted(path, "plan") from error
-    first = _inflated(path, view, "state", sections["state"], cast("int", header["state"]))
+    first, stored = _bytes(view, sections["state"]), cast("list[int]", header["state"])
     code = {name.removeprefix("code/"): _bytes(view, s) for name, s in sections.items() if name.startswith("code/")}
-    blobs = {target: part[DIGEST_BYTES:] for target, part in code.items()}
+    blobs = {target: part[2 * DIGEST_BYTES :] for target, part in code.items()}
     plans = {target: part[:DIGEST_BYTES].rstrip(b"\0") for target, part in code.items()}
-    return plan_json.from_json(plan, blobs=blobs, plans=plans, weights=weights, stages=stages, first=first)
+    return plan_json.from_json(
+        plan, blobs=blobs, plans=plans, weights=weights, stages=stages, first=first, stored=stored
+    )
 
 
 def _map(path: Path) -> memoryview:
@@ -127,7 +157,6 @@ def _map(path: Path) -> memoryview:
 
 
 _RESAVE_FIX = "save the model again"
-_MAX_DEFLATE_RATIO = 1040  # output bytes per input byte, by deflate's format
 
 
 def _corrupted(path: str, what: str) -> ArtifactError:
@@ -139,7 +168,7 @@ def _corrupted(path: str, what: str) -> ArtifactError:
 def _check_prefix(path: str, view: memoryview) -> tuple[int, bytes]:
     if len(view) < _PREFIX.size:
         raise ArtifactError(f"{path} is not an Ingot artifact, or is truncated", fix=_RESAVE_FIX)
-    magic, version, length, total, digest = _PREFIX.unpack_from(view)
+    magic, version, length, total, digest, *_ = _PREFIX.unpack_from(view)
     if magic != MAGIC:
         fix = "compile a model first: ingot.compile(path).save(...)"
         raise ArtifactError(f"{path} is not an Ingot artifact", expected=f"magic {MAGIC!r}", got=repr(magic), fix=fix)
@@ -171,8 +200,8 @@ def _read_header(path: str, text: bytes, total: int) -> tuple[dict[str, _Section
                 raise ValueError(f"stage {name}")
         if not sections.keys() >= {"plan", "state"}:
             raise ValueError("no plan or state")
-        if _length(header["state"]) > _MAX_DEFLATE_RATIO * sections["state"].length:
-            raise ValueError("state larger than deflate can produce")
+        if sum(_length(n) for n in cast("list[int]", header["state"])) != sections["state"].length:
+            raise ValueError("state of another size")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _corrupted(path, "header") from error
     return sections, weights, header

@@ -78,8 +78,9 @@ class Device(Protocol):
         """The reason why this machine cannot run code that needs these features; None if it can."""
         ...
 
-    def load(self, program: Program, threads: int | None, /) -> Loaded:
-        """Raises InputError for a bad thread count."""
+    def load(self, program: Program, threads: int | None, device_memory: int | None = None, /) -> Loaded:
+        """device_memory: bytes of the device's own memory that the program may take; None: as much as it needs. Raises
+        InputError for a bad thread count, and for a bound where the device has no memory of its own."""
         ...
 
 
@@ -109,8 +110,8 @@ def refusal_of(features: Features) -> ArtifactError | None:
     )
 
 
-def load(program: Program, threads: int | None) -> Loaded:
+def load(program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:
     """Load the program on its device. Raises ArtifactError if this machine cannot run it."""
     if refused := refusal(program):
         raise refused
-    return _device(program.device).load(program, threads)
+    return _device(program.device).load(program, threads, device_memory)

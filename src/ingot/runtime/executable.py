@@ -17,10 +17,11 @@ from ingot.runtime.cpu import memory
 from ingot.runtime.expr import Expr
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import RANDOM, StateTensors, seed_state
-from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address
+from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address, check_count, check_out
 from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
+LIBRARY_SUFFIXES = (".so", ".o", ".a")  # of files that the compiler writes: native code for linkers and loaders of C
 
 
 class Executable:
@@ -43,6 +44,19 @@ class Executable:
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run on one value for each input, in order. Returns the outputs."""
         raise NotImplementedError
+
+    def run_into(self, inputs: Sequence[Any], out: Sequence[np.ndarray | None]) -> list[Any]:
+        """Run, with the outputs in the arrays of the caller; None: in a new array. Raises InputError for an array that
+        does not fit. Here they are copied."""
+        results = self.run(inputs)
+        check_count(out, self.outputs)
+        for index, (spec, given) in enumerate(zip(self.outputs, out, strict=True)):
+            if given is not None:
+                result = np.asarray(results[index])
+                check_out(spec, given, result.dtype, result.shape)
+                given[...] = result
+                results[index] = given
+        return results
 
     @property
     def program(self) -> Program:
@@ -125,14 +139,21 @@ class LoadedProgram(Executable):
     """A program in memory. Calls run concurrently, each in its own arena, while there are cores for their threads;
     further calls wait. A program with state runs one call at a time."""
 
-    def __init__(self, program: Program, threads: int | None = None) -> None:
-        """Map the code. If no shape is dynamic, also allocate all memory.
+    def __init__(
+        self,
+        program: Program,
+        threads: int | None = None,
+        device_memory: int | None = None,
+        export: Export | None = None,
+    ) -> None:
+        """Map the code. If no shape is dynamic, also allocate all memory. device_memory: see `ingot.load`. export:
+        writes native libraries.
 
         Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
         """
-        self._program = program
+        self._program, self._export = program, export
         self.inputs, self.outputs = program.inputs, program.outputs
-        self._loaded = device.load(program, threads)
+        self._loaded = device.load(program, threads, device_memory)
         self.threads = self._loaded.threads
         self._arguments = Arguments(program)
         self._output_adapters = [TensorAdapter(spec) for spec in program.outputs]
@@ -150,6 +171,14 @@ class LoadedProgram(Executable):
 
     def run(self, inputs: Sequence[object]) -> list[np.ndarray | Tensor]:
         """Raises InputError for a wrong number, dtype, shape or device."""
+        return self._run(inputs, None)
+
+    def run_into(self, inputs: Sequence[object], out: Sequence[np.ndarray | None]) -> list[np.ndarray | Tensor]:
+        """Written in place, except into outputs whose sizes the run computes."""
+        check_count(out, self.outputs)
+        return super().run_into(inputs, out) if self._program.sizes else self._run(inputs, out)
+
+    def _run(self, inputs: Sequence[object], out: Sequence[np.ndarray | None] | None) -> list[np.ndarray | Tensor]:
         _values, pointers, signature = self._arguments.take(inputs)  # _values own the memory that the run reads
         state = self._state_tensors
         if state.shapes:
@@ -163,7 +192,10 @@ class LoadedProgram(Executable):
             results: list[np.ndarray | Tensor] = []
             for adapter, (shape, strides, nbytes) in zip(self._output_adapters, instance.results, strict=True):
                 is_large = nbytes >= memory.LARGE and signature.device is None
-                if signature.tensors or self.returns_tensors:
+                if out is not None and (result := out[len(results)]) is not None:
+                    adapter.check_out(result, shape, [*_values, *results])
+                    pointers.append(address(result))
+                elif signature.tensors or self.returns_tensors:
                     if is_large or signature.device is not None:
                         storage = self._tensor_results.take(nbytes) if is_large else None
                         result = adapter.new_tensor(shape, strides, storage, signature.device)
@@ -223,7 +255,13 @@ class LoadedProgram(Executable):
             self.set_state({RANDOM: seed_state(seed)})
 
     def save(self, path: Path, weights: Path | None) -> None:
-        save(self._program, path, weights)
+        if path.suffix not in LIBRARY_SUFFIXES:
+            save(self._program, path, weights)
+        elif self._export is None:
+            fix = "compile the model: ingot.compile(...).save(path)"
+            raise InputError("a native library", expected="the compiler", got="a program that was loaded", fix=fix)
+        else:
+            self._export(self._program, path, weights)
 
     @property
     def arena_bytes(self) -> int:

@@ -78,11 +78,18 @@ class CompiledModel:
     """
 
     def __init__(
-        self, program: Program | Executable, *, threads: int | None = None, convention: Convention | None = None
+        self,
+        program: Program | Executable,
+        *,
+        threads: int | None = None,
+        convention: Convention | None = None,
+        device_memory: int | None = None,
     ) -> None:
-        """program: plain data, which is loaded, or an executable. Raises ArtifactError if this machine lacks a feature
-        that the code needs, InputError for a bad thread count."""
-        executable = LoadedProgram(program, threads) if isinstance(program, Program) else program
+        """program: plain data, which is loaded, or an executable. device_memory: see `ingot.load`.
+
+        Raises ArtifactError if this machine lacks a feature that the code needs, InputError for a bad thread count.
+        """
+        executable = LoadedProgram(program, threads, device_memory) if isinstance(program, Program) else program
         self._executable, self._convention = executable, convention
         self.inputs: tuple[TensorSpec, ...] = executable.inputs
         self.outputs: tuple[TensorSpec, ...] = executable.outputs
@@ -106,12 +113,16 @@ class CompiledModel:
         except SizesError as e:
             return self._run_other_sizes(e, lambda other: other(*args, **kwargs))
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run the model on one value for each input, in order. Returns the outputs as a list. Raises as a call does."""
+    def run(self, inputs: Sequence[Any], out: Sequence[np.ndarray | None] | None = None) -> list[Any]:
+        """Run the model on one value for each input, in order. Returns the outputs as a list. Raises as a call does.
+
+        out: for each output an array of its dtype and shape to write it into, or None for a new one. Arrays must be
+        C-contiguous and share no memory with inputs or each other. Raises InputError for arrays that do not fit.
+        """
         try:
-            return self._run(inputs)
+            return self._run(inputs) if out is None else self._executable.run_into(inputs, out)
         except SizesError as e:
-            return self._run_other_sizes(e, lambda other: other.run(inputs))
+            return self._run_other_sizes(e, lambda other: other.run(inputs, out))
 
     def for_inputs(self, *args: Any, **kwargs: Any) -> CompiledModel:
         """The single-program model that a call with these arguments runs: to save it, to inspect it, or to compile it

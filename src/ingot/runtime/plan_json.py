@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import TypeAlias, cast
@@ -26,6 +26,7 @@ from ingot.runtime.program import (
     Step,
     Symbol,
     TensorSpec,
+    zeros,
 )
 from ingot.support.errors import ArtifactError, VerifyError
 from ingot.support.native import Code, Features
@@ -62,9 +63,7 @@ def to_json(program: Program) -> Json:
                 _expr_json(s.rounds),
                 s.target,
                 s.device,
-                None
-                if (c := s.collective) is None
-                else [c.kind, [*map(list, c.groups)], c.dtype, c.reduction, c.shift],
+                None if (c := s.collective) is None else _collective_json(c),
             ]
             for s in program.steps
         ],
@@ -95,14 +94,16 @@ def from_json(
     weights: NDArray[np.uint8],
     stages: Mapping[str, str],
     first: bytes = b"",
+    stored: Sequence[int] | None = None,
 ) -> Program:
     """Rebuild and check a program. blobs, plans: the code and the digest of its plan, by target. first: the initial
-    values of the state, concatenated.
+    values of the state, concatenated. stored: how many bytes of it belong to each tensor, 0 for one of zeros; None: it
+    holds all.
 
     Raises ArtifactError if the plan is malformed: it is untrusted.
     """
     try:
-        program = _program(cast("dict[str, Json]", data), blobs, weights, stages, first)
+        program = _program(cast("dict[str, Json]", data), blobs, weights, stages, first, stored)
         program.check()
         if missing := program.unwritten_results():
             raise VerifyError("program", expected="steps that write all outputs", got=f"none that writes {missing}")
@@ -190,6 +191,11 @@ def _step(value: Json) -> Step:
     )
 
 
+def _collective_json(c: Collective) -> Json:
+    groups: list[Json] = [list[Json](group) for group in c.groups]
+    return [c.kind, groups, c.dtype, c.reduction, c.shift]
+
+
 def _collective(value: Json) -> Collective:
     kind, groups, dtype, reduction, shift = _list(value, 5)
     ranks = tuple(tuple(_int(rank) for rank in _list(group)) for group in _list(groups))
@@ -206,13 +212,17 @@ def _size(value: Json) -> Size:
     return Size(_str(name), _int(lo), _expr(most), None if hi is None else _int(hi))
 
 
-def _state(value: Json, first: bytes) -> tuple[State, ...]:
+def _state(value: Json, first: bytes, stored: Sequence[int] | None) -> tuple[State, ...]:
     pairs = [_list(item, 2) for item in _list(value)]
     specs = [_spec(spec) for spec, _ in pairs]
     if any(len(s.shape) > MAX_RANK for s in specs):
         raise ValueError("state of too many dims")
     sizes = [prod(d for d in s.shape if isinstance(d, int)) * dtypes.itemsize(s.dtype) for s in specs]
-    parts = np.split(np.frombuffer(first, np.uint8), np.cumsum(sizes)[:-1]) if specs else []
+    own = list(stored) if stored is not None else sizes
+    if len(own) != len(sizes) or any(n and n != size for n, size in zip(own, sizes, strict=True)):
+        raise ValueError("state of another size")
+    split = np.split(np.frombuffer(first, np.uint8), np.cumsum(own)[:-1]) if specs else []
+    parts = [part if n else zeros(size) for part, n, size in zip(split, own, sizes, strict=True)]
     return tuple(map(State, specs, parts, [_str(copied) for _, copied in pairs]))
 
 
@@ -241,6 +251,7 @@ def _program(
     weights: NDArray[np.uint8],
     stages: Mapping[str, str],
     first: bytes,
+    stored: Sequence[int] | None,
 ) -> Program:
     meta = cast("dict[str, Json]", data["meta"])
     return Program(
@@ -253,7 +264,7 @@ def _program(
         steps=tuple(_step(item) for item in _list(data["steps"])),
         code={name: _code(item, blobs[name]) for name, item in cast("dict[str, Json]", data["code"]).items()},
         weights=weights,
-        state=_state(data["state"], first),
+        state=_state(data["state"], first, stored),
         scratch_bytes=_int(data["scratch_bytes"]),
         stages=stages,
         meta={_str(name): _str(text) for name, text in meta.items()},

@@ -123,7 +123,7 @@ class Buffer:
 
     arena: placed by the runtime; live from first_step to last_step, inclusive. weight: at byte `offset` of the weights.
     input/output: number `index` of the program's arguments or results. size: number `index` of the sizes that steps
-    compute. table: the steps' records and tables (`table_places`), which the step after a size updates. halo: the key
+    compute. table: the steps' records and tables (`table_offsets`), which the step after a size updates. halo: the key
     of an arena buffer whose bytes are all `fill` when its program is bound, and whose halo no step ever writes; it
     shares memory only with buffers of the same key, fill and size. alias: (buffer id, byte offset) of the buffer that
     this one is a part of; it needs no memory of its own. device: the device that has its memory.

@@ -234,6 +234,13 @@ class TensorAdapter:
             return self.empty(shape, strides, self.torch_dtype)
         return self.empty((0,), (1,), self.torch_dtype).set_(memory.view(self.torch_dtype), 0, shape, strides)
 
+    def check_out(self, given: np.ndarray, shape: tuple[int, ...], others: Sequence[object]) -> None:
+        """Raise InputError unless an output can be written into `given`. others: what the run reads and writes."""
+        check_out(self.spec, given, self.dtype or dtypes.numpy_dtype(self.spec.dtype), shape)
+        if any(np.may_share_memory(given, other) for other in others if isinstance(other, np.ndarray)):
+            expected = "memory that no input and no other output has"
+            raise InputError(f"output {self.spec.name!r}", expected=expected, got="shared memory", fix="pass a copy")
+
     def crop(self, result: np.ndarray | Tensor, shape: tuple[int, ...]) -> np.ndarray | Tensor:
         """The result cropped to a shape: a copy of the first elements of the larger one."""
         if tuple(result.shape) == shape:
@@ -265,6 +272,22 @@ def _fast_empty(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], obje
     torch = cast(_Torch, sys.modules["torch"])
     guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     return getattr(guards, f"_empty_strided_{device}", None)
+
+
+def check_count(out: Sequence[object], outputs: Sequence[TensorSpec]) -> None:
+    if len(out) != len(outputs):
+        raise InputError("out", expected=f"{len(outputs)} arrays, or None for some", got=len(out))
+
+
+def check_out(spec: TensorSpec, given: object, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    """Raise InputError unless `given` is an array for an output: of its dtype and shape, contiguous, writable."""
+    fix = f"np.empty({shape}, {dtype.name!r})"
+    if not isinstance(given, np.ndarray) or given.dtype != dtype or given.shape != shape:
+        got = f"{given.dtype} {given.shape}" if isinstance(given, np.ndarray) else type(given).__name__
+        raise InputError(f"output {spec.name!r}", expected=f"an array {dtype.name} {shape}", got=got, fix=fix)
+    if not (given.flags.c_contiguous and given.flags.writeable and given.flags.aligned):
+        expected = "an array that is C-contiguous, aligned and writable"
+        raise InputError(f"output {spec.name!r}", expected=expected, got=str(given.flags).split(), fix=fix)
 
 
 class TensorResults:

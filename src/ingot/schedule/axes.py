@@ -65,7 +65,7 @@ class Contraction:
     a, b: element types of the operands. acc: the type of products and sums. packed: B is a constant, which `Plan.pack`
     lays out in panels; otherwise it is read in its own layout. computed: each chunk computes its rows of A into scratch
     before it reads them; then there is one row axis and one reduce axis. inner: the contraction that computes those
-    rows.
+    rows. dot_bytes: the machine's, see `Machine`.
 
     If A is of floats and B a constant of integers, B is quantized in blocks: each iteration of the reduction axis that
     is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
@@ -82,6 +82,7 @@ class Contraction:
     packed: bool = True
     computes_a: bool = False
     inner: Contraction | None = None
+    dot_bytes: int = 4
     level_bits: int = 0
     panel: int = 0
 
@@ -114,7 +115,7 @@ class Contraction:
     def k_per_lane(self) -> int:
         """The number of consecutive k in a 32-bit lane of B's panels.
 
-        Dot-product instructions take 2 of bf16, or 4 of i8 with a u8 A; an A of fewer than 32 bits must be contiguous
+        Dot products take 2 of bf16, or 4 of i8 with an A of u8 or i8; an A of fewer than 32 bits must be contiguous
         along k, too. Quantized levels are packed as densely as they fit.
         """
         if self.has_quantized_b:
@@ -124,7 +125,9 @@ class Contraction:
             return 1
         if self.b == bf16 and self.acc == f32:
             return 2 if self.a == f32 or (self.a == bf16 and inner.a == 1) else 1
-        return 4 if (self.a, self.b, self.acc) == (u8, i8, i32) and inner.a == 1 else 1
+        if self.a in (u8, i8) and (self.b, self.acc) == (i8, i32) and inner.a == 1:
+            return self.dot_bytes if 4 * inner.extent >= self.dot_bytes else 4  # else most of it would be padding
+        return 1
 
     @cached_property
     def padded_k(self) -> DimLike:

@@ -20,8 +20,12 @@ _HEAD = 512  # bytes that tell what a file is
 _TO_ONNX = "export the model to ONNX from where it was trained"
 _EXPORT = "torch.export.save(torch.export.export(net.eval(), (x,)), 'net.pt2')"
 _TRUSTED = f"in a process that you trust: {_EXPORT}"
-_WEIGHTS = "it holds weights and no model: load them into the PyTorch module, and ingot.compile(net, (x,))"
+_WEIGHTS = (
+    "it holds weights and no model: name the folder of a language model, with its config.json; or load them into the "
+    "PyTorch module, and ingot.compile(net, (x,))"
+)
 _HUB = "compile the module: ingot.compile(AutoModel.from_pretrained(folder).eval(), example_inputs)"
+_TO_GGUF = "convert the model to GGUF anew, with llama.cpp's convert_hf_to_gguf.py"
 _SOURCE = "compile the ONNX file that it was made from"
 _UNPACK = "unpack it first"
 _ARRAYS = "it is an input and no model: ingot run MODEL --input x=FILE"
@@ -52,7 +56,7 @@ _OF_FILES: tuple[tuple[Callable[[bytes], bool], Format], ...] = (
     (_is_text(b"version https://git-lfs"), Format("a pointer of Git LFS, not the file itself", "git lfs pull")),
     (_is_text(b"<!doctype html", b"<html"), Format("a web page", "download the model again")),
     (_is_safetensors, Format("a safetensors file", _WEIGHTS)),
-    (_starts(b"GGUF", b"ggjt", b"ggml", b"lmgg", b"tjgg"), Format("a GGUF file", _TO_ONNX)),
+    (_starts(b"ggjt", b"ggml", b"lmgg", b"tjgg"), Format("a file of llama.cpp from before GGUF", _TO_GGUF)),
     (_starts(*(bytes((0x80, version)) for version in range(2, 6))), Format("a pickle, which is a program", _TRUSTED)),
     (_starts(b"\x93NUMPY"), Format("a numpy array", _ARRAYS)),
     (_is_text(b"<?xml", b"<net "), Format("an XML file, as OpenVINO writes", _TO_ONNX)),

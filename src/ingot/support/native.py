@@ -53,15 +53,28 @@ AARCH64_FEATURES: Mapping[str, str] = {
     "bf16": "bf16",
     "i8mm": "i8mm",
 }
-FEATURES: Mapping[str, Mapping[str, str]] = {"x86_64": X86_FEATURES, "aarch64": AARCH64_FEATURES}
-_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+RISCV_FEATURES: Mapping[str, str] = {name: name for name in ("m", "a", "f", "d", "c", "v")}
+FEATURES: Mapping[str, Mapping[str, str]] = {
+    "x86_64": X86_FEATURES, "aarch64": AARCH64_FEATURES, "riscv64": RISCV_FEATURES,
+}  # fmt: skip
+_MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64", "riscv64": "riscv64"}
+
+# The kernel's bits of AT_HWCAP, and of AT_HWCAP2 from 64 on (asm/hwcap.h), by architecture. An emulator answers for the
+# machine that it stands for, where /proc/cpuinfo is the host's.
+_CAPABILITIES: Mapping[str, Mapping[str, int]] = {
+    "aarch64": {
+        "fp-armv8": 0, "neon": 1, "lse": 8, "fullfp16": 10, "rdm": 12, "dotprod": 20, "i8mm": 64 + 13, "bf16": 64 + 14,
+    },
+    "riscv64": {name: ord(name) - ord("a") for name in RISCV_FEATURES},
+}  # fmt: skip
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
 
 
 @dataclass(frozen=True)
 class Features:
     """A machine that code is compiled for or runs on: what a target has to know of it, kept with the code.
 
-    arch: of the instructions ("x86_64", "aarch64"). features: what code may use beyond the bare architecture, in the
+    arch: of the instructions ("x86_64", "aarch64", "riscv64", "wasm32"). features: what code may use besides, in the
     target's own names, sorted; of CPUs LLVM's, a subset of `FEATURES[arch]`. cpu: the core to schedule for in LLVM's
     words, "" for a generic one. target: whose features these are; "null:cpu": cpu's, which null stands in for. caches:
     bytes of a core's own L1 and L2 and of the shared L3 where they were found out; else the target takes what is usual
@@ -84,7 +97,7 @@ class Features:
 
     def __str__(self) -> str:
         if self.target_name != "cpu":
-            return " ".join((self.target, self.arch, *self.features))
+            return " ".join((self.target, self.arch, *filter(None, (self.cpu, *self.features))))
         return f"{self.target} {self.arch} {self.cpu or 'generic'} with {', '.join(self.features) or 'no extensions'}"
 
     def missing(self, required: tuple[str, ...]) -> tuple[str, ...]:
@@ -121,11 +134,30 @@ def parse_cpuinfo(text: str, arch: str) -> tuple[str, ...]:
     return tuple(sorted(llvm for llvm, kernel in names.items() if kernel in (common or ())))
 
 
+def capabilities(arch: str, words: int) -> tuple[str, ...]:
+    """The features, in LLVM's names, that AT_HWCAP states, with AT_HWCAP2 in the bits from 64 on."""
+    return tuple(sorted(name for name, bit in _CAPABILITIES[arch].items() if words >> bit & 1))
+
+
+def _hwcaps() -> int | None:
+    """AT_HWCAP, and AT_HWCAP2 in the bits from 64 on; None where the C library does not tell."""
+    import ctypes  # most processes run on x86-64
+
+    getauxval = getattr(ctypes.CDLL(None), "getauxval", None)
+    if getauxval is None:
+        return None
+    getauxval.restype, getauxval.argtypes = ctypes.c_ulong, (ctypes.c_ulong,)
+    return getauxval(_AT_HWCAP) | getauxval(_AT_HWCAP2) << 64
+
+
 @cache
 def host() -> Features:
-    """The machine this process runs on, without a compiler. Where /proc/cpuinfo is absent, the bare architecture."""
+    """The machine this process runs on, without a compiler. Where neither the kernel's capabilities nor /proc/cpuinfo
+    are told, the bare architecture."""
     machine = platform.machine()
     arch = _MACHINES.get(machine.lower(), machine)
+    if arch in _CAPABILITIES and (words := _hwcaps()):
+        return Features(arch, capabilities(arch, words), caches=cache_sizes())
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ingot.runtime.device import refusal_of
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
+from ingot.tune.fleet import Asked, Fleet
 from ingot.tune.gpu import GpuBench
 from ingot.tune.search import Finding, Search
 from ingot.tune.trial import Spot, Workbench
@@ -69,11 +71,16 @@ def tune(
     precision: str = "float32",
     target: str = "native",
     again: bool = False,
+    workers: Sequence[Asked] = (),
+    task: Mapping[str, Any] | None = None,
     watch: Callable[[str, float], None] = lambda text, seconds: None,
 ) -> Report:
     """Search for about `budget` seconds, at the sizes of `feeds`, and add what was found to `database` as it is found.
 
-    again: also search sites of which the database knows. watch: told what is going on and how many seconds have gone.
+    again: also search sites of which the database knows. workers: who measures the search's rounds, with `task`, which
+    tells them what (see `worker.Worker`); the guard measures here. watch: told what is going on and how many seconds
+    have gone.
+
     Raises what compiling raises, ArtifactError for a database that cannot be written or is something else, and
     InputError or ArtifactError for a target that is not this machine's.
     """
@@ -88,7 +95,12 @@ def tune(
     def write(findings: Sequence[Finding]) -> None:
         tuning.add(database, [_entry(machine, f) for f in findings])
 
-    search = Search(bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began))
+    if workers and not isinstance(bench, Workbench):
+        raise InputError("workers", expected="target native", got=target, fix="tune a GPU on its own machine")
+    fleet = Fleet(workers, task or {}, machine, bench.lost) if workers else None
+    search = Search(
+        bench, known, write, time.monotonic, lambda text, seconds: watch(text, time.monotonic() - began), fleet
+    )
     findings = {f.spot.site.key: f for f in search.run(budget - (time.monotonic() - began))}
     watch("measure before and after", time.monotonic() - began)
     pairs = bench.latency(bench.decided(shipped | tuning.choices(database, machine)), LATENCY_SECONDS)

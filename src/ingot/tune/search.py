@@ -48,6 +48,26 @@ class Bench(Protocol):
     def disagreeing(self, choices: Choices) -> dict[str, str]: ...
 
 
+class Measurers(Protocol):
+    """Who measures the rounds of a search: `fleet.Fleet`. count: batches at a time."""
+
+    @property
+    def count(self) -> int: ...
+
+    def readings(self, batches: Sequence[Choices], rounds: int) -> list[Readings]: ...
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """The bench itself."""
+
+    bench: Bench
+    count: int = 1
+
+    def readings(self, batches: Sequence[Choices], rounds: int) -> list[Readings]:
+        return [self.bench.readings(choices, rounds) for choices in batches]
+
+
 @dataclass(frozen=True)
 class Finding:
     """A site's end: `choice` with the seconds of one launch, and the untuned one's."""
@@ -112,7 +132,7 @@ class Search:
     known: what earlier searches wrote; these sites are left alone, but where the model's choice is another by now, and
     what they found is tried first. write: called with findings as they are made, also with those whose untuned choice
     nothing was faster than. clock: seconds. watch: told, before each round, what is going on and how many seconds have
-    gone.
+    gone. measurers: for the rounds, by default the bench; the guard always measures on the bench.
     """
 
     def __init__(
@@ -122,7 +142,9 @@ class Search:
         write: Callable[[Sequence[Finding]], None],
         clock: Callable[[], float],
         watch: Callable[[str, float], None],
+        measurers: Measurers | None = None,
     ) -> None:
+        self.measurers: Measurers = measurers or _Alone(bench)
         self.bench, self.write, self.clock, self.watch = bench, write, clock, watch
         self.began = clock()
         open_spots = [s for s in bench.spots if s.share >= LEAST_SHARE and not _still(known.get(s.site.key), s.site)]
@@ -164,17 +186,20 @@ class Search:
         site.finished = not site.queue
 
     def _round(self, sites: Sequence[_Site]) -> None:
-        choices = {s.spot.site.key: s.queue.pop(0) for s in sites}
+        """A batch for each measurer: the next candidates of all sites."""
         leader = sites[0]
         best, gain = leader.best()
         text = f"{leader.spot.label} {leader.spot.result}, best {gain:.2f}x" if best != leader.untuned else ""
         text = text or f"{leader.spot.label} {leader.spot.result}"
         self.watch(text, self.clock() - self.began)
-        found = self.bench.readings(choices, ROUNDS)
-        for site in sites:
-            key = site.spot.site.key
-            untuned, tried = found.sites[key].min(axis=0)
-            site.gains[choices[key]] = float(untuned / tried)
+        batches = [{s.spot.site.key: s.queue.pop(0) for s in sites if s.queue} for _ in range(self.measurers.count)]
+        batches = [choices for choices in batches if choices]
+        for choices, found in zip(batches, self.measurers.readings(batches, ROUNDS), strict=True):
+            for site in sites:
+                key = site.spot.site.key
+                if key in choices:
+                    untuned, tried = found.sites[key].min(axis=0)
+                    site.gains[choices[key]] = float(untuned / tried)
 
     def _guard(self) -> bool:
         """Measure again what looked faster, check its results, and write down what holds. True if any was refused."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -114,14 +115,15 @@ class Workbench:
         with likely_sizes(size_hints(self.graph)):
             return {s.site.key: decide(s.site, measured) for s in self.spots}
 
-    def readings(self, choices: Choices, rounds: int) -> Readings:
-        """Run the untuned program and one with `choices` by turns."""
+    def readings(self, choices: Choices, rounds: int, turn: AbstractContextManager[None] | None = None) -> Readings:
+        """Run the untuned program and one with `choices` by turns. turn: what is held while they run."""
         tried = self._build(choices)
         pairs: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-        for i in range(rounds):
-            order = (self._untuned, tried) if i % 2 else (tried, self._untuned)
-            first, second = (variant.seconds(self.feeds) for variant in order)
-            pairs.append((first, second) if i % 2 else (second, first))
+        with turn or nullcontext():
+            for i in range(rounds):
+                order = (self._untuned, tried) if i % 2 else (tried, self._untuned)
+                first, second = (variant.seconds(self.feeds) for variant in order)
+                pairs.append((first, second) if i % 2 else (second, first))
         variants = self._untuned, tried
         sites = {
             key: np.array([[_of_site(v.launches, key, s) for v, s in zip(variants, p, strict=True)] for p in pairs])

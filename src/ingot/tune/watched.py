@@ -18,10 +18,10 @@ SECONDS = 30.0  # for a request: loading a large model takes a few
 
 
 class Watched:
-    """One process at a time, which runs `module`."""
+    """One process at a time, which runs `module`. what: it does, for messages."""
 
-    def __init__(self, module: str, seconds: float = SECONDS) -> None:
-        self._module, self._seconds = module, seconds
+    def __init__(self, module: str, seconds: float = SECONDS, what: str = "a measurement on the GPU") -> None:
+        self._module, self._seconds, self._what = module, seconds, what
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Watched:
         if "error" in answer or not line:
             ended = f"killed after {self._seconds:.0f} s" if late.is_set() else f"ended with {self.close()}"
             self.close()
-            raise DeviceError("a measurement on the GPU", got=answer.get("error", f"its process was {ended}"))
+            raise DeviceError(self._what, got=answer.get("error", f"its process was {ended}"))
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.frontends.shared.quotients import most
+from ingot.frontends.shared.quotients import upper_bound
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.ir.dims import DimLike, substitute, symbol
@@ -73,14 +73,14 @@ def test_others_are_left_to_the_run(name: str) -> None:
 def test_what_keeps_a_ratio_has_a_bound() -> None:
     ratio = ops.minimum(ops.div(32.0, size(H)), ops.div(48.0, size(W)))
     kept = whole(ops.RoundEven()(ops.mul(ratio, size(H))))
-    bound = most(Sizes().elements, kept)
+    bound = upper_bound(Sizes().elements, kept)
     assert isinstance(bound, int) and 32 <= bound <= 34
     other = ops.maximum(ops.div(size(H), 32.0), ops.div(size(W), 48.0))
     shrunk = whole(ops.Floor()(ops.div(size(H), other)))
-    assert most(Sizes().elements, shrunk) == 33
+    assert upper_bound(Sizes().elements, shrunk) == 33
     border = ops.maximum(whole(ops.Floor()(ops.div(ops.sub(32.0, ops.cast(shrunk, f32)), 2.0))), 0)
-    assert most(Sizes().elements, border) == 17
-    share = most(Sizes().elements, whole(ops.mul(size(H), 0.7)))
+    assert upper_bound(Sizes().elements, border) == 17
+    share = upper_bound(Sizes().elements, whole(ops.mul(size(H), 0.7)))
     assert share is not None
     for n in (1, 10, 1000):
         reached = substitute(share, {"h": n})
@@ -89,9 +89,9 @@ def test_what_keeps_a_ratio_has_a_bound() -> None:
 
 def test_nothing_bounds_what_may_be_anything() -> None:
     x = Input("x", TensorType(f32, ()))()
-    assert most(Sizes().elements, whole(x)) is None
-    assert most(Sizes().elements, whole(ops.mul(x, size(H)))) is None
-    assert most(Sizes().elements, whole(ops.minimum(x, size(H)))) == H + 1
+    assert upper_bound(Sizes().elements, whole(x)) is None
+    assert upper_bound(Sizes().elements, whole(ops.mul(x, size(H)))) is None
+    assert upper_bound(Sizes().elements, whole(ops.minimum(x, size(H)))) == H + 1
 
 
 def test_a_size_that_was_found_tells_others() -> None:

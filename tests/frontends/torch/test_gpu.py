@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ingot.frontends.torch import to_torch
-from ingot.frontends.torch.decompose import OWN
+from ingot.frontends.torch.decompose import DECOMPOSITIONS
 from ingot.integrations.torch_compile import _frozen, _Specialized, gpu_of, import_flat
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError
@@ -25,7 +25,7 @@ _aten = torch.ops.aten
 def traced(f: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu") -> fx.GraphModule:
     with FakeTensorMode():
         examples = [torch.empty(shape, device=device) for shape in shapes]
-        return make_fx(f, decomposition_table=OWN)(*examples)
+        return make_fx(f, decomposition_table=DECOMPOSITIONS)(*examples)
 
 
 def test_the_device_of_tensors_chooses_the_target(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_a_size_that_a_decomposition_fixes_is_a_condition(monkeypatch: pytest.Mo
     def fixed(x: Tensor, p: float = 2) -> Tensor:
         return x.new_zeros(int(x.shape[0]) * (int(x.shape[0]) - 1) // 2)
 
-    monkeypatch.setitem(decompose.OWN, torch.ops.aten._pdist_forward.default, fixed)
+    monkeypatch.setitem(decompose.DECOMPOSITIONS, torch.ops.aten._pdist_forward.default, fixed)
     net = Function(F.pdist).eval()
     model = import_exported(export_module(net, (torch.randn(6, 3),), {"args": ({0: "n"},)}))
     assert run(model, torch.randn(6, 3)).shape == (15,)

@@ -248,6 +248,12 @@ def test_dot_of_bytes() -> None:
     assert dot([255] * 4, [-128] * 4, -(2**31)) == 2**31 - 4 * 255 * 128
 
 
+def test_dot_of_sixteen_signed_bytes_is_one_sum() -> None:
+    a, b = np.arange(-8, 8, dtype=np.int64), np.full(16, -128, np.int64)
+    x = k.cast(k.binary("sub", k.ramp(k.integer(0), 16), k.integer(8)), i8)
+    assert int(value_of(k.dot(x, k.lit(-128, i8, 16), k.lit(3, i32)))[0]) == 3 + int((a * b).sum())
+
+
 def test_bits_as_lanes_of_another_size() -> None:
     both = vec([1.0, -2.0], "bf16")
     word = k.bitcast(both, u32)

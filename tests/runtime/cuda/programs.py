@@ -21,6 +21,14 @@ def doubled(values: list[int]) -> None:
         ctypes.c_float.from_address(target + 4 * i).value = 2 * ctypes.c_float.from_address(source + 4 * i).value
 
 
+def added(values: list[int]) -> None:
+    """y = x + w"""
+    x, w, y, count = values
+    for i in range(count):
+        found = ctypes.c_float.from_address(x + 4 * i).value + ctypes.c_float.from_address(w + 4 * i).value
+        ctypes.c_float.from_address(y + 4 * i).value = found
+
+
 def less(values: list[int]) -> None:
     """flag = x[0] < 100"""
     source, flag = values
@@ -46,7 +54,14 @@ def doubled_matrix(values: list[int]) -> None:
     doubled([values[0], *values[5:]])
 
 
-KERNELS = {"double": doubled, "less": less, "positive": positive, "sizes": checked, "matrix": doubled_matrix}
+KERNELS = {
+    "double": doubled,
+    "add": added,
+    "less": less,
+    "positive": positive,
+    "sizes": checked,
+    "matrix": doubled_matrix,
+}
 
 
 def code() -> Code:

@@ -14,7 +14,7 @@ from ingot.runtime.cuda import nccl
 from ingot.runtime.cuda.device import Loaded
 from ingot.runtime.cuda.nccl import Communicators, Nccl
 from ingot.runtime.program import Collective
-from ingot.runtime.ranks import process_group
+from ingot.runtime.ranks import current
 from ingot.runtime.ranks.process_group import ProcessGroup, SingleProcess
 from ingot.support.errors import DeviceError
 from tests.runtime.cuda.fake import FakeDriver
@@ -81,7 +81,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDriver, FakeNccl]:
     made = Nccl(library)  # type: ignore[arg-type]
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     monkeypatch.setattr(nccl, "_communicators", [])
-    monkeypatch.setattr(process_group, "_current", [SingleProcess()])
+    monkeypatch.setattr(current, "_current", [SingleProcess()])
     monkeypatch.setattr(
         cuda, "communicators_of", lambda program, driver: nccl.communicators_of(program, driver, lambda: made)
     )
@@ -93,7 +93,7 @@ def names(library: FakeNccl) -> list[str]:
 
 
 def test_a_sum_is_a_node_of_the_graph(fake: tuple[FakeDriver, FakeNccl]) -> None:
-    driver, library = fake
+    _, library = fake
     loaded, x = Loaded(summed((0,))), np.arange(5, dtype=np.float32)
     assert library.calls == [("ncclGetUniqueId",), ("ncclCommInitRank", 1, b"\7\7", 0)]
     np.testing.assert_array_equal(run(loaded, x), 4 * x)
@@ -196,7 +196,7 @@ def test_types_that_nccl_cannot_reduce_are_refused() -> None:
 def test_errors_are_in_the_words_of_nccl() -> None:
     library = FakeNccl(FakeDriver(KERNELS))
     library.status = 2
-    with pytest.raises(DeviceError, match="ncclCommInitRank.*unhandled system error"):
+    with pytest.raises(DeviceError, match=r"ncclCommInitRank.*unhandled system error"):
         Nccl(library).communicator(bytes(128), 1, 0)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from ingot.targets.cpu.driver import driver_ir
 from ingot.targets.cpu.link import link
 
 ARM = Features("aarch64", ("fp-armv8", "neon"))
+RISCV = Features("riscv64", ("a", "c", "d", "f", "m", "v"))
 TABLE = """
 @table = private constant [4 x i64] [i64 10, i64 20, i64 30, i64 40], align 32
 define i64 @look(i64 %i) {
@@ -107,22 +108,31 @@ def test_foreign_objects_are_refused():
         link([emit(TABLE, ARM), emit(TABLE.replace("@look", "@l2"), Features("x86_64"))], ARM)
 
 
-def test_aarch64_code_runs_in_an_emulator():
+@pytest.mark.parametrize("features", [ARM, RISCV], ids=lambda f: f.arch)
+def test_foreign_code_runs_in_an_emulator(features: Features):
     unicorn = pytest.importorskip("unicorn")
-    code = assemble([TABLE, CALLS], ARM)
+    code = assemble([TABLE, CALLS], features)
     base, stack = 0x400000, 0x800000
-    emulator = unicorn.Uc(unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM)
+    kind, mode, name = {
+        "aarch64": (unicorn.UC_ARCH_ARM64, unicorn.UC_MODE_ARM, "arm64"),
+        "riscv64": (unicorn.UC_ARCH_RISCV, unicorn.UC_MODE_RISCV64, "riscv"),
+    }[features.arch]
+    emulator = unicorn.Uc(kind, mode)
     emulator.mem_map(base, 1 << 16)
     emulator.mem_map(stack, 1 << 16)
     emulator.mem_write(base, code.blob)
-    reg = pytest.importorskip("unicorn.arm64_const")
+    registers = vars(pytest.importorskip(f"unicorn.{name}_const"))
+    prefix = f"UC_{name.upper()}_REG_"
+    sp, link_register, first = (
+        registers[prefix + r] for r in (("SP", "LR", "X0") if name == "arm64" else ("SP", "RA", "A0"))
+    )
 
     def call(name: str, x: int) -> int:
-        emulator.reg_write(reg.UC_ARM64_REG_SP, stack + 0x8000)
-        emulator.reg_write(reg.UC_ARM64_REG_LR, base + 0xFF00)
-        emulator.reg_write(reg.UC_ARM64_REG_X0, x)
+        emulator.reg_write(sp, stack + 0x8000)
+        emulator.reg_write(link_register, base + 0xFF00)
+        emulator.reg_write(first, x)
         emulator.emu_start(base + code.symbols[name], base + 0xFF00)
-        return emulator.reg_read(reg.UC_ARM64_REG_X0)
+        return emulator.reg_read(first)
 
     assert [call("look", i) for i in range(4)] == [10, 20, 30, 40]
     assert call("twice", 3) == 80
@@ -138,14 +148,14 @@ def test_code_uses_only_the_features_it_records():
     assert "-avx512f" in feature_string(Features("x86_64", ("avx",), "znver5"))
 
 
-@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64", "riscv64"])
 def test_the_driver_needs_no_library(arch: str):
-    features = host() if arch == host().arch else Features(arch, ())
+    features = host() if arch == host().arch else RISCV if arch == "riscv64" else Features(arch, ())
     assert {"ingot_run", "ingot_worker", "ingot_stop", "ingot_clock"} <= link(
         [emit(driver_ir(arch), features)], features
     ).symbols.keys()
 
 
 def test_unknown_architectures_are_refused():
-    with pytest.raises(CompileError, match=r"expected one of \['aarch64', 'x86_64'\], got riscv64"):
-        driver_ir("riscv64")
+    with pytest.raises(CompileError, match=r"expected one of \['aarch64', 'riscv64', 'x86_64'\], got mips64"):
+        driver_ir("mips64")

@@ -1,6 +1,17 @@
 """Reverse rules of the CORE ops, and of MODEL ops that have a shorter one. A rule may build ops of any level."""
 
-from ingot.autodiff.rules import elementwise, factorizations, folds, indexing, loops, normalizers, own, products, shape  # noqa: F401  each registers its own
+from ingot.autodiff.rules import (  # noqa: F401  each registers its own
+    collectives,
+    elementwise,
+    factorizations,
+    folds,
+    indexing,
+    loops,
+    normalizers,
+    own,
+    products,
+    shape,
+)
 from ingot.autodiff.table import RULES
 
 __all__ = ["RULES"]

@@ -22,7 +22,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import TensorType, i64
 from ingot.ops.core.base import is_contraction
-from ingot.ops.core.turns import static_value, trip_count
+from ingot.ops.core.trip_count import static_value, trip_count
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOpError
 

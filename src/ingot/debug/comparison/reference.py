@@ -15,6 +15,7 @@ from ingot.debug.comparison.onnx_runtime import Run, session
 from ingot.debug.feeds import Feeds
 from ingot.debug.source import Source
 from ingot.driver.open import import_torch, open_model, script_evaluator
+from ingot.driver.recognize import LANGUAGE
 from ingot.ir.node import Graph, Input
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
@@ -39,6 +40,8 @@ class Reference:
 
 def reference(source: Source) -> Reference:
     """The model's own framework. Raises MissingError where there is none: it says what to install."""
+    if source.kind in LANGUAGE:
+        raise MissingError("no other engine runs one chunk of a language model", fix="the interpreter is the reference")
     package, extra = _PACKAGES[source.kind]
     if find_spec(package.partition(".")[0]) is None:
         raise MissingError(f"{package} is not installed, which would run the model", fix=f"pip install {extra}")

@@ -17,7 +17,8 @@ _COMBINES = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum
              "add": "add", "mul": "multiply"}  # fmt: skip
 
 
-def _combiner(e: Emitter, kind: str, dtype: DType) -> Block:
+def combiner(e: Emitter, kind: str, dtype: DType) -> Block:
+    """The region that combines two elements."""
     a, b, type = e.fresh(), e.fresh(), show(dtype, ())
 
     def body(r: Emitter) -> list[str]:
@@ -37,7 +38,7 @@ def _fold(e: Emitter, name: str, n: Node, x: str, kind: str, attributes: dict[st
     if dtype != n.dtype:
         x = e.convert(x, dtype, source.shape)
     start = e.scalar(ops.identity_of(kind, dtype), dtype)
-    (y,) = e.add(name, [x, start], [show(dtype, n.shape)], attributes, [_combiner(e, kind, dtype)])
+    (y,) = e.add(name, [x, start], [show(dtype, n.shape)], attributes, [combiner(e, kind, dtype)])
     return y if dtype == n.dtype else e.convert(y, n.dtype, n.shape)
 
 
@@ -123,7 +124,7 @@ def scatter(e: Emitter, n: Node, xs: list[str]) -> str:
     given = list(xs)
     if dtype != n.dtype:
         given[0], given[2] = (e.convert(xs[i], dtype, v.shape) for i, v in ((0, x), (2, updates)))
-    block = _combiner(e, s.kind, dtype)
+    block = combiner(e, s.kind, dtype)
     (y,) = e.add("scatter", given, [show(dtype, n.shape)], {"scatter_dimension_numbers": numbers}, [block])
     return y if dtype == n.dtype else e.convert(y, n.dtype, n.shape)
 

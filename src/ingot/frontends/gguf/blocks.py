@@ -22,7 +22,7 @@ from ingot.ir.types import DType, i8, u4, u8
 from ingot.support.dataclass import dataclass
 
 SUPERBLOCK = 256  # elements of a block of the K formats and the ternary ones
-_CHUNK = 1 << 15  # blocks that are decoded at once, so that temporary arrays stay small
+_CHUNK_BLOCKS = 1 << 15  # blocks that are decoded at once, so that temporary arrays stay small
 Factors = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]
 
 
@@ -72,7 +72,7 @@ class BlockFormat:
 
 def _chunked(decode: Callable[[np.ndarray], np.ndarray], blocks: np.ndarray, width: int, dtype: np.dtype) -> np.ndarray:
     out = np.empty((len(blocks), width), dtype)
-    step = max(1, _CHUNK * 32 // width)
+    step = max(1, _CHUNK_BLOCKS * 32 // width)
     for i in range(0, len(blocks), step):
         out[i : i + step] = decode(blocks[i : i + step])
     return out

@@ -33,22 +33,22 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 Value: TypeAlias = "bool | int | float | str | np.ndarray | tuple[Value, ...]"
 
-_ALIGNMENT = 32  # bytes, unless general.alignment says otherwise
-_LARGEST_ALIGNMENT = 1 << 20
-_RANK = 4  # the most dimensions of a tensor
-_DEPTH = 4  # the most arrays within arrays
-_NAME_BYTES = (1 << 16) - 1  # of a key or of a tensor's name
-_STRINGS = 1 << 21  # of all metadata: a vocabulary has some 500,000 with its merges
-_ITEMS = 1 << 16  # the most keys, arrays within arrays, and tensors: what takes microseconds each
+_DEFAULT_ALIGNMENT_BYTES = 32  # bytes, unless general.alignment says otherwise
+_MAX_ALIGNMENT_BYTES = 1 << 20
+_MAX_RANK = 4  # the most dimensions of a tensor
+_MAX_ARRAY_DEPTH = 4  # the most arrays within arrays
+_MAX_NAME_BYTES = (1 << 16) - 1  # of a key or of a tensor's name
+_MAX_STRINGS = 1 << 21  # of all metadata: a vocabulary has some 500,000 with its merges
+_MAX_ITEMS = 1 << 16  # the most keys, arrays within arrays, and tensors: what takes microseconds each
 _SCALARS: Mapping[int, np.dtype] = MappingProxyType(
     {code: np.dtype(text) for code, text in enumerate(("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?"))}
     | {code: np.dtype(text) for code, text in ((10, "<u8"), (11, "<i8"), (12, "<f8"))}
 )
 _STRING, _ARRAY = 8, 9
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
-_PARTS = 1024  # the most of a model
+_SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_MAX_SHARDS = 1024  # the most of a model
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_KNOWN = ", ".join(f.name for f in FORMATS.values())
+_FORMAT_NAMES = ", ".join(f.name for f in FORMATS.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,15 +104,15 @@ class GGUFFile:
         return value
 
     def _other_parts(self, count: int) -> list[Path]:
-        """Of the first part of a model the files of the others, by their names."""
+        """The files of a model's other parts, by the name of the first one."""
         if count in (0, 1):
             return []
-        found, number = _PART.fullmatch(self.path.name), self._number("split.no", 0)
-        if found is None or (int(found[2]), int(found[3])) != (1, count) or number or count > _PARTS:
+        match, number = _SHARD_NAME.fullmatch(self.path.name), self._number("split.no", 0)
+        if match is None or (int(match[2]), int(match[3])) != (1, count) or number or count > _MAX_SHARDS:
             expected = "a whole model, or the first part under its own name, NAME-00001-of-00003.gguf"
             got = f"part {number} of {count}"
             raise ImportModelError("GGUF file", expected=expected, got=got, where=str(self.path))
-        return [self.path.with_name(f"{found[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(2, count + 1)]
+        return [self.path.with_name(f"{match[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(2, count + 1)]
 
     def __repr__(self) -> str:
         return f"GGUFFile({str(self.path)!r}, {len(self.metadata)} keys, {len(self.tensors)} tensors)"
@@ -140,7 +140,7 @@ class _Parser:
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
         self.data, self.where, self.at = data, where, 0
-        self.size, self.strings_left, self.arrays_left = len(data), _STRINGS, _ITEMS
+        self.size, self.strings_left, self.arrays_left = len(data), _MAX_STRINGS, _MAX_ITEMS
 
     def malformed(self, what: str, *, expected: object = None, got: object = None) -> ImportModelError:
         fix = "check that the file is complete"
@@ -165,20 +165,20 @@ class _Parser:
     def u64(self, what: str) -> int:
         return _U64.unpack_from(self.data, self.take(8, what))[0]
 
-    def count(self, what: str, nbytes: int, most: int | None = None) -> int:
+    def count(self, what: str, nbytes: int, max_count: int | None = None) -> int:
         """A count of things that take at least `nbytes` bytes each."""
         count = self.u64(what)
         room = (self.size - self.at) // nbytes
         if count > room:
             raise self.malformed(what, expected=f"at most {room}, for which there are bytes", got=count)
-        if most is not None and count > most:
-            raise self.refused(what, expected=f"at most {most}", got=count, fix="check where the file comes from")
+        if max_count is not None and count > max_count:
+            raise self.refused(what, expected=f"at most {max_count}", got=count, fix="check where the file comes from")
         return count
 
     def name(self, what: str) -> str:
         length = self.u64(what)
-        if not 1 <= length <= _NAME_BYTES:
-            raise self.malformed(what, expected=f"a name of 1 to {_NAME_BYTES} bytes", got=length)
+        if not 1 <= length <= _MAX_NAME_BYTES:
+            raise self.malformed(what, expected=f"a name of 1 to {_MAX_NAME_BYTES} bytes", got=length)
         start = self.take(length, what)
         try:
             return self.data[start : self.at].decode()
@@ -200,8 +200,8 @@ class _Parser:
         if version not in VERSIONS:
             fix = "convert the model again, with a current llama.cpp"
             raise self.refused("the version", expected=known, got=version, fix=fix)
-        tensors = self.count("the number of tensors", 24, _ITEMS)
-        return version, tensors, self.count("the number of metadata keys", 13, _ITEMS)
+        tensors = self.count("the number of tensors", 24, _MAX_ITEMS)
+        return version, tensors, self.count("the number of metadata keys", 13, _MAX_ITEMS)
 
     def metadata(self, count: int) -> dict[str, Value]:
         out: dict[str, Value] = {}
@@ -220,8 +220,8 @@ class _Parser:
             return self.strings(1, what)[0]
         if kind != _ARRAY:
             raise self.malformed(what, expected="a type from 0 to 12", got=kind)
-        if depth == _DEPTH:
-            raise self.malformed(what, expected=f"at most {_DEPTH} arrays within each other", got="more")
+        if depth == _MAX_ARRAY_DEPTH:
+            raise self.malformed(what, expected=f"at most {_MAX_ARRAY_DEPTH} arrays within each other", got="more")
         kind = self.u32(what)
         if kind in _SCALARS:
             return self.numbers(kind, self.count(what, _SCALARS[kind].itemsize), what)
@@ -261,11 +261,11 @@ class _Parser:
         if refused := sorted({name for *_, code, _ in entries if (name := _unread(code))}):
             got = ", ".join(refused)
             fix = "quantize the model to a format that is read, Q4_K_M for example"
-            raise self.refused("its tensors' formats", expected=f"among {_KNOWN}", got=got, fix=fix)
-        alignment = metadata.get("general.alignment", _ALIGNMENT)
-        powers = isinstance(alignment, int) and 0 < alignment <= _LARGEST_ALIGNMENT and alignment.bit_count() == 1
+            raise self.refused("its tensors' formats", expected=f"among {_FORMAT_NAMES}", got=got, fix=fix)
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT_BYTES)
+        powers = isinstance(alignment, int) and 0 < alignment <= _MAX_ALIGNMENT_BYTES and alignment.bit_count() == 1
         if not powers or isinstance(alignment, bool):
-            expected = f"a power of two up to {_LARGEST_ALIGNMENT}"
+            expected = f"a power of two up to {_MAX_ALIGNMENT_BYTES}"
             raise self.malformed("general.alignment", expected=expected, got=repr(alignment))
         assert isinstance(alignment, int)
         data = -(-self.at // alignment) * alignment
@@ -289,8 +289,8 @@ class _Parser:
         name = self.name("a tensor's name")
         what = f"tensor {name!r}"
         rank = self.u32(what)
-        if rank > _RANK:
-            raise self.malformed(what, expected=f"at most {_RANK} dimensions", got=rank)
+        if rank > _MAX_RANK:
+            raise self.malformed(what, expected=f"at most {_MAX_RANK} dimensions", got=rank)
         shape = tuple(self.u64(what) for _ in range(rank))[::-1]
         return name, shape, self.u32(what), self.u64(what)
 

@@ -20,7 +20,7 @@ class GGUFWeights:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         # constants are equal where their arrays are the same objects: programs share the weights that they read
-        self._levels, self._plain, self._floats = cache(_levels), cache(_plain), cache(_floats)
+        self._levels, self._plain, self._floats = cache(_levels), cache(_unquantized), cache(_floats)
 
     @property
     def names(self) -> Collection[str]:
@@ -58,7 +58,7 @@ class GGUFWeights:
         return self.file.tensors[name]
 
 
-def _plain(tensor: Tensor) -> Node:
+def _unquantized(tensor: Tensor) -> Node:
     """A tensor of plain numbers, in their own type."""
     view = tensor.format.unpack(tensor.data).reshape(tensor.shape)
     return deferred_const(TensorType(dtype_of(view), tensor.shape), lambda: view, tensor.name)

@@ -22,9 +22,9 @@ from ingot.support.errors import ImportModelError
 from ingot.support.files import open_regular
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_LONGEST_CONFIG = 4 << 20  # bytes
-_LONGEST_INDEX = 16 << 20
-_FILES = 4096  # the most shards of a model
+_MAX_CONFIG_BYTES = 4 << 20  # bytes
+_MAX_INDEX_BYTES = 16 << 20
+_MAX_SHARDS = 4096  # the most shards of a model
 
 
 class Folder:
@@ -38,7 +38,7 @@ class Folder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.config = MappingProxyType(_read_json(self.path / CONFIG, _LONGEST_CONFIG))
+        self.config = MappingProxyType(read_json(self.path / CONFIG, _MAX_CONFIG_BYTES))
         self.tensors = MappingProxyType(_tensors(self.path))
 
 
@@ -56,14 +56,16 @@ def _tensors(folder: Path) -> dict[str, np.ndarray]:
 
 def _sharded(folder: Path) -> dict[str, np.ndarray]:
     where = str(folder / INDEX)
-    by_name = _read_json(folder / INDEX, _LONGEST_INDEX).get("weight_map")
+    by_name = read_json(folder / INDEX, _MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(by_name, dict) or not all(isinstance(file, str) for file in by_name.values()):
         raise ImportModelError(
             "the index of shards", expected="a weight_map from names to files", got="none", where=where
         )
     files = set(by_name.values())
-    if len(files) > _FILES:
-        raise ImportModelError("the index of shards", expected=f"at most {_FILES} files", got=len(files), where=where)
+    if len(files) > _MAX_SHARDS:
+        raise ImportModelError(
+            "the index of shards", expected=f"at most {_MAX_SHARDS} files", got=len(files), where=where
+        )
     for file in files:
         if file != os.path.basename(file) or file in ("", ".", "..") or "\0" in file or "\\" in file:
             expected = "the name of a file in this folder"
@@ -85,14 +87,14 @@ def _sharded(folder: Path) -> dict[str, np.ndarray]:
     return out
 
 
-def _read_json(path: Path, most: int) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
-            text = file.read(most + 1)
+            text = file.read(max_bytes + 1)
     except OSError as error:
         raise ImportModelError(f"cannot read {path.name}: {error.strerror or error}", where=str(path)) from error
-    if len(text) > most:
-        raise ImportModelError(path.name, expected=f"at most {most} bytes", got="more", where=str(path))
+    if len(text) > max_bytes:
+        raise ImportModelError(path.name, expected=f"at most {max_bytes} bytes", got="more", where=str(path))
     try:
         value = json.loads(text, object_pairs_hook=safetensors.unique)
     except (ValueError, RecursionError) as error:

@@ -72,9 +72,9 @@ def packed_of(folder: Folder) -> tuple[dict[str, Packed], set[str]]:
         expected = f"a quant_method among {', '.join(_METHODS)}"
         fix = "use the model before it was quantized, or a GGUF file of it"
         raise ImportModelError("quantization_config", expected=expected, got=repr(method), where=where, fix=fix)
-    found = _float8(folder.tensors, config, where) if method in _FLOAT8 else _integers(folder.tensors, config, where)
-    return {name: weight for name, (weight, _) in found.items()}, {
-        part for _, parts in found.values() for part in parts
+    layers = _float8(folder.tensors, config, where) if method in _FLOAT8 else _integers(folder.tensors, config, where)
+    return {name: weight for name, (weight, _) in layers.items()}, {
+        part for _, parts in layers.values() for part in parts
     }
 
 

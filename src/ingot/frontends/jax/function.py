@@ -18,7 +18,7 @@ from jax import export, tree_util
 
 from ingot.frontends.stablehlo import ImportedModel, import_stablehlo
 from ingot.frontends.stablehlo.model import text_of
-from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
 from ingot.ir.dims import DimLike, parse_dim
 from ingot.ir.node import Graph
 from ingot.support.dataclass import dataclass
@@ -29,22 +29,13 @@ warn_if_untested("jax", jax.__version__)
 
 Bound = int | tuple[int, int | None]
 # what JAX calls for linear algebra when it lowers for TPUs, for marks on values, and for running sums of open size
-_CALLS = (
-    "LuDecomposition",
-    "Qr",
-    "Eigh",
-    "ProductOfElementaryHouseholderReflectors",
-    "ApproxTopK",
-    "Sharding",
-    "stablehlo.dynamic_reduce_window",
-    STOPPED,
-    UNKNOWN,
-    COTANGENT,
-    OWN_GRADIENT,
-)
+_CUSTOM_CALLS = (
+    "LuDecomposition", "Qr", "Eigh", "ProductOfElementaryHouseholderReflectors", "ApproxTopK", "Sharding",
+    "stablehlo.dynamic_reduce_window", STOP_GRADIENT, UNKNOWN_GRADIENT, COTANGENT, OWN_GRADIENT,
+)  # fmt: skip
 
 # types that JAX computes in, with its option for 64 bits and without
-_KEPT = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8")))
+_NARROW_DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8")))
 
 
 @dataclass(frozen=True)
@@ -81,18 +72,18 @@ class ImportedFunction:
             elif type(value) is not type(fixed) or value != fixed:
                 fix = "compile again for another value, or give it as an array"
                 raise InputError(f"argument {name}", expected=f"{fixed!r}, as compiled", got=repr(value)[:60], fix=fix)
-        return self.program.given([arrays[i] for i in self.kept])
+        return self.program.graph_inputs([arrays[i] for i in self.kept])
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any], tree: Any) -> InputError:
         """The error for a call of another tree: it names the leaves that are missing and those that are too many."""
-        wanted = [name for name, *_ in self.leaves]
-        places = tree_util.tree_unflatten(self.in_tree, wanted)[0]
+        names = [name for name, *_ in self.leaves]
+        places = tree_util.tree_unflatten(self.in_tree, names)[0]
         first = [tree_util.tree_leaves(place) for place in places]
         roots = [re.split(r"[\[.]", leaves[0], maxsplit=1)[0] if leaves else "" for leaves in first]
         roots += [f"arg{i}" for i in range(len(roots), len(args))]
-        found = [_path(path, roots) for path, _ in tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
-        parts = [f"no {name}" for name in wanted if name not in found]
-        parts += [f"{name}, which is not in it" for name in found if name not in wanted]
+        paths = [_path(path, roots) for path, _ in tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]]
+        parts = [f"no {name}" for name in names if name not in paths]
+        parts += [f"{name}, which is not in it" for name in paths if name not in names]
         fix = "call it as in the example"
         if not parts:
             return InputError("arguments", expected=str(self.in_tree), got=str(tree), fix=fix)
@@ -114,13 +105,9 @@ def is_function(model: Any) -> bool:
 
 
 def import_jax(
-    model: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dynamic: Mapping[str, Any] | None = None,
-    weights: Sequence[int | str] | Mapping[int | str, Any] | None = None,
-) -> ImportedFunction:
+    model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *,
+    dynamic: Mapping[str, Any] | None = None, weights: Sequence[int | str] | Mapping[int | str, Any] | None = None,
+) -> ImportedFunction:  # fmt: skip
     """A JAX function as a graph.
 
     model: a function (jitted or not, a module that is callable), a `jax.export.Exported` or a `jax.stages.Lowered`.
@@ -150,26 +137,26 @@ def _function(
 ) -> ImportedFunction:  # fmt: skip
     fn = _pure(fn)
     names = _parameters(fn, len(args))
-    chosen = _chosen(weights, names, kwargs)
+    constant_arguments = _chosen(weights, names, kwargs)
     values = weights if isinstance(weights, Mapping) else {}
     for key in values:
-        at = chosen[key]
+        at = constant_arguments[key]
         if isinstance(at, int):
             args = (*args[:at], values[key], *args[at + 1 :])
         else:
             kwargs[at] = values[key]
-    kept_args = tuple(a for i, a in enumerate(args) if i not in chosen.values())
-    kept_kwargs = {k: v for k, v in kwargs.items() if k not in chosen.values()}
+    kept_args = tuple(a for i, a in enumerate(args) if i not in constant_arguments.values())
+    kept_kwargs = {k: v for k, v in kwargs.items() if k not in constant_arguments.values()}
     _, call_tree = tree_util.tree_flatten((kept_args, kept_kwargs))
     flat, tree = tree_util.tree_flatten_with_path((args, kwargs))
     paths = [_path(path, names) for path, _ in flat]
     leaves = [leaf for _, leaf in flat]
-    is_weight = [_root(path) in chosen.values() for path, _ in flat]
+    is_weight = [_root(path) in constant_arguments.values() for path, _ in flat]
     arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
 
-    def flattened(*given: Any) -> Any:
+    def flattened(*arguments: Any) -> Any:
         full = list(leaves)
-        for i, value in zip(arrays, given, strict=True):
+        for i, value in zip(arrays, arguments, strict=True):
             key = _is_key(leaves[i])
             full[i] = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaves[i])) if key else value
         args, kwargs = tree_util.tree_unflatten(tree, full)
@@ -179,7 +166,7 @@ def _function(
     scope, specs = _specs([(paths[i], _data(leaves[i])) for i in arrays], names, dynamic)
     exported = export_function(flattened, specs)
     constants = {k: _array(leaves[i]) for k, i in enumerate(arrays) if is_weight[i]}
-    told = tuple(
+    call_leaves = tuple(
         (paths[i], "array" if i in arrays else "fixed", None if i in arrays else leaves[i])
         for i in range(len(leaves))
         if not is_weight[i]
@@ -187,7 +174,7 @@ def _function(
     bounds = {k: v for k, v in dynamic.items() if isinstance(v, int | tuple)}
     if unknown := [k for k in bounds if k not in scope]:
         raise InputError("dynamic", expected=f"a symbol of {sorted(scope)}", got=unknown)
-    return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, told)
+    return _imported(exported, [paths[i] for i in arrays], constants, bounds, call_tree, call_leaves)
 
 
 def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,15 +184,17 @@ def _pure(fn: Callable[..., Any]) -> Callable[..., Any]:
     owner = getattr(fn, "__self__", fn)
     if nnx is None or not isinstance(owner, nnx.Module):
         return fn
-    kept = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))
+    constant_state = nnx.All(nnx.Not(nnx.Param), nnx.Not(nnx.RngState))
 
     @functools.wraps(fn)
     def pure(*args: Any, **kwargs: Any) -> Any:
         copy = nnx.clone(owner)
         result = (copy if owner is fn else getattr(copy, fn.__name__))(*args, **kwargs)
-        before, after = (tree_util.tree_leaves_with_path(nnx.state(m, kept)) for m in (owner, copy))
-        known = {tree_util.keystr(path): value for path, value in before}
-        now = [(tree_util.keystr(path), value) for path, value in after]
+        state_before, state_after = (
+            tree_util.tree_leaves_with_path(nnx.state(m, constant_state)) for m in (owner, copy)
+        )
+        known = {tree_util.keystr(path): value for path, value in state_before}
+        now = [(tree_util.keystr(path), value) for path, value in state_after]
         if changed := [path for path, value in now if known.get(path) is not value]:
             fix = "call .eval() on it, or compile a function that takes and returns the state of nnx.split"
             raise ImportModelError(f"the module sets {', '.join(changed[:4])} when it is called", fix=fix)
@@ -226,8 +215,8 @@ def _is_array(leaf: Any) -> bool:
 
 def _is_key(leaf: Any) -> bool:
     # the type of all but keys and the like is numpy's
-    own = not _is_array(leaf) or isinstance(leaf.dtype, np.dtype)
-    return not own and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    is_plain = not _is_array(leaf) or isinstance(leaf.dtype, np.dtype)
+    return not is_plain and jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _data(leaf: Any) -> Any:
@@ -241,7 +230,9 @@ def _data(leaf: Any) -> Any:
 def _array(leaf: Any) -> np.ndarray:
     """In the type that JAX computes in: without its option for 64 bits, numpy's f64 is f32."""
     array = np.asarray(_data(leaf))
-    return array if array.dtype in _KEPT else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    return (
+        array if array.dtype in _NARROW_DTYPES else array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    )
 
 
 def _parameters(fn: Callable[..., Any], count: int) -> list[str]:
@@ -297,10 +288,10 @@ def _specs(
             texts.append(None)
             continue
         used.add(key)
-        given: Mapping[int, str] = axes[key]
-        if wrong := [a for a in given if not -len(leaf.shape) <= a < len(leaf.shape)]:
+        dims: Mapping[int, str] = axes[key]
+        if wrong := [a for a in dims if not -len(leaf.shape) <= a < len(leaf.shape)]:
             raise InputError(f"dynamic[{key!r}]", expected=f"axes of {path}, {list(leaf.shape)}", got=wrong)
-        at = {a % len(leaf.shape): str(s) for a, s in given.items()}
+        at = {a % len(leaf.shape): str(s) for a, s in dims.items()}
         texts.append(", ".join(at.get(i, str(d)) for i, d in enumerate(leaf.shape)))
     if unknown := [k for k in axes if k not in used]:
         raise InputError("dynamic", expected=f"arguments of {[path for path, _ in arrays]}", got=unknown)
@@ -336,7 +327,7 @@ def export_function(fn: Callable[..., Any], specs: Sequence[Any]) -> export.Expo
 
     Raises ImportModelError for what JAX cannot export.
     """
-    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CALLS]
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in _CUSTOM_CALLS]
     jitted = jax.jit(fn)
     jitted.trace(*specs)  # errors of the function's own stay what they are
     try:
@@ -363,8 +354,8 @@ def _exported(
         raise ImportModelError("an exported function", expected="one device", got=exported.nr_devices)
     if weights:
         raise InputError("weights", expected="none: a call of what is exported has all arguments", got=list(weights))
-    told = tuple((path, "array", None) for path in paths)
-    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, told)
+    leaves = tuple((path, "array", None) for path in paths)
+    return _imported(exported, paths, {}, dict(dynamic or {}), exported.in_tree, leaves)
 
 
 def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
@@ -372,10 +363,10 @@ def _lowered(lowered: jax.stages.Lowered, weights: Any) -> ImportedFunction:
     if weights:
         raise InputError("weights", expected="none: a call of what is lowered has all arguments", got=list(weights))
     text = lowered.as_text(debug_info=True)
-    kept = tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
-    program = import_stablehlo(text, names=[paths[i] for i in kept])
-    told = tuple((path, "array", None) for path in paths)
-    return ImportedFunction(program, lowered.in_tree, lowered.out_tree, told, kept)
+    kept_indices = tuple(sorted(lowered._lowering.compile_args["kept_var_idx"]))
+    program = import_stablehlo(text, names=[paths[i] for i in kept_indices])
+    leaves = tuple((path, "array", None) for path in paths)
+    return ImportedFunction(program, lowered.in_tree, lowered.out_tree, leaves, kept_indices)
 
 
 def _imported(
@@ -383,15 +374,15 @@ def _imported(
     in_tree: Any, leaves: tuple[tuple[str, str, Any], ...],
 ) -> ImportedFunction:  # fmt: skip
     """constants: of the arrays, by their index, those that are no inputs."""
-    kept = exported.module_kept_var_idx
-    names = [paths[i] for i in kept]
-    shapes = [tuple(map(size_of, exported.in_avals[i].shape)) for i in kept]
-    values = {paths[i]: constants[i] for i in kept if i in constants}
+    kept_indices = exported.module_kept_var_idx
+    names = [paths[i] for i in kept_indices]
+    shapes = [tuple(map(size_of, exported.in_avals[i].shape)) for i in kept_indices]
+    values = {paths[i]: constants[i] for i in kept_indices if i in constants}
     text = text_of(exported.mlir_module_serialized)
     program = import_stablehlo(text, names=names, shapes=shapes, weights=values, dynamic=bounds)
     # places among the arrays of a call, which are those that are no constants
     place = {i: k for k, i in enumerate(i for i in range(len(paths)) if i not in constants)}
-    reads = tuple(place[i] for i in kept if i not in constants)
+    reads = tuple(place[i] for i in kept_indices if i not in constants)
     return ImportedFunction(program, in_tree, exported.out_tree, leaves, reads)
 
 

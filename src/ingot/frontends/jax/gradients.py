@@ -1,4 +1,4 @@
-"""What of a function's gradient JAX's lowering drops: `stop_gradient`, and gradients of functions' own."""
+"""The parts of a function's gradient that JAX's lowering drops: `stop_gradient`, and gradients of functions' own."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ from jax._src.pjit import jit_p
 from jax._src.random import random_gamma_p
 from jax.extend.core import ClosedJaxpr, Literal, Primitive
 
-from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOPPED, UNKNOWN
+from ingot.frontends.stablehlo.rows.control import COTANGENT, OWN_GRADIENT, STOP_GRADIENT, UNKNOWN_GRADIENT
 from ingot.support.errors import ImportModelError
 
-_OWN = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
+_CUSTOM_GRADIENTS = (custom_derivatives.custom_vjp_call_p, custom_derivatives.custom_jvp_call_p)
 # whose slope JAX takes by another formula than what they are lowered to has, or by another one of two sides; what some
 # are lowered to has none: loops that end when they have converged, or a draw is taken
-_SLOPES = (
+_WITHOUT_GRADIENTS = (
     linear_solve_p, lax.abs_p, lax.asinh_p, lax.erf_inv_p, lax.igamma_p, lax.igammac_p, lax.cummax_p, lax.cummin_p,
     lax.linalg.svd_p, lax.regularized_incomplete_beta_p, random_gamma_p,
 )  # fmt: skip
-_BODIES = {**dict.fromkeys(_OWN, "call_jaxpr"), jit_p: "jaxpr"}  # the parameter that has what a call computes
+_BODIES = {
+    **dict.fromkeys(_CUSTOM_GRADIENTS, "call_jaxpr"),
+    jit_p: "jaxpr",
+}  # the parameter that has what a call computes
 
 
 @contextmanager
-def gradients_told() -> Iterator[None]:
+def gradient_marks() -> Iterator[None]:
     """While it lasts, a program that JAX exports names what is a constant to its backward pass, and the gradients that
     functions bring along (`jax.custom_vjp`, `jax.custom_jvp`, `lax.custom_linear_solve`), as custom calls."""
-    own = (*_OWN, *_SLOPES)
-    before = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *own)}
-    rules = {ad_util.stop_gradient_p: _marked(STOPPED)} | {p: _with_own(p) for p in own}
+    primitives = (*_CUSTOM_GRADIENTS, *_WITHOUT_GRADIENTS)
+    lowerings = {p: mlir._lowerings.get(p) for p in (ad_util.stop_gradient_p, *primitives)}
+    rules = {ad_util.stop_gradient_p: _marked(STOP_GRADIENT)} | {p: _with_own(p) for p in primitives}
     try:
         for primitive, rule in rules.items():
             mlir.register_lowering(primitive, rule)
-        mlir._lowerings.update({_VALUES[p]: before[p] for p in _SLOPES})
+        mlir._lowerings.update({_VALUES[p]: lowerings[p] for p in _WITHOUT_GRADIENTS})
         yield
     finally:
-        for primitive, rule in (before | dict.fromkeys(_VALUES.values())).items():
+        for primitive, rule in (lowerings | dict.fromkeys(_VALUES.values())).items():
             mlir._lowerings.pop(primitive, None)
             if rule is not None:
                 mlir._lowerings[primitive] = rule
@@ -62,21 +65,23 @@ def _with_own(primitive: Any) -> Any:
 
         def whole(*xs: Any) -> list[Any]:
             def function(*parts: Any) -> tuple[list[Any], list[Any]]:
-                left = iter(parts)
-                every = (x if i in silent else _joined(x, left) for i, x in enumerate(xs))
+                remaining = iter(parts)
+                every = (x if i in silent else _joined(x, remaining) for i, x in enumerate(xs))
                 ys = _bind(primitive, every, params)
                 ys = list(ys) if primitive.multiple_results else [ys]
                 return _parts(ys), ys
 
-            given = _parts([x for i, x in enumerate(xs) if i not in silent])
+            operands = _parts([x for i, x in enumerate(xs) if i not in silent])
             others = [_unknown.bind(x) for x in _parts([xs[i] for i in silent])]
-            told, pull, ys = jax.vjp(function, *given, has_aux=True)
-            if not told or not (given or others):
+            ys_with_cotangents, pull, ys = jax.vjp(function, *operands, has_aux=True)
+            if not ys_with_cotangents or not (operands or others):
                 return ys
-            cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(told)]
+            cotangents = [_cotangent.bind(y, number=k) for k, y in enumerate(ys_with_cotangents)]
             slopes = [*pull(cotangents), *map(jnp.zeros_like, others)]
-            found = iter(_own.bind(*told, *cotangents, *given, *others, *slopes, count=len(told)))
-            return [_joined(y, found) for y in ys]
+            results = iter(
+                _own.bind(*ys_with_cotangents, *cotangents, *operands, *others, *slopes, count=len(ys_with_cotangents))
+            )
+            return [_joined(y, results) for y in ys]
 
         def plain(*xs: Any) -> list[Any]:
             traced = jax.make_jaxpr(whole)(*xs)
@@ -103,34 +108,36 @@ def _without_slope(primitive: Any, params: Mapping[str, Any]) -> Sequence[int]:
 
 def _bind(primitive: Any, operands: Iterable[Any], params: Mapping[str, Any]) -> Any:
     """The primitive once more, by what an equation has as parameters."""
-    told = primitive.get_bind_params(params)
-    functions, params = told if isinstance(told, tuple) else ((), told)  # JAX before 0.10 keeps functions apart
+    bind_params = primitive.get_bind_params(params)
+    functions, params = (
+        bind_params if isinstance(bind_params, tuple) else ((), bind_params)
+    )  # JAX before 0.10 keeps functions apart
     return primitive.bind(*functions, *operands, **params)
 
 
 def _without_own(jaxpr: Any, consts: Sequence[Any], xs: Sequence[Any]) -> list[Any]:
-    """What a program computes, its functions without the gradients that they bring along: nothing here is
+    """The computation of a program whose functions lose their custom gradients: nothing here is
     differentiated again, and a rule may call the function that it is the rule of (`jnp.linalg.slogdet`)."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *xs], strict=True))
     for eqn in jaxpr.eqns:
-        given = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
+        values = [v.val if isinstance(v, Literal) else known[v] for v in eqn.invars]
         inner = eqn.params.get(_BODIES.get(eqn.primitive, ""))
         if inner is not None:
-            ys = _without_own(inner.jaxpr, inner.consts, given)
+            ys = _without_own(inner.jaxpr, inner.consts, values)
         else:
             value = _VALUES.get(eqn.primitive, eqn.primitive)
-            params = {name: _plain(p) for name, p in eqn.params.items()}
-            ys = _bind(value, given, params)
+            params = {name: _without_gradients(p) for name, p in eqn.params.items()}
+            ys = _bind(value, values, params)
             ys = ys if value.multiple_results else [ys]
         known.update(zip(eqn.outvars, ys, strict=True))
     return [v.val if isinstance(v, Literal) else known[v] for v in jaxpr.outvars]
 
 
-def _plain(parameter: Any) -> Any:
+def _without_gradients(parameter: Any) -> Any:
     """A parameter of a loop or a branch whose bodies have no gradients of their own."""
     if type(parameter) is tuple:  # and not one with names, as of dimensions
-        return tuple(map(_plain, parameter))
-    if not isinstance(parameter, ClosedJaxpr) or not _brings(parameter.jaxpr):
+        return tuple(map(_without_gradients, parameter))
+    if not isinstance(parameter, ClosedJaxpr) or not _has_gradient_rule(parameter.jaxpr):
         return parameter
 
     def body(*xs: Any) -> list[Any]:
@@ -139,10 +146,10 @@ def _plain(parameter: Any) -> Any:
     return jax.make_jaxpr(body)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in parameter.in_avals))
 
 
-def _brings(jaxpr: Any) -> bool:
+def _has_gradient_rule(jaxpr: Any) -> bool:
     """Whether something in it has a gradient of its own."""
-    own = any(e.primitive in _OWN or e.primitive in _VALUES for e in jaxpr.eqns)
-    return own or any(_brings(inner) for inner in core.subjaxprs(jaxpr))
+    has_rule = any(e.primitive in _CUSTOM_GRADIENTS or e.primitive in _VALUES for e in jaxpr.eqns)
+    return has_rule or any(_has_gradient_rule(inner) for inner in core.subjaxprs(jaxpr))
 
 
 def _parts(values: Sequence[Any]) -> list[Any]:
@@ -159,14 +166,14 @@ def _joined(x: Any, parts: Iterator[Any]) -> Any:
 
 
 def _value(primitive: Any) -> Any:
-    """What computes as the primitive does, without a gradient of its own."""
+    """A function that computes as the primitive does, without its gradient rule."""
     value = Primitive(f"ingot_{primitive.name}")
     value.multiple_results = primitive.multiple_results
     value.def_effectful_abstract_eval(primitive.abstract_eval)
     return value
 
 
-_VALUES = {p: _value(p) for p in _SLOPES}
+_VALUES = {p: _value(p) for p in _WITHOUT_GRADIENTS}
 _cotangent = Primitive("ingot_cotangent")
 _cotangent.def_abstract_eval(lambda y, *, number: y)
 _unknown = Primitive("ingot_unknown_gradient")
@@ -186,7 +193,7 @@ def _call(target: str, number: str) -> Any:
 
 
 mlir.register_lowering(_cotangent, _call(COTANGENT, "number"))
-mlir.register_lowering(_unknown, _marked(UNKNOWN))
+mlir.register_lowering(_unknown, _marked(UNKNOWN_GRADIENT))
 mlir.register_lowering(_own, _call(OWN_GRADIENT, "count"))
 
-__all__ = ["gradients_told"]
+__all__ = ["gradient_marks"]

@@ -22,28 +22,28 @@ def resized(
     fn: Any, imported: ImportedFunction, call: Call, dynamic: Mapping[str, Any], refused: SizesError
 ) -> tuple[Call, dict[str, Any]] | None:
     """(arguments, dynamic) to trace `fn` with; None where a bound that was told refuses the sizes, or none is open."""
-    outside = set(refused.out_of_range)
-    if any(isinstance(dynamic.get(name), int | tuple) for name in outside):
+    outer_names = set(refused.out_of_range)
+    if any(isinstance(dynamic.get(name), int | tuple) for name in outer_names):
         return None
     flat, tree = tree_util.tree_flatten(call)
     paths = paths_of(fn, call)
-    own = {path for path, kind, _ in imported.leaves if kind == "array"}
-    arrays = [i for i, path in enumerate(paths) if path in own]
+    array_paths = {path for path, kind, _ in imported.leaves if kind == "array"}
+    arrays = [i for i, path in enumerate(paths) if path in array_paths]
     shapes = dict(zip((arrays[k] for k in imported.kept), refused.shapes, strict=False))
-    left: dict[str, Any] = {}
+    remaining: dict[str, Any] = {}
     for key, axes in dynamic.items():
         if not isinstance(axes, Mapping):
-            left[key] = axes
-        elif kept := {axis: text for axis, text in axes.items() if outside and not outside & _words(text)}:
-            left[key] = kept
-    if left == dict(dynamic):
+            remaining[key] = axes
+        elif kept_axes := {axis: text for axis, text in axes.items() if outer_names and not outer_names & _words(text)}:
+            remaining[key] = kept_axes
+    if remaining == dict(dynamic):
         return None
     for i, shape in shapes.items():
         flat[i] = jax.ShapeDtypeStruct(shape, flat[i].dtype)
-    named = [text for axes in left.values() if isinstance(axes, Mapping) for text in axes.values()]
+    named = [text for axes in remaining.values() if isinstance(axes, Mapping) for text in axes.values()]
     used = set[str]().union(*map(_words, named))
-    left = {key: bound for key, bound in left.items() if isinstance(bound, Mapping) or key in used}
-    return tree_util.tree_unflatten(tree, flat), left
+    remaining = {key: bound for key, bound in remaining.items() if isinstance(bound, Mapping) or key in used}
+    return tree_util.tree_unflatten(tree, flat), remaining
 
 
 def _words(text: object) -> set[str]:

@@ -12,12 +12,13 @@ from jax import numpy as jnp
 from jax import tree_util
 
 from ingot.frontends.jax.function import import_jax
-from ingot.frontends.jax.gradients import gradients_told
+from ingot.frontends.jax.gradients import gradient_marks
+from ingot.frontends.shared.targets import check_loss, target_names
 from ingot.ir.node import Graph, Input, Node
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, select_trainable
+from ingot.support.errors import select_trainable
 
-_LEARNED = "__learned__"  # beside the names of a function's own arguments
+_PARAMETERS_ARGUMENT = "__learned__"  # beside the names of a function's own arguments
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,9 @@ class TrainableFunction:
 
 
 def import_trainable(
-    fn: Callable[..., Any],
-    loss: Callable[..., Any] | None,
-    args: tuple[Any, ...],
-    targets: tuple[Any, ...],
-    dynamic: Mapping[str, Any] | None,
-    patterns: tuple[str, ...] | None,
-) -> TrainableFunction:
+    fn: Callable[..., Any], loss: Callable[..., Any] | None, args: tuple[Any, ...], targets: tuple[Any, ...],
+    dynamic: Mapping[str, Any] | None, patterns: tuple[str, ...] | None,
+) -> TrainableFunction:  # fmt: skip
     """fn(*args), whose results `loss` takes with the targets behind them: (loss, results), or the results without one.
 
     patterns: of the paths of leaves to train; by default all floats. The others stay as they are.
@@ -49,8 +46,8 @@ def import_trainable(
     leaves = [leaf for _, leaf in paths]
     names = [tree_util.keystr(path) or "parameters" for path, _ in paths]
     floats = {n: _is_float(leaf) for n, leaf in zip(names, leaves, strict=True)}
-    chosen = {n for n in names if floats[n]} if patterns is None else {*select_trainable(patterns, floats)}
-    learned = [i for i, n in enumerate(names) if n in chosen]
+    trained = {n for n in names if floats[n]} if patterns is None else {*select_trainable(patterns, floats)}
+    learned = [i for i, n in enumerate(names) if n in trained]
 
     def joined(values: Sequence[Any]) -> Any:
         full = list(leaves)
@@ -64,24 +61,22 @@ def import_trainable(
         if loss is None:
             return out
         value = loss(out, *rest[count:])
-        if not isinstance(value, jax.Array):
-            fix = "return one number, computed from the function's results"
-            raise InputError("loss", expected="a float scalar array", got=f"a {type(value).__name__}", fix=fix)
+        check_loss(value, jax.Array, "array")
         return value, out
 
     stepped.__signature__ = _signature(fn, len(args) - 1, len(read))  # type: ignore[attr-defined]
     first = tuple(jnp.asarray(leaves[i]) for i in learned)
-    given = (first, *args[1:], *read)
-    with gradients_told():
-        imported = import_jax(stepped, given, dynamic=dynamic)
+    arguments = (first, *args[1:], *read)
+    with gradient_marks():
+        imported = import_jax(stepped, arguments, dynamic=dynamic)
     nodes = {x.op.label: x for x in imported.graph.inputs if isinstance(x.op, Input)}
-    inputs = {names[k]: nodes.get(f"{_LEARNED}[{at}]") for at, k in enumerate(learned)}
-    held = {x for x in inputs.values() if x is not None}
-    own = [i for i, x in enumerate(imported.graph.inputs) if x not in held]
+    inputs = {names[k]: nodes.get(f"{_PARAMETERS_ARGUMENT}[{at}]") for at, k in enumerate(learned)}
+    parameter_nodes = {x for x in inputs.values() if x is not None}
+    own_inputs = [i for i, x in enumerate(imported.graph.inputs) if x not in parameter_nodes]
 
-    def flatten(given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        every = imported.flatten((first, *given), named)
-        return [every[i] for i in own]
+    def flatten(arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        every = imported.flatten((first, *arguments), named)
+        return [every[i] for i in own_inputs]
 
     def restore(values: Mapping[str, np.ndarray]) -> Any:
         return joined([jnp.asarray(values.get(names[i], leaves[i])) for i in learned])
@@ -99,8 +94,7 @@ def _is_float(leaf: Any) -> bool:
 
 def _signature(fn: Callable[..., Any], count: int, targets: int) -> inspect.Signature:
     """The parameters, the function's other arguments under their names, and the targets."""
-    own = list(inspect.signature(fn).parameters)[1 : count + 1]
-    own += [f"x{i}" for i in range(len(own), count)]
-    told = ["target"] if targets == 1 else [f"target_{i}" for i in range(targets)]
-    names = [_LEARNED, *own, *(f"loss_{n}" if n in own else n for n in told)]
+    own_names = list(inspect.signature(fn).parameters)[1 : count + 1]
+    own_names += [f"x{i}" for i in range(len(own_names), count)]
+    names = [_PARAMETERS_ARGUMENT, *own_names, *(f"loss_{n}" if n in own_names else n for n in target_names(targets))]
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])

@@ -1,4 +1,4 @@
-"""What a Keras file says of its layers, looked at before Keras makes anything of it: the file is untrusted.
+"""The layers that a Keras file describes, checked before Keras builds them: the file is untrusted.
 
 A configuration may name code (Lambda layers), other packages, and what only TensorFlow computes. All that is refused
 together, by name. Configurations of Keras 1 and 2 lose the arguments that Keras 3 does not know, where these say
@@ -17,28 +17,29 @@ from typing import Any
 
 from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpError
 
-_CODE = "it is code, which is not run: write it as a layer of Keras"
-_STRINGS = "of strings and tables: do it before the model, on the host"
-_OTHERS = "another framework's model inside: compile that one"
-_OLD = "an operation of TensorFlow itself: write it as keras.ops in Keras 3"
+_CODE_REASON = "it is code, which is not run: write it as a layer of Keras"
+_STRINGS_REASON = "of strings and tables: do it before the model, on the host"
+_FOREIGN_REASON = "another framework's model inside: compile that one"
+_TENSORFLOW_REASON = "an operation of TensorFlow itself: write it as keras.ops in Keras 3"
 _REFUSED = {
-    **dict.fromkeys(("Lambda", "__lambda__"), _CODE),
+    **dict.fromkeys(("Lambda", "__lambda__"), _CODE_REASON),
     **dict.fromkeys(
-        ("TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "HashedCrossing", "FeatureSpace"), _STRINGS
+        ("TextVectorization", "StringLookup", "IntegerLookup", "Hashing", "HashedCrossing", "FeatureSpace"),
+        _STRINGS_REASON,
     ),
-    **dict.fromkeys(("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer"), _OTHERS),
-    **dict.fromkeys(("TFOpLambda", "SlicingOpLambda", "TensorFlowOpLayer"), _OLD),
+    **dict.fromkeys(("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer"), _FOREIGN_REASON),
+    **dict.fromkeys(("TFOpLambda", "SlicingOpLambda", "TensorFlowOpLayer"), _TENSORFLOW_REASON),
 }
 # the modules whose classes a model is made of; others of Keras download, write files and call functions
-_ROOMS = (
+_KERAS_MODULES = (
     "layers|models|initializers|regularizers|constraints|activations|dtype_policies|ops|quantizers|random|saving|engine"
 )
-_OWN = re.compile(rf"keras(\.src)?\.({_ROOMS})(\.\w+)*")
+_KERAS_NAME = re.compile(rf"keras(\.src)?\.({_KERAS_MODULES})(\.\w+)*")
 # in the module keras itself
-_TOP = ("Sequential", "Functional", "Model", "DTypePolicy", "FloatDTypePolicy", "QuantizedDTypePolicy")
-_MOST_TEXT = 64 << 20
+_TOP_LEVEL_NAMES = ("Sequential", "Functional", "Model", "DTypePolicy", "FloatDTypePolicy", "QuantizedDTypePolicy")
+_MAX_CONFIG_BYTES = 64 << 20
 # deflate makes at most so many bytes of one
-_DEFLATED = 1032
+_MAX_DEFLATE_RATIO = 1032
 
 
 def archived(path: Path) -> dict[str, Any]:
@@ -49,9 +50,9 @@ def archived(path: Path) -> dict[str, Any]:
                 name = item.filename
                 if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or ":" in name:
                     raise _damaged(path, f"a member {name!r} outside of it")
-                if item.file_size > _DEFLATED * item.compress_size + 4096:
+                if item.file_size > _MAX_DEFLATE_RATIO * item.compress_size + 4096:
                     raise _damaged(path, f"a member {name!r} that nothing inflates to")
-            if archive.getinfo("config.json").file_size > _MOST_TEXT:
+            if archive.getinfo("config.json").file_size > _MAX_CONFIG_BYTES:
                 raise _damaged(path, "a configuration of more than 64 MB")
             config = json.loads(archive.read("config.json"))
     except (OSError, zipfile.BadZipFile, KeyError, ValueError, RecursionError, NotImplementedError) as e:
@@ -87,7 +88,7 @@ def _damaged(path: Path, got: str) -> ImportModelError:
 
 def check(config: Mapping[str, Any], path: str) -> None:
     """Raises UnsupportedOpError that names every layer which is code, a stranger or of TensorFlow alone."""
-    found: list[UnsupportedOp] = []
+    unsupported: list[UnsupportedOp] = []
     for node in _nodes(config):
         name, module = node.get("class_name"), node.get("module")
         inner = node.get("config")
@@ -99,17 +100,17 @@ def check(config: Mapping[str, Any], path: str) -> None:
         if not reason and isinstance(registered, str) and ">" in registered:
             reason = f"registered as {registered}: its code is not in the file"
         if reason:
-            found.append(UnsupportedOp(str(name), f"layer {where}" if where else "", reason))
-    if found:
-        raise UnsupportedOpError(found, model=path, fix="leave these layers out of the model that is saved")
+            unsupported.append(UnsupportedOp(str(name), f"layer {where}" if where else "", reason))
+    if unsupported:
+        raise UnsupportedOpError(unsupported, model=path, fix="leave these layers out of the model that is saved")
 
 
 def _is_own(module: object, name: object) -> bool:
     if module == "builtins":
         return name == "function"  # an activation, by its name
     if module == "keras":
-        return name in _TOP
-    return isinstance(module, str) and _OWN.fullmatch(module) is not None
+        return name in _TOP_LEVEL_NAMES
+    return isinstance(module, str) and _KERAS_NAME.fullmatch(module) is not None
 
 
 def _nodes(config: object) -> Iterator[Mapping[str, Any]]:
@@ -151,13 +152,13 @@ def modernized(config: dict[str, Any], layers: Any, path: str) -> None:
         policy = inner.get("dtype")
         if isinstance(policy, Mapping) and policy.get("class_name") == "Policy" and "module" not in policy:
             inner["dtype"] = policy.get("config", {}).get("name", "float32")
-        known = {name for base in cls.__mro__ for name in _parameters(base)} | _OF_EVERY_LAYER
+        known = {name for base in cls.__mro__ for name in _parameters(base)} | _COMMON_LAYER_KEYS
         for name in [n for n, v in inner.items() if n not in known and _says_nothing(v)]:
             del inner[name]
 
 
 def _is_known(name: str, inner: Mapping[str, Any], layers: Any) -> bool:
-    return hasattr(layers, name) or name in _TOP or "layers" in inner or name == "Policy"
+    return hasattr(layers, name) or name in _TOP_LEVEL_NAMES or "layers" in inner or name == "Policy"
 
 
 def _rename(config: Any, names: set[str]) -> None:
@@ -177,7 +178,7 @@ def _says_nothing(value: object) -> bool:
     return value is None or value is False or (type(value) is int and value == 1)
 
 
-_OF_EVERY_LAYER = {"name", "dtype", "trainable", "autocast", "batch_input_shape", "batch_shape", "input_shape",
+_COMMON_LAYER_KEYS = {"name", "dtype", "trainable", "autocast", "batch_input_shape", "batch_shape", "input_shape",
                    "input_dim", "implementation", "layers", "build_input_shape"}  # fmt: skip
 
 

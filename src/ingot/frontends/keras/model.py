@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ingot.frontends.shared.apart import run_apart
+from ingot.frontends.shared.subprocesses import run_in_subprocess
 from ingot.frontends.stablehlo import import_stablehlo
 from ingot.ir.dims import parse_dim
 from ingot.ir.node import Graph
 from ingot.support import errors, safetensors
 from ingot.support.errors import UnsupportedOp, UnsupportedOpError
 
-_BOOT = "from ingot.frontends.keras.worker import run; run()"
+_WORKER_CODE = "from ingot.frontends.keras.worker import run; run()"
 
 
 def is_keras(model: Any) -> bool:
@@ -56,8 +56,10 @@ def import_keras(source: Any, *, dynamic: Any = None, example_inputs: Any = None
         examples = example_inputs
         if examples is not None:
             examples = list(examples) if isinstance(examples, tuple | list) else [examples]
-        made = program_of(source, dynamic, examples)
-        return graph_of(made.text, made.names, made.shapes, made.outputs, made.bounds, made.weights, source.name)
+        program = program_of(source, dynamic, examples)
+        return graph_of(
+            program.text, program.names, program.shapes, program.outputs, program.bounds, program.weights, source.name
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.keras")
         source.save(path)
@@ -66,12 +68,14 @@ def import_keras(source: Any, *, dynamic: Any = None, example_inputs: Any = None
 
 def _read(path: Path, dynamic: Any) -> Graph:
     env = {"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        asked, arguments = json.dumps(dynamic).encode(), [str(path.absolute()), made]
-        run_apart(_BOOT, arguments, "Keras cannot read the model", str(path), given=asked, env=env)
-        if (told := folder / "error.json").is_file():
-            raise _error(json.loads(told.read_text()), str(path))
+    with tempfile.TemporaryDirectory() as folder_path:
+        folder = Path(folder_path)
+        dynamic_json, arguments = json.dumps(dynamic).encode(), [str(path.absolute()), folder_path]
+        run_in_subprocess(
+            _WORKER_CODE, arguments, "Keras cannot read the model", str(path), stdin=dynamic_json, env=env
+        )
+        if (error_file := folder / "error.json").is_file():
+            raise _error(json.loads(error_file.read_text()), str(path))
         form = json.loads((folder / "form.json").read_text())
         text = (folder / "program.mlir").read_text()
         # in memory: the folder goes
@@ -79,10 +83,10 @@ def _read(path: Path, dynamic: Any) -> Graph:
     return graph_of(text, form["names"], form["shapes"], form["outputs"], form["bounds"], weights, str(path))
 
 
-def _error(told: Mapping[str, Any], path: str) -> Exception:
-    if "unsupported" in told:
-        return UnsupportedOpError([UnsupportedOp(*op) for op in told["unsupported"]], model=path, fix=told["fix"])
-    return getattr(errors, told["kind"])(told["text"], where=None if path in told["text"] else path)
+def _error(error: Mapping[str, Any], path: str) -> Exception:
+    if "unsupported" in error:
+        return UnsupportedOpError([UnsupportedOp(*op) for op in error["unsupported"]], model=path, fix=error["fix"])
+    return getattr(errors, error["kind"])(error["text"], where=None if path in error["text"] else path)
 
 
 def graph_of(

@@ -44,8 +44,8 @@ def program_of(model: Any, dynamic: Any, examples: Sequence[Any] | None = None) 
     inferring = in_training(model, False)
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
 
-    def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
-        inputs = given[0] if len(given) == 1 else given
+    def run(first: list[Any], rest: list[Any], arguments: list[Any]) -> list[Any]:
+        inputs = arguments[0] if len(arguments) == 1 else arguments
         out, _ = model.stateless_call(first, rest, inputs, **inferring)
         return jax.tree_util.tree_leaves(out)
 
@@ -73,19 +73,19 @@ def exported_program(run: Callable[..., Any], kinds: Sequence[Any], specs: Seque
         return export_function(run, (*kinds, specs))
     except (ImportModelError, NotImplementedError, TypeError, ValueError) as e:
         fix = "fix sizes: dynamic={'batch': 1}, or {'input': {1: 224}}"
-        told = re.sub(r"\x1b\[\d*m", "", str(e))  # Keras sets some of it in bold
-        raise ImportModelError(f"the model cannot be exported for these sizes: {told}", fix=fix) from e
+        message = re.sub(r"\x1b\[\d*m", "", str(e))  # Keras sets some of it in bold
+        raise ImportModelError(f"the model cannot be exported for these sizes: {message}", fix=fix) from e
 
 
 def arguments_of(exported: Any, labels: Sequence[str]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Names and shapes of the arguments that the program reads, of all that are named."""
-    kept: Sequence[int] = exported.module_kept_var_idx
-    shapes = tuple(tuple(str(size_of(d)) for d in exported.in_avals[i].shape) for i in kept)
-    return tuple(labels[i] for i in kept), shapes
+    kept_indices: Sequence[int] = exported.module_kept_var_idx
+    shapes = tuple(tuple(str(size_of(d)) for d in exported.in_avals[i].shape) for i in kept_indices)
+    return tuple(labels[i] for i in kept_indices), shapes
 
 
 def in_training(model: Any, training: bool) -> dict[str, bool]:
-    """How a call says it, where the model's takes it."""
+    """The keyword argument of a call for it, if the model's call takes one."""
     return {"training": training} if "training" in inspect.signature(model.call).parameters else {}
 
 
@@ -105,35 +105,35 @@ def inputs_of(model: Any, examples: Sequence[Any] | None) -> list[Declared]:
     if not declared:
         fix = "give example inputs, or make the model with keras.Input and save it again"
         raise ImportModelError("a model that declares no inputs", fix=fix)
-    found = [(str(t.name), tuple(t.shape), t.dtype) for t in declared]
-    if strings := [name for name, _, dtype in found if dtype == "string"]:
+    specs = [(str(t.name), tuple(t.shape), t.dtype) for t in declared]
+    if strings := [name for name, _, dtype in specs if dtype == "string"]:
         raise ImportModelError("inputs of strings", got=strings, fix="encode them before the model")
-    return [(name, shape, np.dtype(jax.numpy.dtype(dtype))) for name, shape, dtype in found]
+    return [(name, shape, np.dtype(jax.numpy.dtype(dtype))) for name, shape, dtype in specs]
 
 
 def sizes_of(
     inputs: Sequence[tuple[str, tuple[int | None, ...], Any]], dynamic: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """A shape for each input, with symbols for what is open, and bounds of these symbols."""
-    asked: Mapping[str, Any] = dynamic if isinstance(dynamic, Mapping) else {}
+    sizes_by_input: Mapping[str, Any] = dynamic if isinstance(dynamic, Mapping) else {}
     names = [name for name, _, _ in inputs]
     texts: list[str] = []
     symbols: set[str] = set()
     for name, shape, _ in inputs:
-        given = asked.get(name, {}) if isinstance(asked.get(name), Mapping) else {}
-        given = {int(axis): size for axis, size in given.items()}
-        if wrong := [a for a in given if not 0 <= a < len(shape) or shape[a] is not None]:
+        size_names = sizes_by_input.get(name, {}) if isinstance(sizes_by_input.get(name), Mapping) else {}
+        size_names = {int(axis): size for axis, size in size_names.items()}
+        if wrong := [a for a in size_names if not 0 <= a < len(shape) or shape[a] is not None]:
             raise InputError(f"dynamic[{name!r}]", expected=f"axes that are open, of {list(shape)}", got=wrong)
         prefix = re.sub(r"\W", "_", name)
-        own = ["batch" if i == 0 else f"{prefix}_{i}" for i in range(len(shape))]
-        open_ = [str(given.get(i, own[i])) if d is None else str(d) for i, d in enumerate(shape)]
+        own_symbols = ["batch" if i == 0 else f"{prefix}_{i}" for i in range(len(shape))]
+        open_ = [str(size_names.get(i, own_symbols[i])) if d is None else str(d) for i, d in enumerate(shape)]
         symbols |= {d for d in open_ if not d.isdigit()}
-        texts.append(", ".join(str(asked[d]) if isinstance(asked.get(d), int) else d for d in open_))
-    if unknown := [k for k in asked if k not in {*names, *symbols}]:
+        texts.append(", ".join(str(sizes_by_input[d]) if isinstance(sizes_by_input.get(d), int) else d for d in open_))
+    if unknown := [k for k in sizes_by_input if k not in {*names, *symbols}]:
         raise InputError("dynamic (--dim)", expected=f"inputs of {names}, symbols of {sorted(symbols)}", got=unknown)
     if dynamic is False and symbols:
         raise InputError("the model has dynamic dimensions", got=sorted(symbols), fix="give their sizes")
-    spans = {k: v for k, v in asked.items() if isinstance(v, tuple | list)}
+    spans = {k: v for k, v in sizes_by_input.items() if isinstance(v, tuple | list)}
     bounds = {k: (int(low), None if high is None else int(high)) for k, (low, high) in spans.items()}
     limits = [f"{k} >= {low}" for k, (low, _) in bounds.items() if low > 1]
     limits += [f"{k} <= {high}" for k, (_, high) in bounds.items() if high is not None]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ingot.frontends.jax.gradients import gradients_told
+from ingot.frontends.jax.gradients import gradient_marks
 from ingot.frontends.keras.model import graph_of
 from ingot.frontends.keras.program import (
     arguments_of,
@@ -20,11 +20,12 @@ from ingot.frontends.keras.program import (
     variable_labels,
     variable_specs,
 )
+from ingot.frontends.shared.targets import check_loss, target_names
 from ingot.frontends.stablehlo.model import text_of
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, select_trainable
+from ingot.support.errors import select_trainable
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,9 @@ class TrainableModel:
 
 
 def import_trainable(
-    model: Any,
-    loss: Callable[..., Any] | None,
-    examples: Sequence[Any] | None,
-    targets: Sequence[Any],
-    dynamic: Any,
+    model: Any, loss: Callable[..., Any] | None, examples: Sequence[Any] | None, targets: Sequence[Any], dynamic: Any,
     patterns: tuple[str, ...] | None,
-) -> TrainableModel:
+) -> TrainableModel:  # fmt: skip
     """loss: (result, *targets) -> a number, computed by JAX; the first of the model's own results then.
 
     Raises InputError for patterns that fit nothing or integers, and what `import_keras` raises.
@@ -53,40 +50,39 @@ def import_trainable(
     read = [np.asarray(t) for t in targets] if loss is not None else []
     inputs = inputs_of(model, examples)
     count = len(inputs)
-    names = ["target"] if len(read) == 1 else [f"target_{i}" for i in range(len(read))]
+    names = target_names(len(read))
     kinds = [jax.dtypes.canonicalize_dtype(t.dtype) for t in read]
     inputs += [(n, (None, *t.shape[1:]) if t.ndim else (), k) for n, t, k in zip(names, read, kinds, strict=True)]
     trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
-    moved: set[int] = set()
+    updated: set[int] = set()
 
-    def called(first: list[Any], rest: list[Any], given: list[Any]) -> tuple[list[Any], Any, list[Any]]:
-        own = given[0] if count == 1 else given[:count]
-        out, after, losses = model.stateless_call(first, rest, own, return_losses=True, **in_training(model, True))
-        moved.update(i for i, (a, b) in enumerate(zip(rest, after, strict=True)) if a is not b)
+    def called(first: list[Any], rest: list[Any], inputs: list[Any]) -> tuple[list[Any], Any, list[Any]]:
+        model_inputs = inputs[0] if count == 1 else inputs[:count]
+        out, next_values, losses = model.stateless_call(
+            first, rest, model_inputs, return_losses=True, **in_training(model, True)
+        )
+        updated.update(i for i, (a, b) in enumerate(zip(rest, next_values, strict=True)) if a is not b)
         results = jax.tree_util.tree_leaves(out)
         if loss is not None:
-            value = loss(out, *given[count:])
-            if not isinstance(value, jax.Array):
-                fix = "return one number, computed from the model's results"
-                raise InputError("loss", expected="a float scalar array", got=f"a {type(value).__name__}", fix=fix)
+            value = loss(out, *inputs[count:])
+            check_loss(value, jax.Array, "array")
             results = [value, *results]
-        return [after[i] for i in sorted(moved)], sum(losses, jax.numpy.zeros(())), results
+        return [next_values[i] for i in sorted(updated)], sum(losses, jax.numpy.zeros(())), results
 
-    def run(first: list[Any], rest: list[Any], given: list[Any]) -> list[Any]:
-        return jax.tree_util.tree_leaves(called(first, rest, given))
+    def run(first: list[Any], rest: list[Any], inputs: list[Any]) -> list[Any]:
+        return jax.tree_util.tree_leaves(called(first, rest, inputs))
 
     sizes, bounds = sizes_of(inputs, dynamic)
     specs = [jax.ShapeDtypeStruct(s, t) for s, (_, _, t) in zip(sizes, inputs, strict=True)]
-    with gradients_told():
+    with gradient_marks():
         exported = exported_program(run, variable_specs(trainable, others), specs)
     variables = (*trainable, *others)
     labels, paths = variable_labels(variables), _paths(variables)
     floats = {p: jax.numpy.issubdtype(v.dtype, jax.numpy.floating) for p, v in zip(paths, trainable, strict=False)}
-    chosen = (
-        {p for p, is_float in floats.items() if is_float} if patterns is None else {*select_trainable(patterns, floats)}
-    )
-    learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in chosen]
-    set_ = [len(trainable) + i for i in sorted(moved)]
+    floating = [p for p, is_float in floats.items() if is_float]
+    trained = {*(floating if patterns is None else select_trainable(patterns, floats))}
+    learned = [i for i, p in enumerate(paths[: len(trainable)]) if p in trained]
+    set_ = [len(trainable) + i for i in sorted(updated)]
     values = [np.asarray(v.value) for v in variables]
     arguments, shapes = arguments_of(exported, [*labels, *(name for name, _, _ in inputs)])
     constants = {labels[i]: values[i] for i in range(len(variables)) if i not in {*learned, *set_}}
@@ -103,10 +99,10 @@ def import_trainable(
     def of(places: Sequence[int]) -> dict[str, tuple[np.ndarray, Node]]:
         return {paths[i]: (values[i], nodes[labels[i]]) for i in places}
 
-    def restore(found: Mapping[str, np.ndarray]) -> Any:
+    def restore(values_by_path: Mapping[str, np.ndarray]) -> Any:
         for path, v in zip(paths, variables, strict=True):
-            if path in found:
-                v.assign(found[path])
+            if path in values_by_path:
+                v.assign(values_by_path[path])
         return model
 
     return TrainableModel(graph, of(learned), of(set_), restore)

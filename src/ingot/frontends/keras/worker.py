@@ -18,7 +18,7 @@ from ingot.support.errors import ImportModelError, IngotError, UnsupportedOpErro
 from ingot.support.log import warn_if_untested
 
 # bytes that a byte of a dataset may stand for
-_INFLATED = 1032
+_MAX_DEFLATE_RATIO = 1032
 
 
 def main(source: Path, folder: Path, dynamic: Any) -> None:
@@ -93,12 +93,12 @@ def _checked_hdf5(source: Any) -> Any:
 def _check_group(file: Any) -> None:
     import h5py
 
-    stack, seen = [file], set()
+    stack, visited = [file], set()
     while stack:
         group = stack.pop()
-        if group.id in seen:  # equal for one object under several names
+        if group.id in visited:  # equal for one object under several names
             continue
-        seen.add(group.id)
+        visited.add(group.id)
         for name in group:
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 raise ValueError(f"{name!r} is a link")
@@ -107,11 +107,13 @@ def _check_group(file: Any) -> None:
                 stack.append(item)
             elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
                 raise ValueError(f"{name!r} reads another file")
-            elif isinstance(item, h5py.Dataset) and item.nbytes > _INFLATED * item.id.get_storage_size() + 4096:
+            elif (
+                isinstance(item, h5py.Dataset) and item.nbytes > _MAX_DEFLATE_RATIO * item.id.get_storage_size() + 4096
+            ):
                 raise ValueError(f"{name!r} is of {item.nbytes} bytes, which the file does not hold")
 
 
-def _told(error: IngotError) -> dict[str, Any]:
+def _error_report(error: IngotError) -> dict[str, Any]:
     if isinstance(error, UnsupportedOpError):
         return {"unsupported": [[op.name, op.where, op.reason] for op in error.ops], "fix": error.fix}
     return {"kind": type(error).__name__, "text": str(error)}
@@ -127,4 +129,4 @@ def run() -> None:
             fix = "pip install 'ingot-compiler[keras]'"
             raise ImportModelError(f"reading Keras files needs keras, h5py and jax: {e}", fix=fix) from e
     except IngotError as e:
-        (target / "error.json").write_text(json.dumps(_told(e)))
+        (target / "error.json").write_text(json.dumps(_error_report(e)))

@@ -1,4 +1,4 @@
-"""What a row of the ONNX import table sees: one node's inputs, attributes and opset version.
+"""The view that a row of the ONNX import table has of a node: one node's inputs, attributes and opset version.
 
     @onnx_op("Softmax", since=13)
     def softmax(c: Call) -> Result: ...
@@ -16,7 +16,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.protos import AttributeProto, GraphProto, NodeProto, TypeProto
-from ingot.frontends.onnx.symbolic import LIMIT, Sym, Unknown
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym, Unknown
 from ingot.frontends.onnx.tensors import ExternalData, to_array
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
@@ -40,9 +40,11 @@ Attribute = (
     | TypeProto
 )
 
-_POSITIVE = frozenset({"block_size", "blocksize", "dilations", "group", "kernel_shape", "offset_group", "strides"})
-_OF_WINDOWS = ("dilations", "kernel_shape", "output_padding", "pads", "strides")
-_FAR = 1 << 31
+_POSITIVE_ATTRIBUTES = frozenset(
+    {"block_size", "blocksize", "dilations", "group", "kernel_shape", "offset_group", "strides"}
+)
+_WINDOW_ATTRIBUTES = ("dilations", "kernel_shape", "output_padding", "pads", "strides")
+_MAX_WINDOW_OFFSET = 1 << 31
 
 
 class Value:
@@ -71,7 +73,7 @@ class Value:
         if not self._known:
             self._known = True
             op = self.node.op
-            if isinstance(op, Const) and op.value.size <= LIMIT:
+            if isinstance(op, Const) and op.value.size <= MAX_ELEMENTS:
                 self._sym = Sym.of_array(op.value)
         return self._sym
 
@@ -84,11 +86,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Sequence_:
-    """An ONNX sequence whose length is known: its members; or an optional that is `absent`. One that holds something is
+    """An ONNX sequence whose length is known: its members; or an optional that is absent. One that holds something is
     what it holds."""
 
     items: tuple[Value, ...]
-    absent: bool = False
+    is_absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def seek_multiple(
 
 
 class Importer(Protocol):
-    """What control-flow rows need of the importer."""
+    """The part of the importer that control-flow rows use."""
 
     external: ExternalData
     limits: dict[str, Interval]  # what is required of symbols so far
@@ -161,7 +163,7 @@ class Importer(Protocol):
         ...
 
     def random_key(self, seed: int | None) -> Node:
-        """Of a new draw of random numbers: of the model's seed, or of one of its own."""
+        """The key of a new draw of random numbers, from the model's seed or from `seed`."""
         ...
 
     @property
@@ -187,12 +189,12 @@ class Importer(Protocol):
         can be: not where a loop changes them."""
         ...
 
-    def marked(self) -> tuple[object, ...]:
-        """What importing nodes may require of sizes, as it stands."""
+    def checkpoint(self) -> tuple[object, ...]:
+        """The requirements on sizes so far, to roll back to."""
         ...
 
-    def back_to(self, mark: tuple[object, ...]) -> None:
-        """Forget what has been required and refused since `marked`."""
+    def roll_back(self, mark: tuple[object, ...]) -> None:
+        """Forget what has been required and refused since `checkpoint`."""
         ...
 
     def decide(self, node: Node, what: str) -> bool | None:
@@ -200,8 +202,8 @@ class Importer(Protocol):
         run knows. Raises Unsupported for what an example, or the values of inputs, would tell."""
         ...
 
-    def note_capture(self, inside: Node, outside: Node) -> None:
-        """`inside` is what a body's graph calls `outside`."""
+    def note_capture(self, inner: Node, outer: Node) -> None:
+        """`inner` is what a body's graph calls `outer`."""
         ...
 
 
@@ -266,14 +268,14 @@ class Call:
     def sym(self, i: int, *, exact: bool = False) -> Sym:
         """Input `i`'s known elements. Raises Unsupported where they are known only at run time; `exact` says that
         symbols for them would not do."""
-        found = self.value(i).sym
-        if found is None:
+        elements = self.value(i).sym
+        if elements is None:
             self.importer.wish(self.x(i), exact=exact)
             name = self.proto.input[i]
             raise Unsupported(
                 f"its input {name!r} must be known at compile time; pass weights={{{name!r}: ...}} if it is an input"
             )
-        return found
+        return elements
 
     def dims(self, i: int, *, exact: bool = False) -> tuple[DimLike, ...]:
         """Input `i` as sizes, flattened."""
@@ -310,19 +312,21 @@ class Call:
         for a in self.proto.attribute:
             if a.name == name:
                 if a.ref_attr_name:
-                    found = self.outer.get(a.ref_attr_name)
-                    return None if found is None else attribute_value(found, self.importer.external)
+                    attribute = self.outer.get(a.ref_attr_name)
+                    return None if attribute is None else attribute_value(attribute, self.importer.external)
                 return self._sane(name, attribute_value(a, self.importer.external))
         return None
 
     def _sane(self, name: str, value: Attribute) -> Attribute:
         """`value`, unless windows have no size or lie farther apart than positions can be counted."""
         numbers = value if isinstance(value, tuple) else (value,)
-        if name in _POSITIVE and any(isinstance(v, int) and v < 1 for v in numbers):
+        if name in _POSITIVE_ATTRIBUTES and any(isinstance(v, int) and v < 1 for v in numbers):
             raise ImportModelError(f"the attribute {name!r}", expected="1 or more", got=value, where=self.loc)
-        far = isinstance(value, tuple) and any(isinstance(v, int) and abs(v) >= _FAR for v in value)
-        if far and name in _OF_WINDOWS:
-            expected = f"numbers below {_FAR}"
+        is_too_large = isinstance(value, tuple) and any(
+            isinstance(v, int) and abs(v) >= _MAX_WINDOW_OFFSET for v in value
+        )
+        if is_too_large and name in _WINDOW_ATTRIBUTES:
+            expected = f"numbers below {_MAX_WINDOW_OFFSET}"
             raise ImportModelError(f"the attribute {name!r}", expected=expected, got=value, where=self.loc)
         return value
 
@@ -350,32 +354,32 @@ class Call:
         return self._typed(name, default, str)
 
     def int_list(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
-        found = self._typed(name, tuple(default) if default is not None else None, tuple)
-        return tuple(int(v) for v in found)
+        values = self._typed(name, tuple(default) if default is not None else None, tuple)
+        return tuple(int(v) for v in values)
 
     def int_list_of(self, name: str, count: int, default: int) -> tuple[int, ...]:
         """`count` integers, by default all `default`. Raises ImportModelError for another number of them."""
-        found = self.int_list(name, (default,) * count)
-        if len(found) != count:
-            raise ImportModelError(f"the attribute {name!r}", expected=f"{count} numbers", got=found, where=self.loc)
-        return found
+        values = self.int_list(name, (default,) * count)
+        if len(values) != count:
+            raise ImportModelError(f"the attribute {name!r}", expected=f"{count} numbers", got=values, where=self.loc)
+        return values
 
     def float_list(self, name: str) -> tuple[float, ...] | None:
-        found = self._attribute(name)
-        return tuple(float(v) for v in found) if isinstance(found, tuple) else None
+        values = self._attribute(name)
+        return tuple(float(v) for v in values) if isinstance(values, tuple) else None
 
     def graph(self, name: str) -> GraphProto:
         return self._typed(name, None, GraphProto)
 
     def _typed(self, name, default, kind):
-        found = self._attribute(name)
-        if found is None:
+        value = self._attribute(name)
+        if value is None:
             if default is None:
                 raise Unsupported(f"attribute {name!r} is missing")
             return default
-        if not isinstance(found, kind):
+        if not isinstance(value, kind):
             raise Unsupported(f"attribute {name!r} has the wrong type")
-        return found
+        return value
 
     def axis(self, name: str, default: int | None, rank: int) -> int:
         """An axis attribute as 0 <= axis < rank."""

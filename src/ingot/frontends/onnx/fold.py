@@ -15,7 +15,7 @@ from ingot.frontends.onnx.call import Call, Value, attribute_value, normal_axes,
 from ingot.frontends.onnx.symbolic import (
     ARITHMETIC,
     COMPARISON,
-    LIMIT,
+    MAX_ELEMENTS,
     UNARY,
     Element,
     Sym,
@@ -63,19 +63,19 @@ def fold_node(c: Call) -> list[Sym | Value] | None:
             return None
         known.append(v.sym)
     try:
-        found = rule(c, known)
+        symbolic = rule(c, known)
     except (IndexError, ValueError):
         # malformed: the node's own row reports it
         return None
-    out = found if isinstance(found, list) else [found]
-    if any(s.items.size > LIMIT for s in out):
+    out = symbolic if isinstance(symbolic, list) else [symbolic]
+    if any(s.items.size > MAX_ELEMENTS for s in out):
         return None
     return list(out)
 
 
 def _small(v: Value) -> bool:
     size = v.type.size
-    return isinstance(size, int) and size <= LIMIT
+    return isinstance(size, int) and size <= MAX_ELEMENTS
 
 
 def _constant(c: Call) -> Value:
@@ -84,10 +84,10 @@ def _constant(c: Call) -> Value:
     (a,) = c.proto.attribute
     if a.ref_attr_name:
         a = c.outer[a.ref_attr_name]
-    found = attribute_value(a, c.importer.external)
-    if isinstance(found, np.ndarray):
-        return Value(load=lambda: found)
-    return Value(load=lambda: np.asarray(found, np.float32 if _is_float(found) else np.int64))
+    value = attribute_value(a, c.importer.external)
+    if isinstance(value, np.ndarray):
+        return Value(load=lambda: value)
+    return Value(load=lambda: np.asarray(value, np.float32 if _is_float(value) else np.int64))
 
 
 def _is_float(v: object) -> bool:
@@ -208,10 +208,10 @@ def _squeeze(c: Call, xs: Sequence[Sym]) -> Sym:
 
 
 def _drop(items: np.ndarray, axes: Sequence[int]) -> list[int]:
-    gone = normal_axes(axes, items.ndim)
-    if any(items.shape[a] != 1 for a in gone):
+    removed = normal_axes(axes, items.ndim)
+    if any(items.shape[a] != 1 for a in removed):
         raise Unknown
-    return [d for i, d in enumerate(items.shape) if i not in gone]
+    return [d for i, d in enumerate(items.shape) if i not in removed]
 
 
 @_rule("Slice")
@@ -221,10 +221,10 @@ def _slice(c: Call, xs: Sequence[Sym]) -> Sym:
         starts, ends = c.int_list("starts"), c.int_list("ends")
         axes, steps = c.int_list("axes", range(len(starts))), (1,) * len(starts)
     else:
-        given = [_numbers(c.sym(i)) if c.has(i) else None for i in range(1, 5)]
-        starts, ends = given[0] or (), given[1] or ()
-        axes = given[2] if given[2] is not None else tuple(range(len(starts)))
-        steps = given[3] if given[3] is not None else (1,) * len(starts)
+        bounds_and_steps = [_numbers(c.sym(i)) if c.has(i) else None for i in range(1, 5)]
+        starts, ends = bounds_and_steps[0] or (), bounds_and_steps[1] or ()
+        axes = bounds_and_steps[2] if bounds_and_steps[2] is not None else tuple(range(len(starts)))
+        steps = bounds_and_steps[3] if bounds_and_steps[3] is not None else (1,) * len(starts)
     cut = [slice(None)] * len(x.shape)
     for a, s, e, step in zip(axes, starts, ends, steps, strict=True):
         size = x.shape[normal_axis(a, len(x.shape))]
@@ -260,7 +260,7 @@ def _transpose(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("Expand")
 def _expand(c: Call, xs: Sequence[Sym]) -> Sym:
     shape = np.broadcast_shapes(xs[0].shape, _numbers(xs[1]))
-    if math.prod(shape) > LIMIT:
+    if math.prod(shape) > MAX_ELEMENTS:
         raise Unknown
     return Sym(xs[0].dtype, np.broadcast_to(xs[0].items, shape).copy())
 
@@ -268,7 +268,7 @@ def _expand(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("Tile")
 def _tile(c: Call, xs: Sequence[Sym]) -> Sym:
     repeats = _numbers(xs[1])
-    if math.prod(repeats) * xs[0].items.size > LIMIT:
+    if math.prod(repeats) * xs[0].items.size > MAX_ELEMENTS:
         raise Unknown
     return Sym(xs[0].dtype, np.tile(xs[0].items, repeats))
 
@@ -276,7 +276,7 @@ def _tile(c: Call, xs: Sequence[Sym]) -> Sym:
 @_rule("ConstantOfShape")
 def _constant_of_shape(c: Call, xs: Sequence[Sym]) -> Sym:
     shape = _numbers(xs[0])
-    if math.prod(shape) > LIMIT or any(d < 0 for d in shape):
+    if math.prod(shape) > MAX_ELEMENTS or any(d < 0 for d in shape):
         raise Unknown
     value = c.attr("value")
     array = value if isinstance(value, np.ndarray) else np.zeros(1, np.float32)
@@ -319,8 +319,8 @@ def _reduce(c: Call, xs: Sequence[Sym]) -> Sym:
     which = normal_axes(axes, len(x.shape)) if axes else tuple(range(len(x.shape)))
     if x.items.size == 0:
         raise Unknown
-    kept = [i for i in range(len(x.shape)) if i not in which]
-    lines = x.items.transpose(*kept, *which).reshape([x.shape[i] for i in kept] + [-1])
+    kept_axes = [i for i in range(len(x.shape)) if i not in which]
+    lines = x.items.transpose(*kept_axes, *which).reshape([x.shape[i] for i in kept_axes] + [-1])
     out = np.empty(lines.shape[:-1], object)
     step = ARITHMETIC[_REDUCTIONS[c.proto.op_type]]
     floats = x.dtype.is_float

@@ -17,26 +17,26 @@ _FLOAT = TensorProto.FLOAT
 def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
     """The nodes with each behind what it reads, as ONNX has it and some tools do not; as they are where that is so, or
     cannot be."""
-    made = {name: i for i, node in enumerate(nodes) for name in node.output if name}
-    before = {i: {made[name] for name in reads(node) if name in made} for i, node in enumerate(nodes)}
-    if all(j < i for i, others in before.items() for j in others):
+    producers = {name: i for i, node in enumerate(nodes) for name in node.output if name}
+    dependencies = {i: {producers[name] for name in reads(node) if name in producers} for i, node in enumerate(nodes)}
+    if all(j < i for i, others in dependencies.items() for j in others):
         return nodes
     try:
-        return [nodes[i] for i in TopologicalSorter(before).static_order()]
+        return [nodes[i] for i in TopologicalSorter(dependencies).static_order()]
     except CycleError:
         return nodes
 
 
 def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> set[int]:
     """Indices of the nodes that `outputs` depend on."""
-    wanted = set(outputs)
-    kept: set[int] = set()
+    required = set(outputs)
+    kept_nodes: set[int] = set()
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
-        if not wanted.isdisjoint(node.output):
-            kept.add(i)
-            wanted.update(reads(node))
-    return kept
+        if not required.isdisjoint(node.output):
+            kept_nodes.add(i)
+            required.update(reads(node))
+    return kept_nodes
 
 
 def reads(node: NodeProto) -> Iterable[str]:
@@ -57,9 +57,9 @@ def resolved(proto: NodeProto, attributes: Mapping[str, AttributeProto]) -> Node
     out.CopyFrom(proto)
     del out.attribute[:]
     for a in proto.attribute:
-        found = attributes.get(a.ref_attr_name) if a.ref_attr_name else a
-        if found is not None:
-            out.attribute.add().CopyFrom(found)
+        attribute = attributes.get(a.ref_attr_name) if a.ref_attr_name else a
+        if attribute is not None:
+            out.attribute.add().CopyFrom(attribute)
             out.attribute[-1].name = a.name
     return out
 
@@ -104,7 +104,7 @@ def schema_body(
 
 
 def _type_proto(v: AnyValue | None) -> TypeProto:
-    """Of every value that a body may depend on; onnx takes no sequence without a type."""
+    """The type of a value that a body may depend on; onnx takes no sequence without a type."""
     from onnx import helper
 
     if isinstance(v, Sequence_):

@@ -118,15 +118,21 @@ def read_model(
     if not data.size:
         raise ImportModelError("the model file is empty", where=str(path), fix="export it again")
     message, ranges = cut_weights(data.data, str(path))
+    model = parse_model(message, str(path))
+    cuts = {i: data[start:end] for i, (start, end) in ranges.items()}
+    return model, ExternalData(path.parent), cuts, str(path)
+
+
+def parse_model(message: bytes, where: str) -> ModelProto:
+    """The model in the bytes of a file. Raises ImportModelError."""
     try:
         model = ModelProto.FromString(message)
     except DecodeError as e:
         raise ImportModelError(
-            "not a readable ONNX file", expected="a protobuf ModelProto", got=str(e), where=str(path)
+            "not a readable ONNX file", expected="a protobuf ModelProto", got=str(e), where=where
         ) from e
-    _check_texts((model.graph, *model.functions), model.opset_import, str(path))
-    cuts = {i: data[start:end] for i, (start, end) in ranges.items()}
-    return model, ExternalData(path.parent), cuts, str(path)
+    _check_texts((model.graph, *model.functions), model.opset_import, where)
+    return model
 
 
 def _check_texts(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ingot.frontends.onnx.call import Missing, Value
 from ingot.frontends.onnx.protos import GraphProto, TensorShapeProto, ValueInfoProto
-from ingot.frontends.onnx.symbolic import LIMIT, Sym
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.walk import Scope, Walk
 from ingot.frontends.shared.refusal import Unsupported
@@ -27,7 +27,7 @@ Dynamic = Mapping[str, Bound | Mapping[int, Bound]] | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What is asked for about inputs, and what the import found out about them.
+    """Requests of the caller about inputs, and facts that the import finds out about them.
 
     equations: symbols of the model that stand for sizes of the graph: multiples, sums, other symbols, numbers.
     told: inputs whose elements are sizes.
@@ -41,7 +41,7 @@ class Requests:
     told: frozenset[str] = frozenset()
 
     def with_equation(self, name: str, size: DimLike) -> Requests:
-        """The same with one more symbol that stands for a size; the size may hold the symbol itself."""
+        """The requests with one more symbol that stands for a size; the size may hold the symbol itself."""
         known = {other: substitute(d, {name: size}) for other, d in self.equations.items()}
         return replace(self, equations={name: size, **known})
 
@@ -56,10 +56,10 @@ class Requests:
                 continue
             if name not in shapes:
                 raise InputError("dynamic (--dim)", expected=f"one of the inputs {sorted(shapes)}", got=repr(name))
-            for axis, wanted in bound.items():
+            for axis, size in bound.items():
                 if not -len(shapes[name]) <= axis < len(shapes[name]):
                     raise InputError(f"dynamic[{name!r}]", expected=f"axes of {len(shapes[name])}", got=axis)
-                yield f"dynamic[{name!r}][{axis}]", wanted, shapes[name][axis]
+                yield f"dynamic[{name!r}][{axis}]", size, shapes[name][axis]
 
 
 def bind_inputs(
@@ -70,12 +70,12 @@ def bind_inputs(
     Raises InputError for requests that do not fit them.
     """
     walk.initializers(graph, scope, cuts)
-    given = [i for i in graph.input if i.name not in scope.values]
-    check_names("inputs", [i.name for i in given], walk.where)
-    _known_names("shapes", requests.shapes, {i.name for i in given})
-    _known_names("weights", requests.weights, {i.name for i in given})
+    inputs = [i for i in graph.input if i.name not in scope.values]
+    check_names("inputs", [i.name for i in inputs], walk.where)
+    _known_names("shapes", requests.shapes, {i.name for i in inputs})
+    _known_names("weights", requests.weights, {i.name for i in inputs})
     types: dict[str, TensorType] = {}
-    for info in given:
+    for info in inputs:
         try:
             dtype = _dtype(info)
             if info.name in requests.weights:
@@ -86,13 +86,13 @@ def bind_inputs(
             walk.refused.append(UnsupportedOp(str(e), f"input {info.name!r}"))
             scope.values[info.name] = Missing()
     walk.symbols = frozenset(s for t in types.values() for d in t.shape for s in symbols_of(d))
-    told = {name: _elements(name, t) for name, t in types.items()}
-    names = walk.symbols.union(*(symbols_of(d) for elements in told.values() for d in elements))
+    elements_by_name = {name: _elements(name, t) for name, t in types.items()}
+    names = walk.symbols.union(*(symbols_of(d) for elements in elements_by_name.values() for d in elements))
     sizes = _sizes(walk, {name: t.shape for name, t in types.items()}, requests, names)
     nodes: list[Node] = []
     for name, t in types.items():
         kind = TensorType(t.dtype, tuple(substitute(d, sizes) for d in t.shape))
-        elements = tuple(substitute(d, sizes) for d in told[name]) if name in requests.told else ()
+        elements = tuple(substitute(d, sizes) for d in elements_by_name[name]) if name in requests.told else ()
         nodes.append(Input(name, kind, elements)(loc=name))
         sym = None
         if kind.size == 0 and kind.is_static:
@@ -141,18 +141,20 @@ def _constant(name: str, value: object, declared: DType) -> Value:
     return Value(load=lambda: array)
 
 
-def _shape(info: ValueInfoProto, asked: Sequence[int | str] | None) -> Shape:
+def _shape(info: ValueInfoProto, given_sizes: Sequence[int | str] | None) -> Shape:
     """An input's sizes, over the symbols of the model."""
     tensor = info.type.tensor_type
-    if asked is None and not tensor.HasField("shape"):
+    if given_sizes is None and not tensor.HasField("shape"):
         raise ImportModelError(
             "an input has no shape", where=f"input {info.name!r}", fix=f"pass shapes={{{info.name!r}: [...]}}"
         )
-    if asked is None:
+    if given_sizes is None:
         return tuple(_model_dim(d, f"{info.name}_{i}") for i, d in enumerate(tensor.shape.dim))
-    if tensor.HasField("shape") and len(tensor.shape.dim) != len(asked):
-        raise InputError(f"shapes[{info.name!r}] has the wrong rank", expected=len(tensor.shape.dim), got=list(asked))
-    return tuple(d if isinstance(d, int) else dim_of_name(d) for d in asked)
+    if tensor.HasField("shape") and len(tensor.shape.dim) != len(given_sizes):
+        raise InputError(
+            f"shapes[{info.name!r}] has the wrong rank", expected=len(tensor.shape.dim), got=list(given_sizes)
+        )
+    return tuple(d if isinstance(d, int) else dim_of_name(d) for d in given_sizes)
 
 
 def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: Set[str]) -> dict[str, DimLike]:
@@ -168,7 +170,7 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
         if isinstance(bound, tuple):
             ranges.append((what, bound, d))
             continue
-        name = _plain(d)
+        name = _symbol_name(d)
         if name is not None:
             sizes[name] = bound
         elif d != bound:
@@ -186,7 +188,7 @@ def _sizes(walk: Walk, shapes: Mapping[str, Shape], requests: Requests, names: S
     return {**empty, **{name: substitute(d, empty) for name, d in sizes.items()}}
 
 
-def _plain(d: DimLike) -> str | None:
+def _symbol_name(d: DimLike) -> str | None:
     """The symbol that a size is."""
     if isinstance(d, int) or len(d.terms) != 1:
         return None
@@ -197,7 +199,7 @@ def _plain(d: DimLike) -> str | None:
 def _elements(name: str, kind: TensorType) -> Shape:
     """Symbols for the elements of an input that may hold sizes."""
     count = kind.size
-    few = isinstance(count, int) and count <= LIMIT and kind.dtype.is_integer
+    few = isinstance(count, int) and count <= MAX_ELEMENTS and kind.dtype.is_integer
     return tuple(symbol(f"{_word(name)}.{i}") for i in range(count)) if few else ()
 
 
@@ -230,7 +232,7 @@ def _model_dim(dim: TensorShapeProto.Dimension, fresh: str) -> DimLike:
     return dim_of_name(dim.dim_param if re.search(r"\w", dim.dim_param) else fresh)
 
 
-_WORD = re.compile(r"[A-Za-z_]\w*$")
+_NAME_PATTERN = re.compile(r"[A-Za-z_]\w*$")
 _RESERVED = ("max", "min")
 
 
@@ -238,20 +240,20 @@ def dim_of_name(text: str) -> DimLike:
     """A dim_param as a size: an expression over symbols ("2*s0", "past + length") or one symbol of that name, with
     characters that no name may hold replaced by `_` ("batch-size" -> batch_size)."""
     text = re.sub(r"[.$]", "_", text.strip())  # what marks symbols that are told by data
-    if _WORD.match(text) and text not in _RESERVED:
+    if _NAME_PATTERN.match(text) and text not in _RESERVED:
         return symbol(text)
     # a hyphen without spaces belongs to a name
     if not re.search(r"\w-\w", text) and re.search(r"[A-Za-z_]", text):
         try:
-            found = parse_dim(text)
+            dim = parse_dim(text)
         except ValueError:
-            found = None
-        if isinstance(found, Dim) and not symbols_of(found) & set(_RESERVED):
-            return found
+            dim = None
+        if isinstance(dim, Dim) and not symbols_of(dim) & set(_RESERVED):
+            return dim
     return symbol(_word(text))
 
 
 def _word(text: str) -> str:
     """A name of the letters, digits and underscores in `text`."""
     name = re.sub(r"\W", "_", text)
-    return name if _WORD.match(name) and name not in _RESERVED else f"d_{name}"
+    return name if _NAME_PATTERN.match(name) and name not in _RESERVED else f"d_{name}"

@@ -27,7 +27,7 @@ def modern(c: Call) -> Call:
     return c if upgrade is None else upgrade(c)
 
 
-def _with(c: Call, inputs: Sequence[AnyValue | None] | None = None, **attributes: object) -> Call:
+def _changed_call(c: Call, inputs: Sequence[AnyValue | None] | None = None, **attributes: object) -> Call:
     """The call with other inputs, and some attributes set."""
     from onnx import helper
 
@@ -51,10 +51,10 @@ def _reshaped(v: Value, shape: Shape) -> Value:
 
 def _aligned(c: Call, axis: int) -> Call:
     """The second operand's first axis is the first one's `axis`."""
-    behind = c.rank(0) - axis - c.rank(1)
-    if behind < 0:
+    trailing = c.rank(0) - axis - c.rank(1)
+    if trailing < 0:
         raise Unsupported(f"operands {c.type(0)} and {c.type(1)} aligned at axis {axis}")
-    return _with(c, (c.inputs[0], _reshaped(c.value(1), (*c.shape(1), *(1,) * behind))))
+    return _changed_call(c, (c.inputs[0], _reshaped(c.value(1), (*c.shape(1), *(1,) * trailing))))
 
 
 def _binary(c: Call) -> Call:
@@ -69,7 +69,7 @@ def _prelu(c: Call) -> Call:
 
 
 def _reshape(c: Call) -> Call:
-    return c if c.has(1) else _with(c, (c.inputs[0], _numbers(c.int_list("shape"))))
+    return c if c.has(1) else _changed_call(c, (c.inputs[0], _numbers(c.int_list("shape"))))
 
 
 def _cast(c: Call) -> Call:
@@ -79,7 +79,7 @@ def _cast(c: Call) -> Call:
     code = dict(TensorProto.DataType.items()).get(to.upper())
     if code is None:
         raise Unsupported(f"element type {to!r}")
-    return _with(c, to=code)
+    return _changed_call(c, to=code)
 
 
 def _tile(c: Call) -> Call:
@@ -87,36 +87,30 @@ def _tile(c: Call) -> Call:
         return c
     repeats = [1] * c.rank(0)
     repeats[c.ints(2)[0]] = c.ints(1)[0]
-    return _with(c, (c.inputs[0], _numbers(repeats)))
+    return _changed_call(c, (c.inputs[0], _numbers(repeats)))
 
 
 def _upsample(c: Call) -> Call:
     mode = c.str("mode", "nearest")
     scales = [1.0, 1.0, c.float("height_scale"), c.float("width_scale")]
-    return _with(c, scales=scales, mode="linear" if mode == "bilinear" else mode)
+    return _changed_call(c, scales=scales, mode="linear" if mode == "bilinear" else mode)
 
 
 def _norm(c: Call) -> Call:
     p = c.float("p", 2.0)
     if not p.is_integer():
         raise Unsupported(f"a norm of {p:g}")
-    return _with(c, p=int(p))
+    return _changed_call(c, p=int(p))
 
 
 def _selu(c: Call) -> Call:
     if c.version >= 6:
         return c
-    return _with(c, alpha=c.float("alpha", 1.6732), gamma=c.float("gamma", 1.0507))
+    return _changed_call(c, alpha=c.float("alpha", 1.6732), gamma=c.float("gamma", 1.0507))
 
 
 _UPGRADES: dict[str, Callable[[Call], Call]] = {
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"), _binary),
-    "Cast": _cast,
-    "GlobalLpPool": _norm,
-    "LpPool": _norm,
-    "PRelu": _prelu,
-    "Reshape": _reshape,
-    "Selu": _selu,
-    "Tile": _tile,
-    "Upsample": _upsample,
-}
+    "Cast": _cast, "GlobalLpPool": _norm, "LpPool": _norm, "PRelu": _prelu, "Reshape": _reshape, "Selu": _selu,
+    "Tile": _tile, "Upsample": _upsample,
+}  # fmt: skip

@@ -22,7 +22,7 @@ from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
 
 # larger tensors are data, not shapes
-LIMIT = 1024
+MAX_ELEMENTS = 1024
 # scales such as 0.5 or 1.25 are exact ratios; 0.3333 is not and must not look like one
 _MAX_DENOMINATOR = 4096
 
@@ -62,7 +62,7 @@ class Sym:
     def of(dtype: DType, items: object) -> Sym:
         """From a nested sequence or array of elements. Raises Unknown above the size limit."""
         array = items if isinstance(items, np.ndarray) and items.dtype == object else np.array(items, dtype=object)
-        if array.size > LIMIT:
+        if array.size > MAX_ELEMENTS:
             raise Unknown
         return Sym(dtype, array)
 
@@ -116,7 +116,7 @@ def _simplest(num: DimLike, den: DimLike) -> Element:
     return Ratio(num, den)
 
 
-def _plain(v: Element) -> TypeGuard[float]:
+def _is_number(v: Element) -> TypeGuard[float]:
     return not isinstance(v, Dim | Ratio)
 
 
@@ -141,7 +141,7 @@ def _nonnegative(d: DimLike) -> bool:
 
 
 def _add(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a) and _plain(b):
+    if _is_number(a) and _is_number(b):
         return a + b
     if not floats:
         return _integer(a) + _integer(b)
@@ -154,7 +154,7 @@ def _sub(floats: bool, a: Element, b: Element) -> Element:
 
 
 def _mul(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a) and _plain(b):
+    if _is_number(a) and _is_number(b):
         return a * b
     if not floats:
         return _integer(a) * _integer(b)
@@ -173,7 +173,7 @@ def _div(floats: bool, a: Element, b: Element) -> Element:
         if sign_of(y) <= 0 or not _nonnegative(x):
             raise Unknown
         return floordiv(x, y)
-    if _plain(a) and _plain(b):
+    if _is_number(a) and _is_number(b):
         if b == 0:
             raise Unknown
         return a / b
@@ -197,7 +197,7 @@ def _mod(floats: bool, a: Element, b: Element) -> Element:
 
 
 def _max(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a) and _plain(b):
+    if _is_number(a) and _is_number(b):
         return max(a, b)
     if floats and (isinstance(a, Ratio | float) or isinstance(b, Ratio | float)):
         return a if sign_of(_sub(True, a, b)) >= 0 else b
@@ -205,7 +205,7 @@ def _max(floats: bool, a: Element, b: Element) -> Element:
 
 
 def _min(floats: bool, a: Element, b: Element) -> Element:
-    if _plain(a) and _plain(b):
+    if _is_number(a) and _is_number(b):
         return min(a, b)
     if floats and (isinstance(a, Ratio | float) or isinstance(b, Ratio | float)):
         return b if sign_of(_sub(True, a, b)) >= 0 else a
@@ -213,7 +213,7 @@ def _min(floats: bool, a: Element, b: Element) -> Element:
 
 
 def _pow(floats: bool, a: Element, b: Element) -> Element:
-    if not (_plain(a) and _plain(b)) or (not floats and b < 0):
+    if not (_is_number(a) and _is_number(b)) or (not floats and b < 0):
         raise Unknown
     try:
         out = a**b
@@ -225,26 +225,19 @@ def _pow(floats: bool, a: Element, b: Element) -> Element:
 
 
 ARITHMETIC: dict[str, Callable[[bool, Element, Element], Element]] = {
-    "Add": _add,
-    "Sub": _sub,
-    "Mul": _mul,
-    "Div": _div,
-    "Mod": _mod,
-    "Max": _max,
-    "Min": _min,
-    "Pow": _pow,
-}
+    "Add": _add, "Sub": _sub, "Mul": _mul, "Div": _div, "Mod": _mod, "Max": _max, "Min": _min, "Pow": _pow,
+}  # fmt: skip
 
 
 def equal(a: Element, b: Element) -> bool:
     """Whether a == b for all values of the symbols. Raises Unknown where it differs."""
-    if (_plain(a) and _plain(b)) or a == b:
+    if (_is_number(a) and _is_number(b)) or a == b:
         return bool(a == b)
     return sign_of(_sub(True, a, b)) == 0
 
 
 def _less(a: Element, b: Element) -> bool:
-    if _plain(a) and _plain(b):
+    if _is_number(a) and _is_number(b):
         return bool(a < b)
     if a == b:
         return False
@@ -279,7 +272,7 @@ def _ceil(v: Element) -> Element:
 
 def _number(fn: Callable[[float], float]) -> Callable[[Element], Element]:
     def rule(v: Element) -> Element:
-        if not _plain(v):
+        if not _is_number(v):
             raise Unknown
         try:
             return fn(v)
@@ -312,12 +305,12 @@ def elementwise(fn: Callable[..., object], *arrays: np.ndarray) -> np.ndarray:
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
     except ValueError:
         raise Unknown from None
-    if math.prod(shape) > LIMIT:
+    if math.prod(shape) > MAX_ELEMENTS:
         raise Unknown
     out = np.empty(shape, object)
-    spread = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
+    flat_arrays = [np.broadcast_to(a, shape).reshape(-1) for a in arrays]
     flat = out.reshape(-1)
-    for i, items in enumerate(zip(*spread, strict=True)):
+    for i, items in enumerate(zip(*flat_arrays, strict=True)):
         flat[i] = fn(*items)
     return flat.reshape(shape)
 
@@ -362,10 +355,14 @@ def cast(value: Sym, dtype: DType) -> Sym:
 
 def arange(start: Element, limit: Element, delta: Element, dtype: DType) -> Sym:
     """Range with plain numbers. Raises Unknown otherwise."""
-    if not (_plain(start) and _plain(limit) and _plain(delta)) or delta == 0 or not math.isfinite(limit - start):
+    if (
+        not (_is_number(start) and _is_number(limit) and _is_number(delta))
+        or delta == 0
+        or not math.isfinite(limit - start)
+    ):
         raise Unknown
     count = max(0, math.ceil((limit - start) / delta))
-    if count > LIMIT:
+    if count > MAX_ELEMENTS:
         raise Unknown
     items = np.empty(count, object)
     items[:] = [start + i * delta for i in range(count)]

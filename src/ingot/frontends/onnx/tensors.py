@@ -19,7 +19,7 @@ from ingot.support.files import open_regular
 
 _P = TensorProto
 _CODES = dict(_P.DataType.items())
-_NEWER = {"FLOAT4E2M1": T.f4e2m1fn, "FLOAT8E8M0": T.f8e8m0fnu, "UINT2": T.u2, "INT2": T.i2}
+_DTYPES_OF_NEWER_ONNX = {"FLOAT4E2M1": T.f4e2m1fn, "FLOAT8E8M0": T.f8e8m0fnu, "UINT2": T.u2, "INT2": T.i2}
 
 DTYPES: dict[int, DType] = {
     _P.FLOAT: T.f32,
@@ -42,7 +42,7 @@ DTYPES: dict[int, DType] = {
     _P.UINT4: T.u4,
     _P.INT4: T.i4,
     # of newer onnx packages
-    **{_CODES[name]: dtype for name, dtype in _NEWER.items() if name in _CODES},
+    **{_CODES[name]: dtype for name, dtype in _DTYPES_OF_NEWER_ONNX.items() if name in _CODES},
 }
 CODES: dict[DType, int] = {v: k for k, v in DTYPES.items()}
 
@@ -71,14 +71,14 @@ def type_name(code: int) -> str:
 
 def dtype_from_code(code: int) -> DType:
     """The DType of an ONNX element type. Raises Unsupported for one that Ingot lacks (strings, complex, ...)."""
-    found = DTYPES.get(code)
-    if found is None:
+    dtype = DTYPES.get(code)
+    if dtype is None:
         raise Unsupported(f"element type {type_name(code)}")
-    return found
+    return dtype
 
 
 def type_text(declared: TypeProto) -> str:
-    """What a value is declared as: "f32", "string", "seq(i64)", "optional(f32)"; "" where the model does not say."""
+    """The declared type of a value: "f32", "string", "seq(i64)", "optional(f32)"; "" where the model does not say."""
     kind = declared.WhichOneof("value")
     if kind == "sequence_type":
         return f"seq({type_text(declared.sequence_type.elem_type)})"
@@ -140,11 +140,11 @@ class ExternalData:
             )
         if not location or "\0" in location:
             raise ImportModelError("external data has no usable location", got=repr(location), where=where)
-        given = Path(location)
-        real = Path(os.path.realpath(self.folder / given))
+        path = Path(location)
+        real = Path(os.path.realpath(self.folder / path))
         base = Path(os.path.realpath(self.folder))
         # realpath resolves symbolic links, so that a link out of the folder is caught as well as `..`
-        escapes = given.is_absolute() or "\\" in location or ".." in given.parts or not real.is_relative_to(base)
+        escapes = path.is_absolute() or "\\" in location or ".." in path.parts or not real.is_relative_to(base)
         if escapes:
             raise ImportModelError(
                 "external data points outside the model's folder",

@@ -21,15 +21,17 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import select_trainable
 
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
-_OWN_INITIALIZERS = 4  # the first version of files whose initializers need not be inputs
+_MIN_IR_VERSION = 4  # the first version of files whose initializers need not be inputs
 # operands that say how an op works and are nothing that it learns
-_SETTINGS = {
+_SETTING_OPERANDS = {
     "Resize": (1, 2), "Upsample": (1,), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2), "Clip": (1, 2),
     "Pad": (2,), "Pow": (1,), "Dropout": (1,), "Range": (0, 1, 2), "OneHot": (2,), "BatchNormalization": (3, 4),
     "LSTM": (5, 6), "GRU": (5,), "RNN": (5,),
 }  # fmt: skip
 # ops whose initializers are weights even if they are one number
-_LEARNED = frozenset({"Gemm", "MatMul", "Transpose", "Conv", "ConvTranspose", "PRelu", "LSTM", "GRU", "RNN", "Add"})
+_OPS_WITH_SCALAR_WEIGHTS = frozenset(
+    {"Gemm", "MatMul", "Transpose", "Conv", "ConvTranspose", "PRelu", "LSTM", "GRU", "RNN", "Add"}
+)
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,19 @@ def import_trainable(
     model, arrays = _loaded(source)
     buffers = _training(model)
     learned = _chosen(model.graph, arrays, buffers, patterns)
-    moved = {**{name: arrays[name] for name in learned}, **{name: arrays[name] for name in buffers}}
-    kept = [t for t in model.graph.initializer if t.name not in moved]
+    trained_arrays = {**{name: arrays[name] for name in learned}, **{name: arrays[name] for name in buffers}}
+    kept_initializers = [t for t in model.graph.initializer if t.name not in trained_arrays]
     types = {t.name: t.data_type for t in model.graph.initializer}
-    own = [i for i in model.graph.input if i.name not in moved]
-    infos = [helper.make_tensor_value_info(name, types[name], a.shape) for name, a in moved.items()]
-    after = [helper.make_tensor_value_info(buffers[n], types[n], arrays[n].shape) for n in buffers]
+    own_inputs = [i for i in model.graph.input if i.name not in trained_arrays]
+    infos = [helper.make_tensor_value_info(name, types[name], a.shape) for name, a in trained_arrays.items()]
+    next_infos = [helper.make_tensor_value_info(buffers[n], types[n], arrays[n].shape) for n in buffers]
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
-    for field, values in (("initializer", kept), ("input", [*own, *infos]), ("output", [*after, *model.graph.output])):
+    for field, values in (
+        ("initializer", kept_initializers),
+        ("input", [*own_inputs, *infos]),
+        ("output", [*next_infos, *model.graph.output]),
+    ):
         changed.graph.ClearField(field)
         getattr(changed.graph, field).extend(values)
     graph = import_onnx(changed, dynamic=dynamic)  # type: ignore[arg-type]  # checked there
@@ -99,16 +105,16 @@ def _loaded(source: str | os.PathLike[str] | onnx.ModelProto) -> tuple[onnx.Mode
 
 def _lift_constants(model: onnx.ModelProto, arrays: dict[str, np.ndarray], external: ExternalData) -> None:
     """Constant nodes as initializers, in a file that has all its weights in these, as PaddlePaddle's and OpenVINO's."""
-    kept: list[onnx.NodeProto] = []
+    kept_nodes: list[onnx.NodeProto] = []
     for n in model.graph.node:
         t = n.attribute[0].t if n.op_type == "Constant" and n.attribute[0].name == "value" else None
         if t is not None and t.data_type in _FLOATS and np.prod(t.dims) > 1:
             arrays[n.output[0]] = np.asarray(to_array(t, external))
             _add(model, n.output[0], arrays[n.output[0]])
         else:
-            kept.append(n)
+            kept_nodes.append(n)
     model.graph.ClearField("node")
-    model.graph.node.extend(kept)
+    model.graph.node.extend(kept_nodes)
 
 
 def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
@@ -121,25 +127,27 @@ def _part(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> None:
     reads = [(n, i, copies.get(name, name)) for n in model.graph.node for i, name in enumerate(n.input)]
     reads = [r for r in reads if r[2] in floats and r[0].output[0] not in copies]
     merged = _merged(reads, arrays)
-    taken: set[str] = set()
-    given: dict[tuple[str, int, str], str] = {}  # what a layer reads in a place, by the tensor that it was merged with
+    names_in_use: set[str] = set()
+    by_layer: dict[
+        tuple[str, int, str], str
+    ] = {}  # what a layer reads in a place, by the tensor that it was merged with
     for n, i, source in reads:
         if source not in merged and not _is_statistic(n, i):
             continue
         layer = None if _is_statistic(n, i) else _layer(model, n, n.input[i])
-        if layer is not None and (source, i, layer) in given:
-            n.input[i] = given[source, i, layer]
+        if layer is not None and (source, i, layer) in by_layer:
+            n.input[i] = by_layer[source, i, layer]
             continue
         names = (n.input[i], *(f"{source}.{k}" for k in range(1, len(reads) + 1)))
-        own = next(name for name in names if name not in taken)
-        taken.add(own)
-        if own not in arrays:
-            arrays[own] = arrays[source]
-            _add(model, own, arrays[own])
-        n.input[i] = own
+        own_name = next(name for name in names if name not in names_in_use)
+        names_in_use.add(own_name)
+        if own_name not in arrays:
+            arrays[own_name] = arrays[source]
+            _add(model, own_name, arrays[own_name])
+        n.input[i] = own_name
         if layer is not None:
-            given[source, i, layer] = own
-    nodes = [n for n in model.graph.node if n.output[0] not in taken]
+            by_layer[source, i, layer] = own_name
+    nodes = [n for n in model.graph.node if n.output[0] not in names_in_use]
     model.graph.ClearField("node")
     model.graph.node.extend(nodes)
 
@@ -157,22 +165,22 @@ def _merged(reads: Sequence[tuple[onnx.NodeProto, int, str]], arrays: Mapping[st
 
 def _copies(graph: onnx.GraphProto, tensors: Collection[str]) -> dict[str, str]:
     """Initializers by the results of Identity that are the same, as some exporters write what they merged."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for n in graph.node:
-        if n.op_type == "Identity" and found.get(n.input[0], n.input[0]) in tensors:
-            found[n.output[0]] = found.get(n.input[0], n.input[0])
-    return found
+        if n.op_type == "Identity" and sources.get(n.input[0], n.input[0]) in tensors:
+            sources[n.output[0]] = sources.get(n.input[0], n.input[0])
+    return sources
 
 
 def _layer(model: onnx.ModelProto, n: onnx.NodeProto, name: str) -> str | None:
     """The layer that reads a tensor, where PyTorch's exporters tell, so that one which is called twice stays one: the
     module that a norm's metadata name, or the tensor's name where all that was merged is an Identity of its own."""
-    told = {p.key: p.value for p in n.metadata_props}
-    classes = told.get("pkg.torch.onnx.class_hierarchy", "").strip("[]").split(", ")
-    scopes, _, operation = told.get("pkg.torch.onnx.name_scopes", "").rpartition(", ")
+    metadata = {p.key: p.value for p in n.metadata_props}
+    classes = metadata.get("pkg.torch.onnx.class_hierarchy", "").strip("[]").split(", ")
+    scopes, _, operation = metadata.get("pkg.torch.onnx.name_scopes", "").rpartition(", ")
     if operation and n.op_type.endswith("Normalization") and classes[-2:][0].strip("'").startswith("torch.nn.modules."):
         return scopes
-    scripted = model.producer_name == "pytorch" and not told and n.name.startswith("/")
+    scripted = model.producer_name == "pytorch" and not metadata and n.name.startswith("/")
     return name if scripted else None
 
 
@@ -181,21 +189,21 @@ def _is_one_number(a: np.ndarray) -> bool:
 
 
 def _is_statistic(n: onnx.NodeProto, place: int) -> bool:
-    return n.op_type == "BatchNormalization" and place in _SETTINGS[n.op_type]
+    return n.op_type == "BatchNormalization" and place in _SETTING_OPERANDS[n.op_type]
 
 
 def _add(model: onnx.ModelProto, name: str, a: np.ndarray) -> None:
-    made = numpy_helper.from_array(a, name)
-    model.graph.initializer.append(made)
-    if model.ir_version < _OWN_INITIALIZERS:
-        model.graph.input.append(helper.make_tensor_value_info(name, made.data_type, made.dims))
+    initializer = numpy_helper.from_array(a, name)
+    model.graph.initializer.append(initializer)
+    if model.ir_version < _MIN_IR_VERSION:
+        model.graph.input.append(helper.make_tensor_value_info(name, initializer.data_type, initializer.dims))
 
 
 def _training(model: onnx.ModelProto) -> dict[str, str]:
     """Batch norms and dropout of the main graph as in training; running statistics and names of their next values."""
     version = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     constants = {t.name for t in model.graph.initializer}
-    after: dict[str, str] = {}
+    next_names: dict[str, str] = {}
     for n in model.graph.node:
         if n.op_type == "Dropout" and n.domain == "" and version >= 12:
             on = f"{n.output[0]}.training"
@@ -207,14 +215,14 @@ def _training(model: onnx.ModelProto) -> dict[str, str]:
             n.attribute.append(helper.make_attribute("training_mode", 1))
         if n.op_type != "BatchNormalization" or not constants.issuperset(n.input[3:5]):
             continue
-        kept = [a for a in n.attribute if a.name != "training_mode"]
+        kept_attributes = [a for a in n.attribute if a.name != "training_mode"]
         n.ClearField("attribute")
-        n.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+        n.attribute.extend([*kept_attributes, helper.make_attribute("training_mode", 1)])
         names = [f"{name}.next" for name in n.input[3:5]]
         del n.output[1:]
         n.output.extend(names)
-        after |= dict(zip(n.input[3:5], names, strict=True))
-    return after
+        next_names |= dict(zip(n.input[3:5], names, strict=True))
+    return next_names
 
 
 def _chosen(
@@ -232,10 +240,12 @@ def _chosen(
 
 
 def _is_learned(t: onnx.TensorProto, op: str, place: int) -> bool:
-    if place in _SETTINGS.get(op, ()):
+    if place in _SETTING_OPERANDS.get(op, ()):
         return False
     size = int(np.prod(t.dims))
-    return bool(t.dims) and (size > 1 or (size == 1 and (op in _LEARNED or op.endswith("Normalization"))))
+    return bool(t.dims) and (
+        size > 1 or (size == 1 and (op in _OPS_WITH_SCALAR_WEIGHTS or op.endswith("Normalization")))
+    )
 
 
 def _is_mask(a: np.ndarray) -> bool:

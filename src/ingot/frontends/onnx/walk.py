@@ -57,11 +57,11 @@ _MAX_DEPTH = 64
 # of domains
 _REASONS = {"com.microsoft.nchwc": "weights in the order of one machine; save it optimized up to ORT_ENABLE_EXTENDED"}
 # ops of com.microsoft that are ONNX's of this version, but for attributes that ONNX's do not have
-_ADOPTED = {"CausalConvWithState": 27, "LinearAttention": 27}
+_PREVIEW_OPSETS = {"CausalConvWithState": 27, "LinearAttention": 27}
 # sizes of one node that are taken for equal, one after another
-_MOST_EQUAL = 8
+_MAX_EQUATIONS = 8
 # of sizes that networks halve time and again
-_LARGEST_FACTOR = 128
+_MAX_FACTOR = 128
 
 
 def _domain(domain: str) -> str:
@@ -101,14 +101,14 @@ class Scope:
     depth: int = 0
 
     def get(self, name: str) -> AnyValue | None:
-        found = self.values.get(name)
-        if found is None and self.parent is not None:
-            found = self.parent.get(name)
-            if self.capture is not None and isinstance(found, Value):
-                found = self.values[name] = self.capture(found)
-            elif self.capture is not None and isinstance(found, Sequence_):
-                found = self.values[name] = Sequence_(tuple(self.capture(v) for v in found.items))
-        return found
+        value = self.values.get(name)
+        if value is None and self.parent is not None:
+            value = self.parent.get(name)
+            if self.capture is not None and isinstance(value, Value):
+                value = self.values[name] = self.capture(value)
+            elif self.capture is not None and isinstance(value, Sequence_):
+                value = self.values[name] = Sequence_(tuple(self.capture(v) for v in value.items))
+        return value
 
 
 class Walk:
@@ -170,17 +170,17 @@ class Walk:
     def graph(self, graph: GraphProto, scope: Scope) -> list[AnyValue]:
         """Import every node that an output needs; the values of the outputs."""
         nodes = in_order(graph.node)
-        kept = needed(nodes, [o.name for o in graph.output])
+        kept_nodes = needed(nodes, [o.name for o in graph.output])
         for i, node in enumerate(nodes):
-            if i in kept:
+            if i in kept_nodes:
                 self.node(node, scope, i)
         return [self._output(o.name, scope) for o in graph.output]
 
     def _output(self, name: str, scope: Scope) -> AnyValue:
-        found = scope.get(name)
-        if found is None:
+        value = scope.get(name)
+        if value is None:
             raise ImportModelError("nothing computes an output", got=repr(name), where=self.where)
-        return found
+        return value
 
     def node(self, proto: NodeProto, scope: Scope, index: int) -> None:
         """Import one node and bind its outputs."""
@@ -239,19 +239,19 @@ class Walk:
         return sizes or schema.has_function or schema.has_context_dependent_function
 
     def _operand(self, name: str, scope: Scope, loc: str) -> AnyValue:
-        found = scope.get(name)
-        if found is None:
+        value = scope.get(name)
+        if value is None:
             raise ImportModelError(
                 "a node reads a value that nothing before it computes", got=repr(name), where=loc, fix="export it again"
             )
-        return found
+        return value
 
     def _import_with_equal_sizes(
         self, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
     ) -> Sequence[AnyValue | None]:
         """Import a node; sizes that would have to be equal and have other names are taken for equal, which calls
         check."""
-        for _ in range(_MOST_EQUAL):
+        for _ in range(_MAX_EQUATIONS):
             try:
                 return self._import(proto, scope, loc, inputs)
             except ShapeError as e:
@@ -265,17 +265,17 @@ class Walk:
         if len(sizes) != 2 or any(map(told_symbols, sizes)):
             raise e
         _equal_for_multiples(e)
-        kept, other = sizes
+        kept_size, other = sizes
         # of two names the first stays; a number stands for a name
-        solved = solve_equal(other, kept) or solve_equal(kept, other)
+        solved = solve_equal(other, kept_size) or solve_equal(kept_size, other)
         if solved is not None and solved[0] in self.symbols:
             raise Equation(*solved)
         try:
-            self.require_equal(kept, other, "")
+            self.require_equal(kept_size, other, "")
         except Unsupported:
             raise e from None
         new = tuple(
-            Value(_written(v.node, other, kept)) if isinstance(v, Value) and other in v.type.shape else v
+            Value(_written(v.node, other, kept_size)) if isinstance(v, Value) and other in v.type.shape else v
             for v in inputs
         )
         written = [a for a, b in zip(new, inputs, strict=True) if a is not b]
@@ -292,7 +292,7 @@ class Walk:
             return self._inline(function, proto, scope, loc, inputs)
         version = scope.versions.get(domain, 1)
         if _is_adopted(proto, domain):
-            domain, version = "", _ADOPTED[proto.op_type]
+            domain, version = "", _PREVIEW_OPSETS[proto.op_type]
         call = Call(proto, version, loc, inputs, self, scope, scope.attributes)
         if domain == "":
             call = call if version >= legacy.OPSET else legacy.modern(call)
@@ -301,9 +301,9 @@ class Walk:
                 return folded
         first = next_id()
         row = find_row(domain, proto.op_type, version)
-        made = None if row is None else row(call)
-        if made is not None:
-            results = _values(made)
+        result = None if row is None else row(call)
+        if result is not None:
+            results = _values(result)
             locate((v._node for v in results if isinstance(v, Value) and v._node is not None), first, loc)
             return results
         body = schema_body(resolved(proto, scope.attributes), domain, version, inputs)
@@ -313,14 +313,9 @@ class Walk:
         return self._inline(body, proto, scope, loc, inputs, {k: a.default_value for k, a in defaults.items()})
 
     def _inline(
-        self,
-        function: FunctionProto,
-        proto: NodeProto,
-        scope: Scope,
-        loc: str,
-        inputs: tuple[AnyValue | None, ...],
+        self, function: FunctionProto, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...],
         defaults: Mapping[str, AttributeProto] | None = None,
-    ) -> Sequence[AnyValue | None]:
+    ) -> Sequence[AnyValue | None]:  # fmt: skip
         """The function's body in place of the call, in a scope of its own."""
         attributes = {k: a for k, a in (defaults or {}).items() if a.type != a.UNDEFINED}
         attributes.update((a.name, a) for a in function.attribute_proto)
@@ -333,15 +328,15 @@ class Walk:
         inner.values.update((name, v) for name, v in zip(function.input, inputs, strict=False) if v is not None)
         absent = set(function.input) - set(inner.values)
         nodes = in_order(function.node)
-        kept = needed(nodes, function.output)
+        kept_nodes = needed(nodes, function.output)
         for i, node in enumerate(nodes):
-            if i not in kept:
+            if i not in kept_nodes:
                 continue
             if absent & set(node.input):
-                given = NodeProto()
-                given.CopyFrom(node)
-                given.input[:] = ["" if name in absent else name for name in node.input]
-                node = given
+                inlined = NodeProto()
+                inlined.CopyFrom(node)
+                inlined.input[:] = ["" if name in absent else name for name in node.input]
+                node = inlined
             self.node(node, inner, i)
         return [inner.get(name) for name in function.output]
 
@@ -351,16 +346,16 @@ class Walk:
         if told_symbols(size):
             lowest = bounds(size, self.limits)[0]
             return lowest is not None and lowest >= 0
-        found = narrow_bounds(size, self.limits)
-        if found is not None:
-            self.limits = found
-        return found is not None
+        narrowed_bounds = narrow_bounds(size, self.limits)
+        if narrowed_bounds is not None:
+            self.limits = narrowed_bounds
+        return narrowed_bounds is not None
 
     def require(self, size: DimLike, what: str) -> None:
         """Require `size` >= 0, by a bound of its symbol or a condition that every call checks. Raises Unsupported with
         `what` where that is never so."""
-        most = bounds(size, self.limits)[1]
-        if most is not None and most < 0:
+        upper = bounds(size, self.limits)[1]
+        if upper is not None and upper < 0:
             raise Unsupported(what)
         if not self.assume(size) and isinstance(size, Dim):
             self.conditions[size] = None
@@ -368,18 +363,18 @@ class Walk:
     def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
         """Require that two sizes are equal; as `require`."""
         for rest in (a - b, b - a):
-            most = bounds(rest, self.limits)[1]
-            if most is not None and most < 0:
+            upper = bounds(rest, self.limits)[1]
+            if upper is not None and upper < 0:
                 raise Unsupported(what)
             if isinstance(rest, Dim):
                 self.conditions[rest] = None
 
-    def marked(self) -> tuple[object, ...]:
-        """What importing nodes may require of sizes, as it stands."""
+    def checkpoint(self) -> tuple[object, ...]:
+        """The requirements on sizes so far, to roll back to."""
         return self.limits, dict(self.conditions), list(self.refused)
 
-    def back_to(self, mark: tuple[object, ...]) -> None:
-        """Forget what has been required and refused since `marked`."""
+    def roll_back(self, mark: tuple[object, ...]) -> None:
+        """Forget what has been required and refused since `checkpoint`."""
         self.limits, self.conditions, self.refused = mark  # type: ignore[assignment]
 
     def decide(self, node: Node, what: str) -> bool | None:
@@ -403,13 +398,13 @@ class Walk:
         can be: not where a loop changes them."""
         return self.wishes.add(node, exact)
 
-    def note_capture(self, inside: Node, outside: Node) -> None:
-        """`inside` is what a body's graph calls `outside`."""
-        self.wishes.captured[inside] = outside
+    def note_capture(self, inner: Node, outer: Node) -> None:
+        """`inner` is what a body's graph calls `outer`."""
+        self.wishes.captured[inner] = outer
 
 
 def _is_adopted(proto: NodeProto, domain: str) -> bool:
-    version = _ADOPTED.get(proto.op_type, 0)
+    version = _PREVIEW_OPSETS.get(proto.op_type, 0)
     if domain != "com.microsoft" or not 0 < version <= newest_opset():
         return False
     known = schema_of(proto.op_type, version, "").attributes
@@ -428,7 +423,7 @@ def _equal_for_multiples(e: ShapeError) -> None:
     sizes = [d for d in e.sizes or () if isinstance(d, Dim)]
     if len(sizes) == 2:
         names = sorted(symbols_of(sizes[0]) & symbols_of(sizes[1]))
-        seek_multiple(lambda one, other: one == other, sizes, range(2, _LARGEST_FACTOR + 1), names)
+        seek_multiple(lambda one, other: one == other, sizes, range(2, _MAX_FACTOR + 1), names)
 
 
 def _full_name(proto: NodeProto) -> str:
@@ -438,10 +433,10 @@ def _full_name(proto: NodeProto) -> str:
 
 def _fold(call: Call) -> list[AnyValue | None] | None:
     try:
-        found = fold_node(call)
+        symbolic = fold_node(call)
     except Unknown:
         return None
-    return None if found is None else [v if not isinstance(v, Sym) else Value(sym=v) for v in found]
+    return None if symbolic is None else [v if not isinstance(v, Sym) else Value(sym=v) for v in symbolic]
 
 
 def _values(result: Result) -> list[AnyValue | None]:

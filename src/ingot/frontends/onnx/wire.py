@@ -17,7 +17,7 @@ MODEL_GRAPH = 7
 GRAPH_INITIALIZER = 5
 TENSOR_RAW_DATA = 9
 # smaller payloads stay in the parsed message: a view of the mapping would not pay
-CUT_FROM = 256
+MIN_CUT_BYTES = 256
 
 
 def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int, int]]]:
@@ -28,7 +28,7 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
     source = Source("ONNX", "a protobuf ModelProto", path)
     out: list[bytes | memoryview] = []
     cuts: dict[int, tuple[int, int]] = {}
-    seen = 0
+    copied_end = 0
     for field, kind, begin, start, end in fields(data, 0, len(data), source):
         if field != MODEL_GRAPH or kind != BYTES:
             out.append(data[begin:end])
@@ -39,27 +39,27 @@ def cut_weights(data: memoryview, path: str) -> tuple[bytes, dict[int, tuple[int
                 parts.append(data[at:stop])
                 continue
             raw = None
-            if stop - tensor > CUT_FROM:
-                kept, raw = _cut_tensor(data, tensor, stop, source)
-                parts.append(_record(GRAPH_INITIALIZER, kept))
+            if stop - tensor > MIN_CUT_BYTES:
+                kept_bytes, raw = _cut_tensor(data, tensor, stop, source)
+                parts.append(_record(GRAPH_INITIALIZER, kept_bytes))
             else:
                 parts.append(data[at:stop])
             if raw is not None:
-                cuts[seen] = raw
-            seen += 1
+                cuts[copied_end] = raw
+            copied_end += 1
         out.append(_record(MODEL_GRAPH, b"".join(parts)))
     return b"".join(out), cuts
 
 
 def _cut_tensor(data: memoryview, start: int, end: int, source: Source) -> tuple[bytes, tuple[int, int] | None]:
-    kept: list[memoryview] = []
+    pieces: list[memoryview] = []
     raw = None
     for field, kind, begin, at, stop in fields(data, start, end, source):
-        if field == TENSOR_RAW_DATA and kind == BYTES and stop - at >= CUT_FROM:
+        if field == TENSOR_RAW_DATA and kind == BYTES and stop - at >= MIN_CUT_BYTES:
             raw = (at, stop)
         else:
-            kept.append(data[begin:stop])
-    return b"".join(kept), raw
+            pieces.append(data[begin:stop])
+    return b"".join(pieces), raw
 
 
 def _record(field: int, payload: bytes) -> bytes:

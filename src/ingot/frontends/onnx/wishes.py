@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from ingot import ops
-from ingot.frontends.onnx.symbolic import LIMIT
+from ingot.frontends.onnx.symbolic import MAX_ELEMENTS
 from ingot.ir.dims import DimLike, is_computed, symbol, symbols_of
 from ingot.ir.node import Const, Input, Node, size_elements, topological
 from ingot.ir.verify import attribute_dims
@@ -54,27 +54,27 @@ class Wishes:
     def _roots(self, node: Node) -> set[Node]:
         """The graph's inputs that a value comes from; none where a loop changes it."""
         tellers = {s: n for n in self.inputs.values() for d in size_elements(n) for s in symbols_of(d)}
-        found: set[Node] = set()
-        stack, seen = [node], {node}
+        roots: set[Node] = set()
+        stack, visited = [node], {node}
         while stack:
             n = stack.pop()
-            told = [s for d in attribute_dims(n.op) for s in told_symbols(d)]
-            if not tellers.keys() >= set(told):
+            symbols = [s for d in attribute_dims(n.op) for s in told_symbols(d)]
+            if not tellers.keys() >= set(symbols):
                 return set()  # the run finds it
-            needs = [*n.inputs, *(tellers[s] for s in told)]
+            needs = [*n.inputs, *(tellers[s] for s in symbols)]
             if isinstance(n.op, Input):
                 needs = [self.captured[n]] if n in self.captured else []
                 if not needs and self.inputs.get(n.op.label) is not n:
                     return set()
-                found |= set() if needs else {n}
-            stack += [other for other in needs if other not in seen]
-            seen.update(needs)
-        return found
+                roots |= set() if needs else {n}
+            stack += [other for other in needs if other not in visited]
+            visited.update(needs)
+        return roots
 
 
 def _is_small(node: Node) -> bool:
     size = node.type.size
-    return len(node.shape) <= 1 if not isinstance(size, int) else size <= LIMIT
+    return len(node.shape) <= 1 if not isinstance(size, int) else size <= MAX_ELEMENTS
 
 
 def _may_tell(node: Node) -> bool:
@@ -95,7 +95,7 @@ def tested(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLik
         names = {s for n in topological((node,)) for d in attribute_dims(n.op) for s in symbols_of(d)}
         pairs = [(symbol(name), example[name]) for name in sorted(names)]
         return [rest for one, other in pairs for rest in (one - other, other - one)]
-    direction = op.direction if outcome else _OPPOSITE[op.direction]
+    direction = op.direction if outcome else _OPPOSITE_DIRECTION[op.direction]
     if direction in ("GT", "GE"):
         a, b, direction = b, a, {"GT": "LT", "GE": "LE"}[direction]
     if direction == "EQ":
@@ -105,7 +105,7 @@ def tested(node: Node, outcome: bool, example: Mapping[str, int]) -> list[DimLik
     return [b - a - (direction == "LT")]
 
 
-_OPPOSITE = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
+_OPPOSITE_DIRECTION = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
 
 
 def _size(node: Node) -> DimLike | None:

@@ -1,1 +1,1 @@
-"""What several frontends need."""
+"""Parts that several frontends share."""

@@ -23,27 +23,27 @@ from ingot.support.limits import max_turns
 
 Body = Callable[[Sequence[Node]], Sequence[Node]]
 Place = tuple[int, int]  # a value and one of its axes
-_ROUNDS = 4  # until no other size turns out to change
+_MAX_ROUNDS = 4  # until no other size turns out to change
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a body gives, and the sizes that it finds."""
+    """The results of a body, and the sizes that it finds."""
 
     outputs: Sequence[Node]
     sizes: Sizes
 
-    def most(self, d: DimLike, kept: frozenset[str] = frozenset()) -> DimLike:
-        """The most that a size of the body can be, in sizes outside and those in `kept`. Raises Unsupported where it
-        isn't known."""
-        for name, (_, most) in reversed(self.sizes.items()):
-            if name not in symbols_of(d) - kept:
+    def max_size(self, d: DimLike, kept_symbols: frozenset[str] = frozenset()) -> DimLike:
+        """The most that a size of the body can be, in sizes outside and those in `kept_symbols`. Raises Unsupported
+        where it isn't known."""
+        for name, (_, max_size) in reversed(self.sizes.items()):
+            if name not in symbols_of(d) - kept_symbols:
                 continue
             slope = substitute(d, {name: symbol(name) + 1}) - d
             low = bounds(slope)[0] if isinstance(slope, Dim) else slope
             if low is None or low < 0:
-                raise Unsupported(f"a size {d} that leaves a branch or loop, whose most is not known")
-            d = substitute(d, {name: most})
+                raise Unsupported(f"a size {d} that leaves a branch or loop, whose maximum is not known")
+            d = substitute(d, {name: max_size})
         return d
 
     def finds(self, d: DimLike) -> bool:
@@ -51,10 +51,12 @@ class _Outcome:
 
     def graph(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> Graph:
         plain = Graph(tuple(inputs), tuple(outputs))
-        told = {name: self.sizes[name] for name in self.sizes if name in plain.free_symbols | {*plain.symbols()}}
-        values = (value for value, _ in told.values())
+        mentioned = {name: self.sizes[name] for name in self.sizes if name in plain.free_symbols | {*plain.symbols()}}
+        values = (value for value, _ in mentioned.values())
         return replace(
-            plain, outputs=(*outputs, *values), sizes=tuple((name, most) for name, (_, most) in told.items())
+            plain,
+            outputs=(*outputs, *values),
+            sizes=tuple((name, max_size) for name, (_, max_size) in mentioned.items()),
         )
 
     def roomy(self, rooms: Mapping[Place, DimLike]) -> list[Node]:
@@ -68,19 +70,19 @@ class _Outcome:
         return [*wide, *(ops.scalar(self.outputs[k].shape[a], i64) for k, a in rooms)]
 
 
-def _within(found: Found, body: Callable[[], Sequence[Node]]) -> _Outcome:
+def _outcome_of(found: Found, body: Callable[[], Sequence[Node]]) -> _Outcome:
     with found.within() as sizes:
         return _Outcome(tuple(body()), sizes)
 
 
-def _foreign(outcomes: Iterable[_Outcome], own: Sequence[Node]) -> list[Node]:
+def _outer_inputs(outcomes: Iterable[_Outcome], own_inputs: Sequence[Node]) -> list[Node]:
     """Inputs of the graphs outside that bodies read."""
-    known = set(own)
+    known = set(own_inputs)
     roots = [n for o in outcomes for n in (*o.outputs, *(value for value, _ in o.sizes.values()))]
     return [n for n in topological(roots) if isinstance(n.op, Input) and n not in known]
 
 
-def _cut(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -> list[Node]:
+def _cut_to_size(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -> list[Node]:
     """Values with room, behind which their sizes stand, at these sizes."""
     count = len(values) - len(rooms)
     out = list(values[:count])
@@ -89,7 +91,7 @@ def _cut(found: Found, values: Sequence[Node], rooms: Mapping[Place, DimLike]) -
     return out
 
 
-def _alike(what: str, a: Sequence[Node], b: Sequence[Node]) -> None:
+def _check_types(what: str, a: Sequence[Node], b: Sequence[Node]) -> None:
     if [(n.dtype, n.type.rank) for n in a] != [(n.dtype, n.type.rank) for n in b]:
         raise Unsupported(f"{what} {_show(a)} and {_show(b)}")
 
@@ -106,11 +108,11 @@ def case(
 
     Raises Unsupported for branches that give other numbers, dtypes or ranks of results.
     """
-    outcomes = [_within(found, b) for b in branches]
+    outcomes = [_outcome_of(found, b) for b in branches]
     like = outcomes[0].outputs
     rooms: dict[Place, DimLike] = {}
     for o in outcomes[1:]:
-        _alike("branches that give", like, o.outputs)
+        _check_types("branches that give", like, o.outputs)
     if not like:
         return ()
     for k, x in enumerate(like):
@@ -119,11 +121,11 @@ def case(
             if any(s != d or o.finds(s) for s, o in zip(sizes, outcomes, strict=True)):
                 room: DimLike = 0
                 for s, o in zip(sizes, outcomes, strict=True):
-                    room = dim_max(room, o.most(s))
+                    room = dim_max(room, o.max_size(s))
                 rooms[k, a] = room
-    more = _foreign(outcomes, inner)
-    graphs = tuple(o.graph((*inner, *more), o.roomy(rooms)) for o in outcomes)
-    return _cut(found, ops.Case(graphs)(index, *operands, *more, loc=loc).results, rooms)
+    captured = _outer_inputs(outcomes, inner)
+    graphs = tuple(o.graph((*inner, *captured), o.roomy(rooms)) for o in outcomes)
+    return _cut_to_size(found, ops.Case(graphs)(index, *operands, *captured, loc=loc).results, rooms)
 
 
 @dataclass
@@ -132,12 +134,12 @@ class _Loop:
 
     found: Found
     starts: Sequence[Node]
-    turns: DimLike
+    max_iterations: DimLike
     loc: str
     rooms: dict[Place, DimLike] = field(default_factory=dict[Place, DimLike])
 
     def inputs(self) -> list[Node]:
-        """What the graphs take: values with room, then sizes."""
+        """The inputs of the graphs: values with room, then sizes."""
         types = [
             x.type.with_shape(tuple(self.rooms.get((k, a), d) for a, d in enumerate(x.shape)))
             for k, x in enumerate(self.starts)
@@ -146,19 +148,19 @@ class _Loop:
         return [Input(f"{self.loc}.carried{i}", t)() for i, t in enumerate(types)]
 
     def outcome(self, body: Body, inputs: Sequence[Node]) -> _Outcome:
-        return _within(self.found, lambda: body(_cut(self.found, inputs, self.rooms)))
+        return _outcome_of(self.found, lambda: body(_cut_to_size(self.found, inputs, self.rooms)))
 
     def settle(self, body: Body) -> None:
         """Find the axes whose sizes change, and the room that each needs."""
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             inputs = self.inputs()
             with self.found.within() as sizes:
-                seen = _cut(self.found, inputs, self.rooms)
-                made = _Outcome(tuple(body(seen)), sizes)
-            _alike("a loop that takes and gives", seen, made.outputs)
+                before = _cut_to_size(self.found, inputs, self.rooms)
+                outcome = _Outcome(tuple(body(before)), sizes)
+            _check_types("a loop that takes and gives", before, outcome.outputs)
             new = [
                 (k, a)
-                for k, (x, y) in enumerate(zip(seen, made.outputs, strict=True))
+                for k, (x, y) in enumerate(zip(before, outcome.outputs, strict=True))
                 for a, (d, e) in enumerate(zip(x.shape, y.shape, strict=True))
                 if d != e and (k, a) not in self.rooms
             ]
@@ -168,39 +170,74 @@ class _Loop:
             self.rooms |= {place: symbol(f"room.{place[0]}.{place[1]}") for place in new}
         else:
             raise Unsupported("a loop whose values' sizes change in each other's wake")
-        carried = frozenset().union(*(symbols_of(seen[k].shape[a]) for k, a in self.rooms))
-        self.rooms = {place: self.room(place, seen, made, carried) for place in self.rooms}
+        carried = frozenset().union(*(symbols_of(before[k].shape[a]) for k, a in self.rooms))
+        self.rooms = {place: self.room(place, before, outcome, carried) for place in self.rooms}
 
-    def room(self, place: Place, seen: Sequence[Node], made: _Outcome, carried: frozenset[str]) -> DimLike:
-        """carried: the sizes before a turn of what changes its size."""
+    def room(self, place: Place, carried_values: Sequence[Node], outcome: _Outcome, carried: frozenset[str]) -> DimLike:
+        """carried: the sizes before an iteration of what changes its size."""
         k, a = place
-        start, before = self.starts[k].shape[a], seen[k].shape[a]
-        most = made.most(made.outputs[k].shape[a], carried)
-        if not symbols_of(most) & carried:
-            return dim_max(start, most)
-        growth = most - before
+        start, before = self.starts[k].shape[a], carried_values[k].shape[a]
+        max_size = outcome.max_size(outcome.outputs[k].shape[a], carried)
+        if not symbols_of(max_size) & carried:
+            return dim_max(start, max_size)
+        growth = max_size - before
         if symbols_of(growth) & carried:
-            raise Unsupported(f"a loop in which the size {before} becomes {most}")
-        return start + dim_max(growth, 0) * self.turns
+            raise Unsupported(f"a loop in which the size {before} becomes {max_size}")
+        return start + dim_max(growth, 0) * self.max_iterations
 
 
 def loop(
     found: Found, starts: Sequence[Node], cond: Callable[[Sequence[Node]], Node], body: Body, loc: str = "",
-    turns: DimLike | None = None, outer: Mapping[Node, Node] | None = None,
+    max_iterations: DimLike | None = None, outer: Mapping[Node, Node] | None = None,
 ) -> Sequence[Node]:  # fmt: skip
     """body(...body(starts)) as long as cond holds.
 
     outer: what the bodies read from outside, by the inputs that it is inside.
-    turns: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
+    max_iterations: the most that there are, where it is known; else what the limits say, for values whose sizes grow.
     """
-    made = _Loop(found, starts, max_turns() if turns is None else turns, loc)
-    made.settle(body)
-    inputs = made.inputs()
-    test = made.outcome(lambda values: (cond(values),), inputs)
-    step = made.outcome(body, inputs)
-    held = dict(outer or {})
-    more = _foreign((test, step), (*inputs, *held))
-    names = (*inputs, *held, *more)
-    given = _Outcome(starts, {}).roomy(made.rooms)
-    op = ops.While(test.graph(names, test.outputs), step.graph(names, (*step.roomy(made.rooms), *held, *more)))
-    return _cut(found, op(*given, *held.values(), *more, loc=loc).results[: len(inputs)], made.rooms)
+    state = _Loop(found, starts, max_turns() if max_iterations is None else max_iterations, loc)
+    state.settle(body)
+    inputs = state.inputs()
+    test = state.outcome(lambda values: (cond(values),), inputs)
+    step = state.outcome(body, inputs)
+    outer_values = dict(outer or {})
+    captured = _outer_inputs((test, step), (*inputs, *outer_values))
+    names = (*inputs, *outer_values, *captured)
+    operands = _Outcome(starts, {}).roomy(state.rooms)
+    op = ops.While(
+        test.graph(names, test.outputs), step.graph(names, (*step.roomy(state.rooms), *outer_values, *captured))
+    )
+    return _cut_to_size(
+        found, op(*operands, *outer_values.values(), *captured, loc=loc).results[: len(inputs)], state.rooms
+    )
+
+
+Step = Callable[[Sequence[Node], Sequence[Node]], tuple[Sequence[Node], Sequence[Node]]]
+
+
+def scan(
+    found: Found, step: Step, xs: Sequence[Node], states: Sequence[Node], loc: str = "", stop: Node | None = None
+) -> tuple[Sequence[Node], Sequence[Node]]:
+    """Each result of the steps as [S, ...], and the last states. step: (an element of each of xs[S, ...], states) ->
+    (results, states). stop: i64[], the number of steps that run; the results of the others are zeros."""
+    steps, zero = xs[0].shape[0], ops.scalar(0, i64)
+    first = [ops.index_axis(x, 0, 0) for x in xs]
+    results, last = step(first, states)
+    if steps == 1 and stop is None:
+        return [ops.expand_dims(y, 0) for y in results], last
+    buffers = [ops.full((steps, *y.shape), 0, y.dtype) for y in results]
+    n, m = 1 + len(buffers), 1 + len(buffers) + len(states)
+    count = ops.scalar(steps, i64) if stop is None else ops.minimum(stop, ops.scalar(steps, i64))
+
+    def body(values: Sequence[Node]) -> list[Node]:
+        at, sources = values[0], values[m:]
+        parts = [ops.DynamicSlice((1, *x.shape[1:]))(x, at, *(zero for _ in x.shape[1:])) for x in sources]
+        results, new = step([ops.index_axis(part, 0, 0) for part in parts], values[n:m])
+        written = [
+            ops.DynamicUpdateSlice()(buffer, ops.expand_dims(y, 0), at, *(zero for _ in y.shape))
+            for buffer, y in zip(values[1:n], results, strict=True)
+        ]
+        return [ops.add(at, 1), *written, *new, *sources]
+
+    end = loop(found, [zero, *buffers, *states, *xs], lambda v: ops.compare("LT", v[0], count), body, loc, steps)
+    return end[1:n], end[n:m]

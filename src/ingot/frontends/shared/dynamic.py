@@ -47,15 +47,15 @@ def with_sizes(
 
     shapes: of a program's inputs by name; a size is a number, or has the names of symbols among its items.
     """
-    asked = dict(dynamic) if isinstance(dynamic, Mapping) else {}
-    for key, wanted in asked.items():
-        of_axes = wanted.items() if isinstance(wanted, Mapping) else ()
-        spans = [(shapes[key][axis], one) for axis, one in of_axes] or [((key,), wanted)]
+    requested = dict(dynamic) if isinstance(dynamic, Mapping) else {}
+    for key, request in requested.items():
+        of_axes = request.items() if isinstance(request, Mapping) else ()
+        spans = [(shapes[key][axis], one) for axis, one in of_axes] or [((key,), request)]
         for size, span in spans:
             names = [] if isinstance(size, int) else [item for item in size if item in sizes]
             if isinstance(span, tuple) and any(not _within(sizes[name], span) for name in names):
                 return None
-    return {**asked, **sizes}
+    return {**requested, **sizes}
 
 
 def _within(size: int, span: tuple[int, int | None]) -> bool:
@@ -63,7 +63,7 @@ def _within(size: int, span: tuple[int, int | None]) -> bool:
 
 
 def with_shapes(
-    dynamic: Dynamic, shapes: Mapping[str, Sequence[Any]], told: Sequence[Sequence[int]]
+    dynamic: Dynamic, shapes: Mapping[str, Sequence[Any]], given_shapes: Sequence[Sequence[int]]
 ) -> Mapping[str, Bound | Mapping[int, str | Bound]] | None:
     """`dynamic` with what a call tells of all sizes that a program leaves open; None where it has words of its own,
     of which it is not known whether they hold for the call.
@@ -75,10 +75,10 @@ def with_shapes(
     return {
         name: {
             axis: size
-            for axis, (size, known) in enumerate(zip(given, shape, strict=True))
+            for axis, (size, known) in enumerate(zip(sizes, shape, strict=True))
             if not isinstance(known, int)
         }
-        for (name, shape), given in zip(shapes.items(), told, strict=False)
+        for (name, shape), sizes in zip(shapes.items(), given_shapes, strict=False)
     }
 
 
@@ -91,24 +91,24 @@ def requests(
     Raises InputError for what is no input, axis or symbol of the model, and for what is neither size nor bounds.
     """
     axes: dict[str, dict[int, Any]] = {}
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     for key, value in dynamic.items() if isinstance(dynamic, Mapping) else ():
         if isinstance(value, Mapping):
             axes[key] = _axes(key, value, declared, reopen)
         else:
-            asked[key] = value
+            requested[key] = value
     shapes: dict[str, tuple[DimLike, ...]] = {}
     for label, shape in declared.items():
-        own = axes.get(label, {})
-        shapes[label] = tuple(_size(label, i, d, own.get(i), asked) for i, d in enumerate(shape or ()))
+        label_axes = axes.get(label, {})
+        shapes[label] = tuple(_size(label, i, d, label_axes.get(i), requested) for i, d in enumerate(shape or ()))
     known = {n for shape in shapes.values() for d in shape for n in symbols_of(d)}
-    if unknown := [k for k in asked if k not in known]:
+    if unknown := [k for k in requested if k not in known]:
         raise InputError("dynamic (--dim) names no symbol", expected=f"one of {sorted(known)}", got=unknown)
     fixed: dict[str, DimLike] = {}
     spans: dict[str, tuple[int, int | None]] = {}
-    for name, wanted in asked.items():
-        match wanted:
-            case int(size) if not isinstance(wanted, bool) and size >= 0:
+    for name, request in requested.items():
+        match request:
+            case int(size) if not isinstance(request, bool) and size >= 0:
                 fixed[name] = size
             case (int(low), int() | None as high) if low >= 0 and (high is None or high >= low):
                 spans[name] = (low, high)
@@ -116,33 +116,33 @@ def requests(
                     fixed[name] = symbol(name, may_be_empty=True)
             case _:
                 expected = "a size, (low, high) or a name for an axis"
-                raise InputError(f"dynamic[{name!r}]", expected=expected, got=repr(wanted))
+                raise InputError(f"dynamic[{name!r}]", expected=expected, got=repr(request))
     shapes = {label: tuple(substitute(d, fixed) for d in shape) for label, shape in shapes.items()}
     return Requests(shapes, fixed, spans, dynamic)
 
 
 def _axes(
-    label: str, given: Mapping[Any, Any], declared: Mapping[str, Sequence[DimLike | None] | None], reopen: bool
+    label: str, axes: Mapping[Any, Any], declared: Mapping[str, Sequence[DimLike | None] | None], reopen: bool
 ) -> dict[int, Any]:
     shape = declared.get(label)
     if shape is None:
         raise InputError("dynamic (--dim)", expected=f"an input of {list(declared)}", got=repr(label))
     out: dict[int, Any] = {}
-    for axis, wanted in given.items():
+    for axis, request in axes.items():
         if not isinstance(axis, int) or not -len(shape) <= axis < len(shape):
             raise InputError(f"dynamic[{label!r}]", expected=f"axes of {list(shape)}", got=repr(axis))
         if shape[axis] is not None and not reopen:
             raise InputError(f"dynamic[{label!r}]", expected=f"axes that {list(shape)} leaves open", got=axis)
-        out[axis % len(shape)] = wanted
+        out[axis % len(shape)] = request
     return out
 
 
-def _size(label: str, axis: int, declared: DimLike | None, wanted: Any, asked: dict[str, Any]) -> DimLike:
-    """The size of an axis; bounds and sizes of an open one are noted in `asked` by its symbol."""
-    if isinstance(wanted, str):
-        return symbol(wanted)
-    if wanted is None:
+def _size(label: str, axis: int, declared: DimLike | None, request: Any, requested: dict[str, Any]) -> DimLike:
+    """The size of an axis; bounds and sizes of an open one are noted in `requested` by its symbol."""
+    if isinstance(request, str):
+        return symbol(request)
+    if request is None:
         return symbol_of(label, axis) if declared is None else declared
-    own = symbol_of(label, axis)
-    asked.setdefault(str(own), wanted)
-    return own
+    dim = symbol_of(label, axis)
+    requested.setdefault(str(dim), request)
+    return dim

@@ -19,12 +19,12 @@ def with_sizes(graph: Graph, found: Sizes) -> Graph:
     """`graph` with what gives its sizes behind its outputs."""
     values = tuple(node for node, _ in found.values())
     return replace(
-        graph, outputs=(*graph.outputs, *values), sizes=tuple((name, most) for name, (_, most) in found.items())
+        graph, outputs=(*graph.outputs, *values), sizes=tuple((name, max_size) for name, (_, max_size) in found.items())
     )
 
 
 class Found:
-    """Those of one graph: an i64 scalar for each, and the most that it may be.
+    """The found sizes of one graph: an i64 scalar for each, and the most that it may be.
 
     equal: what some have to be, by name. The run compares them; what lies inside of branches and loops is not in it.
     """
@@ -35,14 +35,14 @@ class Found:
         self._equal = equal
         self._depth = 0
 
-    def size(self, count: Node, most: DimLike, what: str) -> DimLike:
+    def size(self, count: Node, max_size: DimLike, what: str) -> DimLike:
         """The size that `count` says in the run. Equal values are one size."""
         for name, (node, _) in self.sizes.items():
             if node is count:
                 return self._known(name)
         name = f"{COMPUTED_PREFIX}{what}{self._count}"
         self._count += 1
-        self.sizes[name] = count, most
+        self.sizes[name] = count, max_size
         return self._known(name)
 
     def _known(self, name: str) -> DimLike:
@@ -53,22 +53,22 @@ class Found:
 
     @contextmanager
     def within(self) -> Iterator[Sizes]:
-        """What is found meanwhile belongs to a graph inside, which takes it from here."""
-        outside, self.sizes = self.sizes, {}
+        """Sizes that are found meanwhile belong to an inner graph, which takes them from here."""
+        outer, self.sizes = self.sizes, {}
         self._depth += 1
         try:
             yield self.sizes
         finally:
-            self.sizes = outside
+            self.sizes = outer
             self._depth -= 1
 
     def added(self, graph: Graph) -> Graph:
         """`graph` with what gives its sizes behind its outputs, and what these have to be among its conditions."""
-        held: list[DimLike] = []
-        for name, (_, most) in self.sizes.items():
+        constraints: list[DimLike] = []
+        for name, (_, max_size) in self.sizes.items():
             if (size := self._equal.get(name)) is not None:
-                held += [size - symbol(name), symbol(name) - size, most - size]
-        conditions = (*graph.conditions, *(d for d in held if isinstance(d, Dim)))
+                constraints += [size - symbol(name), symbol(name) - size, max_size - size]
+        conditions = (*graph.conditions, *(d for d in constraints if isinstance(d, Dim)))
         return with_sizes(replace(graph, conditions=conditions), self.sizes)
 
     def true_places(self, mask: Node, what: str) -> Node:

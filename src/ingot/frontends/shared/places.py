@@ -15,12 +15,12 @@ def next_id() -> int:
 def locate(nodes: Iterable[Node], first: int, loc: str) -> None:
     """Give `nodes`, and what they were made from since `first`, the place `loc` where they have none."""
     stack = list(nodes)
-    seen: set[Node] = set()
+    visited: set[Node] = set()
     while stack:
         node = stack.pop()
-        if node.id <= first or node.loc == loc or node in seen:
+        if node.id <= first or node.loc == loc or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if not node.loc:
             node.loc = loc
         stack.extend(node.inputs)

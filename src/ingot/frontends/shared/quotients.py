@@ -17,8 +17,8 @@ from ingot.ir.dims import Dim, DimLike, bounds, ceildiv, dim_max, dim_min, exact
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
 
-_DEEPEST = 24
-_MOST_ENDS = 4
+_MAX_DEPTH = 24
+_MAX_ENDS = 4
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _greatest(a: Quotient, b: Quotient) -> Quotient:
     return _reduced(dim_max(a.of * b.by, b.of * a.by), a.by * b.by)
 
 
-_OF_EXACT: dict[type, Callable[[Quotient, Quotient], Quotient]] = {
+_ARITHMETIC: dict[type, Callable[[Quotient, Quotient], Quotient]] = {
     ops.Add: _add, ops.Sub: _sub, ops.Mul: _mul, ops.Div: _div, ops.Min: _least, ops.Max: _greatest,
 }  # fmt: skip
 
@@ -105,7 +105,7 @@ def computed(node: Node, operands: Iterable[object]) -> object:
         return Quotient(ceildiv(values[0].of, values[0].by))
     if isinstance(node.op, ops.RoundEven | ops.RoundAway) and values[0].by == 1:
         return values[0]
-    rule = _OF_EXACT.get(type(node.op))
+    rule = _ARITHMETIC.get(type(node.op))
     if rule is None or not all(v.exact for v in values):
         raise Unsupported(f"a size that only the run knows: it comes from {node.op.name}")
     return rule(*values)
@@ -123,8 +123,8 @@ Elements = Callable[[Node], np.ndarray]  # as `Sizes.elements`
 _Ends = tuple[list[Quotient], list[Quotient]]  # what is not greater, and what is not less; all of them from zero on
 
 
-def most(elements: Elements, node: Node) -> DimLike | None:
-    """What an element of one number cannot exceed, None where nothing says it: a number rather than an expression."""
+def upper_bound(elements: Elements, node: Node) -> DimLike | None:
+    """The upper bound of an element, None if it is unknown: a number rather than an expression."""
     ends = [floordiv(q.of, q.by) + 1 for q in _ends(elements, node, 0)[1]]  # 1: for the roundings on the way
     return min((e for e in ends if isinstance(e, int)), default=ends[0] if ends else None)
 
@@ -136,7 +136,7 @@ def _ends(elements: Elements, node: Node, depth: int) -> _Ends:
         low = bounds(q.of)[0]
         return ([q], [q]) if low is not None and low >= 0 else ([], [])
     except Unsupported:
-        if depth > _DEEPEST or any(i.type.size != 1 for i in node.inputs):
+        if depth > _MAX_DEPTH or any(i.type.size != 1 for i in node.inputs):
             return [], []
     ends = [_ends(elements, i, depth + 1) for i in node.inputs]
     lows, highs = [low for low, _ in ends], [high for _, high in ends]
@@ -149,9 +149,9 @@ def _ends(elements: Elements, node: Node, depth: int) -> _Ends:
     if isinstance(op, ops.Ceil | ops.RoundEven | ops.RoundAway):
         return zero, _pairs(_add, highs[0], [Quotient(1)])
     if isinstance(op, ops.Min):
-        return zero, [*highs[0], *highs[1]][:_MOST_ENDS]
+        return zero, [*highs[0], *highs[1]][:_MAX_ENDS]
     if isinstance(op, ops.Max):
-        return [*lows[0], *lows[1]][:_MOST_ENDS], _pairs(_greatest, *highs)
+        return [*lows[0], *lows[1]][:_MAX_ENDS], _pairs(_greatest, *highs)
     if isinstance(op, ops.Add):
         return _pairs(_add, *lows), _pairs(_add, *highs)
     if isinstance(op, ops.Sub):
@@ -166,8 +166,8 @@ def _ends(elements: Elements, node: Node, depth: int) -> _Ends:
 def _pairs(
     rule: Callable[[Quotient, Quotient], Quotient], a: Iterable[Quotient], b: Iterable[Quotient]
 ) -> list[Quotient]:  # fmt: skip
-    found: list[Quotient] = []
+    quotients: list[Quotient] = []
     for x, y in product(a, b):
         if rule is not _div or (bounds(y.of)[0] or 0) >= 1:
-            found.append(rule(x, y))
-    return found[:_MOST_ENDS]
+            quotients.append(rule(x, y))
+    return quotients[:_MAX_ENDS]

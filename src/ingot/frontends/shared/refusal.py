@@ -1,4 +1,4 @@
-"""What a row raises for a use of an op that it does not take."""
+"""The exception that a row raises for a use of an op that it does not support."""
 
 from __future__ import annotations
 

@@ -46,19 +46,20 @@ class Table(Generic[R]):
 
 @cache
 def _counts(fn: Callable[..., object]) -> tuple[int, float]:
-    """How many operands a row takes behind its Call, at least and at most."""
-    own = list(inspect.signature(fn).parameters.values())[1:]
-    given = [p for p in own if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    many = any(p.kind is p.VAR_POSITIONAL for p in own)
-    return sum(p.default is p.empty for p in given), math.inf if many else len(given)
+    """The least and the largest number of operands that a row takes behind its Call."""
+    parameters = list(inspect.signature(fn).parameters.values())[1:]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return sum(p.default is p.empty for p in positional), math.inf if many else len(positional)
 
 
 def check_operands(fn: Callable[..., object], count: int) -> None:
     """Raise Unsupported where `fn`, a row, does not take as many operands."""
-    least, most = _counts(fn)
-    if not least <= count <= most:
-        wanted = least if least == most else f"{least} or more" if most == math.inf else f"{least} to {most}"
-        raise Unsupported(f"{count} operands, expected {wanted}")
+    min_count, max_count = _counts(fn)
+    if not min_count <= count <= max_count:
+        at_least = f"{min_count} or more" if max_count == math.inf else f"{min_count} to {max_count}"
+        expected = min_count if min_count == max_count else at_least
+        raise Unsupported(f"{count} operands, expected {expected}")
 
 
 def merged(tables: Iterable[Table[R]]) -> dict[str, R]:

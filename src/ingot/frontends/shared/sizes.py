@@ -37,8 +37,8 @@ from ingot.ir.node import Const, Input, Node, Project, topological
 from ingot.ir.types import boolean, f32, f64
 from ingot.support.errors import ShapeError
 
-_LIMIT = 1024  # larger tensors are data, not shapes
-_MOST_TOLD = 16  # and larger inputs
+_MAX_ELEMENTS = 1024  # larger tensors are data, not shapes
+_MAX_INPUT_ELEMENTS = 16  # and larger inputs
 
 
 def name_of(label: str) -> str:
@@ -137,8 +137,8 @@ class Sizes:
         more._known.update(self._known)
         while True:
             more._known[node] = np.full(node.shape, size, object)
-            moved = node.op.rearranges or isinstance(node.op, ops.Convert)
-            if not moved or not node.inputs[0].dtype.is_integer or node.inputs[0].type.size != 1:
+            is_moved = node.op.rearranges or isinstance(node.op, ops.Convert)
+            if not is_moved or not node.inputs[0].dtype.is_integer or node.inputs[0].type.size != 1:
                 return more
             (node,) = node.inputs
 
@@ -149,11 +149,15 @@ class Sizes:
         except (Unsupported, SizeInput):
             return None
 
-    def anywhere(self, node: Node) -> Node | None:
+    def closed_form(self, node: Node) -> Node | None:
         """`node` as any graph may hold it: it reads no input, or it is a size. None for others."""
         if self.closed(node):
             return node
-        if not node.dtype.is_integer or not isinstance(node.type.size, int) or not 0 < node.type.size <= _MOST_TOLD:
+        if (
+            not node.dtype.is_integer
+            or not isinstance(node.type.size, int)
+            or not 0 < node.type.size <= _MAX_INPUT_ELEMENTS
+        ):
             return None
         try:
             dims = self.dims(node)
@@ -165,19 +169,24 @@ class Sizes:
         """Whether `node` reads no input and draws nothing: any graph may hold it as it is."""
         for n in topological((node,), lambda n: () if n in self._closed else n.inputs):
             if n not in self._closed:
-                told = isinstance(n.op, Input) or n.op.draws
-                self._closed[n] = not told and all(self._closed[i] for i in n.inputs)
+                is_open = isinstance(n.op, Input) or n.op.draws
+                self._closed[n] = not is_open and all(self._closed[i] for i in n.inputs)
         return self._closed[node]
 
     def _evaluate(self, node: Node) -> np.ndarray:
         op, inputs = node.op, [self._known[i] for i in _read(node)]
         if (floor := _floor(node)) is not None:
             return _elementwise(floor[0], *inputs)
-        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _LIMIT:
+        if isinstance(op, Project) or not isinstance(node.type.size, int) or node.type.size > _MAX_ELEMENTS:
             raise _unknown(node)
         if isinstance(op, Input) and op.elements:
             return np.array([*op.elements, None], object)[:-1].reshape(op.type.shape)
-        if isinstance(op, Input) and op.label in self.inputs and node.dtype.is_integer and node.type.size <= _MOST_TOLD:
+        if (
+            isinstance(op, Input)
+            and op.label in self.inputs
+            and node.dtype.is_integer
+            and node.type.size <= _MAX_INPUT_ELEMENTS
+        ):
             raise SizeInput(op.label)
         if isinstance(op, Const):
             return _objects(op.value)
@@ -186,9 +195,9 @@ class Sizes:
         if isinstance(op, ops.Iota):
             return _objects(op.reference())
         if op.rearranges or isinstance(op, ops.Concat):
-            moved = op.reference(*inputs)
-            assert isinstance(moved, np.ndarray)
-            return moved
+            value = op.reference(*inputs)
+            assert isinstance(value, np.ndarray)
+            return value
         if isinstance(op, ops.Take):
             x, index = inputs
             return np.asarray(op.reference(x, _indices(index, node)), object)
@@ -220,7 +229,7 @@ class Sizes:
 
 
 def _read(node: Node) -> tuple[Node, ...]:
-    """What the elements of a node come from."""
+    """The inputs from which the elements of a node come."""
     floor = _floor(node)
     return node.inputs if floor is None else floor[1:]
 
@@ -233,20 +242,20 @@ def _floor(node: Node) -> tuple[Callable[[DimLike, DimLike], DimLike], Node, Nod
     """
     if not isinstance(node.op, ops.Select) or not isinstance(node.inputs[2].op, ops.Div | ops.Rem):
         return None
-    found = node.inputs[2]
-    a, b = found.inputs
+    divisor = node.inputs[2]
+    a, b = divisor.inputs
     zero, unequal, less = ops.scalar(0, a.dtype), ops.Compare("NE"), ops.Compare("LT")
     rest = unequal(ops.Rem()(a, b), zero)
-    if isinstance(found.op, ops.Div):
-        signs, other = unequal(ops.Sign()(a), ops.Sign()(b)), ops.Sub()(found, ops.scalar(1, a.dtype))
+    if isinstance(divisor.op, ops.Div):
+        signs, other = unequal(ops.Sign()(a), ops.Sign()(b)), ops.Sub()(divisor, ops.scalar(1, a.dtype))
     else:
-        signs, other = unequal(less(found, zero), less(b, zero)), ops.Add()(found, b)
-    if node is not ops.Select()(ops.And()(signs, rest), other, found):
+        signs, other = unequal(less(divisor, zero), less(b, zero)), ops.Add()(divisor, b)
+    if node is not ops.Select()(ops.And()(signs, rest), other, divisor):
         return None
-    return (_positive(floordiv) if isinstance(found.op, ops.Div) else _positive(mod)), a, b
+    return (_for_positive_divisors(floordiv) if isinstance(divisor.op, ops.Div) else _for_positive_divisors(mod)), a, b
 
 
-def _positive(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike, DimLike], DimLike]:
+def _for_positive_divisors(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike, DimLike], DimLike]:
     """A rule for divisors that are positive for all sizes. Raises Unsupported for others."""
 
     def checked(a: DimLike, b: DimLike) -> DimLike:
@@ -257,7 +266,7 @@ def _positive(rule: Callable[[DimLike, DimLike], DimLike]) -> Callable[[DimLike,
 
 
 def _computed(node: Node, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """What the op makes of elements that are numbers."""
+    """The results of an op whose elements are all numbers."""
     if node.op.draws or isinstance(node.op, Input) or any(isinstance(v, Dim) for x in inputs for v in x.reshape(-1)):
         raise _unknown(node)
     typed = [np.array(x.tolist(), n.dtype.numpy).reshape(x.shape) for x, n in zip(inputs, node.inputs, strict=True)]
@@ -328,7 +337,7 @@ def _select(pred: object, a: object, b: object) -> object:
 
 def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
     if not isinstance(a, Dim) and not isinstance(b, Dim):  # floats, too
-        return _COMPARED[direction](a, b)
+        return _COMPARISONS[direction](a, b)
     difference = a - b
     low, high = (difference, difference) if isinstance(difference, int) else bounds(difference)
     answers = {
@@ -343,7 +352,7 @@ def _compare(direction: str, a: DimLike, b: DimLike, node: Node) -> bool:
     return bool(true) != bool(flipped)
 
 
-_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "EQ": operator.eq, "NE": operator.ne, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
 }  # fmt: skip
 
@@ -359,25 +368,15 @@ def _sign(a: DimLike) -> int:
     raise Unsupported(f"the sign of a size {a}")
 
 
-def _both(a: object, b: object) -> bool:
+def _logical_and(a: object, b: object) -> bool:
     return bool(a) and bool(b)
 
 
 _RULES: dict[type, Callable[..., object]] = {
-    ops.Add: operator.add,
-    ops.Sub: operator.sub,
-    ops.Mul: operator.mul,
-    ops.Div: towards_zero,
-    ops.Rem: _remainder,
-    ops.Max: dim_max,
-    ops.Min: dim_min,
-    ops.Neg: operator.neg,
-    ops.Clamp: lambda low, x, high: dim_min(dim_max(x, low), high),
-    ops.Select: _select,
-    ops.Sign: _sign,
-    ops.And: _both,
-    ops.Or: lambda a, b: bool(a) or bool(b),
-    ops.Not: operator.not_,
-}
+    ops.Add: operator.add, ops.Sub: operator.sub, ops.Mul: operator.mul, ops.Div: towards_zero, ops.Rem: _remainder,
+    ops.Max: dim_max, ops.Min: dim_min, ops.Neg: operator.neg,
+    ops.Clamp: lambda low, x, high: dim_min(dim_max(x, low), high), ops.Select: _select, ops.Sign: _sign,
+    ops.And: _logical_and, ops.Or: lambda a, b: bool(a) or bool(b), ops.Not: operator.not_,
+}  # fmt: skip
 _FOLDS: dict[str, Callable[..., object]] = {"sum": operator.add, "prod": operator.mul, "max": dim_max, "min": dim_min}
 _FOLDS_START = {"sum": 0, "prod": 1, "max": -(1 << 63), "min": (1 << 63) - 1}

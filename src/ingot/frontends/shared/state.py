@@ -1,4 +1,4 @@
-"""What lasts from run to run, told by the names of inputs and outputs.
+"""State that lasts from run to run, paired by the names of inputs and outputs.
 
 (x, past) -> (y, present)   ->   (x; cache) -> (cache'; y)        keep(graph, {"past": "present"})
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 from ingot.ir.node import Graph, Input
 from ingot.support.errors import InputError
 
-_NAMES = 8  # that a message lists
+_MAX_LISTED_NAMES = 8  # that a message lists
 
 
 def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
@@ -21,11 +21,11 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     """
     if not pairs:
         return graph
-    held = len(graph.state)
-    free = graph.inputs[: len(graph.inputs) - held]
+    state_count = len(graph.state)
+    free = graph.inputs[: len(graph.inputs) - state_count]
     inputs = {n.op.label: n for n in free if isinstance(n.op, Input)}
     names = graph.output_names or tuple(f"output{i}" for i in range(len(graph.results)))
-    outputs = {name: i for i, name in enumerate(names) if i >= held}
+    outputs = {name: i for i, name in enumerate(names) if i >= state_count}
     _known("input", pairs, inputs)
     _known("output", pairs.values(), outputs)
     if len(set(pairs.values())) != len(pairs):
@@ -38,17 +38,19 @@ def keep(graph: Graph, pairs: Mapping[str, str]) -> Graph:
             raise InputError("state", expected="an input and an output of one type of fixed size", got=got, fix=fix)
     places = [outputs[name] for name in pairs.values()]
     order = [*places, *(i for i in range(len(graph.outputs)) if i not in places)]
-    kept = [inputs[label] for label in pairs]
+    kept_inputs = [inputs[label] for label in pairs]
     return replace(
         graph,
-        inputs=(*(n for n in free if n not in kept), *kept, *graph.inputs[len(free) :]),
+        inputs=(*(n for n in free if n not in kept_inputs), *kept_inputs, *graph.inputs[len(free) :]),
         outputs=tuple(graph.outputs[i] for i in order),
         output_names=tuple(names[i] for i in order if i < len(names)),
         state=(*pairs, *graph.state),
     )
 
 
-def _known(what: str, asked: Iterable[str], known: Mapping[str, object]) -> None:
-    if unknown := [name for name in asked if name not in known]:
-        more = f" and {len(known) - _NAMES} more" if len(known) > _NAMES else ""
-        raise InputError(f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(known)[:_NAMES])}{more}")
+def _known(what: str, requested: Iterable[str], known: Mapping[str, object]) -> None:
+    if unknown := [name for name in requested if name not in known]:
+        more = f" and {len(known) - _MAX_LISTED_NAMES} more" if len(known) > _MAX_LISTED_NAMES else ""
+        raise InputError(
+            f"state: {what} {unknown[0]!r}", expected=f"one of {', '.join(list(known)[:_MAX_LISTED_NAMES])}{more}"
+        )

@@ -40,10 +40,10 @@ def bound(graph: Graph, weights: Weights | None) -> Graph:
     for node, value in by.items():
         if node.type != value.type:
             raise InputError(f"weights of {value.loc!r}", expected=node.type, got=value.type)
-    told = {str(d): int(v) for n, c in by.items() for d, v in zip(size_elements(n), _elements(c), strict=False)}
+    given_sizes = {str(d): int(v) for n, c in by.items() for d, v in zip(size_elements(n), _elements(c), strict=False)}
     inputs = tuple(n for n in graph.inputs if n not in by)
-    made = replace(graph, inputs=inputs, outputs=tuple(rebuild(graph.outputs, dict(by))))
-    return made.substitute(told) if told else made
+    bound_graph = replace(graph, inputs=inputs, outputs=tuple(rebuild(graph.outputs, dict(by))))
+    return bound_graph.substitute(given_sizes) if given_sizes else bound_graph
 
 
 def _elements(node: Node) -> list[int]:

@@ -19,7 +19,7 @@ _MAX_VARINT = 10
 
 @dataclass(frozen=True)
 class Source:
-    """What is read, for messages. kind: ONNX; message: a protobuf ModelProto; path: of the file."""
+    """The source of a message, for errors. kind: ONNX; message: a protobuf ModelProto; path: of the file."""
 
     kind: str
     message: str

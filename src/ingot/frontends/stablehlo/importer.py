@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes, symbol_of
 from ingot.frontends.stablehlo import locations
-from ingot.frontends.stablehlo.syntax import Block, Function, Module, Operation
+from ingot.frontends.stablehlo.shardings import annotated
+from ingot.frontends.stablehlo.syntax import Attribute, Block, Function, Module, Operation
 from ingot.frontends.stablehlo.types import Tensor, show, tensor_type
 from ingot.frontends.stablehlo.values import (
     AnyValue,
@@ -36,8 +37,8 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOp, UnsupportedOpError
 
 # functions that call each other twice each grow without bound
-_MOST_OPERATIONS = 2_000_000
-_DEEPEST_CALL = 64
+_MAX_OPERATIONS = 2_000_000
+_MAX_CALL_DEPTH = 64
 TENSOR, COMPLEX = "tensor", "complex"
 
 
@@ -61,7 +62,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Argument:
-    """What is known of an argument of main beside its type: its name, the sizes that the type leaves open, a value."""
+    """An argument of main beside its type: its name, the sizes that the type leaves open, a value."""
 
     name: str
     shape: tuple[DimLike, ...] | None = None
@@ -83,18 +84,24 @@ def import_module(module: Module, rows: Rows, arguments: Sequence[Argument], whe
     def attempt(known: Known) -> tuple[Importer, dict[str, Node], Sequence[AnyValue]]:
         importer = Importer(module, rows, where, frozenset(a.name for a in arguments))
         inputs, values = _inputs(main, arguments, known)
-        return importer, inputs, importer.function(main, values)
+        values = _annotated(values, main.argument_attributes)
+        return importer, inputs, _annotated(importer.function(main, values), main.result_attributes)
 
-    importer, inputs, results = attempts(attempt, {}, where)
+    importer, inputs, results = with_retries(attempt, {}, where)
     if importer.refused:
         raise UnsupportedOpError(importer.refused, model=where or None)
     names = _output_names(main)
     outputs = [_output(v, n) for v, n in zip(results, names, strict=True)]
-    taken = [a for a in arguments if a.name in inputs]
-    graph = Graph(tuple(inputs[a.name] for a in taken), tuple(n for n, _ in outputs), tuple(names))
+    inputs_taken = [a for a in arguments if a.name in inputs]
+    graph = Graph(tuple(inputs[a.name] for a in inputs_taken), tuple(n for n, _ in outputs), tuple(names))
     types = {a.name: t for a, (_, t) in zip(arguments, main.body.arguments, strict=True)}
-    leaves = tuple(_leaf(a.name, types[a.name]) for a in taken)
+    leaves = tuple(_leaf(a.name, types[a.name]) for a in inputs_taken)
     return Imported(graph, leaves, tuple(leaf for _, leaf in outputs))
+
+
+def _annotated(values: Sequence[AnyValue], attributes: Sequence[Mapping[str, Attribute]]) -> list[AnyValue]:
+    """Values with the shardings that main's signature gives them."""
+    return [annotated(v, attributes[i]) if i < len(attributes) else v for i, v in enumerate(values)]
 
 
 def _leaf(name: str, text: str) -> Leaf:
@@ -138,8 +145,8 @@ def _value(
 def _constant(argument: Argument, type: Tensor, shape: tuple[DimLike, ...]) -> AnyValue:
     value = argument.value
     assert value is not None
-    wanted = np.dtype(type.dtype.numpy)
-    kind = np.result_type(wanted, np.complex64) if type.complex else wanted
+    dtype = np.dtype(type.dtype.numpy)
+    kind = np.result_type(dtype, np.complex64) if type.complex else dtype
     if value.dtype != kind or value.shape != shape:
         raise InputError(
             f"weights of {argument.name!r}", expected=f"{kind}{list(shape)}", got=f"{value.dtype}{list(value.shape)}"
@@ -154,9 +161,9 @@ def _output_names(main: Function) -> list[str]:
     """jax.result_info of each result where it is a name of its own, else output_0, output_1, ..."""
     names: list[str] = []
     for i in range(len(main.result_types)):
-        given = main.result_attributes[i].get("jax.result_info") if i < len(main.result_attributes) else None
+        info = main.result_attributes[i].get("jax.result_info") if i < len(main.result_attributes) else None
         # result['logits'][0] is logits_0
-        text = re.sub(r"\W+", "_", given.removeprefix("result")).strip("_") if isinstance(given, str) else ""
+        text = re.sub(r"\W+", "_", info.removeprefix("result")).strip("_") if isinstance(info, str) else ""
         names.append(text if text and not text[0].isdigit() else f"output_{i}")
     return [n if names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
 
@@ -191,7 +198,7 @@ class Importer:
         self._places: dict[tuple[str, str], str] = {}
 
     def random_key(self) -> Node:
-        """Of a new draw of random numbers."""
+        """The key of a new draw of random numbers."""
         self.draws += 1
         return ops.RandomKey(self.draws - 1)()
 
@@ -205,11 +212,11 @@ class Importer:
                 where=self.where or None,
             )  # fmt: skip
         self.depth += 1
-        if self.depth > _DEEPEST_CALL:
+        if self.depth > _MAX_CALL_DEPTH:
             raise ImportModelError(f"functions that call each other, as @{function.name}", where=self.where or None)
-        outside, self.caller = self.caller, caller
+        outer, self.caller = self.caller, caller
         results = self.block(function.body, arguments, None)
-        self.caller = outside
+        self.caller = outer
         if len(results) != len(function.result_types):
             raise ImportModelError(
                 f"results of @{function.name}", expected=len(function.result_types), got=len(results),
@@ -223,7 +230,7 @@ class Importer:
     ) -> tuple[AnyValue, ...]:
         """The operands of the terminator. With `captures`, `outer` is read through inputs that are gathered there."""
         names = (name for name, _ in block.arguments)
-        scope = Scope(dict(zip(names, arguments, strict=True)), outer, captures, self.sizes.anywhere)
+        scope = Scope(dict(zip(names, arguments, strict=True)), outer, captures, self.sizes.closed_form)
         for op in block.operations:
             if op.name in _TERMINATORS:
                 return tuple(self._operand(scope, name, op) for name in op.operands)
@@ -246,8 +253,8 @@ class Importer:
 
     def _results(self, op: Operation, scope: Scope) -> Sequence[AnyValue]:
         self.count += 1
-        if self.count > _MOST_OPERATIONS:
-            raise ImportModelError("a program is too large", expected=f"at most {_MOST_OPERATIONS} operations")
+        if self.count > _MAX_OPERATIONS:
+            raise ImportModelError("a program is too large", expected=f"at most {_MAX_OPERATIONS} operations")
         operands = [self._operand(scope, name, op) for name in op.operands]
         if any(isinstance(v, Missing) for v in operands):
             return [Missing()] * len(op.results)
@@ -333,7 +340,7 @@ def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
             row = rows.complex[name]
         elif name in _PARTWISE:
             return _partwise(c, rows.real[name], operands)
-        elif name not in _WHOLE:
+        elif name not in _OPS_OF_ANY_VALUES:
             raise Unsupported("of complex numbers")
     if row is None:
         raise Unsupported(_NO_ROW)
@@ -343,7 +350,7 @@ def call_row(c: Call, operands: Sequence[AnyValue]) -> tuple[AnyValue, ...]:
 
 
 # these take values of any kind
-_WHOLE = frozenset((
+_OPS_OF_ANY_VALUES = frozenset((
     "stablehlo.while", "stablehlo.case", "stablehlo.if", "stablehlo.map", "stablehlo.reduce", "stablehlo.sort",
     "stablehlo.scatter", "stablehlo.reduce_window", "stablehlo.select_and_scatter", "func.call", "stablehlo.composite",
     "stablehlo.custom_call", "stablehlo.tuple", "stablehlo.get_tuple_element", "stablehlo.get_dimension_size",

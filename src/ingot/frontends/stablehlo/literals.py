@@ -15,7 +15,7 @@ from ingot.ir.types import DType
 from ingot.support.errors import ImportModelError
 
 _ITEM = re.compile(r"-?0x[0-9A-Fa-f]+|-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|true|false|-?(?:nan|inf)")
-_INLINE = 8  # elements that are written out
+_MAX_INLINE_ELEMENTS = 8  # elements that are written out
 
 
 def arrays(dense: Dense, resources: Mapping[str, str]) -> tuple[np.ndarray, ...]:
@@ -124,12 +124,12 @@ def dense(array: np.ndarray, type: str) -> Dense:
         return Dense(_written(array, lambda v: "true" if v else "false"), type)
     if array.dtype.name in ("int4", "uint4"):
         return Dense(_written(array, lambda v: str(int(v))), type)
-    if array.size <= _INLINE and array.dtype.kind in "iu":
+    if array.size <= _MAX_INLINE_ELEMENTS and array.dtype.kind in "iu":
         return Dense(_written(array, lambda v: str(int(v))), type)
     raw = np.asarray(array, order="C")
     if raw.dtype.byteorder == ">":
         raw = raw.astype(raw.dtype.newbyteorder("<"))
-    if array.size <= _INLINE:
+    if array.size <= _MAX_INLINE_ELEMENTS:
         width = 2 * raw.itemsize
         bits = raw.view(f"u{raw.itemsize}")
         return Dense(_written(bits, lambda v: f"0x{int(v):0{width}X}"), type)

@@ -1,4 +1,4 @@
-"""Where in the user's program an operation comes from, of MLIR's location texts.
+"""The place in the user's program that an operation comes from, read from MLIR's location texts.
 
 callsite("jit(f)/dot_general"(#loc4) at #loc9)   ->   dot_general at model.py:31
 """
@@ -26,8 +26,8 @@ def describe(text: str, aliases: Mapping[str, str], caller: str = "") -> str:
             break
         expanded = _ALIAS.sub(lambda m: aliases.get(m[0], "unknown"), expanded)
     files, name = list(_FILE.finditer(expanded)), _NAME.search(expanded)
-    own = (f for f in files if "-packages/" not in f[1])
-    file = next(own, files[0] if files else None)
+    user_files = (f for f in files if "-packages/" not in f[1])
+    file = next(user_files, files[0] if files else None)
     if file is None:
         only = name or re.match(r'"([^"]*)"', expanded)
         return " in ".join(filter(None, (only[1] if only else "", caller)))

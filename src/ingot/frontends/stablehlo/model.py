@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ingot.frontends.shared.apart import bound, run_apart
 from ingot.frontends.shared.dynamic import Dynamic, requests
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.subprocesses import limit_resources, run_in_subprocess
 from ingot.frontends.shared.weights import Weights, arrays_of
 from ingot.frontends.stablehlo.importer import COMPLEX, Argument, Leaf, import_module
 from ingot.frontends.stablehlo.pretty import parse
@@ -28,10 +28,10 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError
 
 BYTECODE = b"ML\xefR"
-_BOOT = "from ingot.frontends.stablehlo.model import main; main()"
-_SECONDS = 300
-_MEMORY = 4 << 30  # of addresses: jaxlib alone takes one GB
-_LARGEST_RATIO = 64  # of memory to bytecode: constants are copied some times, and become text
+_READER_CODE = "from ingot.frontends.stablehlo.model import main; main()"
+_READER_SECONDS = 300
+_READER_MEMORY_BYTES = 4 << 30  # of addresses: jaxlib alone takes one GB
+_MAX_MEMORY_RATIO = 64  # of memory to bytecode: constants are copied some times, and become text
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class ImportedModel:
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The graph's inputs of a call's arguments, by position or by name."""
         names = [leaf.name for leaf in self.inputs]
-        given = dict(zip(names, args, strict=False)) | dict(kwargs)
-        if len(given) != len(args) + len(kwargs) or set(given) != set(names):
+        values = dict(zip(names, args, strict=False)) | dict(kwargs)
+        if len(values) != len(args) + len(kwargs) or set(values) != set(names):
             raise InputError("inputs", expected=", ".join(names), got=f"{len(args)} values, and {list(kwargs)} by name")
-        return self.given([given[name] for name in names])
+        return self.graph_inputs([values[name] for name in names])
 
-    def given(self, values: Sequence[Any]) -> list[Any]:
+    def graph_inputs(self, values: Sequence[Any]) -> list[Any]:
         """The graph's inputs of main's arguments in their order."""
-        return [_given(leaf, value) for leaf, value in zip(self.inputs, values, strict=True)]
+        return [_leaf_array(leaf, value) for leaf, value in zip(self.inputs, values, strict=True)]
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
         """One array, or a tuple in main's order, of the graph's outputs."""
@@ -69,13 +69,13 @@ class ImportedModel:
         return [_result(leaf, y) for leaf, y in zip(self.outputs, outputs, strict=True)]
 
 
-def _given(leaf: Leaf, value: Any) -> Any:
+def _leaf_array(leaf: Leaf, value: Any) -> Any:
     """An argument as the graph takes it."""
     if leaf.kind != COMPLEX:
         return value
-    array, wanted = np.asarray(value), np.result_type(leaf.dtype.numpy, np.complex64)
-    if array.dtype != wanted:
-        raise InputError(f"input {leaf.name!r}", expected=wanted, got=array.dtype)
+    array, dtype = np.asarray(value), np.result_type(leaf.dtype.numpy, np.complex64)
+    if array.dtype != dtype:
+        raise InputError(f"input {leaf.name!r}", expected=dtype, got=array.dtype)
     return np.stack([np.real(array), np.imag(array)], -1)
 
 
@@ -87,14 +87,9 @@ def _result(leaf: Leaf, value: Any) -> Any:
 
 
 def import_stablehlo(
-    source: str | os.PathLike[str] | bytes | Module,
-    *,
-    dynamic: Dynamic = None,
-    weights: Weights | None = None,
-    names: Sequence[str] | None = None,
-    shapes: Sequence[tuple[DimLike, ...] | None] | None = None,
-    where: str = "",
-) -> ImportedModel:
+    source: str | os.PathLike[str] | bytes | Module, *, dynamic: Dynamic = None, weights: Weights | None = None,
+    names: Sequence[str] | None = None, shapes: Sequence[tuple[DimLike, ...] | None] | None = None, where: str = "",
+) -> ImportedModel:  # fmt: skip
     """A StableHLO program as a MODEL-level graph.
 
     source: a path, the text itself (it has a line break), portable bytecode, or a parsed module.
@@ -111,18 +106,18 @@ def import_stablehlo(
     module, where = _module(source, where)
     main = module.main
     if main is None:
-        found = ", ".join(module.functions)
-        raise ImportModelError("a module has no main function", expected="@main", got=found, where=where or None)
+        functions = ", ".join(module.functions)
+        raise ImportModelError("a module has no main function", expected="@main", got=functions, where=where or None)
     labels = _names(module) if names is None else list(names)
     values = arrays_of(weights, labels)
     declared = [_declared(type, shapes[i] if shapes else None) for i, (_, type) in enumerate(main.body.arguments)]
-    asked = requests(dynamic, dict(zip(labels, declared, strict=True)))
+    requested = requests(dynamic, dict(zip(labels, declared, strict=True)))
     arguments = [
-        Argument(label, None if shape is None else asked.shapes[label], values.get(label))
+        Argument(label, None if shape is None else requested.shapes[label], values.get(label))
         for label, shape in zip(labels, declared, strict=True)
     ]
     imported = import_module(module, ROWS, arguments, where)
-    graph = replace(imported.graph, bounds=asked.limits(imported.graph))
+    graph = replace(imported.graph, bounds=requested.limits(imported.graph))
     return ImportedModel(graph, imported.inputs, imported.outputs)
 
 
@@ -165,13 +160,13 @@ def text_apart(bytecode: bytes, where: str) -> str:
     if importlib.util.find_spec("jaxlib") is None:
         fix = "pip install 'ingot-compiler[jax]', or give the program as text"
         raise ImportModelError("reading StableHLO bytecode needs jaxlib", where=where or None, fix=fix)
-    return run_apart(_BOOT, [], "not readable as StableHLO bytecode", where, given=bytecode).decode()
+    return run_in_subprocess(_READER_CODE, [], "not readable as StableHLO bytecode", where, stdin=bytecode).decode()
 
 
 def main() -> None:
     """In the process: bytecode from stdin, text to stdout."""
     data = sys.stdin.buffer.read()
-    bound(_SECONDS, _MEMORY + _LARGEST_RATIO * len(data))
+    limit_resources(_READER_SECONDS, _READER_MEMORY_BYTES + _MAX_MEMORY_RATIO * len(data))
     try:
         text = text_of(data)
     except Exception as e:  # of MLIR's own kind, a ValueError, or a MemoryError
@@ -188,15 +183,15 @@ def _names(module: Module) -> list[str]:
     for i, (name, _) in enumerate(main.body.arguments):
         text = main.argument_locs[i] if i < len(main.argument_locs) else ""
         text = module.locations.get(text, text)
-        given = re.fullmatch(r'"([^"]*)"', text)
-        out.append(given[1] if given and given[1] else name.lstrip("%"))
+        quoted = re.fullmatch(r'"([^"]*)"', text)
+        out.append(quoted[1] if quoted and quoted[1] else name.lstrip("%"))
     return out if len(set(out)) == len(out) else [n.lstrip("%") for n, _ in main.body.arguments]
 
 
-def _declared(text: str, given: tuple[DimLike, ...] | None) -> tuple[DimLike | None, ...] | None:
+def _declared(text: str, sizes: tuple[DimLike, ...] | None) -> tuple[DimLike | None, ...] | None:
     """The sizes of an argument; None for one that is no tensor, or that is refused with all others."""
-    if given is not None or not text.startswith("tensor<"):
-        return given
+    if sizes is not None or not text.startswith("tensor<"):
+        return sizes
     try:
         return tensor_type(text).shape
     except Unsupported:

@@ -23,7 +23,7 @@ from ingot.frontends.stablehlo.syntax import (
     Symbol,
 )
 
-_DEEPEST = 100  # regions and attributes within each other
+_MAX_DEPTH = 100  # regions and attributes within each other
 _END = ""
 T = TypeVar("T")
 Named = tuple[str, str]
@@ -56,9 +56,9 @@ class Parser:
         return token
 
     def accept(self, token: str) -> bool:
-        found = self.tokens[self.at] == token
-        self.at += found
-        return found
+        is_next = self.tokens[self.at] == token
+        self.at += is_next
+        return is_next
 
     def expect(self, token: str) -> None:
         if self.tokens[self.at] != token:
@@ -77,18 +77,19 @@ class Parser:
                 self.expect(close)
                 return out
 
-    def skip(self) -> None:
-        """<...>: how values are spread over devices, which nothing asks for."""
+    def skip(self) -> str:
+        """<...>: how values are spread over devices, as text."""
         self.expect("<")
-        depth = 1
+        tokens, depth = ["<"], 1
         while depth:
-            token = self.take()
+            tokens.append(token := self.take())
             depth += (token == "<") - (token == ">")
+        return "".join(tokens)
 
     def nested(self, item: Callable[[], T]) -> T:
         self.depth += 1
-        if self.depth > _DEEPEST:
-            self.fail(f"at most {_DEEPEST} levels of nesting")
+        if self.depth > _MAX_DEPTH:
+            self.fail(f"at most {_MAX_DEPTH} levels of nesting")
         out = item()
         self.depth -= 1
         return out
@@ -198,13 +199,13 @@ class Parser:
         name = self.take()
         count = sum(n for _, n in results)
         if name[0] == '"':
-            made = self.generic(string(name), count)
+            operation = self.generic(string(name), count)
         elif name[0].isalpha():
-            made = self.pretty(name, count)
+            operation = self.pretty(name, count)
         else:
             self.at -= 1
             self.fail("an operation")
-        op, operands, attributes, regions, types = made
+        op, operands, attributes, regions, types = operation
         if len(types) != count and results:
             self.fail(f"{count} result types for {op}", self.at - 1)
         names = [n if k == 1 else f"{n}#{i}" for n, k in results for i in range(k)]
@@ -296,8 +297,8 @@ class Parser:
             self.fail("a function with sym_name and function_type", self.at - 1)
         inputs, outputs = Parser(signature.text, self.where).signature()
         body = regions[0] if regions else Block(tuple(("", t) for t in inputs), ())
-        given = (attributes.get("arg_attrs"), attributes.get("res_attrs"))
-        of_arguments, of_results = map(_dictionaries, given)
+        attribute_lists = (attributes.get("arg_attrs"), attributes.get("res_attrs"))
+        of_arguments, of_results = map(_dictionaries, attribute_lists)
         visibility = attributes.get("sym_visibility")
         self.optional_location()
         return Function(

@@ -28,7 +28,7 @@ class _TextParser(Parser):
 
 @dataclass
 class _Pieces:
-    """What stood between an operation's name and its types."""
+    """The parts between an operation's name and its types."""
 
     operands: list[str] = field(default_factory=list[str])
     inits: list[str] = field(default_factory=list[str])
@@ -57,7 +57,7 @@ def operation(p: Parser, name: str, count: int) -> Parts:
     rename = _KEYS.get(name)
     if pieces.named or pieces.lists or pieces.words or pieces.symbols or rename:
         attributes = _named(name, pieces, rename)
-    short = _SHORT.get(name, name)
+    short = _FULL_NAMES.get(name, name)
     return short, [*pieces.operands, *pieces.inits], attributes, regions, types
 
 
@@ -77,7 +77,7 @@ def _pieces(p: Parser) -> _Pieces:
         elif token == "(":
             _group(p, out)
         elif token == "<":
-            p.skip()
+            out.attributes["sharding"] = Raw(p.skip())
         elif token == "[":
             out.lists.append(_list(p))
         elif token == "{":
@@ -187,7 +187,7 @@ def _entry(p: Parser) -> tuple[str, Attribute]:
 # --- types
 
 # of a type list without an arrow, the last is the result's, unless every operand gives a result
-_EACH = {"stablehlo.while", "stablehlo.optimization_barrier"}
+_TYPE_PER_OPERAND = {"stablehlo.while", "stablehlo.optimization_barrier"}
 _NO_RESULTS = {"return", "func.return", "stablehlo.return"}
 
 
@@ -205,7 +205,7 @@ def _types(p: Parser, name: str, count: int) -> list[str]:
             return p.type_list()
     if name in _NO_RESULTS:
         return []
-    return types if name in _EACH else types * count if len(types) == 1 else types[-1:]
+    return types if name in _TYPE_PER_OPERAND else types * count if len(types) == 1 else types[-1:]
 
 
 # --- regions
@@ -245,15 +245,15 @@ def _reducer(p: Parser, pieces: _Pieces, types: list[str]) -> Block:
 
 def _element(type: str) -> str:
     """tensor<2x?xcomplex<f32>, #bounds> -> complex<f32>"""
-    inside = type[type.index("<") + 1 : -1]
-    while inside[:1].isdigit() or inside[:1] == "?":
-        inside = inside.partition("x")[2]
+    content = type[type.index("<") + 1 : -1]
+    while content[:1].isdigit() or content[:1] == "?":
+        content = content.partition("x")[2]
     depth = 0
-    for i, ch in enumerate(inside):
+    for i, ch in enumerate(content):
         depth += (ch == "<") - (ch == ">")
         if ch == "," and depth == 0:
-            return inside[:i]
-    return inside
+            return content[:i]
+    return content
 
 
 # --- attributes in generic form
@@ -282,12 +282,12 @@ def _text(values: Attribute) -> str:
 
 
 def _enum(kind: str) -> Callable[[Attribute], Attribute]:
-    def made(value: Attribute) -> Attribute:
+    def attribute(value: Attribute) -> Attribute:
         if isinstance(value, list):
             return [Raw(f"#stablehlo<{kind} {v}>") for v in value]
         return Raw(f"#stablehlo<{kind} {value}>") if isinstance(value, str) else value
 
-    return made
+    return attribute
 
 
 def _plain(value: Attribute) -> Attribute:
@@ -323,7 +323,7 @@ _KEYS: Mapping[str, Mapping[str, tuple[str, Made]]] = {
     "stablehlo.cholesky": {"lower": ("lower", _plain)},
     "chlo.top_k": {"k": ("k", _i64)},
 }
-_SHORT = {"call": "func.call", "return": "func.return"}
+_FULL_NAMES = {"call": "func.call", "return": "func.return"}
 
 
 def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, Made]] | None) -> dict[str, Attribute]:
@@ -333,8 +333,8 @@ def _named(name: str, pieces: _Pieces, rename: Mapping[str, tuple[str, Made]] | 
     if special is not None:
         out |= special(pieces)
     for key, value in pieces.named.items():
-        generic, made = table.get(key, (key, _ints))
-        out[generic] = made(value)
+        generic, make = table.get(key, (key, _ints))
+        out[generic] = make(value)
     return out | pieces.attributes
 
 
@@ -361,14 +361,14 @@ def _slice(pieces: _Pieces) -> dict[str, Attribute]:
 
 
 def _dot(pieces: _Pieces) -> dict[str, Attribute]:
-    sides: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     for key, kind in (("batching_dims", "batching"), ("contracting_dims", "contracting")):
         value = pieces.named.pop(key, None)
         joined = value["joined"] if isinstance(value, dict) else [[], []]
         assert isinstance(joined, list)
         for side, dims in zip(("lhs", "rhs"), joined, strict=True):
-            sides[f"{side}_{kind}_dimensions"] = _text(dims)
-    shown = ", ".join(f"{k} = {v}" for k, v in sides.items() if v != "[]")
+            attributes[f"{side}_{kind}_dimensions"] = _text(dims)
+    shown = ", ".join(f"{k} = {v}" for k, v in attributes.items() if v != "[]")
     return {"dot_dimension_numbers": Raw(f"#stablehlo.dot<{shown}>")}
 
 
@@ -400,11 +400,11 @@ def _format(pieces: _Pieces) -> dict[str, Attribute]:
 
 
 def _callee(key: str) -> Callable[[_Pieces], dict[str, Attribute]]:
-    def made(pieces: _Pieces) -> dict[str, Attribute]:
+    def read(pieces: _Pieces) -> dict[str, Attribute]:
         (symbol,) = pieces.symbols or [None]
         return {key: symbol.name if isinstance(symbol, Symbol) and key == "call_target_name" else symbol}
 
-    return made
+    return read
 
 
 def _index(pieces: _Pieces) -> dict[str, Attribute]:
@@ -413,16 +413,9 @@ def _index(pieces: _Pieces) -> dict[str, Attribute]:
 
 
 _SPECIAL: Mapping[str, Callable[[_Pieces], dict[str, Attribute]]] = {
-    "stablehlo.compare": _compare,
-    "chlo.broadcast_compare": _chlo_compare,
-    "stablehlo.slice": _slice,
-    "stablehlo.dot_general": _dot,
-    "stablehlo.convolution": _convolution,
-    "stablehlo.dynamic_conv": _convolution,
-    "stablehlo.reduce_precision": _format,
-    "stablehlo.custom_call": _callee("call_target_name"),
-    "stablehlo.composite": _callee("name"),
-    "func.call": _callee("callee"),
-    "call": _callee("callee"),
+    "stablehlo.compare": _compare, "chlo.broadcast_compare": _chlo_compare, "stablehlo.slice": _slice,
+    "stablehlo.dot_general": _dot, "stablehlo.convolution": _convolution, "stablehlo.dynamic_conv": _convolution,
+    "stablehlo.reduce_precision": _format, "stablehlo.custom_call": _callee("call_target_name"),
+    "stablehlo.composite": _callee("name"), "func.call": _callee("callee"), "call": _callee("callee"),
     "stablehlo.get_tuple_element": _index,
-}
+}  # fmt: skip

@@ -46,8 +46,8 @@ def _function(f: Function) -> Iterator[str]:
         for i, (name, type) in enumerate(f.body.arguments)
     ]
     results = [with_attributes(t, f.result_attributes, i) for i, t in enumerate(f.result_types)]
-    seen = f"{f.visibility} " if f.visibility else ""
-    head = f"  func.func {seen}@{_name(f.name)}({', '.join(arguments)}) -> ({', '.join(results)})"
+    visibility = f"{f.visibility} " if f.visibility else ""
+    head = f"  func.func {visibility}@{_name(f.name)}({', '.join(arguments)}) -> ({', '.join(results)})"
     if not f.body.operations:
         yield head
         return

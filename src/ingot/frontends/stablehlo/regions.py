@@ -39,29 +39,25 @@ class Region:
         return unflatten(self.results, out)
 
     def combiner(self) -> str | None:
-        """What two scalars are combined by: sum prod max min and or, or set, the second alone; None for another."""
+        """The kind of combination of two scalars: sum prod max min and or, or set, the second alone; None for
+        another."""
         if len(self.inputs) != 2 or len(self.outputs) != 1:
             return None
         (a, b), (out,) = self.inputs, self.outputs
         if out is b:
             return "set"
         for kind, op in _COMBINERS.items():
-            if _takes(op, a) and (out is op(a, b) or out is op(b, a)):
+            if _is_defined_on(op, a) and (out is op(a, b) or out is op(b, a)):
                 return kind
         return None
 
 
 _COMBINERS: Mapping[str, Op] = {
-    "sum": ops.Add(),
-    "prod": ops.Mul(),
-    "max": ops.Max(),
-    "min": ops.Min(),
-    "and": ops.And(),
-    "or": ops.Or(),
-}
+    "sum": ops.Add(), "prod": ops.Mul(), "max": ops.Max(), "min": ops.Min(), "and": ops.And(), "or": ops.Or(),
+}  # fmt: skip
 
 
-def _takes(op: Op, x: Node) -> bool:
+def _is_defined_on(op: Op, x: Node) -> bool:
     return not isinstance(op, ops.And | ops.Or) or not x.dtype.is_float
 
 
@@ -82,24 +78,24 @@ def region_of(c: Call, block: Block, likes: Sequence[AnyValue]) -> Region:
 
 
 # which say something of a gradient, and give their first operand
-_SAME = ops.Cotangent | ops.CustomGradient | ops.StopGradient | ops.UnknownGradient
+_IDENTITY_OPS = ops.Cotangent | ops.CustomGradient | ops.StopGradient | ops.UnknownGradient
 
 
 def elementwise(roots: Sequence[Node], images: Mapping[Node, Node], shape: Shape) -> tuple[Node, ...]:
     """`roots`, a computation on scalars, with scalars replaced by tensors of `shape`."""
-    made = dict(images)
+    values = dict(images)
 
     def wide(n: Node) -> Node:
-        return made[n] if n in made else ops.broadcast_to(n, shape)
+        return values[n] if n in values else ops.broadcast_to(n, shape)
 
     # what does not read a replaced scalar stays a scalar
     for n in topological(roots, lambda n: () if n in images else n.inputs):
-        if n in made or not any(i in made for i in n.inputs):
+        if n in values or not any(i in values for i in n.inputs):
             continue
-        if isinstance(n.op, ops.Elementwise | _SAME) and len(n.types) == 1:
-            made[n] = n.op(*map(wide, n.inputs), loc=n.loc)
+        if isinstance(n.op, ops.Elementwise | _IDENTITY_OPS) and len(n.types) == 1:
+            values[n] = n.op(*map(wide, n.inputs), loc=n.loc)
         elif n.op.rearranges and n.type.size == 1 and n.inputs[0].type.rank == 0 and n.type.rank == 0:
-            made[n] = made[n.inputs[0]]
+            values[n] = values[n.inputs[0]]
         else:
             raise Unsupported(f"a region with {n.op.name}")
     return tuple(wide(r) for r in roots)

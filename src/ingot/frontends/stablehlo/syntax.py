@@ -1,4 +1,4 @@
-"""What StableHLO text says, before it means anything: operations with attributes and regions, in generic form.
+"""The syntax of StableHLO text: operations with attributes and regions, in generic form.
 
     module    ::= function*
     function  ::= name, block                       visibility and attributes beside

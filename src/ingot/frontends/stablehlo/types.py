@@ -1,4 +1,4 @@
-"""What the text of a type means."""
+"""Types, read from their text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Quant:
     """!quant.uniform: real = (stored - zero) * scale, per tensor or along `axis`; stored values lie in low..high."""
 
     storage: DType
-    expressed: DType
+    expressed_dtype: DType
     low: int
     high: int
     scales: tuple[float, ...]
@@ -49,7 +49,7 @@ NAMES: dict[DType, str] = {}
 for _name, _type in _DTYPES.items():
     NAMES.setdefault(_type, _name)
 _DIM = re.compile(r"(\d+|\?)x")
-_MOST_ELEMENTS = 1 << 44
+_MAX_ELEMENTS = 1 << 44
 
 
 @lru_cache(maxsize=4096)
@@ -57,15 +57,15 @@ def tensor_type(text: str) -> Tensor:
     """Raises Unsupported for element types that Ingot has none for, ImportModelError for what is no tensor type."""
     if not text.startswith("tensor<"):
         raise ImportModelError("a type", expected="tensor<...>", got=text[:60])
-    inside, shape, at = text[len("tensor<") : -1], list[int | None](), 0
-    while match := _DIM.match(inside, at):
+    content, shape, at = text[len("tensor<") : -1], list[int | None](), 0
+    while match := _DIM.match(content, at):
         shape.append(None if match[1] == "?" else int(match[1]))
         at = match.end()
-    element, _, encoding = _split(inside[at:])
+    element, _, encoding = _split(content[at:])
     count = 1
     for d in shape:
         count *= d or 1
-    if count > _MOST_ELEMENTS:
+    if count > _MAX_ELEMENTS:
         raise ImportModelError("a tensor is too large", got=text[:60])
     dims, limits = tuple(shape), _limits(encoding)
     if element.startswith("complex<"):
@@ -86,10 +86,10 @@ def _split(text: str) -> tuple[str, str, str]:
 
 
 def _dtype(name: str) -> DType:
-    found = _DTYPES.get(name)
-    if found is None:
+    dtype = _DTYPES.get(name)
+    if dtype is None:
         raise Unsupported(f"element type {name}")
-    return found
+    return dtype
 
 
 def _limits(encoding: str) -> tuple[int | None, ...]:
@@ -116,10 +116,10 @@ def _quant(text: str) -> Quant:
         pairs = []
     if not pairs or (axis is None and len(pairs) > 1):
         raise Unsupported(f"element type {text[:60]}")
-    least, most = storage.range
+    min_level, max_level = storage.range
     scales, zeros = zip(*pairs, strict=True)
     return Quant(
-        storage, _dtype(expressed), least if low is None else int(low), most if high is None else int(high),
+        storage, _dtype(expressed), min_level if low is None else int(low), max_level if high is None else int(high),
         scales, zeros, None if axis is None else int(axis),
     )  # fmt: skip
 

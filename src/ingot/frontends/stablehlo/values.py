@@ -1,4 +1,4 @@
-"""What the importer computes with, and what a row knows of the operation that it imports."""
+"""The values of the importer, and the view that a row has of the operation that it imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ingot.frontends.shared import rows
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.stablehlo import literals, parser
@@ -111,12 +111,12 @@ class Scope:
     values: dict[str, AnyValue] = field(default_factory=dict[str, AnyValue])
     parent: Scope | None = None
     captures: dict[Node, Node] | None = None
-    anywhere: Callable[[Node], Node | None] = lambda node: None
+    closed_form: Callable[[Node], Node | None] = lambda node: None
 
     def get(self, name: str) -> AnyValue | None:
-        found = self.values.get(name)
-        if found is not None or self.parent is None:
-            return found
+        value = self.values.get(name)
+        if value is not None or self.parent is None:
+            return value
         outer = self.parent.get(name)
         if self.captures is None or outer is None or isinstance(outer, Missing | Token):
             return outer
@@ -124,7 +124,7 @@ class Scope:
         return inner
 
     def _capture(self, node: Node) -> Node:
-        free = self.anywhere(node)
+        free = self.closed_form(node)
         if free is not None:
             return free
         assert self.captures is not None
@@ -134,7 +134,7 @@ class Scope:
 
 
 class Context(Protocol):
-    """What a row may ask of the import; see `importer.Importer`."""
+    """The part of the importer that rows use; see `importer.Importer`."""
 
     module: Module
     rows: Rows
@@ -227,10 +227,10 @@ class Call:
     def fields(self, name: str) -> Call:
         """A dialect attribute (`#stablehlo.gather<...>`) whose fields are then read as attributes are."""
         value = self._get(name)
-        found = parser.fields(value.text) if isinstance(value, Raw) and "<" in value.text else None
-        if found is None:
+        attributes = parser.fields(value.text) if isinstance(value, Raw) and "<" in value.text else None
+        if attributes is None:
             raise Unsupported(f"{name} = {value}")
-        return Call(self.importer, self.op, self.scope, self.types, self.loc, found)
+        return Call(self.importer, self.op, self.scope, self.types, self.loc, attributes)
 
     def sizes(self, node: object) -> tuple[DimLike, ...]:
         """The elements of an integer tensor as sizes. Raises Unsupported where only the run knows them."""

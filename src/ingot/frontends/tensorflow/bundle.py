@@ -26,10 +26,10 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 from ingot.support.files import open_regular
 
-_FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
-_TRAILER = 5  # compression and checksum behind each block
-_MOST_BLOCK = 1 << 28
-_MOST_SHARDS = 1 << 16
+_FOOTER_BYTES, _MAGIC = 48, 0xDB4775248B80FB57
+_TRAILER_BYTES = 5  # compression and checksum behind each block
+_MAX_BLOCK_BYTES = 1 << 28
+_MAX_SHARDS = 1 << 16
 
 
 def map_file(path: Path, root: Path) -> memoryview:
@@ -69,7 +69,7 @@ class Bundle:
                     raise ImportModelError("a checkpoint in big-endian order", where=str(path))
             else:
                 entries[key.decode(errors="surrogateescape")] = m
-        if not 0 < shards <= _MOST_SHARDS:
+        if not 0 < shards <= _MAX_SHARDS:
             raise ImportModelError("a checkpoint's shards", expected="some", got=shards, where=str(path))
         return Bundle(prefix, root, entries, shards)
 
@@ -103,10 +103,10 @@ class Bundle:
 def _table(data: memoryview, path: str) -> Iterator[tuple[bytes, memoryview]]:
     """The entries of a table, in order of their keys."""
     source = Source("TensorFlow", "a table of LevelDB", path)
-    if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
+    if len(data) < _FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
         raise source.malformed("no table's footer")
     end = len(data) - 8
-    at = len(data) - _FOOTER
+    at = len(data) - _FOOTER_BYTES
     for _ in range(2):  # of the index of metadata, which is not read
         _, at = varint(data, at, end, source)
     offset, at = varint(data, at, end, source)
@@ -118,7 +118,7 @@ def _table(data: memoryview, path: str) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def _block(data: memoryview, offset: int, size: int, source: Source) -> Iterator[tuple[bytes, memoryview]]:
-    if offset + size + _TRAILER > len(data) - _FOOTER + _TRAILER or size > _MOST_BLOCK:
+    if offset + size + _TRAILER_BYTES > len(data) - _FOOTER_BYTES + _TRAILER_BYTES or size > _MAX_BLOCK_BYTES:
         raise source.malformed(f"a block of {size} bytes at byte {offset}")
     block, kind = data[offset : offset + size], data[offset + size]
     if kind == 1:
@@ -132,19 +132,19 @@ def _block(data: memoryview, offset: int, size: int, source: Source) -> Iterator
     at, key = 0, b""
     while at < end:
         shared, at = varint(block, at, end, source)
-        own, at = varint(block, at, end, source)
+        own_bytes, at = varint(block, at, end, source)
         length, at = varint(block, at, end, source)
-        if shared > len(key) or at + own + length > end:
+        if shared > len(key) or at + own_bytes + length > end:
             raise source.malformed(f"an entry at byte {offset + at}")
-        key = key[:shared] + bytes(block[at : at + own])
-        yield key, block[at + own : at + own + length]
-        at += own + length
+        key = key[:shared] + bytes(block[at : at + own_bytes])
+        yield key, block[at + own_bytes : at + own_bytes + length]
+        at += own_bytes + length
 
 
 def unsnappy(data: memoryview, source: Source) -> bytes:
     """Snappy's format: the length, then literals and copies of what came before."""
     size, at = varint(data, 0, len(data), source)
-    if size > _MOST_BLOCK:
+    if size > _MAX_BLOCK_BYTES:
         raise source.malformed(f"a block of {size} bytes")
     out = bytearray()
     while at < len(data):
@@ -161,12 +161,12 @@ def unsnappy(data: memoryview, source: Source) -> bytes:
         else:
             width = (1, 2, 4)[(tag & 3) - 1]
             length = 4 + (tag >> 2 & 7) if width == 1 else (tag >> 2) + 1
-            back = int.from_bytes(data[at : at + width], "little") | ((tag >> 5) << 8 if width == 1 else 0)
+            distance = int.from_bytes(data[at : at + width], "little") | ((tag >> 5) << 8 if width == 1 else 0)
             at += width
-            if not 0 < back <= len(out):
+            if not 0 < distance <= len(out):
                 raise source.malformed("a copy from before the start")
             while length:
-                part = out[-back:][:length] if back > length else out[-back:]
+                part = out[-distance:][:length] if distance > length else out[-distance:]
                 part = part[:length]
                 out += part
                 length -= len(part)

@@ -36,27 +36,27 @@ def of_function(function: Any, example_inputs: Any = None) -> ImportedFunction:
     graph = concrete.graph
     data = graph.as_graph_def().SerializeToString()
     where = str(concrete.name.decode() if isinstance(concrete.name, bytes) else concrete.name)
-    held = {id(v.handle): v for v in graph.variables}
+    variable_of = {id(v.handle): v for v in graph.variables}
     captured: dict[str, Value] = {}
     variables: dict[str, Node] = {}
     for outer, inner in graph.captures:
-        variable = held.get(id(outer))
+        variable = variable_of.get(id(outer))
         if variable is not None:
             captured[inner.name] = Variable(inner.name)
             variables[inner.name] = const(variable.numpy(), loc=variable.name)
         elif outer.dtype.is_numpy_compatible and hasattr(outer, "numpy"):
             captured[inner.name] = const(outer.numpy())
-    own = [t for t in graph.inputs if t.name not in {inner.name for _, inner in graph.captures}]
+    own_inputs = [t for t in graph.inputs if t.name not in {inner.name for _, inner in graph.captures}]
     program = Program(
         GraphDef.read(read_message(memoryview(data), "a GraphDef", where)),
-        tuple(_endpoint(t) for t in own),
+        tuple(_endpoint(t) for t in own_inputs),
         tuple(Endpoint(_word(t), t.name) for t in graph.outputs if t is not None),
         where,
         effects=tuple(op.name for op in graph.control_outputs),
         captured=captured,
         variables=variables,
     )
-    return ImportedFunction(program, _flattener(concrete, own), _unflattener(concrete))
+    return ImportedFunction(program, _flattener(concrete, own_inputs), _unflattener(concrete))
 
 
 def _concrete(function: Any, example_inputs: Any) -> Any:

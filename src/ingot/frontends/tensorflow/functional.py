@@ -15,13 +15,13 @@ from ingot.frontends.tensorflow.proto import FunctionDef, GraphDef, Message, Nod
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
-OLD = frozenset(("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"))
-_OF_LOOPS = OLD - {"Merge", "Switch"}
+CONTROL_FLOW_OPS = frozenset(("Enter", "Exit", "Merge", "Switch", "NextIteration", "LoopCond", "RefSwitch", "RefMerge"))
+_LOOP_OPS = CONTROL_FLOW_OPS - {"Merge", "Switch"}
 
 
 def functional(graph: GraphDef) -> GraphDef:
-    """The same graph without the control flow of TensorFlow 1, as far as it has the forms above."""
-    if not any(n.op in OLD for n in graph.nodes.values()):
+    """The graph without TensorFlow 1's control flow, as far as it has the forms above."""
+    if not any(n.op in CONTROL_FLOW_OPS for n in graph.nodes.values()):
         return graph
     rewriter = _Rewriter(dict(graph.nodes), dict(graph.functions))
     while rewriter.step():
@@ -31,7 +31,7 @@ def functional(graph: GraphDef) -> GraphDef:
 
 @dataclass(frozen=True, eq=False)
 class _Variable:
-    """What a loop carries: enter -> merge -> switch -> body -> next, and from the switch the exits."""
+    """A variable that a loop carries: enter -> merge -> switch -> body -> next, and from the switch the exits."""
 
     enter: NodeDef
     merge: NodeDef
@@ -84,19 +84,19 @@ class _Rewriter:
         for i, v in enumerate(variables):
             for e in v.exits:
                 self._put(e.name, "Identity", [f"{loop}:{i}"])
-        gone = [test, *enters, *(n for v in variables for n in (v.merge, v.switch, v.next))]
-        self._remove(gone, (cond, body))
+        removed = [test, *enters, *(n for v in variables for n in (v.merge, v.switch, v.next))]
+        self._remove(removed, (cond, body))
         return True
 
     def _variables(self, enter: NodeDef, readers: Mapping[str, Sequence[NodeDef]]) -> Iterator[_Variable]:
         for merge in (n for n in readers.get(enter.name, ()) if n.op == "Merge"):
             sources = [self.nodes.get(_name(t)) for t in merge.data_inputs]
             nexts = [n for n in sources if n is not None and n.op == "NextIteration"]
-            found = [n for n in readers.get(merge.name, ()) if n.op == "Switch" and self._of_loop(n)]
-            if len(nexts) != 1 or len(found) != 1:
+            switches = [n for n in readers.get(merge.name, ()) if n.op == "Switch" and self._of_loop(n)]
+            if len(nexts) != 1 or len(switches) != 1:
                 continue
-            exits = tuple(n for n in readers.get(found[0].name, ()) if n.op == "Exit")
-            yield _Variable(enter, merge, found[0], nexts[0], exits)
+            exits = tuple(n for n in readers.get(switches[0].name, ()) if n.op == "Exit")
+            yield _Variable(enter, merge, switches[0], nexts[0], exits)
 
     def _of_loop(self, switch: NodeDef) -> bool:
         test = self.nodes.get(_name(switch.data_inputs[1])) if len(switch.data_inputs) == 2 else None
@@ -106,109 +106,110 @@ class _Rewriter:
 
     def _branch(self) -> bool:
         """All merges of one condition that do not need each other."""
-        chosen: list[tuple[NodeDef, _Branches]] = []
+        merges: list[tuple[NodeDef, _Branches]] = []
         for merge in [n for n in self.nodes.values() if n.op == "Merge"]:
-            found = self._branches(merge)
-            if found is None or (chosen and found.pred != chosen[0][1].pred):
+            branches = self._branches(merge)
+            if branches is None or (merges and branches.pred != merges[0][1].pred):
                 continue
-            apart = all(
-                m.name not in self._above(found.switches) and merge.name not in self._above(b.switches)
-                for m, b in chosen
+            is_independent = all(
+                m.name not in self._above(branches.switches) and merge.name not in self._above(b.switches)
+                for m, b in merges
             )
-            if apart:
-                chosen.append((merge, found))
-        return bool(chosen) and self._if(chosen)
+            if is_independent:
+                merges.append((merge, branches))
+        return bool(merges) and self._if(merges)
 
     def _branches(self, merge: NodeDef) -> _Branches | None:
         """None for a merge of a loop, and for one whose branches hold control flow."""
         if len(merge.data_inputs) != 2:
             return None
-        sides: list[set[int]] = []
+        indices: list[set[int]] = []
         switches: dict[str, NodeDef] = {}
         for tensor in merge.data_inputs:
             side: set[int] = set()
-            stack, seen = [_full(tensor)], set[str]()
+            stack, visited = [_full(tensor)], set[str]()
             while stack:
                 name, index = _split(stack.pop())
                 node = self.nodes.get(name)
-                if node is None or node.op in _OF_LOOPS or node.op == "Merge":
+                if node is None or node.op in _LOOP_OPS or node.op == "Merge":
                     return None
                 if node.op == "Switch":
                     if self._of_loop(node):
                         return None
                     switches[name] = node
                     side.add(index)
-                elif name not in seen:
-                    seen.add(name)
+                elif name not in visited:
+                    visited.add(name)
                     stack += map(_full, node.data_inputs)
-            sides.append(side)
+            indices.append(side)
         preds = {_full(s.data_inputs[1]) for s in switches.values()}
         # TensorFlow writes the branch that is not taken first; constants alone do not tell their side
-        order = (1, 0) if sides[0] <= {1} and sides[1] <= {0} and (sides[0] or sides[1]) else (0, 1)
-        if len(preds) != 1 or any(sides[i] - {k} for k, i in enumerate(order)):
+        order = (1, 0) if indices[0] <= {1} and indices[1] <= {0} and (indices[0] or indices[1]) else (0, 1)
+        if len(preds) != 1 or any(indices[i] - {k} for k, i in enumerate(order)):
             return None
         no, yes = (merge.data_inputs[i] for i in order)
         return _Branches(preds.pop(), no, yes, tuple(switches.values()))
 
     def _above(self, nodes: Iterable[NodeDef]) -> set[str]:
         """Names of all that these nodes need."""
-        seen: set[str] = set()
+        visited: set[str] = set()
         stack = [_name(t) for n in nodes for t in n.data_inputs]
         while stack:
             name = stack.pop()
-            if name not in seen and name in self.nodes:
-                seen.add(name)
+            if name not in visited and name in self.nodes:
+                visited.add(name)
                 stack += map(_name, self.nodes[name].data_inputs)
-        return seen
+        return visited
 
-    def _if(self, chosen: Sequence[tuple[NodeDef, _Branches]]) -> bool:
-        switches = list({s.name: s for _, b in chosen for s in b.switches}.values())
-        name = self._unused(f"{chosen[0][0].name}/If")
-        made: list[FunctionDef] = []
+    def _if(self, merges: Sequence[tuple[NodeDef, _Branches]]) -> bool:
+        switches = list({s.name: s for _, b in merges for s in b.switches}.values())
+        name = self._unused(f"{merges[0][0].name}/If")
+        branch_functions: list[FunctionDef] = []
         for side, label in enumerate(("else", "then")):
             arguments = {f"{s.name}:{side}": f"outer_{i}" for i, s in enumerate(switches)}
-            ends = [b.yes if side else b.no for _, b in chosen]
+            ends = [b.yes if side else b.no for _, b in merges]
             function = self._function(f"{name}/{label}", list(arguments.values()), ends, arguments)
             if function is None:
                 return False
-            made.append(function)
-        no, yes = made
-        operands = [chosen[0][1].pred, *(s.data_inputs[0] for s in switches)]
+            branch_functions.append(function)
+        no, yes = branch_functions
+        operands = [merges[0][1].pred, *(s.data_inputs[0] for s in switches)]
         self._put(name, "If", operands, {"else_branch": self._register(no), "then_branch": self._register(yes)})
-        for i, (merge, _) in enumerate(chosen):
+        for i, (merge, _) in enumerate(merges):
             self._put(merge.name, "Identity", [f"{name}:{i}"])
-        self._remove((), made)
+        self._remove((), branch_functions)
         return True
 
     # nodes and functions
 
     def _function(
-        self, name: str, arguments: Sequence[str], ends: Sequence[str], given: Mapping[str, str]
+        self, name: str, arguments: Sequence[str], ends: Sequence[str], sources: Mapping[str, str]
     ) -> FunctionDef | None:
-        """What computes `ends`; `given`: tensors that are arguments. None where control flow is left in it."""
-        found: dict[str, NodeDef] = {}
-        stack = [_name(t) for t in ends if _full(t) not in given]
+        """A function that computes `ends`; `sources`: tensors that are its arguments. None where control flow is left
+        in it."""
+        body_nodes: dict[str, NodeDef] = {}
+        stack = [_name(t) for t in ends if _full(t) not in sources]
         while stack:
             node = self.nodes.get(stack.pop())
-            if node is None or node.op in OLD:
+            if node is None or node.op in CONTROL_FLOW_OPS:
                 return None
-            if node.name not in found:
-                found[node.name] = node
-                stack += [_name(t) for t in node.data_inputs if _full(t) not in given]
+            if node.name not in body_nodes:
+                body_nodes[node.name] = node
+                stack += [_name(t) for t in node.data_inputs if _full(t) not in sources]
 
-        def inside(tensor: str) -> str:
-            if _full(tensor) in given:
-                return given[_full(tensor)]
+        def inner_name(tensor: str) -> str:
+            if _full(tensor) in sources:
+                return sources[_full(tensor)]
             source, index = _split(tensor)
             return f"{source}::{index}"
 
         signature = _field(1, name.encode()) + b"".join(_field(2, _field(1, a.encode())) for a in arguments)
         signature += b"".join(_field(3, _field(1, f"end_{i}".encode())) for i in range(len(ends)))
         body = b"".join(
-            _field(3, _node(n.name, n.op, map(inside, n.data_inputs), _attributes(n))) for n in found.values()
+            _field(3, _node(n.name, n.op, map(inner_name, n.data_inputs), _attributes(n))) for n in body_nodes.values()
         )
         results = b"".join(
-            _field(4, _field(1, f"end_{i}".encode()) + _field(2, inside(t).encode())) for i, t in enumerate(ends)
+            _field(4, _field(1, f"end_{i}".encode()) + _field(2, inner_name(t).encode())) for i, t in enumerate(ends)
         )
         return FunctionDef.read(_message(_field(1, signature) + body + results))
 
@@ -228,13 +229,13 @@ class _Rewriter:
         self.nodes[name] = NodeDef.read(_message(_node(name, op, inputs, attributes)))
 
     def _remove(self, nodes: Iterable[NodeDef], functions: Iterable[FunctionDef]) -> None:
-        """What is in functions now, but for what others read."""
+        """Remove nodes that are in functions now, except those that others read."""
         for n in nodes:
             self.nodes.pop(n.name, None)
-        inside = {name for f in functions for name in f.nodes}
+        inner_names = {name for f in functions for name in f.nodes}
         while True:
             read = {_name(t) for n in self.nodes.values() for t in n.data_inputs}
-            dead = [name for name in inside if name in self.nodes and name not in read]
+            dead = [name for name in inner_names if name in self.nodes and name not in read]
             if not dead:
                 return
             for name in dead:
@@ -270,8 +271,8 @@ def _full(tensor: str) -> str:
 
 
 def _text(node: NodeDef, attribute: str) -> str:
-    found = node.attributes.get(attribute)
-    values = found.bytes(2) if found is not None else []
+    record = node.attributes.get(attribute)
+    values = record.bytes(2) if record is not None else []
     return bytes(values[-1]).decode(errors="replace") if values else ""
 
 

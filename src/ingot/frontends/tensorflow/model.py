@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ingot.frontends.shared.attempts import Known, attempts
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.retries import Known, with_retries
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle, map_file
 from ingot.frontends.tensorflow.functional import functional
@@ -44,7 +44,7 @@ from ingot.support.limits import limited
 Shape = Sequence[int | None]
 # names of tensors; or with their shapes, or ("i64", shape)
 Inputs = Sequence[str] | Mapping[str, Shape | tuple[str, Shape] | None]
-_DEFAULT = "serving_default"
+_DEFAULT_SIGNATURE = "serving_default"
 _SINKS = frozenset(("NoOp", "Assert", "Print", "Const", "Placeholder"))
 
 
@@ -60,7 +60,7 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Program:
-    """What is imported. variables: those whose values are known. restore: the node that gives the others theirs.
+    """The program to import. variables: those whose values are known. restore: the node that gives the others theirs.
     captured: tensors that are given, and are no inputs. effects: nodes that run for what they write.
     signature: its name."""
 
@@ -87,13 +87,9 @@ class ImportedModel:
 
 @limited()
 def import_tensorflow(
-    source: str | os.PathLike[str] | Program,
-    *,
-    signature: str | None = None,
-    inputs: Inputs | None = None,
-    outputs: Sequence[str] | None = None,
-    dynamic: Dynamic = None,
-) -> ImportedModel:
+    source: str | os.PathLike[str] | Program, *, signature: str | None = None, inputs: Inputs | None = None,
+    outputs: Sequence[str] | None = None, dynamic: Dynamic = None,
+) -> ImportedModel:  # fmt: skip
     """A TensorFlow model as a MODEL-level graph. TensorFlow is not needed.
 
     source: a SavedModel's folder, or the file of a frozen GraphDef. Variables that the model does not write are
@@ -111,38 +107,38 @@ def import_tensorflow(
     program = source if isinstance(source, Program) else read_program(Path(source), signature)
     program = cut(program, inputs, outputs)
     restored = dict(program.variables) | _restored(program)
-    asked = requests(dynamic, {i.name: i.shape for i in program.inputs})
+    requested = requests(dynamic, {i.name: i.shape for i in program.inputs})
     written: set[str] = set()
 
     def attempt(known: Known) -> ImportedModel:
         while True:
-            given, nodes = _inputs(program, asked, known)
+            values, nodes = _inputs(program, requested, known)
             labels = frozenset(n.op.label for n in nodes if isinstance(n.op, Input))
-            walk = Walk(program.graph.functions, given, Sizes(labels), program.bundle, dict(restored))
+            walk = Walk(program.graph.functions, values, Sizes(labels), program.bundle, dict(restored))
             walk.found = Found(known.found)
             for key in sorted(written):
                 walk.as_state(key)
             try:
                 frame = Frame(program.graph.nodes, effects=True)
                 results = walk.run(frame, [o.tensor for o in program.outputs], program.effects)
-                return _finished(program, walk, nodes, results, asked, restored)
+                return _imported_model(program, walk, nodes, results, requested, restored)
             except Written as e:
                 written.add(e.key)
 
-    return attempts(attempt, {}, program.where)
+    return with_retries(attempt, {}, program.where)
 
 
-def _finished(
-    program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], asked: Requests,
+def _imported_model(
+    program: Program, walk: Walk, nodes: Sequence[Node], results: Sequence[Value], requested: Requests,
     restored: Mapping[str, Node],
 ) -> ImportedModel:  # fmt: skip
     for o, v in zip(program.outputs, results, strict=True):
         if not isinstance(v, Node | Missing):
-            walk.lost = True
+            walk.has_lost_writes = True
             why = "return tf.math.real and tf.math.imag of it" if isinstance(v, Complex) else ""
             what = "an output of complex numbers" if why else "an output that is no tensor of numbers"
             walk.refused.append(UnsupportedOp(what, o.name, why))
-    if walk.lost or any(isinstance(v, Missing) for v in results):
+    if walk.has_lost_writes or any(isinstance(v, Missing) for v in results):
         walk.refused += _unread(program, bool(walk.refused))
         raise UnsupportedOpError(walk.refused, model=program.where, fix=_advice(program, walk, results))
     values = [v for v in results if isinstance(v, Node)]
@@ -152,7 +148,7 @@ def _finished(
         (*nodes, *(n for _, n in states)), (*(walk.variables[key] for key, _ in states), *values), tuple(names),
         conditions=tuple(walk.conditions), state=tuple(key for key, _ in states),
     )  # fmt: skip
-    graph = walk.found.added(replace(graph, bounds=asked.limits(graph)))
+    graph = walk.found.added(replace(graph, bounds=requested.limits(graph)))
     check_sizes(graph, program.where)
     first: dict[str, np.ndarray] = {}
     for key, _ in states:
@@ -165,9 +161,11 @@ def _finished(
 def _unread(program: Program, others: bool) -> list[UnsupportedOp]:
     """The inputs of complex numbers, and those of no numbers where nothing else is refused."""
     how = "take tf.math.real and tf.math.imag of it, and make tf.complex of them inside"
-    found = [UnsupportedOp("an input of complex numbers", i.name, how) for i in program.inputs if i.dtype in COMPLEX]
-    if found or others:
-        return found
+    unsupported = [
+        UnsupportedOp("an input of complex numbers", i.name, how) for i in program.inputs if i.dtype in COMPLEX
+    ]
+    if unsupported or others:
+        return unsupported
     return [UnsupportedOp("an input that is no tensor of numbers", i.name) for i in program.inputs
             if not is_numeric(i.dtype)]  # fmt: skip
 
@@ -221,13 +219,13 @@ def graph_program(graph: GraphDef, where: str) -> Program:
 
 def _ancestors(graph: GraphDef, ends: Sequence[NodeDef]) -> set[str]:
     """The nodes that these read, and they themselves."""
-    found, stack = {n.name for n in ends}, list(ends)
+    reached, stack = {n.name for n in ends}, list(ends)
     while stack:
         names = (i.split(":")[0] for i in stack.pop().data_inputs)
-        new = [graph.nodes[n] for n in names if n in graph.nodes and n not in found]
-        found.update(n.name for n in new)
+        new = [graph.nodes[n] for n in names if n in graph.nodes and n not in reached]
+        reached.update(n.name for n in new)
         stack += new
-    return found
+    return reached
 
 
 def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:
@@ -236,24 +234,28 @@ def _declared(node: NodeDef, index: int = 0) -> tuple[Size, ...] | None:
     shapes = noted.message(1).messages(7) if noted is not None else []
     if index < len(shapes):
         return shape_of(shapes[index])
-    own = node.attributes.get("shape")
-    return shape_of(own.message(7)) if own is not None and node.op.startswith("Placeholder") else None
+    shape_attribute = node.attributes.get("shape")
+    return (
+        shape_of(shape_attribute.message(7))
+        if shape_attribute is not None and node.op.startswith("Placeholder")
+        else None
+    )
 
 
 def _saved_model(folder: Path, signature: str | None) -> Program:
     path = folder / "saved_model.pb"
     message = read_message(map_file(path, folder), "a SavedModel", str(path))
-    found = SavedModel.read(message).meta_graphs
-    if not found:
+    graphs = SavedModel.read(message).meta_graphs
+    if not graphs:
         raise ImportModelError("a SavedModel without graphs", where=str(path), fix="save the model again")
-    meta = next((m for m in found if "serve" in m.tags), found[0])
-    named, chosen = _signature(meta, signature, str(path))
+    meta = next((m for m in graphs if "serve" in m.tags), graphs[0])
+    named, endpoints = _signature(meta, signature, str(path))
     prefix = folder / "variables" / "variables"
     has_variables = prefix.with_name("variables.index").exists()
     return Program(
         functional(meta.graph),
-        tuple(Endpoint(k, i.tensor, i.dtype, i.shape) for k, i in chosen.inputs.items()),
-        tuple(Endpoint(k, o.tensor, o.dtype, o.shape) for k, o in chosen.outputs.items()),
+        tuple(Endpoint(k, i.tensor, i.dtype, i.shape) for k, i in endpoints.inputs.items()),
+        tuple(Endpoint(k, o.tensor, o.dtype, o.shape) for k, o in endpoints.outputs.items()),
         str(folder),
         Bundle.open(prefix, folder) if has_variables else None,
         meta.restore.split(":")[0],
@@ -264,7 +266,7 @@ def _saved_model(folder: Path, signature: str | None) -> Program:
 def _signature(meta: MetaGraph, name: str | None, where: str) -> tuple[str, SignatureDef]:
     usable = {k: s for k, s in meta.signatures.items() if s.outputs and not k.startswith("__saved_model_")}
     if name is None:
-        name = _DEFAULT if _DEFAULT in usable or len(usable) != 1 else next(iter(usable))
+        name = _DEFAULT_SIGNATURE if _DEFAULT_SIGNATURE in usable or len(usable) != 1 else next(iter(usable))
     if name not in usable:
         fix = "pass signature=" if usable else "save the model with signatures=, or freeze it to a GraphDef"
         raise InputError("signature", expected=f"one of {sorted(usable)}", got=repr(name), fix=f"{fix} ({where})")
@@ -275,7 +277,7 @@ def _restored(program: Program) -> dict[str, Node]:
     """The variables' values: what the model's own restore operation assigns."""
     if program.bundle is None or program.restore not in program.graph.nodes:
         return {}
-    walk = Walk(program.graph.functions, {}, Sizes(), program.bundle, restoring=True)
+    walk = Walk(program.graph.functions, {}, Sizes(), program.bundle, is_restoring=True)
     walk.run(Frame(program.graph.nodes, effects=True), (), (program.restore,))
     return walk.variables
 
@@ -287,7 +289,7 @@ def cut(program: Program, inputs: Inputs | None, outputs: Sequence[str] | None) 
     """The part of it between these inputs and outputs; None: its own."""
     if inputs is not None:
         shapes = inputs if isinstance(inputs, Mapping) else dict.fromkeys(inputs)
-        program = replace(program, inputs=tuple(_asked_input(program, n, s) for n, s in shapes.items()))
+        program = replace(program, inputs=tuple(_requested_input(program, n, s) for n, s in shapes.items()))
     if outputs is not None:
         known = {o.name: o for o in program.outputs}
         program = replace(program, outputs=tuple(known.get(n) or Endpoint(n, _tensor(program, n)) for n in outputs))
@@ -305,25 +307,25 @@ def _tensor(program: Program, name: str) -> str:
     return tensor
 
 
-def _asked_input(program: Program, name: str, asked: Shape | tuple[str, Shape] | None) -> Endpoint:
-    found = next((i for i in program.inputs if i.name == name), None)
-    if found is None:
+def _requested_input(program: Program, name: str, request: Shape | tuple[str, Shape] | None) -> Endpoint:
+    endpoint = next((i for i in program.inputs if i.name == name), None)
+    if endpoint is None:
         tensor = name if ":" in name else f"{name}:0"
         path, _, index = tensor.rpartition(":")
         node = _node_at(program.graph.nodes, program.graph.functions, path)
         if node is None or not index.isdecimal():
             raise InputError("inputs", expected="inputs of the model, or its tensors", got=repr(name))
-        found = Endpoint(name, tensor, _result_type(node, int(index)), _declared(node, int(index)))
-    if asked is None:
-        return found
-    kind, sizes = (asked[0], asked[1]) if len(asked) == 2 and isinstance(asked[0], str) else ("", asked)
+        endpoint = Endpoint(name, tensor, _result_type(node, int(index)), _declared(node, int(index)))
+    if request is None:
+        return endpoint
+    kind, sizes = (request[0], request[1]) if len(request) == 2 and isinstance(request[0], str) else ("", request)
     if kind:
         if kind not in DTYPES:
             raise InputError(f"inputs[{name!r}]", expected=f"one of {', '.join(DTYPES)}", got=repr(kind))
-        found = replace(found, dtype=next(c for c in range(1, 24) if is_numeric(c) and _is(c, DTYPES[kind])))
+        endpoint = replace(endpoint, dtype=next(c for c in range(1, 24) if is_numeric(c) and _is(c, DTYPES[kind])))
     if not isinstance(sizes, Sequence) or not all(d is None or isinstance(d, int) for d in sizes):
-        raise InputError(f"inputs[{name!r}]", expected="a shape, None for open sizes", got=repr(asked))
-    return replace(found, shape=tuple(d if isinstance(d, int) else None for d in sizes))
+        raise InputError(f"inputs[{name!r}]", expected="a shape, None for open sizes", got=repr(request))
+    return replace(endpoint, shape=tuple(d if isinstance(d, int) else None for d in sizes))
 
 
 def _is(code: int, dtype: DType) -> bool:
@@ -339,9 +341,9 @@ def _node_at(nodes: Mapping[str, NodeDef], functions: Mapping[str, FunctionDef],
         node = nodes[path[:end]]
         names = [node.op, *(m.message(10).text(1) for m in node.attributes.values() if m.has(10))]
         for name in names:
-            found = _node_at(functions[name].nodes, functions, path[end + 1 :]) if name in functions else None
-            if found is not None:
-                return found
+            inner_node = _node_at(functions[name].nodes, functions, path[end + 1 :]) if name in functions else None
+            if inner_node is not None:
+                return inner_node
     return None
 
 
@@ -358,24 +360,24 @@ def _result_type(node: NodeDef, index: int) -> int:
     return 0
 
 
-def _inputs(program: Program, asked: Requests, known: Known) -> tuple[dict[str, Value], list[Node]]:
+def _inputs(program: Program, requested: Requests, known: Known) -> tuple[dict[str, Value], list[Node]]:
     """Tensors that are given, and the inputs of the graph among them."""
-    given: dict[str, Value] = dict(program.captured)
+    values: dict[str, Value] = dict(program.captured)
     nodes: list[Node] = []
     for i in program.inputs:
         if not is_numeric(i.dtype):
             if i.dtype == 0:
                 fix = f"inputs={{{i.name!r}: ('f32', [...])}}"
                 raise InputError(f"the type of {i.name!r} is not known", fix=f"give it: {fix}")
-            given[_full(i.tensor)] = Missing()
+            values[_full(i.tensor)] = Missing()
             continue
         if i.shape is None:
             fix = f"inputs={{{i.name!r}: [None, 224, 224, 3]}}, with None for open sizes"
             raise InputError(f"input {i.name!r} has no shape", fix=f"give it: {fix}")
-        node = known.input(i.name, TensorType(dtype_of_code(i.dtype), asked.shapes[i.name]))
+        node = known.input(i.name, TensorType(dtype_of_code(i.dtype), requested.shapes[i.name]))
         nodes.append(node)
-        given[_full(i.tensor)] = node
-    return given, nodes
+        values[_full(i.tensor)] = node
+    return values, nodes
 
 
 def _full(tensor: str) -> str:

@@ -42,10 +42,10 @@ class Message:
     @cached_property
     def parts(self) -> dict[int, list[tuple[int, int, int]]]:
         """Field number -> (wire type, start, end) of each occurrence."""
-        found: dict[int, list[tuple[int, int, int]]] = {}
+        records: dict[int, list[tuple[int, int, int]]] = {}
         for number, kind, start, end in self:
-            found.setdefault(number, []).append((kind, start, end))
-        return found
+            records.setdefault(number, []).append((kind, start, end))
+        return records
 
     def has(self, number: int) -> bool:
         return number in self.parts
@@ -58,8 +58,8 @@ class Message:
     def messages(self, number: int) -> list[Message]:
         if self.depth > _MAX_DEPTH:
             raise self.source.malformed("messages nested too deeply")
-        found = self.parts.get(number, ())
-        return [Message(self.data, a, b, self.source, self.depth + 1) for kind, a, b in found if kind == BYTES]
+        records = self.parts.get(number, ())
+        return [Message(self.data, a, b, self.source, self.depth + 1) for kind, a, b in records if kind == BYTES]
 
     def bytes(self, number: int) -> list[memoryview]:
         return [self.data[a:b] for kind, a, b in self.parts.get(number, ()) if kind == BYTES]
@@ -71,8 +71,8 @@ class Message:
             raise self.source.malformed(f"a name that is not UTF-8 in field {number}") from None
 
     def text(self, number: int) -> str:
-        found = self.texts(number)
-        return found[-1] if found else ""
+        texts = self.texts(number)
+        return texts[-1] if texts else ""
 
     def ints(self, number: int) -> list[int]:
         """Numbers of a repeated field, packed or not, as signed 64-bit integers."""
@@ -85,8 +85,8 @@ class Message:
         return out
 
     def int(self, number: int, default: int = 0) -> int:
-        found = self.ints(number)
-        return found[-1] if found else default
+        numbers = self.ints(number)
+        return numbers[-1] if numbers else default
 
     def array(self, number: int, dtype: str) -> np.ndarray:
         """Numbers of fixed width, packed or not."""
@@ -178,7 +178,7 @@ class FunctionDef:
         return self.message.names(4)
 
     @cached_property
-    def handed_on(self) -> frozenset[int]:
+    def passed_through(self) -> frozenset[int]:
         """Places of arguments that are the results at the same places."""
         pairs = zip(self.arguments, self.outputs, strict=False)
         return frozenset(k for k, (a, o) in enumerate(pairs) if self._source(self.results.get(o, "")) == a)
@@ -276,10 +276,10 @@ def floats(m: Message, number: int) -> list[float]:
 
 
 def single_float(m: Message, number: int) -> float:
-    found = m.parts.get(number, ())
-    if not found:
+    records = m.parts.get(number, ())
+    if not records:
         return 0.0
-    kind, start, end = found[-1]
+    kind, start, end = records[-1]
     if kind != FIXED32:
         raise ImportModelError("a number of another width", expected="4 bytes", got=end - start, where=m.source.path)
     (value,) = struct.unpack("<f", m.data[start:end])

@@ -33,15 +33,15 @@ def is_numeric(code: int) -> bool:
 
 def dtype_of_code(code: int) -> DType:
     """Raises Unsupported for types that Ingot has none for."""
-    found = _DTYPES.get(code % _REF)
-    if found is None:
+    dtype = _DTYPES.get(code % _REF)
+    if dtype is None:
         raise Unsupported(f"elements of type {_OTHERS.get(code % _REF, code)}")
-    return found
+    return dtype
 
 
 # fields of TensorProto that hold numbers as text-like fields: integers as varints, floats at their own width
-_VARINTS = {T.i32: 7, T.u8: 7, T.i16: 7, T.i8: 7, T.u16: 7, T.i64: 10, T.boolean: 11, T.u32: 16, T.u64: 17}
-_FIXED = {T.f32: (5, "<f4"), T.f64: (6, "<f8")}
+_VARINT_FIELDS = {T.i32: 7, T.u8: 7, T.i16: 7, T.i8: 7, T.u16: 7, T.i64: 10, T.boolean: 11, T.u32: 16, T.u64: 17}
+_FIXED_FIELDS = {T.f32: (5, "<f4"), T.f64: (6, "<f8")}
 
 
 def to_array(m: Message) -> np.ndarray:
@@ -70,10 +70,10 @@ def to_array(m: Message) -> np.ndarray:
         pairs = m.array(*((9, "<f4") if part is T.f32 else (12, "<f8")))
         return _filled(pairs[: len(pairs) // 2 * 2].view(numpy), sizes, m)
     dtype = dtype_of_code(code)
-    if dtype in _FIXED:
-        return _filled(m.array(*_FIXED[dtype]), sizes, m)
-    if dtype in _VARINTS:
-        whole = np.array(m.ints(_VARINTS[dtype]), object)
+    if dtype in _FIXED_FIELDS:
+        return _filled(m.array(*_FIXED_FIELDS[dtype]), sizes, m)
+    if dtype in _VARINT_FIELDS:
+        whole = np.array(m.ints(_VARINT_FIELDS[dtype]), object)
         wrapped = np.array([int(v) % (1 << 64) for v in whole], np.uint64)
         return _filled(wrapped.astype(dtype.numpy), sizes, m)
     return _filled(np.array(m.ints(13), np.uint16).view(dtype.numpy), sizes, m)

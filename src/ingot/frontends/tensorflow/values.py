@@ -1,4 +1,4 @@
-"""What the importer computes with, and what a row sees of the node that it imports."""
+"""The values of the importer, and the view that a row has of the node that it imports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared import quotients, rows
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
@@ -82,18 +83,18 @@ class Frame:
 
 
 class Context(Protocol):
-    """What a row may ask of the import; see `walk.Walk`."""
+    """The part of the importer that rows use; see `walk.Walk`."""
 
     functions: Mapping[str, FunctionDef]
     sizes: Sizes
     bundle: Bundle | None
-    restoring: bool
+    is_restoring: bool
     refused: list[UnsupportedOp]
-    lost: bool
+    has_lost_writes: bool
     found: Found
-    below: dict[Node, DimLike]
+    upper_bounds: dict[Node, DimLike]
     appends: set[tuple[Node, TensorList]]
-    finding: bool
+    is_finding: bool
 
     def row_of(self, node: NodeDef) -> Row | FunctionDef | None: ...
     def call(self, c: Call, function: Function, arguments: Sequence[Value]) -> list[Value]: ...
@@ -122,16 +123,16 @@ class Call:
         return self._find(name) is not None
 
     def _find(self, name: str) -> Message | None:
-        found = self.node.attributes.get(name)
-        if found is not None and found.has(9):  # the call of the function says it
-            found = self.frame.attributes.get(found.text(9))
-        return found
+        attribute = self.node.attributes.get(name)
+        if attribute is not None and attribute.has(9):  # the call of the function says it
+            attribute = self.frame.attributes.get(attribute.text(9))
+        return attribute
 
     def _get(self, name: str) -> Message:
-        found = self._find(name)
-        if found is None:
+        attribute = self._find(name)
+        if attribute is None:
             raise Unsupported(f"no attribute {name}")
-        return found
+        return attribute
 
     def dtype(self, name: str = "T", default: DType | None = None) -> DType:
         if default is not None and self._find(name) is None:
@@ -143,7 +144,7 @@ class Call:
         return self._get(name).int(6)
 
     def complex_part(self, name: str) -> DType | None:
-        """Of which a complex type is two; None for others."""
+        """The dtype of a complex type's parts; None for other types."""
         return COMPLEX.get(self.code(name))
 
     def codes(self, name: str) -> list[int]:
@@ -155,8 +156,8 @@ class Call:
         return self._get(name).int(3)
 
     def flag(self, name: str) -> bool:
-        found = self._find(name)
-        return found is not None and bool(found.int(5))
+        attribute = self._find(name)
+        return attribute is not None and bool(attribute.int(5))
 
     def float(self, name: str, default: float | None = None) -> float:
         if default is not None and not self.has(name):
@@ -164,30 +165,30 @@ class Call:
         return single_float(self._get(name), 4)
 
     def str(self, name: str, default: str = "") -> str:
-        found = self._find(name)
-        values = found.bytes(2) if found is not None else []
+        attribute = self._find(name)
+        values = attribute.bytes(2) if attribute is not None else []
         return bytes(values[-1]).decode(errors="replace") if values else default
 
     def bytes(self, name: str) -> bytes:
         return b"".join(map(bytes, self._get(name).bytes(2)[-1:]))
 
     def texts(self, name: str) -> list[str]:
-        """Of a list."""
-        found = self._find(name)
-        return [] if found is None else [bytes(b).decode(errors="replace") for b in found.message(1).bytes(2)]
+        """The elements of a list of strings."""
+        attribute = self._find(name)
+        return [] if attribute is None else [bytes(b).decode(errors="replace") for b in attribute.message(1).bytes(2)]
 
     def ints(self, name: str) -> tuple[int, ...]:
-        found = self._find(name)
-        return () if found is None else tuple(found.message(1).ints(3))
+        attribute = self._find(name)
+        return () if attribute is None else tuple(attribute.message(1).ints(3))
 
     def floats(self, name: str) -> np.ndarray:
-        """Of a list."""
-        found = self._find(name)
-        return np.zeros(0, np.float32) if found is None else found.message(1).array(4, "<f4")
+        """The elements of a list of floats."""
+        attribute = self._find(name)
+        return np.zeros(0, np.float32) if attribute is None else attribute.message(1).array(4, "<f4")
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
-        found = self._find(name)
-        return None if found is None else shape_of(found.message(7))
+        attribute = self._find(name)
+        return None if attribute is None else shape_of(attribute.message(7))
 
     def tensor(self, name: str) -> np.ndarray:
         return to_array(self._get(name).message(8))
@@ -207,7 +208,7 @@ class Call:
         return self.walk.sizes.dims(x)
 
     def elements(self, x: Value) -> list[DimLike | Node]:
-        """Those of an integer tensor in order, as sizes where they are known."""
+        """The elements of an integer tensor in order, as sizes where they are known."""
         try:
             return list(self.sizes(x))
         except Unsupported:
@@ -237,8 +238,8 @@ class Call:
         sizes, out = self.walk.sizes, list[DimLike]()
         for d in elements:
             if isinstance(d, Node):
-                told = sizes.told(d)
-                size = self._found(d) if told is None else told
+                known_size = sizes.told(d)
+                size = self._found(d) if known_size is None else known_size
                 sizes = sizes.with_found(d, size)
                 out.append(size)
             else:
@@ -247,8 +248,8 @@ class Call:
 
     def _found(self, x: Node) -> DimLike:
         """The size that `x` says in the run."""
-        most = quotients.most(self.walk.sizes.elements, x)
-        return self.walk.found.size(ops.cast(x, i64), max_run_time_size() if most is None else most, "size")
+        max_size = quotients.upper_bound(self.walk.sizes.elements, x)
+        return self.walk.found.size(ops.cast(x, i64), max_run_time_size() if max_size is None else max_size, "size")
 
     def size(self, x: Value) -> DimLike:
         (only,) = self.sizes(x)
@@ -264,7 +265,7 @@ class Call:
     def axis(self, x: Value, rank: int) -> int:
         """An axis, counted from the front."""
         (only,) = self.numbers(x)
-        return normal(only, rank)
+        return normal_axis(only, rank)
 
     def array(self, x: Value) -> np.ndarray:
         """A constant. Raises Unsupported for what is none."""
@@ -281,13 +282,6 @@ def expect(value: Value, kind: type[V], what: str) -> V:
     if not isinstance(value, kind):
         raise Unsupported("" if isinstance(value, Missing) else f"a value that is no {what}")
     return value
-
-
-def normal(axis: int, rank: int) -> int:
-    """`axis` counted from the front. Raises Unsupported where it is out of range."""
-    if not -rank <= axis < rank:
-        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
-    return axis % rank
 
 
 RowFunction = Callable[..., Result]

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tensorflow.bundle import Bundle
-from ingot.frontends.tensorflow.functional import OLD
+from ingot.frontends.tensorflow.functional import CONTROL_FLOW_OPS
 from ingot.frontends.tensorflow.proto import Function, FunctionDef, NodeDef
 from ingot.frontends.tensorflow.rows import ROWS
 from ingot.frontends.tensorflow.rows.algebra.complex import on_complex, on_parts
@@ -30,15 +30,15 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_time, spend_node
 
-_DEEPEST_CALL = 64
+_MAX_CALL_DEPTH = 64
 # they check and print: no value depends on them
 _IGNORED = frozenset(("Assert", "Print", "PrintV2"))
 # those that have no row, such as optimizers' steps, are refused even where no output needs them
-_WRITES = re.compile(
+_WRITING_OPS = re.compile(
     "Assign(Add|Sub)?(VariableOp)?$|Resource(Scatter|StridedSliceAssign|Apply|SparseApply|CountUpTo)"
     "|(Sparse)?Apply[A-Z]|Scatter(Nd)?(Update|Add|Sub|Mul|Div|Min|Max)$|StridedSliceAssign|CountUpTo$"
 )
-_OF_TABLES = ("Table", "Hash", "String", "Regex", "Substr", "Unicode", "Lookup")
+_TABLE_OPS = ("Table", "Hash", "String", "Regex", "Substr", "Unicode", "Lookup")
 
 
 class Written(Exception):
@@ -55,9 +55,8 @@ class Walk:
 
     given: tensors by their places, `name:0`, in the place of what computes them. variables: what is in them now. state:
     keys of those that the model writes, with the inputs that they are at first. refused: whether or not an output needs
-    it. lost: whether something that was refused is written to a variable. below: what counters of loops stay below.
-    appends: counters of loops with the lists whose lengths they are.
-    """
+    it. has_lost_writes: whether something that was refused is written to a variable. upper_bounds: of the counters of
+    loops. appends: counters of loops with the lists whose lengths they are."""
 
     functions: Mapping[str, FunctionDef]
     given: Mapping[str, Value]
@@ -65,15 +64,15 @@ class Walk:
     bundle: Bundle | None = None
     variables: dict[str, Node] = field(default_factory=dict[str, Node])
     state: dict[str, Node] = field(default_factory=dict[str, Node])
-    restoring: bool = False
+    is_restoring: bool = False
     refused: list[UnsupportedOp] = field(default_factory=list[UnsupportedOp])
-    lost: bool = False
+    has_lost_writes: bool = False
     cuts: dict[str, None] = field(default_factory=dict[str, None])
     conditions: dict[Dim, None] = field(default_factory=dict[Dim, None])
     found: Found = field(default_factory=Found)
-    below: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
+    upper_bounds: dict[Node, DimLike] = field(default_factory=dict[Node, DimLike])
     appends: set[tuple[Node, TensorList]] = field(default_factory=set[tuple[Node, TensorList]])
-    finding: bool = True
+    is_finding: bool = True
     _draws: int = 0
     _writes: dict[str, bool] = field(default_factory=dict[str, bool])
 
@@ -88,9 +87,9 @@ class Walk:
         if not name:
             assert frame.arguments is not None
             return frame.arguments[tensor]
-        found = self._given(frame, name, index)
-        if found is not None:
-            return found
+        value = self._given_value(frame, name, index)
+        if value is not None:
+            return value
         values = frame.values[name]
         if isinstance(values, Missing):
             return Missing(f"{frame.prefix}{name}:{index}" if values.cut else "")
@@ -100,7 +99,7 @@ class Walk:
             )
         return values[index]
 
-    def _given(self, frame: Frame, name: str, index: int) -> Value | None:
+    def _given_value(self, frame: Frame, name: str, index: int) -> Value | None:
         return self.given.get(f"{frame.prefix}{name}:{index}")
 
     def _place(self, frame: Frame, tensor: str) -> tuple[str, int]:
@@ -146,7 +145,7 @@ class Walk:
             begun.add(name)
             needs = self._needs(node, frame)
             if any(n in begun and n not in frame.values for n in needs):
-                if not any(n.op in OLD for n in frame.nodes.values()):
+                if not any(n.op in CONTROL_FLOW_OPS for n in frame.nodes.values()):
                     raise ImportModelError("a node reads its own result", where=frame.prefix + name)
                 frame.values[name] = Missing()  # what makes the loop is refused
                 continue
@@ -156,7 +155,7 @@ class Walk:
         names: list[str] = []
         for tensor in node.data_inputs if node.op not in _IGNORED else ():
             name, index = self._place(frame, tensor)
-            if name and self._given(frame, name, index) is None:
+            if name and self._given_value(frame, name, index) is None:
                 names.append(name)
         if frame.effects:
             names += [n for n in node.control_inputs if n in frame.nodes]
@@ -172,7 +171,7 @@ class Walk:
         row = self.row_of(node)
         operands = [self.value(frame, t) for t in node.data_inputs]
         if row is None:
-            self.lost |= not self.restoring and bool(_WRITES.match(node.op))
+            self.has_lost_writes |= not self.is_restoring and bool(_WRITING_OPS.match(node.op))
             self._refuse(node, frame, _reason(node.op))
             return Missing("yes")
         absent = any(isinstance(v, Missing) for v in operands)
@@ -185,16 +184,16 @@ class Walk:
             if isinstance(row, FunctionDef):
                 return self.call(call, Function(node.op, node.attributes), operands)
             values = operands
-            if not _WRITES.match(node.op):
+            if not _WRITING_OPS.match(node.op):
                 values = [self.read(v) if isinstance(v, Variable) and v.ref else v for v in operands]
             check_operands(row.fn, len(values))
             of_complex = row is on_complex.rows.get(node.op)
             if not row.any_kind and (of_complex or any(isinstance(v, Complex) for v in values)):
-                made = on_parts(call, row, values)
+                result = on_parts(call, row, values)
             elif not row.any_kind and not all(isinstance(v, Node) for v in values):
                 raise Unsupported("an operand that is no tensor of numbers")
             else:
-                made = row.fn(call, *values)
+                result = row.fn(call, *values)
         except Unsupported as e:
             if str(e):
                 self._refuse(node, frame, str(e))
@@ -205,7 +204,7 @@ class Walk:
             if e.sizes is not None or " at " in str(e):
                 raise
             raise ShapeError(str(e), where=loc) from None
-        results = () if made is None else made if isinstance(made, Sequence) else (made,)
+        results = () if result is None else result if isinstance(result, Sequence) else (result,)
         locate((v for v in results if isinstance(v, Node)), first, loc)
         return results
 
@@ -227,7 +226,7 @@ class Walk:
             raise ImportModelError(
                 f"a call of {f.name}", expected=f"{len(f.arguments)} arguments", got=len(arguments), where=c.loc
             )
-        if c.frame.depth >= _DEEPEST_CALL:
+        if c.frame.depth >= _MAX_CALL_DEPTH:
             raise ImportModelError(f"functions that call each other, as {f.name}", where=c.loc)
         named = dict(zip(f.arguments, arguments, strict=True))
         effects = self.writes(f.name)
@@ -242,13 +241,13 @@ class Walk:
             f = self.functions.get(name)
             nodes = f.nodes.values() if f is not None else ()
             called = (m.message(10).text(1) for n in nodes for m in n.attributes.values() if m.has(10))
-            self._writes[name] = any(_WRITES.match(n.op) or self.writes(n.op) for n in nodes) or any(
+            self._writes[name] = any(_WRITING_OPS.match(n.op) or self.writes(n.op) for n in nodes) or any(
                 map(self.writes, called)
             )
         return self._writes[name]
 
     def random_key(self) -> Node:
-        """Of a new draw of random numbers."""
+        """The key of a new draw of random numbers."""
         self._draws += 1
         return ops.RandomKey(self._draws - 1)()
 
@@ -262,22 +261,22 @@ class Walk:
 
     def may_find(self, nodes: Sequence[Node]) -> bool:
         """Whether a size may be left to the run that these say. A loop is first tried with sizes that are known in each
-        of its turns."""
+        of its iterations."""
         read = (n.op.label for n in topological(nodes) if isinstance(n.op, Input))
-        return self.finding or all(label in self.sizes.inputs or label in self.state for label in read)
+        return self.is_finding or all(label in self.sizes.inputs or label in self.state for label in read)
 
     # variables
 
     def read(self, variable: Variable) -> Node:
-        found = self.variables.get(variable.key)
-        if found is None:
+        variable_value = self.variables.get(variable.key)
+        if variable_value is None:
             raise Unsupported(f"the variable {variable.key}, which has no value")
-        if variable.key in self.state and found is not self.state[variable.key]:
-            return found
-        return self.state.get(variable.key, found)
+        if variable.key in self.state and variable_value is not self.state[variable.key]:
+            return variable_value
+        return self.state.get(variable.key, variable_value)
 
     def write(self, variable: Variable, value: Node) -> None:
-        if not self.restoring and variable.key not in self.state:
+        if not self.is_restoring and variable.key not in self.state:
             raise Written(variable.key)
         self.variables[variable.key] = value
 
@@ -288,8 +287,8 @@ class Walk:
 
 
 def _reason(op: str) -> str:
-    if op in OLD:
+    if op in CONTROL_FLOW_OPS:
         return "control flow of TensorFlow 1 of another form than loops and branches have"
     if op.startswith("Ragged"):
         return "of ragged tensors"
-    return "of strings and tables" if any(word in op for word in _OF_TABLES) else ""
+    return "of strings and tables" if any(word in op for word in _TABLE_OPS) else ""

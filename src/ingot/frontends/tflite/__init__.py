@@ -1,5 +1,5 @@
 """TFLite models as graphs: `import_tflite` reads files and bytes, with nothing but numpy."""
 
-from ingot.frontends.tflite.model import ImportedModel, import_tflite
+from ingot.frontends.tflite.model import ImportedModel, import_tflite, sizes_in_file
 
-__all__ = ["ImportedModel", "import_tflite"]
+__all__ = ["ImportedModel", "import_tflite", "sizes_in_file"]

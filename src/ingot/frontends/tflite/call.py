@@ -1,4 +1,4 @@
-"""What a row knows of the operator that it imports, and the tables that rows stand in."""
+"""The view that a row has of the operator that it imports, and the tables of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.shared import rows
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
@@ -21,7 +21,7 @@ from ingot.ir.types import DType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
-LEVELS = ("i8", "u8", "i16")
+LEVEL_DTYPES = ("i8", "u8", "i16")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ Result = Value | Sequence[Value]
 
 
 class Context(Protocol):
-    """What a row may ask of the import; see `importer.Importer`."""
+    """The part of the importer that rows use; see `importer.Importer`."""
 
     model: Model
     inputs: frozenset[str]
@@ -132,10 +132,10 @@ class Call:
 
     def type(self, i: int = 0) -> DType:
         """The declared type of result `i`."""
-        found = schema.dtype(self.results[i].type)
-        if found is None:
+        dtype = schema.dtype(self.results[i].type)
+        if dtype is None:
             raise Unsupported(f"of {schema.type_name(self.results[i].type)}")
-        return found
+        return dtype
 
     def keep(self, i: int, value: Node) -> None:
         """Operand `i` is a variable, whose value is this one from here on."""
@@ -147,15 +147,15 @@ class Call:
     # --- levels
 
     def levels(self, i: int = 0) -> Quantization:
-        """How operand `i` is quantized."""
-        return _of(self.tensors[i] if i < len(self.tensors) else None, f"operand {i}")
+        """The quantization of operand `i`."""
+        return _quantization_of(self.tensors[i] if i < len(self.tensors) else None, f"operand {i}")
 
     def out_levels(self, i: int = 0) -> Quantization:
-        """How result `i` is quantized."""
-        return _of(self.results[i], f"result {i}")
+        """The quantization of result `i`."""
+        return _quantization_of(self.results[i], f"result {i}")
 
     def intermediates(self) -> tuple[Quantization | None, ...]:
-        """How inner values of the op are quantized."""
+        """The quantization of the op's inner values."""
         tensors = self.importer.model.subgraphs[self.subgraph].tensors
         return tuple(None if i < 0 else tensors[i].quantization for i in self.op.intermediates)
 
@@ -188,10 +188,10 @@ def activate(x: Node, activation: int) -> Node:
 def holds_levels(tensor: Tensor | None) -> bool:
     """Whether a tensor holds levels that are computed with, one scale for all of it or one for each channel."""
     known = tensor is not None and tensor.quantization is not None and schema.dtype(tensor.type)
-    return bool(known) and str(known) in LEVELS
+    return bool(known) and str(known) in LEVEL_DTYPES
 
 
-def _of(tensor: Tensor | None, what: str) -> Quantization:
+def _quantization_of(tensor: Tensor | None, what: str) -> Quantization:
     if tensor is None or tensor.quantization is None:
         raise Unsupported(f"{what} has no scale")
     if tensor.quantization.details:
@@ -201,12 +201,12 @@ def _of(tensor: Tensor | None, what: str) -> Quantization:
 
 @dataclass(frozen=True)
 class Row:
-    """moves: its results hold elements of operand 0 as they are, levels too; stored: it takes levels for the integers
-    that they are stored as."""
+    """is_movement: its results hold elements of operand 0 as they are, levels too. takes_stored: it takes levels for
+    the integers that they are stored as."""
 
     fn: Callable[..., Result]
-    moves: bool = False
-    stored: bool = False
+    is_movement: bool = False
+    takes_stored: bool = False
 
 
 class Table(rows.Table[Row]):
@@ -228,10 +228,10 @@ class Rows:
     def find(self, c: Call) -> Row:
         """Raises Unsupported."""
         if c.op.name == "CUSTOM":
-            found = self.custom.get(c.op.custom)
-            if found is None:
+            row = self.custom.get(c.op.custom)
+            if row is None:
                 raise Unsupported("a custom op")
-            return found
+            return row
         name = c.op.name
         quantized = self.quantized.get(name)
         if quantized is not None and c.is_quantized():
@@ -239,6 +239,6 @@ class Rows:
         real = self.real.get(name)
         if real is None:
             raise Unsupported(self.without.get(name, ""))
-        if c.is_quantized() and not (real.moves or real.stored):
+        if c.is_quantized() and not (real.is_movement or real.takes_stored):
             raise Unsupported("of quantized values")
         return real

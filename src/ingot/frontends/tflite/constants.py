@@ -12,8 +12,8 @@ from ingot.frontends.tflite.file import Tensor
 from ingot.frontends.tflite.flatbuffer import Table
 from ingot.support.errors import ImportModelError
 
-_PACKED = ("INT4", "UINT4", "INT2")
-_MOST_SPREAD = 4096  # elements of a sparse tensor for each one that is stored
+_PACKED_TYPES = ("INT4", "UINT4", "INT2")
+_MAX_SPARSE_RATIO = 4096  # elements of a sparse tensor for each one that is stored
 
 
 def constant(tensor: Tensor) -> np.ndarray:
@@ -23,11 +23,11 @@ def constant(tensor: Tensor) -> np.ndarray:
         raise Unsupported(f"a constant of {name}, {tensor.name!r}")
     assert tensor.data is not None
     if tensor.sparsity is not None:
-        if name in _PACKED:
+        if name in _PACKED_TYPES:
             raise Unsupported(f"a sparse constant of {name}, {tensor.name!r}")
         return _dense(tensor, _stored(tensor, dtype.numpy), tensor.sparsity)
     count = math.prod(tensor.shape)
-    data = _unpacked(tensor.data, count) if name in _PACKED else _stored(tensor, dtype.numpy)
+    data = _unpacked(tensor.data, count) if name in _PACKED_TYPES else _stored(tensor, dtype.numpy)
     if data.size != count:
         raise ImportModelError(f"constant {tensor.name!r}", expected=f"{count} elements", got=data.size)
     return data.reshape(tensor.shape)
@@ -64,7 +64,7 @@ def _dense(tensor: Tensor, values: np.ndarray, sparsity: Table) -> np.ndarray:
         or order[:rank] != sorted(order[:rank])
     ):
         raise Unsupported(f"the order in which {tensor.name!r} is stored")
-    if math.prod(tensor.shape) > _MOST_SPREAD * max(values.size, 1):
+    if math.prod(tensor.shape) > _MAX_SPARSE_RATIO * max(values.size, 1):
         raise ImportModelError(f"sparse constant {tensor.name!r}", expected="more than zeros", got=tensor.shape)
     inner = {d: int(levels[order.index(rank + i)]["dense_size"]) for i, d in enumerate(blocks)}
     if any(n < 1 or tensor.shape[d] % n for d, n in inner.items()):
@@ -83,17 +83,19 @@ def _dense(tensor: Tensor, values: np.ndarray, sparsity: Table) -> np.ndarray:
     return np.ascontiguousarray(grid.transpose(axes)).reshape(tensor.shape)
 
 
-def _children(tensor: Tensor, level: Table, parents: np.ndarray, size: int, most: int) -> np.ndarray:
+def _children(tensor: Tensor, level: Table, parents: np.ndarray, size: int, max_size: int) -> np.ndarray:
     if level["format"] == 0:
-        if parents.size * size > _MOST_SPREAD * max(most, 1) or level["dense_size"] != size:
+        if parents.size * size > _MAX_SPARSE_RATIO * max(max_size, 1) or level["dense_size"] != size:
             raise _damaged(tensor)
         return (parents[:, None] * size + np.arange(size)).reshape(-1)
     if level["array_segments"] is None or level["array_indices"] is None:
         raise _damaged(tensor)
     starts, indices = (level[key]["values"].astype(np.int64) for key in ("array_segments", "array_indices"))
     counts = np.diff(starts)
-    fits = starts.size == parents.size + 1 and starts[0] == 0 and starts[-1] == indices.size and (counts >= 0).all()
-    if not fits or (indices < 0).any() or (indices >= size).any():
+    is_consistent = (
+        starts.size == parents.size + 1 and starts[0] == 0 and starts[-1] == indices.size and (counts >= 0).all()
+    )
+    if not is_consistent or (indices < 0).any() or (indices >= size).any():
         raise _damaged(tensor)
     return np.repeat(parents, counts) * size + indices
 

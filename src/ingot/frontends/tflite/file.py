@@ -142,9 +142,9 @@ class _Model:
         outputs = self._indices(table["outputs"], count, "outputs", 0)
         return Subgraph(table["name"], tensors, inputs, outputs, operators)
 
-    def _indices(self, values: Iterable[int], count: int, what: str, least: int = -1) -> tuple[int, ...]:
+    def _indices(self, values: Iterable[int], count: int, what: str, lowest: int = -1) -> tuple[int, ...]:
         out = tuple(int(v) for v in values)
-        if wrong := [v for v in out if not least <= v < count]:
+        if wrong := [v for v in out if not lowest <= v < count]:
             raise self.reader.malformed(f"{what} name tensor {wrong[0]} of {count}")
         return out
 
@@ -169,8 +169,8 @@ class _Model:
         scales, zeros = (tuple(table[key].tolist()) for key in ("scale", "zero_point"))
         axis, count = table["quantized_dimension"], len(scales)
         zeros = zeros or (0,) * count
-        fits = count == 1 or (0 <= axis < len(shape) and shape[axis] in (count, -1))
-        if not table["details_type"] and not (fits and len(zeros) == count):
+        is_consistent = count == 1 or (0 <= axis < len(shape) and shape[axis] in (count, -1))
+        if not table["details_type"] and not (is_consistent and len(zeros) == count):
             raise self.reader.malformed(f"{count} scales and {len(zeros)} zeros along axis {axis} of tensor {name!r}")
         dtype = schema.dtype(type)
         low, high = dtype.range if dtype is not None and dtype.is_integer else (0, 0)
@@ -196,8 +196,8 @@ class _Model:
         if not 0 <= table["subgraph_index"] < len(subgraphs):
             raise self.reader.malformed(f"signature of subgraph {table['subgraph_index']} of {len(subgraphs)}")
         count = len(subgraphs[table["subgraph_index"]].tensors)
-        sides: list[tuple[tuple[str, int], ...]] = []
+        endpoints: list[tuple[tuple[str, int], ...]] = []
         for side in ("inputs", "outputs"):
             self._indices((e["tensor_index"] for e in table[side]), count, f"the signature's {side}", 0)
-            sides.append(tuple((e["name"], e["tensor_index"]) for e in table[side]))
-        return Signature(table["signature_key"], table["subgraph_index"], sides[0], sides[1])
+            endpoints.append(tuple((e["name"], e["tensor_index"]) for e in table[side]))
+        return Signature(table["signature_key"], table["subgraph_index"], endpoints[0], endpoints[1])

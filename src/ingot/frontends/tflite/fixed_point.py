@@ -68,7 +68,7 @@ def rounded_shift(x: Node, by: Sequence[int]) -> Node:
     return _shifted(ops.add(half, sign), by)
 
 
-def high(a: Node, b: Node) -> Node:
+def high_product(a: Node, b: Node) -> Node:
     """a * b / 2^31 of i64, ties up."""
     return _shifted(ops.add(ops.mul(a, b), 1 << 30), [31])
 
@@ -80,11 +80,11 @@ def multiplied(x: Node, by: Multiplier, once: bool = False) -> Node:
         total = [31 - s for s in by.shift]
         product = ops.mul(wide, _wide(by.m))
         return ops.cast(_shifted(ops.add(product, _wide([1 << (t - 1) for t in total])), total), T.i32)
-    left = [max(s, 0) for s in by.shift]
-    if any(left):
+    left_shifts = [max(s, 0) for s in by.shift]
+    if any(left_shifts):
         # the kernels shift i32
-        wide = ops.cast(ops.cast(ops.mul(wide, _wide([1 << s for s in left])), T.i32), T.i64)
-    upper = high(wide, _wide(by.m))
+        wide = ops.cast(ops.cast(ops.mul(wide, _wide([1 << s for s in left_shifts])), T.i32), T.i64)
+    upper = high_product(wide, _wide(by.m))
     return ops.cast(rounded_shift(upper, [max(-s, 0) for s in by.shift]), T.i32)
 
 

@@ -26,7 +26,7 @@ _SCALARS = {
     "f32": "<f",
 }  # fmt: skip
 _ARRAYS = {name: np.dtype(code) for name, code in _SCALARS.items()}
-_DEEPEST = 16  # tables within tables; TFLite's have 5
+_MAX_DEPTH = 16  # tables within tables; TFLite's have 5
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Reader:
         return at + self._scalar("u32", at)
 
     def _table(self, at: int, name: str, depth: int) -> Table:
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise self.malformed("tables within tables without end")
         vtable = at - self._scalar("i32", at)
         slots = (self._scalar("u16", vtable) - 4) // 2

@@ -77,5 +77,5 @@ def _unsigned(data: bytes, at: int, width: int) -> int:
 
 
 def _behind(data: bytes, at: int, width: int) -> int:
-    """What the offset at `at` points back to."""
+    """The position that the offset at `at` points back to."""
     return _inside(at - _unsigned(data, at, width))

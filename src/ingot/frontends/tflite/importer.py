@@ -9,8 +9,9 @@ from dataclasses import field, replace
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.places import locate, next_id
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import Sizes
 from ingot.frontends.tflite import schema
@@ -24,8 +25,8 @@ from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_elements, check_time, spend_node
 
 # what a row raises that counts on what a well-formed file has: as many operands, axes that there are, sizes but 0
-_ILL_FITTING = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
-_DEEPEST = 32  # subgraphs that hold subgraphs
+_MALFORMED_OPERATOR_ERRORS = (IndexError, KeyError, ValueError, ZeroDivisionError, OverflowError)
+_MAX_DEPTH = 32  # subgraphs that hold subgraphs
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Importer:
         graph = self.model.subgraphs[index]
         if len(arguments) != len(graph.inputs):
             raise self.malformed(f"{len(arguments)} arguments for subgraph {index}, which takes {len(graph.inputs)}")
-        if self.depth == _DEEPEST:
+        if self.depth == _MAX_DEPTH:
             raise self.malformed("subgraphs within subgraphs without end")
         values: dict[int, Value] = dict(zip(graph.inputs, arguments, strict=True))
         self.depth += 1
@@ -66,7 +67,7 @@ class Importer:
         return tuple(self.value(index, graph, i, values) for i in graph.outputs)
 
     def random_key(self) -> Node:
-        """Of a new draw of random numbers."""
+        """The key of a new draw of random numbers."""
         self._draws += 1
         return ops.RandomKey(self._draws - 1)()
 
@@ -103,8 +104,8 @@ class Importer:
 
     def declare(self, name: str, first: np.ndarray) -> None:
         label = re.sub(r"\W", "_", name) or "state"
-        taken = {v.label for v in self.variables.values()} | self.inputs
-        while label in taken:
+        labels = {v.label for v in self.variables.values()} | self.inputs
+        while label in labels:
             label += "_"
         node = Input(label, const(first).type)()
         self.variables[name] = Variable(label, first, node, node)
@@ -140,6 +141,7 @@ class Importer:
 
     def _operator(self, index: int, graph: Subgraph, op: Operator, values: dict[int, Value]) -> None:
         loc = next((graph.tensors[i].name for i in op.outputs), "") or op.name
+        first = next_id()
         try:
             operands = tuple(None if i < 0 else self.value(index, graph, i, values) for i in op.inputs)
             tensors = tuple(None if i < 0 else graph.tensors[i] for i in op.inputs)
@@ -148,15 +150,16 @@ class Importer:
             if any(isinstance(v, Missing) for v in operands):
                 values.update((i, Missing()) for i in op.outputs)
                 return
-            results = _moved(row.fn, call) if row.moves else _results(row.fn(call))
+            results = _moved(row.fn, call) if row.is_movement else _results(row.fn(call))
             if len(results) != len(op.outputs):
                 raise self.malformed(f"{len(op.outputs)} results of {op.name}, which has {len(results)}")
+            locate((n for r in results for n in _nodes(r)), first, loc)
             for i, result in zip(op.outputs, results, strict=True):
                 values[i] = self._checked(result, graph.tensors[i])
         except Unsupported as e:
             self.refused.append(UnsupportedOp(op.custom or op.name, loc, str(e)))
             values.update((i, Missing()) for i in op.outputs)
-        except _ILL_FITTING as e:
+        except _MALFORMED_OPERATOR_ERRORS as e:
             self.refused.append(
                 UnsupportedOp(op.custom or op.name, loc, f"operands or options that do not fit it: {e}")
             )
@@ -196,18 +199,18 @@ class Importer:
 
     def touched(self, *subgraphs: int) -> tuple[str, ...]:
         """Names of the variables, where these subgraphs or those inside them may read or write any."""
-        seen: set[int] = set()
+        visited: set[int] = set()
         stack = list(subgraphs)
         while stack:
             index = stack.pop()
-            if index in seen or not 0 <= index < len(self.model.subgraphs):
+            if index in visited or not 0 <= index < len(self.model.subgraphs):
                 continue
-            seen.add(index)
+            visited.add(index)
             graph = self.model.subgraphs[index]
             options = [item for o in graph.operators for item in o.options.items()]
             stack += [int(v) for k, v in options if k.endswith("subgraph_index")]
             stack += [int(i) for k, v in options if k.endswith("subgraph_indices") for i in v]
-        graphs = [self.model.subgraphs[i] for i in seen]
+        graphs = [self.model.subgraphs[i] for i in visited]
         if any(t.variable for g in graphs for t in g.tensors):
             raise Unsupported("a state inside a branch or loop")
         uses = any(o.name in ("READ_VARIABLE", "ASSIGN_VARIABLE") for g in graphs for o in g.operators)
@@ -215,19 +218,25 @@ class Importer:
 
 
 def variable_name(model: Model, subgraph: int, tensor: int) -> str:
-    """Of a subgraph's own variable."""
+    """The name of a subgraph's own variable."""
     graph = model.subgraphs[subgraph]
     name = graph.tensors[tensor].name
     alone = sum(t.name == name for g in model.subgraphs for t in g.tensors) == 1
     return name if name and alone else f"{name or 'state'}_{subgraph}_{tensor}"
 
 
-def _results(found: Result) -> tuple[Value, ...]:
-    return (found,) if isinstance(found, Node | Complex | Resource | Missing) else tuple(found)
+def _nodes(value: Value) -> tuple[Node, ...]:
+    if isinstance(value, Complex):
+        return value.real, value.imag
+    return (value,) if isinstance(value, Node) else ()
+
+
+def _results(result: Result) -> tuple[Value, ...]:
+    return (result,) if isinstance(result, Node | Complex | Resource | Missing) else tuple(result)
 
 
 def _moved(row: Callable[[Call], Result], call: Call) -> tuple[Value, ...]:
-    """What a row that moves elements makes of `call`: of complex ones the real and the imaginary parts, each."""
+    """The results of a row that moves elements; complex operands are moved part by part."""
     if not any(isinstance(v, Complex) for v in call.values):
         return _results(row(call))
     real, imag = (

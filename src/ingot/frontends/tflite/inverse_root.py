@@ -8,13 +8,13 @@ Source: TensorFlow Lite's reference kernels, on gemmlowp's fixed-point numbers.
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.tflite.fixed_point import high, rounded_shift
+from ingot.frontends.tflite.fixed_point import high_product, rounded_shift
 from ingot.ir import types as T
 from ingot.ir.node import Node
 
 _HALF_ROOT_2 = 1518500250  # Q0
 _THREE_HALVES = (1 << 28) + (1 << 27)  # Q3
-_MOST = (1 << 31) - 1
+_MAX_I32 = (1 << 31) - 1
 
 
 def inverse_root(n: Node) -> tuple[Node, Node]:
@@ -29,25 +29,28 @@ def inverse_root(n: Node) -> tuple[Node, Node]:
     half = rounded_shift(x, [1])
     y = ops.full(n.shape, 1 << 28, T.i64)
     for _ in range(5):
-        cube = _rescaled(high(high(y, y), y), 6)
-        y = _rescaled(ops.sub(high(ops.scalar(_THREE_HALVES, T.i64), y), high(half, cube)), 3)
-    m = high(y, ops.scalar(_HALF_ROOT_2, T.i64))
+        cube = _rescaled(high_product(high_product(y, y), y), 6)
+        y = _rescaled(ops.sub(high_product(ops.scalar(_THREE_HALVES, T.i64), y), high_product(half, cube)), 3)
+    m = high_product(y, ops.scalar(_HALF_ROOT_2, T.i64))
     shift = ops.sub(ops.sub(pairs, down), 11)
     # a shift above 0 is part of m
     m = ops.apply(ops.ShiftLeft(), m, ops.maximum(shift, 0))
     small = ops.compare("LE", wide, 1)
-    return ops.where(small, ops.full(n.shape, _MOST, T.i64), m), ops.where(small, 0, ops.minimum(shift, 0))
+    return ops.where(small, ops.full(n.shape, _MAX_I32, T.i64), m), ops.where(small, 0, ops.minimum(shift, 0))
 
 
 def multiplied_by(x: Node, m: Node, shift: Node, more: int) -> Node:
     """x * m * 2^(shift + more - 31), rounded twice, i32: `fixed_point.multiplied` of scales that the run finds."""
     total = ops.add(shift, more)
-    left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
-    upper = high(ops.cast(ops.cast(left, T.i32), T.i64), m)
-    right = ops.maximum(ops.Neg()(total), 0)
-    half = _right(ops.apply(ops.ShiftLeft(), ops.full(right.shape, 1, T.i64), right), ops.full(right.shape, 1, T.i64))
-    sign = ops.where(ops.compare("GT", right, 0), _right(upper, ops.full(upper.shape, 63, T.i64)), 0)
-    return ops.cast(_right(ops.add(ops.add(upper, half), sign), right), T.i32)
+    shifted_left = ops.apply(ops.ShiftLeft(), ops.cast(x, T.i64), ops.maximum(total, 0))
+    upper = high_product(ops.cast(ops.cast(shifted_left, T.i32), T.i64), m)
+    shift_right = ops.maximum(ops.Neg()(total), 0)
+    half = _right(
+        ops.apply(ops.ShiftLeft(), ops.full(shift_right.shape, 1, T.i64), shift_right),
+        ops.full(shift_right.shape, 1, T.i64),
+    )
+    sign = ops.where(ops.compare("GT", shift_right, 0), _right(upper, ops.full(upper.shape, 63, T.i64)), 0)
+    return ops.cast(_right(ops.add(ops.add(upper, half), sign), shift_right), T.i32)
 
 
 def _right(x: Node, by: Node) -> Node:
@@ -55,5 +58,5 @@ def _right(x: Node, by: Node) -> Node:
 
 
 def _rescaled(x: Node, bits: int) -> Node:
-    """Of Q(3 + bits) as Q3, within i32."""
-    return ops.clip(ops.mul(x, 1 << bits), -(1 << 31), _MOST)
+    """Q(3 + bits) as Q3, within i32."""
+    return ops.clip(ops.mul(x, 1 << bits), -(1 << 31), _MAX_I32)

@@ -22,30 +22,31 @@ def parameters(q: Quantization, dtype: T.DType, rank: int) -> tuple[Node, Node]:
     return const(np.array(q.scales, np.float32).reshape(shape)), const(np.array(q.zeros, dtype.numpy).reshape(shape))
 
 
-def real(x: Node, q: Quantization) -> Node:
+def dequantized(x: Node, q: Quantization) -> Node:
     """The numbers that levels stand for, f32."""
     scale, zero = parameters(q, x.dtype, len(x.shape))
     return ops.Dequantize()(x, zero, scale)
 
 
-def moved(x: Node, q: Quantization) -> Node:
+def centered(x: Node, q: Quantization) -> Node:
     """q - zero, i32."""
     return ops.Dequantize()(x, const(np.array(q.zero, x.dtype.numpy)))
 
 
-def cut(x: Node, dtype: T.DType, low: int | None = None, high: int | None = None) -> Node:
+def saturated(x: Node, dtype: T.DType, low: int | None = None, high: int | None = None) -> Node:
     """Within the type's range, or a part of it."""
-    least, most = dtype.range
-    least, most = max(least, least if low is None else low), min(most, most if high is None else high)
-    return ops.cast(ops.clip(x, least, most), dtype)
+    min_level, max_level = dtype.range
+    low = min_level if low is None else max(min_level, low)
+    high = max_level if high is None else min(max_level, high)
+    return ops.cast(ops.clip(x, low, high), dtype)
 
 
 def activation_range(activation: int, q: Quantization, dtype: T.DType) -> tuple[int, int]:
-    """Of levels behind a fused activation, by its number."""
+    """The range of levels behind a fused activation, by the activation's number."""
     low, high = dtype.range
 
     def level(value: float) -> int:
-        return q.zero + away(float(np.float32(value) / np.float32(q.scale)))
+        return q.zero + round_away(float(np.float32(value) / np.float32(q.scale)))
 
     bounds = {0: (None, None), 1: (0.0, None), 2: (-1.0, 1.0), 3: (0.0, 6.0)}[activation]
     return (
@@ -54,6 +55,6 @@ def activation_range(activation: int, q: Quantization, dtype: T.DType) -> tuple[
     )
 
 
-def away(x: float) -> int:
+def round_away(x: float) -> int:
     """Rounded, ties away from zero."""
     return int(math.copysign(math.floor(abs(float(x)) + 0.5), float(x)))

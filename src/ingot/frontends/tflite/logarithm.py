@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 
 from ingot import ops
-from ingot.frontends.tflite.fixed_point import high, rounded_shift
+from ingot.frontends.tflite.fixed_point import high_product, rounded_shift
 from ingot.frontends.tflite.tables import LONG
 from ingot.ir import types as T
 from ingot.ir.node import Node
 
-_ROOT = math.sqrt(math.sqrt(2))
+_FOURTH_ROOT_2 = math.sqrt(math.sqrt(2))
 
 
 def _q0(value: float) -> Node:
@@ -25,27 +25,27 @@ def _cut(x: Node) -> Node:
     return ops.clip(x, -LONG.one - 1, LONG.one)
 
 
-def _up(x: Node, by: Node) -> Node:
+def _scaled_by_power(x: Node, by: Node) -> Node:
     """x * 2^by, cut; where by is below 0 halves away from zero."""
-    left = ops.apply(ops.ShiftLeft(), x, ops.maximum(by, 0))
-    right = ops.maximum(ops.Neg()(by), 0)
-    half = ops.apply(ops.ShiftRightArithmetic(), ops.apply(ops.ShiftLeft(), ops.scalar(1, T.i64), right), 1)
-    sign = ops.where(ops.compare("GT", right, 0), ops.apply(ops.ShiftRightArithmetic(), x, 63), 0)
-    down = ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), right)
-    return _cut(ops.where(ops.compare("LT", by, 0), down, left))
+    shifted_left = ops.apply(ops.ShiftLeft(), x, ops.maximum(by, 0))
+    shift_right = ops.maximum(ops.Neg()(by), 0)
+    half = ops.apply(ops.ShiftRightArithmetic(), ops.apply(ops.ShiftLeft(), ops.scalar(1, T.i64), shift_right), 1)
+    sign = ops.where(ops.compare("GT", shift_right, 0), ops.apply(ops.ShiftRightArithmetic(), x, 63), 0)
+    down = ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), shift_right)
+    return _cut(ops.where(ops.compare("LT", by, 0), down, shifted_left))
 
 
 def _leading(x: Node) -> Node:
-    """How many of 32 bits are zero in front."""
+    """The number of leading zeros of 32 bits."""
     return ops.cast(ops.CountLeadingZeros()(ops.cast(x, T.i32)), T.i64)
 
 
 def reciprocal(a: Node) -> Node:
     """Q0 of 1 / (1 + a), a in Q0 from 0 to 1: tables._newton."""
     half = ops.apply(ops.ShiftRightArithmetic(), ops.add(a, LONG.one + 1), 1)
-    x = ops.add(high(half, ops.scalar(-1010580540, T.i64)), 1515870810)
+    x = ops.add(high_product(half, ops.scalar(-1010580540, T.i64)), 1515870810)
     for _ in range(3):
-        error = high(x, ops.sub(1 << 29, high(half, x)))
+        error = high_product(x, ops.sub(1 << 29, high_product(half, x)))
         x = ops.add(x, ops.mul(error, 4))
     return ops.minimum(ops.mul(x, 2), LONG.one)
 
@@ -53,24 +53,26 @@ def reciprocal(a: Node) -> Node:
 def logarithm(x: Node, bits: int, result: int) -> Node:
     """Q`result` of the logarithm of a Q`bits` that is at least 1."""
     whole = result + 1  # before the point of what is added up
-    quarter, root = _q0(0.25 / (1 << whole)), _q0(1 / _ROOT)
+    quarter, root = _q0(0.25 / (1 << whole)), _q0(1 / _FOURTH_ROOT_2)
 
     def exponent(z: Node) -> Node:
         return _cut(ops.mul(ops.sub(bits, z), 1 << (31 - whole)))
 
     lead = _leading(x)
-    r = _up(high(_up(x, ops.sub(lead, 1)), _q0(math.sqrt(0.5))), ops.scalar(1, T.i64))
+    r = _scaled_by_power(high_product(_scaled_by_power(x, ops.sub(lead, 1)), _q0(math.sqrt(0.5))), ops.scalar(1, T.i64))
     z = _cut(ops.add(exponent(lead), quarter))
-    room = ops.sub(_leading(high(x, _q0(math.sqrt(0.5)))), 1)
-    r = ops.minimum(r, _up(x, room))
+    room = ops.sub(_leading(high_product(x, _q0(math.sqrt(0.5)))), 1)
+    r = ops.minimum(r, _scaled_by_power(x, room))
     z = ops.maximum(z, _cut(ops.sub(exponent(room), quarter)))
     total = ops.add(r, root)
     # halves away from zero
     p = ops.div(ops.add(total, ops.where(ops.compare("GE", total, 0), ops.scalar(1, T.i64), -1)), 2)
     q = ops.mul(ops.sub(r, root), 2)
-    square = high(q, q)
-    above = ops.add(high(q, r), high(high(q, square), _q0(11 / 240 * _ROOT)))
-    inner = ops.add(ops.add(_q0(2 / _ROOT - _ROOT), q), high(_q0(_ROOT / 20), square))
-    below = ops.add(high(p, inner), high(_q0(_ROOT / 4), q))
-    quotient = high(rounded_shift(above, [whole]), reciprocal(below))
-    return _cut(ops.mul(ops.add(high(z, _q0(math.log(2))), quotient), 1 << (whole - result)))
+    square = high_product(q, q)
+    high_part = ops.add(high_product(q, r), high_product(high_product(q, square), _q0(11 / 240 * _FOURTH_ROOT_2)))
+    inner = ops.add(
+        ops.add(_q0(2 / _FOURTH_ROOT_2 - _FOURTH_ROOT_2), q), high_product(_q0(_FOURTH_ROOT_2 / 20), square)
+    )
+    low_part = ops.add(high_product(p, inner), high_product(_q0(_FOURTH_ROOT_2 / 4), q))
+    quotient = high_product(rounded_shift(high_part, [whole]), reciprocal(low_part))
+    return _cut(ops.mul(ops.add(high_product(z, _q0(math.log(2))), quotient), 1 << (whole - result)))

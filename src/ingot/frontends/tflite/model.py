@@ -8,15 +8,16 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from ingot.frontends.shared.attempts import Known, attempts
 from ingot.frontends.shared.dynamic import Dynamic, Requests, requests
 from ingot.frontends.shared.found import Found
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.shared.retries import Known, with_retries
+from ingot.frontends.shared.sizes import symbol_of
 from ingot.frontends.tflite import file, schema
 from ingot.frontends.tflite.call import Missing, Value
 from ingot.frontends.tflite.importer import Importer
 from ingot.frontends.tflite.rows import ROWS
-from ingot.ir.dims import DimLike
+from ingot.ir.dims import DimLike, symbols_of
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import TensorType
 from ingot.support.dataclass import dataclass
@@ -55,19 +56,41 @@ def import_tflite(
     return _import(model, entry, labels, requests(dynamic, declared, reopen=True))
 
 
+def sizes_in_file(
+    source: str | os.PathLike[str] | bytes | file.Model, signature: str | None = None, dynamic: Dynamic = None
+) -> dict[str, int]:
+    """What a file's tensors have for the sizes that its signature leaves open, by symbol; without those that `dynamic`
+    speaks of, all of them if it is False. Raises as `import_tflite`."""
+    if isinstance(dynamic, bool):
+        return {}
+    model = source if isinstance(source, file.Model) else file.read(source)
+    entry = _entry(model, signature)
+    graph = model.subgraphs[entry.subgraph]
+    sizes: dict[str, int] = {}
+    for label, index in zip(_labels(graph, entry), graph.inputs, strict=True):
+        axes = (dynamic or {}).get(label, {})
+        tensor = graph.tensors[index]
+        for axis, (size, signed) in enumerate(zip(tensor.shape, tensor.signature, strict=True)):
+            (name,) = symbols_of(symbol_of(label, axis))
+            asked = name in (dynamic or {}) or (isinstance(axes, Mapping) and axis in axes)
+            if signed < 0 and not asked:
+                sizes[name] = size
+    return sizes
+
+
 def _entry(model: file.Model, name: str | None) -> file.Signature:
     if name is None:
         # what an interpreter runs that is asked for no signature
         return next((s for s in model.signatures if s.subgraph == 0), file.Signature("", 0, (), ()))
-    found = next((s for s in model.signatures if s.name == name), None)
-    if found is None:
+    signature = next((s for s in model.signatures if s.name == name), None)
+    if signature is None:
         raise InputError("signature", expected=f"one of {[s.name for s in model.signatures]}", got=repr(name))
-    return found
+    return signature
 
 
 def _labels(graph: file.Subgraph, entry: file.Signature) -> list[str]:
-    given = {i: name for name, i in entry.inputs}
-    names = [given.get(i) or graph.tensors[i].name or f"input_{n}" for n, i in enumerate(graph.inputs)]
+    input_names = {i: name for name, i in entry.inputs}
+    names = [input_names.get(i) or graph.tensors[i].name or f"input_{n}" for n, i in enumerate(graph.inputs)]
     return _distinct(names)
 
 
@@ -75,33 +98,33 @@ def _distinct(names: Sequence[str]) -> list[str]:
     return [n if names.count(n) == 1 else f"{n}_{i}" for i, n in enumerate(names)]
 
 
-def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], asked: Requests) -> ImportedModel:
+def _import(model: file.Model, entry: file.Signature, labels: Sequence[str], requested: Requests) -> ImportedModel:
     graph = model.subgraphs[entry.subgraph]
 
     def attempt(known: Known) -> tuple[Importer, list[Node], tuple[Value, ...]]:
         importer = Importer(model, ROWS, frozenset(labels))
         importer.found = Found(known.found)
         tensors = (graph.tensors[i] for i in graph.inputs)
-        inputs = [_input(label, t, asked.shapes[label], known) for label, t in zip(labels, tensors, strict=True)]
+        inputs = [_input(label, t, requested.shapes[label], known) for label, t in zip(labels, tensors, strict=True)]
         try:
             return importer, inputs, importer.run(entry.subgraph, inputs)
         except Unsupported as e:
             raise UnsupportedOpError([UnsupportedOp(str(e))], model=model.where or None) from e
 
-    importer, inputs, results = attempts(attempt, {}, model.where)
+    importer, inputs, results = with_retries(attempt, {}, model.where)
     if importer.refused:
         raise UnsupportedOpError(importer.refused, model=model.where or None)
-    given = {i: name for name, i in entry.outputs}
-    names = [given.get(i) or graph.tensors[i].name or f"output_{n}" for n, i in enumerate(graph.outputs)]
+    output_names = {i: name for name, i in entry.outputs}
+    names = [output_names.get(i) or graph.tensors[i].name or f"output_{n}" for n, i in enumerate(graph.outputs)]
     outputs = [r for r in results if isinstance(r, Node)]
     if len(outputs) != len(results):
         what = [n for n, r in zip(names, results, strict=True) if not isinstance(r, Node | Missing)]
         raise UnsupportedOpError([UnsupportedOp("a result that is no tensor", ", ".join(what))])
-    return _result(importer, inputs, outputs, _distinct(names), asked)
+    return _result(importer, inputs, outputs, _distinct(names), requested)
 
 
 def _result(
-    importer: Importer, inputs: Sequence[Node], outputs: Sequence[Node], names: Sequence[str], asked: Requests
+    importer: Importer, inputs: Sequence[Node], outputs: Sequence[Node], names: Sequence[str], requested: Requests
 ) -> ImportedModel:
     state: dict[str, np.ndarray] = {}
     carriers: list[Node] = []
@@ -112,7 +135,7 @@ def _result(
         new.append(variable.node)
     names = (*(f"{n}.new" for n in state), *names)
     graph = Graph((*inputs, *carriers), (*new, *outputs), names, state=tuple(state))
-    return ImportedModel(importer.found.added(replace(graph, bounds=asked.limits(graph))), state)
+    return ImportedModel(importer.found.added(replace(graph, bounds=requested.limits(graph))), state)
 
 
 def _input(label: str, tensor: file.Tensor, shape: tuple[DimLike, ...], known: Known) -> Node:

@@ -23,9 +23,9 @@ Array = np.ndarray
 
 def lookup(x: Node, table: Array) -> Node:
     """table[x], whose first entry is of x's least level."""
-    least = x.dtype.range[0]
+    min_value = x.dtype.range[0]
     at = ops.cast(x, T.i32)
-    return ops.Take(0)(const(table), at if least == 0 else ops.sub(at, least))
+    return ops.Take(0)(const(table), at if min_value == 0 else ops.sub(at, min_value))
 
 
 def levels_of(dtype: T.DType) -> Array:
@@ -44,7 +44,7 @@ class Word:
 
     @property
     def one(self) -> int:
-        """Of Q0."""
+        """1 as Q0."""
         return (1 << self.bits) - 1
 
     def constant(self, value: int) -> int:
@@ -58,18 +58,18 @@ class Word:
     def cut(self, x: Array) -> Array:
         return np.clip(x, -self.one - 1, self.one)
 
-    def doubled(self, x: Array, times: int) -> Array:
-        return self.cut(x << times)
+    def doubled(self, x: Array, count: int) -> Array:
+        return self.cut(x << count)
 
 
 LONG, SHORT = Word(31), Word(15)
 
 
-def halved(x: Array, times: int) -> Array:
+def halved(x: Array, count: int) -> Array:
     """x / 2^times, ties away from zero."""
-    if times == 0:
+    if count == 0:
         return x
-    return (x + (1 << (times - 1)) + (x >> 63)) >> times
+    return (x + (1 << (count - 1)) + (x >> 63)) >> count
 
 
 def multiplied(x: Array, scale: float) -> Array:
@@ -149,9 +149,9 @@ def _fixed16(scale: np.float32) -> tuple[int, int]:
     return min((m + (1 << 15)) >> 16, (1 << 15) - 1), shift
 
 
-def hard_swish(q: Array, given: float, out: float) -> Array:
+def hard_swish(q: Array, scale: float, out: float) -> Array:
     """x * min(max(x + 3, 0), 6) / 6 in 16 bits, of levels less their zero; the result is one too."""
-    fine = np.float32(1 / 128) * np.float32(given)
+    fine = np.float32(1 / 128) * np.float32(scale)
     m, shift = _fixed16(fine / np.float32(out))
     relu_m, relu_shift = _fixed16(fine / np.float32(3 / 32768))
     x = q * 128
@@ -164,9 +164,9 @@ def hard_swish(q: Array, given: float, out: float) -> Array:
     return halved(np.sign(product) * (np.abs(product) >> 15), -shift)
 
 
-def of_real(fn: Callable[[Array], Array], dtype: T.DType, given: Quantization, out: Quantization) -> Array:
+def of_real(fn: Callable[[Array], Array], dtype: T.DType, levels: Quantization, out: Quantization) -> Array:
     """A function of the numbers that levels stand for, in f32, rounded to the result's levels."""
-    x = np.float32(given.scale) * (levels_of(dtype) - given.zero).astype(np.float32)
+    x = np.float32(levels.scale) * (levels_of(dtype) - levels.zero).astype(np.float32)
     with np.errstate(all="ignore"):
         y = fn(x).astype(np.float32) * np.float32(np.float32(1) / np.float32(out.scale))
     steps = np.sign(y) * np.floor(np.abs(y.astype(np.float64)) + 0.5) + out.zero
@@ -182,6 +182,6 @@ def quotient(a: Array, b: Array, scale: float) -> Array:
     room = 31 - np.frexp(np.abs(np.where(a < 0, ~a, a)).astype(np.float64))[1]
     m, shift = fixed(scale)
     whole = LONG.high(LONG.high(a << room, inverse), m)
-    times = room + (over - 1) - shift
-    half = np.where(times > 0, np.int64(1) << np.maximum(times - 1, 0), 0)
-    return (whole + half + np.where(times > 0, whole >> 63, 0)) >> times
+    doublings = room + (over - 1) - shift
+    half = np.where(doublings > 0, np.int64(1) << np.maximum(doublings - 1, 0), 0)
+    return (whole + half + np.where(doublings > 0, whole >> 63, 0)) >> doublings

@@ -17,8 +17,8 @@ from ingot.frontends.tflite.file import Quantization
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
-_LEAST, _MOST = -(1 << 15), (1 << 15) - 1
-_LINES = 512
+_MIN_I16, _MAX_I16 = -(1 << 15), (1 << 15) - 1
+_SEGMENTS = 512
 Array = np.ndarray
 Function = Callable[[Array], Array]
 
@@ -26,48 +26,48 @@ Function = Callable[[Array], Array]
 def interpolated(x: Node, table: Array) -> Node:
     """table of an x in the range of i16; the result is i32 in that range."""
     at = ops.cast(x, T.i32)
-    place = ops.add(_halved(at, 7), _LINES // 2)
+    place = ops.add(_halved(at, 7), _SEGMENTS // 2)
     slope = np.diff(table).astype(np.int16).astype(np.int32)
     rise = _halved(ops.add(ops.mul(ops.Take(0)(const(slope), place), ops.and_(at, 127)), 64), 7)
     y = ops.add(ops.Take(0)(const(table[:-1]), place), rise)
     return ops.cast(ops.cast(y, T.i16), T.i32)
 
 
-def points(fn: Function, given: tuple[float, int], out: tuple[float, int], dtype: type[np.floating]) -> Array:
+def points(fn: Function, levels: tuple[float, int], out: tuple[float, int], dtype: type[np.floating]) -> Array:
     """513 points of a function of the numbers that 16-bit levels of (scale, zero) stand for, i32: each moved by half
     of what a line is off in its middle. dtype: of the arithmetic."""
-    (scale, zero), (out_scale, out_zero) = given, out
+    (scale, zero), (out_scale, out_zero) = levels, out
     scale, out_scale = dtype(scale), dtype(out_scale)
-    least, most = (scale * dtype(end - zero) for end in (_LEAST, _MOST))
-    to_levels = dtype(1 << 16) / (out_scale * dtype(_MOST - out_zero) - out_scale * dtype(_LEAST - out_zero))
-    step = (most - least) / dtype(_LINES)
-    at = np.arange(_LINES, dtype=dtype)
+    min_value, max_value = (scale * dtype(end - zero) for end in (_MIN_I16, _MAX_I16))
+    to_levels = dtype(1 << 16) / (out_scale * dtype(_MAX_I16 - out_zero) - out_scale * dtype(_MIN_I16 - out_zero))
+    step = (max_value - min_value) / dtype(_SEGMENTS)
+    at = np.arange(_SEGMENTS, dtype=dtype)
 
     def scaled(x: Array) -> Array:
         return fn(x).astype(dtype) * to_levels
 
     with np.errstate(all="ignore"):
         start, middle, end = (
-            scaled(v) for v in (least + at * step, least + at * step + step / 2, least + (at + 1) * step)
+            scaled(v) for v in (min_value + at * step, min_value + at * step + step / 2, min_value + (at + 1) * step)
         )
-        sample = away(start)
-        bent = away((end + sample) / dtype(2)) - away(middle)
-        found = np.append(sample - away(bent / dtype(2)), away(scaled(np.array([most], dtype))))
-    return np.clip(np.nan_to_num(found, nan=0.0), _LEAST, _MOST).astype(np.int32)
+        sample = round_away(start)
+        bent = round_away((end + sample) / dtype(2)) - round_away(middle)
+        samples = np.append(sample - round_away(bent / dtype(2)), round_away(scaled(np.array([max_value], dtype))))
+    return np.clip(np.nan_to_num(samples, nan=0.0), _MIN_I16, _MAX_I16).astype(np.int32)
 
 
-def of_real(fn: Function, given: Quantization, out: Quantization) -> Array:
-    return points(fn, (given.scale, given.zero), (out.scale, out.zero), np.float32)
+def of_real(fn: Function, levels: Quantization, out: Quantization) -> Array:
+    return points(fn, (levels.scale, levels.zero), (out.scale, out.zero), np.float32)
 
 
-def away(x: Array) -> Array:
+def round_away(x: Array) -> Array:
     """Rounded, ties away from zero, in x's type."""
     return (np.sign(x) * np.floor(np.abs(x.astype(np.float64)) + 0.5)).astype(x.dtype)
 
 
 # exp from -10 to 0, and 1 / (1 + x) from 0 to 1: of softmax
-EXP = points(np.exp, (10 / 65535, _MOST), (2 / 65535, 0), np.float64)
-RECIPROCAL = points(lambda x: 1 / (1 + x), (1 / 65535, _LEAST), (2 / 65535, 0), np.float64)
+EXP = points(np.exp, (10 / 65535, _MAX_I16), (2 / 65535, 0), np.float64)
+RECIPROCAL = points(lambda x: 1 / (1 + x), (1 / 65535, _MIN_I16), (2 / 65535, 0), np.float64)
 
 
 def _sigmoid_points() -> Array:
@@ -103,8 +103,8 @@ def _sigmoid(x: Node, scale: float, bits: int, most_left: int, end: int) -> tupl
         steps = _halved(ops.add(steps, 1 << (shift - 1)), shift)
     size = ops.Abs()(steps)
     place = _halved(size, bits)
-    inside = ops.minimum(place, 254)
-    low, rise = ops.Take(0)(const(_SIGMOID[:-1]), inside), ops.Take(0)(const(np.diff(_SIGMOID)), inside)
+    index = ops.minimum(place, 254)
+    low, rise = ops.Take(0)(const(_SIGMOID[:-1]), index), ops.Take(0)(const(np.diff(_SIGMOID)), index)
     line = ops.add(ops.mul(low, 1 << bits), ops.mul(ops.and_(size, (1 << bits) - 1), rise))
     return ops.where(ops.compare("GE", place, 255), ops.full(x.shape, end, T.i32), line), ops.compare("GE", steps, 0)
 
@@ -115,10 +115,10 @@ def _factor(scale: float, most_left: int) -> tuple[int, int]:
     if abs(exponent - round(exponent)) < 1e-3 and 0 <= 12 + round(exponent) <= most_left:
         return 3 << (12 + round(exponent)), 0
     factor, shift = scale * 4096 * 3, 0
-    while factor <= _MOST / 2 and shift <= 30:
+    while factor <= _MAX_I16 / 2 and shift <= 30:
         factor, shift = factor * 2, shift + 1
     return int(factor), shift
 
 
-def _halved(x: Node, times: int) -> Node:
-    return ops.apply(ops.ShiftRightArithmetic(), x, times)
+def _halved(x: Node, count: int) -> Node:
+    return ops.apply(ops.ShiftRightArithmetic(), x, count)

@@ -26,22 +26,12 @@ from ingot.support.errors import ImportModelError
 from ingot.support.limits import max_run_time_size
 
 DTYPE_OF: dict[torch.dtype, DType] = {
-    torch.float64: DTYPES["f64"],
-    torch.float32: DTYPES["f32"],
-    torch.float16: DTYPES["f16"],
-    torch.bfloat16: DTYPES["bf16"],
-    torch.float8_e4m3fn: DTYPES["f8e4m3fn"],
-    torch.float8_e5m2: DTYPES["f8e5m2"],
-    torch.int64: DTYPES["i64"],
-    torch.int32: DTYPES["i32"],
-    torch.int16: DTYPES["i16"],
-    torch.int8: DTYPES["i8"],
-    torch.uint64: DTYPES["u64"],
-    torch.uint32: DTYPES["u32"],
-    torch.uint16: DTYPES["u16"],
-    torch.uint8: DTYPES["u8"],
+    torch.float64: DTYPES["f64"], torch.float32: DTYPES["f32"], torch.float16: DTYPES["f16"],
+    torch.bfloat16: DTYPES["bf16"], torch.float8_e4m3fn: DTYPES["f8e4m3fn"], torch.float8_e5m2: DTYPES["f8e5m2"],
+    torch.int64: DTYPES["i64"], torch.int32: DTYPES["i32"], torch.int16: DTYPES["i16"], torch.int8: DTYPES["i8"],
+    torch.uint64: DTYPES["u64"], torch.uint32: DTYPES["u32"], torch.uint16: DTYPES["u16"], torch.uint8: DTYPES["u8"],
     torch.bool: DTYPES["bool"],
-}
+}  # fmt: skip
 # the dtype of either part of a complex number
 PART_OF = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 TORCH_OF: dict[DType, torch.dtype] = {v: k for k, v in DTYPE_OF.items()}
@@ -61,10 +51,10 @@ _UNBITS: dict[np.dtype, tuple[np.dtype, torch.dtype]] = {
 
 def dtype_of(dtype: torch.dtype) -> DType:
     """The Ingot dtype of a torch dtype. Raises ImportModelError for one that Ingot has not (complex, quantized)."""
-    found = DTYPE_OF.get(dtype)
-    if found is None:
+    ir_dtype = DTYPE_OF.get(dtype)
+    if ir_dtype is None:
         raise ImportModelError(f"dtype {dtype}", expected=f"one of {', '.join(map(str, DTYPE_OF))}")
-    return found
+    return ir_dtype
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -85,11 +75,11 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 def _check_memory(tensor: torch.Tensor) -> None:
     """Raise ImportModelError for a tensor whose storage was freed, or made shorter: torch reads it all the same."""
-    held = tensor.untyped_storage().nbytes()
+    nbytes = tensor.untyped_storage().nbytes()
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     end = (tensor.storage_offset() + last + 1) * tensor.itemsize
-    if tensor.numel() and end > held and not tensor._is_zerotensor():
-        raise ImportModelError("a tensor of the model", expected=f"memory of {end} bytes", got=f"{held}")
+    if tensor.numel() and end > nbytes and not tensor._is_zerotensor():
+        raise ImportModelError("a tensor of the model", expected=f"memory of {end} bytes", got=f"{nbytes}")
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
@@ -102,8 +92,8 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-_OF_DATA = re.compile(r"u\d+$")  # torch's names of values that it does not know while it traces
-_NUMBER = ".value"  # behind the name of one that may be negative
+_DATA_SYMBOL = re.compile(r"u\d+$")  # torch's names of values that it does not know while it traces
+_NUMBER_SUFFIX = ".value"  # behind the name of one that may be negative
 _NAME = re.compile(r"\$[\w.]+")
 
 
@@ -156,7 +146,7 @@ class Sizes:
         """No value has given a size yet. spans: torch's ranges of all symbols."""
         self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
 
-    def found(self, value: Node, most: DimLike | None, like: DimLike | None, spanned: bool = True) -> DimLike:
+    def found(self, value: Node, max_size: DimLike | None, like: DimLike | None, spanned: bool = True) -> DimLike:
         """The size that an i64 scalar gives in the run, at most `most`; None: as torch or the limits say.
 
         like: what torch calls it, if anything; where that has a meaning already, the two have to be equal.
@@ -173,34 +163,34 @@ class Sizes:
             if like is not None:
                 self.require_equal(symbol(name), like)
         high = finite(self._spans[name[1:]].upper) if spanned and name[1:] in self._spans else None
-        if most is None:
-            most = max_run_time_size() if high is None else high
-        self.values[name] = value, most if high is None else dim_min(most, high)
+        if max_size is None:
+            max_size = max_run_time_size() if high is None else high
+        self.values[name] = value, max_size if high is None else dim_min(max_size, high)
         return symbol(name)
 
     def graph(self, inputs: Sequence[Node], results: Sequence[Node], names: Sequence[str]) -> Graph:
         """The graph that these values and the sizes found on the way make up. Raises ImportModelError for a size that
         nothing gives."""
         values = [value for value, _ in self.values.values()]
-        sizes = tuple((name, most) for name, (_, most) in self.values.items())
-        made = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
-        unknown = sorted(s for s in made.free_symbols if is_computed(s))
+        sizes = tuple((name, max_size) for name, (_, max_size) in self.values.items())
+        graph = Graph(tuple(inputs), (*results, *values), tuple(names), sizes=sizes)
+        unknown = sorted(s for s in graph.free_symbols if is_computed(s))
         if unknown:
             raise self._unknown(unknown[0])
-        return made
+        return graph
 
     def _unknown(self, name: str) -> ImportModelError:
-        reader = self._reads.get(name.removeprefix(COMPUTED_PREFIX).removesuffix(_NUMBER))
+        reader = self._reads.get(name.removeprefix(COMPUTED_PREFIX).removesuffix(_NUMBER_SUFFIX))
         return ImportModelError(
             f"size {name} depends on the values of a tensor" + (f", which {reader} reads" if reader else ""),
             fix="make it an int argument of the model, or compute at the full size and mask (torch.where)",
         )
 
     def name(self, symbol_name: str) -> str:
-        if _OF_DATA.match(symbol_name):
+        if _DATA_SYMBOL.match(symbol_name):
             span = self._spans.get(symbol_name)
             low = None if span is None else finite(span.lower)
-            return f"{COMPUTED_PREFIX}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER)
+            return f"{COMPUTED_PREFIX}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER_SUFFIX)
         name = self._names.get(symbol_name, symbol_name)
         step = self.progression(symbol_name).step
         return name if step == 1 else f"{name}_over_{step}"
@@ -224,10 +214,10 @@ class Sizes:
         return node.constant if isinstance(node.constant, int) else self.expression(node.expr)
 
     def expression(self, e: sympy.Basic) -> DimLike:
-        found = self._known.get(e)
-        if found is None:
-            found = self._known[e] = self._convert(self._equal.get(e, e))
-        return found
+        size = self._known.get(e)
+        if size is None:
+            size = self._known[e] = self._convert(self._equal.get(e, e))
+        return size
 
     def type(self, value: torch.Tensor) -> TensorType:
         """The type of `value`; of a complex tensor, that of either part."""
@@ -247,9 +237,9 @@ class Sizes:
             return out
         divided = _ROUNDED.get(type(e).__name__)
         if divided is not None:
-            found = self._whole(e.args[0], divided)
-            if found is not None:
-                return found
+            whole_size = self._whole(e.args[0], divided)
+            if whole_size is not None:
+                return whole_size
         apply = _SYMPY.get(type(e)) or _SYMPY_BY_NAME.get(type(e).__name__)
         if apply is None:
             raise ImportModelError(f"size {e}: {type(e).__name__} is no operation on sizes that Ingot has")
@@ -270,7 +260,7 @@ class Sizes:
                 if ratio is None:
                     return None
                 size = self.expression(product.args[0])
-                self.require(size, _TRIED)
+                self.require(size, _MAX_SIZE_TRIED)
                 return divided(size * ratio.numerator, ratio.denominator)
         return None
 
@@ -287,8 +277,8 @@ class Sizes:
             case "FloatTrueDiv", (x, by):
                 return self._over(self._quotient(x), by)
             case "Add" | "Mul" as name, parts:
-                found = [q for part in parts if (q := self._quotient(part)) is not None]
-                return reduce(_sum if name == "Add" else _product, found) if len(found) == len(parts) else None
+                quotients = [q for part in parts if (q := self._quotient(part)) is not None]
+                return reduce(_sum if name == "Add" else _product, quotients) if len(quotients) == len(parts) else None
         return None
 
     def _over(self, x: _Quotient | None, by: sympy.Basic) -> _Quotient | None:
@@ -299,8 +289,8 @@ class Sizes:
 
 
 def _fraction(e: sympy.Basic) -> Fraction | None:
-    found = Fraction(float(e)) if isinstance(e, sympy.Number) else None
-    return found if found is not None and found.denominator <= _FINEST else None
+    fraction = Fraction(float(e)) if isinstance(e, sympy.Number) else None
+    return fraction if fraction is not None and fraction.denominator <= _MAX_PARTS else None
 
 
 def _truncated(size: DimLike, by: int) -> DimLike:
@@ -323,17 +313,17 @@ def _product(a: _Quotient, b: _Quotient) -> _Quotient:
     return a[0] * b[0], a[1] * b[1]
 
 
-_FINEST = 1 << 8  # parts of one that a float's factors and terms may have, so that sizes stay far below 2^53 of them
-_TRIED = 1 << 16  # sizes that a ratio stands for a float at
+_MAX_PARTS = 1 << 8  # parts of one that a float's factors and terms may have, so that sizes stay far below 2^53 of them
+_MAX_SIZE_TRIED = 1 << 16  # sizes that a ratio stands for a float at
 
 
 def _ratio(factor: float, up: bool) -> Fraction | None:
     """The ratio whose multiples, rounded down or up, are those of `factor` for n to _TRIED; None if there is none."""
     ratio = Fraction(factor).limit_denominator(1000)
-    n = np.arange(_TRIED + 1)
+    n = np.arange(_MAX_SIZE_TRIED + 1)
     whole = np.ceil(factor * n) if up else np.floor(factor * n)
-    above = ratio.denominator - 1 if up else 0
-    return ratio if np.array_equal(whole, (n * ratio.numerator + above) // ratio.denominator) else None
+    remainder_bound = ratio.denominator - 1 if up else 0
+    return ratio if np.array_equal(whole, (n * ratio.numerator + remainder_bound) // ratio.denominator) else None
 
 
 def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]:
@@ -346,18 +336,11 @@ def _fold(step: Callable[[DimLike, DimLike], DimLike]) -> Callable[..., DimLike]
 
 
 _SYMPY: dict[type, Callable[..., DimLike]] = {
-    sympy.Add: _fold(lambda a, b: a + b),
-    sympy.Mul: _fold(lambda a, b: a * b),
-    sympy.Max: _fold(dim_max),
-    sympy.Min: _fold(dim_min),
-    sympy.Abs: lambda x: dim_max(x, x * -1),
-    sym.FloorDiv: floordiv,
-    sym.CleanDiv: floordiv,
-    sym.Mod: mod,
-    sym.PythonMod: mod,
-    sym.ModularIndexing: lambda x, d, m: mod(floordiv(x, d), m),
-    sym.Identity: lambda x: x,
-}
+    sympy.Add: _fold(lambda a, b: a + b), sympy.Mul: _fold(lambda a, b: a * b), sympy.Max: _fold(dim_max),
+    sympy.Min: _fold(dim_min), sympy.Abs: lambda x: dim_max(x, x * -1), sym.FloorDiv: floordiv,
+    sym.CleanDiv: floordiv, sym.Mod: mod, sym.PythonMod: mod,
+    sym.ModularIndexing: lambda x, d, m: mod(floordiv(x, d), m), sym.Identity: lambda x: x,
+}  # fmt: skip
 # absent from some torch versions, so found by name
 _SYMPY_BY_NAME: dict[str, Callable[..., DimLike]] = {"Max": _fold(dim_max), "Min": _fold(dim_min)}
 
@@ -372,9 +355,9 @@ def symbol_names(environment: ShapeEnv | None) -> dict[str, str]:
         for source in sources:
             debug = named.get(_source_name(source), "")
             # equal sizes have one symbol, which stands for the others
-            kept = environment.replace(sym_) if isinstance(sym_, sympy.Symbol) else None
-            if debug.isidentifier() and debug not in out.values() and isinstance(kept, sympy.Symbol):
-                out.setdefault(kept.name, debug)
+            root = environment.replace(sym_) if isinstance(sym_, sympy.Symbol) else None
+            if debug.isidentifier() and debug not in out.values() and isinstance(root, sympy.Symbol):
+                out.setdefault(root.name, debug)
     return out
 
 
@@ -391,8 +374,8 @@ _TORCH_FOLDER = str(Path(torch.__file__).parent)
 def location(node: fx.Node) -> str:
     """`file.py:31 (layer1.conv)`: the innermost line outside torch and the module path; either may be missing."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    outside = [(f, n) for f, n in frames if not f.startswith(_TORCH_FOLDER) and not f.startswith("<")]
-    line = f"{Path(outside[-1][0]).name}:{outside[-1][1]}" if outside else ""
+    user_frames = [(f, n) for f, n in frames if not f.startswith(_TORCH_FOLDER) and not f.startswith("<")]
+    line = f"{Path(user_frames[-1][0]).name}:{user_frames[-1][1]}" if user_frames else ""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [entry[0] for entry in stack.values()]
     path = re.sub(r"^L\['self'\]\.?", "", paths[-1]) if paths else ""
@@ -401,11 +384,11 @@ def location(node: fx.Node) -> str:
 
 def data_reads(graph: fx.Graph) -> dict[str, str]:
     """Symbols that stand for values of tensors -> the op that reads them, and where."""
-    found: dict[str, str] = {}
+    reads: dict[str, str] = {}
     for node in graph.nodes:
         for name in node.meta.get("unbacked_bindings") or ():
-            found[str(name)] = " at ".join(filter(None, (str(node.target), location(node))))
-    return found
+            reads[str(name)] = " at ".join(filter(None, (str(node.target), location(node))))
+    return reads
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:

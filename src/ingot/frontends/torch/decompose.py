@@ -36,7 +36,7 @@ def decomposed(
     for op in list(table.keys()):
         if isinstance(op, torch._ops.OpOverload) and op_name(op) in KNOWN and op_name(op) not in refused:
             table.pop(op)
-    table.update(OWN)
+    table.update(DECOMPOSITIONS)
     with whole_recurrences(), noted_equalities() as assumed:
         _stop_gradients(program)
         return program.run_decompositions(table), assumed
@@ -51,11 +51,11 @@ def _stop_gradients(program: torch.export.ExportedProgram) -> None:
                 continue
             body = module.get_submodule(node.args[1].target)
             assert isinstance(body, torch.fx.GraphModule)
-            given = [n for n in body.graph.nodes if n.op == "placeholder"]
+            inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
             end = next(n for n in body.graph.nodes if n.op == "output")
             end.args = torch.fx.map_arg(end.args, destination)
-            for x in (n for n in given if isinstance(n.meta.get("val"), torch.Tensor)):
-                with body.graph.inserting_after(given[-1]):
+            for x in (n for n in inputs if isinstance(n.meta.get("val"), torch.Tensor)):
+                with body.graph.inserting_after(inputs[-1]):
                     new = body.graph.call_function(torch.ops.aten.detach.default, (x,))
                 new.meta = dict(x.meta)
                 x.replace_all_uses_with(new, lambda user, new=new, end=end: user not in (new, end))
@@ -69,8 +69,10 @@ def op_name(op: torch._ops.OpOverload) -> str:
 
 def without_handled(table: Mapping[Any, Callable[..., Any]]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
     """`table` less the ops that have a handler, with `OWN`."""
-    kept = {op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN}
-    return kept | OWN
+    table_kept = {
+        op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN
+    }
+    return table_kept | DECOMPOSITIONS
 
 
 def _attention(
@@ -85,15 +87,15 @@ def _attention(
         F.linear(x, w, b).unflatten(-1, (num_head, embed_dim // num_head)).transpose(1, 2)
         for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
-    seen = None if mask is None else ~mask.bool()
-    if seen is not None and mask_type == 1:
-        seen = seen[:, None, None, :]
-    heads = F.scaled_dot_product_attention(q, k, v, seen)
+    is_visible = None if mask is None else ~mask.bool()
+    if is_visible is not None and mask_type == 1:
+        is_visible = is_visible[:, None, None, :]
+    heads = F.scaled_dot_product_attention(q, k, v, is_visible)
     out = F.linear(heads.transpose(1, 2).flatten(2), proj_weight, proj_bias)
     if not need_weights:
         return out, None
     scores = q @ k.transpose(-1, -2) * (embed_dim // num_head) ** -0.5
-    p = (scores if seen is None else scores.masked_fill(~seen, float("-inf"))).softmax(-1)
+    p = (scores if is_visible is None else scores.masked_fill(~is_visible, float("-inf"))).softmax(-1)
     return out, p.mean(1) if average_attn_weights else p
 
 
@@ -157,7 +159,7 @@ def _fake_quantized_by_channel(
 
 _aten = torch.ops.aten
 # what torch runs as one op and has no decomposition for
-OWN: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten._native_multi_head_attention.default: _attention,
     _aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     _aten._trilinear.default: _trilinear,

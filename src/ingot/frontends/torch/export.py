@@ -35,19 +35,16 @@ _log = logging.getLogger(__name__)
 Inputs = tuple[Any, ...] | Mapping[str, Any] | torch.Tensor | np.ndarray
 # where export_module leaves its names of torch's symbols, what the model asked of sizes, forward's signature and
 # whether it is to be differentiated, in the graph module's meta
-NAMES, ANSWERS, SIGNATURE, LEARNS = "ingot_size_names", "ingot_answers_on_sizes", "ingot_signature", "ingot_learns"
+NAMES, ANSWERS, SIGNATURE, DIFFERENTIATED = (
+    "ingot_size_names", "ingot_answers_on_sizes", "ingot_signature", "ingot_differentiated",
+)  # fmt: skip
 Dynamic = bool | str | None | Mapping[str, Any] | Sequence[Any]
 
 
 def export_module(
-    net: nn.Module,
-    example_inputs: Inputs | None,
-    dynamic: Dynamic = None,
-    *,
-    gradients: bool = False,
-    of_inputs: bool = False,
-    keep_small: bool = False,
-) -> ExportedProgram:
+    net: nn.Module, example_inputs: Inputs | None, dynamic: Dynamic = None, *, gradients: bool = False,
+    of_inputs: bool = False, keep_small: bool = False,
+) -> ExportedProgram:  # fmt: skip
     """`net` traced on example inputs: a tuple of positional arguments, or a dict of keyword arguments.
 
     dynamic:
@@ -104,10 +101,10 @@ def _exported(
         error = e
     # the model narrows a named range, or ties it to another: let torch find the ranges, and keep the names
     program = _traced(net, args, kwargs, _relaxed(shapes, names), deferred=False)
-    chosen = _chosen_names(program, _bound(net, args, kwargs), shapes, names, len(args))
-    if chosen is None and not keep_small:
+    chosen_names = _chosen_names(program, _bound(net, args, kwargs), shapes, names, len(args))
+    if chosen_names is None and not keep_small:
         raise error
-    program.graph_module.meta[NAMES] = chosen or {}
+    program.graph_module.meta[NAMES] = chosen_names or {}
     return program
 
 
@@ -146,7 +143,7 @@ def _traced(
             raise ImportModelError(_explain(net, e), fix=_advice(e)) from e
     program.graph_module.meta[ANSWERS] = answers
     program.graph_module.meta[SIGNATURE] = inspect.signature(net.forward)
-    program.graph_module.meta[LEARNS] = torch.is_grad_enabled()
+    program.graph_module.meta[DIFFERENTIATED] = torch.is_grad_enabled()
     return program
 
 
@@ -186,11 +183,11 @@ def _without_ones(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """`call` with every axis of size 1 that has a Dim doubled: torch takes an example's 1 for a constant."""
     doubled: dict[int, set[int]] = {}
-    for k, given in (shapes or {}).items():
+    for k, spec in (shapes or {}).items():
         leaves = pytree.tree_flatten(bound[k])[0]
-        for tensor, axes in zip(leaves, _leaf_axes(bound[k], given), strict=True):
-            found = {a for a, d in (axes or {}).items() if type(d) is Dim and d.max > 1 and tensor.shape[a] == 1}
-            doubled.setdefault(id(tensor), set()).update(found)
+        for tensor, axes in zip(leaves, _leaf_axes(bound[k], spec), strict=True):
+            ones_axes = {a for a, d in (axes or {}).items() if type(d) is Dim and d.max > 1 and tensor.shape[a] == 1}
+            doubled.setdefault(id(tensor), set()).update(ones_axes)
 
     def grown(leaf: Any) -> Any:
         for axis in doubled.get(id(leaf), ()):
@@ -207,9 +204,9 @@ def _without_small(shapes: Any, value: Any) -> Any:
     if isinstance(value, int) and value < 2:
         return None
     if isinstance(value, Mapping) and isinstance(shapes, Mapping):
-        return {k: _without_small(given, value[k]) for k, given in shapes.items()}
+        return {k: _without_small(spec, value[k]) for k, spec in shapes.items()}
     if isinstance(value, tuple | list) and isinstance(shapes, tuple | list):
-        return type(shapes)(_without_small(given, v) for given, v in zip(shapes, value, strict=True))
+        return type(shapes)(_without_small(spec, v) for spec, v in zip(shapes, value, strict=True))
     return shapes
 
 
@@ -228,10 +225,10 @@ def _chosen_names(
 ) -> dict[str, str] | None:
     """torch's symbol -> the user's name, from the axes that were named; None where the model fixes a named axis."""
     spec = program.call_spec.in_spec
-    given = list(bound)
+    arguments = list(bound)
     # keyword arguments lie in the order of the exported call
     keywords = [k for k in (spec.child(1).context if spec is not None else None) or [] if k in bound]
-    order = [k for k in given if k not in keywords] + keywords if positional < len(given) else given
+    order = [k for k in arguments if k not in keywords] + keywords if positional < len(arguments) else arguments
     of = {id(d): n for n, d in names.items()}
     axes = [leaf for k in order for leaf in _leaf_axes(bound[k], shapes.get(k))]
     signature = program.graph_signature
@@ -251,14 +248,14 @@ def _chosen_names(
     return out
 
 
-def _leaf_axes(value: Any, given: Any) -> list[dict[int, Any] | None]:
+def _leaf_axes(value: Any, spec: Any) -> list[dict[int, Any] | None]:
     """Per leaf of an argument its {axis: dim}."""
     if isinstance(value, torch.Tensor):
-        return [given if isinstance(given, dict) else None]
+        return [spec if isinstance(spec, dict) else None]
     if isinstance(value, Mapping):
-        return [a for k, v in value.items() for a in _leaf_axes(v, (given or {}).get(k))]
+        return [a for k, v in value.items() for a in _leaf_axes(v, (spec or {}).get(k))]
     if isinstance(value, tuple | list):
-        return [a for i, v in enumerate(value) for a in _leaf_axes(v, given[i] if given else None)]
+        return [a for i, v in enumerate(value) for a in _leaf_axes(v, spec[i] if spec else None)]
     return [None] * pytree.tree_flatten(value)[1].num_leaves
 
 
@@ -305,15 +302,15 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _distinct(call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """`call` of tensors, each of them once: torch.export takes one that is given twice for one input."""
-    seen = set[int]()
+    ids = set[int]()
 
-    def own(leaf: Any) -> Any:
+    def distinct(leaf: Any) -> Any:
         leaf = to_torch(leaf) if isinstance(leaf, np.ndarray) else leaf
-        again = isinstance(leaf, torch.Tensor) and id(leaf) in seen
-        seen.add(id(leaf))
+        again = isinstance(leaf, torch.Tensor) and id(leaf) in ids
+        ids.add(id(leaf))
         return leaf.clone() if again else leaf
 
-    return pytree.tree_map(own, call)
+    return pytree.tree_map(distinct, call)
 
 
 def _variable(leaf: Any, learned: bool) -> Any:
@@ -376,44 +373,44 @@ def _rebuilt(value: Any, leaves: list[Any]) -> Any:
     return pytree.tree_unflatten(leaves, spec)
 
 
-def _axes(given: Any, value: Any, names: dict[str, Any], where: str) -> Any:
+def _axes(spec: Any, value: Any, names: dict[str, Any], where: str) -> Any:
     """One argument's entry: axes of a tensor, or the same inside its structure."""
-    if given is None:
+    if spec is None:
         return None
-    if given is True or given == "auto":
+    if spec is True or spec == "auto":
         return _everywhere(value)
     if isinstance(value, torch.Tensor):
-        if isinstance(given, str):
-            raise InputError(f"dynamic[{where!r}]", expected="names by axis, {0: 'batch'}", got=repr(given))
-        if not isinstance(given, Mapping):
-            given = dict(enumerate(given))
+        if isinstance(spec, str):
+            raise InputError(f"dynamic[{where!r}]", expected="names by axis, {0: 'batch'}", got=repr(spec))
+        if not isinstance(spec, Mapping):
+            spec = dict(enumerate(spec))
         rank = value.dim()
-        for axis in given:
+        for axis in spec:
             if not isinstance(axis, int) or not -rank <= axis < rank:
                 raise InputError(f"dynamic[{where!r}]", expected=f"axes of a tensor of rank {rank}", got=axis)
-        return {axis % rank: _dim(d, names, where) for axis, d in given.items() if d is not None}
+        return {axis % rank: _dim(d, names, where) for axis, d in spec.items() if d is not None}
     if isinstance(value, Mapping):
-        return {k: _axes(given.get(k), v, names, f"{where}.{k}") for k, v in value.items()}
+        return {k: _axes(spec.get(k), v, names, f"{where}.{k}") for k, v in value.items()}
     if isinstance(value, tuple | list):
-        entries = given if isinstance(given, tuple | list) else [given.get(i) for i in range(len(value))]
+        entries = spec if isinstance(spec, tuple | list) else [spec.get(i) for i in range(len(value))]
         if len(entries) != len(value):
             raise InputError(f"dynamic[{where!r}]", expected=f"{len(value)} entries", got=len(entries))
         return type(value)(
             _axes(g, v, names, f"{where}[{i}]") for i, (g, v) in enumerate(zip(entries, value, strict=True))
         )
-    return given
+    return spec
 
 
-def _dim(given: Any, names: dict[str, Any], where: str) -> Any:
-    if isinstance(given, str):
-        if given == "auto":
+def _dim(spec: Any, names: dict[str, Any], where: str) -> Any:
+    if isinstance(spec, str):
+        if spec == "auto":
             return Dim.AUTO
-        return names.setdefault(given, Dim(given, min=1))
-    if isinstance(given, tuple):
-        name, low, high = given
+        return names.setdefault(spec, Dim(spec, min=1))
+    if isinstance(spec, tuple):
+        name, low, high = spec
         return names.setdefault(name, Dim(name, min=low, max=high))
-    if given is True:
+    if spec is True:
         return Dim.AUTO
-    if isinstance(given, int):
-        raise InputError(f"dynamic[{where!r}]", expected="a name, a torch.export.Dim or Dim.AUTO", got=given)
-    return given
+    if isinstance(spec, int):
+        raise InputError(f"dynamic[{where!r}]", expected="a name, a torch.export.Dim or Dim.AUTO", got=spec)
+    return spec

@@ -29,10 +29,10 @@ Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
 
 def _operands(values: object, what: str) -> list[Node]:
     """All of `values`, which have to be tensors."""
-    found = list(values) if isinstance(values, Sequence) else [values]
-    if not all(isinstance(v, Node) for v in found):
+    operands = list(values) if isinstance(values, Sequence) else [values]
+    if not all(isinstance(v, Node) for v in operands):
         raise Unsupported(f"{what} of something else than real tensors")
-    return [v for v in found if isinstance(v, Node)]
+    return [v for v in operands if isinstance(v, Node)]
 
 
 def _inputs(nodes: Sequence[Node], label: str) -> list[Node]:
@@ -51,26 +51,26 @@ def _inline(skipped: int) -> Callable[..., object]:
     return inline
 
 
-def with_gradients(run: Run, node: fx.Node, enabled: bool, body: object, *given: object) -> object:
+def with_gradients(run: Run, node: fx.Node, enabled: bool, body: object, *operands: object) -> object:
     """A region under `torch.no_grad()`, or with gradients again."""
-    found = _inline(0)(run, node, body, *given)
-    assert isinstance(found, tuple)
-    return found if enabled else tuple(ops.StopGradient()(v) if isinstance(v, Node) else v for v in found)
+    results = _inline(0)(run, node, body, *operands)
+    assert isinstance(results, tuple)
+    return results if enabled else tuple(ops.StopGradient()(v) if isinstance(v, Node) else v for v in results)
 
 
 def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx.GraphModule,
-         given: Sequence[object] = ()) -> object:  # fmt: skip
+         operands: Sequence[object] = ()) -> object:  # fmt: skip
     """torch.cond(pred, yes, no, operands) -> Case(no, yes)(i64(pred), tensors...)."""
-    (chosen,) = _operands([predicate], "a predicate")
+    (pred,) = _operands([predicate], "a predicate")
     # sizes are known in both branches
-    tensors = _operands([o for o in given if not isinstance(o, int | Dim)], "branches")
+    tensors = _operands([o for o in operands if not isinstance(o, int | Dim)], "branches")
     branches: list[Graph] = []
     for body in (no, yes):
         inputs = _inputs(tensors, "operand")
-        own = iter(inputs)
-        results = run(body, [next(own) if isinstance(o, Node) else o for o in given])
+        own_inputs = iter(inputs)
+        results = run(body, [next(own_inputs) if isinstance(o, Node) else o for o in operands])
         branches.append(Graph(tuple(inputs), tuple(_operands(results, "a branch"))))
-    return ops.Case(tuple(branches))(cast(chosen, dtype_of(torch.int32)), *tensors, loc=location(node)).results
+    return ops.Case(tuple(branches))(cast(pred, dtype_of(torch.int32)), *tensors, loc=location(node)).results
 
 
 def while_loop(run: Run, node: fx.Node, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[object],
@@ -78,18 +78,20 @@ def while_loop(run: Run, node: fx.Node, test: fx.GraphModule, body: fx.GraphModu
     """carried = body(carried, others) as long as test(carried, others)."""
     starts, fixed = _operands(carried, "a loop"), _operands(others, "a loop")
     state = _inputs([*starts, *fixed], "carried")
-    (go,) = _operands(run(test, state), "a loop's condition")
+    (is_going,) = _operands(run(test, state), "a loop's condition")
     ends = _operands(run(body, state), "a loop's body")
-    return _loop(node, state, ops.reshape(go, ()), [*ends, *state[len(starts) :]], [*starts, *fixed])[: len(starts)]
+    return _loop(node, state, ops.reshape(is_going, ()), [*ends, *state[len(starts) :]], [*starts, *fixed])[
+        : len(starts)
+    ]
 
 
 def _loop(
-    node: fx.Node, state: Sequence[Node], go: Node, ends: Sequence[Node], starts: Sequence[Node]
+    node: fx.Node, state: Sequence[Node], is_going: Node, ends: Sequence[Node], starts: Sequence[Node]
 ) -> tuple[Node, ...]:
     for i, (a, b) in enumerate(zip(state, ends, strict=True)):
         if a.type != b.type:
             raise Unsupported(f"a loop whose carried value {i} changes from {a.type} to {b.type}")
-    cond, body = Graph(tuple(state), (go,)), Graph(tuple(state), tuple(ends))
+    cond, body = Graph(tuple(state), (is_going,)), Graph(tuple(state), tuple(ends))
     return ops.While(cond, body)(*starts, loc=location(node)).results
 
 
@@ -102,24 +104,28 @@ def scan(run: Run, node: fx.Node, body: fx.GraphModule, carried: Sequence[object
     count, zero = xs[0].shape[0], const(0, i64.numpy)
     invariant = [*xs, *fixed]
     step = Input("step", TensorType(i64))()
-    names, held = _inputs(starts, "carried"), _inputs(invariant, "held")
+    names, constants = _inputs(starts, "carried"), _inputs(invariant, "held")
 
     def slice_of(x: Node) -> Node:
         one = ops.DynamicSlice((1, *x.shape[1:]))(x, step, *(zero for _ in x.shape[1:]))
         return ops.reshape(one, x.shape[1:])
 
-    results = _operands(run(body, [*names, *map(slice_of, held[: len(xs)]), *held[len(xs) :]]), "a scan's body")
+    results = _operands(
+        run(body, [*names, *map(slice_of, constants[: len(xs)]), *constants[len(xs) :]]), "a scan's body"
+    )
     ends, parts = results[: len(starts)], results[len(starts) :]
     stacked = [Input(f"stacked{i}", TensorType(p.dtype, (count, *p.shape)))() for i, p in enumerate(parts)]
     writes = [
         ops.DynamicUpdateSlice()(s, ops.expand_dims(p, 0), step, *(zero for _ in p.shape))
         for s, p in zip(stacked, parts, strict=True)
     ]
-    state = [step, *names, *held, *stacked]
-    go = ops.compare("LT", step, ops.scalar(count, i64))
+    state = [step, *names, *constants, *stacked]
+    is_going = ops.compare("LT", step, ops.scalar(count, i64))
     empty = [filled(s.shape, 0, s.dtype) for s in stacked]
-    done = _loop(node, state, go, [ops.add(step, 1), *ends, *held, *writes], [zero, *starts, *invariant, *empty])
-    return (*done[1 : 1 + len(starts)], *done[1 + len(starts) + len(held) :])
+    done = _loop(
+        node, state, is_going, [ops.add(step, 1), *ends, *constants, *writes], [zero, *starts, *invariant, *empty]
+    )
+    return (*done[1 : 1 + len(starts)], *done[1 + len(starts) + len(constants) :])
 
 
 def map_(run: Run, node: fx.Node, body: fx.GraphModule, scanned: Sequence[object], others: Sequence[object]) -> object:
@@ -132,7 +138,7 @@ def flex_attention(run: Run, node: fx.Node, *args: object) -> object:
     read: tuple[Any, ...] = args
     _, _, _, score_mod, block_mask, scale, options, *buffers = read
     score_buffers, mask_buffers = (*buffers, (), ())[:2]
-    places = [node.args[0], node.args[1], node.args[2], *(b for given in node.args[7:9] for b in given)]  # type: ignore[union-attr]
+    places = [node.args[0], node.args[1], node.args[2], *(b for operands in node.args[7:9] for b in operands)]  # type: ignore[union-attr]
     metas = [p.meta["val"] if isinstance(p, fx.Node) else p for p in places]
     middle = 3 + len(score_buffers)
 
@@ -146,11 +152,6 @@ def flex_attention(run: Run, node: fx.Node, *args: object) -> object:
 
 
 HIGHER_ORDER: dict[str, Callable[..., object]] = {
-    "wrap_with_set_grad_enabled": with_gradients,
-    "wrap_with_autocast": _inline(4),
-    "cond": cond,
-    "while_loop": while_loop,
-    "scan": scan,
-    "map_impl": map_,
-    "flex_attention": flex_attention,
-}
+    "wrap_with_set_grad_enabled": with_gradients, "wrap_with_autocast": _inline(4), "cond": cond,
+    "while_loop": while_loop, "scan": scan, "map_impl": map_, "flex_attention": flex_attention,
+}  # fmt: skip

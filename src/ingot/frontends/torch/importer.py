@@ -69,12 +69,12 @@ _Env = dict[fx.Node, object]
 
 @dataclass
 class Importer:
-    """Walks graphs into nodes. `final`: no further decomposition is possible, so all unsupported ops are an error.
-    `learns`: the graph is to be differentiated."""
+    """Walks graphs into nodes. `is_final`: no further decomposition is possible, so all unsupported ops are an error.
+    `is_differentiated`: the graph is to be differentiated."""
 
     sizes: Sizes
-    final: bool
-    learns: bool = False
+    is_final: bool
+    is_differentiated: bool = False
     unsupported: list[UnsupportedOp] = field(default_factory=list)
     numbers: dict[sympy.Basic, Node] = field(default_factory=dict)
     _newest: int = -1
@@ -83,9 +83,9 @@ class Importer:
     def run(self, module: fx.GraphModule, arguments: Sequence[object]) -> list[object]:
         """The outputs of `module`'s graph (a flat list) for the values of its placeholders.
 
-        Raises NeedsDecomposition unless `final`.
+        Raises NeedsDecomposition unless `is_final`.
         """
-        if not self.final and needs_functionalization(module.graph):
+        if not self.is_final and needs_functionalization(module.graph):
             raise NeedsDecomposition
         env: _Env = {}
         values = iter(arguments)
@@ -103,8 +103,8 @@ class Importer:
         return list(outputs)
 
     def finish(self, model: str | None = None) -> None:
-        """Raise what was found unsupported: NeedsDecomposition first, UnsupportedOpError when final."""
-        if self.unsupported and not self.final:
+        """Raise what was found unsupported: NeedsDecomposition first, UnsupportedOpError if it is final."""
+        if self.unsupported and not self.is_final:
             raise NeedsDecomposition(self.unsupported)
         if self.unsupported:
             raise UnsupportedOpError(self.unsupported, model=model)
@@ -126,10 +126,10 @@ class Importer:
         return value
 
     def _output(self, value: object, env: _Env) -> object:
-        found = self._read(value, env)
-        if found is None and isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.SymBool):
+        result = self._read(value, env)
+        if result is None and isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.SymBool):
             return self._refuse(value, str(value.target), "a comparison of sizes as a result")
-        return found
+        return result
 
     def _size(self, node: fx.Node, env: _Env) -> object:
         """The value of a node; sizes come from torch's own symbolic evaluation."""
@@ -137,8 +137,8 @@ class Importer:
         if isinstance(meta, torch.SymInt):
             return self.sizes.dim(meta)
         if isinstance(meta, torch.SymFloat):
-            held = env.get(node)
-            return held if isinstance(held, Number) else number_of(meta.node.expr, self.sizes, self.numbers)
+            value = env.get(node)
+            return value if isinstance(value, Number) else number_of(meta.node.expr, self.sizes, self.numbers)
         return env[node]
 
     def _call(self, node: fx.Node, env: _Env) -> object:
@@ -195,8 +195,8 @@ class Importer:
                 known = handler is not None or name in on_complex.rows
                 return _MISSING if known else self._refuse(node, str(target))
             types = _tensor_types(node.meta.get("val"), self.sizes)
-            if self.learns and has_slope(name, arguments):
-                result = with_slope(replace(self, learns=False).run, target, node, env, types)
+            if self.is_differentiated and has_slope(name, arguments):
+                result = with_slope(replace(self, is_differentiated=False).run, target, node, env, types)
             else:
                 if is_complex((*arguments, *named.values())):
                     handler = complex_handler(name, ATEN)
@@ -240,8 +240,8 @@ class Importer:
         """One result of `node`: complex where torch says so, whatever parts the handler gave."""
         if not isinstance(result, Node | Complex):
             return result
-        given = result if isinstance(result, Complex) else Complex(result)
-        real, imag = (None if p is None else self._part(p, meta, node, loc) for p in (given.real, given.imag))
+        parts = result if isinstance(result, Complex) else Complex(result)
+        real, imag = (None if p is None else self._part(p, meta, node, loc) for p in (parts.real, parts.imag))
         assert real is not None
         return Complex(real, imag) if isinstance(meta, torch.Tensor) and meta.is_complex() else real
 
@@ -251,11 +251,11 @@ class Importer:
 
     def _stamp(self, node: Node, loc: str) -> None:
         """Give `loc` to the nodes that the last handler made. A location is no part of a node's identity."""
-        before, self._newest = self._newest, max(self._newest, node.id)
+        newest_before, self._newest = self._newest, max(self._newest, node.id)
         stack = [node]
         while stack:
             n = stack.pop()
-            if n.id > before and not n.loc and not isinstance(n.op, Input):
+            if n.id > newest_before and not n.loc and not isinstance(n.op, Input):
                 n.loc = loc
                 stack.extend(n.inputs)
 
@@ -263,12 +263,12 @@ class Importer:
         want = self.sizes.type(meta)
         if result.type == want:
             return result
-        same = result.dtype == want.dtype and result.type.rank == want.rank
+        is_compatible = result.dtype == want.dtype and result.type.rank == want.rank
         fits = all(
             a == b or not (isinstance(a, int) and isinstance(b, int))
             for a, b in zip(result.shape, want.shape, strict=False)
         )
-        if not same or not fits:
+        if not is_compatible or not fits:
             raise VerifyError(f"import of {node.target}", expected=want, got=result.type, where=location(node) or None)
         for a, b in zip(result.shape, want.shape, strict=True):
             self.sizes.require_equal(a, b)
@@ -276,8 +276,8 @@ class Importer:
 
     def _higher_order(self, node: fx.Node, target: torch._ops.HigherOrderOperator, env: _Env) -> object:
         name = target.name() if callable(getattr(target, "name", None)) else str(target)
-        if name == "wrap_with_autocast" and (self.final or node.args[2]):
-            if not self.final:
+        if name == "wrap_with_autocast" and (self.is_final or node.args[2]):
+            if not self.is_final:
                 # casts are implicit in such a region until it is decomposed
                 raise NeedsDecomposition
             return self._refuse(node, name, "autocast left in a decomposed graph")
@@ -311,11 +311,11 @@ def _memory(node: fx.Node, env: _Env, sizes: Sizes) -> Memory | None:
     x, base = first.meta["val"], first
     while (source := source_of(base)) is not None and source.meta["val"].dtype == x.dtype:
         base = source
-    value, own = env.get(base), base.meta["val"]
+    value, base_value = env.get(base), base.meta["val"]
     if not isinstance(value, Node):
         return None
     strides, offset = tuple(sizes.dim(s) for s in x.stride()), sizes.dim(x.storage_offset())
-    return Memory(strides, offset, value, sizes.dim(own.storage_offset()), dense_order(own))
+    return Memory(strides, offset, value, sizes.dim(base_value.storage_offset()), dense_order(base_value))
 
 
 def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:

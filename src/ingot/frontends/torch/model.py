@@ -97,18 +97,18 @@ class InputAdapter:
         except TypeError as e:
             raise InputError("arguments", expected=f"those of forward{signature}", got=str(e)) from e
         bound.apply_defaults()
-        given = dict(bound.arguments)
+        arguments = dict(bound.arguments)
         positional, keyword = _children(self.spec)
         count, values = len(_children(positional)), list[Any]()
         for name, parameter in signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                given |= given.pop(name)
+                arguments |= arguments.pop(name)
             elif parameter.kind is parameter.VAR_POSITIONAL:
-                values += given.pop(name)
+                values += arguments.pop(name)
             elif parameter.kind is not parameter.KEYWORD_ONLY and len(values) < count:
-                values.append(given.pop(name))
-        named = {name: given.pop(name) for name in keyword.context or [] if name in given}
-        for name, value in given.items():
+                values.append(arguments.pop(name))
+        named = {name: arguments.pop(name) for name in keyword.context or [] if name in arguments}
+        for name, value in arguments.items():
             # what the example left out was traced with its default
             parameter = signature.parameters.get(name)
             default = inspect.Parameter.empty if parameter is None else parameter.default
@@ -246,7 +246,7 @@ def _paths(spec: pytree.TreeSpec) -> Iterator[tuple[str, ...]]:
 
 
 def _keys(context: Any, count: int) -> Sequence[str]:
-    """What a container calls its `count` parts. Libraries register their own containers, often without a way to ask;
+    """The names of a container's `count` parts. Libraries register their own containers, often without a way to ask;
     the context that rebuilds one has its fields' names, or a list of them, or a named tuple's class."""
     lists = [context, *context] if isinstance(context, list | tuple) else [getattr(context, "_fields", ())]
     for keys in lists:

@@ -28,9 +28,9 @@ def number_of(e: sympy.Basic, sizes: Sizes, known: Known) -> float | Number:
 
 
 def _node(e: sympy.Basic, sizes: Sizes, known: Known) -> Node:
-    found = known.get(e)
-    if found is not None:
-        return found
+    node = known.get(e)
+    if node is not None:
+        return node
     if e.is_number:
         return const(float(e), np.float64)  # type: ignore[arg-type]
     if getattr(e, "is_integer", False):

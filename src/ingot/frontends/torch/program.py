@@ -30,7 +30,7 @@ from ingot import ops
 from ingot.frontends.torch.aten.complex import complex_of, real_of
 from ingot.frontends.torch.convert import Sizes, data_reads, finite, symbol_names, to_numpy
 from ingot.frontends.torch.decompose import decomposed
-from ingot.frontends.torch.export import ANSWERS, LEARNS, NAMES, SIGNATURE
+from ingot.frontends.torch.export import ANSWERS, DIFFERENTIATED, NAMES, SIGNATURE
 from ingot.frontends.torch.importer import Importer, NeedsDecomposition, constant
 from ingot.frontends.torch.model import (
     COMPLEX,
@@ -94,11 +94,11 @@ def import_exported(
         if _holds_wrappers(program):
             raise NeedsDecomposition(())
         plain = buffers_as_results(program)
-        return _imported(plain, sizes, guards, program.range_constraints, called, parameters, final=False)
+        return _imported(plain, sizes, guards, program.range_constraints, called, parameters, is_final=False)
     except NeedsDecomposition as e:
         simpler, assumed_too = _simplified(program, e)
     ranges = {**program.range_constraints, **simpler.range_constraints}
-    return _imported(simpler, sizes, [*guards, *assumed_too], ranges, called, parameters, final=True)
+    return _imported(simpler, sizes, [*guards, *assumed_too], ranges, called, parameters, is_final=True)
 
 
 def _holds_wrappers(program: ExportedProgram) -> bool:
@@ -112,11 +112,11 @@ def _simplified(program: ExportedProgram, cause: NeedsDecomposition) -> tuple[Ex
     try:
         simpler, assumed_too = decomposed(program, {op.name for op in cause.unsupported})
     except (RuntimeError, NotImplementedError, AssertionError) as e:
-        found = "".join(f"\n  {op}" for op in cause.unsupported)
+        listing = "".join(f"\n  {op}" for op in cause.unsupported)
         shared = _sharing(program)
         fix = f"give each its own memory (.clone()): {', '.join(shared)} share some" if shared else ""
-        raise ImportModelError(f"torch cannot decompose the exported program: {e}{found}", fix=fix) from e
-    simpler.graph_module.meta[LEARNS] = program.graph_module.meta.get(LEARNS, False)
+        raise ImportModelError(f"torch cannot decompose the exported program: {e}{listing}", fix=fix) from e
+    simpler.graph_module.meta[DIFFERENTIATED] = program.graph_module.meta.get(DIFFERENTIATED, False)
     return simpler, assumed_too
 
 
@@ -148,21 +148,15 @@ def _guards(program: ExportedProgram) -> Sequence[sympy.Basic]:
 
 
 def _imported(
-    program: ExportedProgram,
-    sizes: Sizes,
-    guards: Sequence[sympy.Basic],
-    ranges: Mapping[sympy.Symbol, ValueRanges],
-    called: Mapping[str, tuple[Leaf, object]],
-    parameters: Collection[str],
-    *,
-    final: bool,
-) -> ImportedModel:
+    program: ExportedProgram, sizes: Sizes, guards: Sequence[sympy.Basic], ranges: Mapping[sympy.Symbol, ValueRanges],
+    called: Mapping[str, tuple[Leaf, object]], parameters: Collection[str], *, is_final: bool,
+) -> ImportedModel:  # fmt: skip
     written = [target for target in _written(program) if target not in parameters]
-    held: dict[str, Node] = {}
-    same: dict[int, Node] = {}  # by the tensor: names that are tied have one input
+    constants: dict[str, Node] = {}
+    input_of_tensor: dict[int, Node] = {}  # by the tensor: names that are tied have one input
     sizes.begin(ranges)
     carriers: dict[str, Node] = {}
-    importer = Importer(sizes, final, program.graph_module.meta.get(LEARNS, False))
+    importer = Importer(sizes, is_final, program.graph_module.meta.get(DIFFERENTIATED, False))
     inputs: list[Node] = []
     leaves: list[Leaf] = []
     values: list[object] = []
@@ -186,9 +180,11 @@ def _imported(
             values.append(complex_of(carrier) if leaf.kind == COMPLEX else carrier)
         elif spec.target is not None and spec.target in parameters:
             tensor = _tensor(program, spec.target)
-            if id(tensor) not in same:
-                same[id(tensor)] = held[spec.target] = tensor_input(str(node.name), node.meta["val"], sizes)[1]
-            values.append(same[id(tensor)])
+            if id(tensor) not in input_of_tensor:
+                input_of_tensor[id(tensor)] = constants[spec.target] = tensor_input(
+                    str(node.name), node.meta["val"], sizes
+                )[1]
+            values.append(input_of_tensor[id(tensor)])
         else:
             values.append(_constant(program, spec))
     kinds = (spec.kind for spec in program.graph_signature.output_specs)
@@ -201,28 +197,28 @@ def _imported(
     changed = _changed(program)
     first = [*_written(program), *changed]
     adapter, results = output_adapter(outputs[len(first) :], out_spec)
-    _, after = output_adapter(outputs[: len(first)], pytree.tree_flatten(tuple(range(len(first))))[1])
+    _, state_adapter = output_adapter(outputs[: len(first)], pytree.tree_flatten(tuple(range(len(first))))[1])
     renewed = [target for target in _written(program) if target in parameters]
     places = [*written, *renewed, *changed]
-    after = [after[first.index(target)] for target in places]
+    state_adapter = [state_adapter[first.index(target)] for target in places]
     users = [leaf.name for leaf in leaves if leaf.kind != FIXED]
-    inputs += [*held.values(), *(carriers[target] for target in written)]
+    inputs += [*constants.values(), *(carriers[target] for target in written)]
     names = (*(f"next {target}" for target in places), *adapter.names)
-    graph = sizes.graph(inputs, (*after, *results), names)
+    graph = sizes.graph(inputs, (*state_adapter, *results), names)
     graph = replace(limited(graph, ranges, guards, sizes), state=tuple(written))
     writes = tuple(users.index(name) for name in changed)
-    began = {target: _first(_tensor(program, target)) for target in written}
-    learned = {target: _first(_tensor(program, target)) for target in held}
+    began = {target: _initial_value(_tensor(program, target)) for target in written}
+    learned = {target: _initial_value(_tensor(program, target)) for target in constants}
     flatten = InputAdapter(in_spec, tuple(leaves), _signature(program))
     return ImportedModel(graph, flatten, adapter, began, writes, learned, tuple(renewed))
 
 
 def _signature(program: ExportedProgram) -> inspect.Signature | None:
     """forward's, with its defaults where the module was at hand; a program from a file knows its arguments' names."""
-    kept: inspect.Signature | None = program.graph_module.meta.get(SIGNATURE)
+    signature: inspect.Signature | None = program.graph_module.meta.get(SIGNATURE)
     names = getattr(program.module_call_graph[0].signature, "forward_arg_names", None)
-    if kept is not None or not names:
-        return kept
+    if signature is not None or not names:
+        return signature
     return inspect.Signature([inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names])
 
 
@@ -238,14 +234,14 @@ def _changed(program: ExportedProgram) -> list[str]:
     return [str(spec.target) for spec in specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
 
 
-def _first(tensor: torch.Tensor) -> np.ndarray:
+def _initial_value(tensor: torch.Tensor) -> np.ndarray:
     """A copy, which no later call of the module changes."""
     tensor = tensor.detach().clone(memory_format=torch.contiguous_format)
     return to_numpy(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
 def _called(program: ExportedProgram, sizes: Sizes) -> dict[str, tuple[Leaf, object]]:
-    """What a call brings, by the names of placeholders."""
+    """The arguments of a call, by the names of placeholders."""
     placeholders = (n for n in program.graph.nodes if n.op == "placeholder")
     specs = zip(placeholders, program.graph_signature.input_specs, strict=True)
     return {n.name: _user_input(n, spec, sizes) for n, spec in specs if spec.kind is InputKind.USER_INPUT}
@@ -280,8 +276,8 @@ def tensor_input(name: str, value: torch.Tensor, sizes: Sizes) -> tuple[Leaf, No
 def _of_sizes(x: Node, traced: torch.Tensor, sizes: Sizes) -> Node:
     """The input `x` with a decomposed program's sizes: that one became a number there is a condition."""
     shape = (*sizes.type(traced).shape, *x.shape[traced.dim() :])
-    for told, wanted in zip(x.shape, shape, strict=True):
-        sizes.require_equal(told, wanted)
+    for size, target in zip(x.shape, shape, strict=True):
+        sizes.require_equal(size, target)
     return with_shape(x, shape)
 
 
@@ -316,10 +312,10 @@ def output_adapter(outputs: Sequence[object], spec: pytree.TreeSpec) -> tuple[Ou
     results: list[Node] = []
     names: list[str] = []
     for name, value in zip(output_names(spec), outputs, strict=True):
-        found = _result(value)
-        if found is not None:
-            leaves.append((found[0], len(results)))
-            results.append(found[1])
+        adapter = _result(value)
+        if adapter is not None:
+            leaves.append((adapter[0], len(results)))
+            results.append(adapter[1])
             names.append(name)
         elif isinstance(value, torch.Tensor):
             leaves.append((TENSOR, len(results)))
@@ -369,9 +365,9 @@ def _bounds(ranges: Mapping[sympy.Symbol, ValueRanges], sizes: Sizes, used: Coll
                 out[name] = lowest, finite(span.upper)
         elif name in used:
             low = 1 if lowest == 1 else -((among.start - lowest) // among.step)
-            least, most = out.get(name, (1, None))  # symbols that are equal have one name
-            highs = [high for high in (most, highest and (highest - among.start) // among.step) if high is not None]
-            out[name] = max(least, low), min(highs, default=None)
+            lower, upper = out.get(name, (1, None))  # symbols that are equal have one name
+            highs = [high for high in (upper, highest and (highest - among.start) // among.step) if high is not None]
+            out[name] = max(lower, low), min(highs, default=None)
     return tuple((name, *span) for name, span in sorted(out.items()))
 
 

@@ -52,24 +52,24 @@ class Retrace:
         return import_sized(program, self._dynamic, zeros)
 
     def _weights(self) -> Sequence[tuple[int, int]]:
-        """Which tensors the module's are, but for its state, and how often they were written."""
+        """The module's tensors except its state, and the number of writes to them."""
         if not isinstance(self._model, nn.Module):
             return []
         named = [*self._model.named_parameters(), *self._model.named_buffers()]
         return [(id(t), 0 if t.is_inference() else t._version) for name, t in named if name not in self._state]
 
-    def _of_sizes(self, told: Sequence[tuple[int, ...]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The example's arguments with a call's sizes. told: the shapes of the graph's inputs."""
+    def _of_sizes(self, sizes: Sequence[tuple[int, ...]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The example's arguments with a call's sizes. sizes: the shapes of the graph's inputs."""
         args, kwargs = ((), self._example) if isinstance(self._example, Mapping) else (self._example, {})
         args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
-        return pytree.tree_unflatten(list(self._leaves(args, dict(kwargs), iter(told))), self._inputs.spec)
+        return pytree.tree_unflatten(list(self._leaves(args, dict(kwargs), iter(sizes))), self._inputs.spec)
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], told: Iterator[tuple[int, ...]]) -> Iterator[Any]:
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Iterator[tuple[int, ...]]) -> Iterator[Any]:
         for leaf, value in zip(self._inputs.leaves, self._inputs.leaves_of(args, kwargs), strict=True):
             if leaf.kind == FIXED:
                 yield value
                 continue
-            shape = next(told)
+            shape = next(sizes)
             if leaf.kind == SIZE:
                 yield shape[0]
             elif leaf.kind == NUMBER:
@@ -86,8 +86,10 @@ def _open(dynamic: Any, names: Collection[str]) -> bool:
         case (str(name), int(low), _):
             return low == 0 or name not in names
         case Mapping():
-            own = (k for k, v in dynamic.items() if isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], int))
-            return not set(names).intersection(own) and all(_open(v, names) for v in dynamic.values())
+            open_names = (
+                k for k, v in dynamic.items() if isinstance(v, tuple) and len(v) == 2 and isinstance(v[0], int)
+            )
+            return not set(names).intersection(open_names) and all(_open(v, names) for v in dynamic.values())
         case list() | tuple():
             return all(_open(v, names) for v in dynamic)
         case _:

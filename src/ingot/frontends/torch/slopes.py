@@ -25,16 +25,16 @@ from ingot.ir.types import TensorType
 
 Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
 
-_SPREADS = [f"{kind}.{form}" for kind in ("std", "std_mean") for form in ("default", "dim", "correction")]
+_DEVIATIONS = [f"{kind}.{form}" for kind in ("std", "std_mean") for form in ("default", "dim", "correction")]
 _SPECIAL = ("entr", "erfcx", "i0e", "i1", "i1e", "log_ndtr", "ndtri")
-_FAKED = ("per_tensor_affine.default", "per_tensor_affine.tensor_qparams", "per_channel_affine.default")
+_FAKE_QUANTIZATIONS = ("per_tensor_affine.default", "per_tensor_affine.tensor_qparams", "per_channel_affine.default")
 SLOPES = frozenset(
     f"aten.{name}"
     for name in (
         # of zeros
         "linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype",
         "norm.ScalarOpt_dtype", "cdist.default", "_cdist_forward.default", "dist.default", "renorm.default",
-        "abs.default", "angle.default", "atan2.default", "sinc.default", *_SPREADS,
+        "abs.default", "angle.default", "atan2.default", "sinc.default", *_DEVIATIONS,
         # at the bounds of what they are defined for, or where another branch has no slope
         "binary_cross_entropy.default", "erfc.default", "erfinv.default", "lgamma.default", "digamma.default",
         "i0.default", "logit.default", *(f"special_{name}.default" for name in _SPECIAL),
@@ -42,11 +42,11 @@ SLOPES = frozenset(
         "max.dim", "min.dim", "adaptive_max_pool1d.default", "adaptive_max_pool2d.default",
         "adaptive_max_pool3d.default",
         # rounded, or of series
-        *(f"fake_quantize_{kind}" for kind in _FAKED), "linalg_matrix_exp.default", "matrix_exp.default",
+        *(f"fake_quantize_{kind}" for kind in _FAKE_QUANTIZATIONS), "linalg_matrix_exp.default", "matrix_exp.default",
     )
 )  # fmt: skip
 # how many of the operands have gradients, where not all floats have
-_DIFFERENTIATED = {"fake_quantize": 1, "binary_cross_entropy": 2}
+_DIFFERENTIATED_OPERANDS = {"fake_quantize": 1, "binary_cross_entropy": 2}
 
 
 def has_slope(name: str, arguments: Sequence[object]) -> bool:
@@ -64,12 +64,12 @@ def with_slope(
 
     run: a graph and its arguments -> its results. env: the values of nodes. types: of the results.
     """
-    given, tree = pytree.tree_flatten((node.args, node.kwargs))
-    values = [env[a] if isinstance(a, fx.Node) else a for a in given]
-    places = [i for i, a in enumerate(given) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), Tensor)]
-    fixed = [a.meta["val"] if isinstance(a, fx.Node) else a for a in given]
+    leaves, tree = pytree.tree_flatten((node.args, node.kwargs))
+    values = [env[a] if isinstance(a, fx.Node) else a for a in leaves]
+    places = [i for i, a in enumerate(leaves) if isinstance(a, fx.Node) and isinstance(a.meta.get("val"), Tensor)]
+    fixed = [a.meta["val"] if isinstance(a, fx.Node) else a for a in leaves]
     results = pytree.tree_leaves(node.meta["val"])
-    told = [i for i, y in enumerate(results) if y.is_floating_point()]
+    differentiable = [i for i, y in enumerate(results) if y.is_floating_point()]
 
     def differentiated(tensors: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
         def called(*learned: Tensor) -> tuple[tuple[Tensor, ...], list[Tensor]]:
@@ -78,37 +78,43 @@ def with_slope(
                 fixed[i] = torch.complex(next(rest), next(rest)) if isinstance(values[i], Complex) else next(rest)
             args, kwargs = pytree.tree_unflatten(fixed, tree)
             ys = pytree.tree_leaves(op(*args, **kwargs))
-            return tuple(ys[i] for i in told), ys
+            return tuple(ys[i] for i in differentiable), ys
 
         with torch.enable_grad():
             _, pulled_back, ys = vjp(called, *tensors[:count], has_aux=True)  # type: ignore[misc]  # three, with has_aux
         return [*ys, *pulled_back(tuple(cotangents))]
 
     with results[0].fake_mode:
-        tensors = [x for i in places for x in (_two(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))]
+        tensors = [
+            x for i in places for x in (_empty_parts(fixed[i]) if isinstance(values[i], Complex) else (fixed[i],))
+        ]
         # the tensors with a gradient are in front of the others
         whole = (n for n, x in enumerate(tensors) if not x.is_floating_point())
-        most = next((n for name, n in _DIFFERENTIATED.items() if name in op.name()), len(tensors))
-        count = min(most, next(whole, len(tensors)))
+        max_count = next((n for name, n in _DIFFERENTIATED_OPERANDS.items() if name in op.name()), len(tensors))
+        count = min(max_count, next(whole, len(tensors)))
         table = without_handled(core_aten_decompositions())
-        traced = make_fx(functionalize(differentiated), table)(tensors, [torch.empty_like(results[i]) for i in told])
+        traced = make_fx(functionalize(differentiated), table)(
+            tensors, [torch.empty_like(results[i]) for i in differentiable]
+        )
     operands = [x for i in places for x in _parts(values[i])]
-    cotangents = [Input(f"cotangent{i}", types[i])() for i in told]
+    cotangents = [Input(f"cotangent{i}", types[i])() for i in differentiable]
     ys, gradients = _split(run(traced, [*operands, *cotangents]), len(results))
-    own = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(told)]
-    gradients = rebuild(gradients, dict(zip(cotangents, own, strict=True)))
-    found = ops.CustomGradient(len(told))(*(ys[i] for i in told), *own, *operands[:count], *gradients).results
-    for i, y in zip(told, found, strict=True):
+    own_cotangents = [ops.Cotangent(number)(ys[i]) for number, i in enumerate(differentiable)]
+    gradients = rebuild(gradients, dict(zip(cotangents, own_cotangents, strict=True)))
+    own_results = ops.CustomGradient(len(differentiable))(
+        *(ys[i] for i in differentiable), *own_cotangents, *operands[:count], *gradients
+    ).results
+    for i, y in zip(differentiable, own_results, strict=True):
         ys[i] = y
     return ys[0] if isinstance(node.meta["val"], Tensor) else tuple(ys)
 
 
 def _split(results: Sequence[object], count: int) -> tuple[list[Node], list[Node]]:
-    found = [r for r in results if isinstance(r, Node)]
-    return found[:count], found[count:]
+    nodes = [r for r in results if isinstance(r, Node)]
+    return nodes[:count], nodes[count:]
 
 
-def _two(x: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_parts(x: Tensor) -> tuple[Tensor, Tensor]:
     """Tensors of the types of a complex one's parts."""
     return torch.empty_like(x.real), torch.empty_like(x.real)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ingot.frontends.shared.targets import check_loss, target_names
 from ingot.frontends.torch.export import Inputs
 from ingot.support.errors import InputError
 
@@ -28,9 +29,7 @@ class WithLoss(nn.Module):
         count = len(args) - self._targets
         out = self.net(*args[:count], **kwargs)
         value = self._loss(out, *args[count:])
-        if not isinstance(value, Tensor):
-            fix = "return one number as a tensor, computed from the module's results"
-            raise InputError("loss", expected="a float scalar tensor", got=f"a {type(value).__name__}", fix=fix)
+        check_loss(value, Tensor, "tensor")
         return value, out
 
 
@@ -59,8 +58,8 @@ def _positional(net: nn.Module, dynamic: Any, count: int, targets: int) -> Any:
     """`dynamic` by the names of forward's arguments, and `target` or `target_1`..., for arguments by position."""
     if not isinstance(dynamic, Mapping):
         return dynamic if dynamic is None or isinstance(dynamic, bool | str) else {"args": tuple(dynamic)}
-    own = list(inspect.signature(net.forward).parameters)[: count - targets]
-    names = [*own, *(["target"] if targets == 1 else [f"target_{i}" for i in range(targets)])]
+    own_names = list(inspect.signature(net.forward).parameters)[: count - targets]
+    names = [*own_names, *target_names(targets)]
     if unknown := [k for k in dynamic if k not in names]:
         raise InputError("dynamic", expected=f"some of {', '.join(names)}", got=unknown)
     return {"args": tuple(dynamic.get(n) for n in names)}

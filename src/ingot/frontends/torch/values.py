@@ -1,4 +1,4 @@
-"""What the importer computes with: graph nodes, compile-time numbers, sizes, and PyTorch's type promotion over them."""
+"""The values of the importer: graph nodes, compile-time numbers, sizes, and PyTorch's type promotion over them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Context:
-    """What a handler knows of the call that it imports.
+    """The view that a handler has of the call that it imports.
 
     Attributes:
         results: the types of the call's results by torch's own inference, () for a call without tensors.

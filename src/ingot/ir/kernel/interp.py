@@ -342,7 +342,7 @@ def _step(e: k.Expr) -> Step:
         case k.Dot():
             if e.dtype.is_float:
                 return _lift(lambda a, b, c: fma32(a[::2], b[::2], fma32(a[1::2], b[1::2], c)), e)
-            return _lift(lambda a, b, c: c + (a * b).reshape(-1, 4).sum(1), e)
+            return _lift(lambda a, b, c: c + (a.astype(np.int64) * b).reshape(e.lanes, -1).sum(1), e)
         case k.Select():
             return _select(e)
         case k.Cast():

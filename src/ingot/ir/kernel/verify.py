@@ -339,7 +339,9 @@ class _Checker:
         self.require(e.dtype in _DOT_OPERANDS, "dot", "sums in f32 or i32", e.dtype)
         for a, expected in zip((e.a, e.b), _DOT_OPERANDS.get(e.dtype, ()), strict=False):
             lanes = e.lanes * 32 // expected.bits
-            matches = a.dtype == expected and a.lanes == lanes
+            is_signed_bytes = (a.dtype, expected) == (i8, u8)
+            is_whole_vector = e.lanes == 1 and expected.bits == 8 and e.a.lanes == e.b.lanes == 16
+            matches = (a.dtype == expected or is_signed_bytes) and (a.lanes == lanes or is_whole_vector)
             self.require(matches, "dot", f"an operand {expected}x{lanes}", _kind(a))
 
     def gather(self, e: k.Gather, scope: _Scope) -> None:

@@ -30,6 +30,12 @@ def _narrow_product(n: Node) -> Node | None:
     return n.op.with_sums(f32)(a, b, loc=n.loc)
 
 
+def widened_value(n: Node, *dtypes: DType) -> Node | None:
+    """The operand of a conversion to f32 from one of `dtypes`; None of other nodes."""
+    is_widened = isinstance(n.op, ops.Convert) and n.dtype == f32 and n.inputs[0].dtype in dtypes
+    return n.inputs[0] if is_widened else None
+
+
 def narrow_weights(graph: Graph, types: tuple[DType, ...]) -> Graph:
     """Return the graph with products of constants of 16-bit `types` wherever these are widened (see module)."""
 
@@ -44,10 +50,9 @@ def narrow_weights(graph: Graph, types: tuple[DType, ...]) -> Graph:
 
 
 def _unwidened(n: Node) -> Node | None:
-    """The 16-bit value that `n` is in f32, None if it is no such."""
+    """The 16-bit value that `n` is in f32, maybe rearranged; None if it is no such."""
     if isinstance(n.op, ops.Convert):
-        (x,) = n.inputs
-        return x if n.dtype == f32 and x.dtype in (f16, bf16) else None
+        return widened_value(n, f16, bf16)
     if not n.op.rearranges or len(n.inputs) != 1:
         return None
     x = _unwidened(n.inputs[0])

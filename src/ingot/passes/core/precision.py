@@ -23,6 +23,7 @@ from ingot.ir.types import DType, bf16, f16, f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import strided_base
 from ingot.passes.constants import is_constant
+from ingot.passes.core.narrow_products import widened_value
 from ingot.support.errors import InputError
 
 STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
@@ -113,8 +114,8 @@ class _Narrowing:
             image = image if all(t.dtype == f32 for t in image.types) else self._wide(image)
         elif isinstance(n.op, Project):
             image = n.op(*inputs, loc=n.loc)
-        elif _moves(n) and _widened(inputs[0], self.stored):
-            image = self._wide(n.op(inputs[0].inputs[0], loc=n.loc))
+        elif _moves(n) and (narrow := widened_value(inputs[0], self.stored)) is not None:
+            image = self._wide(n.op(narrow, loc=n.loc))
         else:
             image = n.with_inputs(inputs)
         return self._wide(self._narrow(image)) if n in self.narrow_values else image
@@ -127,11 +128,8 @@ class _Narrowing:
             q, *parameters = x.inputs  # levels stay
             narrow = [ops.Convert(self.stored)(p) if p.dtype == f32 else p for p in parameters]
             return x.op(q, *narrow, loc=x.loc)
-        return x.inputs[0] if _widened(x, self.stored) else ops.Convert(self.stored)(x, loc=x.loc)
+        source = widened_value(x, self.stored)
+        return ops.Convert(self.stored)(x, loc=x.loc) if source is None else source
 
     def _wide(self, x: Node) -> Node:
         return ops.Convert(f32)(x, loc=x.loc)
-
-
-def _widened(x: Node, stored: DType) -> bool:
-    return isinstance(x.op, ops.Convert) and x.dtype == f32 and x.inputs[0].dtype == stored

@@ -54,21 +54,22 @@ MAX_TERMS_I32, MAX_TERMS_F32 = 1 << 16, 1 << 9  # of a sum: 255 * 128 times as m
 
 def lower_quantized(
     graph: Graph, int8_dot: DType | None, floats: tuple[DType, ...] = (f32,), f8_dot: bool = False,
-    blocks: bool = True, widens: tuple[DType, ...] = (f16,),
+    depthwise_sums: DType = f32, blocks: bool = True, widens: tuple[DType, ...] = (f16,),
 ) -> Graph:  # fmt: skip
     """Compute products of dequantized values in integers (see module); lower the remaining quantization ops to
     arithmetic.
 
     int8_dot: the type that i8 weights are multiplied with. floats: the types that weights of levels may represent in a
-    product. f8_dot: whether floats of 8 bits are multiplied directly. blocks: whether products read constants in block
-    formats as they are. widens: the types of 16 bits that these may be scaled by."""
+    product. f8_dot: whether floats of 8 bits are multiplied directly. depthwise_sums: the type of depthwise
+    convolutions' sums, f32 or i32. blocks: whether products read constants in block formats as they are. widens: the
+    types of 16 bits that these may be scaled by."""
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
         new = n.with_inputs(inputs)
         if is_contraction(n):
             w = levels_of_arithmetic(inputs[1])
             new = new if w is None else n.with_inputs((inputs[0], w))
-            integers = None if int8_dot is None else _in_integers(new, int8_dot)
+            integers = None if int8_dot is None else _in_integers(new, int8_dot, depthwise_sums)
             return integers or (_in_floats(new) if f8_dot else None) or product_of_levels(new, floats) or new
         return new
 
@@ -327,7 +328,7 @@ def _signed(b: _Levels) -> _Levels:
     return _bytes(b, i8)
 
 
-def _in_integers(n: Node, int8_dot: DType) -> Node | None:
+def _in_integers(n: Node, int8_dot: DType, depthwise_sums: DType) -> Node | None:
     """The product `n` of levels in integers; None where it is not one."""
     a, b = (_levels(x, INTEGERS) for x in n.inputs)
     if a is None or b is None or len(b.axes) > 1 or not is_constant(b.q) or (a.scale is None) != (b.scale is None):
@@ -337,7 +338,10 @@ def _in_integers(n: Node, int8_dot: DType) -> Node | None:
     if rows is None or columns is None:
         return None
     seen = _Seen(n.shape, rows, columns)
-    sums = _convolution_sums(n, a, b, seen) if isinstance(n.op, ops.Convolution) else _matmul_sums(n, a, b, seen)
+    if isinstance(n.op, ops.Convolution):
+        sums = _convolution_sums(n, a, b, seen, depthwise_sums)
+    else:
+        sums = _matmul_sums(n, a, b, seen)
     if sums is None:
         return None
     if a.scale is None or b.scale is None:
@@ -396,6 +400,13 @@ def _is_zero(p: Node) -> bool:
     return value is not None and not value.any()
 
 
+def _zeros_share(of_b: Node, zero: Node, seen: _Seen, columns: tuple[int, ...]) -> Node:
+    """What a's zero adds to sums: of_b, the sums of b for each of `columns`, times it."""
+    if zero.shape == ():  # a constant of the columns, which joins a bias
+        return ops.BroadcastInDim(seen.shape, columns)(ops.mul(of_b, zero))
+    return ops.mul(ops.BroadcastInDim(seen.shape, columns)(of_b), seen.a(zero))
+
+
 def _matmul_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     op = n.op
     assert isinstance(op, ops.DotGeneral)
@@ -407,8 +418,7 @@ def _matmul_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
     sums = replace(op, dtype=i32)(a.q, b.q, loc=n.loc)
     if not _is_zero(a.zero):
         of_b = ops.Reduce("sum", op.contract[1])(ops.Convert(i32)(b.q))
-        broadcast = ops.BroadcastInDim(n.shape, tuple(range(len(rows), n.type.rank)))(of_b)
-        sums = ops.sub(sums, ops.mul(broadcast, seen.a(a.zero)))
+        sums = ops.sub(sums, _zeros_share(of_b, a.zero, seen, tuple(range(len(rows), n.type.rank))))
     if not _is_zero(b.zero):
         of_a = ops.Reduce("sum", op.contract[0])(ops.Convert(i32)(a.q))
         broadcast = ops.BroadcastInDim(n.shape, tuple(range(len(rows))))(of_a)
@@ -420,7 +430,7 @@ def _has_holes(op: ops.Convolution) -> bool:
     return any(d != 1 for d in op.lhs_dilation)
 
 
-def _convolution_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | None:
+def _convolution_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen, depthwise_sums: DType) -> Node | None:
     op = n.op
     assert isinstance(op, ops.Convolution)
     window = [d for d, c in enumerate(op.rhs_layout) if c != "O"]
@@ -433,14 +443,14 @@ def _convolution_sums(n: Node, a: _Levels, b: _Levels, seen: _Seen) -> Node | No
     if not (plain and groups_fit and isinstance(depth, int) and depth <= max_terms and _is_zero(b.zero)):
         return None
     # a depthwise convolution is no sum of many products: f32 holds them exactly
-    x, has_zero_point, sums_in = a.q, not _is_zero(a.zero), f32 if depthwise else i32
+    x, has_zero_point, sums_in = a.q, not _is_zero(a.zero), depthwise_sums if depthwise else i32
     if has_zero_point and any(map(any, op.padding)):
         op, x = _padded(op, a)
     sums = replace(op, dtype=sums_in)(x, b.q, loc=n.loc)
     if has_zero_point:
         of_b = ops.cast(ops.Reduce("sum", tuple(window))(ops.Convert(i32)(b.q)), sums_in)
-        broadcast = ops.BroadcastInDim(n.shape, (op.out_layout.index("C"),))(of_b)
-        sums = ops.sub(sums, ops.mul(broadcast, seen.a(ops.cast(a.zero, sums_in))))
+        zero = ops.cast(a.zero, sums_in)
+        sums = ops.sub(sums, _zeros_share(of_b, zero, seen, (op.out_layout.index("C"),)))
     return sums
 
 

@@ -4,6 +4,7 @@ reshape(reshape(x)), transpose(transpose(x)), slice(slice(x)), broadcast(broadca
 convert(convert(x))  ->  convert(x)                 where the first loses nothing
 concat(slice(x, 0:2), slice(x, 2:4))  ->  x         slice(concat(a, b))  ->  slice(a)
 add(broadcast(a), broadcast(b))  ->  broadcast(add(a, b))
+(x - a) + b  ->  x + (b - a)                        of integers, a and b constants
 x / 8.0  ->  x * 0.125                              where the reciprocal is exact
 compare(iota, 0)  ->  true                          and more about positions: see affine.py
 """
@@ -21,6 +22,7 @@ from ingot.ir.node import Graph, Node, rebuild, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import DType, Shape, f8e8m0fnu, truncation_type
 from ingot.ops.core.elementwise import Elementwise
+from ingot.passes.constants import is_constant
 from ingot.passes.core.gelu import GELU
 from ingot.passes.core.identities import FAST_MATH, IDENTITIES, rule_set
 from ingot.passes.core.positions.attention_masks import mask_rules
@@ -336,6 +338,20 @@ def _lift_broadcast(n: Node) -> Node | None:
     return ops.BroadcastInDim(op.shape, op.dims)(n.op(*sources))
 
 
+def _join_constants(n: Node) -> Node | None:
+    """(x - a) + b -> x + (b - a), and other sums of an integer with two constants, which wrap alike"""
+    inner, outer = n.inputs
+    if not n.dtype.is_integer or not isinstance(inner.op, ops.Add | ops.Sub) or not is_constant(outer):
+        return None
+    x, a = inner.inputs
+    if not is_constant(a) or is_constant(x):
+        return None
+    is_sub = isinstance(n.op, ops.Sub)
+    if isinstance(inner.op, ops.Sub):
+        return ops.sub(x, ops.add(a, outer), loc=n.loc) if is_sub else ops.add(x, ops.sub(outer, a), loc=n.loc)
+    return ops.add(x, ops.sub(a, outer) if is_sub else ops.add(a, outer), loc=n.loc)
+
+
 def _divide(n: Node) -> Node | None:
     """x / c -> x * (1 / c), where c is a power of two whose reciprocal is a normal number"""
     x, y = n.inputs
@@ -382,6 +398,8 @@ SHAPES = rules(
     Rule("reduce", ops.Reduce, _reduce),
     Rule("reduce-window", ops.ReduceWindow, _reduce_window),
     Rule("lift-broadcast", Elementwise, _lift_broadcast, lambda operands: set(operands) == {ops.BroadcastInDim}),
+    Rule("join-constants", ops.Add, _join_constants),
+    Rule("join-constants", ops.Sub, _join_constants),
     Rule("divide-by-power-of-two", ops.Div, _divide),
     Rule("case", ops.Case, _case),
 )

@@ -5,10 +5,7 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.node import Node
 from ingot.ir.types import Shape
-from ingot.passes.fusion.groups import (
-    is_free,
-    is_pointwise,
-)
+from ingot.passes.fusion.groups import is_free, is_pointwise, source_of
 
 
 def long_dims(shape: Shape) -> list[int]:
@@ -28,6 +25,14 @@ def reads_leaves(node: Node) -> bool:
 def is_cheap(node: Node) -> bool:
     """Whether `node` is plain arithmetic on leaves: any loop may recompute it."""
     return is_pointwise(node) and not node.op.costly and reads_leaves(node)
+
+
+def widens_table(node: Node) -> bool:
+    """Whether `node` converts a constant, which is stored in few bytes so that it takes no memory in others."""
+    if not isinstance(node.op, ops.Convert):
+        return False
+    source = source_of(node.inputs[0])
+    return source.constant is not None or widens_table(source)
 
 
 def gathers_rows(node: Node) -> bool:

@@ -8,26 +8,36 @@ from __future__ import annotations
 from ingot import ops
 from ingot.ir.node import Graph, Node
 from ingot.ops.core.base import Category, category
+from ingot.passes.fusion.policy import FusionPolicy
 
 _MAX_TAIL_OPS = 16  # ops between a value and the point where its paths join
 
 
-def anchor_tails(graph: Graph) -> dict[Node, Node]:
+def anchor_tails(graph: Graph, policy: FusionPolicy) -> dict[Node, Node]:
     """The pointwise nodes that follow an anchor in a chain, or on several paths that join again, and whose intermediate
     values nothing else needs; with the anchor of each."""
     tails: dict[Node, Node] = {}
+    narrow_ends: dict[Node, Node] = {}  # the last value of 8 bits that is all that its anchor's tail passes on
     users, order = graph.uses(), graph.nodes()
     position = {n: i for i, n in enumerate(order)}
     for n in order:
         if n.op.takes_epilogue or n in tails:
-            tails |= dict.fromkeys(_narrowest_tail(_tail_to_join(graph, n, users, position), users), tails.get(n, n))
-    return tails
+            tail = _narrowest_tail(_tail_to_join(graph, n, users, position), users)
+            anchor = tails.get(n, n)
+            tails |= dict.fromkeys(tail, anchor)
+            if policy.stores_narrow_results and tail and _is_narrow(tail[-1]):
+                narrow_ends[anchor] = tail[-1]
+    return {n: a for n, a in tails.items() if position[n] <= position[narrow_ends.get(a, n)]}
+
+
+def _is_narrow(n: Node) -> bool:
+    return n.dtype.is_integer and n.dtype.bits <= 8
 
 
 def _narrowest_tail(tail: list[Node], users: dict[Node, list[Node]]) -> list[Node]:
     """A tail without the ops after its last 8-bit value, if these only dequantize it and all readers are pointwise:
     they can recompute that, and a quarter of the bytes is stored."""
-    last_narrow = max((i for i, n in enumerate(tail) if n.dtype.is_integer and n.dtype.bits <= 8), default=-1)
+    last_narrow = max((i for i, n in enumerate(tail) if _is_narrow(n)), default=-1)
     widening = tail[last_narrow + 1 :]
     is_dequantization = all(isinstance(n.op, ops.Convert | ops.Sub | ops.Mul) for n in widening)
     if last_narrow < 0 or not widening or not is_dequantization:

@@ -32,7 +32,7 @@ from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.group import Group
 from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.computed_updates import compute_updates
-from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves
+from ingot.passes.fusion.cost import gathers_rows, is_cheap, is_row_transpose, long_dims, reads_leaves, widens_table
 from ingot.passes.fusion.epilogue import anchor_tails
 from ingot.passes.fusion.groups import (
     MAX_PATHS,
@@ -75,7 +75,7 @@ class _Fusion:
         self.storage: set[Node] = set()
         self.root_reasons: dict[Node, str] = {}  # why a node is the root of a group
         self.reasons: dict[Node, str] = {}  # the same, by the groups that were built
-        self.tails = anchor_tails(graph)
+        self.tails = anchor_tails(graph, policy)
 
     def run(self) -> Graph:
         for node in reversed(self.order):
@@ -322,7 +322,8 @@ class _Fusion:
     def _join_all(self, groups: list[OpenGroup], node: Node) -> bool:
         """Add `node` to each of the groups that read it, if recomputing costs no more than reading: plain arithmetic on
         at most one value of its size."""
-        if len(groups) > self.policy.max_copies or node in self.tails or not self._recomputes_cheaply(groups, node):
+        too_many = len(groups) > self.policy.max_copies and not widens_table(node)
+        if too_many or node in self.tails or not self._recomputes_cheaply(groups, node):
             return False
         sources = {source_of(i) for i in node.inputs}
         large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]

@@ -29,6 +29,8 @@ class FusionPolicy:
     single_row: elements of the only row of a product, up to which each program recomputes its norm, and two products of
         the row whose results are combined share a kernel; 0: neither.
     computed_updates: whether values that are written into a slice are computed as they are written.
+    stores_narrow_results: whether a value of 8 bits is what an anchor stores, whatever its readers make of it, as
+        memory is dearer than arithmetic; else where they are pointwise and only dequantize it.
     joined_rows: whether a row group also stores the values by row that it reads and that other groups need.
     """
 
@@ -49,6 +51,7 @@ class FusionPolicy:
     pools_images: bool = True
     max_single_row: int = 0
     computes_updates: bool = False
+    stores_narrow_results: bool = False
     joins_row_results: bool = False
 
 

@@ -16,8 +16,8 @@ from ingot.runtime.cpu.image import CodeImage
 from ingot.runtime.cpu.pool import pool_for, thread_count, ticks_per_second
 from ingot.runtime.cpu.run_context import RunContext
 from ingot.runtime.program import Program
-from ingot.runtime.ranks.process_group import group_of
-from ingot.support.errors import ArtifactError
+from ingot.runtime.ranks.current import group_of
+from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import Features, available_cores, host
 
 _loaded: weakref.WeakSet[Loaded] = weakref.WeakSet()
@@ -40,7 +40,9 @@ class CpuDevice:
             fix="compile the model on this machine, or with its features as the target",
         )
 
-    def load(self, program: Program, threads: int | None) -> Loaded:
+    def load(self, program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:
+        if device_memory is not None:
+            raise InputError("device_memory", expected="a device with memory of its own, such as cuda", got="cpu")
         return Loaded(program, thread_count(threads))
 
 

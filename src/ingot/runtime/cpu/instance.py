@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,12 +53,12 @@ class Instance(Binding):
         self.records = self._table[: 4 * count].reshape(-1, 4)
         self._group = group
         self._error: BaseException | None = None
-        self._exchanges: list[Callable[..., None]] = []  # kept: the records have their addresses
+        self._exchanges: list[Any] = []  # functions of ctypes, kept: the records have their addresses
         for record, step, start, counts in zip(self.records, program.steps, starts, self.counts, strict=True):
             record[1] = self._table.ctypes.data + 8 * start
             if step.collective is not None:
                 self._exchanges.append(_kernel(self._exchange_at(step, start)))
-                record[0], record[2:] = ctypes.cast(self._exchanges[-1], ctypes.c_void_p).value, counts
+                record[0], record[2:] = ctypes.cast(self._exchanges[-1], ctypes.c_void_p).value or 0, counts
             elif step.target is None:
                 record[0], record[2:] = image.address(step.kernel), counts
             else:

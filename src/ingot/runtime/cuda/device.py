@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,14 @@ from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cuda.driver import Driver, driver
 from ingot.runtime.cuda.graphs import Graphs
 from ingot.runtime.cuda.image import Image
+from ingot.runtime.cuda.memory import Memory
 from ingot.runtime.cuda.nccl import Communicators, communicators_of
+from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import current_stream as _callers_stream
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, DeviceError
+from ingot.support.errors import ArtifactError, DeviceError, InputError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments
@@ -52,8 +54,10 @@ class CudaDevice:
             fix=f"compile with target='cuda:sm_{here}{'a' if here >= 90 else ''}'",
         )  # fmt: skip
 
-    def load(self, program: Program, threads: int | None) -> Loaded:
-        return Loaded(program)
+    def load(self, program: Program, threads: int | None, device_memory: int | None = None) -> Loaded:
+        if device_memory is not None:
+            check_number("device_memory", device_memory, "bytes > 0", lambda n: n > 0, whole=True)
+        return Loaded(program, device_memory)
 
 
 def _arch(made: Features, capability: int) -> str | None:
@@ -66,7 +70,8 @@ class Loaded:
 
     threads = 1
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, device_memory: int | None = None) -> None:
+        """device_memory: bytes of the GPU that it may take; weights that do not fit are copied in each call."""
         self._driver = driver()
         self._driver.enter()
         _refuse_captured(self._driver, "a model that is loaded already", "its first call")
@@ -75,18 +80,25 @@ class Loaded:
         arch = _arch(code.features, self._driver.capability)
         assert arch is not None
         self._program, self._image = program, Image(self._driver, code, arch)
-        self._weights = _Memory(self._driver)
+        self._weights = Memory(self._driver)
         self._profile = _Profile()
         self._communicators = communicators_of(program, self._driver)
         self._idle: list[Context] = []
         self._all: list[Context] = []
-        # calls of a program with state, or whose collectives meet those of other GPUs, come one after another, in one
-        # context
-        self._turn = threading.Lock() if program.state or self._communicators is not None else None
         self._stores: list[_Store] = []
+        if device_memory is not None and self._communicators is not None:
+            raise InputError("device_memory", expected="a program of one device", got="one with collectives")
+        bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory)
+        self._bounded = bound
+        # calls of a program with state or bounded memory, or whose collectives meet those of other GPUs, come one after
+        # another, in one context
+        is_alone = bool(program.state) or self._communicators is not None or bound is not None
+        self._turn = threading.Lock() if is_alone else None
         # a process that ends gives all back by itself, when the driver may be gone already
-        held = [self._weights], self._stores
+        held = [self._weights, *filter(None, [bound])], self._stores
         weakref.finalize(self, _give_back, self._driver, self._image, held, self._all).atexit = False
+        if bound is not None:
+            return  # they are copied once it is known what else there is
         weights = program.weights
         self._weights.hold(weights.nbytes)
         self._driver.to_device(self._weights.address, weights.ctypes.data, weights.nbytes, 0)
@@ -96,6 +108,8 @@ class Loaded:
         memory = _Store(self._driver, self._all)
         memory.hold(nbytes)
         self._stores.append(memory)
+        if self._bounded is not None:
+            self._bounded.state_bytes += memory.nbytes
         self._driver.fill(memory.address, 0, memory.nbytes, 0)
         self._driver.synchronize(0)
         return memory
@@ -110,7 +124,8 @@ class Loaded:
             pass
         # of this the context knows its list and the turn alone: what knew the model would keep it alive
         release = partial(_release, self._idle, self._turn)
-        own = self._driver, self._program, self._image, self._weights.address, self._profile, self._communicators
+        weights = self._bounded or self._weights.address
+        own = self._driver, self._program, self._image, weights, self._profile, self._communicators
         try:
             context = Context(*own, release)
         except BaseException:
@@ -139,30 +154,7 @@ class Loaded:
         return sum(context.arena.nbytes for context in self._all)
 
 
-class _Memory:
-    """Device memory that grows; what it held is lost then."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver, self.address, self.nbytes = driver, 0, 0
-
-    def hold(self, nbytes: int) -> None:
-        if nbytes > self.nbytes or not self.address:
-            self.free()
-            self.address, self.nbytes = self._allocate(nbytes), nbytes
-
-    def _allocate(self, nbytes: int) -> int:
-        return self._driver.allocate(nbytes)
-
-    def _free(self) -> None:
-        self._driver.free(self.address)
-
-    def free(self) -> None:
-        if self.address:
-            self._free()
-        self.address = self.nbytes = 0
-
-
-class _Store(_Memory):
+class _Store(Memory):
     """Memory of state, which calls in one context read and write, one after another."""
 
     def __init__(self, driver: Driver, contexts: list[Context]) -> None:
@@ -199,9 +191,7 @@ def _release(idle: list[Context], turn: threading.Lock | None, context: Context)
         turn.release()
 
 
-def _give_back(
-    driver: Driver, image: Image, memory: tuple[list[_Memory], list[_Store]], contexts: list[Context]
-) -> None:
+def _give_back(driver: Driver, image: Image, memory: _Held, contexts: list[Context]) -> None:
     """All that a model has of the GPU, once what was begun has ended. While a stream is captured nobody may wait: it is
     given back with the next model, or when one is loaded."""
     driver.enter()
@@ -218,7 +208,7 @@ def _give_back_gone(driver: Driver) -> None:
         _free(*own)
 
 
-def _free(image: Image, memory: tuple[list[_Memory], list[_Store]], contexts: list[Context]) -> None:
+def _free(image: Image, memory: _Held, contexts: list[Context]) -> None:
     for context in contexts:
         context.close()
     for held in chain(*memory):
@@ -256,7 +246,8 @@ def _scratch(nbytes: int) -> Any:
 
 
 _DEFAULT = 0  # the stream that nobody creates, destroys or captures
-_GONE: list[tuple[Image, tuple[list[_Memory], list[_Store]], list[Context]]] = []  # of models that were collected
+_Held: TypeAlias = "tuple[list[Memory | BoundedWeights], list[_Store]]"
+_GONE: list[tuple[Image, _Held, list[Context]]] = []  # of models that were collected
 
 
 class Instance(Binding):
@@ -279,11 +270,14 @@ class Context:
     runs without a caller's."""
 
     def __init__(
-        self, driver: Driver, program: Program, image: Image, weights: int, profile: _Profile,
+        self, driver: Driver, program: Program, image: Image, weights: int | BoundedWeights, profile: _Profile,
         communicators: Communicators | None, release: Callable[[Context], None],
     ) -> None:  # fmt: skip
+        """weights: their address, or what keeps them within a bound."""
         self._communicators = communicators
-        self._driver, self._program, self._image, self._weights = driver, program, image, weights
+        self._driver, self._program, self._image = driver, program, image
+        self._bounded = weights if isinstance(weights, BoundedWeights) else None
+        self._weights = 0 if isinstance(weights, BoundedWeights) else weights
         self._profile, self._release = profile, release
         self._stream = driver.stream()
         # behind the last run, on whichever stream that was
@@ -291,9 +285,9 @@ class Context:
         self._last: int | None = None
         # the last run, if all of its addresses were used as they are: another such needs but a launch
         self._direct: _Direct | None = None
-        self.arena = _Memory(driver)
+        self.arena = Memory(driver)
         count = len(program.arguments) + len(program.results)
-        self._staged = [_Memory(driver) for _ in range(count)]
+        self._staged = [Memory(driver) for _ in range(count)]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
         self._bound: tuple[tuple[Shape, ...], Instance] | None = None  # what was asked for last
         self._current: Instance | None = None
@@ -336,6 +330,9 @@ class Context:
         state = range(len(self._program.inputs), len(pointers) - len(self._program.outputs))
         here = [i in state or there for i, there in enumerate(resident or [False] * len(pointers))]
         ends = [*zip(pointers, here, instance.nbytes, strict=True)]
+        if captured and self._bounded is not None:
+            expected, fix = "weights that stay on the GPU", "load it without device_memory"
+            raise DeviceError("a CUDA graph that is captured", expected=expected, got="bounded memory", fix=fix)
         if captured:
             self._record(instance, ends, stream)
             return
@@ -350,7 +347,7 @@ class Context:
             self._communicators.check()  # where the run waited, a rank may have ended meanwhile
         if resident is not None:
             self.end(stream)
-            if not host and places[2:] == pointers:
+            if not host and places[2:] == pointers and self._bounded is None:
                 self._direct = _Direct(instance, (self.arena.address, self._weights), resident, stream)
 
     def _through(
@@ -362,7 +359,8 @@ class Context:
         Returns:
             The addresses that were used, behind those of the arena and the weights, and whether the host waited.
         """
-        driver = self._driver
+        driver, bounded = self._driver, self._bounded
+        streams = bounded is not None and self._fit(bounded, instance, ends)
         self._activate(instance, stream)
         places = [self.arena.address, self._weights]
         for i, (pointer, here, nbytes) in enumerate(ends):
@@ -375,7 +373,12 @@ class Context:
                 copy = driver.copy if here else driver.to_device
                 copy(self._staged[i].address, pointer, nbytes, stream)
                 host = host or (not here and driver.is_pinned(pointer))
-        if self._profile.readings is None:
+        seconds = None if self._profile.readings is None else dict[int, float]()
+        if streams and bounded is not None:
+            instance.graphs.stream(places, stream, bounded, seconds)
+            if seconds is not None and self._profile.readings is not None:
+                _told(self._profile.readings, seconds)
+        elif self._profile.readings is None:
             instance.graphs.run(tuple(places), stream)
         else:
             _told(self._profile.readings, instance.graphs.times(places, stream))
@@ -390,6 +393,14 @@ class Context:
         if host:
             driver.synchronize(stream)
         return places, host
+
+    def _fit(self, bounded: BoundedWeights, instance: Instance, ends: Sequence[tuple[int, bool, int]]) -> bool:
+        """Whether weights are streamed, beside what this run needs."""
+        staged = [0 if here and pointer % ALIGN == 0 else nbytes for pointer, here, nbytes in ends]
+        others = sum(max(memory.nbytes, nbytes) for memory, nbytes in zip(self._staged, staged, strict=True))
+        plan = bounded.fit(others + max(self.arena.nbytes, instance.graphs.nbytes))
+        self._weights = bounded.resident.address
+        return plan.slots > 0
 
     def begin(self, stream: int) -> None:
         """What comes on the stream waits for the last run, wherever that was."""

@@ -24,12 +24,13 @@ from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.nccl import Communicators
 from ingot.runtime.cuda.order import Access, Order
-from ingot.runtime.expr import OPERATORS, Expr, evaluate, span
-from ingot.runtime.program import Program, Step, table_offsets
+from ingot.runtime.cuda.resolver import Resolver
+from ingot.runtime.cuda.streaming import BoundedWeights
+from ingot.runtime.expr import OPERATORS, Expr, evaluate
+from ingot.runtime.program import Program, Step
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import DeviceError
 
-_WORD = 8  # bytes of a size
 _EXCHANGES = -1  # the number of a memory that stands for the GPUs' links
 MOST = 4096  # kernels that a loop's turns are laid out in
 COPIES = 4  # of a graph, each at other addresses: results that a caller holds in turns need no update of nodes then
@@ -110,7 +111,7 @@ class _Maker:
     """Makes what runs of a program's steps for one set of shapes."""
 
     def __init__(
-        self, driver: Driver, program: Program, image: Image, binding: Binding, resolve: _Resolver,
+        self, driver: Driver, program: Program, image: Image, binding: Binding, resolve: Resolver,
         communicators: Communicators | None,
     ) -> None:  # fmt: skip
         self._driver, self._steps, self._image, self._binding = driver, program.steps, image, binding
@@ -223,11 +224,12 @@ class Graphs:
     ) -> None:  # fmt: skip
         self._driver, self._binding = driver, binding
         self._made: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
+        self._streamed: list[_Run] = []  # what runs kernel by kernel
         self._left: dict[tuple[int, ...], None] = {}  # what copies read and wrote before, the latest
         self._capture_stream = 0
         self._built: tuple[int, ...] = ()  # what the graphs themselves do
         self._known: Mapping[str, int] = {}  # the values of symbols and sizes, as far as the run has come
-        resolve = _Resolver(program, binding)
+        resolve = Resolver(program, binding)
         self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
         self._flow, self._maker = flow(program), _Maker(driver, program, image, binding, resolve, communicators)
         self._runs = self._maker.runs(self._flow, driver.version)
@@ -295,6 +297,20 @@ class Graphs:
                 elif isinstance(part, Node):
                     part.point(places)
                     self._driver.launch_kernel(part.params, stream)
+
+    def stream(
+        self, places: Places, stream: int, weights: BoundedWeights, seconds: dict[int, float] | None = None
+    ) -> None:
+        """Launch kernel by kernel, as `BoundedWeights.launch` does."""
+        runs = self._streamed = self._streamed or self._maker.runs(self._flow, version=0)
+
+        def launch(segment: _Segment) -> None:
+            for node in segment.nodes:
+                if node.sized is not None:
+                    node.resize(self._known)
+            weights.launch([node for node in segment.nodes if node.chunks], places, stream, seconds)
+
+        self._start(launch, runs, places, stream)
 
     def times(self, places: Places, stream: int) -> dict[int, float]:
         """Run, with an event before and behind each launch: seconds by the number of the step."""
@@ -468,49 +484,6 @@ class Graphs:
             segment.graph = 0
             segment.executables.clear()
         self._made.clear()
-
-
-class _Resolver:
-    """(index into the places, byte offset) of a program's buffers."""
-
-    def __init__(self, program: Program, binding: Binding) -> None:
-        self._buffers = {b.id: b for b in program.buffers}
-        self._binding = binding
-        self._arguments, self._inputs, self._state = len(program.arguments), len(program.inputs), len(program.state)
-        # behind the arena: the sizes that steps find, and a table that nobody reads here
-        self.sizes = -(-binding.layout.nbytes // _WORD) * _WORD
-        self._table, last = self.sizes + _WORD * len(program.sizes), len(program.steps) - 1
-        entries = table_offsets(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
-        self.nbytes = self._table + _WORD * entries if program.sizes else binding.layout.nbytes
-
-    def buffer(self, identity: int, offset: Expr) -> tuple[int, int]:
-        at = evaluate(offset, self._binding.values)
-        buffer = self._buffers[identity]
-        while buffer.alias is not None:
-            parent, shift = buffer.alias
-            at += evaluate(shift, self._binding.values)
-            buffer = self._buffers[parent]
-        match buffer.kind:
-            case "arena":
-                return 0, at + self._binding.layout.offsets[buffer.id]
-            case "weight":
-                return 1, at + buffer.offset
-            case "input":
-                return 2 + buffer.index, at
-            case "size":
-                return 0, at + self.sizes + _WORD * buffer.index
-            case "table":
-                return 0, at + self._table
-        return 2 + self._arguments + buffer.index, at
-
-    def access(self, identity: int, offset: Expr, writes: bool) -> Access:
-        """To all of a buffer, of which an argument of a kernel tells some place."""
-        memory, at = self.buffer(identity, offset)
-        start = at - evaluate(offset, self._binding.values)
-        # state may be written where it is read
-        result = memory - 2 - self._arguments
-        memory = 2 + self._inputs + result if 0 <= result < self._state else memory
-        return Access(memory, start, start + span(self._buffers[identity].nbytes, self._binding.spans)[1], writes)
 
 
 __all__ = ["Graphs"]

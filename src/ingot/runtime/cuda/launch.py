@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
 from ingot.runtime.cuda.image import LoadedKernel
@@ -14,6 +14,7 @@ from ingot.runtime.program import Step
 
 _WORD = 8  # bytes of a parameter
 _OF_MATRIX = 4  # parameters behind the map of a matrix: its sizes and its strides
+WEIGHTS = 1  # the index of the weights' address among the places
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 
 
@@ -50,9 +51,11 @@ class Node:
         self.told: tuple[int, ...] = ()  # what a run told of it last
         self.handle = 0
 
-    def point(self, places: Places) -> None:
+    def point(self, places: Places, weights: Callable[[int], int] | None = None) -> None:
+        """weights: the address of a byte of the weights, where these do not lie at their place one after another."""
         for i, (base, offset) in enumerate(self.bases):
-            self._values[i] = address = places[base] + offset
+            address = weights(offset) if weights is not None and base == WEIGHTS else places[base] + offset
+            self._values[i] = address
             if i in self._maps:
                 self._driver.encode(self._maps[i], self._matrices[i], address)
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from ingot.runtime.cuda.driver import Driver
 from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Collective, Program
-from ingot.runtime.ranks.process_group import ProcessGroup, group_of
+from ingot.runtime.ranks.current import group_of
+from ingot.runtime.ranks.process_group import ProcessGroup
 from ingot.support.errors import DeviceError
 
 _DTYPES = {"i8": 0, "u8": 1, "i32": 2, "u32": 3, "i64": 4, "u64": 5, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}

@@ -13,9 +13,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ingot.runtime.ranks import process_group
+from ingot.runtime.ranks import current
 from ingot.support.errors import DeviceError, InputError
 
+_ENDED = "it ended with exit code"
 _GRACE_SECONDS = 8.0  # in which the others notice that a rank has ended, before they are ended
 
 
@@ -47,9 +48,9 @@ def launch(
         for rank in range(processes):
             receiver, sender = context.Pipe(duplex=False)
             environment = {
-                process_group.RANK: str(rank),
-                process_group.WORLD_SIZE: str(processes),
-                process_group.CONTROL: str(folder / "control"),
+                current.RANK: str(rank),
+                current.WORLD_SIZE: str(processes),
+                current.CONTROL: str(folder / "control"),
             }
             if gpus is not None:
                 environment["CUDA_VISIBLE_DEVICES"] = str(gpus[rank])
@@ -73,7 +74,7 @@ def _run(environment: dict[str, str], sender: Connection, function: Callable[...
         result = True, function(*args)
     except BaseException:
         result = False, traceback.format_exc()
-    process_group.leave(failed=not result[0])
+    current.leave(failed=not result[0])
     sender.send(result)
     sender.close()
 
@@ -99,7 +100,7 @@ def _results(started: Sequence[tuple[Any, Connection]], seconds: float | None) -
                 succeeded, value = receiver.recv()
             except EOFError:
                 started[rank][0].join()
-                succeeded, value = False, f"it ended with exit code {started[rank][0].exitcode}"
+                succeeded, value = False, f"{_ENDED} {started[rank][0].exitcode}"
             if succeeded:
                 results[rank] = value
             else:
@@ -107,8 +108,8 @@ def _results(started: Sequence[tuple[Any, Connection]], seconds: float | None) -
                 grace = time.monotonic() + _GRACE_SECONDS
                 limit = grace if limit is None else min(limit, grace)
     if errors:
-        # the first to end is the reason why others do
-        rank, value = errors[0]
+        # what ended without a word is the reason why others do, or else the first to end
+        rank, value = next((e for e in errors if e[1].startswith(_ENDED)), errors[0])
         others = f"; {len(errors) - 1} others ended with it" if len(errors) > 1 else ""
         raise DeviceError(f"rank {rank} of {len(started)} failed{others}:\n{value}")
     return [results[rank] for rank in range(len(started))]

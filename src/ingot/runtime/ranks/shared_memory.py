@@ -1,8 +1,8 @@
 """Exchanges between processes of one machine through shared memory.
 
-    control file     a line of 64 bytes for each rank: what has become of it; a rank holds a lock on its line's first byte
-    channel file     for each set of groups: a line for each rank, then two slots of SLOT_BYTES for each
-                     line:  rounds done (u32)  | digest of the round's collective (u64, two: even and odd rounds)
+    control file  a line of 64 bytes for each rank: what has become of it; a rank holds a lock on its line's first byte
+    channel file  for each set of groups: a line for each rank, then two slots of SLOT_BYTES for each
+                  line:  rounds done (u32)  | digest of the round's collective (u64, two: even and odd rounds)
 
 A round: each member writes to its slot, says so, waits until all have said so, and reads the others' slots. Rounds use
 the two slots in turns: a member that writes to a slot has seen all others finish the round before last, in which they
@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ingot.runtime.dtypes import numpy_dtype
 from ingot.runtime.program import Collective
 from ingot.runtime.ranks.process_group import ProcessGroup, reduced
 from ingot.support.errors import DeviceError
@@ -244,8 +245,6 @@ _SMALL_BYTES = 1 << 15
 
 @cache
 def _numpy(collective: Collective) -> np.dtype:
-    from ingot.runtime.dtypes import numpy_dtype
-
     return numpy_dtype(collective.dtype)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ingot.ir.types import DType
+from ingot.ir.types import DType, f32, i8, u8
 from ingot.schedule.choice import Measured
 from ingot.support.dataclass import dataclass
 
@@ -18,11 +18,14 @@ class Machine:
 
     vector_bits, registers: the vector register file. masks: masked loads and stores are cheap. fma_per_cycle,
     loads_per_cycle: of full vectors. l2_rate: bytes per cycle that the second-level cache sustains. fma_latency:
-    cycles. gflops: peak f32 FMA rate of one core, for chunk sizes. l1, l2: bytes of a core's own caches. l3: bytes of
-    the shared cache. bf16_dot, int8_dot: whether the core has dot-product instructions; dot_latency: cycles of the
-    first. f16: whether it converts floats of 16 bits, other than bf16. winograd: whether convolutions may use
-    Winograd's algorithm if it is faster (see docs/winograd.md for its effect on rounding errors and NaN). measured:
-    choices measured on this kind of core with this number of threads, by site key.
+    cycles. in_order: loads and arithmetic take turns, an instruction a cycle. gflops: peak f32 FMA rate of one core,
+    for chunk sizes. l1, l2: bytes of a core's own caches. l3: bytes of the shared cache. bf16_dot: whether the core has
+    dot-product instructions of bf16; dot_latency: their cycles.
+    int8_dot: the type of the values that it multiplies i8 weights with, four at a time; None without such instructions.
+    dot_bytes: how many of them a dot product sums in one lane. depthwise_sums: the type of sums of levels in depthwise
+    convolutions, which both hold exactly. f16: whether it converts floats of 16 bits, other than bf16. winograd:
+    whether convolutions may use Winograd's algorithm if it is faster (see docs/winograd.md for its effect on rounding
+    errors and NaN). measured: choices measured on this kind of core with this number of threads, by site key.
     """
 
     vector_bits: int = 256
@@ -31,6 +34,7 @@ class Machine:
     fma_per_cycle: int = 2
     fma_latency: int = 4
     loads_per_cycle: int = 2
+    in_order: bool = False
     l2_rate: float = 24.0
     gflops: float = 100.0
     l1: int = 32 << 10
@@ -39,7 +43,9 @@ class Machine:
     threads: int = 1
     bf16_dot: bool = False
     dot_latency: int = 6
-    int8_dot: bool = False
+    int8_dot: DType | None = None
+    dot_bytes: int = 4
+    depthwise_sums: DType = f32
     f16: bool = False
     winograd: bool = True
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
@@ -52,6 +58,7 @@ class Machine:
 AVX512 = Machine(vector_bits=512, registers=32, masks=True, gflops=200.0, f16=True)
 AVX2 = Machine(vector_bits=256, registers=16, f16=True)
 NEON = Machine(vector_bits=128, registers=32, gflops=50.0, f16=True)
+RVV = Machine(vector_bits=128, registers=32, gflops=20.0, fma_per_cycle=1, loads_per_cycle=1)
 SSE = Machine(vector_bits=128, registers=16, gflops=30.0)
 
 
@@ -63,13 +70,18 @@ def machine_of(
     winograd: bool = True,
     measured: Mapping[str, Measured] | None = None,
 ) -> Machine:
-    """The machine for LLVM feature names of `arch`: "x86_64" or "aarch64"."""
-    if arch == "aarch64":
-        base = NEON
+    """The machine for LLVM feature names of `arch`: "x86_64", "aarch64" or "riscv64"."""
+    if arch in ("aarch64", "riscv64"):
+        base = NEON if arch == "aarch64" else RVV
     elif "avx512f" in features and "avx512vl" in features:
         base = AVX512
     else:
         base = AVX2 if "avx2" in features and "fma" in features else SSE
+    has_mixed_dot = (
+        ("avx512vnni" in features and base is AVX512)
+        or ("avxvnni" in features and base is AVX2)
+        or (base is NEON and "i8mm" in features)
+    )
     return Machine(
         vector_bits=base.vector_bits,
         registers=base.registers,
@@ -77,10 +89,10 @@ def machine_of(
         gflops=base.gflops,
         l2=l2,
         threads=threads,
-        bf16_dot="avx512bf16" in features and base is AVX512,
-        int8_dot=("avx512vnni" in features and base is AVX512)
-        or ("avxvnni" in features and base is AVX2)
-        or (base is NEON and "i8mm" in features),
+        fma_per_cycle=base.fma_per_cycle,
+        loads_per_cycle=base.loads_per_cycle,
+        bf16_dot=("avx512bf16" in features and base is AVX512) or ("bf16" in features and base is NEON),
+        int8_dot=u8 if has_mixed_dot else i8 if base is NEON and "dotprod" in features else None,
         f16=base in (NEON, AVX512) or "f16c" in features,
         winograd=winograd,
         measured=measured or {},

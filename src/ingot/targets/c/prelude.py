@@ -23,6 +23,11 @@ typedef uint8_t IG_ALIAS ig_u8;
 typedef uint16_t IG_ALIAS ig_u16;
 typedef uint32_t IG_ALIAS ig_u32;
 typedef uint64_t IG_ALIAS ig_u64;
+#if UINTPTR_MAX > 0xffffffffU
+typedef int64_t ig_index;
+#else
+typedef int32_t ig_index; /* of what is known to fit */
+#endif
 
 IG_UNUSED static uint32_t ig_bits32(float x) { union { float f; uint32_t u; } c; c.f = x; return c.u; }
 IG_UNUSED static float ig_float32(uint32_t x) { union { float f; uint32_t u; } c; c.u = x; return c.f; }
@@ -168,4 +173,83 @@ IG_UNUSED static int64_t ig_div(int64_t a, int64_t b) { return b == -1 ? (int64_
 IG_UNUSED static int64_t ig_mod(int64_t a, int64_t b) { return b == -1 ? 0 : a % b; }
 IG_UNUSED static int ig_popcnt(uint64_t x) { int n = 0; for (; x != 0U; x &= x - 1U) n++; return n; }
 IG_UNUSED static int ig_clz(uint64_t x, int bits) { int n = bits; for (; x != 0U; x >>= 1) n--; return n; }
+/* (a * b + 2^31) >> 32, and min(max(x, -128), 127) */
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
+IG_UNUSED static inline int32_t ig_mul_high(int32_t a, int32_t b) {
+  int32_t r;
+  __asm__("smmulr %0, %1, %2" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+#else
+IG_UNUSED static int32_t ig_mul_high(int32_t a, int32_t b) { return (int32_t)(((int64_t)a * b + 2147483648LL) >> 32); }
+#endif
+#if defined(__ARM_FEATURE_SAT) && defined(__GNUC__)
+IG_UNUSED static inline int32_t ig_clamp_i8(int32_t x) {
+  int32_t r;
+  __asm__("ssat %0, #8, %1" : "=r"(r) : "r"(x));
+  return r;
+}
+#else
+IG_UNUSED static int32_t ig_clamp_i8(int32_t x) { return x < -128 ? -128 : x > 127 ? 127 : x; }
+#endif
+/* dot products of four bytes, which words hold, the first in the lowest bits, and of sixteen */
+#if defined(__GNUC__)
+IG_UNUSED static inline uint32_t ig_load4(const void *p) { uint32_t w; __builtin_memcpy(&w, p, 4); return w; }
+#else
+IG_UNUSED static uint32_t ig_load4(const void *p) {
+  const uint8_t *b = (const uint8_t *)p;
+  return b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+#endif
+#if defined(__ARM_FEATURE_DSP) && defined(__GNUC__)
+/* halves of the even bytes and of the odd ones; assembly, as compilers move an intrinsic's saturation flag around */
+IG_UNUSED static inline uint32_t ig_even(uint32_t x) {
+  uint32_t r;
+  __asm__("sxtb16 %0, %1" : "=r"(r) : "r"(x));
+  return r;
+}
+IG_UNUSED static inline uint32_t ig_odd(uint32_t x) {
+  uint32_t r;
+  __asm__("sxtb16 %0, %1, ror #8" : "=r"(r) : "r"(x));
+  return r;
+}
+IG_UNUSED static inline int32_t ig_smlad(uint32_t a, uint32_t b, int32_t c) {
+  int32_t r;
+  __asm__("smlad %0, %1, %2, %3" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+IG_UNUSED static inline int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c) {
+  return ig_smlad(ig_odd(a), ig_odd(b), ig_smlad(ig_even(a), ig_even(b), c));
+}
+#else
+#define IG_BYTE(x, i) ((int32_t)(int8_t)((x) >> (8 * (i)) & 0xffU))
+IG_UNUSED static int32_t ig_dot4_i8_i8(uint32_t a, uint32_t b, int32_t c) {
+  int32_t s = IG_BYTE(a, 0) * IG_BYTE(b, 0) + IG_BYTE(a, 1) * IG_BYTE(b, 1) + IG_BYTE(a, 2) * IG_BYTE(b, 2);
+  return (int32_t)((uint32_t)c + (uint32_t)(s + IG_BYTE(a, 3) * IG_BYTE(b, 3)));
+}
+#endif
+#if defined(__ARM_FEATURE_MVE) && (__ARM_FEATURE_MVE & 1)
+#include <arm_mve.h>
+typedef int8x16_t ig_bytes16;
+IG_UNUSED static inline ig_bytes16 ig_load16(const ig_i8 *p) { return vldrbq_s8((const int8_t *)p); }
+IG_UNUSED static inline ig_bytes16 ig_load_part(const ig_i8 *p, uint32_t n) {
+  return vldrbq_z_s8((const int8_t *)p, vctp8q(n));
+}
+IG_UNUSED static inline int32_t ig_dot16_i8_i8(ig_bytes16 a, ig_bytes16 b, int32_t c) { return vmladavaq_s8(c, a, b); }
+#else
+typedef struct { int8_t byte[16]; } ig_bytes16;
+IG_UNUSED static ig_bytes16 ig_load_part(const ig_i8 *p, uint32_t n) {
+  ig_bytes16 r;
+  uint32_t i;
+  for (i = 0; i < 16U; i++) r.byte[i] = i < n ? p[i] : (int8_t)0;
+  return r;
+}
+IG_UNUSED static ig_bytes16 ig_load16(const ig_i8 *p) { return ig_load_part(p, 16U); }
+IG_UNUSED static int32_t ig_dot16_i8_i8(ig_bytes16 a, ig_bytes16 b, int32_t c) {
+  int32_t s = 0;
+  int i;
+  for (i = 0; i < 16; i++) s += a.byte[i] * b.byte[i];
+  return (int32_t)((uint32_t)c + (uint32_t)s);
+}
+#endif
 """

@@ -3,7 +3,9 @@
     Store(y, i, Binary(add, Load(x, i), 1))   ->   const float t0 = x[i];  const float t1 = t0 + 1.0f;  y[i] = t1;
 
 Every value is a C constant, once per statement: expressions share values, and only statements are ordered. 16-bit
-floats are computed as `float` and rounded after each operation. Integers wrap, so they are computed unsigned.
+floats are computed as `float` and rounded after each operation. Integers wrap, so they are computed unsigned; but
+those that fit 32 bits by the ranges of loops are `ig_index`, which has 32 bits on machines of 32 bits. Four bytes that
+a dot product takes are a word (uint32_t), the first in its lowest bits; sixteen are `ig_bytes16`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,37 @@ import numpy as np
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.kernel.math.expand import expand
-from ingot.ir.types import DType, boolean, f32, f64, truncation_type, u64
+from ingot.ir.kernel.verify import children
+from ingot.ir.types import DType, boolean, f32, f64, i64, truncation_type, u64
 from ingot.support.errors import CompileError
+from ingot.targets.c.ranges import Ranges
 
 NARROW_FLOATS = ("f16", "bf16")
 _INFIX = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _WRAPPING = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "lshr": ">>"}
+
+_EXACT = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rem": "%"}  # of indices, which do not wrap
+
+
+def word_type(dtype: DType, lanes: int) -> str:
+    """Return the C type of several bytes that are the operand of a dot product, "" for other values."""
+    return {4: "uint32_t", 16: "ig_bytes16"}.get(lanes, "") if dtype.bits == 8 else ""
+
+
+def is_word(dtype: DType, lanes: int) -> bool:
+    return word_type(dtype, lanes) != ""
+
+
+def _reads_memory(e: Expr) -> bool:
+    return isinstance(e, k.Load | k.Gather) or any(map(_reads_memory, children(e)))
+
+
+def _count(mask: Expr) -> int:
+    """Return n of the mask of the first n lanes."""
+    match mask:
+        case k.Binary(fn="lt", a=k.Ramp(base=k.Lit(value=0), step=1), b=k.Lit(value=n) | k.Splat(a=k.Lit(value=n))):
+            return int(n)
+    raise CompileError("C: a mask of bytes", expected="their first ones", got=type(mask).__name__)
 
 
 def memory_type(dtype: DType) -> str:
@@ -50,7 +77,9 @@ def literal(value: float | int | bool, dtype: DType) -> str:
             return f"{n}ULL" if dtype.bits == 64 else f"{n}U"
         if n == -(1 << 63):
             return "INT64_MIN"
-        return f"INT64_C({n})" if dtype.bits == 64 else "INT32_MIN" if n == -(1 << 31) else f"{n}"
+        if dtype.bits == 64 and abs(n) >= 1 << 31:
+            return f"INT64_C({n})"
+        return "INT32_MIN" if n == -(1 << 31) else f"{n}"
     x = float(np.asarray(value, dtype.numpy))
     if not math.isfinite(x):
         bits = {"inf": 0x7F800000, "-inf": 0xFF800000}.get(str(x), 0x7FC00000)
@@ -100,6 +129,8 @@ class Function:
         self.table_names: dict[tuple[str, str], str] = {}  # by (type, text)
         self.names: dict[Buffer, str] = {}
         self.names_of_values: dict[int, tuple[Expr, str]] = {}
+        self.ranges = Ranges()
+        self.definitions: dict[str, Expr] = {}
 
     def text(self) -> str:
         kernel = self.kernel
@@ -111,8 +142,10 @@ class Function:
             self.names[b] = name
             self.line(f"{const}{kind} *{name} = ({const}{kind} *)p{name};")
         params += [f"int64_t {name_of(v.name)}" for v in kernel.dims]
-        chunk = name_of(kernel.chunk.name)
-        params += [f"int64_t {chunk}", "void *scratch"]
+        chunk, count = name_of(kernel.chunk.name), self.ranges.of(kernel.chunks)
+        if count is not None and kernel.rounds == k.Lit(i64, 1, 1):
+            self.ranges.bind(kernel.chunk, (0, max(0, count[1] - 1)))
+        params += [f"{self.scalar_type(kernel.chunk)} {chunk}", "void *scratch"]
         parameters = [*self.names.values(), *(name_of(v.name) for v in kernel.dims), chunk, "scratch"]
         self.line(" ".join(f"(void){name};" for name in parameters))
         self.body(kernel.body)
@@ -144,10 +177,11 @@ class Function:
     def statement(self, s: k.Stmt) -> None:
         match s:
             case k.For():
-                begin, end, name = self.value(s.begin), self.value(s.end), name_of(s.var.name)
-                self.line(f"for (int64_t {name} = {begin}; {name} < {end}; {name} += {s.step}) {{")
-                self.block(s.body)
-                self.line("}")
+                self.loop_statement(s)
+            case k.If() if (condition := self.ranges.constant(s.cond)) is not None:
+                for inner in s.then if condition else s.orelse:
+                    self.names_of_values = {}
+                    self.statement(inner)
             case k.If():
                 self.line(f"if ({self.value(s.cond)} != 0) {{")
                 self.block(s.then)
@@ -157,8 +191,11 @@ class Function:
                 self.line("}")
             case k.Let():
                 value, name = self.value(s.value), name_of(s.var.name)
-                self.line(f"const {value_type(s.var.dtype)} {name} = {value};")
-                self.line(f"(void){name};")
+                self.definitions[s.var.name] = s.value
+                self.ranges.bind(s.var, self.ranges.of(s.value))
+                if self.ranges.constant(s.var) is None:
+                    self.line(f"const {self.scalar_type(s.var)} {name} = {value};")
+                    self.line(f"(void){name};")
             case k.Store():
                 element = f"{self.names[s.buffer]}[{self.value(s.index)}]"
                 factors = accumulated_product(s)
@@ -181,11 +218,31 @@ class Function:
             case _:
                 raise CompileError(f"C: statement {type(s).__name__}", expected="kernel IR of one lane")
 
+    def loop_statement(self, s: k.For) -> None:
+        name = name_of(s.var.name)
+        begin, end = self.ranges.constant(s.begin), self.ranges.constant(s.end)
+        if s.unroll and begin is not None and end is not None:
+            for i in range(begin, end, s.step):
+                self.ranges.bind(s.var, (i, i))
+                self.line("{")
+                self.block(s.body)
+                self.line("}")
+            return
+        first, last = self.value(s.begin), self.value(s.end)
+        self.ranges.bind(s.var, self.ranges.loop(s))
+        if self.ranges.is_index(s.var):
+            self.line(f"for (ig_index {name} = {first}; {name} < {last}; {name} += {s.step}) {{")
+        else:
+            self.line(f"for (int64_t {name} = {first}; {name} < {last}; {name} += {s.step}) {{")
+        self.block(s.body)
+        self.line("}")
+
     def alloc(self, b: Buffer) -> None:
         name = self.names[b] = name_of(b.name)
         match b.space:
             case "register":
-                self.line(f"{value_type(b.dtype)} {name}[{b.size or 1}];")
+                kind = word_type(b.dtype, b.lanes) or value_type(b.dtype)
+                self.line(f"{kind} {name}[{b.size or 1}];")
             case "stack":
                 self.line(f"{memory_type(b.dtype)} {name}[{b.size or 1}];")
             case _:
@@ -201,23 +258,50 @@ class Function:
 
     def value(self, e: Expr) -> str:
         """Return the name of a value, printing it first if this statement has not used it yet."""
-        if e.lanes != 1:
+        if e.lanes != 1 and not is_word(e.dtype, e.lanes):
             raise CompileError("C: a value of several lanes", expected="kernel IR of one lane", got=type(e).__name__)
-        if isinstance(e, k.Lit):
-            text = literal(e.value, e.dtype)
+        constant = self.ranges.constant(e)
+        if isinstance(e, k.Lit) or constant is not None:
+            text = literal(e.value if isinstance(e, k.Lit) else int(constant or 0), e.dtype)
             return f"({text})" if text.startswith("-") else text
         if isinstance(e, k.Var):
             return name_of(e.name)
         named = self.names_of_values.get(id(e))
         if named is None:
             text = self.compute(e)
-            named = self.names_of_values[id(e)] = e, self.temp(value_type(e.dtype), round_to(text, e.dtype))
+            kind, text = self.scalar_type(e), round_to(text, e.dtype)
+            if kind == "ig_index" and not all(map(self.ranges.is_index, children(e))):
+                text = f"(ig_index)({text})"
+            named = self.names_of_values[id(e)] = e, self.temp(kind, text)
         return named[1]
+
+    def scalar_type(self, e: Expr) -> str:
+        if word := word_type(e.dtype, e.lanes):
+            return word
+        return "ig_index" if self.ranges.is_index(e) else value_type(e.dtype)
 
     def compute(self, e: Expr) -> str:
         match e:
+            case k.Load() if is_word(e.dtype, e.lanes) and e.buffer.space != "register":
+                address = f"&{self.names[e.buffer]}[{self.value(e.index)}]"
+                return (
+                    f"ig_load{e.lanes}({address})" if e.mask is None else f"ig_load_part({address}, {_count(e.mask)})"
+                )
             case k.Load() | k.Gather():
                 return self.load(e)
+            case k.Cast() if (factors := self.rounded_product(e)) is not None:
+                return f"ig_mul_high({', '.join(map(self.value, factors))})"
+            case k.Binary(fn="min") if (clamped := self.clamped_byte(e)) is not None:
+                return f"ig_clamp_i8({self.value(clamped)})"
+            case k.Dot() if is_word(e.a.dtype, e.a.lanes):
+                name = f"ig_dot{e.a.lanes}_{e.a.dtype}_{e.b.dtype}"
+                return f"{name}({self.value(e.a)}, {self.value(e.b)}, {self.value(e.c)})"
+            case k.Bitcast() if e.dtype.bits == 32 and is_word(e.a.dtype, e.a.lanes):
+                return f"({value_type(e.dtype)}){self.value(e.a)}"
+            case k.Bitcast() if is_word(e.dtype, e.lanes):
+                return f"(uint32_t){self.value(e.a)}"
+            case k.Binary() if e.fn in _EXACT and all(map(self.ranges.is_index, (e, e.a, e.b))):
+                return f"{self.value(e.a)} {_EXACT[e.fn]} {self.value(e.b)}"
             case k.Unary():
                 return self.unary(e.fn, self.value(e.a), e.dtype)
             case k.Binary():
@@ -242,6 +326,41 @@ class Function:
             case k.Lookup():
                 return self.lookup(e, self.value(e.index))
         raise CompileError(f"C: value {type(e).__name__}", expected="kernel IR of one lane")
+
+    def defined(self, e: Expr) -> Expr:
+        """Return the expression that a variable is bound to if it reads no memory, which may have changed since; other
+        expressions as they are."""
+        while isinstance(e, k.Var) and e.name in self.definitions and not _reads_memory(self.definitions[e.name]):
+            e = self.definitions[e.name]
+        return e
+
+    def rounded_product(self, e: k.Cast) -> tuple[Expr, Expr] | None:
+        """Return x and y of the i32 (x * y + 2^31) >> 32 of two i32 in 64 bits, None for other values."""
+        match e.dtype, self.defined(e.a):
+            case DType(name="i32"), k.Binary(fn="ashr", a=a, b=bits) if self.ranges.constant(bits) == 32:
+                total = self.defined(a)
+            case _:
+                return None
+        match total:
+            case k.Binary(fn="add", a=a, b=half) if self.ranges.constant(half) == 1 << 31:
+                product = self.defined(a)
+            case _:
+                return None
+        match product:
+            case k.Binary(fn="mul", a=a, b=b):
+                match self.defined(a), self.defined(b):
+                    case k.Cast(a=x), k.Cast(a=y) if x.dtype == y.dtype == e.dtype:
+                        return x, y
+        return None
+
+    def clamped_byte(self, e: k.Binary) -> Expr | None:
+        """Return x of the i32 min(max(x, -128), 127), None for other values."""
+        inner = self.defined(e.a)
+        match e.b, inner:
+            case k.Lit(value=127), k.Binary(fn="max", a=x, b=low) if e.dtype.name == "i32":
+                low = self.defined(low)
+                return x if isinstance(low, k.Lit) and low.value == -128 else None
+        return None
 
     def multiply_add(self, e: k.Fma, operand: Callable[[Expr], str]) -> str:
         a, b, c = operand(e.a), operand(e.b), operand(e.c)

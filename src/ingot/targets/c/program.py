@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Plan:
-    """The program to print. arena_fills: (offset, size, byte value) of arena ranges to fill before the first step.
+    """The program to print. arena_fills: (step, offset, size, byte value) of arena ranges to fill before a step.
     state: the initial bytes of the state. state_tensors: (tensor, offset in the state). state_copies: (target, source,
     size) of copies in the state after the last step.
     """
@@ -58,7 +58,7 @@ class Plan:
     calls: Sequence[Call]
     arena_bytes: int
     scratch_bytes: int
-    arena_fills: Sequence[tuple[int, int, int]]
+    arena_fills: Sequence[tuple[int, int, int, int]]
     weights: bytes
     state: bytes = b""
     state_tensors: Sequence[tuple[Tensor, int]] = ()
@@ -75,17 +75,26 @@ def print_program(
     name: str, kernels: str, plan: Plan, header: str, separate_weights: bool
 ) -> tuple[str, str, bytes | None]:
     """Return (the .c file, the .h file, the weights' file if `separate_weights`). header: the .h file's name."""
-    names = _parameters([*plan.inputs, *plan.outputs])
+    parameters, names = c_parameters(plan)
     inputs, outputs = names[: len(plan.inputs)], names[len(plan.inputs) :]
-    parameters = [f"const {t.c_type} *{n}" for t, n in zip(plan.inputs, inputs, strict=True)]
-    parameters += [f"{t.c_type} *{n}" for t, n in zip(plan.outputs, outputs, strict=True)]
     if separate_weights:
         parameters.insert(0, "const void *weights")
     arguments = [d.rpartition("*")[2] for d in parameters]
     bases = {"arena": "arena", "weights": "base", "state": "kept"}
     bases |= {f"input{i}": n for i, n in enumerate(inputs)} | {f"output{i}": n for i, n in enumerate(outputs)}
     source = _source(name, kernels, plan, parameters, arguments, bases, header, separate_weights)
-    return source, _header(name, plan, parameters, names, separate_weights), plan.weights if separate_weights else None
+    return (
+        source,
+        print_header(name, plan, parameters, names, separate_weights),
+        plan.weights if separate_weights else None,
+    )
+
+
+def c_parameters(plan: Plan) -> tuple[list[str], list[str]]:
+    """Return the declarations and the names of the parameters for inputs and outputs."""
+    names = _parameters([*plan.inputs, *plan.outputs])
+    kinds = [f"const {t.c_type}" for t in plan.inputs] + [t.c_type for t in plan.outputs]
+    return [f"{kind} *{name}" for kind, name in zip(kinds, names, strict=True)], names
 
 
 def _parameters(tensors: Sequence[Tensor]) -> list[str]:
@@ -122,7 +131,7 @@ def _source(
     state = ["void *state"] if plan.state else []
     lines += [f"int {name}_run_in(void *memory, {', '.join([*state, *parameters])}) {{"]
     lines += ["  unsigned char *kept = (unsigned char *)state;"] if plan.state else []
-    lines += ["  unsigned char *arena = (unsigned char *)memory;", "  int64_t chunk;"]
+    lines += ["  unsigned char *arena = (unsigned char *)memory;", "  ig_index chunk;"]
     base = "(const unsigned char *)weights" if separate_weights else "weights_.bytes" if plan.weights else "NULL"
     lines += [f"  const unsigned char *base = {base};", "  (void)base; (void)arena; (void)chunk;"]
     nulls = " || ".join(f"{p} == NULL" for p in ("arena", *(["kept"] if plan.state else []), *arguments))
@@ -130,12 +139,15 @@ def _source(
     lines += [f"  if (((uintptr_t)arena & 7U) != 0U) return {upper}_ALIGNMENT;"]
     for pointer in ["base"] * separate_weights + ["kept"] * bool(plan.state):
         lines += [f"  if (((uintptr_t){pointer} & 7U) != 0U) return {upper}_ALIGNMENT;"]
-    for offset, nbytes, byte in plan.arena_fills:
-        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) arena[{offset} + chunk] = {byte};"]
     targets = {c.target for c in plan.calls if c.target is not None}
     for number, call in enumerate(plan.calls):
         if number in targets:
             lines += [f"step_{number}:"]
+        lines += [
+            f"  for (chunk = 0; chunk < {nbytes}; chunk++) arena[{offset} + chunk] = {byte};"
+            for step, offset, nbytes, byte in plan.arena_fills
+            if step == number
+        ]
         addresses = [_address(bases, base, position) for base, position in call.args]
         if call.target is not None:
             guard = f"if (*((const unsigned char *){addresses[0]}) == 0) " if addresses else ""
@@ -184,7 +196,7 @@ def _reset(name: str, initial: bytes) -> list[str]:
         "#endif",
         f"int {name}_reset(void *state) {{",
         "  unsigned char *kept = (unsigned char *)state;",
-        "  int64_t i;",
+        "  ig_index i;",
         f"#ifndef {upper}_NO_ARENA",
         "  if (kept == NULL) kept = (unsigned char *)state_;",
         "#endif",
@@ -205,7 +217,11 @@ def _address(bases: Mapping[str, str], base: str, offset: int) -> str:
     return bases[base]
 
 
-def _header(name: str, plan: Plan, parameters: Sequence[str], names: Sequence[str], separate_weights: bool) -> str:
+def print_header(
+    name: str, plan: Plan, parameters: Sequence[str], names: Sequence[str], separate_weights: bool = False,
+    native: str = "",
+) -> str:  # fmt: skip
+    """Return the .h file. native: the machine that a native library is for; "": for the source in C."""
     upper = name.upper()
     tensors = [*plan.inputs, *plan.outputs]
     descriptions = [
@@ -218,7 +234,8 @@ def _header(name: str, plan: Plan, parameters: Sequence[str], names: Sequence[st
     state_text = [
         " *",
         f" * What lasts from call to call takes {upper}_STATE_BYTES bytes. {name}_run has its own, {name}_run_in takes",
-        f" * the caller's, at an address that is a multiple of 8, which {name}_reset has given its first values.",
+        f" * the caller's, at an address that is a multiple of {64 if native else 8}, which {name}_reset has given its",
+        " * first values.",
         f" * {name}_reset(NULL) sets that of {name}_run back.",
         " *",
         *(
@@ -228,7 +245,9 @@ def _header(name: str, plan: Plan, parameters: Sequence[str], names: Sequence[st
         ),
     ]
     return "\n".join([
-        "/* Made by Ingot. C99, no library, no allocation, no threads; compile it without -ffast-math.",
+        f"/* Made by Ingot for {native}. No library, no allocation, no threads."
+        if native
+        else "/* Made by Ingot. C99, no library, no allocation, no threads; compile it without -ffast-math.",
         " *",
         *descriptions,
         *(weights_text if separate_weights else []),
@@ -237,8 +256,7 @@ def _header(name: str, plan: Plan, parameters: Sequence[str], names: Sequence[st
         f" *   if ({name}_run({', '.join([*leading, *names])}) != {upper}_OK) return 1;",
         " *",
         f" * {name}_run has an arena of its own, of {upper}_ARENA_BYTES bytes, and is not reentrant;",
-        f" * {name}_run_in takes one from the caller, at an address that is a multiple of 8. Define",
-        f" * {upper}_NO_ARENA to leave the first out.",
+        *_arena_text(name, native),
         *(state_text if plan.state else []),
         " */",
         f"#ifndef {upper}_H",
@@ -248,13 +266,14 @@ def _header(name: str, plan: Plan, parameters: Sequence[str], names: Sequence[st
         *([f"#define {upper}_STATE_BYTES {len(plan.state)}"] if plan.state else []),
         f"#define {upper}_OK 0",
         f"#define {upper}_NULL 1 /* an address is NULL */",
-        f"#define {upper}_ALIGNMENT 2 /* the arena or the weights begin at an odd place */",
+        f"#define {upper}_ALIGNMENT 2 /* memory of the caller begins at an odd place */",
+        *([f"#define {upper}_PROCESSOR 3 /* this processor lacks an instruction of the code */"] if native else []),
         "#ifdef __cplusplus",
         'extern "C" {',
         "#endif",
-        f"#ifndef {upper}_NO_ARENA",
+        *([] if native else [f"#ifndef {upper}_NO_ARENA"]),
         f"int {name}_run({', '.join(parameters)});",
-        "#endif",
+        *([] if native else ["#endif"]),
         f"int {name}_run_in({', '.join(['void *arena', *(['void *state'] if plan.state else []), *parameters])});",
         *([f"int {name}_reset(void *state);"] if plan.state else []),
         "#ifdef __cplusplus",
@@ -263,6 +282,18 @@ def _header(name: str, plan: Plan, parameters: Sequence[str], names: Sequence[st
         "#endif",
         "",
     ])  # fmt: skip
+
+
+def _arena_text(name: str, native: str) -> list[str]:
+    if native:
+        return [
+            f" * {name}_run_in takes one from the caller, at an address that is a multiple of 64: threads with an",
+            " * arena each may call it at once.",
+        ]
+    return [
+        f" * {name}_run_in takes one from the caller, at an address that is a multiple of 8. Define",
+        f" * {name.upper()}_NO_ARENA to leave the first out.",
+    ]
 
 
 def _element_count(t: Tensor) -> int:

@@ -20,13 +20,19 @@ from ingot.support.native import FEATURES, Features, host
 
 warn_if_untested("llvmlite", llvmlite.__version__)
 
-_TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
+_TRIPLES = {
+    "x86_64": "x86_64-unknown-linux-gnu",
+    "aarch64": "aarch64-unknown-linux-gnu",
+    "riscv64": "riscv64-unknown-linux-gnu",
+    "wasm32": "wasm32-unknown-unknown",
+}
 # Parts of the x86-64 baseline, or of 64-bit mode; disabling them would break code generation.
 _BASELINE_FEATURES = frozenset({"64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2", "sahf", "x87", "nopl"})
 
 # Extensions of named cores outside of FEATURES, which LLVM would use on its own.
 _UNLISTED_FEATURES = {
     "x86_64": ("sse4a", "fma4", "xop", "tbm"),
+    "riscv64": (),
     "aarch64": ("sve", "sve2", "sme", "complxnum", "mops", "cssc", "rcpc", "rcpc-immo", "lse2", "lse128"),
 }
 
@@ -76,8 +82,14 @@ _strength_reduction: bool | None = None  # the process's current option
 def _machine(features: Features) -> llvm.TargetMachine:
     _initialize(features.arch)
     target = llvm.Target.from_triple(_TRIPLES[features.arch])
+    reloc = "static" if features.arch == "wasm32" else "pic"  # one module has no other to be independent of
     return target.create_target_machine(
-        cpu=features.cpu, features=feature_string(features), opt=2, reloc="pic", codemodel="small"
+        cpu=features.cpu,
+        features=feature_string(features),
+        opt=2,
+        reloc=reloc,
+        codemodel="small",
+        abiname="lp64d" if features.arch == "riscv64" else "",
     )
 
 
@@ -110,7 +122,7 @@ def _optimize(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
 
 
 def emit(text: str, features: Features, assembly: bool = False) -> bytes:
-    """Compile one module of LLVM IR text to a relocatable ELF object, or to assembly text in UTF-8.
+    """Compile one module of LLVM IR text to a relocatable object (ELF, or WebAssembly), or to assembly text in UTF-8.
 
     Raises CompileError with LLVM's message for invalid IR.
     """
@@ -120,8 +132,9 @@ def emit(text: str, features: Features, assembly: bool = False) -> bytes:
     _optimize(module, machine)
     with _code_generation_lock:
         # On x86-64 loop strength reduction takes half the time of code generation and repeats the printer's work: rows
-        # are displacements from one pointer. AArch64's loads have no such displacements. Options are process-wide.
-        strength_reduction = features.arch != "x86_64"
+        # are displacements from one pointer, as WebAssembly has them, too. AArch64's loads have no such displacements.
+        # Options are process-wide.
+        strength_reduction = features.arch not in ("x86_64", "wasm32")
         if strength_reduction != _strength_reduction:
             llvm.set_option("ingot", f"-disable-lsr={'false' if strength_reduction else 'true'}")
             _strength_reduction = strength_reduction

@@ -54,7 +54,7 @@ from ingot.targets.cpu.system import CALLS, SYSTEM
 
 
 def driver_ir(arch: str) -> str:
-    """The driver's LLVM IR text for "x86_64" or "aarch64" on Linux."""
+    """The driver's LLVM IR text for "x86_64", "aarch64" or "riscv64" on Linux."""
     if arch not in CALLS:
         raise CompileError("CPU driver", expected=f"one of {sorted(CALLS)}", got=arch)
     calls = CALLS[arch]

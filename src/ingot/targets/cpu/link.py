@@ -4,8 +4,9 @@
 
 Only PC-relative references between sections survive in code that is compiled with PIC and the small code
 model, so the blob needs no relocation when it is loaded. Formulas: System V ABI AMD64 supplement, table
-4.10; ELF for the Arm 64-bit architecture (AAELF64), section 5.7. References through the GOT are relaxed to
-direct ones (AMD64 supplement B.2; AAELF64 5.7.11), because every symbol is in the blob.
+4.10; ELF for the Arm 64-bit architecture (AAELF64), section 5.7; RISC-V ELF psABI, chapter 8. References
+through the GOT are relaxed to direct ones (AMD64 supplement B.2; AAELF64 5.7.11), because every symbol is
+in the blob.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SHT_PROGBITS, _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS = 1, 2, 4, 8
 _SHF_WRITE, _SHF_ALLOC, _SHF_EXECINSTR = 1, 2, 4
 _SHN_UNDEF, _SHN_ABS, _SHN_COMMON = 0, 0xFFF1, 0xFFF2
 _STB_LOCAL, _STB_WEAK = 0, 2
-_MACHINES = {62: "x86_64", 183: "aarch64"}
+_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64"}
 # Unwind tables and notes: nothing unwinds through kernels.
 _DROPPED_SECTIONS = (".eh_frame", ".note", ".llvm", ".comment")
 
@@ -55,9 +56,16 @@ class _Object:
     symbols: list[_Symbol]
 
 
-def link(objects: Sequence[bytes], features: Features, names: Sequence[Mapping[str, str]] = ()) -> Code:
+def link(
+    objects: Sequence[bytes],
+    features: Features,
+    names: Sequence[Mapping[str, str]] = (),
+    *,
+    prior: bytes = b"",
+    known: Mapping[str, int] | None = None,
+) -> Code:
     """Link ELF64 little-endian relocatable objects of one machine, which has `features`. names: renamings of symbols,
-    for each object.
+    for each object. prior, known: a blob that was linked before, which the new one begins with, and its symbols.
 
     Raises CompileError with the symbol for an undefined or doubly defined symbol, for writable data (the blob is mapped
     read-only) and for a relocation that cannot be resolved inside the blob.
@@ -65,13 +73,13 @@ def link(objects: Sequence[bytes], features: Features, names: Sequence[Mapping[s
     parsed = [_read(data, renamed) for data, renamed in zip(objects, names or [{}] * len(objects), strict=True)]
     if len({obj.machine for obj in parsed}) > 1:
         raise CompileError("link: objects of different machines", got=sorted({obj.machine for obj in parsed}))
-    blob = bytearray()
+    blob = bytearray(prior)
     for executable in (True, False):
         for obj in parsed:
             for section in obj.sections:
                 if _is_linked(section) and bool(section.flags & _SHF_EXECINSTR) == executable:
                     _place(section, blob)
-    symbols = _globals(parsed)
+    symbols = _globals(parsed, known or {})
     for obj in parsed:
         for section in obj.sections:
             if section.kind == _SHT_RELA and section.info < len(obj.sections):
@@ -100,8 +108,8 @@ def _place(section: _Section, blob: bytearray) -> None:
     blob.extend(section.data if section.kind == _SHT_PROGBITS else bytes(section.size))
 
 
-def _globals(objects: Sequence[_Object]) -> dict[str, int]:
-    strong: dict[str, int] = {}
+def _globals(objects: Sequence[_Object], known: Mapping[str, int]) -> dict[str, int]:
+    strong: dict[str, int] = dict(known)
     weak: dict[str, int] = {}
     for obj in objects:
         for symbol in obj.symbols:
@@ -123,7 +131,7 @@ def _relocate(obj: _Object, table: _Section, symbols: dict[str, int], blob: byte
     target = obj.sections[table.info]
     if target.offset < 0:
         return
-    apply = _apply_x86 if obj.machine == "x86_64" else _apply_aarch64
+    apply = {"x86_64": _apply_x86, "aarch64": _apply_aarch64, "riscv64": _RiscV()}[obj.machine]
     for offset, info, addend in struct.iter_unpack("<QQq", table.data):
         symbol = obj.symbols[info >> 32]
         value = _address(obj, symbol, symbols)
@@ -212,6 +220,45 @@ def _apply_aarch64(blob: bytearray, at: int, kind: int, symbol: int, addend: int
 
 def _adr(word: int, immediate: int) -> int:
     return word & ~(0x3 << 29 | 0x7FFFF << 5) | (immediate & 0x3) << 29 | (immediate >> 2 & 0x7FFFF) << 5
+
+
+class _RiscV:
+    """Relocations of one section. Linker relaxation is off: no code moves, and branches are resolved by the assembler.
+
+    An address is a pair: `auipc` with the upper 20 bits, and an instruction with the lower 12, whose relocation names
+    the first. The first comes before the second.
+    """
+
+    def __init__(self) -> None:
+        self._upper: dict[int, tuple[int, bool]] = {}  # of each auipc: the distance, and whether through the GOT
+
+    def __call__(self, blob: bytearray, at: int, kind: int, symbol: int, addend: int, name: str) -> None:
+        value = symbol + addend
+        if kind in (35, 39, 57):  # ADD32, SUB32, 32_PCREL
+            (word,) = struct.unpack_from("<I", blob, at)
+            total = {35: word + value, 39: word - value, 57: value - at}[kind]
+            struct.pack_into("<I", blob, at, total & 0xFFFFFFFF)
+        elif kind in (18, 19):  # CALL, CALL_PLT: auipc and jalr
+            self._pair(blob, at, value - at, name)
+            (word,) = struct.unpack_from("<I", blob, at + 4)
+            struct.pack_into("<I", blob, at + 4, word & 0xFFFFF | (value - at & 0xFFF) << 20)
+        elif kind in (20, 23):  # GOT_HI20, PCREL_HI20
+            self._pair(blob, at, value - at, name)
+            self._upper[at] = value - at, kind == 20
+        elif kind == 24 and value in self._upper:  # PCREL_LO12_I
+            distance, is_got = self._upper[value]
+            (word,) = struct.unpack_from("<I", blob, at)
+            if is_got:  # ld rd, got(rs) -> addi rd, rs, lo12
+                word = word & ~0x707F | 0x13
+            struct.pack_into("<I", blob, at, word & 0xFFFFF | (distance & 0xFFF) << 20)
+        else:
+            raise _unsupported(kind, "riscv64", name)
+
+    @staticmethod
+    def _pair(blob: bytearray, at: int, distance: int, name: str) -> None:
+        (word,) = struct.unpack_from("<I", blob, at)
+        upper = _signed(distance + 0x800, 32, name) >> 12  # the lower part is signed
+        struct.pack_into("<I", blob, at, word & 0xFFF | (upper & 0xFFFFF) << 12)
 
 
 def _read(data: bytes, renamed: Mapping[str, str]) -> _Object:

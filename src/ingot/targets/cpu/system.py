@@ -34,6 +34,17 @@ CALLS = {
         "DECLARE": "declare i64 @llvm.read_volatile_register.i64(metadata)\ndeclare void @llvm.aarch64.isb(i32)\n"
         '!0 = !{!"cntvct_el0"}',
     },
+    "riscv64": {
+        "FUTEX": "98",
+        "YIELD": "124",
+        "GETTIME": "113",
+        "GETCPU": "168",
+        "SETAFFINITY": "122",
+        "GETAFFINITY": "123",
+        "PAUSE": "; Zihintpause is not among the features",
+        "CLOCK": "%now = call i64 @llvm.readsteadycounter()",
+        "DECLARE": "declare i64 @llvm.readsteadycounter()",
+    },
 }
 
 # 137 = FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, 138 = FUTEX_WAKE_BITSET | FUTEX_PRIVATE_FLAG (futex(2)).

@@ -15,7 +15,7 @@ from ingot.support.errors import CompileError
 from ingot.support.native import Features, available_cores, host
 from ingot.targets.pool import Compiler, Job, Pool
 
-_ARCHS = ("x86_64", "aarch64")
+_ARCHS = ("x86_64", "aarch64", "riscv64")
 _MAX_WORKERS = 4  # more would compile faster than kernels are lowered
 _MIN_KERNELS_FOR_ALL_WORKERS = 8  # fewer compile faster than another process starts
 

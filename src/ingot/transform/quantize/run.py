@@ -82,10 +82,10 @@ class QuantizedModel(CompiledModel):
 
     def __init__(
         self, program: Program, convention: Convention | None, threads: int, report: Report, graph: Graph,
-        write_onnx: Callable[[Path], None],
+        write_onnx: Callable[[Path], None], write_tflite: Callable[[Path, bool], None],
     ) -> None:  # fmt: skip
         super().__init__(program, threads=threads, convention=convention)
-        self.report, self.graph, self._write_onnx = report, graph, write_onnx
+        self.report, self.graph, self._write_onnx, self._write_tflite = report, graph, write_onnx, write_tflite
 
     def save_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the original ONNX model with the chosen formats: QuantizeLinear and DequantizeLinear around products,
@@ -94,6 +94,15 @@ class QuantizedModel(CompiledModel):
         Raises InputError if the model was not given as ONNX, or if a product is not a node of the file.
         """
         self._write_onnx(Path(path))
+
+    def save_tflite(self, path: str | os.PathLike[str], *, float_edges: bool = False) -> None:
+        """Write the model as a TFLite file of int8 operators, for microcontrollers and NPUs.
+
+        All values are int8, by their ranges over the samples, whatever formats were chosen for this machine; operators
+        that have no int8 kernel stay in floats. float_edges: keep the inputs and outputs in floats. Raises InputError
+        for open sizes, and UnsupportedOpError naming every op that TFLite has no operator for.
+        """
+        self._write_tflite(Path(path), float_edges)
 
 
 def quantize_model(
@@ -336,7 +345,13 @@ class _Quantizer:
         report = self._report(chosen, search, options, built)
         program = with_receipt(built.program, report.receipt())
         write_onnx = partial(self._write_onnx, chosen.formats)
-        return QuantizedModel(program, self.opened.convention, self.threads, report, graph, write_onnx)
+        writers = write_onnx, self._write_tflite
+        return QuantizedModel(program, self.opened.convention, self.threads, report, graph, *writers)
+
+    def _write_tflite(self, path: Path, float_edges: bool) -> None:
+        from ingot.transform.quantize.tflite import write_int8  # needs an extra
+
+        write_int8(self.graph, self.search_samples.calls, path, float_edges)
 
     def _write_onnx(self, formats: Formats, path: Path) -> None:
         if not self.opened.is_onnx:

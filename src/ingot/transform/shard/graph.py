@@ -11,7 +11,8 @@ from ingot.ir.dims import Dim, as_dim, exact_quotient, symbol, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import InputError
-from ingot.transform.shard.mesh import Marks, MarkTable, Mesh, Spec, axes_in, whole
+from ingot.transform.shard.batch_groups import with_batch_groups
+from ingot.transform.shard.mesh import Marks, MarkTable, Mesh, Spec, annotated_spec, axes_in, whole
 from ingot.transform.shard.partition import Sharded, partition, plan
 from ingot.transform.shard.propagate import Propagation
 from ingot.transform.shard.rules import RULED, rule
@@ -22,7 +23,8 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
 
     Inputs without a mark are whole; weights and state without one are split where that saves an exchange. An output
     without a mark is split over the axes that split an input, as the caller works in parts along them, and whole along
-    others. An open size that is split stays open: the symbol is then the size of a device's part.
+    others. The model's own annotations (`ops.Sharding`) are marks, too. An open size that is split stays open: the
+    symbol is then the size of a device's part.
 
     Raises InputError for a mark that matches no name, or that does not split into equal parts.
     """
@@ -31,20 +33,30 @@ def shard(graph: Graph, mesh: Mesh, marks: Marks | None) -> Sharded:
     first_state = len(graph.inputs) - len(graph.state)
     names[first_state:] = graph.state
     marked = {n: table.spec(name, len(n.shape)) for n, name in zip(graph.inputs, names, strict=True)}
+    for n, spec in _annotations(graph, mesh).items():
+        (x,) = n.inputs
+        if marked.get(x, ()) is None:
+            marked[x] = spec
     graph, images = _with_local_sizes(graph, mesh, {n: spec for n, spec in marked.items() if spec is not None})
     fixed = {images[n]: spec or whole(len(n.shape)) for n, spec in list(marked.items())[:first_state]}
     fixed |= {images[n]: spec for n, spec in list(marked.items())[first_state:] if spec is not None}
-    expanded = lower_model_ops(graph, RULED, lambda n: rule(n) is not None)
+    expanded = with_batch_groups(lower_model_ops(graph, RULED, lambda n: rule(n) is not None))
     for n in expanded.nodes():
         if isinstance(n.op, Const) and (spec := table.spec(n.loc, len(n.shape))) is not None:
             fixed[n] = spec
+    annotations = _annotations(expanded, mesh)
+    fixed |= {n: spec for n, spec in annotations.items() if n not in fixed}
     data_axes = frozenset[str]().union(*(axes_in(spec) for n, spec in fixed.items() if n in graph.inputs[:first_state]))
     labels = expanded.output_names or tuple(f"output{i}" for i in range(len(expanded.results)))
-    told = [table.spec(label, len(n.shape)) for label, n in zip(labels, expanded.results, strict=False)]
+    told = [
+        table.spec(label, len(n.shape)) or annotations.get(n)
+        for label, n in zip(labels, expanded.results, strict=False)
+    ]
     if unused := table.unused:
         known = sorted({*names, *labels, *(n.loc for n in expanded.nodes() if isinstance(n.op, Const) and n.loc)})
         raise InputError("shard", expected=f"patterns that match some of {_listed(known)}", got=", ".join(unused))
-    specs = Propagation(expanded, mesh, fixed).run()
+    wanted = {n: spec for n, spec in zip(expanded.results, told, strict=False) if spec is not None}
+    specs = Propagation(expanded, mesh, fixed, wanted).run()
     outputs = [_output(expanded, i, n, specs, told, data_axes) for i, n in enumerate(expanded.outputs)]
     return plan(expanded, mesh, specs, outputs)
 
@@ -61,6 +73,11 @@ def collectives(graph: Graph) -> dict[str, int]:
         if isinstance(n.op, ops.Collective):
             counts[n.op.name] = counts.get(n.op.name, 0) + 1
     return counts
+
+
+def _annotations(graph: Graph, mesh: Mesh) -> dict[Node, Spec]:
+    """The specs that the model itself asks for."""
+    return {n: annotated_spec(n.op, len(n.shape), mesh) for n in graph.nodes() if isinstance(n.op, ops.Sharding)}
 
 
 def _label(node: Node) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
-from itertools import product
+from itertools import permutations, product
 from math import prod
 from typing import TypeAlias
 
+from ingot.ops import Sharding
 from ingot.ops.core.collective import Groups
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
@@ -127,6 +128,34 @@ class MarkTable:
     @property
     def unused(self) -> list[str]:
         return [pattern for pattern in self._marks if pattern not in self._used]
+
+
+def annotated_spec(op: Sharding, rank: int, mesh: Mesh) -> Spec:
+    """What an annotation means on a mesh. Raises InputError for axes that the mesh does not have, and for tiles that no
+    axes make."""
+    if not op.tiles:
+        for axes in op.axes:
+            for name in axes:
+                mesh.check_axis(name)
+        return tuple(tuple(a for a in axes if mesh.count((a,)) > 1) for axes in op.axes)
+    if len(op.ranks) != mesh.size:
+        raise InputError("the model's shardings", expected=f"those of {mesh.size} devices", got=len(op.ranks))
+    tile_of: dict[int, tuple[int, ...]] = {}
+    for position, device in zip(product(*map(range, op.tiles)), op.ranks, strict=True):
+        tile_of[device] = position
+    return tuple(_axes_of(d, [tile_of[device][d] for device in range(mesh.size)], op, mesh) for d in range(rank))
+
+
+def _axes_of(dim: int, index: Sequence[int], op: Sharding, mesh: Mesh) -> Axes:
+    """The axes that split a dimension so that device i has part index[i]."""
+    names = [name for name, size in mesh.axes if size > 1]
+    for count in range(len(names) + 1):
+        for axes in permutations(names, count):
+            is_split = mesh.count(axes) == op.tiles[dim]
+            if is_split and all(mesh.index(rank, axes) == i for rank, i in enumerate(index)):
+                return axes
+    expected = f"parts along axes of the mesh {dict(mesh.axes)}"
+    raise InputError("the model's shardings", expected=expected, got=f"{op.tiles} of {op.ranks}")
 
 
 def whole(rank: int) -> Spec:

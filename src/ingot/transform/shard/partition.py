@@ -20,6 +20,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Project
 from ingot.ir.types import Shape
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError, InputError
+from ingot.transform.shard.combine import combine_sums
 from ingot.transform.shard.mesh import Axes, Mesh, Spec, axes_in, show_spec, whole
 from ingot.transform.shard.propagate import factors
 from ingot.transform.shard.rules import Rule, rule
@@ -192,7 +193,8 @@ class _Partitioner:
             else:
                 x = ops.AllGather(groups, d)(x, loc=value.loc)
             spec[d] = ()
-        starts, limits = [0] * len(spec), list(x.shape)
+        starts: list[DimLike] = [0] * len(spec)
+        limits = list(x.shape)
         for d, (axes, goal) in enumerate(zip(spec, want, strict=True)):
             if axes != goal:
                 size = self._divided(x.shape[d], goal, value)
@@ -206,6 +208,12 @@ class _Partitioner:
 
     def _compute(self, node: Node) -> None:
         found = rule(node) if node.inputs else None
+        if isinstance(node.op, ops.Sharding):
+            self.have[node], self.values[node, self.spec(node)] = (
+                self.spec(node),
+                self.part(node.inputs[0], self.spec(node)),
+            )
+            return
         if found is None:
             operands = [self.part(x, whole(len(x.shape))) for x in node.inputs]
             self._store(node, node.op(*operands, loc=node.loc), [whole(len(r.shape)) for r in node.results])
@@ -287,4 +295,4 @@ def slices_of(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> tuple[
 
 def partition(sharded: Sharded, rank: int) -> Graph:
     """The graph of device `rank`."""
-    return _Partitioner(sharded, rank).run()
+    return combine_sums(_Partitioner(sharded, rank).run())

@@ -15,16 +15,18 @@ from ingot.transform.shard.rules import Dims, Rule, rule
 
 
 class Propagation:
-    """specs: of each value, filled by `run`. Those in `fixed` stay as they are."""
+    """specs: of each value, filled by `run`. Those in `fixed` stay as they are; `wanted` are what outputs become."""
 
-    def __init__(self, graph: Graph, mesh: Mesh, fixed: Mapping[Node, Spec]) -> None:
+    def __init__(
+        self, graph: Graph, mesh: Mesh, fixed: Mapping[Node, Spec], wanted: Mapping[Node, Spec] | None = None
+    ) -> None:
         self._mesh = mesh
         self._nodes = [n for n in graph.nodes() if not isinstance(n.op, Project)]
         self._ties = graph.state_pairs  # a state's new value is split like the old one
         self._rules = {n: rule(n) for n in self._nodes if n.inputs}
         self._free = _free_dims(self._nodes, self._rules, fixed)
         self.fixed = frozenset(fixed)
-        self.specs: dict[Node, Spec] = dict(fixed)
+        self.specs: dict[Node, Spec] = {**(wanted or {}), **fixed}
 
     def run(self) -> dict[Node, Spec]:
         """Forward and backward in turns until nothing changes; what comes first stays."""
@@ -115,7 +117,7 @@ def factors(found: Rule, values: Sequence[Node], specs: Sequence[Spec], mesh: Me
         if any(other in dims for axis in axes for others in used.get(axis, ()) for other in others for dims in holders):
             continue
         count = mesh.count(axes)
-        if all(
+        if found.sizes.get(name, count) % count == 0 and all(
             exact_quotient(value.shape[i], count) is not None
             for dims, value, _ in sides
             for i, d in enumerate(dims)

@@ -14,11 +14,10 @@ from typing import Any, TypeAlias, TypeVar
 from ingot import ops
 from ingot.ir.dims import DimLike, exact_quotient
 from ingot.ir.node import Node, Op, splat_of
-from ingot.ir.types import Shape
+from ingot.ir.types import Shape, boolean
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.nn.activation import Activation
 from ingot.ops.nn.gradients.attention import AttentionGradients
-from ingot.ops.nn.pool import Pool
 from ingot.ops.nn.softmax import Normalizer
 from ingot.support.dataclass import dataclass
 
@@ -30,13 +29,15 @@ class Rule:
     """operands, results: the factors of their dimensions. sums: factors that the op sums over, with the kind of the
     reduction ("sum", "max", ...): if one is split, results are partial. linear: operands in which the op is linear
     while the others are fixed; -1: in all of them together. split(op, counts, shapes): the op on parts, for the number
-    of parts of each factor and the shapes of the results' parts; None: the same op."""
+    of parts of each factor and the shapes of the results' parts; None: the same op. sizes: of factors that are split
+    into less than their dimensions allow: a group's channels stay together."""
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
     sums: Mapping[str, str] = field(default_factory=dict[str, str])
     linear: tuple[int, ...] = ()
     split: Callable[[Any, Mapping[str, int], Sequence[Shape]], Op] | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 RuleOf = Callable[[Any, Node], Rule | None]
@@ -92,6 +93,12 @@ def _elementwise(op: Op, node: Node) -> Rule:
     elif isinstance(op, ops.Convert):
         linear = (0,) if node.dtype.is_float and node.inputs[0].dtype.is_float else ()
     return Rule(tuple(dims if x.shape else () for x in node.inputs), (dims,), linear=linear)
+
+
+@_sharding(ops.Sharding)
+def _annotation(op: ops.Sharding, node: Node) -> Rule:
+    dims = _names(len(node.shape))
+    return Rule((dims,), (dims,))
 
 
 # --- views
@@ -220,7 +227,8 @@ def _dynamic_update_slice(op: ops.DynamicUpdateSlice, node: Node) -> Rule:
 @_sharding(ops.Reduce)
 def _reduce(op: ops.Reduce, node: Node) -> Rule:
     dims = _names(len(node.inputs[0].shape))
-    sums = {dims[d]: op.kind for d in op.dims} if op.kind in ("sum", "prod", "max", "min") else {}
+    exchanged = op.kind in ("sum", "prod", "max", "min") and node.dtype != boolean
+    sums = {dims[d]: op.kind for d in op.dims} if exchanged else {}
     operand = dims if sums else _without(dims, op.dims)
     result = tuple(d for i, d in enumerate(dims) if i not in op.dims)
     return Rule((operand,), (result,), sums, linear=(0,) if op.kind == "sum" else ())
@@ -286,26 +294,27 @@ def _matmul(op: ops.MatMul, node: Node) -> Rule | None:
 
 @_sharding(ops.Convolution)
 def _convolution(op: ops.Convolution, node: Node) -> Rule:
-    names: dict[str, str] = {"N": "n"}
     if op.batch_groups > 1:
-        lhs, rhs, out = {}, {"I": "k"}, {}
-        lhs["C"] = "k"
+        lhs, rhs, out = {"N": "g", "C": "k"}, {"O": "g", "I": "k"}, {"C": "g"}
     elif op.feature_groups > 1:
-        # a group's channels stay together
-        lhs, rhs, out = {**names, "C": "g"}, {"O": "g"}, {**names, "C": "g"}
+        lhs, rhs, out = {"N": "n", "C": "g"}, {"O": "g"}, {"N": "n", "C": "g"}
     else:
-        lhs, rhs, out = {**names, "C": "k"}, {"I": "k", "O": "o"}, {**names, "C": "o"}
+        lhs, rhs, out = {"N": "n", "C": "k"}, {"I": "k", "O": "o"}, {"N": "n", "C": "o"}
+    groups = op.feature_groups * op.batch_groups
 
     def dims(layout: str, factors: Mapping[str, str]) -> Dims:
         return tuple(factors.get(letter) for letter in layout)
 
     def split(op: ops.Convolution, n: Mapping[str, int], s: Sequence[Shape]) -> Op:
-        return replace(op, feature_groups=op.feature_groups // n.get("g", 1))
+        parts = n.get("g", 1)
+        if op.batch_groups > 1:
+            return replace(op, batch_groups=op.batch_groups // parts)
+        return replace(op, feature_groups=op.feature_groups // parts)
 
     sums = {"k": "sum"} if "k" in lhs.values() else {}
     return Rule(
         (dims(op.lhs_layout, lhs), dims(op.rhs_layout, rhs)), (dims(op.out_layout, out),), sums, linear=(0, 1),
-        split=split,
+        split=split, sizes={"g": groups},
     )  # fmt: skip
 
 
@@ -322,7 +331,7 @@ def _conv(op: ops.Conv, node: Node) -> Rule:
         return replace(op, groups=op.groups // n.get("g", 1))
 
     sums = {"k": "sum"} if op.groups == 1 else {}
-    return Rule(operands, (result,), sums, linear=(0, 1), split=split)
+    return Rule(operands, (result,), sums, linear=(0, 1), split=split, sizes={"g": op.groups})
 
 
 @_sharding(ops.KernelGradient)
@@ -341,19 +350,17 @@ def _kernel_gradient(op: ops.KernelGradient, node: Node) -> Rule:
 
 def _heads(op: Op, node: Node, results: int) -> Rule:
     q, k = node.inputs[:2]
-    # query heads are split like the key heads that they attend to
     scores = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    mask_of = (
-        lambda x: tuple(  # noqa: E731
-            d if n == size and d is not None else None
-            for d, n, size in zip(
-                ("b", "h", None, None)[4 - len(x.shape) :], x.shape, scores[4 - len(x.shape) :], strict=True
-            )
-        )
-    )
+    # query heads are split like the key heads that they attend to
     dims: Dims = ("b", "h", None, None)
+
+    def mask_dims(mask: Node) -> Dims:
+        first = 4 - len(mask.shape)
+        each = zip(dims[first:], mask.shape, scores[first:], strict=True)
+        return tuple(d if n == size else None for d, n, size in each)
+
     count = 3 if isinstance(op, ops.Attention) else 4
-    return Rule((*(dims,) * count, *map(mask_of, node.inputs[count:])), (dims,) * results)
+    return Rule((*(dims,) * count, *map(mask_dims, node.inputs[count:])), (dims,) * results)
 
 
 @_sharding(ops.Attention)
@@ -394,10 +401,23 @@ def _batch_norm(op: ops.BatchNorm, node: Node) -> Rule:
     return Rule((dims, *(("d1",) for _ in node.inputs[1:])), (dims,))
 
 
-@_sharding(Pool)
-def _pool(op: Pool, node: Node) -> Rule:
+@_sharding(ops.MaxPool, ops.AvgPool, ops.LpPool)  # indices of maxima count through all images
+def _pool(op: Op, node: Node) -> Rule:
     dims = ("d0", "d1", *(None,) * (len(node.shape) - 2))
     return Rule((dims,), (dims,))
+
+
+@_sharding(ops.Recurrent)
+def _recurrent(op: ops.Recurrent, node: Node) -> Rule | None:
+    """Sequences are apart, unless levels are chosen for all of them together."""
+    if op.levels:
+        return None
+    count = 4 + op.states + op.has_lengths
+    state: Dims = (None, "b", None)
+    lengths: tuple[Dims, ...] = (("b",),) if op.has_lengths else ()
+    weights = [(None,) * len(x.shape) for x in (*node.inputs[1:4], *node.inputs[count:])]
+    operands = (state, *weights[:3], *(state,) * op.states, *lengths, *weights[3:])
+    return Rule(operands, ((None, None, "b", None), *(state,) * op.states))
 
 
 # --- lookups

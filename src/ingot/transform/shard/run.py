@@ -12,12 +12,13 @@ from ingot.driver.compile import Options, compiled_program, to_model
 from ingot.driver.open import Request, open_model
 from ingot.ir.node import Graph, Input
 from ingot.plan.link import spec_of
-from ingot.runtime.executable import Executable
+from ingot.runtime.executable import Executable, UnloadedProgram
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
-from ingot.runtime.ranks.process_group import PLACE, ProcessGroup, current
+from ingot.runtime.ranks.current import PLACE, current
+from ingot.runtime.ranks.process_group import ProcessGroup
 from ingot.runtime.tensors import host_array, is_tensor
-from ingot.support.errors import InputError
+from ingot.support.errors import ArtifactError, InputError
 from ingot.transform.shard.graph import shard
 from ingot.transform.shard.mesh import Marks, Mesh, Spec, mesh_of, whole
 from ingot.transform.shard.partition import Sharded, partition, slices_of
@@ -47,6 +48,10 @@ def compile_sharded(
         return CompiledModel(SimulatedProgram(sharded), convention=opened.convention)
     program = compiled_program(partition(sharded, place), options)
     program = with_place(program.with_state(state_parts(sharded, opened.state, place)), place, grid)
+    if rank is not None:
+        fix = "save it, and load it in the process of its rank"
+        refused = ArtifactError("a program of several", expected=f"the process of rank {rank}", got="this one", fix=fix)
+        return CompiledModel(UnloadedProgram(program, options.threads, refused))
     return to_model(program, options, opened.convention)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.node import Graph, Input
 from ingot.runtime.program import Program
-from ingot.runtime.ranks.process_group import current
+from ingot.runtime.ranks.current import current
 from ingot.runtime.tensors import host_array
 from ingot.support.errors import InputError
 from ingot.transform.shard.graph import shard

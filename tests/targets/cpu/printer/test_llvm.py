@@ -616,8 +616,26 @@ def test_byte_dot_on_arm() -> None:
     x, y, z = Buffer("x", u8), Buffer("y", i8), Buffer("z", i32, writable=True)
     sums = k.dot(k.load(x, integer(0), 16), k.load(y, integer(0), 16), k.load(z, integer(0), 4))
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
-    for features, has in ((("neon", "i8mm"), True), (("neon",), False)):
-        assert ("usdot" in print_module([kernel], Features("aarch64", features))) == has
+    for features, name in ((("dotprod", "i8mm", "neon"), "neon.usdot"), (("dotprod", "neon"), "neon.sdot")):
+        assert name in print_module([kernel], Features("aarch64", features))
+    assert "dot" not in print_module([kernel], Features("aarch64", ("neon",)))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16])
+def test_dot_of_signed_bytes(lanes: int) -> None:
+    rng = np.random.default_rng(lanes)
+    a, b = (rng.integers(-128, 128, 4 * lanes * 64).astype(np.int8) for _ in range(2))
+    a[::5], b[::5], b[3::7] = -128, -128, 127
+    c = rng.integers(-(2**31), 2**31, lanes * 64).astype(np.int32)
+    dots(a, b, c, lanes, host_features())
+
+
+def test_dot_of_signed_bytes_on_arm() -> None:
+    x, y, z = Buffer("x", i8), Buffer("y", i8), Buffer("z", i32, writable=True)
+    sums = k.dot(k.load(x, integer(0), 16), k.load(y, integer(0), 16), k.load(z, integer(0), 4))
+    kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
+    for features, has in ((("dotprod", "neon"), True), (("neon",), False)):
+        assert ("sdot" in print_module([kernel], Features("aarch64", features))) == has
 
 
 def test_pair_dot_may_flush_denormals() -> None:

@@ -1,4 +1,4 @@
-"""A model as stages that take turns: nodes on the host (strings, images), and numeric parts that become programs.
+"""A model as stages that run in turn: nodes on the host (strings, images), and numeric parts that become programs.
 
     StringNormalizer -> TfIdfVectorizer -> MatMul -> ArgMax -> LabelEncoder    (words in, a label out)
     |------------- host -------------|   |--- numeric ---|   |--- host ---|
@@ -47,8 +47,8 @@ class HostStage:
     def advance(self, values: dict[str, Any], compute: Compute) -> None:
         """Add the nodes' results to `values`."""
         for n in self.nodes:
-            given = [values[name] if name else None for name in n.proto.input]
-            values.update(zip(n.proto.output, n.run(*given), strict=False))
+            operands = [values[name] if name else None for name in n.proto.input]
+            values.update(zip(n.proto.output, n.run(*operands), strict=False))
 
     def __str__(self) -> str:
         return "host: " + ", ".join(n.proto.op_type for n in self.nodes)
@@ -82,14 +82,14 @@ class NumericStage:
         graph = self.model.graph
         read = set(self.outputs).union(*(reads(n) for n in self.nodes))
         inputs: list[ValueInfoProto] = []
-        made: list[NodeProto] = []
+        nodes: list[NodeProto] = []
         for name, form in zip(self.inputs, forms, strict=True):
-            self._bind(name, form, self._declared.get(name), inputs, made)
+            self._bind(name, form, self._declared.get(name), inputs, nodes)
         out = ModelProto()
         out.CopyFrom(ModelProto(ir_version=self.model.ir_version, opset_import=self.model.opset_import))
         out.functions.extend(self.model.functions)
         out.graph.name = graph.name
-        out.graph.node.extend((*made, *self.nodes))
+        out.graph.node.extend((*nodes, *self.nodes))
         out.graph.input.extend(inputs)
         out.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in self.outputs)
         out.graph.initializer.extend(t for t in graph.initializer if t.name in read)
@@ -97,20 +97,16 @@ class NumericStage:
         return out
 
     def _bind(
-        self,
-        name: str,
-        form: Form,
-        declared: ValueInfoProto | None,
-        inputs: list[ValueInfoProto],
-        made: list[NodeProto],
-    ) -> None:
+        self, name: str, form: Form, declared: ValueInfoProto | None, inputs: list[ValueInfoProto],
+        nodes: list[NodeProto],
+    ) -> None:  # fmt: skip
         """Inputs for one value, and the node that puts them together where they are several or none."""
         from onnx import helper
 
         kind = None if declared is None else declared.type.WhichOneof("value")
         if form is None:
             assert declared is not None
-            made.append(helper.make_node("Optional", [], [name], type=declared.type.optional_type.elem_type))
+            nodes.append(helper.make_node("Optional", [], [name], type=declared.type.optional_type.elem_type))
         elif isinstance(form, Tensor):
             known = kind == "tensor_type" and declared is not None and declared.type.tensor_type.HasField("shape")
             if declared is not None and known and None in form.shape and 0 not in form.shape:
@@ -120,19 +116,19 @@ class NumericStage:
         else:
             members = [f"{name}.{i}" for i in range(len(form))]
             for member, inner in zip(members, form, strict=True):
-                self._bind(member, inner, None, inputs, made)
-            made.append(helper.make_node("SequenceConstruct" if members else "SequenceEmpty", members, [name]))
+                self._bind(member, inner, None, inputs, nodes)
+            nodes.append(helper.make_node("SequenceConstruct" if members else "SequenceEmpty", members, [name]))
 
     def tensors(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """This stage's inputs by the names of the part's."""
-        found: dict[str, np.ndarray] = {}
+        arrays: dict[str, np.ndarray] = {}
         for name in self.inputs:
             value = values[name]
             if isinstance(value, list | tuple):
-                found.update((f"{name}.{i}", v) for i, v in enumerate(value))
+                arrays.update((f"{name}.{i}", v) for i, v in enumerate(value))
             elif value is not None:
-                found[name] = value
-        return found
+                arrays[name] = value
+        return arrays
 
     def forms(self, values: Mapping[str, Any], *, exact: bool) -> tuple[Form, ...]:
         """With sizes, if `exact`. Raises InputError for a value that is no tensor, sequence or absent optional where it
@@ -158,18 +154,18 @@ class NumericStage:
 
     def restored(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs, of the part's results by name: members of sequences put together."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in self.outputs:
             if name in results:
-                found[name] = results[name]
+                values[name] = results[name]
                 continue
             members: list[Any] = []
             while f"{name}.{len(members)}" in results:
                 members.append(results[f"{name}.{len(members)}"])
             declared = self._declared.get(name)
             absent = declared is not None and declared.type.WhichOneof("value") == "optional_type" and not members
-            found[name] = None if absent else members
-        return found
+            values[name] = None if absent else members
+        return values
 
 
 Stage = HostStage | NumericStage
@@ -181,7 +177,7 @@ class Stages:
     """All of a model: the caller's inputs and outputs by name, and the stages in turn."""
 
     model: ModelProto
-    turns: tuple[Stage, ...]
+    stages: tuple[Stage, ...]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -193,12 +189,12 @@ class Stages:
 
     @property
     def types(self) -> dict[str, str]:
-        """What the caller's inputs and outputs are declared as."""
+        """The declared types of the caller's inputs and outputs."""
         return {v.name: type_text(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
 
-    def bound(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def bound(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The caller's values and the constants that the host reads, by name."""
-        values = dict(given)
+        values = dict(arguments)
         for name in _strings(self.model.graph) & values.keys():
             values[name] = strings(np.asarray(values[name]))
         return values | self._constants
@@ -206,9 +202,9 @@ class Stages:
     @cached_property
     def _constants(self) -> dict[str, np.ndarray]:
         read = set(self.outputs)
-        for turn in self.turns:
-            if isinstance(turn, HostStage):
-                read.update(name for n in turn.nodes for name in n.proto.input)
+        for stage in self.stages:
+            if isinstance(stage, HostStage):
+                read.update(name for n in stage.nodes for name in n.proto.input)
         return {name: tensor(t) for name, t in _constants(self.model.graph).items() if name in read}
 
 
@@ -217,12 +213,12 @@ def needs_host(model: ModelProto, outputs: Collection[str] | None = None) -> boo
     sequences, optionals."""
     graph = model.graph
     textual = _strings(graph)
-    given = [o for o in graph.output if outputs is None or o.name in outputs]
-    if any(_is_special(v) for v in (*graph.input, *given)):
+    wanted_outputs = [o for o in graph.output if outputs is None or o.name in outputs]
+    if any(_is_special(v) for v in (*graph.input, *wanted_outputs)):
         return True
     nodes = in_order(graph.node)
-    kept = needed(nodes, [o.name for o in given])
-    return any(i in kept and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
+    kept_nodes = needed(nodes, [o.name for o in wanted_outputs])
+    return any(i in kept_nodes and _on_host(HostNode(n, _version(model, n)), textual) for i, n in enumerate(nodes))
 
 
 def hosted(source: str | os.PathLike[str] | ModelProto, outputs: Collection[str] | None = None) -> ModelProto | None:
@@ -241,26 +237,26 @@ def _spelled(model: ModelProto) -> ModelProto:
 
     LinearClassifier(strings=[no, yes])   ->   LinearClassifier(ints=[0, 1]), LabelEncoder(0 -> no, 1 -> yes)
     """
-    own = {i: s for i, n in enumerate(model.graph.node) if n.output and n.output[0] and (s := _labels(n))}
-    if not own:
+    label_lists = {i: s for i, n in enumerate(model.graph.node) if n.output and n.output[0] and (s := _labels(n))}
+    if not label_lists:
         return model
     from onnx import helper
 
     out = ModelProto()
     out.CopyFrom(model)
-    for i, names in own.items():
+    for i, names in label_lists.items():
         node = out.graph.node[i]
         label, place = node.output[0], f"{node.output[0]}.place"
         node.output[0] = place
-        kept = [a for a in node.attribute if not a.name.startswith("classlabels_")]
+        kept_attributes = [a for a in node.attribute if not a.name.startswith("classlabels_")]
         whole = "classlabels_int64s" if node.op_type.startswith("Tree") else "classlabels_ints"
         del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute(whole, range(len(names)))])
+        node.attribute.extend([*kept_attributes, helper.make_attribute(whole, range(len(names)))])
         # of the domain's first version, and of those since
         keys = {"classes_strings": names, "keys_int64s": range(len(names)), "values_strings": names}
-        taken = ("classes_strings",) if _version(model, node) < 2 else ("keys_int64s", "values_strings")
+        strings = ("classes_strings",) if _version(model, node) < 2 else ("keys_int64s", "values_strings")
         encoder = NodeProto(op_type="LabelEncoder", domain=node.domain, input=[place], output=[label])
-        encoder.attribute.extend(helper.make_attribute(k, list(keys[k])) for k in taken)
+        encoder.attribute.extend(helper.make_attribute(k, list(keys[k])) for k in strings)
         out.graph.node.append(encoder)
     return out
 
@@ -273,17 +269,17 @@ def _labels(node: NodeProto) -> Sequence[bytes]:
 
 
 def stages_of(model: ModelProto) -> Stages:
-    """The model's nodes in as few turns as their order allows. Raises UnsupportedOpError for ops that take strings and
+    """The model's nodes in as few stages as their order allows. Raises UnsupportedOpError for ops that take strings and
     have no form on the host.
     """
     graph = model.graph
     nodes = in_order(graph.node)
-    kept = needed(nodes, [o.name for o in graph.output])
+    kept_nodes = needed(nodes, [o.name for o in graph.output])
     textual, levels = _strings(graph), dict.fromkeys((v.name for v in graph.input), 0)
-    turns: dict[int, list[NodeProto]] = {}
+    nodes_by_level: dict[int, list[NodeProto]] = {}
     refused: list[UnsupportedOp] = []
     for i, proto in enumerate(nodes):
-        if i not in kept:
+        if i not in kept_nodes:
             continue
         n = HostNode(proto, _version(model, proto))
         on_host = _on_host(n, textual)
@@ -292,24 +288,24 @@ def stages_of(model: ModelProto) -> Stages:
         level = max((levels.get(name, 0) for name in reads(proto)), default=0)
         level += (level % 2 == 0) != on_host
         levels.update(dict.fromkeys(proto.output, level))
-        turns.setdefault(level, []).append(proto)
+        nodes_by_level.setdefault(level, []).append(proto)
     if refused:
         raise UnsupportedOpError(refused, model=graph.name or "the model")
-    return Stages(model, tuple(_stage(model, turns, level) for level in sorted(turns)))
+    return Stages(model, tuple(_stage(model, nodes_by_level, level) for level in sorted(nodes_by_level)))
 
 
-def _stage(model: ModelProto, turns: Mapping[int, Sequence[NodeProto]], level: int) -> Stage:
-    nodes = turns[level]
+def _stage(model: ModelProto, nodes_by_level: Mapping[int, Sequence[NodeProto]], level: int) -> Stage:
+    nodes = nodes_by_level[level]
     if level % 2 == 0:
         return HostStage(tuple(HostNode(n, _version(model, n)) for n in nodes))
-    own = dict.fromkeys(name for n in nodes for name in n.output if name)
+    produced = dict.fromkeys(name for n in nodes for name in n.output if name)
     fixed = set(_constants(model.graph)) | {s.values.name for s in model.graph.sparse_initializer}
-    others = (n for turn, ns in turns.items() if turn != level for n in ns)
-    wanted = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
+    others = (n for node_level, ns in nodes_by_level.items() if node_level != level for n in ns)
+    required = {o.name for o in model.graph.output}.union(*(reads(n) for n in others))
     inner = {name for n in nodes for name in _made_inside(n)}
     read = dict.fromkeys(name for n in nodes for name in reads(n) if name)
-    inputs = tuple(name for name in read if name not in own.keys() | fixed | inner)
-    return NumericStage(model, tuple(nodes), inputs, tuple(name for name in own if name in wanted))
+    inputs = tuple(name for name in read if name not in produced.keys() | fixed | inner)
+    return NumericStage(model, tuple(nodes), inputs, tuple(name for name in produced if name in required))
 
 
 def _made_inside(node: NodeProto) -> Iterable[str]:
@@ -335,8 +331,8 @@ def _free_inputs(graph: GraphProto) -> list[ValueInfoProto]:
 
 def _strings(graph: GraphProto) -> set[str]:
     """Inputs and initializers that hold strings."""
-    given = {v.name for v in graph.input if v.type.tensor_type.elem_type == _STRING}
-    return given | {t.name for t in graph.initializer if t.data_type == _STRING}
+    string_inputs = {v.name for v in graph.input if v.type.tensor_type.elem_type == _STRING}
+    return string_inputs | {t.name for t in graph.initializer if t.data_type == _STRING}
 
 
 def _is_special(v: ValueInfoProto) -> bool:

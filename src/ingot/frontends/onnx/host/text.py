@@ -20,7 +20,7 @@ ML = "ai.onnx.ml"
 _STRING = TensorProto.STRING
 
 
-def _each(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtype = object) -> np.ndarray:
+def _map_elements(fn: Callable[[Any], Any], x: np.ndarray, dtype: type | np.dtype = object) -> np.ndarray:
     out = np.empty(x.size, dtype)
     out[:] = [fn(v) for v in x.reshape(-1)]
     return out.reshape(x.shape)
@@ -41,16 +41,16 @@ def string_normalizer(n: HostNode, x: np.ndarray) -> np.ndarray:
     fold = str if n.attr("is_case_sensitive", 0) else str.lower
     stop = {fold(v) for v in n.attr("stopwords", ())}
     change = {"LOWER": str.lower, "UPPER": str.upper}.get(n.attr("case_change_action", "NONE"), str)
-    kept = [change(v) for v in x.reshape(-1) if fold(v) not in stop]
+    kept_words = [change(v) for v in x.reshape(-1) if fold(v) not in stop]
     # of nothing one empty string is left
-    return strings(kept or [""], (*x.shape[:-1], max(len(kept), 1)))
+    return strings(kept_words or [""], (*x.shape[:-1], max(len(kept_words), 1)))
 
 
 @host_op("StringSplit", gives={0})
 def string_split(n: HostNode, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    delimiter, most = n.attr("delimiter") or None, n.attr("maxsplit", -1)
-    parts = [v.split(delimiter, most) for v in x.reshape(-1)]
-    if delimiter is None and most >= 0:
+    delimiter, max_splits = n.attr("delimiter") or None, n.attr("maxsplit", -1)
+    parts = [v.split(delimiter, max_splits) for v in x.reshape(-1)]
+    if delimiter is None and max_splits >= 0:
         parts = [[p.rstrip() for p in v] for v in parts]
     longest = max(map(len, parts), default=0)
     padded = [v + [""] * (longest - len(v)) for v in parts]
@@ -67,26 +67,26 @@ def regex_full_match(n: HostNode, x: np.ndarray) -> np.ndarray:
         compiled = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:
         raise n.fail("a pattern of RE2", f"{pattern!r}: {e}") from e
-    return _each(lambda v: compiled.fullmatch(v) is not None, x, np.bool_)
+    return _map_elements(lambda v: compiled.fullmatch(v) is not None, x, np.bool_)
 
 
-_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
-_NOT_RE2 = (codes.GROUPREF, codes.GROUPREF_EXISTS, codes.ASSERT, codes.ASSERT_NOT)
+_REPEAT_CODES = (codes.MAX_REPEAT, codes.MIN_REPEAT)
+_CODES_BEYOND_RE2 = (codes.GROUPREF, codes.GROUPREF_EXISTS, codes.ASSERT, codes.ASSERT_NOT)
 
 
 def _check_linear(n: HostNode, tree: Any, repeated: bool) -> None:
     """Refuse what RE2 lacks, and repeats of repeats or of choices: a pattern is untrusted, and Python's matcher takes
     exponential time over those."""
-    for op, given in tree:
-        choice = op is codes.BRANCH or (op in _REPEATS and given[1] > 1)
-        if op in _NOT_RE2 or (repeated and choice):
+    for op, shape in tree:
+        choice = op is codes.BRANCH or (op in _REPEAT_CODES and shape[1] > 1)
+        if op in _CODES_BEYOND_RE2 or (repeated and choice):
             raise n.fail("a pattern without references, lookaround, and repeats of repeats or choices", op)
-        if op in _REPEATS:
-            _check_linear(n, given[2], repeated or given[1] > 1)
+        if op in _REPEAT_CODES:
+            _check_linear(n, shape[2], repeated or shape[1] > 1)
         elif op is codes.SUBPATTERN:
-            _check_linear(n, given[-1], repeated)
+            _check_linear(n, shape[-1], repeated)
         elif op is codes.BRANCH:
-            for branch in given[1]:
+            for branch in shape[1]:
                 _check_linear(n, branch, repeated)
 
 
@@ -116,14 +116,14 @@ def _cast_gives(n: HostNode, of_strings: bool) -> set[int]:
 def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
     to = n.attr("to")
     if to == _STRING:
-        return x if x.dtype == object else _each(_shown, x)
+        return x if x.dtype == object else _map_elements(_shown, x)
     dtype = dtype_from_code(to).numpy
     try:
         if dtype.kind in "iu":
-            return _each(int, x, dtype)
+            return _map_elements(int, x, dtype)
         if dtype.kind == "b":
-            return _each(lambda v: float(v) != 0, x, dtype)
-        return _each(float, x, np.float64).astype(dtype)
+            return _map_elements(lambda v: float(v) != 0, x, dtype)
+        return _map_elements(float, x, np.float64).astype(dtype)
     except (ValueError, OverflowError) as e:
         raise n.fail(f"strings that are numbers of {dtype}", e) from e
 
@@ -133,16 +133,16 @@ def cast(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 def _entries(n: HostNode, what: str) -> list[Any]:
     for kind in ("strings", "int64s", "floats"):
-        found = n.attr(f"{what}_{kind}")
-        if found is not None:
-            return list(found)
-    found = n.attr(f"{what}_tensor")
-    return [] if found is None else found.reshape(-1).tolist()
+        entries = n.attr(f"{what}_{kind}")
+        if entries is not None:
+            return list(entries)
+    entries = n.attr(f"{what}_tensor")
+    return [] if entries is None else entries.reshape(-1).tolist()
 
 
 def _value_type(n: HostNode) -> tuple[np.dtype, Any]:
     """The type of LabelEncoder's values and their default."""
-    given = n.attr("default_tensor")
+    default_tensor = n.attr("default_tensor")
     values = n.attr("values_tensor")
     for kind, single, dtype, default in (
         ("strings", "string", object, "_Unused"),
@@ -153,7 +153,7 @@ def _value_type(n: HostNode) -> tuple[np.dtype, Any]:
             return np.dtype(dtype), n.attr(f"default_{single}", default)
     dtype = values.dtype if isinstance(values, np.ndarray) else np.dtype(np.float32)
     plain = "_Unused" if dtype.kind == "O" else -1 if dtype.kind in "iu" else -0.0
-    return dtype, plain if given is None else given.reshape(-1)[0]
+    return dtype, plain if default_tensor is None else default_tensor.reshape(-1)[0]
 
 
 def _label_gives(n: HostNode, of_strings: bool) -> set[int]:
@@ -168,19 +168,21 @@ def label_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
         classes = n.attr("classes_strings", ())
         if x.dtype == object:
             places = {v: i for i, v in enumerate(classes)}
-            return _each(lambda v: places.get(v, n.attr("default_int64", -1)), x, np.int64)
+            return _map_elements(lambda v: places.get(v, n.attr("default_int64", -1)), x, np.int64)
         default = n.attr("default_string", "_Unused")
-        return _each(lambda v: classes[v] if 0 <= v < len(classes) else default, x)
+        return _map_elements(lambda v: classes[v] if 0 <= v < len(classes) else default, x)
     dtype, default = _value_type(n)
     keys, values = _entries(n, "keys"), _entries(n, "values")
     if len(keys) != len(values):
         raise n.fail("as many keys as values", f"{len(keys)} and {len(values)}")
     table = dict(zip(keys, values, strict=True))
     nan = next((v for k, v in reversed(table.items()) if k != k), default)
-    return _each(lambda v: nan if v != v else table.get(v, default), x if x.dtype == object else _plain(x), dtype)
+    return _map_elements(
+        lambda v: nan if v != v else table.get(v, default), x if x.dtype == object else _python_numbers(x), dtype
+    )
 
 
-def _plain(x: np.ndarray) -> np.ndarray:
+def _python_numbers(x: np.ndarray) -> np.ndarray:
     """Numbers as Python's, which hash alike in every type."""
     out = np.empty(x.size, object)
     out[:] = x.reshape(-1).tolist()
@@ -192,18 +194,18 @@ def category_mapper(n: HostNode, x: np.ndarray) -> np.ndarray:
     names, numbers = n.attr("cats_strings", ()), n.attr("cats_int64s", ())
     if x.dtype == object:
         table = dict(zip(names, numbers, strict=True))
-        return _each(lambda v: table.get(v, n.attr("default_int64", -1)), x, np.int64)
-    back = dict(zip(numbers, names, strict=True))
-    return _each(lambda v: back.get(int(v), n.attr("default_string", "_Unused")), x)
+        return _map_elements(lambda v: table.get(v, n.attr("default_int64", -1)), x, np.int64)
+    name_of = dict(zip(numbers, names, strict=True))
+    return _map_elements(lambda v: name_of.get(int(v), n.attr("default_string", "_Unused")), x)
 
 
 @host_op("OneHotEncoder", domain=ML, gives=set())
 def one_hot_encoder(n: HostNode, x: np.ndarray) -> np.ndarray:
     names = np.array(list(n.attr("cats_strings", ())), object)
-    hit = x[..., None] == names
-    if not n.attr("zeros", 1) and not hit.any(-1).all():
-        raise n.fail(f"one of {names.tolist()}", x[~hit.any(-1)].tolist())
-    return hit.astype(np.float32)
+    is_hit = x[..., None] == names
+    if not n.attr("zeros", 1) and not is_hit.any(-1).all():
+        raise n.fail(f"one of {names.tolist()}", x[~is_hit.any(-1)].tolist())
+    return is_hit.astype(np.float32)
 
 
 # counts of n-grams
@@ -243,15 +245,15 @@ def _grams(n: HostNode) -> dict[tuple[Any, ...], int]:
     starts = [*n.attr("ngram_counts"), len(tokens)]
     if starts != sorted(starts) or starts[0] < 0:
         raise n.fail(f"ngram_counts that rise from 0 to {len(tokens)}", starts[:-1])
-    found: dict[tuple[Any, ...], int] = {}
+    counts: dict[tuple[Any, ...], int] = {}
     number = 0
     for length, (first, last) in enumerate(pairwise(starts), 1):
         for at in range(first, last, length):
-            found[tuple(tokens[at : at + length])] = number
+            counts[tuple(tokens[at : at + length])] = number
             number += 1
     if number > len(n.attr("ngram_indexes")):
         raise n.fail(f"an index for each of {number} n-grams", len(n.attr("ngram_indexes")))
-    return found
+    return counts
 
 
 def _counted(line: Sequence[Any], lengths: range, skips: int) -> Counter[tuple[Any, ...]]:
@@ -283,10 +285,10 @@ def shape(n: HostNode, x: np.ndarray) -> np.ndarray:
 
 @host_op("Reshape")
 def reshape(n: HostNode, x: np.ndarray, to: np.ndarray | None = None) -> np.ndarray:
-    wanted = [int(v) for v in (n.attr("shape") if to is None else to)]
+    target_shape = [int(v) for v in (n.attr("shape") if to is None else to)]
     if not n.attr("allowzero", 0):
-        wanted = [x.shape[i] if v == 0 else v for i, v in enumerate(wanted)]
-    return x.reshape(wanted)
+        target_shape = [x.shape[i] if v == 0 else v for i, v in enumerate(target_shape)]
+    return x.reshape(target_shape)
 
 
 @host_op("Flatten")
@@ -295,9 +297,9 @@ def flatten(n: HostNode, x: np.ndarray) -> np.ndarray:
     return x.reshape(int(np.prod(x.shape[:axis])), -1)
 
 
-def _axes(n: HostNode, given: np.ndarray | None) -> tuple[int, ...] | None:
-    found = n.attr("axes") if given is None else given.tolist()
-    return None if found is None else tuple(int(v) for v in found)
+def _axes(n: HostNode, tensor: np.ndarray | None) -> tuple[int, ...] | None:
+    axes = n.attr("axes") if tensor is None else tensor.tolist()
+    return None if axes is None else tuple(int(v) for v in axes)
 
 
 @host_op("Squeeze")
@@ -346,11 +348,11 @@ def where(n: HostNode, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> n
 
 
 @host_op("Slice")
-def slice_(n: HostNode, x: np.ndarray, *given: np.ndarray | None) -> np.ndarray:
+def slice_(n: HostNode, x: np.ndarray, *bounds: np.ndarray | None) -> np.ndarray:
     if n.version < 10:
         starts, ends, axes, steps = list(n.attr("starts")), list(n.attr("ends")), n.attr("axes"), None
     else:
-        starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*given, None, None)[:4])
+        starts, ends, axes, steps = ([] if v is None else v.tolist() for v in (*bounds, None, None)[:4])
     at = [slice(None)] * x.ndim
     places = axes or range(len(starts))
     for a, start, end, step in zip(places, starts, ends, steps or [1] * len(starts), strict=True):
@@ -359,15 +361,15 @@ def slice_(n: HostNode, x: np.ndarray, *given: np.ndarray | None) -> np.ndarray:
 
 
 def _constant_gives(n: HostNode, of_strings: bool) -> set[int]:
-    own = {a.name: a for a in n.proto.attribute}
-    textual = "value_string" in own or "value_strings" in own
-    return {0} if textual or ("value" in own and own["value"].t.data_type == _STRING) else set()
+    attributes = {a.name: a for a in n.proto.attribute}
+    textual = "value_string" in attributes or "value_strings" in attributes
+    return {0} if textual or ("value" in attributes and attributes["value"].t.data_type == _STRING) else set()
 
 
 @host_op("Constant", gives=_constant_gives)
 def constant(n: HostNode) -> np.ndarray:
     for name in ("value", "value_string", "value_strings"):
-        found = n.attr(name)
-        if found is not None:
-            return strings(found) if isinstance(found, np.ndarray) else strings(found, np.shape(found))
+        value = n.attr(name)
+        if value is not None:
+            return strings(value) if isinstance(value, np.ndarray) else strings(value, np.shape(value))
     raise n.fail("a constant of strings", [a.name for a in n.proto.attribute])

@@ -1,5 +1,7 @@
 """The import table: importing a family registers its rows."""
 
+# ruff: noqa: F401 - imported for their rows
+
 from ingot.frontends.onnx.rows import (
     attention,
     elementwise,
@@ -19,28 +21,3 @@ from ingot.frontends.onnx.rows.contrib import contrib, experts, quant_contrib
 from ingot.frontends.onnx.rows.flow import control, sequences
 from ingot.frontends.onnx.rows.image import resize, sampling
 from ingot.frontends.onnx.rows.ml import ml, trees
-
-__all__ = [
-    "attention",
-    "contrib",
-    "control",
-    "elementwise",
-    "experts",
-    "indexing",
-    "ml",
-    "nn",
-    "norm",
-    "optimizers",
-    "quant",
-    "quant_contrib",
-    "random",
-    "recurrent",
-    "reduction",
-    "resize",
-    "sampling",
-    "sequences",
-    "shape",
-    "signal",
-    "slice",
-    "trees",
-]

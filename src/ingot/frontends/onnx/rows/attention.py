@@ -64,9 +64,9 @@ def attention(c: Call) -> Result | None:
         q = split_heads(q, c.int("q_num_heads"))
         k, v = (split_heads(t, c.int("kv_num_heads")) for t in (k, v))
     new_keys = k.shape[2]
-    past: DimLike = 0
+    past_length: DimLike = 0
     if c.has(4):
-        past = c.shape(4)[2]
+        past_length = c.shape(4)[2]
         k, v = ops.concat([c.x(4), k], 2), ops.concat([c.x(5), v], 2)
     queries, keys = q.shape[2], k.shape[2]
     mask = _padded_mask(c.x(3), keys) if c.has(3) else None
@@ -75,14 +75,14 @@ def attention(c: Call) -> Result | None:
     left, right = c.int("left_window_size", -1), c.int("right_window_size", -1)
     causal, aligned = "none", c.flag("is_causal")
     keep: list[Node] = []
-    offset: Node | DimLike = past
+    offset: Node | DimLike = past_length
     if c.has(6):
         lengths = ops.reshape(ops.cast(c.x(6), T.i64), (-1, 1, 1, 1))
         keep.append(ops.compare("LT", iota((1, 1, 1, keys), 3), lengths))
         if not c.has(4):
             offset = ops.sub(lengths, queries)
-    if aligned and not c.has(6) and (past == 0 or new_keys == queries):
-        causal, aligned = ("upper_left" if past == 0 else "lower_right"), False
+    if aligned and not c.has(6) and (past_length == 0 or new_keys == queries):
+        causal, aligned = ("upper_left" if past_length == 0 else "lower_right"), False
     if aligned or left >= 0 or right >= 0:
         # a query at row i stands at position i + offset among the keys
         position = ops.add(iota((1, 1, queries, 1), 2), offset)
@@ -139,10 +139,10 @@ def _rotary(c: Call, x: Node, cos: Node, sin: Node, positions: Node | None) -> N
     cos, sin = (ops.expand_dims(ops.cast(t, x.dtype), 2) for t in (cos, sin))
     size = work.shape[-1]
     width = width or int(ints_of((size,), "the head size")[0])
-    turned = rotate(ops.slice_axis(work, -1, 0, width), cos, sin, c.flag("interleaved"))
+    rotated = rotate(ops.slice_axis(work, -1, 0, width), cos, sin, c.flag("interleaved"))
     if width != size:
-        turned = ops.concat([turned, ops.slice_axis(work, -1, width, size)], -1)
-    return ops.transpose(turned, (0, 2, 1, 3)) if four else ops.reshape(turned, x.shape)
+        rotated = ops.concat([rotated, ops.slice_axis(work, -1, width, size)], -1)
+    return ops.transpose(rotated, (0, 2, 1, 3)) if four else ops.reshape(rotated, x.shape)
 
 
 def _heads_of(x: Node, cos: Node, width: int) -> int:
@@ -201,7 +201,8 @@ def multi_head_attention(c: Call) -> Result:
 
 
 def _padding(mask: Node, k: Node) -> Node:
-    """Which keys of k [B, H, K, D] are seen: lengths [B], flags [B, K] or [B, S, K]   ->   flags [B, 1, S or 1, K]"""
+    """The keys of k [B, H, K, D] that queries see: lengths [B], flags [B, K] or [B, S, K]   ->   flags [B, 1, S or 1,
+    K]"""
     batch, _, keys, _ = k.shape
     if mask.shape == (batch,):
         at = ops.reshape(ops.arange(keys, mask.dtype), (1, 1, 1, keys))
@@ -238,7 +239,7 @@ def group_query_attention(c: Call) -> Result:
     rows = ops.add(ops.reshape(filled, (batch, 1)), iota((1, length), 1))
     if c.flag("do_rotary"):
         at = ops.cast(c.x(9), T.i64) if c.has(9) else rows
-        q, k = (_turned_at(c, x, at) for x in (q, k))
+        q, k = (_rotated_at(c, x, at) for x in (q, k))
     keys, values = (_cached(c.opt(i), x, filled, total) for i, x in ((3, k), (4, v)))
     key, row = iota((1, 1, 1, keys.shape[2]), 3), ops.reshape(rows, (batch, 1, length, 1))
     keep = [ops.compare("LE", key, row)]
@@ -262,15 +263,16 @@ def group_query_attention(c: Call) -> Result:
 
 
 def _filled(last: Node, length: DimLike, total: DimLike) -> Node:
-    """How many keys each sequence has had before: its `last` position counts those of this call; a prompt has none."""
+    """The number of keys that each sequence had before: its `last` position counts those of this call; a prompt
+    has none."""
     if length == total:
         return ops.mul(last, 0)
-    before = ops.sub(ops.add(last, 1), length)
+    past_lengths = ops.sub(ops.add(last, 1), length)
     if isinstance(total, int) and isinstance(length, int):
-        return before
+        return past_lengths
     sizes = [ops.DimValue(d)() if isinstance(d, Dim) else ops.scalar(d, T.i64) for d in (length, total)]
     prompt = ops.compare("EQ", sizes[0], sizes[1])
-    return ops.where(prompt, ops.scalar(0, T.i64), before)
+    return ops.where(prompt, ops.scalar(0, T.i64), past_lengths)
 
 
 def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
@@ -281,17 +283,17 @@ def _cached(past: Node | None, new: Node, filled: Node, total: DimLike) -> Node:
     size = dim_max(past.shape[2], total)
     at = iota((1, size), 1)
     filled = ops.expand_dims(filled, 1)
-    own = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(at, filled))
+    gathered = ops.Gather((1, 3), (2,), (0,), (0,), (2,), 2, (1, heads, 1, width))(new, ops.sub(at, filled))
     old = ops.pad(past, (0,) * 4, (0, 0, size - past.shape[2], 0))
-    return ops.where(ops.expand_dims(ops.compare("LT", at, filled), (1, 3)), old, own)
+    return ops.where(ops.expand_dims(ops.compare("LT", at, filled), (1, 3)), old, gathered)
 
 
-def _turned_at(c: Call, x: Node, at: Node) -> Node:
+def _rotated_at(c: Call, x: Node, at: Node) -> Node:
     """Rotary embeddings of [B, H, S, D], whose first values are turned by the tables at inputs 7 and 8."""
     cos, sin = (ops.expand_dims(ops.cast(ops.Take(0)(c.x(i), at), x.dtype), 1) for i in (7, 8))
     width = 2 * cos.shape[-1]
-    turned = rotate(ops.slice_axis(x, -1, 0, width), cos, sin, c.flag("rotary_interleaved"))
-    return turned if width == x.shape[-1] else ops.concat([turned, ops.slice_axis(x, -1, width, None)], -1)
+    rotated = rotate(ops.slice_axis(x, -1, 0, width), cos, sin, c.flag("rotary_interleaved"))
+    return rotated if width == x.shape[-1] else ops.concat([rotated, ops.slice_axis(x, -1, width, None)], -1)
 
 
 @onnx_op("Attention", domain=MS)

@@ -1,4 +1,4 @@
-"""What several families of rows share."""
+"""Helpers that several families of rows share."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def ints_of(dims: Sequence[DimLike], what: str) -> tuple[int, ...]:
     return tuple(int(d) for d in dims)
 
 
-_LARGEST_TABLE = 1 << 28
+_MAX_TABLE_ELEMENTS = 1 << 28
 
 
 def check_table(*sizes: float) -> None:
     """Raise Unsupported where a table of these sizes, which a model asks for, is too large to make at import."""
-    if min(sizes) < 0 or not math.prod(sizes) <= _LARGEST_TABLE:
+    if min(sizes) < 0 or not math.prod(sizes) <= _MAX_TABLE_ELEMENTS:
         raise Unsupported(f"a table of {' x '.join(f'{size:g}' for size in sizes)} numbers made at import")

@@ -20,53 +20,22 @@ from ingot.ir.types import DType
 from ingot.ops.core.base import CoreOp
 
 _UNARY: dict[str, type[CoreOp]] = {
-    "Abs": ops.Abs,
-    "Acos": ops.Acos,
-    "Acosh": ops.Acosh,
-    "Asin": ops.Asin,
-    "Asinh": ops.Asinh,
-    "Atan": ops.Atan,
-    "Atanh": ops.Atanh,
-    "BitwiseNot": ops.Not,
-    "Ceil": ops.Ceil,
-    "Cos": ops.Cos,
-    "Cosh": ops.Cosh,
-    "Erf": ops.Erf,
-    "Exp": ops.Exp,
-    "Floor": ops.Floor,
-    "IsNaN": ops.IsNan,
-    "Log": ops.Log,
-    "Neg": ops.Neg,
-    "Not": ops.Not,
-    "Round": ops.RoundEven,
-    "Sigmoid": ops.Logistic,
-    "Sign": ops.Sign,
-    "Sin": ops.Sin,
-    "Sinh": ops.Sinh,
-    "Sqrt": ops.Sqrt,
-    "Tan": ops.Tan,
-    "Tanh": ops.Tanh,
-}
+    "Abs": ops.Abs, "Acos": ops.Acos, "Acosh": ops.Acosh, "Asin": ops.Asin, "Asinh": ops.Asinh, "Atan": ops.Atan,
+    "Atanh": ops.Atanh, "BitwiseNot": ops.Not, "Ceil": ops.Ceil, "Cos": ops.Cos, "Cosh": ops.Cosh, "Erf": ops.Erf,
+    "Exp": ops.Exp, "Floor": ops.Floor, "IsNaN": ops.IsNan, "Log": ops.Log, "Neg": ops.Neg, "Not": ops.Not,
+    "Round": ops.RoundEven, "Sigmoid": ops.Logistic, "Sign": ops.Sign, "Sin": ops.Sin, "Sinh": ops.Sinh,
+    "Sqrt": ops.Sqrt, "Tan": ops.Tan, "Tanh": ops.Tanh,
+}  # fmt: skip
 for _name, _cls in _UNARY.items():
     register(_name, lambda c, cls=_cls: cls()(c.x()))
 
 _BINARY: dict[str, Callable[[Node, Node], Node]] = {
-    "Add": ops.add,
-    "Sub": ops.sub,
-    "Mul": ops.mul,
-    "Div": ops.div,
-    "And": ops.and_,
-    "Or": ops.or_,
-    "Xor": ops.xor,
-    "BitwiseAnd": ops.and_,
-    "BitwiseOr": ops.or_,
-    "BitwiseXor": ops.xor,
-    "Equal": lambda a, b: ops.compare("EQ", a, b),
-    "Greater": lambda a, b: ops.compare("GT", a, b),
-    "GreaterOrEqual": lambda a, b: ops.compare("GE", a, b),
-    "Less": lambda a, b: ops.compare("LT", a, b),
+    "Add": ops.add, "Sub": ops.sub, "Mul": ops.mul, "Div": ops.div, "And": ops.and_, "Or": ops.or_, "Xor": ops.xor,
+    "BitwiseAnd": ops.and_, "BitwiseOr": ops.or_, "BitwiseXor": ops.xor,
+    "Equal": lambda a, b: ops.compare("EQ", a, b), "Greater": lambda a, b: ops.compare("GT", a, b),
+    "GreaterOrEqual": lambda a, b: ops.compare("GE", a, b), "Less": lambda a, b: ops.compare("LT", a, b),
     "LessOrEqual": lambda a, b: ops.compare("LE", a, b),
-}
+}  # fmt: skip
 for _name, _fn in _BINARY.items():
     register(_name, lambda c, fn=_fn: fn(c.x(0), c.x(1)))
 
@@ -82,10 +51,10 @@ def mean(c: Call) -> Result:
 
 @onnx_op("Identity")
 def identity(c: Call) -> Result:
-    found = c.inputs[0]
-    if found is None:
+    value = c.inputs[0]
+    if value is None:
         raise Unsupported("input 0 is missing")
-    return [found]  # type: ignore[list-item]
+    return [value]  # type: ignore[list-item]
 
 
 @onnx_op("Reciprocal")
@@ -152,8 +121,8 @@ def convert(x: Node, dtype: DType, saturate: bool, round_mode: str = "up") -> No
     if dtype == T.f8e8m0fnu and x.dtype != dtype:
         return _to_power(ops.cast(x, T.f32), saturate, round_mode)
     if dtype in T.FLOAT_FORMATS and saturate and x.dtype.is_float and x.dtype.bits > 8:
-        most = float(ml_dtypes.finfo(dtype.numpy).max)
-        bounded = ops.minimum(ops.maximum(x, -most), most)
+        max_value = float(ml_dtypes.finfo(dtype.numpy).max)
+        bounded = ops.minimum(ops.maximum(x, -max_value), max_value)
         x = ops.where(ops.IsNan()(x), x, bounded)
     if dtype is T.boolean and x.dtype != T.boolean:
         return ops.compare("NE", x, ops.scalar(0, x.dtype))
@@ -255,8 +224,8 @@ def shrink(c: Call) -> Result:
     zero = ops.scalar(0, x.dtype)
     wide = x if x.dtype.is_float else ops.cast(x, T.f64)
     down, up = ops.cast(ops.sub(wide, bias), x.dtype), ops.cast(ops.add(wide, bias), x.dtype)
-    above, below = ops.compare("GT", wide, lambd), ops.compare("LT", wide, -lambd)
-    return ops.where(below, up, ops.where(above, down, zero))
+    is_above, is_below = ops.compare("GT", wide, lambd), ops.compare("LT", wide, -lambd)
+    return ops.where(is_below, up, ops.where(is_above, down, zero))
 
 
 @onnx_op("Swish")

@@ -7,6 +7,7 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import iota
+from ingot.frontends.shared.composites.suppression import corners_of, suppress_overlaps
 from ingot.ir import types as T
 from ingot.ir.dims import dim_min, product
 from ingot.ir.node import Const, Node, const
@@ -93,10 +94,10 @@ def unique(c: Call) -> Result:
     n = x.shape[axis or 0]
     rows = x if axis is None else ops.transpose(x, (axis, *(d for d in range(len(x.shape)) if d != axis)))
     rows = ops.reshape(rows, (n, product(rows.shape[1:])))
-    found = ops.equal_rows(rows, nan_equal=True, by_appearance=not c.flag("sorted", 1))
-    size = c.importer.found.size(found.count, n, "unique")
-    first, counts = (ops.slice_axis(v, 0, 0, size) for v in (found.first, found.counts))
-    return [ops.Take(axis or 0)(x, first), first, found.inverse, counts]
+    groups = ops.equal_rows(rows, nan_equal=True, by_appearance=not c.flag("sorted", 1))
+    size = c.importer.found.size(groups.count, n, "unique")
+    first, counts = (ops.slice_axis(v, 0, 0, size) for v in (groups.first, groups.counts))
+    return [ops.Take(axis or 0)(x, first), first, groups.inverse, counts]
 
 
 @onnx_op("NonMaxSuppression", since=10)
@@ -114,25 +115,20 @@ def non_max_suppression(c: Call) -> Result:
         half_w, half_h = ops.div(w, 2.0), ops.div(h, 2.0)
         corners = [ops.sub(x, half_w), ops.sub(y, half_h), ops.add(x, half_w), ops.add(y, half_h)]
     else:
-        y1, x1, y2, x2 = corners
-        corners = [ops.minimum(x1, x2), ops.minimum(y1, y2), ops.maximum(x1, x2), ops.maximum(y1, y2)]
+        corners = corners_of(boxes, 2)
 
     def scalar(i: int, default: float, dtype: T.DType) -> Node:
         return ops.cast(ops.reshape(c.x(i), ()), dtype) if c.has(i) else ops.scalar(default, dtype)
 
     pairs = batch * classes
-    line = ops.reshape(scores, (pairs, n))
-    good = ops.compare("GT", line, scalar(4, 0.0, line.dtype)) if c.has(4) else ops.full(line.shape, True, T.boolean)
-    # what is not good enough goes to the end
-    bad, place = ops.cast(ops.Not()(good), T.i32), iota(line.shape, 1)
-    _, _, order = ops.Sort(1, False, True, 2)(bad, ops.Neg()(line), place).results
-    count = ops.reduce_sum(ops.cast(good, T.i64), 1)
-    spread = [ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)) for v in corners]
-    sides = [ops.GatherElements(1)(ops.reshape(v, (pairs, n)), order) for v in spread]
-    most, threshold = scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
-    kept = ops.SuppressOverlaps(strict=True)(ops.stack(sides, 1), count, most, threshold)
-    flat = c.importer.found.true_places(kept, "boxes")
-    pair, _ = ops.coordinates(flat, kept.shape)
+    corner_rows = [
+        ops.reshape(ops.broadcast_to(ops.expand_dims(v, 1), (batch, classes, n)), (pairs, n)) for v in corners
+    ]
+    min_score = ops.reshape(c.x(4), ()) if c.has(4) else None
+    lines, max_boxes, overlap = ops.reshape(scores, (pairs, n)), scalar(2, 0, T.i64), scalar(3, 0.0, boxes.dtype)
+    is_kept, order = suppress_overlaps(ops.stack(corner_rows, 1), lines, max_boxes, overlap, min_score)
+    flat = c.importer.found.true_places(is_kept, "boxes")
+    pair, _ = ops.coordinates(flat, is_kept.shape)
     image, category = ops.coordinates(pair, (batch, classes))
     box = ops.Take(0)(ops.reshape(order, (pairs * n,)), flat)
     return ops.stack([image, category, box], 1)

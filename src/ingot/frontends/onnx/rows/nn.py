@@ -10,25 +10,18 @@ import numpy as np
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
 from ingot.frontends.onnx.rows.common import channel_vector, check_table, in_dtype, ints_of
+from ingot.frontends.shared.composites.windows import Padding, Pairs, pad_first, same_total
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
-from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
+from ingot.ir.dims import Dim, DimLike, dim_max, product
 from ingot.ir.node import Node, const
 from ingot.ops import linalg
 
-Pairs = tuple[tuple[int, int], ...]
-Padding = tuple[tuple[DimLike, DimLike], ...]
-
 
 def padding_of(
-    c: Call,
-    sizes: Sequence[DimLike],
-    kernel: Sequence[int],
-    strides: Sequence[int],
-    dilation: Sequence[int],
-    *,
+    c: Call, sizes: Sequence[DimLike], kernel: Sequence[int], strides: Sequence[int], dilation: Sequence[int], *,
     crops: bool = False,
-) -> Padding:
+) -> Padding:  # fmt: skip
     """(low, high) per spatial axis from `pads` or `auto_pad`; symbolic where SAME depends on a dynamic size.
 
     crops: as ONNX defines pools, SAME is negative where windows leave gaps between them.
@@ -47,31 +40,23 @@ def padding_of(
     out: list[tuple[DimLike, DimLike]] = []
     for size, k, s, d in zip(sizes, kernel, strides, dilation, strict=True):
         window = (k - 1) * d + 1
-        total = window - 1 if s == 1 else (ceildiv(size, s) - 1) * s + window - size
+        total = same_total(size, k, s, d)
         if window < s:
             # strides beyond the window leave a rest: a convolution's stays behind it, a pool's is cut on both sides
             rest = dim_max(-total, 0) if crops else 0
-            before, behind = rest // 2, rest - rest // 2
+            low_rest, high_rest = rest // 2, rest - rest // 2
             total = dim_max(total, 0)
         else:
-            before = behind = 0
+            low_rest = high_rest = 0
         small = total // 2
         low, high = (small, total - small) if auto == "SAME_UPPER" else (total - small, small)
-        out.append((low - before, high - behind))
+        out.append((low - low_rest, high - high_rest))
     return tuple(out)
 
 
 def static_padding(padding: Padding) -> Pairs:
     ints_of([p for pair in padding for p in pair], "padding")
     return tuple((int(lo), int(hi)) for lo, hi in padding)
-
-
-def _pad_first(x: Node, padding: Padding, fill: float) -> tuple[Node, Pairs]:
-    """Padding that is dynamic or negative as an op of its own, other padding as it is."""
-    if all(isinstance(p, int) and p >= 0 for pair in padding for p in pair):
-        return x, static_padding(padding)
-    low, high = ((0, 0, *(pair[i] for pair in padding)) for i in (0, 1))
-    return ops.pad(x, low, high, fill), ((0, 0),) * len(padding)
 
 
 def _require_room(
@@ -89,9 +74,9 @@ def convolution(c: Call, x: Node, w: Node) -> Node:
     kernel = ints_of(w.shape[2:], "the kernel")
     n = len(kernel)
     strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
-    around = padding_of(c, x.shape[2:], kernel, strides, dilation)
-    _require_room(c, x.shape[2:], kernel, around, dilation)
-    x, padding = _pad_first(x, around, 0)
+    padding_amounts = padding_of(c, x.shape[2:], kernel, strides, dilation)
+    _require_room(c, x.shape[2:], kernel, padding_amounts, dilation)
+    x, padding = pad_first(x, padding_amounts, 0, 2)
     return ops.Conv(strides, padding, dilation, c.int("group", 1))(x, w)
 
 
@@ -110,16 +95,16 @@ def conv_transpose(c: Call) -> Result:
     strides, dilation = c.int_list_of("strides", n, 1), c.int_list_of("dilations", n, 1)
     extra = list(c.int_list("output_padding", (0,) * n))
     auto = c.str("auto_pad", "NOTSET")
-    wanted = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
-    if wanted is None and auto.startswith("SAME"):
-        wanted = tuple(int(s) * st for s, st in zip(ints_of(x.shape[2:], "the size"), strides, strict=True))
-    if wanted is None:
+    target = c.int_list("output_shape")[-n:] if c.has_attr("output_shape") else None
+    if target is None and auto.startswith("SAME"):
+        target = tuple(int(s) * st for s, st in zip(ints_of(x.shape[2:], "the size"), strides, strict=True))
+    if target is None:
         padding = static_padding(padding_of(c, x.shape[2:], kernel, strides, dilation))
     else:
         sizes = ints_of(x.shape[2:], "the size of a transposed convolution with output_shape")
         pairs: list[tuple[int, int]] = []
         for i in range(n):
-            total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - wanted[i]
+            total = strides[i] * (sizes[i] - 1) + extra[i] + (kernel[i] - 1) * dilation[i] + 1 - target[i]
             if total < 0:
                 extra[i] -= total
                 total = 0
@@ -148,7 +133,7 @@ def max_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
     ceil = c.flag("ceil_mode")
     if not c.wants(1):
-        x, pairs = _pad_first(x, padding, ops.identity_of("max", x.dtype))
+        x, pairs = pad_first(x, padding, ops.identity_of("max", x.dtype), 2)
         return ops.MaxPool(kernel, strides, pairs, dilation, ceil)(x)
     y, index = ops.MaxPoolIndices(kernel, strides, static_padding(padding), dilation, ceil)(x).results
     spatial = x.shape[2:]
@@ -164,9 +149,9 @@ def _column_major(index: Node, spatial: Sequence[DimLike]) -> Node:
     """Places in images counted row by row -> counted column by column."""
     terms: list[Node] = []
     for axis in range(len(spatial)):
-        below = product(spatial[axis + 1 :])
-        terms.append(ops.mul(ops.div(index, below), product(spatial[:axis])))
-        index = ops.rem(index, below)
+        stride = product(spatial[axis + 1 :])
+        terms.append(ops.mul(ops.div(index, stride), product(spatial[:axis])))
+        index = ops.rem(index, stride)
     return reduce(ops.add, terms)
 
 
@@ -176,18 +161,18 @@ def average_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
     ceil, include = c.flag("ceil_mode"), c.flag("count_include_pad")
     if include or not any(isinstance(p, Dim) for pair in padding for p in pair):
-        x, pairs = _pad_first(x, padding, 0)
+        x, pairs = pad_first(x, padding, 0, 2)
         return ops.AvgPool(kernel, strides, pairs, dilation, ceil, include)(x)
-    inside, _ = _pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0)
-    x, pairs = _pad_first(x, padding, 0)
+    tap_counts, _ = pad_first(ops.full((1, 1, *x.shape[2:]), 1, x.dtype), padding, 0, 2)
+    x, pairs = pad_first(x, padding, 0, 2)
     total = ops.AvgPool(kernel, strides, pairs, dilation, ceil, divisor=1)
-    return ops.div(total(x), total(inside))
+    return ops.div(total(x), total(tap_counts))
 
 
 @onnx_op("LpPool")
 def lp_pool(c: Call) -> Result:
     kernel, strides, padding, dilation = _pool(c)
-    x, pairs = _pad_first(c.x(), padding, 0)
+    x, pairs = pad_first(c.x(), padding, 0, 2)
     return ops.LpPool(kernel, strides, pairs, dilation, ceil_mode=c.flag("ceil_mode"), p=c.int("p", 2))(x)
 
 
@@ -230,8 +215,8 @@ def max_unpool(c: Call) -> Result:
         plain.append((x.shape[2 + i] - 1) * strides[i] + kernel[i] - pads[i] - pads[i + n])
     shape = tuple(c.dims(2)) if c.has(2) else tuple(plain)
     flat = ops.full((product(plain),), 0, x.dtype)
-    spread = ops.ScatterElements(0, "none")(flat, ops.reshape(index, (-1,)), ops.reshape(x, (-1,)))
-    small = ops.reshape(spread, tuple(plain))
+    scattered = ops.ScatterElements(0, "none")(flat, ops.reshape(index, (-1,)), ops.reshape(x, (-1,)))
+    small = ops.reshape(scattered, tuple(plain))
     # indices count in the unpadded result; a larger output_shape holds it in its corner
     return ops.pad(small, (0,) * len(shape), tuple(a - b for a, b in zip(shape, plain, strict=True)))
 
@@ -247,8 +232,8 @@ def matmul(c: Call) -> Result:
 @onnx_op("Gemm")
 def gemm(c: Call) -> Result:
     a, b, bias = c.x(0), c.x(1), c.opt(2)
-    sides = (0 if c.flag("transA") else 1,), (1 if c.flag("transB") else 0,)
-    y = ops.DotGeneral(contract=sides)(a, b)
+    contracted = (0 if c.flag("transA") else 1,), (1 if c.flag("transB") else 0,)
+    y = ops.DotGeneral(contract=contracted)(a, b)
     alpha, beta = c.float("alpha", 1.0), c.float("beta", 1.0)
     y = _scaled(y, alpha)
     return y if bias is None or beta == 0.0 else ops.add(y, _scaled(bias, beta))
@@ -288,10 +273,10 @@ def col2im(c: Call) -> Result:
     check_table(*block, *counts)
     at = np.zeros((*block, *counts), np.int64)
     for i in range(n):
-        inside = np.arange(block[i]) * dilation[i]
+        offsets = np.arange(block[i]) * dilation[i]
         starts = np.arange(counts[i]) * strides[i]
         at = at * grown[i]
-        at = at + inside.reshape([-1 if a == i else 1 for a in range(2 * n)])
+        at = at + offsets.reshape([-1 if a == i else 1 for a in range(2 * n)])
         at = at + starts.reshape([-1 if a == n + i else 1 for a in range(2 * n)])
     batch, columns = x.shape[0], x.shape[1]
     channels = columns // int(np.prod(block))

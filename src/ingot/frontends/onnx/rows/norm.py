@@ -136,5 +136,5 @@ def mean_variance_normalization(c: Call) -> Result:
     x = c.x()
     axes = c.int_list("axes", (0, 2, 3))
     deviation = ops.sub(x, ops.mean(x, axes, keepdims=True))
-    spread = ops.Sqrt()(ops.mean(ops.mul(deviation, deviation), axes, keepdims=True))
-    return ops.div(deviation, ops.add(spread, 1e-9))
+    deviation_root = ops.Sqrt()(ops.mean(ops.mul(deviation, deviation), axes, keepdims=True))
+    return ops.div(deviation, ops.add(deviation_root, 1e-9))

@@ -21,20 +21,20 @@ def _stepped(c: Call, states: int, step: Step) -> Result:
         raise Unsupported(f"{len(c)} inputs for tensors of {states} states")
     lines: list[tuple[Node, ...]] = []
     for i in range(count):
-        x, g, *kept = (c.x(2 + i + k * count) for k in range(2 + states))
-        lines.append(step(x, ops.add(ops.mul(x, c.float("norm_coefficient", 0.0)), g), tuple(kept)))
+        x, g, *own_states = (c.x(2 + i + k * count) for k in range(2 + states))
+        lines.append(step(x, ops.add(ops.mul(x, c.float("norm_coefficient", 0.0)), g), tuple(own_states)))
     return [line[k] for k in range(1 + states) for line in lines]
 
 
-def _as(x: Node, scalar: Node) -> Node:
+def _scalar_as(x: Node, scalar: Node) -> Node:
     return ops.cast(ops.reshape(scalar, ()), x.dtype)
 
 
 @onnx_op("Adagrad", domain=TRAINING)
 def adagrad(c: Call) -> Result:
     def step(x: Node, g: Node, states: tuple[Node, ...]) -> tuple[Node, ...]:
-        decayed = ops.add(ops.mul(_as(x, c.x(1)), c.float("decay_factor", 0.0)), 1.0)
-        rate = ops.div(_as(x, c.x(0)), decayed)
+        decayed = ops.add(ops.mul(_scalar_as(x, c.x(1)), c.float("decay_factor", 0.0)), 1.0)
+        rate = ops.div(_scalar_as(x, c.x(0)), decayed)
         h = ops.add(states[0], ops.mul(g, g))
         scale = ops.add(ops.Sqrt()(h), c.float("epsilon", 1e-6))
         return ops.sub(x, ops.div(ops.mul(rate, g), scale)), h
@@ -53,7 +53,7 @@ def momentum(c: Call) -> Result:
         part = ops.where(ops.compare("GT", ops.reshape(c.x(1), ()), 0), ops.scalar(beta, x.dtype), 1.0)
         v = ops.add(ops.mul(states[0], alpha), ops.mul(g, part))
         by = v if mode == "standard" else ops.add(g, ops.mul(v, alpha))
-        return ops.sub(x, ops.mul(by, _as(x, c.x(0)))), v
+        return ops.sub(x, ops.mul(by, _scalar_as(x, c.x(0)))), v
 
     return _stepped(c, 1, step)
 
@@ -65,11 +65,11 @@ def adam(c: Call) -> Result:
     def step(x: Node, g: Node, states: tuple[Node, ...]) -> tuple[Node, ...]:
         v = ops.add(ops.mul(states[0], alpha), ops.mul(g, 1 - alpha))
         h = ops.add(ops.mul(states[1], beta), ops.mul(ops.mul(g, g), 1 - beta))
-        rate, turn = _as(x, c.x(0)), _as(x, c.x(1))
-        shrinks = [ops.sub(1.0, ops.pow(ops.scalar(base, x.dtype), turn)) for base in (alpha, beta)]
+        rate, update_count = _scalar_as(x, c.x(0)), _scalar_as(x, c.x(1))
+        shrinks = [ops.sub(1.0, ops.pow(ops.scalar(base, x.dtype), update_count)) for base in (alpha, beta)]
         corrected = ops.div(ops.mul(rate, ops.Sqrt()(shrinks[1])), shrinks[0])
-        rate = ops.where(ops.compare("GT", turn, 0.0), corrected, rate)
-        moved = ops.div(ops.mul(v, rate), ops.add(ops.Sqrt()(h), c.float("epsilon", 1e-6)))
-        return ops.mul(ops.sub(x, moved), 1 - c.float("norm_coefficient_post", 0.0)), v, h
+        rate = ops.where(ops.compare("GT", update_count, 0.0), corrected, rate)
+        delta = ops.div(ops.mul(v, rate), ops.add(ops.Sqrt()(h), c.float("epsilon", 1e-6)))
+        return ops.mul(ops.sub(x, delta), 1 - c.float("norm_coefficient_post", 0.0)), v, h
 
     return _stepped(c, 2, step)

@@ -20,8 +20,8 @@ def _along(c: Call, p: Node, x: Node, block: int) -> Node:
         return ops.reshape(p, ())
     axis = normal_axis(c.int("axis", 1), len(x.shape))
     if block:
-        spread = ops.broadcast_to(ops.expand_dims(p, axis + 1), (*p.shape[: axis + 1], block, *p.shape[axis + 1 :]))
-        merged = ops.reshape(spread, (*p.shape[:axis], -1, *p.shape[axis + 1 :]))
+        repeated = ops.broadcast_to(ops.expand_dims(p, axis + 1), (*p.shape[: axis + 1], block, *p.shape[axis + 1 :]))
+        merged = ops.reshape(repeated, (*p.shape[:axis], -1, *p.shape[axis + 1 :]))
         return ops.slice_axis(merged, axis, 0, x.shape[axis])
     return channel_vector(p, len(x.shape), axis)
 
@@ -72,9 +72,9 @@ def dequantize_linear(c: Call) -> Result:
         levels = ops.reshape(x, (*scale.shape[: axis + 1], block, *x.shape[axis + 1 :]))
         y = ops.Dequantize()(levels, zero, ops.cast(ops.expand_dims(scale, axis + 1), wide))
         return ops.cast(ops.reshape(y, x.shape), dtype)
-    spread = _along(c, scale, x, block)
+    step = _along(c, scale, x, block)
     zero = _along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)
-    return ops.cast(ops.Dequantize()(x, zero, ops.cast(spread, wide)), dtype)
+    return ops.cast(ops.Dequantize()(x, zero, ops.cast(step, wide)), dtype)
 
 
 @onnx_op("DynamicQuantizeLinear", since=11)
@@ -82,7 +82,7 @@ def dynamic_quantize_linear(c: Call) -> Result:
     return list(ops.dynamic_quantize(c.x()))
 
 
-def centred(x: Node, zero: Node | None) -> Node:
+def centered(x: Node, zero: Node | None) -> Node:
     """x - zero in i32."""
     return ops.Dequantize()(x, ops.scalar(0, x.dtype) if zero is None else zero)
 
@@ -94,7 +94,7 @@ def _rows(p: Node) -> Node:
 
 @onnx_op("MatMulInteger", since=10)
 def matmul_integer(c: Call) -> Result:
-    return ops.MatMul()(centred(c.x(0), _rows(c.x(2)) if c.has(2) else None), centred(c.x(1), c.opt(3)))
+    return ops.MatMul()(centered(c.x(0), _rows(c.x(2)) if c.has(2) else None), centered(c.x(1), c.opt(3)))
 
 
 def scales_product(a: Node, b: Node) -> Node:
@@ -110,7 +110,7 @@ def requantized(sums: Node, scale: Node, y_scale: Node, y_zero: Node) -> Node:
 @onnx_op("QLinearMatMul", since=10)
 def qlinear_matmul(c: Call) -> Result:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    sums = ops.MatMul()(centred(a, _rows(a_zero)), centred(b, b_zero))
+    sums = ops.MatMul()(centered(a, _rows(a_zero)), centered(b, b_zero))
     return requantized(sums, scales_product(_rows(a_scale), b_scale), y_scale, y_zero)
 
 
@@ -122,7 +122,9 @@ def _per_output(p: Node, rank: int) -> Node:
 def _convolved(c: Call, x: Node, x_zero: Node | None, w: Node, w_zero: Node | None) -> Node:
     """Sums in i32; one zero point for all of x."""
     whole = None if x_zero is None else ops.reshape(x_zero, ())
-    return convolution(c, centred(x, whole), centred(w, None if w_zero is None else _per_output(w_zero, len(w.shape))))
+    return convolution(
+        c, centered(x, whole), centered(w, None if w_zero is None else _per_output(w_zero, len(w.shape)))
+    )
 
 
 @onnx_op("ConvInteger", since=10)

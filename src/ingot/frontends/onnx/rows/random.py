@@ -72,10 +72,7 @@ def bernoulli(c: Call) -> Result:
 @onnx_op("Multinomial", since=7)
 def multinomial(c: Call) -> Result:
     """Logarithms of weights [b, n] -> places [b, sample_size]."""
-    wide = ops.cast(c.x(), T.f64)
-    top = ops.reduce_max(wide, -1, keepdims=True)
-    weights = ops.Exp()(ops.sub(wide, ops.where(ops.IsFinite()(top), top, 0.0)))
-    drawn = sampling.categorical(_key(c), weights, c.int("sample_size", 1))
+    drawn = sampling.categorical_of_logits(_key(c), c.x(), c.int("sample_size", 1))
     return ops.cast(drawn, _dtype(c, T.i32))
 
 
@@ -106,7 +103,7 @@ def dropout(c: Call) -> Result:
 @onnx_op("BiasDropout", domain="com.microsoft")
 def bias_dropout(c: Call) -> Result:
     y = ops.add(c.x(0), c.x(1))
-    rate, stays = _rate(c, 3), ops.full(y.shape, True, T.boolean)
+    rate, is_kept = _rate(c, 3), ops.full(y.shape, True, T.boolean)
     if rate != 0.0 and c.has(4) and any(c.ints(4)):
-        y, stays = sampling.dropout(_key(c), y, rate)
-    return [ops.add(y, c.x(2)) if c.has(2) else y, stays]
+        y, is_kept = sampling.dropout(_key(c), y, rate)
+    return [ops.add(y, c.x(2)) if c.has(2) else y, is_kept]

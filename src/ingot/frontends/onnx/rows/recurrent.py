@@ -33,12 +33,12 @@ def _operands(c: Call, kind: str) -> tuple[Node, Node, Node, Node, Node, int, bo
 def _state(c: Call, i: int, shape: Shape, x: Node, batch_first: bool) -> Node:
     if not c.has(i):
         return ops.full(shape, 0, x.dtype)
-    given = c.x(i)
-    return ops.transpose(given, (1, 0, 2)) if batch_first else given
+    state = c.x(i)
+    return ops.transpose(state, (1, 0, 2)) if batch_first else state
 
 
 # ONNX's default alpha and beta of the functions that have them
-_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+_DEFAULT_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "affine": (1.0, 0.0),
     "leakyrelu": (0.01, None),
     "thresholdedrelu": (1.0, None),
@@ -46,21 +46,21 @@ _PARAMETERS: dict[str, tuple[float | None, float | None]] = {
     "hardsigmoid": (0.2, 0.5),
     "elu": (1.0, None),
 }
-_PLAIN = ("sigmoid", "tanh", "relu", "softsign", "softplus")
+_FUNCTIONS_WITHOUT_PARAMETERS = ("sigmoid", "tanh", "relu", "softsign", "softplus")
 
 
 def _activations(c: Call) -> tuple[tuple[str, float, float], ...]:
     """(name, alpha, beta) of every function in turn; () where the node names none. alpha and beta are given in order,
     to the functions that have them."""
-    found = c.attr("activations")
-    if not isinstance(found, tuple):
+    names = c.attr("activations")
+    if not isinstance(names, tuple):
         return ()
     alphas, betas = (iter(c.float_list(f"activation_{n}") or ()) for n in ("alpha", "beta"))
     out: list[tuple[str, float, float]] = []
-    for name in (str(f).lower() for f in found):
-        if name not in _PARAMETERS and name not in _PLAIN:
+    for name in (str(f).lower() for f in names):
+        if name not in _DEFAULT_PARAMETERS and name not in _FUNCTIONS_WITHOUT_PARAMETERS:
             raise Unsupported(f"activation {name}")
-        alpha, beta = _PARAMETERS.get(name, (None, None))
+        alpha, beta = _DEFAULT_PARAMETERS.get(name, (None, None))
         first = 0.0 if alpha is None else next(alphas, alpha)
         out.append((name, first, 0.0 if beta is None else next(betas, beta)))
     return tuple(out)

@@ -16,12 +16,12 @@ Axes = tuple[int, ...]
 def axes_of(c: Call) -> Axes:
     """The reduced axes: an attribute until opset 17 (12 for ReduceSum), an input since."""
     if c.has(1):
-        given = c.ints(1)
+        axes = c.ints(1)
     else:
-        given = c.int_list("axes", ())
-    if not given:
+        axes = c.int_list("axes", ())
+    if not axes:
         return () if c.flag("noop_with_empty_axes") else tuple(range(c.rank()))
-    return normal_axes(given, c.rank())
+    return normal_axes(axes, c.rank())
 
 
 def _floating(fn: Callable[[Node], Node]) -> Callable[[Node], Node]:
@@ -33,7 +33,7 @@ def _extreme(kind: str, logical: str) -> Callable[[Node, Axes, bool], Node]:
     return lambda x, axes, keep: ops.reduce(logical if x.dtype == T.boolean else kind, x, axes, keep)
 
 
-def _wide(x: Node) -> Node:
+def _widened(x: Node) -> Node:
     return ops.cast(x, T.f32) if x.dtype.is_float and x.dtype.bits < 32 else x
 
 
@@ -43,7 +43,7 @@ def _log_sum_exp(x: Node, axes: Axes, keep: bool) -> Node:
 
 def _l2(x: Node, axes: Axes, keep: bool) -> Node:
     def rule(v: Node) -> Node:
-        w = _wide(v)
+        w = _widened(v)
         return ops.cast(ops.Sqrt()(ops.reduce_sum(ops.mul(w, w), axes, keep)), v.dtype)
 
     return _floating(rule)(x)

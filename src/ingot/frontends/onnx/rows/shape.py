@@ -14,6 +14,7 @@ from ingot.frontends.onnx.rows.common import check_table, cut, iota, parts_of, t
 from ingot.frontends.onnx.symbolic import Element, Unknown, cast
 from ingot.frontends.onnx.tensors import dtype_from_code
 from ingot.frontends.onnx.wishes import told_symbols
+from ingot.frontends.shared.composites import movement
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.dims import (
@@ -33,7 +34,7 @@ from ingot.ir.node import Node, const
 from ingot.ir.types import Shape
 
 # of sizes that reshapes cut a dynamic one by
-_LARGEST_FACTOR = 4096
+_MAX_FACTOR = 4096
 
 
 @onnx_op("Reshape")
@@ -67,12 +68,12 @@ def _reshape_as_told(c: Call, x: Node, shape: Sequence[DimLike]) -> Node:
     holes = [sign_bit(d) for d in shape]
     whole = [d if hole == 0 else dim_max(d + 2 * hole, 0) for d, hole in zip(shape, holes, strict=True)]
     # sizes that stay as they are have no part in what is left
-    have, asked = list(x.shape), list(whole)
+    have, requested = list(x.shape), list(whole)
     for d in whole:
         if d in have:
             have.remove(d)
-            asked.remove(d)
-    rest = floordiv(product(have), dim_max(product(asked), 1))
+            requested.remove(d)
+    rest = floordiv(product(have), dim_max(product(requested), 1))
     sizes = tuple(d if hole == 0 else dim_max(d + hole * (rest - 1), 0) for d, hole in zip(whole, holes, strict=True))
     c.importer.require_equal(product(sizes), x.type.size, f"a reshape of {x.type}")
     # a slice of all there is: the size is then written as those of the result are
@@ -92,7 +93,7 @@ def _divisible(old: Shape, new: Sequence[DimLike]) -> bool:
     if fits(have, want) or (isinstance(have, int) and isinstance(want, int)):
         return True
     total = math.prod(d for d in new if isinstance(d, int) and d > 1)
-    factors = (of for of in range(2, min(total, _LARGEST_FACTOR) + 1) if total % of == 0)
+    factors = (of for of in range(2, min(total, _MAX_FACTOR) + 1) if total % of == 0)
     # the last axis rather than the batch
     names = dict.fromkeys(name for d in reversed(old) for name in sorted(symbols_of(d)))
     seek_multiple(fits, (have, want), factors, list(names))
@@ -140,19 +141,19 @@ def unsqueeze(c: Call) -> Result:
 
 @onnx_op("Expand")
 def expand(c: Call) -> Result:
-    wanted, have = c.dims(1), c.shape(0)
-    if any(map(told_symbols, wanted)):
-        rank = max(len(wanted), len(have))
-        pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (wanted, have)), strict=True)
+    target, have = c.dims(1), c.shape(0)
+    if any(map(told_symbols, target)):
+        rank = max(len(target), len(have))
+        pairs = zip(*((1,) * (rank - len(dims)) + dims for dims in (target, have)), strict=True)
         return ops.broadcast_to(c.x(), tuple(_expanded(c, d, size) for d, size in pairs))
-    return ops.broadcast_to(c.x(), ops.broadcast_shapes(have, wanted))
+    return ops.broadcast_to(c.x(), ops.broadcast_shapes(have, target))
 
 
-def _expanded(c: Call, wanted: DimLike, size: DimLike) -> DimLike:
+def _expanded(c: Call, target: DimLike, size: DimLike) -> DimLike:
     """A size broadcast to one that data may tell: 1 to any, any other to itself or 1."""
-    if size == 1 or wanted == 1:
-        return size if wanted == 1 else told_size(c, wanted)
-    c.importer.require_equal((wanted - 1) * (wanted - size), 0, f"an expansion of {size} to {wanted}")
+    if size == 1 or target == 1:
+        return size if target == 1 else told_size(c, target)
+    c.importer.require_equal((target - 1) * (target - size), 0, f"an expansion of {size} to {target}")
     return size
 
 
@@ -175,7 +176,7 @@ def split(c: Call) -> Result:
 
 
 def _equal_sizes(c: Call, size: DimLike, count: int) -> list[DimLike]:
-    """Of an axis in `count` parts: with an attribute that says so the last may be smaller, else all are alike."""
+    """The sizes of an axis in `count` parts: the last may be smaller if an attribute says so, else all are equal."""
     if not c.has_attr("num_outputs"):
         even = exact_quotient(size, count)
         if even is None:
@@ -207,10 +208,10 @@ def pad(c: Call) -> Result:
     amounts = list(c.dims(1))
     if c.has(3):
         axes = normal_axes(c.ints(3), c.rank())
-        spread: list[DimLike] = [0] * (2 * c.rank())
+        amounts_per_axis: list[DimLike] = [0] * (2 * c.rank())
         for i, a in enumerate(axes):
-            spread[a], spread[a + c.rank()] = amounts[i], amounts[i + len(axes)]
-        amounts = spread
+            amounts_per_axis[a], amounts_per_axis[a + c.rank()] = amounts[i], amounts[i + len(axes)]
+        amounts = amounts_per_axis
     value = c.opt(2)
     fill = ops.scalar(0, x.dtype) if value is None else ops.reshape(value, ())
     return _pad(c, x, amounts, fill)
@@ -241,12 +242,7 @@ def tile(c: Call) -> Result:
     repeats = [told_size(c, d) for d in c.dims(1)]
     if len(repeats) != c.rank():
         raise Unsupported(f"repeats: expected {c.rank()} numbers, got {len(repeats)}")
-    if all(isinstance(r, int) and r == 1 for r in repeats):
-        return x
-    spread: Shape = tuple(d for pair in zip(repeats, x.shape, strict=True) for d in pair)
-    places = tuple(2 * i + 1 for i in range(c.rank()))
-    whole = ops.BroadcastInDim(spread, places)(x)
-    return ops.reshape(whole, tuple(r * d for r, d in zip(repeats, x.shape, strict=True)))
+    return movement.tile(x, repeats)
 
 
 # values from sizes
@@ -268,7 +264,7 @@ def range_(c: Call) -> Result:
     if any(b is None for b in bounds_):
         return _constant_range(c)
     try:
-        start, limit, delta = (_whole(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
+        start, limit, delta = (_as_size(b.items.reshape(-1)[0]) for b in bounds_ if b is not None)
     except Unknown:
         return _constant_range(c)
     dtype = c.type(0).dtype
@@ -284,7 +280,7 @@ def range_(c: Call) -> Result:
     return steps if isinstance(start, int) and start == 0 else ops.add(steps, start)
 
 
-def _whole(v: Element) -> DimLike:
+def _as_size(v: Element) -> DimLike:
     """A size or a whole number, of an integer type or not (`torch.arange(width, dtype=torch.float32)`)."""
     if isinstance(v, float) and v.is_integer():
         return int(v)
@@ -345,28 +341,23 @@ def space_to_depth(c: Call) -> Result:
 def center_crop_pad(c: Call) -> Result:
     x = c.x()
     axes = normal_axes(c.int_list("axes", range(c.rank())), c.rank())
-    for axis, wanted in zip(axes, c.dims(1), strict=True):
-        wanted, size = told_size(c, wanted), x.shape[axis]
-        start = floordiv(dim_max(size - wanted, 0), 2)
-        x = cut(x, axis, start, start + dim_min(size, wanted), 1)
-        missing = wanted - x.shape[axis]
-        before = floordiv(missing, 2)
-        low, high = (tuple(d if i == axis else 0 for i in range(c.rank())) for d in (before, missing - before))
+    for axis, target in zip(axes, c.dims(1), strict=True):
+        target, size = told_size(c, target), x.shape[axis]
+        start = floordiv(dim_max(size - target, 0), 2)
+        x = cut(x, axis, start, start + dim_min(size, target), 1)
+        missing = target - x.shape[axis]
+        low_amount = floordiv(missing, 2)
+        low, high = (tuple(d if i == axis else 0 for i in range(c.rank())) for d in (low_amount, missing - low_amount))
         x = ops.pad(x, low, high)
     return x
 
 
 @onnx_op("ReverseSequence")
 def reverse_sequence(c: Call) -> Result:
-    x, lengths = c.x(0), ops.cast(c.x(1), T.i64)
     batch, time = c.int("batch_axis", 1), c.int("time_axis", 0)
     if {batch, time} != {0, 1}:
         raise Unsupported(f"batch_axis {batch} and time_axis {time}: expected 0 and 1, or 1 and 0")
-    shape = tuple(d if i in (batch, time) else 1 for i, d in enumerate(x.shape))
-    t = iota(shape, time)
-    n = ops.reshape(lengths, tuple(d if i == batch else 1 for i, d in enumerate(x.shape)))
-    source = ops.where(ops.compare("LT", t, n), ops.sub(ops.sub(n, 1), t), t)
-    return ops.GatherElements(time)(x, ops.broadcast_to(source, x.shape))
+    return movement.reverse_sequence(c.x(0), c.x(1), time, batch)
 
 
 def axis_of(c: Call, i: int, rank: int) -> int:
@@ -399,6 +390,6 @@ def one_hot(c: Call) -> Result:
     i = ops.cast(indices, T.i64)
     i = ops.where(ops.compare("LT", i, 0), ops.add(i, depth), i)
     shape = (*indices.shape[:axis], depth, *indices.shape[axis:])
-    hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
-    off, on = (ops.index_axis(values, 0, k) for k in (0, 1))
-    return ops.where(hit, on, off)
+    is_hit = ops.compare("EQ", iota(shape, axis), ops.expand_dims(i, axis))
+    off_value, on = (ops.index_axis(values, 0, k) for k in (0, 1))
+    return ops.where(is_hit, on, off_value)

@@ -92,8 +92,8 @@ def stft(c: Call) -> Result:
         window = c.x(2)
         (width,) = ints_of(window.shape, "the window's length")
         if width < length:
-            before = (length - width) // 2
-            window = ops.pad(window, (before,), (length - width - before,))
+            low_amount = (length - width) // 2
+            window = ops.pad(window, (low_amount,), (length - width - low_amount,))
         framed = ops.mul(framed, ops.expand_dims(window, 1))
     return fourier(framed, 2, length, False, c.flag("onesided", 1))
 

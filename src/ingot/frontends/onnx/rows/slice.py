@@ -28,7 +28,7 @@ from ingot.ir.dims import (
 from ingot.ir.node import Node, splat_of
 
 # an end as large stands for all there is: no axis is longer, and that is checked
-_TO_THE_END = 10**9
+_OPEN_END = 10**9
 
 
 def _placed(at: DimLike, size: DimLike) -> DimLike:
@@ -64,8 +64,10 @@ def _is_assumed(c: Call, size: DimLike) -> bool:
     stays so."""
     limits = c.importer.limits
     narrower = narrow_bounds(size, limits) or {}
-    kept = all(low == 0 for name, (low, _) in narrower.items() if (limits.get(name) or default_bounds(name))[0] == 0)
-    return kept and c.importer.assume(size)
+    keeps_bounds = all(
+        low == 0 for name, (low, _) in narrower.items() if (limits.get(name) or default_bounds(name))[0] == 0
+    )
+    return keeps_bounds and c.importer.assume(size)
 
 
 def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
@@ -76,7 +78,7 @@ def _end(c: Call, at: DimLike, size: DimLike) -> DimLike:
     bound of the symbol where one can be found.
     """
     dynamic = isinstance(at, Dim)
-    if isinstance(at, int) and at >= _TO_THE_END and isinstance(size, Dim):
+    if isinstance(at, int) and at >= _OPEN_END and isinstance(size, Dim):
         if at < MAX_SIZE:
             c.importer.require(at - size, "a slice")
         return size
@@ -147,7 +149,7 @@ def _slice(
 
 
 def _window(c: Call) -> Node:
-    """x[i : i + k] where each turn of a loop has another i: k elements, which have to be there."""
+    """x[i : i + k] where each iteration of a loop has another i: k elements, which have to be there."""
     x, (start, first), (end, last) = c.x(), _offset(c.x(1)), _offset(c.x(2))
     if start is not end or c.x(1).type.size != 1 or (c.has(4) and c.ints(4) != (1,)):
         raise Unsupported(f"a slice from {c.proto.input[1]!r}, which a loop changes, but to as many elements behind it")

@@ -1,40 +1,109 @@
-"""Collectives, ids and shardings on one device: what all devices have together is what this one has."""
+"""Collectives, ids and shardings. On one device what all devices have together is what this one has."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.frontends.stablehlo import regions
+from ingot.frontends.stablehlo.shardings import annotated
+from ingot.frontends.stablehlo.syntax import Dense
+from ingot.frontends.stablehlo.types import tensor_type
 from ingot.frontends.stablehlo.values import AnyValue, Call, Table
 from ingot.ir.node import Node
+from ingot.ops.core.collective import REDUCTIONS, Groups
 
 row = Table()
+_MAX_DEVICES = 1 << 16
 
 
-def _alone(c: Call) -> None:
-    """Raise Unsupported where groups have more than one device."""
-    for name in ("replica_groups", "source_target_pairs"):
-        value = c.attributes.get(name)
-        if value is None:
-            continue
-        ids = c.ints(name)
-        if any(i not in (0, -1) for i in ids):
-            raise Unsupported(f"more than one device: {name} = {list(ids)}")
+def _groups(c: Call) -> Groups | None:
+    """The groups of devices; None for this device alone."""
+    if not c.has("replica_groups"):
+        return None
+    ids = c.ints("replica_groups")
+    if all(i in (0, -1) for i in ids):
+        return None
+    value = c.attributes["replica_groups"]
+    shape = tensor_type(value.type).shape if isinstance(value, Dense) else ()
+    if len(shape) != 2 or not shape[1] or len(ids) % int(shape[1]) or min(ids) < 0 or len(ids) > _MAX_DEVICES:
+        raise Unsupported(f"replica_groups = {list(ids)[:20]}: groups of one size")
+    size = int(shape[1])
+    return tuple(tuple(ids[i : i + size]) for i in range(0, len(ids), size))
 
 
-@row("all_reduce", "all_gather", "all_to_all", "collective_broadcast", "collective_permute", "reduce_scatter")
-def collective(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
-    _alone(c)
-    if c.op.name == "stablehlo.collective_permute" and not c.ints("source_target_pairs"):
+def _tensors(c: Call, xs: tuple[AnyValue, ...]) -> list[Node]:
+    """The operands of a collective of several devices."""
+    if not all(isinstance(x, Node) for x in xs):
+        raise Unsupported("complex numbers or levels of several devices")
+    return [x for x in xs if isinstance(x, Node)]
+
+
+@row("all_reduce", "reduce_scatter")
+def reduced(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
+    groups = _groups(c)
+    if groups is None:
+        return xs
+    nodes = _tensors(c, xs)
+    zeros = [ops.scalar(0, x.dtype) for x in nodes[:1]]
+    kind = regions.region(c, 0, (*zeros, *zeros)).combiner()
+    if kind not in REDUCTIONS:
+        raise Unsupported("a collective that combines otherwise than by sum, product, maximum or minimum")
+    if c.op.name == "stablehlo.all_reduce":
+        return tuple(ops.AllReduce(groups, kind)(x, loc=c.loc) for x in nodes)
+    axis = c.int("scatter_dimension")
+    return tuple(ops.ReduceScatter(groups, kind, axis)(x, loc=c.loc) for x in nodes)
+
+
+@row("all_gather", "all_to_all")
+def moved(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
+    groups, is_gather = _groups(c), c.op.name == "stablehlo.all_gather"
+    count = 1 if groups is None else len(groups[0])
+    if not is_gather and c.int("split_count", count) != count:
+        raise Unsupported(f"split_count = {c.int('split_count')} for groups of {count} devices")
+    if groups is None:
+        return xs
+    if is_gather:
+        op: ops.Collective = ops.AllGather(groups, c.int("all_gather_dim"))
+    else:
+        op = ops.AllToAll(groups, c.int("split_dimension"), c.int("concat_dimension"))
+    return tuple(op(x, loc=c.loc) for x in _tensors(c, xs))
+
+
+@row("collective_permute")
+def permuted(c: Call, x: AnyValue) -> AnyValue:
+    ids = c.ints("source_target_pairs")
+    targets = dict(zip(ids[::2], ids[1::2], strict=False))
+    if not targets:
         raise Unsupported("a device that nothing is sent to")
-    if c.op.name == "stablehlo.all_to_all" and c.int("split_count", 1) != 1:
-        raise Unsupported("more than one device")
+    if targets == {0: 0}:
+        return x
+    (node,) = _tensors(c, (x,))
+    return ops.Permute(_rings(targets))(node, loc=c.loc)
+
+
+def _rings(targets: Mapping[int, int]) -> Groups:
+    """Groups in which each device sends to the next one. Raises Unsupported for other pairs."""
+    if sorted(targets) != sorted(targets.values()):
+        raise Unsupported("a device that nothing is sent to")
+    rings: list[tuple[int, ...]] = []
+    left = dict(targets)
+    while left:
+        ring = [min(left)]
+        while (following := left.pop(ring[-1])) != ring[0]:
+            ring.append(following)
+        rings.append(tuple(ring))
+    if len({len(ring) for ring in rings}) != 1:
+        raise Unsupported(f"rings of several lengths: {rings[:4]}")
+    return tuple(rings)
+
+
+@row("collective_broadcast", "cross-replica-sum")
+def alone(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
+    if _groups(c) is not None:
+        raise Unsupported(f"more than one device: replica_groups = {list(c.ints('replica_groups'))[:20]}")
     return xs
-
-
-@row("cross-replica-sum")
-def cross_replica_sum(c: Call, x: AnyValue) -> AnyValue:
-    _alone(c)
-    return x
 
 
 @row("partition_id", "replica_id")
@@ -44,4 +113,4 @@ def identity(c: Call) -> Node:
 
 @row("sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier")
 def sharded(c: Call, x: AnyValue) -> AnyValue:
-    return x
+    return annotated(x, c.attributes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
-from ingot.frontends.shared import complex as f
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites import complex as f
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo.values import Call, Table
@@ -78,32 +78,14 @@ def _function(name: str, of: Callable[[Complex], Complex | Node]) -> None:
 
 
 for _name, _of in {
-    "exponential": f.exp,
-    "log": f.log,
-    "sqrt": f.sqrt,
-    "rsqrt": f.rsqrt,
-    "exponential_minus_one": f.expm1,
-    "log_plus_one": f.log1p,
-    "tanh": f.tanh,
-    "tan": f.tan,
-    "sine": f.sin,
-    "cosine": f.cos,
-    "logistic": f.logistic,
-    "chlo.sinh": f.sinh,
-    "chlo.cosh": f.cosh,
-    "chlo.tan": f.tan,
-    "chlo.asin": f.asin,
-    "chlo.acos": f.acos,
-    "chlo.atan": f.atan,
-    "sign": f.sign,
-    "chlo.square": f.square,
-    "abs": f.modulus,
-    "chlo.asinh": f.asinh,
-    "chlo.acosh": f.acosh,
-    "chlo.atanh": f.atanh,
-}.items():
+    "exponential": f.exp, "log": f.log, "sqrt": f.sqrt, "rsqrt": f.rsqrt, "exponential_minus_one": f.expm1,
+    "log_plus_one": f.log1p, "tanh": f.tanh, "tan": f.tan, "sine": f.sin, "cosine": f.cos, "logistic": f.logistic,
+    "chlo.sinh": f.sinh, "chlo.cosh": f.cosh, "chlo.tan": f.tan, "chlo.asin": f.asin, "chlo.acos": f.acos,
+    "chlo.atan": f.atan, "sign": f.sign, "chlo.square": f.square, "abs": f.modulus, "chlo.asinh": f.asinh,
+    "chlo.acosh": f.acosh, "chlo.atanh": f.atanh,
+}.items():  # fmt: skip
     _function(_name, _of)
 
-on_complex("multiply")(lambda c, a, b: f.times(a, b))
-on_complex("divide")(lambda c, a, b: f.over(a, b))
+on_complex("multiply")(lambda c, a, b: f.multiply(a, b))
+on_complex("divide")(lambda c, a, b: f.divide(a, b))
 on_complex("power")(lambda c, a, b: f.power(a, b))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.stablehlo.values import Call, Table
@@ -33,10 +33,10 @@ def _dims(c: Call, rank: int) -> tuple[Sides, Sides]:
         return ((), ()), ((rank - 1,), (0,))
     d = c.fields("dot_dimension_numbers")
 
-    def sides(kind: str) -> Sides:
+    def axes(kind: str) -> Sides:
         return d.ints(f"lhs_{kind}_dimensions", ()), d.ints(f"rhs_{kind}_dimensions", ())
 
-    return sides("batching"), sides("contracting")
+    return axes("batching"), axes("contracting")
 
 
 @row("dot", "dot_general")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.stablehlo import regions
+from ingot.frontends.stablehlo.shardings import annotated
 from ingot.frontends.stablehlo.syntax import Symbol
 from ingot.frontends.stablehlo.values import AnyValue, Call, Missing, Table, Token, flatten, unflatten
 from ingot.ir.node import Input, Node
@@ -31,14 +32,14 @@ def _call(c: Call, name: str, operands: Sequence[AnyValue]) -> tuple[AnyValue, .
 
 @row("composite")
 def composite(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
-    """What its decomposition computes."""
+    """The results of its decomposition."""
     decomposition = c.attributes.get("decomposition")
     if not isinstance(decomposition, Symbol):
         raise Unsupported("no decomposition")
     return _call(c, decomposition.name, operands)
 
 
-def _fresh(values: Sequence[AnyValue], c: Call) -> tuple[AnyValue, ...]:
+def _own_inputs(values: Sequence[AnyValue], c: Call) -> tuple[AnyValue, ...]:
     """Inputs of a graph of its own, of the types of `values`."""
     inputs = [Input(f"{c.loc or c.op.name}.{i}", n.type)() for i, n in enumerate(flatten(values))]
     return unflatten(values, inputs)
@@ -50,11 +51,11 @@ def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     if not flatten(operands):
         raise Unsupported("without values")
     captures: dict[Node, Node] = {}
-    carried = _fresh(operands, c)
+    carried = _own_inputs(operands, c)
     cond = c.importer.block(c.regions[0], carried, c.scope, captures)
     body = c.importer.block(c.regions[1], carried, c.scope, captures)
     inputs = flatten(carried)
-    outputs = _fitted(flatten(body), inputs)
+    outputs = _with_sizes_of(flatten(body), inputs)
     op = ops.While(
         regions.graph(inputs, flatten(cond), captures),
         regions.graph(inputs, (*outputs, *captures.values()), captures),
@@ -63,14 +64,14 @@ def while_(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     return unflatten(operands, results[: len(inputs)])
 
 
-def _fitted(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
+def _with_sizes_of(nodes: Sequence[Node], to: Sequence[Node]) -> tuple[Node, ...]:
     """Equal sizes may have another form, which a slice that removes nothing rewrites."""
     if len(nodes) != len(to):
         raise Unsupported(f"{len(nodes)} results of a body that takes {len(to)} values")
     out: list[Node] = []
     for n, t in zip(nodes, to, strict=True):
-        same = n.shape == t.shape or len(n.shape) != len(t.shape)
-        out.append(n if same else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
+        is_same_shape = n.shape == t.shape or len(n.shape) != len(t.shape)
+        out.append(n if is_same_shape else ops.Slice((0,) * len(t.shape), t.shape, (1,) * len(t.shape))(n))
     return tuple(out)
 
 
@@ -96,7 +97,7 @@ def _branches(c: Call, index: Node, order: Sequence[int]) -> tuple[AnyValue, ...
     nodes = [flatten(branch) for branch in results]
     if not nodes[0]:
         return tuple(v for v in kinds)
-    graphs = tuple(regions.graph((), _fitted(n, nodes[0]), captures) for n in nodes)
+    graphs = tuple(regions.graph((), _with_sizes_of(n, nodes[0]), captures) for n in nodes)
     out = ops.Case(graphs)(index, *captures, loc=c.loc).results
     return unflatten(kinds, out)
 
@@ -114,36 +115,38 @@ def custom_call(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         if isinstance(pred, Node) and c.importer.sizes.decided(pred) is False:
             raise Unsupported(f"its condition is false: {c.text('error_message')}")
         return ()
-    if name == STOPPED:
+    if name == STOP_GRADIENT:
         return tuple(ops.StopGradient()(x) if isinstance(x, Node) else x for x in operands)
-    if name == UNKNOWN:
+    if name == UNKNOWN_GRADIENT:
         return tuple(ops.UnknownGradient()(x) if isinstance(x, Node) else x for x in operands)
     if name == COTANGENT:
         return tuple(ops.Cotangent(int(c.text("backend_config")))(x) for x in operands if isinstance(x, Node))
     if name == OWN_GRADIENT:
         return ops.CustomGradient(int(c.text("backend_config")))(*flatten(operands)).results
+    if name == "Sharding" and len(operands) == 1:
+        return (annotated(operands[0], c.attributes),)
     if name in _IDENTITIES:
         return tuple(operands)
     target = CUSTOM.rows.get(f"target.{name}")
     if target is None:
         raise Unsupported(f"@{name}")
     shapes = c.ints("indices_of_shape_operands", ())  # of results, which a row knows from its operands
-    given = [x for i, x in enumerate(operands) if i not in shapes]
-    if any(isinstance(x, Complex) for x in given):
+    values = [x for i, x in enumerate(operands) if i not in shapes]
+    if any(isinstance(x, Complex) for x in values):
         raise Unsupported(f"@{name} of complex numbers")
-    check_operands(target, len(given))
-    results = target(c, *given)
+    check_operands(target, len(values))
+    results = target(c, *values)
     return results if isinstance(results, tuple) else (results,)
 
 
 # annotations of how a value is spread over devices, or of where it is kept
 _IDENTITIES = frozenset((
-    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
+    "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint",
     "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
 ))  # fmt: skip
 CUSTOM = Table()  # `target.name` of a custom_call -> row
 # what JAX is told to keep of gradients
-STOPPED, UNKNOWN = "ingot.stop_gradient", "ingot.unknown_gradient"
+STOP_GRADIENT, UNKNOWN_GRADIENT = "ingot.stop_gradient", "ingot.unknown_gradient"
 COTANGENT, OWN_GRADIENT = "ingot.cotangent", "ingot.own_gradient"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import literals
@@ -15,59 +15,25 @@ from ingot.frontends.stablehlo.syntax import Dense, Number
 from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.node import Node, Op, const
 from ingot.ir.types import DTYPES, DType, boolean, f32
+from ingot.ops import special
 
 row = Table()
 
-_PLAIN: dict[str, Op] = {
-    "add": ops.Add(),
-    "subtract": ops.Sub(),
-    "multiply": ops.Mul(),
-    "divide": ops.Div(),
-    "remainder": ops.Rem(),
-    "maximum": ops.Max(),
-    "minimum": ops.Min(),
-    "power": ops.Pow(),
-    "atan2": ops.Atan2(),
-    "and": ops.And(),
-    "or": ops.Or(),
-    "xor": ops.Xor(),
-    "shift_left": ops.ShiftLeft(),
-    "shift_right_arithmetic": ops.ShiftRightArithmetic(),
-    "shift_right_logical": ops.ShiftRightLogical(),
-    "abs": ops.Abs(),
-    "negate": ops.Neg(),
-    "sign": ops.Sign(),
-    "floor": ops.Floor(),
-    "ceil": ops.Ceil(),
-    "round_nearest_even": ops.RoundEven(),
-    "round_nearest_afz": ops.RoundAway(),
-    "sqrt": ops.Sqrt(),
-    "rsqrt": ops.Rsqrt(),
-    "cbrt": ops.Cbrt(),
-    "exponential": ops.Exp(),
-    "exponential_minus_one": ops.Expm1(),
-    "log": ops.Log(),
-    "log_plus_one": ops.Log1p(),
-    "logistic": ops.Logistic(),
-    "sine": ops.Sin(),
-    "cosine": ops.Cos(),
-    "tan": ops.Tan(),
-    "tanh": ops.Tanh(),
-    "not": ops.Not(),
-    "popcnt": ops.PopulationCount(),
-    "count_leading_zeros": ops.CountLeadingZeros(),
-    "is_finite": ops.IsFinite(),
-    "chlo.tan": ops.Tan(),
-    "chlo.asin": ops.Asin(),
-    "chlo.acos": ops.Acos(),
-    "chlo.atan": ops.Atan(),
-    "chlo.sinh": ops.Sinh(),
-    "chlo.cosh": ops.Cosh(),
-    "chlo.asinh": ops.Asinh(),
-    "chlo.acosh": ops.Acosh(),
-    "chlo.atanh": ops.Atanh(),
+_OPS: dict[str, Op] = {
+    "add": ops.Add(), "subtract": ops.Sub(), "multiply": ops.Mul(), "divide": ops.Div(), "remainder": ops.Rem(),
+    "maximum": ops.Max(), "minimum": ops.Min(), "power": ops.Pow(), "atan2": ops.Atan2(), "and": ops.And(),
+    "or": ops.Or(), "xor": ops.Xor(), "shift_left": ops.ShiftLeft(),
+    "shift_right_arithmetic": ops.ShiftRightArithmetic(), "shift_right_logical": ops.ShiftRightLogical(),
+    "abs": ops.Abs(), "negate": ops.Neg(), "sign": ops.Sign(), "floor": ops.Floor(), "ceil": ops.Ceil(),
+    "round_nearest_even": ops.RoundEven(), "round_nearest_afz": ops.RoundAway(), "sqrt": ops.Sqrt(),
+    "rsqrt": ops.Rsqrt(), "cbrt": ops.Cbrt(), "exponential": ops.Exp(), "exponential_minus_one": ops.Expm1(),
+    "log": ops.Log(), "log_plus_one": ops.Log1p(), "logistic": ops.Logistic(), "sine": ops.Sin(), "cosine": ops.Cos(),
+    "tan": ops.Tan(), "tanh": ops.Tanh(), "not": ops.Not(), "popcnt": ops.PopulationCount(),
+    "count_leading_zeros": ops.CountLeadingZeros(), "is_finite": ops.IsFinite(), "chlo.tan": ops.Tan(),
+    "chlo.asin": ops.Asin(), "chlo.acos": ops.Acos(), "chlo.atan": ops.Atan(), "chlo.sinh": ops.Sinh(),
+    "chlo.cosh": ops.Cosh(), "chlo.asinh": ops.Asinh(), "chlo.acosh": ops.Acosh(), "chlo.atanh": ops.Atanh(),
     "chlo.erf": ops.Erf(),
-}
+}  # fmt: skip
 # chlo's ops with numpy's broadcasting
 _BROADCAST = (
     "add", "and", "atan2", "divide", "maximum", "minimum", "multiply", "or", "power", "remainder", "shift_left",
@@ -83,7 +49,7 @@ def _row(op: Op) -> Callable[..., Node]:
     return apply
 
 
-for _name, _op in _PLAIN.items():
+for _name, _op in _OPS.items():
     row(_name)(_row(_op))
 
 
@@ -95,7 +61,7 @@ def _broadcasting(op: Op) -> Callable[..., Node]:
 
 
 for _name in _BROADCAST:
-    row(f"chlo.broadcast_{_name}")(_broadcasting(_PLAIN[_name]))
+    row(f"chlo.broadcast_{_name}")(_broadcasting(_OPS[_name]))
 
 
 def ordered(x: Node) -> Node:
@@ -167,8 +133,8 @@ def converted(x: Node, dtype: DType, loc: str = "") -> Node:
     wide = ops.cast(x, f32) if x.dtype.bits < 32 else x
     # the greatest integer may be no float: at and above the next power of two it is taken for itself
     top = float(high + 1)
-    inside = ops.Convert(dtype)(ops.where(ops.compare("GE", wide, float(low)), wide, float(low)))
-    capped = ops.where(ops.compare("GE", wide, top), ops.scalar(high, dtype), inside)
+    truncated = ops.Convert(dtype)(ops.where(ops.compare("GE", wide, float(low)), wide, float(low)))
+    capped = ops.where(ops.compare("GE", wide, top), ops.scalar(high, dtype), truncated)
     return ops.where(ops.IsNan()(wide), ops.scalar(0, dtype), capped, loc)
 
 
@@ -188,7 +154,7 @@ def reduce_precision(c: Call, x: Node) -> Node:
 
 def rounded(x: Node, exponent_bits: int, mantissa_bits: int) -> Node:
     """As XLA's: on the bits, subnormal results become 0."""
-    info = _FORMATS.get(x.dtype.name)
+    info = _FLOAT_FORMATS.get(x.dtype.name)
     if info is None:
         raise Unsupported(f"of {x.dtype}")
     exponent, mantissa = info
@@ -212,24 +178,12 @@ def rounded(x: Node, exponent_bits: int, mantissa_bits: int) -> Node:
     return ops.where(ops.IsNan()(x), x, y)
 
 
-_FORMATS = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
+_FLOAT_FORMATS = {"f64": (11, 52), "f32": (8, 23), "f16": (5, 10), "bf16": (8, 7)}
 
 
 @row("chlo.next_after", "chlo.broadcast_next_after")
 def next_after(c: Call, x: Node, towards: Node) -> Node:
-    """The float next to x on the way to the other."""
-    x, y = ops.promote(x, towards)
-    word = DTYPES[f"i{x.dtype.bits}"]
-    bits, to = ops.BitcastConvert(word)(x), ops.BitcastConvert(word)(y)
-    sign = ops.and_(to, word.range[0])
-    smallest = ops.or_(sign, 1)
-    larger = ops.compare("GT", ops.Abs()(x), ops.Abs()(y))
-    opposite = ops.compare("LT", ops.xor(bits, to), 0)
-    step = ops.where(ops.or_(larger, opposite), ops.scalar(-1, word), ops.scalar(1, word))
-    moved = ops.where(ops.compare("EQ", x, 0.0), smallest, ops.add(bits, step))
-    out = ops.BitcastConvert(x.dtype)(ops.where(ops.compare("EQ", x, y), to, moved))
-    nan = ops.scalar(float("nan"), x.dtype)
-    return ops.where(ops.or_(ops.IsNan()(x), ops.IsNan()(y)), nan, out, c.loc)
+    return special.next_after(x, towards)
 
 
 # --- constants

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.syntax import Number
@@ -24,8 +24,8 @@ def _lapack(routine: str) -> Callable[[Row], Row]:
 
 
 def _letter(c: Call, name: str) -> str:
-    found = c.attributes.get("mhlo.backend_config") or c.attributes.get("backend_config")
-    value = found.get(name) if isinstance(found, dict) else None
+    config = c.attributes.get("mhlo.backend_config") or c.attributes.get("backend_config")
+    value = config.get(name) if isinstance(config, dict) else None
     if not isinstance(value, Number):
         raise Unsupported(f"no {name} in its configuration")
     return chr(int(value))
@@ -80,8 +80,8 @@ def geev(c: Call, a: Node) -> tuple[object, ...]:
     """(real parts of the values, imaginary parts, left vectors, right vectors, info). The left ones are refused."""
     if _letter(c, "compute_left") != "N":
         raise Unsupported("left eigenvectors")
-    values, more, vectors, rest = ops.Eig()(a).results
-    return values, more, Complex(vectors, rest), Complex(vectors, rest), _info(a)
+    values, imaginary, vectors, rest = ops.Eig()(a).results
+    return values, imaginary, Complex(vectors, rest), Complex(vectors, rest), _info(a)
 
 
 @_lapack("gesdd")

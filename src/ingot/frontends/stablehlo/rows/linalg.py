@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites import fourier
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.rows.control import CUSTOM
 from ingot.frontends.stablehlo.values import Call, Table
@@ -12,19 +13,6 @@ from ingot.ir.types import i32
 from ingot.ops import linalg
 
 row, on_complex = Table(), Table()
-
-Pair = tuple[Node, Node]
-
-
-def _along(x: Pair, axis: int, inverse: bool) -> Pair:
-    """A transform along an axis, which goes last for it."""
-    last = len(x[0].shape) - 1
-    n = x[0].shape[axis]
-    scale = 1 / n if inverse and isinstance(n, int) else 1.0
-    if axis == last:
-        return ops.fourier(x, inverse, scale)
-    real, imag = ops.fourier([ops.swap_axes(v, axis, last) for v in x], inverse, scale)
-    return ops.swap_axes(real, axis, last), ops.swap_axes(imag, axis, last)
 
 
 def _lengths(c: Call, x: Node) -> tuple[int, ...]:
@@ -38,24 +26,13 @@ def _lengths(c: Call, x: Node) -> tuple[int, ...]:
 def rfft(c: Call, x: Node) -> Complex:
     if c.word("fft_type") != "RFFT":
         raise Unsupported(f"{c.word('fft_type')} of real numbers")
-    lengths, rank = _lengths(c, x), x.type.rank
-    pair = ops.real_fourier(x)
-    for axis in range(rank - 2, rank - 1 - len(lengths), -1):
-        pair = _along(pair, axis, False)
-    return Complex(*pair)
+    return fourier.rfft(x, _lengths(c, x))
 
 
 @on_complex("fft")
 def fft(c: Call, z: Complex) -> Complex | Node:
-    kind, lengths, rank = c.word("fft_type"), _lengths(c, z.real), z.real.type.rank
-    pair = (z.real, z.imag)
-    inverse = kind in ("IFFT", "IRFFT")
-    first = rank - len(lengths)
-    for axis in range(first, rank - (kind == "IRFFT")):
-        pair = _along(pair, axis, inverse)
-    if kind != "IRFFT":
-        return Complex(*pair)
-    return ops.real_inverse(pair, lengths[-1], 1 / max(1, lengths[-1]))
+    kind, lengths = c.word("fft_type"), _lengths(c, z.real)
+    return fourier.irfft(z, lengths) if kind == "IRFFT" else fourier.fft(z, len(lengths), kind == "IFFT")
 
 
 @row("cholesky")

@@ -20,7 +20,7 @@ def _steps(quant: Quant, x: Node) -> tuple[Node, Node]:
     """scale and zero point, broadcast to `x`."""
     out: list[Node] = []
     for values in (quant.scales, quant.zeros):
-        array = np.array(values, quant.expressed.numpy)
+        array = np.array(values, quant.expressed_dtype.numpy)
         if quant.axis is None:
             out.append(ops.broadcast_to(const(array.reshape(())), x.shape))
         else:
@@ -30,7 +30,7 @@ def _steps(quant: Quant, x: Node) -> tuple[Node, Node]:
 
 def dequantized(value: Quantized) -> Node:
     """(stored - zero) * scale"""
-    x = ops.cast(value.node, value.quant.expressed)
+    x = ops.cast(value.node, value.quant.expressed_dtype)
     scale, zero = _steps(value.quant, x)
     return ops.Mul()(ops.Sub()(x, zero), scale)
 
@@ -55,7 +55,7 @@ def uniform_quantize(c: Call, x: AnyValue) -> AnyValue:
         raise Unsupported("to a type that is not quantized")
     real = dequantized(x) if isinstance(x, Quantized) else x
     assert isinstance(real, Node)
-    return quantized(ops.cast(real, quant.expressed), quant)
+    return quantized(ops.cast(real, quant.expressed_dtype), quant)
 
 
 @on_quantized("uniform_dequantize")
@@ -64,7 +64,7 @@ def uniform_dequantize(c: Call, x: AnyValue) -> Node:
     return dequantized(x)
 
 
-_MOVES = ("broadcast_in_dim", "reshape", "transpose", "slice", "concatenate", "gather", "dynamic_slice",
+_MOVEMENT_OPS = ("broadcast_in_dim", "reshape", "transpose", "slice", "concatenate", "gather", "dynamic_slice",
           "dynamic_update_slice", "reverse", "select", "pad", "optimization_barrier", "dynamic_broadcast_in_dim",
           "dynamic_reshape", "real_dynamic_slice", "dynamic_gather")  # fmt: skip
 
@@ -73,10 +73,10 @@ _MOVES = ("broadcast_in_dim", "reshape", "transpose", "slice", "concatenate", "g
 def through_numbers(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
     """Dequantize, compute, quantize."""
     quants = {x.quant for x in xs if isinstance(x, Quantized)} | {t.quant for t in c.types if t is not None}
-    moves = c.op.name.removeprefix("stablehlo.") in _MOVES and len(quants) == 1
+    moves = c.op.name.removeprefix("stablehlo.") in _MOVEMENT_OPS and len(quants) == 1
     inner = c if moves else replace(c, types=tuple(map(_real, c.types)))
-    given = [x if not isinstance(x, Quantized) else x.node if moves else dequantized(x) for x in xs]
-    results = c.importer.rows.real[c.op.name](inner, *given)
+    numbers = [x if not isinstance(x, Quantized) else x.node if moves else dequantized(x) for x in xs]
+    results = c.importer.rows.real[c.op.name](inner, *numbers)
     out: list[AnyValue] = []
     for y, type in zip(results if isinstance(results, tuple) else (results,), c.types, strict=True):
         if type is None or type.quant is None:
@@ -89,7 +89,7 @@ def through_numbers(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
 
 def _real(type: Tensor | None) -> Tensor | None:
     """The type of the numbers that a quantized tensor stands for."""
-    return replace(type, dtype=type.quant.expressed, quant=None) if type is not None and type.quant else type
+    return replace(type, dtype=type.quant.expressed_dtype, quant=None) if type is not None and type.quant else type
 
 
 @on_quantized("bitcast_convert")

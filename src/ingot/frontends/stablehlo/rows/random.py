@@ -10,37 +10,13 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.dims import product
 from ingot.ir.node import Node
-from ingot.ir.types import DTYPES, TensorType, boolean, i64, static_shape, u32, u64
+from ingot.ir.types import DTYPES, boolean, i64, static_shape, u64
 from ingot.ops import sampling
 from ingot.ops.nn.terms import Term
 
 row = Table()
 
 Pair = tuple[Node, Node]
-
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_WEYL = (0x9E3779B9, 0xBB67AE85)
-
-
-def _wide_product(a: Node, by: int) -> Pair:
-    """The high and the low word."""
-    whole = ops.mul(ops.cast(a, u64), by)
-    return _high(whole), ops.cast(whole, u32)
-
-
-def _high(x: Node) -> Node:
-    return ops.cast(ops.ShiftRightLogical()(x, ops.full(x.shape, 32, u64)), u32)
-
-
-def philox(key: Pair, count: tuple[Node, Node, Node, Node]) -> tuple[Node, Node, Node, Node]:
-    """Philox 4x32 with 10 rounds."""
-    a, b, c, d = count
-    for i in range(10):
-        if i:
-            key = (ops.add(key[0], _WEYL[0]), ops.add(key[1], _WEYL[1]))
-        (high_a, low_a), (high_c, low_c) = _wide_product(a, _MULTIPLIERS[0]), _wide_product(c, _MULTIPLIERS[1])
-        a, b, c, d = ops.xor(ops.xor(high_c, b), key[0]), low_c, ops.xor(ops.xor(high_a, d), key[1]), low_a
-    return a, b, c, d
 
 
 def _word(x: Node, index: int) -> Node:
@@ -57,13 +33,12 @@ def rng_bit_generator(c: Call, state: Node) -> Pair:
     bits = ops.cast(state, u64) if state.dtype.bits == 64 else None
     if bits is None or state.type.rank != 1:
         raise Unsupported(f"a state of {state.type}")
-    key = (ops.cast(_word(bits, 0), u32), _high(_word(bits, 0)))
     wide = type.dtype.bits == 64
     if algorithm == "THREE_FRY":
-        values, new = (_threefry_wide if wide else _threefry_narrow)(bits, key, shape)
+        values, new = (_threefry_wide if wide else _threefry_narrow)(bits, shape)
     else:
         count = int(product(shape))
-        words, new = _philox_words(bits, key, 2 * count if wide else count)
+        words, new = _philox_words(bits, 2 * count if wide else count)
         pairs = ops.reshape(words, (count, 2)) if wide else words
         values = sampling.join_words(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1)) if wide else words
     unsigned = ops.cast(values, DTYPES[f"u{type.dtype.bits}"])
@@ -72,44 +47,38 @@ def rng_bit_generator(c: Call, state: Node) -> Pair:
     return ops.cast(new, state.dtype), result
 
 
-def _threefry_wide(state: Node, key: Pair, shape: tuple[int, ...]) -> Pair:
+def _threefry_wide(state: Node, shape: tuple[int, ...]) -> Pair:
     """A block for each element."""
-    halves, new = _threefry_blocks(state, key, shape)
+    halves, new = _threefry_blocks(state, shape)
     return sampling.join_words(*halves), new
 
 
-def _threefry_narrow(state: Node, key: Pair, shape: tuple[int, ...]) -> Pair:
+def _threefry_narrow(state: Node, shape: tuple[int, ...]) -> Pair:
     """A block for two neighbours on the first axis of even size, or on the longest, where half a block is left over."""
     if not shape:
-        values, new = _threefry_narrow(state, key, (1,))
+        values, new = _threefry_narrow(state, (1,))
         return ops.reshape(values, ()), new
     axis = next((i for i, d in enumerate(shape) if d % 2 == 0), max(range(len(shape)), key=lambda i: shape[i]))
     half = (*shape[:axis], (shape[axis] + 1) // 2, *shape[axis + 1 :])
-    halves, new = _threefry_blocks(state, key, half)
+    halves, new = _threefry_blocks(state, half)
     pairs = ops.reshape(ops.stack(halves, axis + 1), (*half[:axis], 2 * half[axis], *half[axis + 1 :]))
     return ops.slice_axis(pairs, axis, 0, shape[axis]), new
 
 
-def _threefry_blocks(state: Node, key: Pair, shape: tuple[int, ...]) -> tuple[Pair, Node]:
+def _threefry_blocks(state: Node, shape: tuple[int, ...]) -> tuple[Pair, Node]:
     """The halves of blocks that are counted in row-major order."""
     first, count = _word(state, 1), int(product(shape))
     at = ops.reshape(ops.add(ops.arange(count, u64), first), shape)
-    low, high = ops.threefry((Term(key[0]), Term(key[1])), ops.words(Term(at)))
+    low, high = ops.threefry(ops.words(Term(_word(state, 0))), ops.words(Term(at)))
     return (low.node, high.node), ops.stack([_word(state, 0), ops.add(first, count)], 0)
 
 
-def _philox_words(state: Node, key: Pair, count: int) -> Pair:
+def _philox_words(state: Node, count: int) -> Pair:
     """`count` words, the four of a block beside each other."""
     blocks = (count + 3) // 4
-    low = _word(state, 1)
-    high = _word(state, 2) if state.shape == (3,) else _word(state, 0)
-    step = ops.Iota(TensorType(u64, (blocks,)), 0)()
-    at = ops.add(ops.broadcast_to(low, (blocks,)), step)
-    carried = ops.cast(ops.compare("LT", at, ops.broadcast_to(low, (blocks,))), u64)
-    over = ops.add(ops.broadcast_to(high, (blocks,)), carried)
-    keys = tuple(ops.broadcast_to(k, (blocks,)) for k in key)
-    words = philox((keys[0], keys[1]), (ops.cast(at, u32), _high(at), ops.cast(over, u32), _high(over)))
-    flat = ops.slice_axis(ops.reshape(ops.stack(words, 1), (4 * blocks,)), 0, 0, count)
+    low, high = _word(state, 1), _word(state, 2 if state.shape == (3,) else 0)
+    words = ops.philox_blocks(_word(state, 0), low, high, ops.arange(blocks, u64))
+    flat = ops.slice_axis(ops.reshape(words, (4 * blocks,)), 0, 0, count)
     end = ops.add(low, blocks)
     new_high = ops.add(high, ops.cast(ops.compare("LT", end, low), u64))
     # a state of two words has no room for the carry

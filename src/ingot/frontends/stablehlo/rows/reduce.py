@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_one_shape
 from ingot.frontends.stablehlo import regions
@@ -40,9 +40,9 @@ def reduced(
     kind = body.combiner() if len(nodes) == 1 else None
     if kind is not None and kind != "set":
         return (_known(kind, nodes[0], starts[0], dims, loc),)
-    found = _argument(body, nodes, starts, dims, loc)
-    if found is not None:
-        return found
+    argument = _argument(body, nodes, starts, dims, loc)
+    if argument is not None:
+        return argument
     return unflatten(inits, folded(body, nodes, starts, dims))
 
 
@@ -78,24 +78,24 @@ def _argument(
 
 
 def _argument_bodies(direction: str, a: Node, i: Node, b: Node, j: Node) -> list[tuple[Node, Node]]:
-    """What the region of an argmax gives: with NaN for floats, and without."""
+    """The results of an argmax's region: with NaN for floats, and without."""
     better, first = ops.Compare(direction)(a, b), ops.Compare("LT")(i, j)
     out: list[tuple[Node, Node]] = []
-    for taken in (ops.Or()(better, ops.Compare("NE")(a, a)), better):
+    for is_better in (ops.Or()(better, ops.Compare("NE")(a, a)), better):
         tie = ops.And()(ops.Compare("EQ")(a, b), first)
-        out.append((ops.Select()(taken, a, b), ops.Select()(ops.Or()(taken, tie), i, j)))
+        out.append((ops.Select()(is_better, a, b), ops.Select()(ops.Or()(is_better, tie), i, j)))
     return out
 
 
 def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[int, ...]) -> tuple[Node, ...]:
     """Neighbours are combined until one is left, then the initial values in front of it."""
-    kept = tuple(d for d in range(xs[0].type.rank) if d not in dims)
-    shape = tuple(xs[0].shape[d] for d in kept)
+    kept_axes = tuple(d for d in range(xs[0].type.rank) if d not in dims)
+    shape = tuple(xs[0].shape[d] for d in kept_axes)
     n = product(xs[0].shape[d] for d in dims)
-    rows = tuple(ops.reshape(ops.transpose(x, (*dims, *kept)), (n, *shape)) for x in xs)
+    rows = tuple(ops.reshape(ops.transpose(x, (*dims, *kept_axes)), (n, *shape)) for x in xs)
     starts = tuple(ops.broadcast_to(i, shape) for i in inits)
     if not isinstance(n, int):
-        return _in_turn(body, rows, starts)
+        return _sequential(body, rows, starts)
     if n == 0:
         return starts
     while n > 1:
@@ -110,7 +110,7 @@ def folded(body: Region, xs: Sequence[Node], inits: Sequence[Node], dims: tuple[
     return regions.elementwise(body.outputs, dict(zip(body.inputs, (*starts, *left), strict=True)), shape)
 
 
-def _in_turn(body: Region, rows: Sequence[Node], starts: Sequence[Node]) -> tuple[Node, ...]:
+def _sequential(body: Region, rows: Sequence[Node], starts: Sequence[Node]) -> tuple[Node, ...]:
     """One row after the other, of a number that only the run knows."""
     i = Input("i", ops.scalar(0, i64).type)()
     values = [Input(f"value.{k}", s.type)() for k, s in enumerate(starts)]

@@ -17,7 +17,7 @@ from ingot.ir.types import TensorType, boolean, i64
 row = Table()
 
 _KINDS = {"set": "set", "sum": "add", "prod": "mul", "max": "max", "min": "min"}
-_OF_BITS = {"set": "set", "or": "max", "and": "min", "sum": "max", "prod": "min", "max": "max", "min": "min"}
+_BIT_KINDS = {"set": "set", "or": "max", "and": "min", "sum": "max", "prod": "min", "max": "max", "min": "min"}
 
 
 @row("scatter")
@@ -43,37 +43,37 @@ def scattered(
     body: Region, op: ops.Scatter, xs: AnyValue, indices: Node, updates: Sequence[AnyValue], loc: str = ""
 ) -> tuple[AnyValue, ...]:
     values = xs if isinstance(xs, tuple) else (xs,)
-    nodes, news = flatten(values), flatten(updates)
+    nodes, updates_flat = flatten(values), flatten(updates)
     kinds = _kinds(body, nodes)
     if kinds is None:
-        return unflatten(values, _in_turn(body, op, nodes, indices, news))
-    out = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, news, strict=True)]
+        return unflatten(values, _sequential(body, op, nodes, indices, updates_flat))
+    out = [replace(op, kind=k)(x, indices, u, loc=loc) for k, x, u in zip(kinds, nodes, updates_flat, strict=True)]
     return unflatten(values, out)
 
 
 def _kinds(body: Region, xs: Sequence[Node]) -> list[str] | None:
-    """How each operand takes its update in, where each does so alone."""
+    """The kind of update of each operand, if none depends on another."""
     n = len(xs)
     kinds: list[str] = []
     for i, out in enumerate(body.outputs):
         a, b = body.inputs[i], body.inputs[n + i]
-        found = Region((a, b), (out,)).combiner()
-        kind = (_OF_BITS if a.dtype == boolean else _KINDS).get(found or "")
+        combiner = Region((a, b), (out,)).combiner()
+        kind = (_BIT_KINDS if a.dtype == boolean else _KINDS).get(combiner or "")
         if kind is None:
             return None
         kinds.append(kind)
     return kinds
 
 
-def _in_turn(
+def _sequential(
     body: Region, op: ops.Scatter, xs: Sequence[Node], indices: Node, updates: Sequence[Node]
 ) -> tuple[Node, ...]:
     """x[at[i]] = region(x[at[i]], updates[i]) for every element of the updates that lies inside."""
-    inside, at = _places(op, xs[0], indices, updates[0].type)
+    is_inside, at = _places(op, xs[0], indices, updates[0].type)
     count, total = product(updates[0].shape), product(xs[0].shape)
     if count == 0 or total == 0:
         return tuple(xs)
-    flat = [ops.reshape(v, (product(v.shape),)) for v in (*xs, *updates, at, inside)]
+    flat = [ops.reshape(v, (product(v.shape),)) for v in (*xs, *updates, at, is_inside)]
     inputs = [Input(f"value.{k}", v.type)() for k, v in enumerate(flat)]
     i = Input("i", TensorType(i64))()
     n = len(xs)
@@ -84,10 +84,10 @@ def _in_turn(
 
     place = element(places, i)
     current = [element(v, place) for v in olds]
-    given = dict(zip(body.inputs, (*current, *(element(v, i) for v in news)), strict=True))
-    combined = regions.elementwise(body.outputs, given, ())
-    kept = [ops.where(element(within, i), y, v) for y, v in zip(combined, current, strict=True)]
-    changed = [ops.DynamicUpdateSlice()(v, ops.reshape(y, (1,)), place) for v, y in zip(olds, kept, strict=True)]
+    values = dict(zip(body.inputs, (*current, *(element(v, i) for v in news)), strict=True))
+    combined = regions.elementwise(body.outputs, values, ())
+    written = [ops.where(element(within, i), y, v) for y, v in zip(combined, current, strict=True)]
+    changed = [ops.DynamicUpdateSlice()(v, ops.reshape(y, (1,)), place) for v, y in zip(olds, written, strict=True)]
     graph_inputs = (i, *inputs)
     cond = Graph(graph_inputs, (ops.compare("LT", i, ops.scalar(count, i64)),))
     step = Graph(graph_inputs, (ops.add(i, 1), *changed, *inputs[n:]))
@@ -99,8 +99,8 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
     """For each element of the updates, whether it lies inside `x`, and its place in the flattened `x`."""
     shape, vector = updates.shape, op.index_vector_dim
     batch_dims = [d for d in range(len(shape)) if d not in op.update_window_dims]
-    gone = (*op.inserted_window_dims, *op.input_batching_dims)
-    kept = [d for d in range(x.type.rank) if d not in gone]
+    dropped = (*op.inserted_window_dims, *op.input_batching_dims)
+    kept_axes = [d for d in range(x.type.rank) if d not in dropped]
     wide = ops.cast(indices, i64)
     if vector == indices.type.rank:
         wide = ops.expand_dims(wide, vector)
@@ -108,16 +108,16 @@ def _places(op: ops.Scatter, x: Node, indices: Node, updates: TensorType) -> tup
     for k, d in enumerate(op.scatter_dims_to_operand_dims):
         start = ops.index_axis(wide, vector, k)
         index[d] = ops.BroadcastInDim(shape, tuple(batch_dims))(start)
-    for d, along in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True):
-        index[d] = ops.Iota(TensorType(i64, shape), batch_dims[along - (along > vector)])()
-    for d, along in zip(kept, op.update_window_dims, strict=True):
-        offset = ops.Iota(TensorType(i64, shape), along)()
+    for d, indices_axis in zip(op.input_batching_dims, op.scatter_indices_batching_dims, strict=True):
+        index[d] = ops.Iota(TensorType(i64, shape), batch_dims[indices_axis - (indices_axis > vector)])()
+    for d, indices_axis in zip(kept_axes, op.update_window_dims, strict=True):
+        offset = ops.Iota(TensorType(i64, shape), indices_axis)()
         index[d] = ops.add(index[d], offset) if d in index else offset
     at = ops.full(shape, 0, i64)
-    inside = ops.full(shape, True, boolean)
+    is_inside = ops.full(shape, True, boolean)
     for d, size in enumerate(x.shape):
         place = index.get(d, ops.full(shape, 0, i64))
         within = ops.and_(ops.compare("GE", place, 0), ops.compare("LT", place, ops.scalar(size, i64)))
-        inside = ops.and_(inside, within)
+        is_inside = ops.and_(is_inside, within)
         at = ops.add(ops.mul(at, ops.scalar(size, i64)), place)
-    return inside, ops.where(inside, at, 0)
+    return is_inside, ops.where(is_inside, at, 0)

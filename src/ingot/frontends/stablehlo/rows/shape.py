@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
 from ingot.frontends.stablehlo.types import Tensor
@@ -127,10 +127,12 @@ def pad(c: Call, x: Node, value: Node) -> Node:
 
 @row("dynamic_pad")
 def dynamic_pad(c: Call, x: Node, value: Node, low: Node, high: Node, interior: Node) -> Node:
-    inside = c.sizes(interior)
-    if not is_static(inside):
+    interior_sizes = c.sizes(interior)
+    if not is_static(interior_sizes):
         raise Unsupported("interior padding that only the run knows")
-    return ops.Pad(c.sizes(low), c.sizes(high), tuple(i for i in inside if isinstance(i, int)))(x, value, loc=c.loc)
+    return ops.Pad(c.sizes(low), c.sizes(high), tuple(i for i in interior_sizes if isinstance(i, int)))(
+        x, value, loc=c.loc
+    )
 
 
 @row("iota")
@@ -170,11 +172,11 @@ def dynamic_gather(c: Call, x: Node, indices: Node, sizes: Node) -> Node:
 def torch_index_select(c: Call, x: Node, index: Node) -> Node:
     """batch_dims leading dimensions of both go together."""
     dim, batch = c.int("dim"), c.int("batch_dims", 0)
-    together = tuple(range(batch))
-    kept = tuple(d for d in range(x.type.rank) if d not in (*together, dim))
-    offsets = tuple(d if d < dim else d + index.type.rank - batch - 1 for d in kept)
-    sizes = tuple(1 if d == dim or d in together else n for d, n in enumerate(x.shape))
-    op = ops.Gather(offsets, (dim,), together, together, (dim,), index.type.rank, sizes)
+    batch_axes = tuple(range(batch))
+    kept_axes = tuple(d for d in range(x.type.rank) if d not in (*batch_axes, dim))
+    offsets = tuple(d if d < dim else d + index.type.rank - batch - 1 for d in kept_axes)
+    sizes = tuple(1 if d == dim or d in batch_axes else n for d, n in enumerate(x.shape))
+    op = ops.Gather(offsets, (dim,), batch_axes, batch_axes, (dim,), index.type.rank, sizes)
     return op(x, index, loc=c.loc)
 
 

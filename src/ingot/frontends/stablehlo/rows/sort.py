@@ -32,17 +32,17 @@ def sort(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
 @CUSTOM("target.ApproxTopK")
 def approx_top_k(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
     """(operands, initial values): the first by a comparator, all of them found."""
-    called, given = (c.attributes.get(name) for name in ("called_computations", "mhlo.backend_config"))
+    called, config = (c.attributes.get(name) for name in ("called_computations", "mhlo.backend_config"))
     name = called[0].name if isinstance(called, list) and called and isinstance(called[0], Symbol) else ""
     function = c.importer.module.functions.get(name)
-    if function is None or not isinstance(given, dict):
+    if function is None or not isinstance(config, dict):
         raise Unsupported("without a computation or its options")
-    options = replace(c, attributes=given)
+    options = replace(c, attributes=config)
     if not options.flag("aggregate_to_topk"):
         raise Unsupported("without its last step")
     axis, k = options.int("reduction_dim"), options.int("top_k")
-    found = _sorted(c, operands[: len(operands) // 2], function.body, axis)
-    return unflatten(found, [ops.slice_axis(x, axis, 0, k, loc=c.loc) for x in flatten(found)])
+    results = _sorted(c, operands[: len(operands) // 2], function.body, axis)
+    return unflatten(results, [ops.slice_axis(x, axis, 0, k, loc=c.loc) for x in flatten(results)])
 
 
 def _sorted(c: Call, operands: Sequence[AnyValue], comparator: Block, dim: int) -> tuple[AnyValue, ...]:
@@ -64,11 +64,11 @@ def _sorted(c: Call, operands: Sequence[AnyValue], comparator: Block, dim: int) 
         # keys first, then what goes with them
         others = [x for x in xs if not any(x is k for k in by)]
         out = ops.Sort(dim, descending, True, len(by))(*by, *others, loc=c.loc).results
-        found = dict(zip((*by, *others), out, strict=True))
-        return unflatten(operands, [found[x] for x in xs])
-    made = regions.elementwise([key for _, key in keys], images, xs[0].shape)
-    out = ops.Sort(dim, descending, True, len(made))(*made, *xs, loc=c.loc).results
-    return unflatten(operands, out[len(made) :])
+        results = dict(zip((*by, *others), out, strict=True))
+        return unflatten(operands, [results[x] for x in xs])
+    order = regions.elementwise([key for _, key in keys], images, xs[0].shape)
+    out = ops.Sort(dim, descending, True, len(order))(*order, *xs, loc=c.loc).results
+    return unflatten(operands, out[len(order) :])
 
 
 def _sides(body: Region, operands: Sequence[AnyValue]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
@@ -87,10 +87,10 @@ def _keys(out: Node, left: Sequence[Node], right: Sequence[Node]) -> list[Key] |
             if head is None or len(head) != 1 or not isinstance(rest.op, ops.And):
                 continue
             for equal, tail in (rest.inputs, rest.inputs[::-1]):
-                same = isinstance(equal.op, ops.Compare) and equal.op.direction == "EQ"
-                if same and set(equal.inputs) == set(first.inputs):
-                    more = _keys(tail, left, right)
-                    return None if more is None else head + more
+                is_equality = isinstance(equal.op, ops.Compare) and equal.op.direction == "EQ"
+                if is_equality and set(equal.inputs) == set(first.inputs):
+                    tail_keys = _keys(tail, left, right)
+                    return None if tail_keys is None else head + tail_keys
     return None
 
 
@@ -125,11 +125,11 @@ def _ranked(
     theirs = tuple(d for d in range(rank + 1) if d != dim)
     a = [ops.BroadcastInDim(square, mine)(x) for x in xs]
     b = [ops.BroadcastInDim(square, theirs)(x) for x in xs]
-    before = _applied(body, (*right, *left), (*a, *b), square)
-    after = _applied(body, (*left, *right), (*a, *b), square)
+    is_less = _applied(body, (*right, *left), (*a, *b), square)
+    is_greater = _applied(body, (*left, *right), (*a, *b), square)
     i, j = (ops.Iota(TensorType(i64, square), d)() for d in (dim, dim + 1))
-    goes = ops.or_(before, ops.and_(ops.Not()(after), ops.compare("LT", j, i)))
-    place = ops.reduce_sum(ops.cast(goes, i64), dim + 1)
+    precedes = ops.or_(is_less, ops.and_(ops.Not()(is_greater), ops.compare("LT", j, i)))
+    place = ops.reduce_sum(ops.cast(precedes, i64), dim + 1)
     return ops.Sort(dim)(place, *xs).results[1:]
 
 

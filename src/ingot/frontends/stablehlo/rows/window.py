@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product as every
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal, require_one_shape
 from ingot.frontends.stablehlo import regions
@@ -22,7 +22,7 @@ from ingot.ops.core.base import dilated_size, window_count
 from ingot.support.dataclass import dataclass
 
 row = Table()
-_MOST_TAPS = 4096  # of a window whose region is nothing known: each is code
+_MAX_TAPS = 4096  # of a window whose region is nothing known: each is code
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class _Window:
         count = 1
         for s in self.sizes:
             count *= s
-        if count > _MOST_TAPS:
+        if count > _MAX_TAPS:
             raise Unsupported(f"a window of {count} elements with a region of its own")
         for tap in every(*map(range, self.sizes)):
             start = tuple(t * d for t, d in zip(tap, self.dilation, strict=True))
@@ -83,26 +83,26 @@ def dynamic_reduce_window(c: Call, *operands: AnyValue) -> tuple[AnyValue, ...]:
         raise Unsupported("without a computation")
     *values, sizes, strides, base, dilation, pads = operands
     flat = c.sizes(ops.reshape(pads, (-1,)) if isinstance(pads, Node) else pads)
-    given = [c.sizes(n) for n in (sizes, strides, dilation, base)]
-    wide, steps, spread, apart = (tuple(d for d in dims if isinstance(d, int)) for dims in given)
+    windows = [c.sizes(n) for n in (sizes, strides, dilation, base)]
+    wide, steps, window_dilation, base_dilation = (tuple(d for d in dims if isinstance(d, int)) for dims in windows)
     numbers = tuple(d for d in flat if isinstance(d, int))
-    if all(map(is_static, (*given, flat))):
+    if all(map(is_static, (*windows, flat))):
         padding = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-        return _reduced(c, values, _Window(wide, steps, padding, spread, apart), function.body)
-    if all(map(is_static, given)):
+        return _reduced(c, values, _Window(wide, steps, padding, window_dilation, base_dilation), function.body)
+    if all(map(is_static, windows)):
         # padding that depends on sizes goes into a pad of its own
         xs, inits = values[: len(values) // 2], values[len(values) // 2 :]
-        inside, (low, high) = tuple(d - 1 for d in apart), (flat[::2], flat[1::2])
+        interior, (low, high) = tuple(d - 1 for d in base_dilation), (flat[::2], flat[1::2])
         pairs = zip(flatten(xs), flatten(inits), strict=True)
-        padded = unflatten(xs, [ops.pad(x, low, high, init, inside) for x, init in pairs])
-        window = _Window(wide, steps, ((0, 0),) * len(wide), spread, (1,) * len(wide))
+        padded = unflatten(xs, [ops.pad(x, low, high, init, interior) for x, init in pairs])
+        window = _Window(wide, steps, ((0, 0),) * len(wide), window_dilation, (1,) * len(wide))
         return _reduced(c, [*padded, *inits], window, function.body)
     x, init = values[0], values[-1]
     if len(values) == 2 and isinstance(x, Node) and isinstance(init, Node):
         kind = regions.region_of(c, function.body, (init, init)).combiner()
-        plain = all(d == 1 for dims in given[1:] for d in dims)
+        plain = all(d == 1 for dims in windows[1:] for d in dims)
         if plain and kind in ("sum", "prod", "max", "min") and regions.identity(kind, init):
-            scan = _scan(kind, given[0], tuple(zip(flat[::2], flat[1::2], strict=True)), x)
+            scan = _scan(kind, windows[0], tuple(zip(flat[::2], flat[1::2], strict=True)), x)
             if scan is not None:
                 return (scan,)
     raise Unsupported("a window of open size that is no running fold")
@@ -211,9 +211,9 @@ def select_and_scatter(c: Call, x: AnyValue, source: AnyValue, init: AnyValue) -
             best = new
             continue
         old = dict(zip(choose.inputs, (*best[: len(nodes)], *new[: len(nodes)]), strict=True))
-        (stays,) = regions.elementwise((pred,), old, shape)
+        (keeps,) = regions.elementwise((pred,), old, shape)
         none_yet, outside = (ops.compare("LT", v[len(nodes)], 0) for v in (best, new))
-        keep = ops.or_(outside, ops.and_(stays, ops.Not()(none_yet)))
+        keep = ops.or_(outside, ops.and_(keeps, ops.Not()(none_yet)))
         best = [ops.where(keep, b, n) for b, n in zip(best, new, strict=True)]
     assert best is not None
     index = ops.stack(best[len(nodes) :], -1)

@@ -7,7 +7,7 @@ from functools import partial
 
 from ingot import ops
 from ingot.frontends.shared import bodies
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import solved
 from ingot.frontends.tensorflow.proto import Function
@@ -45,16 +45,16 @@ def _flat(values: Sequence[Value]) -> tuple[Node, ...]:
 
 def _rebuilt(values: Sequence[Value], nodes: Sequence[Node]) -> list[Value]:
     """Values of the kinds of `values`, made of `nodes` in order."""
-    left = iter(nodes)
+    remaining = iter(nodes)
     out: list[Value] = []
     for v in values:
         if isinstance(v, TensorList) and v.buffer is not None:
-            buffer = next(left)
+            buffer = next(remaining)
             out.append(TensorList(v.dtype, buffer.shape[0], buffer))
         elif isinstance(v, Complex):
-            out.append(Complex(next(left), next(left)))
+            out.append(Complex(next(remaining), next(remaining)))
         else:
-            out.append(next(left) if isinstance(v, Node) else v)
+            out.append(next(remaining) if isinstance(v, Node) else v)
     return out
 
 
@@ -64,7 +64,7 @@ def _checked(values: Sequence[Value]) -> Sequence[Value]:
     return values
 
 
-def _fresh(values: Sequence[Value], loc: str) -> list[Value]:
+def _own_inputs(values: Sequence[Value], loc: str) -> list[Value]:
     return _rebuilt(values, [Input(f"{loc}.{i}", n.type)() for i, n in enumerate(_flat(values))])
 
 
@@ -103,18 +103,18 @@ def case(c: Call, index: Value, *arguments: Value) -> Result:
 def _branches(c: Call, index: Node, branches: Sequence[Function], arguments: Sequence[Value]) -> Result:
     _no_writes(c, branches)
     arguments = _with_elements(c, branches, _checked(arguments))
-    inside, free = _inside(c, arguments)
-    made: list[Sequence[Value]] = []
+    inner, free = _as_seen_by_body(c, arguments)
+    outcomes: list[Sequence[Value]] = []
 
     def outcome(f: Function) -> tuple[Node, ...]:
-        made.append(_checked(c.walk.call(c, f, inside)))
-        return _flat(made[-1])
+        outcomes.append(_checked(c.walk.call(c, f, inner)))
+        return _flat(outcomes[-1])
 
-    outer = {n: o for n, o in zip(_flat(inside), _flat(arguments), strict=True) if n not in free.values()}
+    outer = {n: o for n, o in zip(_flat(inner), _flat(arguments), strict=True) if n not in free.values()}
     results = bodies.case(
         c.walk.found, index, [partial(outcome, f) for f in branches], [*outer], [*outer.values()], c.loc
     )
-    return _rebuilt(made[0], results)
+    return _rebuilt(outcomes[0], results)
 
 
 def _with_elements(c: Call, branches: Sequence[Function], arguments: Sequence[Value]) -> Sequence[Value]:
@@ -122,7 +122,7 @@ def _with_elements(c: Call, branches: Sequence[Function], arguments: Sequence[Va
     if not any(isinstance(v, TensorList) and v.buffer is None for v in arguments):
         return arguments
     refused = list(c.walk.refused)
-    ends = [_tried(c, f, arguments) for f in branches]
+    ends = [_results_in_trial(c, f, arguments) for f in branches]
     c.walk.refused[:] = refused
     put: dict[int, TensorList] = {}
     for values in zip(*ends, strict=True):
@@ -137,12 +137,12 @@ def _of_zeros(items: TensorList, like: TensorList) -> TensorList:
     return TensorList(items.dtype, items.length, ops.full((items.length, *like.buffer.shape[1:]), 0, items.dtype))
 
 
-def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
-    """Values as a body sees them: what any graph may hold as it is, inputs of its own for others; and, of the former,
-    what each is outside -> inside."""
+def _as_seen_by_body(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, Node]]:
+    """Values as a body sees them: values that any graph may hold as they are, inputs of its own for others; and the
+    former by what they are outside."""
     free: dict[Node, Node] = {}
     for n in _flat(values):
-        form = c.walk.sizes.anywhere(n)
+        form = c.walk.sizes.closed_form(n)
         if form is not None:
             free[n] = form
     nodes = [free[n] if n in free else Input(f"{c.loc}.outside{i}", n.type)() for i, n in enumerate(_flat(values))]
@@ -154,45 +154,45 @@ def _inside(c: Call, values: Sequence[Value]) -> tuple[list[Value], dict[Node, N
 
 @row("While", "StatelessWhile", any_kind=True)
 def while_(c: Call, *arguments: Value) -> Result:
-    """What the body hands on unchanged is not carried; where the values' types change, turns are written out, or what
-    grows has room for as many turns as there may be."""
+    """Values that the body hands on unchanged are not carried; where the values' types change, iterations are written
+    out, or what grows has room for as many iterations as there may be."""
     cond, body = c.function("cond"), c.function("body")
     _no_writes(c, (cond, body))
-    start, refused, finding = list(_checked(arguments)), list(c.walk.refused), c.walk.finding
-    if _ends(c, cond, start):
-        return _no_turns(c, body, start)
-    c.walk.finding = False
+    start, refused, was_finding = list(_checked(arguments)), list(c.walk.refused), c.walk.is_finding
+    if _is_over(c, cond, start):
+        return _without_iterations(c, body, start)
+    c.walk.is_finding = False
     try:
-        made = _trial(c, cond, body, start)
-        if made.why is None:
-            return _loop(c, cond, body, made)
-        # what only the run knows in a loop may be known in each of its turns
+        trial = _trial(c, cond, body, start)
+        if trial.reason is None:
+            return _loop(c, cond, body, trial)
+        # what only the run knows in a loop may be known in each of its iterations
         unrolled = _unrolled(c, cond, body, start)
         if unrolled is not None:
             return unrolled
-        c.walk.finding = finding
-        if finding:
+        c.walk.is_finding = was_finding
+        if was_finding:
             c.walk.refused[:] = refused
-            made = _trial(c, cond, body, start)
-        if made.values is None:
-            c.walk.refused[:] = made.refused
+            trial = _trial(c, cond, body, start)
+        if trial.values is None:
+            c.walk.refused[:] = trial.refused
             raise Unsupported("")
-        return _loop(c, cond, body, made)
+        return _loop(c, cond, body, trial)
     finally:
-        c.walk.finding = finding
+        c.walk.is_finding = was_finding
 
 
-def _ends(c: Call, cond: Function, values: Sequence[Value]) -> bool:
-    """Whether it is known that there is no other turn."""
-    (test,) = _tried(c, cond, values)
+def _is_over(c: Call, cond: Function, values: Sequence[Value]) -> bool:
+    """Whether it is known that there is no other iteration."""
+    (test,) = _results_in_trial(c, cond, values)
     return not isinstance(test, Missing) and _decided(c, test) is False
 
 
-def _no_turns(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value]:
-    """A turn would say of which shape the lists are that nothing was put into."""
+def _without_iterations(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value]:
+    """An iteration would say of which shape the lists are that nothing was put into."""
     refused = list(c.walk.refused)
     try:
-        ends = _tried(c, body, start)
+        ends = _results_in_trial(c, body, start)
     except ShapeError:  # elements of nothing
         return start
     finally:
@@ -201,7 +201,7 @@ def _no_turns(c: Call, body: Function, start: Sequence[Value]) -> Sequence[Value
 
 
 def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
-    """Lists that nothing was put into yet, with zeros of the shape that a turn puts into them."""
+    """Lists that nothing was put into yet, with zeros of the shape that an iteration puts into them."""
     return [
         _of_zeros(v, e)
         if isinstance(v, TensorList) and isinstance(e, TensorList) and v.buffer is None and e.buffer is not None
@@ -212,28 +212,28 @@ def _filled(start: Sequence[Value], ends: Sequence[Value]) -> list[Value]:
 
 @dataclass(frozen=True)
 class _Trial:
-    """What one turn shows. values: what the loop starts with, None where the body is refused; fixed: which of them
-    stay. appends: places of counters and of lists as long as they say. why: why it is no loop of values whose types
-    stay."""
+    """The observations of a trial iteration. values: what the loop starts with, None where the body is refused; fixed:
+    which of them stay. appends: places of counters and of lists as long as they say. reason: why it is no loop of
+    values whose types stay."""
 
     values: Sequence[Value] | None
     fixed: Sequence[bool]
     counter: _Counter | None
     appends: Sequence[tuple[int, int]]
-    why: str | None
+    reason: str | None
     refused: Sequence[UnsupportedOp] = ()
 
 
 def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _Trial:
     refused = list(c.walk.refused)
     probes = _probes(c, body, start)
-    ends = _tried(c, body, probes)
+    ends = _results_in_trial(c, body, probes)
     counter = _counter(c, cond, start, probes, ends)
     appends = () if counter is not None else _appends(c, start, probes, ends)
     if any(isinstance(v, Missing) for v in ends):
         c.walk.refused[:] = refused
-        _note(c, probes, counter, appends)
-        ends = _tried(c, body, probes)
+        _note_counters(c, probes, counter, appends)
+        ends = _results_in_trial(c, body, probes)
     why = list(c.walk.refused)
     c.walk.refused[:] = refused
     if any(isinstance(v, Missing) for v in ends):
@@ -242,37 +242,40 @@ def _trial(c: Call, cond: Function, body: Function, start: Sequence[Value]) -> _
     values = _filled(start, ends)
     if counter is not None:
         values = [_grown(v, e, counter) for v, e in zip(values, ends, strict=True)]
-    return _Trial(values, fixed, counter, appends, _changing(values, ends))
+    return _Trial(values, fixed, counter, appends, _type_change(values, ends))
 
 
 def _probes(c: Call, body: Function, start: Sequence[Value]) -> list[Value]:
-    """What the turn that shows begins with: inputs of its own, but for what the body plainly hands on and any graph may
-    hold, as shapes are made of it."""
-    f, probes = c.walk.functions.get(body.name), _fresh(start, f"{c.loc}.probe")
-    for k in f.handed_on.intersection(range(len(start))) if f is not None else ():
+    """The values that the trial iteration begins with: inputs of its own, except values that the body plainly hands on
+    and that any graph may hold, as shapes are made of them."""
+    f, probes = c.walk.functions.get(body.name), _own_inputs(start, f"{c.loc}.probe")
+    for k in f.passed_through.intersection(range(len(start))) if f is not None else ():
         value = start[k]
-        form = c.walk.sizes.anywhere(value) if isinstance(value, Node) else None
+        form = c.walk.sizes.closed_form(value) if isinstance(value, Node) else None
         probes[k] = probes[k] if form is None else form
     return probes
 
 
-def _note(c: Call, inside: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]) -> None:
-    """Tell what is known of a loop's counters, as its body sees them."""
+def _note_counters(
+    c: Call, inner_values: Sequence[Value], counter: _Counter | None, appends: Sequence[tuple[int, int]]
+) -> None:
+    """Note the facts about a loop's counters, as its body sees them."""
     if counter is not None:
-        c.walk.below[expect(inside[counter.place], Node, "tensor")] = counter.limit
+        c.walk.upper_bounds[expect(inner_values[counter.place], Node, "tensor")] = counter.limit
     c.walk.appends.update(
-        (expect(inside[k], Node, "tensor"), expect(inside[i], TensorList, "list of tensors")) for k, i in appends
+        (expect(inner_values[k], Node, "tensor"), expect(inner_values[i], TensorList, "list of tensors"))
+        for k, i in appends
     )
 
 
-def _tried(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
-    """What a function gives, of which the graph keeps nothing."""
+def _results_in_trial(c: Call, function: Function, values: Sequence[Value]) -> Sequence[Value]:
+    """The results of a function in a trial, of which the graph keeps nothing."""
     with c.walk.found.within():
         return c.walk.call(c, function, values)
 
 
-def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
-    """How a carried value's type changes; None where none does. Raises ShapeError for sizes that may be equal."""
+def _type_change(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
+    """The change of a carried value's type; None where none does. Raises ShapeError for sizes that may be equal."""
     for k, (a, b) in enumerate(zip(start, ends, strict=True)):
         one, other = _nodes(a), _nodes(b)
         if len(one) != len(other) or type(a) is not type(b):
@@ -292,30 +295,30 @@ def _changing(start: Sequence[Value], ends: Sequence[Value]) -> str | None:
 
 @dataclass(frozen=True)
 class _Counter:
-    """A carried value that goes 0, 1, ... limit - 1, one more with each turn, of a loop that nothing else ends."""
+    """A carried value that goes 0, 1, ... limit - 1, one more with each iteration, of a loop that nothing else ends."""
 
     place: int
     limit: DimLike
 
 
 def _appends(c: Call, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> list[tuple[int, int]]:
-    """Counters, one more with each turn, and lists that start as long as they say: so long they are in each turn, if
-    each makes them longer by one."""
-    stays = _stays(start, probes, ends)
-    found: list[tuple[int, int]] = []
+    """Counters, one more with each iteration, and lists that start as long as they say: so long they are in each
+    iteration, if each makes them longer by one."""
+    unchanged = _unchanged(start, probes, ends)
+    appends: list[tuple[int, int]] = []
     for k, (first, at, end) in enumerate(zip(start, probes, ends, strict=True)):
-        if not isinstance(at, Node) or not _is_next(end, at, stays):
+        if not isinstance(at, Node) or not _is_next(end, at, unchanged):
             continue
         try:
             length = c.size(first)
         except Unsupported:
             continue
-        found += [(k, i) for i, v in enumerate(start) if isinstance(v, TensorList) and v.length == length]
-    return found
+        appends += [(k, i) for i, v in enumerate(start) if isinstance(v, TensorList) and v.length == length]
+    return appends
 
 
-def _stays(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
-    """What a turn hands on unchanged, and what it is before."""
+def _unchanged(start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]) -> dict[Node, Node]:
+    """The values that an iteration hands on unchanged, by what they become."""
     triples = zip(start, probes, ends, strict=True)
     return {p: v for v, p, e in triples if p is e and isinstance(p, Node) and isinstance(v, Node)}
 
@@ -324,11 +327,11 @@ def _counter(
     c: Call, cond: Function, start: Sequence[Value], probes: Sequence[Value], ends: Sequence[Value]
 ) -> _Counter | None:
     refused = list(c.walk.refused)
-    inside = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
-    (test,) = _tried(c, cond, inside)
+    inner_values = [v if e is p else p for v, p, e in zip(start, probes, ends, strict=True)]
+    (test,) = _results_in_trial(c, cond, inner_values)
     c.walk.refused[:] = refused
-    before = _stays(start, probes, ends)
-    found: list[_Counter] = []
+    unchanged = _unchanged(start, probes, ends)
+    counters: list[_Counter] = []
     stack = [test]
     while stack:
         n = stack.pop()
@@ -340,13 +343,13 @@ def _counter(
         at, limit = n.inputs
         places = [k for k, p in enumerate(probes) if p is at]
         try:
-            first, most = (c.size(start[k]) for k in places), c.size(limit)
-            if [*first] != [0] or not all(_is_next(ends[k], at, before) for k in places):
+            first, end = (c.size(start[k]) for k in places), c.size(limit)
+            if [*first] != [0] or not all(_is_next(ends[k], at, unchanged) for k in places):
                 return None
         except Unsupported:
             return None
-        found.append(_Counter(places[0], dim_max(most, 0)))
-    return found[-1] if found and all(f.limit == found[0].limit for f in found) else None
+        counters.append(_Counter(places[0], dim_max(end, 0)))
+    return counters[-1] if counters and all(f.limit == counters[0].limit for f in counters) else None
 
 
 def _is_next(end: Value, at: Node, before: Mapping[Node, Node]) -> bool:
@@ -359,7 +362,7 @@ def _is_next(end: Value, at: Node, before: Mapping[Node, Node]) -> bool:
 
 
 def _grown(start: Value, end: Value, counter: _Counter) -> Value:
-    """A list that gets an element with each turn, at the length that it ends with."""
+    """A list that gets an element with each iteration, at the length that it ends with."""
     if not isinstance(start, TensorList) or not isinstance(end, TensorList) or start.buffer is None:
         return start
     if end.length == start.length or end.length != dim_max(start.length, counter.limit):
@@ -369,55 +372,57 @@ def _grown(start: Value, end: Value, counter: _Counter) -> Value:
 
 def _loop(c: Call, cond: Function, body: Function, trial: _Trial) -> Result:
     start, fixed, counter = trial.values or (), trial.fixed, trial.counter
-    outside = [v for v, same in zip(start, fixed, strict=True) if same]
-    shared, free = _inside(c, outside)
-    carried = _fresh([v for v, same in zip(start, fixed, strict=True) if not same], c.loc)
+    outer_values = [v for v, is_fixed in zip(start, fixed, strict=True) if is_fixed]
+    shared, free = _as_seen_by_body(c, outer_values)
+    carried = _own_inputs([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed], c.loc)
 
     def merged(changed: Sequence[Value], same: Sequence[Value]) -> list[Value]:
-        ones, others = iter(same), iter(changed)
-        return [next(ones) if f else next(others) for f in fixed]
+        fixed_values, others = iter(same), iter(changed)
+        return [next(fixed_values) if f else next(others) for f in fixed]
 
-    def seen(nodes: Sequence[Node]) -> list[Value]:
+    def inside_values(nodes: Sequence[Node]) -> list[Value]:
         inside = merged(_rebuilt(carried, nodes), shared)
-        _note(c, inside, counter, trial.appends)
+        _note_counters(c, inside, counter, trial.appends)
         return inside
 
-    def goes(nodes: Sequence[Node]) -> Node:
-        (test,) = _checked(c.walk.call(c, cond, seen(nodes)))
+    def cond_graph(nodes: Sequence[Node]) -> Node:
+        (test,) = _checked(c.walk.call(c, cond, inside_values(nodes)))
         return _truth(expect(test, Node, "tensor"))
 
-    def turn(nodes: Sequence[Node]) -> tuple[Node, ...]:
-        inside = seen(nodes)
+    def body_graph(nodes: Sequence[Node]) -> tuple[Node, ...]:
+        inside = inside_values(nodes)
         ends = _checked(c.walk.call(c, body, inside))
         for _, i in trial.appends:
-            before, after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))
-            if after.length not in (before.length, before.length + 1):
-                raise Unsupported("a list that does not get an element with each turn")
-        moved = [v for v, same in zip(ends, fixed, strict=True) if not same]
-        return _flat(moved)
+            list_before, list_after = (expect(v[i], TensorList, "list of tensors") for v in (inside, ends))
+            if list_after.length not in (list_before.length, list_before.length + 1):
+                raise Unsupported("a list that does not get an element with each iteration")
+        changed = [v for v, is_fixed in zip(ends, fixed, strict=True) if not is_fixed]
+        return _flat(changed)
 
-    starts = _flat([v for v, same in zip(start, fixed, strict=True) if not same])
+    starts = _flat([v for v, is_fixed in zip(start, fixed, strict=True) if not is_fixed])
     if not starts:
         raise Unsupported("without values")
-    outer = {n: o for n, o in zip(_flat(shared), _flat(outside), strict=True) if o not in free}
-    results = bodies.loop(c.walk.found, starts, goes, turn, c.loc, None if counter is None else counter.limit, outer)
-    return merged(_rebuilt(carried, results), outside)
+    outer = {n: o for n, o in zip(_flat(shared), _flat(outer_values), strict=True) if o not in free}
+    results = bodies.loop(
+        c.walk.found, starts, cond_graph, body_graph, c.loc, None if counter is None else counter.limit, outer
+    )
+    return merged(_rebuilt(carried, results), outer_values)
 
 
-_MOST_TURNS = 4096
+_MAX_ITERATIONS = 4096
 
 
 def _unrolled(c: Call, cond: Function, body: Function, values: list[Value]) -> Sequence[Value] | None:
-    """Turn after turn written out; None where their number is not known, or something in them is refused."""
-    for _ in range(_MOST_TURNS):
+    """Iteration after iteration written out; None where their number is not known, or something in them is refused."""
+    for _ in range(_MAX_ITERATIONS):
         check_time(c.loc)
         (test,) = c.walk.call(c, cond, values)
-        go = None if isinstance(test, Missing) else _decided(c, test)
-        if go is None:
+        is_going = None if isinstance(test, Missing) else _decided(c, test)
+        if is_going is None:
             return None
-        if not go:
+        if not is_going:
             return values
         values = c.walk.call(c, body, values)
         if any(isinstance(v, Missing) for v in values):
             return None
-    raise Unsupported(f"a loop of more than {_MOST_TURNS} turns, to be written out")
+    raise Unsupported(f"a loop of more than {_MAX_ITERATIONS} iterations, to be written out")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Result, Strings, Table, Value
 from ingot.ir.dims import Dim, DimLike, ceildiv, dim_max, product
@@ -38,13 +38,13 @@ def placeholder_with_default(c: Call, x: Node) -> Node:
     return x
 
 
-_PASSED = (
+_PASS_THROUGH_OPS = (
     "Identity", "Snapshot", "PreventGradient", "CheckNumerics", "CheckNumericsV2", "EnsureShape",
     "OptimizationBarrier", "DeepCopy",
 )  # fmt: skip
 
 
-@row(*_PASSED, any_kind=True)
+@row(*_PASS_THROUGH_OPS, any_kind=True)
 def identity(c: Call, x: Value) -> Value:
     return x
 
@@ -110,7 +110,7 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
         if step == 0:
             raise Unsupported("a step of 0")
         return const(np.arange(first, last, step, dtype=start.dtype.numpy))
-    whole = [_whole(n) for n in (start, limit, delta)]
+    whole = [_as_integer(n) for n in (start, limit, delta)]
     *ends, step = c.elements(ops.stack(whole))
     if isinstance(step, Node):
         raise Unsupported("a step that only the run knows")
@@ -125,7 +125,7 @@ def range_(c: Call, start: Node, limit: Node, delta: Node) -> Node:
 
 
 def _numbers(c: Call, ends: Sequence[Node]) -> list[float] | None:
-    """Those that are known as plain numbers, or None."""
+    """The ends as plain numbers, or None if one is unknown."""
     try:
         known = [d for n in ends for d in c.walk.sizes.elements(n).reshape(-1)]
     except Unsupported:
@@ -133,7 +133,7 @@ def _numbers(c: Call, ends: Sequence[Node]) -> list[float] | None:
     return known if all(isinstance(d, int | float) for d in known) else None
 
 
-def _whole(x: Node) -> Node:
+def _as_integer(x: Node) -> Node:
     """An end of a range as an integer. Raises Unsupported for fractions."""
     if x.dtype.is_integer:
         return ops.cast(x, i64)

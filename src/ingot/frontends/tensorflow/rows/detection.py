@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites.suppression import (
+    corners_of,
+    padded_indices,
+    suppress_in_image,
+    suppress_overlaps,
+)
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
-from ingot.frontends.shared.suppression import corners_of, of_one_image, padded, suppressed
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_min
 from ingot.ir.node import Node
@@ -18,46 +23,46 @@ _OPS = ("NonMaxSuppression", "NonMaxSuppressionV2", "NonMaxSuppressionV3")
 
 
 @row(*_OPS)
-def non_max_suppression(c: Call, boxes: Node, scores: Node, most: Node, *limits: Node) -> Node:
+def non_max_suppression(c: Call, boxes: Node, scores: Node, max_boxes: Node, *limits: Node) -> Node:
     """Indices of the boxes that stay, the best first."""
     overlap = limits[0] if limits else ops.scalar(c.float("iou_threshold", 0.5), boxes.dtype)
-    kept, order = of_one_image(boxes, scores, most, overlap, limits[1] if len(limits) > 1 else None)
-    places = ops.reshape(c.walk.found.places(kept), (-1,))
+    is_kept, order = suppress_in_image(boxes, scores, max_boxes, overlap, limits[1] if len(limits) > 1 else None)
+    places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32)
 
 
 @row("NonMaxSuppressionV4", results=("selected_indices", "valid_outputs"))
-def padded_suppression(c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node) -> Result:
-    return list(_chosen(c, boxes, scores, most, overlap, least))
+def padded_suppression(c: Call, boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node) -> Result:
+    return list(_chosen(c, boxes, scores, max_boxes, overlap, min_score))
 
 
 def _chosen(
-    c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node
+    c: Call, boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node
 ) -> tuple[Node, Node]:  # fmt: skip
     """Indices, and how many of them count."""
-    kept, order = of_one_image(boxes, scores, most, overlap, least)
-    valid = ops.reduce_sum(ops.cast(kept, i32))
+    is_kept, order = suppress_in_image(boxes, scores, max_boxes, overlap, min_score)
+    valid = ops.reduce_sum(ops.cast(is_kept, i32))
     if c.flag("pad_to_max_output_size"):
-        return padded(c.size(most), kept, order), valid
-    places = ops.reshape(c.walk.found.places(kept), (-1,))
+        return padded_indices(c.size(max_boxes), is_kept, order), valid
+    places = ops.reshape(c.walk.found.places(is_kept), (-1,))
     return ops.cast(ops.Take(0)(order, places), i32), valid
 
 
 @row("NonMaxSuppressionV5", results=("selected_indices", "selected_scores", "valid_outputs"))
 def soft_suppression(
-    c: Call, boxes: Node, scores: Node, most: Node, overlap: Node, least: Node, sigma: Node
+    c: Call, boxes: Node, scores: Node, max_boxes: Node, overlap: Node, min_score: Node, sigma: Node
 ) -> Result:  # fmt: skip
     if float(c.array(sigma).reshape(())) != 0.0:
         raise Unsupported("of scores that decay (soft_nms_sigma)")
-    indices, valid = _chosen(c, boxes, scores, most, overlap, least)
-    taken = ops.Take(0)(scores, indices)
-    inside = ops.compare("LT", ops.arange(indices.shape[0]), ops.cast(valid, i64))
-    return [indices, ops.where(inside, taken, 0.0), valid]
+    indices, valid = _chosen(c, boxes, scores, max_boxes, overlap, min_score)
+    selected = ops.Take(0)(scores, indices)
+    is_valid = ops.compare("LT", ops.arange(indices.shape[0]), ops.cast(valid, i64))
+    return [indices, ops.where(is_valid, selected, 0.0), valid]
 
 
 @row("CombinedNonMaxSuppression", results=("nmsed_boxes", "nmsed_scores", "nmsed_classes", "valid_detections"))
 def combined(
-    c: Call, boxes: Node, scores: Node, per_class: Node, total: Node, overlap: Node, least: Node
+    c: Call, boxes: Node, scores: Node, per_class: Node, total: Node, overlap: Node, min_score: Node
 ) -> Result:  # fmt: skip
     """Of each image the best boxes of all classes, each class suppressed alone; then zeros."""
     batch, n, groups, _ = boxes.shape
@@ -68,31 +73,31 @@ def combined(
         raise Unsupported(f"boxes of {groups} classes for scores of {classes}")
     wide = ops.broadcast_to(ops.transpose(boxes, (0, 2, 1, 3)), (batch, classes, n, 4))
     lines = ops.reshape(ops.transpose(scores, (0, 2, 1)), (batch * classes, n))
-    sides = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
-    kept, order = suppressed(sides, lines, per_class, overlap, least)
+    corners = ops.stack([ops.reshape(v, (batch * classes, n)) for v in corners_of(wide, 3)], 1)
+    is_kept, order = suppress_overlaps(corners, lines, per_class, overlap, min_score)
     if c.flag("pad_per_class"):
         whole = dim_min(whole, each * classes)
     # what stays of all classes, the best first
-    left = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
-    gone = ops.reshape(ops.cast(ops.Not()(kept), i32), (batch, classes * n))
-    line = ops.broadcast_to(ops.arange(classes * n), gone.shape)
-    _, _, chosen = ops.Sort(1, False, True, 2)(gone, ops.Neg()(left), line).results
+    kept_scores = ops.reshape(ops.GatherElements(1)(lines, order), (batch, classes * n))
+    is_removed = ops.reshape(ops.cast(ops.Not()(is_kept), i32), (batch, classes * n))
+    line = ops.broadcast_to(ops.arange(classes * n), is_removed.shape)
+    _, _, order_of_best = ops.Sort(1, False, True, 2)(is_removed, ops.Neg()(kept_scores), line).results
     size = dim_min(whole, classes * n)
-    chosen = ops.slice_axis(chosen, 1, 0, size)
-    valid = ops.minimum(ops.reduce_sum(ops.sub(1, gone), 1), ops.scalar(size, i32))
-    inside = ops.compare("LT", ops.arange(size), ops.cast(ops.expand_dims(valid, 1), i64))
-    category = ops.div(chosen, ops.scalar(n, i64))
-    box = ops.GatherElements(1)(ops.reshape(order, (batch, classes * n)), chosen)
+    order_of_best = ops.slice_axis(order_of_best, 1, 0, size)
+    valid = ops.minimum(ops.reduce_sum(ops.sub(1, is_removed), 1), ops.scalar(size, i32))
+    is_valid = ops.compare("LT", ops.arange(size), ops.cast(ops.expand_dims(valid, 1), i64))
+    category = ops.div(order_of_best, ops.scalar(n, i64))
+    box = ops.GatherElements(1)(ops.reshape(order, (batch, classes * n)), order_of_best)
     flat = ops.add(ops.mul(category, ops.scalar(n, i64)), box)
     places = ops.broadcast_to(ops.expand_dims(flat, -1), (batch, size, 4))
-    found = ops.GatherElements(1)(ops.reshape(wide, (batch, classes * n, 4)), places)
+    best_boxes = ops.GatherElements(1)(ops.reshape(wide, (batch, classes * n, 4)), places)
     if not c.has("clip_boxes") or c.flag("clip_boxes"):
-        found = ops.clip(found, 0.0, 1.0)
-    best = ops.GatherElements(1)(left, chosen)
+        best_boxes = ops.clip(best_boxes, 0.0, 1.0)
+    best = ops.GatherElements(1)(kept_scores, order_of_best)
     results = (
-        ops.where(ops.expand_dims(inside, -1), found, 0.0),
-        ops.where(inside, best, 0.0),
-        ops.where(inside, ops.cast(category, f32), 0.0),
+        ops.where(ops.expand_dims(is_valid, -1), best_boxes, 0.0),
+        ops.where(is_valid, best, 0.0),
+        ops.where(is_valid, ops.cast(category, f32), 0.0),
     )
     grown = [ops.pad(v, (0,) * v.type.rank, (0, whole - size, *(0,) * (v.type.rank - 2))) for v in results]
     return [*grown, valid]
@@ -105,7 +110,7 @@ def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) 
     height, width = c.numbers(size)
     y1, x1, y2, x2 = (ops.index_axis(boxes, 1, i) for i in range(4))
     down, across = _places(y1, y2, height, rows), _places(x1, x2, width, columns)
-    inside = ops.and_(ops.expand_dims(_within(down, rows), 2), ops.expand_dims(_within(across, columns), 1))
+    is_inside = ops.and_(ops.expand_dims(_within(down, rows), 2), ops.expand_dims(_within(across, columns), 1))
     crops = (boxes.shape[0], height, width)
     batch = ops.reshape(ops.cast(index, i64), (boxes.shape[0], 1, 1))
 
@@ -125,7 +130,7 @@ def crop_and_resize(c: Call, image: Node, boxes: Node, index: Node, size: Node) 
         dx = ops.expand_dims(ops.expand_dims(ops.sub(across, left), 1), 3)
         upper, lower = (_between(at(y, left), at(y, right), dx) for y in (top, bottom))
         value = _between(upper, lower, dy)
-    return ops.where(ops.expand_dims(inside, 3), value, c.float("extrapolation_value", 0.0))
+    return ops.where(ops.expand_dims(is_inside, 3), value, c.float("extrapolation_value", 0.0))
 
 
 def _between(a: Node, b: Node, share: Node) -> Node:

@@ -8,12 +8,13 @@ from functools import partial, reduce
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.composites.fake_quantization import fake_quantize
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.values import Call, Table, Value
 from ingot.ir.dims import DimLike, floordiv, mod
 from ingot.ir.node import Node, Op, const, splat_of
-from ingot.ir.types import DTYPES, u8
+from ingot.ir.types import u8
 from ingot.ops import bessel, incomplete_gamma, integrals, special
 from ingot.ops.incomplete_beta import betainc
 
@@ -37,7 +38,7 @@ _UNARY: dict[str, Op] = {
     "Relu": ops.Relu(), "Elu": ops.Elu(), "Selu": ops.Selu(), "Softsign": ops.Softsign(),
     "Softplus": ops.Softplus(threshold=float("inf")),
 }  # fmt: skip
-_COMPARED = {"Less": "LT", "LessEqual": "LE", "Greater": "GT", "GreaterEqual": "GE", "Equal": "EQ", "NotEqual": "NE"}
+_COMPARISONS = {"Less": "LT", "LessEqual": "LE", "Greater": "GT", "GreaterEqual": "GE", "Equal": "EQ", "NotEqual": "NE"}
 _SPECIAL: dict[str, Callable[[Node], Node]] = {
     "PopulationCount": lambda x: ops.cast(ops.PopulationCount()(x), u8),
     "Erfc": special.erfc, "Erfinv": special.erf_inv, "Ndtri": special.ndtri,
@@ -64,9 +65,9 @@ def unary(c: Call, x: Node) -> Node:
     return op(x)
 
 
-@row(*_COMPARED)
+@row(*_COMPARISONS)
 def compare(c: Call, a: Node, b: Node) -> Node:
-    return ops.compare(_COMPARED[c.op], a, b)
+    return ops.compare(_COMPARISONS[c.op], a, b)
 
 
 @row(*_SPECIAL)
@@ -81,17 +82,8 @@ def add_n(c: Call, *xs: Node) -> Node:
 
 @row("FloorDiv")
 def floor_div(c: Call, a: Node, b: Node) -> Node:
-    if a.dtype.is_float:
-        return ops.Floor()(ops.div(a, b))
-    quotient = ops.div(a, b)
-    if a.dtype.kind == "u":
-        return quotient
-    sizes = _of_sizes(c, floordiv, a, b)
-    if sizes is not None:
-        return sizes
-    left = ops.rem(a, b)
-    opposite = ops.compare("NE", ops.compare("LT", left, 0), ops.compare("LT", b, 0))
-    return ops.where(ops.and_(opposite, ops.compare("NE", left, 0)), ops.sub(quotient, 1), quotient)
+    sizes = _of_sizes(c, floordiv, a, b) if a.dtype.is_integer else None
+    return ops.floor_div(a, b) if sizes is None else sizes
 
 
 @row("FloorMod")
@@ -243,14 +235,16 @@ def quantize_and_dequantize(c: Call, x: Node, low: Node, high: Node) -> Node:
     if not c.flag("range_given") or c.int("axis", -1) != -1 or c.str("round_mode", "HALF_TO_EVEN") != "HALF_TO_EVEN":
         raise Unsupported("of a range that is not given, along an axis or of another rounding")
     bits, signed = c.int("num_bits", 8), c.flag("signed_input")
-    most = float((1 << (bits - 1)) - 1 if signed else (1 << bits) - 1)
-    least = float(-(1 << (bits - 1)) + bool(c.flag("narrow_range")) if signed else 0)
+    max_level = float((1 << (bits - 1)) - 1 if signed else (1 << bits) - 1)
+    min_level = float(-(1 << (bits - 1)) + bool(c.flag("narrow_range")) if signed else 0)
     a, b = (float(c.array(v).reshape(())) for v in (low, high))
-    scales = [s for s in ((least / a if least * a > 0 else None), (most / b if most * b > 0 else None)) if s]
+    scales = [
+        s for s in ((min_level / a if min_level * a > 0 else None), (max_level / b if max_level * b > 0 else None)) if s
+    ]
     scale = float(np.float32(min(scales, default=1.0)))
-    clipped = ops.clip(x, float(np.float32(least / scale)), float(np.float32(most / scale)))
-    inside = ops.and_(ops.compare("GE", x, a), ops.compare("LE", x, b)) if c.op.endswith("V4") else None
-    return ops.straight_through(ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale), x, inside)
+    clipped = ops.clip(x, float(np.float32(min_level / scale)), float(np.float32(max_level / scale)))
+    is_inside = ops.and_(ops.compare("GE", x, a), ops.compare("LE", x, b)) if c.op.endswith("V4") else None
+    return ops.straight_through(ops.div(ops.RoundEven()(ops.mul(clipped, scale)), scale), x, is_inside)
 
 
 @row("FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel", "FakeQuantWithMinMaxArgs")
@@ -260,49 +254,24 @@ def fake_quant(c: Call, x: Node, *range_: Node) -> Node:
         low, high = (np.asarray(c.array(v), np.float32) for v in range_)
     else:
         low, high = np.float32(c.float("min", -6.0)), np.float32(c.float("max", 6.0))
-    least = np.float32(1 if c.flag("narrow_range") else 0)
-    most = np.float32((1 << c.int("num_bits", 8)) - 1)
-    with np.errstate(all="ignore"):
-        scale = ((high - low) / (most - least)).astype(np.float32)
-        zero = least - low / scale
-        zero = np.clip(np.floor(zero + np.float32(0.5)), least, most).astype(np.float32)
-        a, b = ((v - zero) * scale for v in (least, most))
-        inverse = (np.float32(1) / scale).astype(np.float32)
-    moved = ops.sub(ops.minimum(ops.maximum(x, const(a, np.float32)), const(b, np.float32)), const(a, np.float32))
-    levels = ops.Floor()(ops.add(ops.mul(moved, const(inverse, np.float32)), 0.5))
-    out = ops.add(ops.mul(levels, const(scale, np.float32)), const(a, np.float32))
-    inside = ops.and_(ops.compare("GE", x, const(a, np.float32)), ops.compare("LE", x, const(b, np.float32)))
-    none = np.logical_and(low == 0, high == 0)
-    if none.any():
-        out, inside = ops.where(const(np.asarray(none)), 0.0, out), ops.or_(inside, const(np.asarray(none)))
-    return ops.straight_through(out, x, inside)
+    return fake_quantize(x, low, high, c.int("num_bits", 8), c.flag("narrow_range"))
 
 
 @row("Lbeta")
 def log_beta(c: Call, x: Node) -> Node:
-    """Of the last axis: the sum of log-gammas less that of the sum."""
+    """log B over the last axis: the sum of log-gammas less the log-gamma of the sum."""
     return ops.sub(ops.reduce_sum(special.lgamma(x), -1), special.lgamma(ops.reduce_sum(x, -1)))
 
 
 @row("NextAfter")
 def next_after(c: Call, x: Node, to: Node) -> Node:
-    """The number beside x on the way to `to`."""
-    x, to = ops.promote(x, to)
-    whole = DTYPES[f"i{x.dtype.bits}"]
-    bits, least = (ops.BitcastConvert(whole)(v) for v in (x, ops.full(x.shape, 0, x.dtype)))
-    up = ops.compare("LT", x, to)
-    away = ops.compare("EQ", up, ops.compare("GT", x, 0.0))
-    moved = ops.BitcastConvert(x.dtype)(ops.add(bits, ops.where(away, ops.full(x.shape, 1, whole), -1)))
-    tiny = ops.BitcastConvert(x.dtype)(ops.add(least, 1))
-    out = ops.where(ops.compare("EQ", x, 0.0), ops.where(up, tiny, ops.Neg()(tiny)), moved)
-    out = ops.where(ops.compare("EQ", x, to), to, out)
-    return ops.where(ops.or_(ops.IsNan()(x), ops.IsNan()(to)), float("nan"), out)
+    return special.next_after(x, to)
 
 
 @row("CumulativeLogsumexp")
 def cumulative_logsumexp(c: Call, x: Node, axis: Node) -> Node:
-    along, reverse, exclusive = c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive")
-    most = ops.reduce_max(x, along, True)
-    most = ops.where(ops.IsFinite()(most), most, 0.0)
-    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, most)), along, reverse, exclusive)
-    return ops.add(ops.Log()(total), most)
+    dim, reverse, exclusive = c.axis(axis, x.type.rank), c.flag("reverse"), c.flag("exclusive")
+    max_value = ops.reduce_max(x, dim, True)
+    max_value = ops.where(ops.IsFinite()(max_value), max_value, 0.0)
+    total = ops.cumulative("sum", ops.Exp()(ops.sub(x, max_value)), dim, reverse, exclusive)
+    return ops.add(ops.Log()(total), max_value)

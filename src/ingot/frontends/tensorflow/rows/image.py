@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.windows import resize_linear, resize_nearest, static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
-from ingot.frontends.tensorflow.rows.windows import static
 from ingot.frontends.tensorflow.values import Call, Table
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Node, const
@@ -22,40 +22,31 @@ from ingot.ops.nn.terms import Term
 row = Table()
 
 
-def _coordinates(c: Call) -> str:
-    if c.flag("align_corners"):
-        return "align_corners"
-    return "half_pixel" if c.flag("half_pixel_centers") else "asymmetric"
-
-
 @row("ResizeBilinear")
 def bilinear(c: Call, x: Node, size: Node) -> Node:
-    """Of integers, too, in f32."""
-    return ops.Resize(c.lengths(size), (1, 2), "linear", _coordinates(c))(ops.cast(x, f32))
+    """Integers are resized in f32, too."""
+    return resize_linear(ops.cast(x, f32), c.lengths(size), *_coordinates(c))
 
 
 @row("ResizeNearestNeighbor")
 def nearest(c: Call, x: Node, size: Node) -> Node:
-    coordinates = _coordinates(c)
-    # corners are met by rounding, the others by rounding down
-    if coordinates == "align_corners":
-        return ops.Resize(c.lengths(size), (1, 2), "nearest", coordinates, "round_prefer_ceil")(x)
-    if coordinates == "half_pixel":
-        # floor((i + 0.5) * scale): half a pixel is added, and not taken off again
-        return ops.Resize(c.lengths(size), (1, 2), "nearest", "half_pixel", "round_prefer_ceil")(x)
-    return ops.Resize(c.lengths(size), (1, 2), "nearest", coordinates, "floor")(x)
+    return resize_nearest(x, c.lengths(size), *_coordinates(c))
+
+
+def _coordinates(c: Call) -> tuple[bool, bool]:
+    return c.flag("align_corners"), c.flag("half_pixel_centers")
 
 
 @row("ResizeBicubic")
 def bicubic(c: Call, x: Node, size: Node) -> Node:
     """By a matrix for each axis, as TensorFlow's kernels are rounded to a table of 1,024 places."""
     height, width = c.numbers(size)
-    rows, columns = static(x.shape[1:3], "an image")
+    rows, columns = static_sizes(x.shape[1:3], "an image")
     down, across = _cubic(c, rows, height), _cubic(c, columns, width)
     return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), const(down), const(across))
 
 
-_PLACES = 1024
+_KERNEL_TABLE_SIZE = 1024
 
 
 def _cubic(c: Call, size: int, out: int) -> np.ndarray:
@@ -66,27 +57,27 @@ def _cubic(c: Call, size: int, out: int) -> np.ndarray:
     at = np.arange(out, dtype=np.float32)
     at = (at + np.float32(0.5)) * scale - np.float32(0.5) if half else at * scale
     first = np.floor(at)
-    near = np.rint((at - first) * np.float32(_PLACES)) / np.float32(_PLACES)
+    near = np.rint((at - first) * np.float32(_KERNEL_TABLE_SIZE)) / np.float32(_KERNEL_TABLE_SIZE)
     weights = np.zeros((out, size), np.float32)
     for tap in (-1, 0, 1, 2):
         d = np.abs(near - np.float32(tap)).astype(np.float32)
         inner, outer = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
         place = (first + tap).astype(np.int64)
-        taken = np.where(d <= 1, inner, outer)
+        tap_weights = np.where(d <= 1, inner, outer)
         if half:  # taps outside weigh nothing
-            taken = np.where((place >= 0) & (place < size), taken, 0)
-        np.add.at(weights, (np.arange(out), np.clip(place, 0, size - 1)), taken.astype(np.float32))
+            tap_weights = np.where((place >= 0) & (place < size), tap_weights, 0)
+        np.add.at(weights, (np.arange(out), np.clip(place, 0, size - 1)), tap_weights.astype(np.float32))
     return weights / weights.sum(1, keepdims=True) if half else weights
 
 
 @row("ResizeArea")
 def area(c: Call, x: Node, size: Node) -> Node:
-    """Where the sizes divide, means of blocks."""
-    wanted = c.numbers(size)
+    """Means of blocks, for sizes that divide."""
+    target = c.numbers(size)
     h, w = x.shape[1], x.shape[2]
-    if not (isinstance(h, int) and isinstance(w, int)) or h % wanted[0] or w % wanted[1] or c.flag("align_corners"):
-        raise Unsupported(f"of {h} x {w} to {wanted[0]} x {wanted[1]}, which do not divide")
-    cut = (x.shape[0], wanted[0], h // wanted[0], wanted[1], w // wanted[1], x.shape[3])
+    if not (isinstance(h, int) and isinstance(w, int)) or h % target[0] or w % target[1] or c.flag("align_corners"):
+        raise Unsupported(f"of {h} x {w} to {target[0]} x {target[1]}, which do not divide")
+    cut = (x.shape[0], target[0], h // target[0], target[1], w // target[1], x.shape[3])
     return ops.mean(ops.reshape(ops.cast(x, f32), cut), (2, 4))
 
 
@@ -101,8 +92,8 @@ def patches(c: Call, x: Node) -> Node:
     """Windows of the image as channels: position in the window before the channel."""
     kernel, strides = c.ints("ksizes")[1:-1], c.ints("strides")[1:-1]
     rates = c.ints("rates")[1:-1] or (1,) * len(kernel)
-    sides = windows.padding_of(c, x.shape[1:-1], kernel, strides, rates)
-    low, high = ((0, *(side[i] for side in sides), 0) for i in (0, 1))
+    padding = windows.padding_of(c, x.shape[1:-1], kernel, strides, rates)
+    low, high = ((0, *(side[i] for side in padding), 0) for i in (0, 1))
     x = ops.pad(x, low, high)
     counts = [(d - (k - 1) * r - 1) // s + 1 for d, k, r, s in zip(x.shape[1:-1], kernel, rates, strides, strict=True)]
     taps: list[Node] = []
@@ -121,24 +112,24 @@ def rgb_to_hsv(c: Call, x: Node) -> Node:
 def _hsv(x: Node) -> tuple[Node, Node, Node]:
     r, g, b = (ops.index_axis(x, -1, i) for i in range(3))
     value = ops.maximum(ops.maximum(r, g), b)
-    spread = ops.sub(value, ops.minimum(ops.minimum(r, g), b))
-    flat = ops.Not()(ops.compare("GT", spread, 0.0))
-    unit = ops.div(1.0, ops.mul(ops.where(flat, 1.0, spread), 6.0))
+    chroma = ops.sub(value, ops.minimum(ops.minimum(r, g), b))
+    flat = ops.Not()(ops.compare("GT", chroma, 0.0))
+    unit = ops.div(1.0, ops.mul(ops.where(flat, 1.0, chroma), 6.0))
     of_red = ops.mul(unit, ops.sub(g, b))
     of_green = ops.add(ops.mul(unit, ops.sub(b, r)), 2.0 / 6.0)
     of_blue = ops.add(ops.mul(unit, ops.sub(r, g)), 4.0 / 6.0)
     hue = ops.where(ops.compare("EQ", r, value), of_red, ops.where(ops.compare("EQ", g, value), of_green, of_blue))
     hue = ops.where(flat, 0.0, hue)
     bright = ops.compare("GT", value, 0.0)
-    saturation = ops.where(bright, ops.div(spread, ops.where(bright, value, 1.0)), 0.0)
+    saturation = ops.where(bright, ops.div(chroma, ops.where(bright, value, 1.0)), 0.0)
     return ops.where(ops.compare("LT", hue, 0.0), ops.add(hue, 1.0), hue), saturation, value
 
 
 def _rgb(hue: Node, saturation: Node, value: Node) -> Node:
-    turned = ops.mul(hue, 6.0)
+    sector = ops.mul(hue, 6.0)
     parts: list[Node] = []
     for center, sign, shift in ((3.0, 1.0, -1.0), (2.0, -1.0, 2.0), (4.0, -1.0, 2.0)):
-        share = ops.clip(ops.add(ops.mul(ops.Abs()(ops.sub(turned, center)), sign), shift), 0.0, 1.0)
+        share = ops.clip(ops.add(ops.mul(ops.Abs()(ops.sub(sector, center)), sign), shift), 0.0, 1.0)
         parts.append(ops.mul(ops.add(ops.sub(1.0, saturation), ops.mul(saturation, share)), value))
     return ops.stack(parts, -1)
 
@@ -158,8 +149,8 @@ def adjust_saturation(c: Call, x: Node, scale: Node) -> Node:
 @row("AdjustHue")
 def adjust_hue(c: Call, x: Node, delta: Node) -> Node:
     hue, saturation, value = _hsv(ops.cast(x, f32))
-    moved = ops.add(hue, delta)
-    return ops.cast(_rgb(ops.sub(moved, ops.Floor()(moved)), saturation, value), x.dtype)
+    shifted_hue = ops.add(hue, delta)
+    return ops.cast(_rgb(ops.sub(shifted_hue, ops.Floor()(shifted_hue)), saturation, value), x.dtype)
 
 
 Kernel = Callable[[Term], Term]
@@ -179,8 +170,8 @@ def _cubic_of(b: float, c: float) -> Kernel:
 
     def height(x: Term) -> Term:
         near = ((12 - 9 * b - 6 * c) * x + (-18 + 12 * b + 6 * c)) * x * x + (6 - 2 * b)
-        far = (((-b - 6 * c) * x + (6 * b + 30 * c)) * x + (-12 * b - 48 * c)) * x + (8 * b + 24 * c)
-        return where(x < 1.0, near, where(x < 2.0, far, 0.0)) / 6.0
+        outer_part = (((-b - 6 * c) * x + (6 * b + 30 * c)) * x + (-12 * b - 48 * c)) * x + (8 * b + 24 * c)
+        return where(x < 1.0, near, where(x < 2.0, outer_part, 0.0)) / 6.0
 
     return height
 
@@ -199,12 +190,12 @@ _KERNELS: dict[str, tuple[float, Kernel]] = {
 @row("ScaleAndTranslate")
 def scale_and_translate(c: Call, x: Node, size: Node, scale: Node, translation: Node) -> Node:
     """By a matrix for each axis."""
-    found = _KERNELS.get(c.str("kernel_type", "lanczos3"))
-    if found is None:
+    kernel = _KERNELS.get(c.str("kernel_type", "lanczos3"))
+    if kernel is None:
         raise Unsupported(f"kernel {c.str('kernel_type')!r}")
     wide = c.flag("antialias") or not c.has("antialias")
-    sides = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
-    down, across = (_resampled(*found, *side, _at(scale, i), _at(translation, i), wide) for i, side in sides)
+    axes = enumerate(zip(x.shape[1:3], c.lengths(size), strict=True))
+    down, across = (_resampled(*kernel, *side, _at(scale, i), _at(translation, i), wide) for i, side in axes)
     return ops.Einsum("bhwc,oh,pw->bopc")(ops.cast(x, f32), down, across)
 
 
@@ -223,6 +214,6 @@ def _resampled(reach: float, kernel: Kernel, n: DimLike, out: DimLike, scale: Te
     distance = (places + 0.5 - at).map(ops.Abs()).cast(f64) / step.cast(f64)
     weights = where((places >= low) & (places <= high), kernel(distance), 0.0)
     total = weights.sum((1,), keepdims=True)
-    fits = (total.map(ops.Abs()) >= 1000 * float(np.finfo(np.float32).tiny)) & (at >= 0.0)
-    fits = fits & Term(ops.compare("LE", at.node, ops.scalar(n, f32)))
-    return where(fits, weights / where(fits, total, 1.0), 0.0).cast(f32).node
+    is_sampled = (total.map(ops.Abs()) >= 1000 * float(np.finfo(np.float32).tiny)) & (at >= 0.0)
+    is_sampled = is_sampled & Term(ops.compare("LE", at.node, ops.scalar(n, f32)))
+    return where(is_sampled, weights / where(is_sampled, total, 1.0), 0.0).cast(f32).node

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tensorflow.values import Call, Table, normal
+from ingot.frontends.tensorflow.values import Call, Table
 from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Node
 from ingot.ir.types import i32, i64
@@ -16,30 +18,13 @@ row = Table()
 
 @row("StridedSlice")
 def strided_slice(c: Call, x: Node, begin: Node, end: Node, strides: Node) -> Node:
-    """numpy's basic indexing, in masks: bit i says it of element i of `begin`."""
-    first, last, steps = c.elements(begin), c.elements(end), c.numbers(strides)
-    new, drop, rest = c.int("new_axis_mask", 0), c.int("shrink_axis_mask", 0), c.int("ellipsis_mask", 0)
-    open_first, open_last = c.int("begin_mask", 0), c.int("end_mask", 0)
-    axis = 0
-    for i, (low, high, step) in enumerate(zip(first, last, steps, strict=True)):
-        bit = 1 << i
-        if rest & bit:
-            # as many axes as the elements behind leave; those that add an axis take none
-            behind = sum(1 for k in range(i + 1, len(steps)) if not new >> k & 1)
-            axis = x.type.rank - behind
-        elif new & bit:
-            x = ops.expand_dims(x, axis)
-            axis += 1
-        elif drop & bit:
-            x = _at(x, axis, low)
-        else:
-            start, stop = None if open_first & bit else low, None if open_last & bit else high
-            if isinstance(start, Node) or isinstance(stop, Node):
-                x = _found_slice(c, x, axis, start, stop, step)
-            else:
-                x = ops.slice_axis(x, axis, start, stop, step)
-            axis += 1
-    return x
+    def slice_axis(x: Node, axis: int, start: DimLike | Node | None, stop: DimLike | Node | None, step: int) -> Node:
+        if isinstance(start, Node) or isinstance(stop, Node):
+            return _found_slice(c, x, axis, start, stop, step)
+        return ops.slice_axis(x, axis, start, stop, step)
+
+    masks = {name: c.int(f"{name}_mask", 0) for name in movement.MASKS}
+    return movement.strided_slice(x, c.elements(begin), c.elements(end), c.numbers(strides), masks, slice_axis)
 
 
 def _found_slice(
@@ -62,26 +47,14 @@ def _found_slice(
     return ops.Take(axis)(x, ops.add(ops.arange(size), first))
 
 
-def _at(x: Node, axis: int, place: DimLike | Node) -> Node:
-    return ops.Take(axis)(x, place) if isinstance(place, Node) else ops.index_axis(x, axis, place)
-
-
 @row("GatherV2", "Gather")
 def gather(c: Call, x: Node, indices: Node, axis: Node | None = None) -> Node:
     batch = c.int("batch_dims", 0)
-    batch = normal(batch, indices.type.rank + 1)
-    along = batch if axis is None else c.axis(axis, x.type.rank)
+    batch = normal_axis(batch, indices.type.rank + 1)
+    dim = batch if axis is None else c.axis(axis, x.type.rank)
     if isinstance(indices.op, Const) and indices.type.rank == 0:
-        return ops.index_axis(x, along, int(indices.op.value))
-    if not batch:
-        return ops.Take(along)(x, indices)
-    # the axis that is taken from goes behind the batch, and what stood between follows the indices
-    between = along - batch
-    order = [*range(batch), along, *(i for i in range(batch, x.type.rank) if i != along)]
-    rows = ops.GatherND(batch)(ops.transpose(x, order), ops.expand_dims(indices, -1))
-    n = indices.type.rank
-    back = [*range(batch), *range(n, n + between), *range(batch, n), *range(n + between, rows.type.rank)]
-    return ops.transpose(rows, back)
+        return ops.index_axis(x, dim, int(indices.op.value))
+    return movement.gather(x, indices, dim, batch)
 
 
 @row("GatherNd")
@@ -92,23 +65,23 @@ def gather_nd(c: Call, x: Node, indices: Node) -> Node:
 @row("ScatterNd")
 def scatter_nd(c: Call, indices: Node, updates: Node, shape: Node) -> Node:
     """Sums of the updates that meet."""
-    return ops.ScatterND("add")(ops.full(c.lengths(shape), 0, updates.dtype), _wide(indices), updates)
+    return ops.ScatterND("add")(ops.full(c.lengths(shape), 0, updates.dtype), _as_i64(indices), updates)
 
 
-_SCATTERED = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
+_SCATTER_KINDS = {"Update": "none", "Add": "add", "Max": "max", "Min": "min"}
 
 
 @row("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
 def tensor_scatter(c: Call, x: Node, indices: Node, updates: Node) -> Node:
-    return ops.ScatterND(_SCATTERED[c.op.removeprefix("TensorScatter")])(x, _wide(indices), updates)
+    return ops.ScatterND(_SCATTER_KINDS[c.op.removeprefix("TensorScatter")])(x, _as_i64(indices), updates)
 
 
 @row("TensorScatterSub")
 def tensor_scatter_sub(c: Call, x: Node, indices: Node, updates: Node) -> Node:
-    return ops.ScatterND("add")(x, _wide(indices), ops.Neg()(updates))
+    return ops.ScatterND("add")(x, _as_i64(indices), ops.Neg()(updates))
 
 
-def _wide(indices: Node) -> Node:
+def _as_i64(indices: Node) -> Node:
     return ops.cast(indices, i64)
 
 

@@ -21,7 +21,7 @@ def reserve(c: Call, shape: Node, count: Node) -> Value:
 
 
 @row("EmptyTensorList")
-def empty(c: Call, shape: Node, most: Node) -> Value:
+def empty(c: Call, shape: Node, max_length: Node) -> Value:
     return TensorList(c.dtype("element_dtype"), 0)
 
 
@@ -56,8 +56,8 @@ def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
     if (at, items) in c.walk.appends:
         length += 1
     elif c.flag("resize_if_index_out_of_bounds"):
-        below = c.walk.below.get(at)
-        length = dim_max(length, c.size(at) + 1 if below is None else below)
+        bound = c.walk.upper_bounds.get(at)
+        length = dim_max(length, c.size(at) + 1 if bound is None else bound)
     if buffer is None:
         buffer = ops.full((length, *x.shape), 0, items.dtype)
     elif length != items.length:
@@ -72,11 +72,11 @@ def set_item(c: Call, handle: Value, index: Value, value: Value) -> Value:
 
 @row("TensorListGetItem", any_kind=True)
 def get_item(c: Call, handle: Value, index: Value, shape: Node) -> Node:
-    return _taken(_buffer(c, _list(handle), shape), expect(index, Node, "tensor"))
+    return _elements_at(_buffer(c, _list(handle), shape), expect(index, Node, "tensor"))
 
 
-def _taken(buffer: Node, at: Node) -> Node:
-    """Elements of a list; zeros where it has none, as a loop of no turns has them."""
+def _elements_at(buffer: Node, at: Node) -> Node:
+    """Elements of a list; zeros where it has none, as a loop of no iterations has them."""
     if buffer.shape[0] == 0:
         return ops.full((*at.shape, *buffer.shape[1:]), 0, buffer.dtype)
     return ops.Take(0)(buffer, at)
@@ -126,18 +126,18 @@ def resized(buffer: Node, count: DimLike) -> Node:
 
 @row("TensorListGather", any_kind=True)
 def gather(c: Call, handle: Value, indices: Node, shape: Node) -> Node:
-    return _taken(_buffer(c, _list(handle), shape), indices)
+    return _elements_at(_buffer(c, _list(handle), shape), indices)
 
 
 @row("TensorListScatter", "TensorListScatterV2")
 def scatter(c: Call, x: Node, indices: Node, shape: Node, *count: Node) -> Value:
     """As many elements as `count` says, or, for -1, as indices need."""
-    wanted = c.size(count[0]) if count else -1
-    if wanted == -1:
-        wanted = 1 + max(c.numbers(indices), default=-1)
-    zeros = ops.full((wanted, *x.shape[1:]), 0, x.dtype)
+    count_wanted = c.size(count[0]) if count else -1
+    if count_wanted == -1:
+        count_wanted = 1 + max(c.numbers(indices), default=-1)
+    zeros = ops.full((count_wanted, *x.shape[1:]), 0, x.dtype)
     places = ops.expand_dims(ops.cast(indices, i64), -1)
-    return TensorList(x.dtype, wanted, ops.ScatterND("none")(zeros, places, x))
+    return TensorList(x.dtype, count_wanted, ops.ScatterND("none")(zeros, places, x))
 
 
 @row("TensorListScatterIntoExistingList", any_kind=True)
@@ -192,7 +192,7 @@ def _written(flow: Value) -> Node:
 
 @row("TensorArrayReadV3", "TensorArrayGatherV3", any_kind=True)
 def array_read(c: Call, handle: Value, index: Value, flow: Value) -> Node:
-    return _taken(_written(flow), expect(index, Node, "tensor"))
+    return _elements_at(_written(flow), expect(index, Node, "tensor"))
 
 
 @row("TensorArrayScatterV3", any_kind=True)

@@ -16,11 +16,11 @@ _RESULTS = ("y", "batch_mean", "batch_variance", "reserve_space_1", "reserve_spa
 @row("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3", results=_RESULTS)
 def batch_norm(c: Call, x: Node, scale: Node, offset: Node, mean: Node, variance: Node) -> Result:
     """Statistics are given, or, in training, those of the batch."""
-    image = windows.first(c, x)
+    image = windows.channels_first(c, x)
     eps = c.float("epsilon", 1e-4)
     if c.flag("is_training") or not c.has("is_training"):
         return _of_batch(c, image, scale, offset, eps)
-    y = windows.back(c, ops.BatchNorm(eps)(image, scale, offset, mean, variance))
+    y = windows.channels_as_given(c, ops.BatchNorm(eps)(image, scale, offset, mean, variance))
     return [y, mean, variance, mean, variance, mean]
 
 
@@ -30,7 +30,7 @@ def _of_batch(c: Call, image: Node, scale: Node, offset: Node, eps: float) -> Re
     axes = tuple(i for i in range(image.type.rank) if i != 1)
     mean = ops.mean(ops.cast(image, scale.dtype), axes)
     variance = ops.var(ops.cast(image, scale.dtype), axes)
-    y = windows.back(c, ops.BatchNorm(eps)(image, scale, offset, mean, variance))
+    y = windows.channels_as_given(c, ops.BatchNorm(eps)(image, scale, offset, mean, variance))
     # the variance that is handed out is the unbiased one
     count = ops.scalar(image.type.size, scale.dtype)
     per = ops.div(count, ops.scalar(image.shape[1], scale.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites.windows import Padding, pad_first, static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Result, Table
@@ -13,7 +14,7 @@ from ingot.ir.types import i64
 row = Table()
 
 
-def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], windows.Padding, tuple[int, ...]]:
+def _pool_window(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], Padding, tuple[int, ...]]:
     n = image.type.rank
     kernel, strides = windows.spatial(c, "ksize", n), windows.spatial(c, "strides", n)
     dilation = (1,) * (n - 2)
@@ -22,34 +23,34 @@ def _of(c: Call, image: Node) -> tuple[tuple[int, ...], tuple[int, ...], windows
 
 @row("MaxPool", "MaxPool3D")
 def max_pool(c: Call, x: Node) -> Node:
-    image = windows.first(c, x)
-    kernel, strides, around, dilation = _of(c, image)
-    image, padding = windows.padded(image, around, ops.identity_of("max", x.dtype))
-    return windows.back(c, ops.MaxPool(kernel, strides, padding, dilation)(image))
+    image = windows.channels_first(c, x)
+    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
+    image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
+    return windows.channels_as_given(c, ops.MaxPool(kernel, strides, padding, dilation)(image))
 
 
 @row("AvgPool", "AvgPool3D")
 def avg_pool(c: Call, x: Node) -> Node:
     """Padding does not count."""
-    image = windows.first(c, x)
-    kernel, strides, around, dilation = _of(c, image)
-    if not any(isinstance(p, Dim) for pair in around for p in pair):
-        image, padding = windows.padded(image, around, 0)
-        return windows.back(c, ops.AvgPool(kernel, strides, padding, dilation)(image))
-    inside, _ = windows.padded(ops.full((1, 1, *image.shape[2:]), 1, x.dtype), around, 0)
-    image, padding = windows.padded(image, around, 0)
+    image = windows.channels_first(c, x)
+    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
+    if not any(isinstance(p, Dim) for pair in padding_amounts for p in pair):
+        image, padding = pad_first(image, padding_amounts, 0, 2)
+        return windows.channels_as_given(c, ops.AvgPool(kernel, strides, padding, dilation)(image))
+    tap_counts, _ = pad_first(ops.full((1, 1, *image.shape[2:]), 1, x.dtype), padding_amounts, 0, 2)
+    image, padding = pad_first(image, padding_amounts, 0, 2)
     total = ops.AvgPool(kernel, strides, padding, dilation, divisor=1)
-    return windows.back(c, ops.div(total(image), total(inside)))
+    return windows.channels_as_given(c, ops.div(total(image), total(tap_counts)))
 
 
 @row("Dilation2D")
 def dilation(c: Call, x: Node, w: Node) -> Node:
     """The largest sum of a pixel and its weight in each window (greyscale morphology); padding does not count."""
-    image = windows.first(c, x)
-    window = windows.static(w.shape[:2], "a kernel")
+    image = windows.channels_first(c, x)
+    window = static_sizes(w.shape[:2], "a kernel")
     strides, rates = windows.spatial(c, "strides", 4), windows.spatial(c, "rates", 4)
-    around = windows.padding_of(c, image.shape[2:], window, strides, rates)
-    low, high = ((0, 0, *(pair[i] for pair in around)) for i in (0, 1))
+    padding_amounts = windows.padding_of(c, image.shape[2:], window, strides, rates)
+    low, high = ((0, 0, *(pair[i] for pair in padding_amounts)) for i in (0, 1))
     image = ops.pad(image, low, high, ops.identity_of("max", x.dtype))
     reach = [(k - 1) * r for k, r in zip(window, rates, strict=True)]
     counts = [(n - d - 1) // s + 1 for n, d, s in zip(image.shape[2:], reach, strides, strict=True)]
@@ -64,16 +65,16 @@ def dilation(c: Call, x: Node, w: Node) -> Node:
             value = ops.add(part, weight)
             out = value if out is None else ops.maximum(out, value)
     assert out is not None
-    return windows.back(c, out)
+    return windows.channels_as_given(c, out)
 
 
 @row("MaxPoolWithArgmax", results=("output", "argmax"))
 def max_pool_with_argmax(c: Call, x: Node) -> Result:
     """Places count in an image [rows, columns, channels], or in all of the batch."""
-    image = windows.first(c, x)
-    kernel, strides, around, dilation = _of(c, image)
-    image, padding = windows.padded(image, around, ops.identity_of("max", x.dtype))
-    if image.shape != windows.first(c, x).shape:
+    image = windows.channels_first(c, x)
+    kernel, strides, padding_amounts, dilation = _pool_window(c, image)
+    image, padding = pad_first(image, padding_amounts, ops.identity_of("max", x.dtype), 2)
+    if image.shape != windows.channels_first(c, x).shape:
         raise Unsupported("of padding that depends on a size")
     values, places = ops.MaxPoolIndices(kernel, strides, padding, dilation)(image).results
     batch, channels, rows, columns = image.shape
@@ -82,4 +83,4 @@ def max_pool_with_argmax(c: Call, x: Node) -> Result:
     if c.flag("include_batch_in_index"):
         first = ops.mul(ops.reshape(ops.arange(batch), (batch, 1, 1, 1)), ops.scalar(channels * rows * columns, i64))
         flat = ops.add(flat, first)
-    return [windows.back(c, values), ops.cast(windows.back(c, flat), c.dtype("Targmax", i64))]
+    return [windows.channels_as_given(c, values), ops.cast(windows.channels_as_given(c, flat), c.dtype("Targmax", i64))]

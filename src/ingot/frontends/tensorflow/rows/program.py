@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.stablehlo.importer import Importer
 from ingot.frontends.stablehlo.model import text_apart
@@ -25,16 +25,16 @@ def call_module(c: Call, *operands: Node) -> Result:
     main = module.main
     if main is None:
         raise ImportModelError("a module", expected="a function @main", got=", ".join(module.functions), where=c.loc)
-    given: list[Node] = list(operands)
+    arguments: list[Node] = list(operands)
     platforms = c.texts("platforms")
     if len(platforms) > 1:
         if _PLATFORM not in platforms:
             raise Unsupported(f"for {', '.join(platforms)} alone")
-        given.insert(0, ops.scalar(platforms.index(_PLATFORM), i32))
-    if len(given) != len(main.body.arguments):
+        arguments.insert(0, ops.scalar(platforms.index(_PLATFORM), i32))
+    if len(arguments) != len(main.body.arguments):
         raise Unsupported(f"{len(operands)} operands of a program of {len(main.body.arguments)} arguments")
     importer = Importer(module, ROWS, c.loc, c.walk.sizes.inputs)
-    results = importer.function(main, given)
+    results = importer.function(main, arguments)
     if importer.refused:
         c.walk.refused += importer.refused
         raise Unsupported("")

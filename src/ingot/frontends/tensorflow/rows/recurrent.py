@@ -15,17 +15,9 @@ _RESULTS = ("i", "cs", "f", "o", "ci", "co", "h")
 
 
 def _cell(
-    c: Call,
-    x: Node,
-    cs: Node,
-    h: Node,
-    w: Node,
-    peepholes: Sequence[Node],
-    b: Node,
-    order: str,
-    forget: float,
+    c: Call, x: Node, cs: Node, h: Node, w: Node, peepholes: Sequence[Node], b: Node, order: str, forget: float,
     clip: float,
-) -> tuple[Node, ...]:
+) -> tuple[Node, ...]:  # fmt: skip
     """order: of the gates in w: input, forget, cell, output."""
     z = ops.add(ops.MatMul()(ops.concat([x, h], 1), w), b)
     n = cs.shape[1]
@@ -52,25 +44,22 @@ def lstm_cell(c: Call, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node
 
 
 @row("BlockLSTM", "BlockLSTMV2", results=_RESULTS)
-def lstm(c: Call, most: Node, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node, wco: Node, b: Node) -> Result:
+def lstm(
+    c: Call, max_steps: Node, x: Node, cs: Node, h: Node, w: Node, wci: Node, wcf: Node, wco: Node, b: Node
+) -> Result:
     """x[time, batch, features]; zeros from time `most` on."""
     second = c.op.endswith("V2")
     order, forget = ("ifco", 0.0) if second else ("icfo", c.float("forget_bias", 1.0))
     clip = c.float("cell_clip", 0.0 if second else 3.0)
-    lines = [ops.full((x.shape[0], *cs.shape), 0, x.dtype) for _ in _RESULTS]
-    zero = ops.scalar(0, i64)
-    last = ops.minimum(ops.reshape(ops.cast(most, i64), ()), ops.scalar(x.shape[0], i64))
 
-    def turn(values: Sequence[Node]) -> list[Node]:
-        t, state, out, *written = values
-        now = ops.index_axis(ops.DynamicSlice((1, *x.shape[1:]))(x, t, zero, zero), 0, 0)
-        made = _cell(c, now, state, out, w, (wci, wcf, wco), b, order, forget, clip)
-        new = [ops.DynamicUpdateSlice()(line, ops.expand_dims(y, 0), t, zero, zero)
-               for line, y in zip(written, made, strict=True)]  # fmt: skip
-        return [ops.add(t, 1), made[1], made[6], *new]
+    def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
+        cell, out = states
+        results = _cell(c, parts[0], cell, out, w, (wci, wcf, wco), b, order, forget, clip)
+        return results, (results[1], results[6])
 
-    done = bodies.loop(c.walk.found, [zero, cs, h, *lines], lambda v: ops.compare("LT", v[0], last), turn, c.loc)
-    return list(done[3:])
+    stop = ops.reshape(ops.cast(max_steps, i64), ())
+    results, _ = bodies.scan(c.walk.found, step, [x], [cs, h], c.loc, stop)
+    return list(results)
 
 
 @row("GRUBlockCell", results=("r", "u", "c", "h"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
-from ingot.frontends.tensorflow.values import Call, Result, Table, normal
+from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, dim_max, exact_quotient
-from ingot.ir.node import Node, const
+from ingot.ir.node import Node
 from ingot.ir.types import i64
 
 row = Table()
@@ -26,12 +28,12 @@ def expand_dims(c: Call, x: Node, axis: Node) -> Node:
 @row("Squeeze")
 def squeeze(c: Call, x: Node) -> Node:
     axes = c.ints("squeeze_dims") or c.ints("axis")
-    return ops.squeeze(x, tuple(normal(a, x.type.rank) for a in axes) if axes else None)
+    return ops.squeeze(x, tuple(normal_axis(a, x.type.rank) for a in axes) if axes else None)
 
 
 @row("Transpose")
 def transpose(c: Call, x: Node, permutation: Node) -> Node:
-    return windows.permuted(x, tuple(normal(p, x.type.rank) for p in c.numbers(permutation)))
+    return windows.permuted(x, tuple(normal_axis(p, x.type.rank) for p in c.numbers(permutation)))
 
 
 @row("InvertPermutation")
@@ -62,7 +64,7 @@ def pack(c: Call, *xs: Node) -> Node:
 
 @row("Unpack")
 def unpack(c: Call, x: Node) -> Result:
-    axis = normal(c.int("axis", 0), x.type.rank)
+    axis = normal_axis(c.int("axis", 0), x.type.rank)
     return [ops.index_axis(x, axis, i) for i in range(c.int("num"))]
 
 
@@ -78,23 +80,13 @@ def split(c: Call, axis: Node, x: Node) -> Result:
 @row("SplitV")
 def split_v(c: Call, x: Node, sizes: Node, axis: Node) -> Result:
     """One size may be -1: what the others leave."""
-    a, parts = c.axis(axis, x.type.rank), list(c.sizes(sizes))
-    if -1 in parts:
-        rest: DimLike = x.shape[a]
-        for p in parts:
-            rest = rest - (0 if p == -1 else p)
-        parts[parts.index(-1)] = rest
-    return ops.split(x, parts, a)
+    a = c.axis(axis, x.type.rank)
+    return ops.split(x, movement.split_sizes(c.sizes(sizes), x.shape[a]), a)
 
 
 @row("Tile")
 def tile(c: Call, x: Node, multiples: Node) -> Node:
-    for axis, times in enumerate(c.lengths(multiples)):
-        if times == 1:
-            continue
-        wide = ops.broadcast_to(ops.expand_dims(x, axis), (*x.shape[:axis], times, *x.shape[axis:]))
-        x = ops.reshape(wide, (*x.shape[:axis], times * x.shape[axis], *x.shape[axis + 1 :]))
-    return x
+    return movement.tile(x, c.lengths(multiples))
 
 
 @row("BroadcastTo")
@@ -104,8 +96,7 @@ def broadcast_to(c: Call, x: Node, shape: Node) -> Node:
 
 @row("BroadcastArgs")
 def broadcast_args(c: Call, a: Node, b: Node) -> Node:
-    shape = ops.broadcast_shapes(c.sizes(a), c.sizes(b))
-    return ops.stack([ops.scalar(d, a.dtype) for d in shape]) if shape else const([], a.dtype.numpy)
+    return movement.sizes_vector(ops.broadcast_shapes(c.sizes(a), c.sizes(b)), a.dtype)
 
 
 @row("Pad", "PadV2")
@@ -117,14 +108,7 @@ def pad(c: Call, x: Node, paddings: Node, value: Node | None = None) -> Node:
 @row("MirrorPad")
 def mirror_pad(c: Call, x: Node, paddings: Node) -> Node:
     low, high = _amounts(c, paddings)
-    if c.str("mode") == "REFLECT":
-        return ops.PadMode(low, high, "reflect")(x)
-    for axis, (before, behind) in enumerate(zip(low, high, strict=True)):
-        # symmetric: the edge is repeated, too
-        head = ops.flip(ops.slice_axis(x, axis, 0, before), axis)
-        tail = ops.flip(ops.slice_axis(x, axis, x.shape[axis] - behind), axis)
-        x = ops.concat([head, x, tail], axis)
-    return x
+    return movement.mirror_pad(x, low, high, repeats_edge=c.str("mode") != "REFLECT")
 
 
 def _amounts(c: Call, paddings: Node) -> tuple[tuple[DimLike, ...], tuple[DimLike, ...]]:
@@ -134,24 +118,18 @@ def _amounts(c: Call, paddings: Node) -> tuple[tuple[DimLike, ...], tuple[DimLik
 
 @row("ReverseV2")
 def reverse(c: Call, x: Node, axes: Node) -> Node:
-    return ops.flip(x, tuple(normal(a, x.type.rank) for a in c.numbers(axes)))
+    return ops.flip(x, tuple(normal_axis(a, x.type.rank) for a in c.numbers(axes)))
 
 
 @row("ReverseSequence")
 def reverse_sequence(c: Call, x: Node, lengths: Node) -> Node:
-    """Along an axis the first `lengths[batch]` elements from behind, the others as they are."""
-    along, batch = c.int("seq_dim"), c.int("batch_dim", 0)
-    size = x.shape[along]
-    at = ops.reshape(ops.arange(size), tuple(size if i == along else 1 for i in range(x.type.rank)))
-    ends = ops.reshape(ops.cast(lengths, i64), tuple(-1 if i == batch else 1 for i in range(x.type.rank)))
-    place = ops.where(ops.compare("LT", at, ends), ops.sub(ops.sub(ends, 1), at), at)
-    return ops.GatherElements(along)(x, ops.broadcast_to(place, x.shape))
+    return movement.reverse_sequence(x, lengths, c.int("seq_dim"), c.int("batch_dim", 0))
 
 
 @row("Roll")
 def roll(c: Call, x: Node, shift: Node, axis: Node) -> Node:
     for by, a in zip(c.numbers(shift), c.numbers(axis), strict=True):
-        dim = normal(a, x.type.rank)
+        dim = normal_axis(a, x.type.rank)
         size = x.shape[dim]
         if size == 0:
             continue
@@ -169,54 +147,18 @@ def blocks(c: Call, x: Node) -> Node:
     if c.str("data_format", "NHWC") == "NCHW_VECT_C":
         raise Unsupported("of data_format NCHW_VECT_C")
     image = x if windows.is_last(c) else windows.permuted(x, (0, 2, 3, 1))
-    n, h, w, channels = image.shape
-    if c.op == "SpaceToDepth":
-        cut = ops.reshape(image, (n, _part(h, b), b, _part(w, b), b, channels))
-        y = ops.reshape(ops.transpose(cut, (0, 1, 3, 2, 4, 5)), (n, _part(h, b), _part(w, b), b * b * channels))
-    else:
-        cut = ops.reshape(image, (n, h, w, b, b, _part(channels, b * b)))
-        y = ops.reshape(ops.transpose(cut, (0, 1, 3, 2, 4, 5)), (n, h * b, w * b, _part(channels, b * b)))
+    y = (movement.space_to_depth if c.op == "SpaceToDepth" else movement.depth_to_space)(image, b)
     return y if windows.is_last(c) else windows.permuted(y, (0, 3, 1, 2))
-
-
-def _part(size: DimLike, by: int) -> DimLike:
-    found = exact_quotient(size, by)
-    if found is None:
-        raise Unsupported(f"blocks of {by} in a size of {size}")
-    return found
 
 
 @row("SpaceToBatchND")
 def space_to_batch(c: Call, x: Node, block: Node, paddings: Node) -> Node:
-    b = c.numbers(block)
-    low, high = _amounts(c, paddings)
-    k, rest = len(b), (0,) * (x.type.rank - len(b) - 1)
-    x = ops.pad(x, (0, *low, *rest), (0, *high, *rest))
-    sizes = [_part(d, by) for d, by in zip(x.shape[1:], b, strict=False)]
-    tail = x.shape[k + 1 :]
-    cut = ops.reshape(x, (x.shape[0], *(v for pair in zip(sizes, b, strict=True) for v in pair), *tail))
-    order = [2 * i + 2 for i in range(k)] + [0] + [2 * i + 1 for i in range(k)]
-    moved = ops.transpose(cut, (*order, *range(2 * k + 1, len(cut.shape))))
-    total: DimLike = x.shape[0]
-    for by in b:
-        total = total * by
-    return ops.reshape(moved, (total, *sizes, *tail))
+    return movement.space_to_batch(x, c.numbers(block), *_amounts(c, paddings))
 
 
 @row("BatchToSpaceND")
 def batch_to_space(c: Call, x: Node, block: Node, crops: Node) -> Node:
-    b = c.numbers(block)
-    low, high = _amounts(c, crops)
-    k, times = len(b), 1
-    for by in b:
-        times *= by
-    batch, tail = _part(x.shape[0], times), x.shape[k + 1 :]
-    cut = ops.reshape(x, (*b, batch, *x.shape[1:]))
-    order = [k, *(v for i in range(k) for v in (k + 1 + i, i))]
-    moved = ops.transpose(cut, (*order, *range(2 * k + 1, len(cut.shape))))
-    whole = ops.reshape(moved, (batch, *(d * by for d, by in zip(x.shape[1:], b, strict=False)), *tail))
-    rest = (0,) * len(tail)
-    return ops.pad(whole, (0, *(0 - v for v in low), *rest), (0, *(0 - v for v in high), *rest))
+    return movement.batch_to_space(x, c.numbers(block), *_amounts(c, crops))
 
 
 @row("Slice")

@@ -22,9 +22,9 @@ def top_k(c: Call, x: Node, *k: Node) -> Result:
 @row("InTopKV2")
 def in_top_k(c: Call, predictions: Node, targets: Node, k: Node) -> Node:
     """Whether fewer than k classes are above the target's."""
-    own = ops.GatherElements(1)(predictions, ops.expand_dims(ops.cast(targets, i64), 1))
-    above = ops.reduce_sum(ops.cast(ops.compare("GT", predictions, own), i64), 1)
-    return ops.compare("LT", above, ops.cast(k, i64))
+    target_scores = ops.GatherElements(1)(predictions, ops.expand_dims(ops.cast(targets, i64), 1))
+    count_above = ops.reduce_sum(ops.cast(ops.compare("GT", predictions, target_scores), i64), 1)
+    return ops.compare("LT", count_above, ops.cast(k, i64))
 
 
 @row("NthElement")
@@ -35,24 +35,24 @@ def nth_element(c: Call, x: Node, n: Node) -> Node:
 
 @row("LowerBound", "UpperBound")
 def bound(c: Call, edges: Node, x: Node) -> Node:
-    """How many of a row of `edges` lie below each value, or are at most it."""
+    """The number of elements in a row of `edges` that are below each value, or at most equal to it."""
     kind = "LT" if c.op == "LowerBound" else "LE"
-    below = ops.compare(kind, ops.expand_dims(edges, -2), ops.expand_dims(x, -1))
-    return ops.reduce_sum(ops.cast(below, c.dtype("out_type", i32)), -1)
+    is_below = ops.compare(kind, ops.expand_dims(edges, -2), ops.expand_dims(x, -1))
+    return ops.reduce_sum(ops.cast(is_below, c.dtype("out_type", i32)), -1)
 
 
 @row("Bucketize")
 def bucketize(c: Call, x: Node) -> Node:
     edges = const(c.floats("boundaries").astype(np.float32))
-    below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
-    return ops.reduce_sum(ops.cast(below, i32), -1)
+    is_below = ops.compare("LE", edges, ops.expand_dims(ops.cast(x, f32), -1))
+    return ops.reduce_sum(ops.cast(is_below, i32), -1)
 
 
 @row("ListDiff", results=("out", "idx"))
 def list_difference(c: Call, x: Node, y: Node) -> Result:
-    """What is in x and not in y, and where."""
-    same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
-    places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", same, -1))), (-1,))
+    """The elements of x that are not in y, and their indices."""
+    is_same = ops.compare("EQ", ops.expand_dims(x, 1), ops.expand_dims(y, 0))
+    places = ops.reshape(c.walk.found.places(ops.Not()(ops.reduce("or", is_same, -1))), (-1,))
     return [ops.Take(0)(x, places), ops.cast(places, c.dtype("out_idx", i32))]
 
 
@@ -60,5 +60,5 @@ def list_difference(c: Call, x: Node, y: Node) -> Result:
 def dynamic_partition(c: Call, x: Node, parts: Node) -> Result:
     rows = ops.reshape(x, (parts.type.size, *x.shape[parts.type.rank :]))
     line = ops.reshape(parts, (parts.type.size,))
-    chosen = (ops.compare("EQ", line, i) for i in range(c.int("num_partitions")))
-    return [ops.Take(0)(rows, ops.reshape(c.walk.found.places(on), (-1,))) for on in chosen]
+    masks = (ops.compare("EQ", line, i) for i in range(c.int("num_partitions")))
+    return [ops.Take(0)(rows, ops.reshape(c.walk.found.places(on), (-1,))) for on in masks]

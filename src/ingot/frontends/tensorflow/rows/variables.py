@@ -53,15 +53,15 @@ def assign_more(c: Call, variable: Value, value: Value) -> Result:
 
 def store(c: Call, variable: Value, value: Value) -> None:
     if isinstance(value, Missing) or isinstance(variable, Missing):
-        c.walk.lost |= not c.walk.restoring
+        c.walk.has_lost_writes |= not c.walk.is_restoring
         raise Unsupported("")
     c.walk.write(expect(variable, Variable, "variable"), expect(value, Node, "tensor"))
 
 
-_PARTS = {"Update": "none", "Add": "add", "Sub": "add", "Mul": "mul", "Min": "min", "Max": "max"}
+_SCATTER_KINDS = {"Update": "none", "Add": "add", "Sub": "add", "Mul": "mul", "Min": "min", "Max": "max"}
 
 
-@row(*(f"ResourceScatter{kind}" for kind in _PARTS), any_kind=True)
+@row(*(f"ResourceScatter{kind}" for kind in _SCATTER_KINDS), any_kind=True)
 def scatter(c: Call, variable: Value, indices: Value, updates: Value) -> Result:
     """Rows of a variable."""
     return _scattered(c, variable, indices, updates, by_rows=True)
@@ -84,7 +84,7 @@ def _scattered(c: Call, variable: Value, indices: Value, updates: Value, *, by_r
         places = ops.expand_dims(places, -1)
     if kind == "Sub":
         updates = ops.Neg()(updates)
-    store(c, variable, ops.ScatterND(_PARTS[kind])(now, places, updates))
+    store(c, variable, ops.ScatterND(_SCATTER_KINDS[kind])(now, places, updates))
     return ()
 
 

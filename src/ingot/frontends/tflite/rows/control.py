@@ -15,7 +15,7 @@ from ingot.ir.types import i32
 row = Table()
 
 
-@row("IF", moves=True)
+@row("IF", is_movement=True)
 def if_(c: Call) -> Sequence[Value]:
     then, other = c.int("then_subgraph_index"), c.int("else_subgraph_index")
     known = c.importer.sizes.decided(c.x(0))
@@ -38,17 +38,17 @@ def branches(c: Call, subgraphs: Sequence[int], index: Node) -> Sequence[Value]:
     return _stored(c, bodies.case(c.importer.found, ops.reshape(index, ()), outcomes, inner, values, c.loc), names)
 
 
-@row("WHILE", moves=True)
+@row("WHILE", is_movement=True)
 def loop(c: Call) -> Sequence[Value]:
     cond, body = c.int("cond_subgraph_index"), c.int("body_subgraph_index")
     names = c.importer.touched(cond, body)
     values = [*c.xs(), *(c.importer.variables[n].node for n in names)]
 
-    def goes(inner: Sequence[Node]) -> Node:
+    def cond_graph(inner: Sequence[Node]) -> Node:
         return ops.reshape(c.importer.inside(cond, inner, names)[0], ())
 
     step = partial(c.importer.inside, body, names=names)
-    return _stored(c, bodies.loop(c.importer.found, values, goes, step, c.loc), names)
+    return _stored(c, bodies.loop(c.importer.found, values, cond_graph, step, c.loc), names)
 
 
 def _stored(c: Call, results: Sequence[Node], names: Sequence[str]) -> Sequence[Node]:
@@ -60,7 +60,7 @@ def _stored(c: Call, results: Sequence[Node], names: Sequence[str]) -> Sequence[
 
 @row("CALL_ONCE")
 def call_once(c: Call) -> Sequence[Value]:
-    """What it assigns is what variables hold at first."""
+    """Its assignments are the initial values of variables."""
     c.importer.initialise(c.int("init_subgraph_index"))
     return ()
 
@@ -78,7 +78,7 @@ def _resource(c: Call) -> Resource:
     return value
 
 
-@row("READ_VARIABLE", moves=True)
+@row("READ_VARIABLE", is_movement=True)
 def read_variable(c: Call) -> Node:
     name = _resource(c).name
     variable = c.importer.variables.get(name)
@@ -87,7 +87,7 @@ def read_variable(c: Call) -> Node:
     return variable.node
 
 
-@row("ASSIGN_VARIABLE", moves=True)
+@row("ASSIGN_VARIABLE", is_movement=True)
 def assign_variable(c: Call) -> Sequence[Value]:
     c.importer.assign(_resource(c).name, c.x(1))
     return ()

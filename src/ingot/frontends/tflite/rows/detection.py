@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared.composites.suppression import padded_indices, suppress_in_image
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.shared.suppression import of_one_image, padded
 from ingot.frontends.tflite.call import Call, Table, holds_levels
 from ingot.frontends.tflite.flexbuffer import numbers
-from ingot.frontends.tflite.levels import real
+from ingot.frontends.tflite.levels import dequantized
 from ingot.ir import types as T
 from ingot.ir.node import Const, Node, const
 
@@ -22,7 +22,7 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
     classes overlap them ("fast" suppression: one for all classes). Operands: codes [1, a, 4], scores of classes
     [1, a, k], anchors [a, 4]."""
     options = numbers(c.op.raw.tobytes())
-    most, each = int(options.get("max_detections", 0)), int(options.get("max_classes_per_detection", 1))
+    max_detections, each = int(options.get("max_detections", 0)), int(options.get("max_classes_per_detection", 1))
     if options.get("use_regular_nms"):
         raise Unsupported("suppression class by class")
     codes, scores, anchors = (_numbers(c, i) for i in range(3))
@@ -30,41 +30,41 @@ def detection_post_process(c: Call) -> tuple[Node, Node, Node, Node]:
     offset = scores.shape[-1] - classes  # a class for the background comes first
     if not isinstance(count, int) or not isinstance(offset, int) or offset < 0:
         raise Unsupported(f"scores {scores.type} of {classes} classes")
-    if not (0 < most <= count and 0 < each <= classes):
-        raise Unsupported(f"{most} detections of {each} classes, of {count} anchors and {classes} classes")
+    if not (0 < max_detections <= count and 0 < each <= classes):
+        raise Unsupported(f"{max_detections} detections of {each} classes, of {count} anchors and {classes} classes")
     scores = ops.slice_axis(ops.reshape(scores, (count, -1)), 1, offset)
     scales = [np.float32(options.get(f"{name}_scale", 0.0)) for name in "yxhw"]
     boxes = _decoded(ops.reshape(codes, (count, -1)), anchors, scales)
 
-    best, order = ops.TopK(count, 0)(ops.reduce_max(scores, 1), loc=c.loc).results
+    best, order = ops.TopK(count, 0)(ops.reduce_max(scores, 1)).results
     sorted_ = ops.transpose(ops.Take(0)(boxes, order))  # y1 x1 y2 x2, which overlap as x1 y1 x2 y2 do
     threshold = const(np.float32(options.get("nms_score_threshold", 0.0)))
     candidates = ops.reduce_sum(ops.cast(ops.compare("GE", best, threshold), T.i64), keepdims=True)
-    kept = ops.SuppressOverlaps(strict=True)(
-        ops.expand_dims(sorted_, 0), candidates, const(np.int64(most)),
-        const(np.float32(options.get("nms_iou_threshold", 0.0))), loc=c.loc,
+    is_kept = ops.SuppressOverlaps(strict=True)(
+        ops.expand_dims(sorted_, 0), candidates, const(np.int64(max_detections)),
+        const(np.float32(options.get("nms_iou_threshold", 0.0))),
     )  # fmt: skip
-    kept = ops.reshape(kept, (count,))
+    is_kept = ops.reshape(is_kept, (count,))
     # the kept ones first, in their order
-    places = ops.where(kept, ops.sub(count, ops.arange(count, T.i32)), 0)
-    rank, at = ops.TopK(most, 0)(places).results
-    there = ops.compare("GT", rank, 0)
-    chosen = ops.Take(0)(order, at)
-    values, labels = ops.TopK(each, 1)(ops.Take(0)(scores, chosen)).results
+    places = ops.where(is_kept, ops.sub(count, ops.arange(count, T.i32)), 0)
+    rank, at = ops.TopK(max_detections, 0)(places).results
+    is_present = ops.compare("GT", rank, 0)
+    kept_order = ops.Take(0)(order, at)
+    values, labels = ops.TopK(each, 1)(ops.Take(0)(scores, kept_order)).results
 
-    def spread(x: Node) -> Node:
+    def padded_rows(x: Node) -> Node:
         """x[most, each, ...] as [1, most * each, ...], zeros where there is no box."""
-        mask = ops.reshape(there, (most, *(1,) * (len(x.shape) - 1)))
+        mask = ops.reshape(is_present, (max_detections, *(1,) * (len(x.shape) - 1)))
         shown = ops.where(ops.broadcast_to(mask, x.shape), x, ops.full(x.shape, 0, x.dtype))
-        return ops.reshape(shown, (1, most * each, *x.shape[2:]), c.loc)
+        return ops.reshape(shown, (1, max_detections * each, *x.shape[2:]))
 
-    repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, chosen), 1), (most, each, 4))
-    number = ops.cast(ops.reduce_sum(ops.cast(kept, T.i32), keepdims=True), T.f32)
-    return spread(repeated), spread(ops.cast(labels, T.f32)), spread(values), number
+    repeated = ops.broadcast_to(ops.expand_dims(ops.Take(0)(boxes, kept_order), 1), (max_detections, each, 4))
+    number = ops.cast(ops.reduce_sum(ops.cast(is_kept, T.i32), keepdims=True), T.f32)
+    return padded_rows(repeated), padded_rows(ops.cast(labels, T.f32)), padded_rows(values), number
 
 
 def _numbers(c: Call, i: int) -> Node:
-    return real(c.x(i), c.levels(i)) if holds_levels(c.tensors[i]) else c.x(i)
+    return dequantized(c.x(i), c.levels(i)) if holds_levels(c.tensors[i]) else c.x(i)
 
 
 def _decoded(codes: Node, anchors: Node, scales: list[np.float32]) -> Node:
@@ -83,18 +83,20 @@ def _decoded(codes: Node, anchors: Node, scales: list[np.float32]) -> Node:
 def non_max_suppression(c: Call) -> tuple[Node, ...]:
     """Operands: boxes, scores, how many at most, the overlap that is too much, the least score. Indices, filled up with
     zeros, (of V5 the scores of these) and how many there are."""
-    boxes, scores, (most,) = c.x(0), c.x(1), c.dims(2)
+    boxes, scores, (max_boxes,) = c.x(0), c.x(1), c.dims(2)
     soft = c.op.name.endswith("V5")
     if soft and _number(c, 5):
         raise Unsupported("of scores that decay (a sigma)")
     # as much is too much
     overlap = float(np.nextafter(_number(c, 3), np.float32(-np.inf)))
-    kept, order = of_one_image(boxes, scores, ops.scalar(most, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4))
-    indices, count = padded(most, kept, order), ops.reduce_sum(ops.cast(kept, T.i32))
+    is_kept, order = suppress_in_image(
+        boxes, scores, ops.scalar(max_boxes, T.i64), ops.scalar(overlap, boxes.dtype), c.x(4)
+    )
+    indices, count = padded_indices(max_boxes, is_kept, order), ops.reduce_sum(ops.cast(is_kept, T.i32))
     if not soft:
         return indices, count
-    inside = ops.compare("LT", ops.arange(most), ops.cast(count, T.i64))
-    return indices, ops.where(inside, ops.Take(0)(scores, indices), 0.0), count
+    is_valid = ops.compare("LT", ops.arange(max_boxes), ops.cast(count, T.i64))
+    return indices, ops.where(is_valid, ops.Take(0)(scores, indices), 0.0), count
 
 
 def _number(c: Call, i: int) -> np.float32:

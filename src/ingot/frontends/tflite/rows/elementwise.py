@@ -7,55 +7,29 @@ from collections.abc import Callable
 import numpy as np
 
 from ingot import ops
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites.complex import Complex
+from ingot.frontends.shared.composites.fake_quantization import fake_quantize
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.ir import types as T
-from ingot.ir.node import Node, Op, const
+from ingot.ir.node import Node, Op
 
 row = Table()
 
 _BINARY: dict[str, Callable[..., Node]] = {
-    "ADD": ops.add,
-    "SUB": ops.sub,
-    "MUL": ops.mul,
-    "DIV": ops.div,
-    "MAXIMUM": ops.maximum,
-    "MINIMUM": ops.minimum,
-    "POW": ops.pow,
-    "FLOOR_MOD": ops.floor_mod,
-    "ATAN2": ops.atan2,
-    "LOGICAL_AND": ops.and_,
-    "LOGICAL_OR": ops.or_,
+    "ADD": ops.add, "SUB": ops.sub, "MUL": ops.mul, "DIV": ops.div, "MAXIMUM": ops.maximum, "MINIMUM": ops.minimum,
+    "POW": ops.pow, "FLOOR_MOD": ops.floor_mod, "ATAN2": ops.atan2, "LOGICAL_AND": ops.and_, "LOGICAL_OR": ops.or_,
     "BITWISE_XOR": ops.xor,
-}
+}  # fmt: skip
 _COMPARISONS = {
-    "EQUAL": "EQ",
-    "NOT_EQUAL": "NE",
-    "LESS": "LT",
-    "LESS_EQUAL": "LE",
-    "GREATER": "GT",
-    "GREATER_EQUAL": "GE",
-}
+    "EQUAL": "EQ", "NOT_EQUAL": "NE", "LESS": "LT", "LESS_EQUAL": "LE", "GREATER": "GT", "GREATER_EQUAL": "GE",
+}  # fmt: skip
 _UNARY: dict[str, Op] = {
-    "ABS": ops.Abs(),
-    "NEG": ops.Neg(),
-    "EXP": ops.Exp(),
-    "LOG": ops.Log(),
-    "SQRT": ops.Sqrt(),
-    "RSQRT": ops.Rsqrt(),
-    "SIN": ops.Sin(),
-    "COS": ops.Cos(),
-    "CEIL": ops.Ceil(),
-    "FLOOR": ops.Floor(),
-    "ROUND": ops.RoundEven(),
-    "SIGN": ops.Sign(),
-    "LOGICAL_NOT": ops.Not(),
-    "LOGISTIC": ops.Logistic(),
-    "TANH": ops.Tanh(),
-    "HARD_SWISH": ops.HardSwish(),
-    "ELU": ops.Elu(),
-}
+    "ABS": ops.Abs(), "NEG": ops.Neg(), "EXP": ops.Exp(), "LOG": ops.Log(), "SQRT": ops.Sqrt(), "RSQRT": ops.Rsqrt(),
+    "SIN": ops.Sin(), "COS": ops.Cos(), "CEIL": ops.Ceil(), "FLOOR": ops.Floor(), "ROUND": ops.RoundEven(),
+    "SIGN": ops.Sign(), "LOGICAL_NOT": ops.Not(), "LOGISTIC": ops.Logistic(), "TANH": ops.Tanh(),
+    "HARD_SWISH": ops.HardSwish(), "ELU": ops.Elu(),
+}  # fmt: skip
 _RANGES: dict[str, tuple[int, int | None]] = {
     "RELU": (0, None),
     "RELU6": (0, 6),
@@ -66,7 +40,7 @@ _RANGES: dict[str, tuple[int, int | None]] = {
 
 @row(*_BINARY)
 def binary(c: Call) -> Node:
-    return c.activation(_BINARY[c.op.name](c.x(0), c.x(1), c.loc))
+    return c.activation(_BINARY[c.op.name](c.x(0), c.x(1)))
 
 
 @row(*_COMPARISONS)
@@ -75,60 +49,52 @@ def comparison(c: Call) -> Node:
 
 
 def compared(c: Call, a: Node, b: Node) -> Node:
-    return ops.compare(_COMPARISONS[c.op.name], a, b, c.loc)
+    return ops.compare(_COMPARISONS[c.op.name], a, b)
 
 
 @row(*_UNARY)
 def unary(c: Call) -> Node:
-    return _UNARY[c.op.name](c.x(), loc=c.loc)
+    return _UNARY[c.op.name](c.x())
 
 
 @row(*_RANGES)
 def clipped(c: Call) -> Node:
-    return ops.clip(c.x(), *_RANGES[c.op.name], loc=c.loc)
+    return ops.clip(c.x(), *_RANGES[c.op.name])
 
 
 @row("SQUARE")
 def square(c: Call) -> Node:
-    return ops.mul(c.x(), c.x(), c.loc)
+    return ops.mul(c.x(), c.x())
 
 
 @row("SQUARED_DIFFERENCE")
 def squared_difference(c: Call) -> Node:
-    difference = ops.sub(c.x(0), c.x(1), c.loc)
-    return ops.mul(difference, difference, c.loc)
+    difference = ops.sub(c.x(0), c.x(1))
+    return ops.mul(difference, difference)
 
 
 @row("FLOOR_DIV")
 def floor_div(c: Call) -> Node:
-    x, y = ops.promote(c.x(0), c.x(1))
-    if x.dtype.is_float:
-        return ops.Floor()(ops.div(x, y, c.loc), loc=c.loc)
-    # exact, as what floor_mod leaves is a multiple
-    return ops.div(ops.sub(x, ops.floor_mod(x, y, c.loc)), y, c.loc)
+    return ops.floor_div(c.x(0), c.x(1))
 
 
 @row("ADD_N")
 def add_n(c: Call) -> Node:
     total, *rest = c.xs()
     for x in rest:
-        total = ops.add(total, x, c.loc)
+        total = ops.add(total, x)
     return total
 
 
-@row("CAST", stored=True)
+@row("CAST", takes_stored=True)
 def cast(c: Call) -> Node:
     x = c.z().real if isinstance(c.values[0], Complex) else c.x()
-    return (
-        ops.compare("NE", x, 0, c.loc)
-        if c.type() == T.boolean and x.dtype != T.boolean
-        else ops.cast(x, c.type(), c.loc)
-    )
+    return ops.compare("NE", x, 0) if c.type() == T.boolean and x.dtype != T.boolean else ops.cast(x, c.type())
 
 
-@row("BITCAST", stored=True)
+@row("BITCAST", takes_stored=True)
 def bitcast(c: Call) -> Node:
-    return ops.bitcast(c.x(), c.type(), c.loc)
+    return ops.bitcast(c.x(), c.type())
 
 
 @row("RIGHT_SHIFT")
@@ -136,73 +102,63 @@ def right_shift(c: Call) -> Node:
     op = ops.ShiftRightLogical() if c.x().dtype.kind == "u" else ops.ShiftRightArithmetic()
     # an amount beyond the width is the width
     amount = ops.clip(c.x(1), 0, c.x().dtype.bits - 1)
-    return ops.apply(op, c.x(0), amount, loc=c.loc)
+    return ops.apply(op, c.x(0), amount)
 
 
 @row("LEAKY_RELU")
 def leaky_relu(c: Call) -> Node:
-    return ops.LeakyRelu(c.float("alpha"))(c.x(), loc=c.loc)
+    return ops.LeakyRelu(c.float("alpha"))(c.x())
 
 
 @row("PRELU")
 def prelu(c: Call) -> Node:
     x, alpha = ops.promote(c.x(0), c.x(1))
-    return ops.where(ops.compare("GE", x, 0), x, ops.mul(x, alpha, c.loc), c.loc)
+    return ops.where(ops.compare("GE", x, 0), x, ops.mul(x, alpha))
 
 
 @row("GELU")
 def gelu(c: Call) -> Node:
-    return ops.Gelu("tanh" if c.flag("approximate") else "none")(c.x(), loc=c.loc)
+    return ops.Gelu("tanh" if c.flag("approximate") else "none")(c.x())
 
 
 @row("SOFTMAX")
 def softmax(c: Call) -> Node:
     beta = c.float("beta")
-    x = c.x() if beta == 1 else ops.mul(c.x(), beta, c.loc)
-    return ops.Softmax(len(x.shape) - 1)(x, loc=c.loc)
+    x = c.x() if beta == 1 else ops.mul(c.x(), beta)
+    return ops.Softmax(len(x.shape) - 1)(x)
 
 
 @row("LOG_SOFTMAX")
 def log_softmax(c: Call) -> Node:
-    return ops.LogSoftmax(len(c.x().shape) - 1)(c.x(), loc=c.loc)
+    return ops.LogSoftmax(len(c.x().shape) - 1)(c.x())
 
 
 @row("L2_NORMALIZATION")
 def l2_normalization(c: Call) -> Node:
     """x / sqrt(max(sum(x^2), 1e-6^2)) over the last axis."""
     x = c.x()
-    total = ops.reduce_sum(ops.mul(x, x), -1, True, c.loc)
+    total = ops.reduce_sum(ops.mul(x, x), -1, True)
     norm = ops.maximum(ops.Sqrt()(total), 1e-6)
-    return c.activation(ops.div(x, norm, c.loc))
+    return c.activation(ops.div(x, norm))
 
 
-@row("SELECT", "SELECT_V2", moves=True)
+@row("SELECT", "SELECT_V2", is_movement=True)
 def select(c: Call) -> Node:
     pred, a, b = c.xs()
     if c.op.name == "SELECT" and len(pred.shape) == 1 and len(a.shape) > 1:
         pred = ops.reshape(pred, (pred.shape[0], *(1,) * (len(a.shape) - 1)))  # one choice for each row
     shape = ops.broadcast_shapes(pred.shape, a.shape, b.shape)
-    return ops.where(ops.broadcast_to(pred, shape), ops.broadcast_to(a, shape), ops.broadcast_to(b, shape), c.loc)
+    return ops.where(ops.broadcast_to(pred, shape), ops.broadcast_to(a, shape), ops.broadcast_to(b, shape))
 
 
-@row("ZEROS_LIKE", stored=True)
+@row("ZEROS_LIKE", takes_stored=True)
 def zeros_like(c: Call) -> Node:
-    return ops.full(c.x().shape, 0, c.x().dtype, c.loc)
+    return ops.full(c.x().shape, 0, c.x().dtype)
 
 
 @row("FAKE_QUANT")
 def fake_quant(c: Call) -> Node:
-    """Rounded to the levels of a range that is moved so that 0 is one of them, as TensorFlow's FakeQuantWithMinMax; the
-    gradient is that of x within the range."""
     low, high, bits = c.float("min"), c.float("max"), c.int("num_bits")
     if not (2 <= bits <= 16 and low <= 0 <= high and low < high):
         raise Unsupported(f"{bits} bits from {low} to {high}")
-    least, most = float(c.flag("narrow_range")), float((1 << bits) - 1)
-    scale = np.float32((np.float32(high) - np.float32(low)) / np.float32(most - least))
-    zero = np.clip(np.floor(least - np.float32(low) / scale + np.float32(0.5)), least, most)
-    start, end = (np.float32((v - zero) * scale) for v in (least, most))
-    x = c.x()
-    moved = ops.sub(ops.clip(x, float(start), float(end)), float(start))
-    steps = ops.Floor()(ops.add(ops.mul(moved, float(np.float32(1) / scale)), 0.5))
-    inside = ops.and_(ops.compare("GE", x, float(start)), ops.compare("LE", x, float(end)))
-    return ops.straight_through(ops.add(ops.mul(steps, const(scale)), const(start), c.loc), x, inside)
+    return fake_quantize(c.x(), np.float32(low), np.float32(high), bits, c.flag("narrow_range"))

@@ -54,8 +54,8 @@ def _asymmetric(x: Node) -> tuple[Node, Node, Node]:
     scale = ops.where(empty, ops.full(low.shape, 1, T.f64), ops.div(ops.sub(wide[1], wide[0]), 255))
     from_low, from_high = ops.sub(-128, ops.div(wide[0], scale)), ops.sub(127, ops.div(wide[1], scale))
     errors = [ops.add(ops.Abs()(ops.div(v, scale)), end) for v, end in zip(wide, (128, 127), strict=True)]
-    chosen = ops.where(ops.compare("LT", errors[0], errors[1]), from_low, from_high)
-    zero = ops.cast(ops.RoundAway()(ops.clip(chosen, -128, 127)), T.f32)
+    nearest = ops.where(ops.compare("LT", errors[0], errors[1]), from_low, from_high)
+    zero = ops.cast(ops.RoundAway()(ops.clip(nearest, -128, 127)), T.f32)
     narrow = ops.cast(scale, T.f32)
     steps = ops.RoundAway()(ops.add(zero, ops.mul(x, ops.div(const(np.float32(1)), narrow))))
     return ops.cast(ops.clip(steps, -128, 127), T.i8), ops.cast(zero, T.i8), narrow

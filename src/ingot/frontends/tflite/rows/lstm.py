@@ -15,27 +15,29 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables
 from ingot.frontends.tflite.call import Call, activate, holds_levels
 from ingot.frontends.tflite.file import Quantization
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied, rounded_shift
 from ingot.frontends.tflite.inverse_root import inverse_root, multiplied_by
-from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.levels import centered, dequantized, saturated
 from ingot.frontends.tflite.rows import hybrid
 from ingot.ir import types as T
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Input, Node, const, topological
+from ingot.ir.node import Node, const
 from ingot.support.dataclass import dataclass
 
 INPUT, FORGET, UPDATE, OUTPUT = range(4)
 _PEEPHOLES = {INPUT: 0, FORGET: 1, OUTPUT: 2}
-_TINY = 1e-8  # beside a variance
+_EPSILON = 1e-8  # beside a variance
 
 
 @dataclass(frozen=True)
 class Places:
-    """Of operands: the first weight of a direction, its states, the norms' coefficients where there may be any."""
+    """Indices of operands: the first weight of a direction, its states, the norms' coefficients if the op may have
+    any."""
 
     first: int = 1
     output: int = 18
@@ -59,60 +61,29 @@ class Places:
         return self.first + 15
 
 
-def over_steps(
-    step: Callable[[Sequence[Node], Sequence[Node]], tuple[Node, Sequence[Node]]],
-    xs: Sequence[Node], states: Sequence[Node], loc: str,
-) -> tuple[Node, Sequence[Node]]:  # fmt: skip
-    """y[S, ...] and the last states of a step for each of xs[S, ...]: (their parts, states) to (y, states)."""
-    steps = xs[0].shape[0]
-    if steps == 1:
-        y, states = step([ops.index_axis(x, 0, 0) for x in xs], states)
-        return ops.expand_dims(y, 0, loc), states
-    count = ops.scalar(steps, T.i64)
-    entry = [Input(f"s{i}", n.type)() for i, n in enumerate([count, *states, *xs])]
-    zero = ops.scalar(0, T.i64)
-    at = Input("step", T.TensorType(T.i64))()
-    held, rest = entry[1 : 1 + len(states)], entry[1 + len(states) :]
-    parts = [
-        ops.reshape(ops.DynamicSlice((1, *x.shape[1:]))(x, at, *(zero for _ in x.shape[1:])), x.shape[1:]) for x in rest
-    ]
-    y, new = step(parts, held)
-    outside = {n for n in topological((y, *new)) if isinstance(n.op, Input)} - {at, *entry}
-    if outside:
-        raise Unsupported("weights that only the run knows")
-    buffer = ops.full((steps, *y.shape), 0, y.dtype)
-    out = Input("y", buffer.type)()
-    written = ops.DynamicUpdateSlice()(out, ops.expand_dims(y, 0), at, *(zero for _ in y.shape))
-    inputs = (at, out, *entry)
-    going = Graph(inputs, (ops.compare("LT", at, entry[0]),))
-    turn = Graph(inputs, (ops.add(at, 1), written, entry[0], *new, *rest))
-    results = ops.While(going, turn)(zero, buffer, count, *states, *xs, loc=loc).results
-    return results[1], results[3 : 3 + len(states)]
-
-
 class Cell(ABC):
     """A direction of an LSTM layer."""
 
     def __init__(self, c: Call, at: Places) -> None:
         self.c, self.at = c, at
-        self.coupled = not c.has(at.input(INPUT))
-        self.projected = c.has(at.projection)
+        self.is_coupled = not c.has(at.input(INPUT))
+        self.is_projected = c.has(at.projection)
 
     def run(self, x: Node) -> Node:
         """y[S, B, U] of x[S, B, I]; what the states are then is kept."""
         c, at = self.c, self.at
-        gates = [g for g in (INPUT, FORGET, UPDATE, OUTPUT) if g != INPUT or not self.coupled]
+        gates = [g for g in (INPUT, FORGET, UPDATE, OUTPUT) if g != INPUT or not self.is_coupled]
 
-        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Node, Sequence[Node]]:
+        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
             rows, (h, cell) = dict(zip(gates, parts, strict=True)), states
-            entering = None if self.coupled else self.gate(INPUT, rows[INPUT], h, cell)
+            entering = None if self.is_coupled else self.gate(INPUT, rows[INPUT], h, cell)
             forget, update = (self.gate(g, rows[g], h, cell) for g in (FORGET, UPDATE))
             cell = self.updated(cell, entering, forget, update)
             h = self.output(cell, self.gate(OUTPUT, rows[OUTPUT], h, cell))
-            return h, (h, cell)
+            return (h,), (h, cell)
 
         parts = [self.of_input(g, x) for g in gates]
-        y, (h, cell) = over_steps(step, parts, (c.x(at.output), c.x(at.cell)), c.loc)
+        (y,), (h, cell) = bodies.scan(c.importer.found, step, parts, (c.x(at.output), c.x(at.cell)), c.loc)
         c.keep(at.output, h)
         c.keep(at.cell, cell)
         return y
@@ -151,14 +122,14 @@ class Numbers(Cell):
         if (place := self.peephole(gate)) is not None:
             y = ops.add(y, ops.mul(self._numbers(place), cell))
         if (place := self.norm(gate)) is not None:
-            apart = ops.sub(y, ops.mean(y, -1, True))
-            spread = ops.mean(ops.mul(apart, apart), -1, True)
-            y = ops.mul(ops.mul(apart, ops.Rsqrt()(ops.add(spread, _TINY))), self._numbers(place))
+            deviation = ops.sub(y, ops.mean(y, -1, True))
+            variance = ops.mean(ops.mul(deviation, deviation), -1, True)
+            y = ops.mul(ops.mul(deviation, ops.Rsqrt()(ops.add(variance, _EPSILON))), self._numbers(place))
         y = ops.add(y, c.x(bias)) if c.has(bias) else y
         return activate(y, c.int("activation")) if gate == UPDATE else ops.Logistic()(y)
 
     def _numbers(self, i: int) -> Node:
-        return real(self.c.x(i), self.c.levels(i)) if holds_levels(self.c.tensors[i]) else self.c.x(i)
+        return dequantized(self.c.x(i), self.c.levels(i)) if holds_levels(self.c.tensors[i]) else self.c.x(i)
 
     def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node:
         entering = ops.sub(1, forget) if entering is None else entering
@@ -168,14 +139,14 @@ class Numbers(Cell):
     def output(self, cell: Node, gate: Node) -> Node:
         c, place = self.c, self.at.projection
         h = ops.mul(gate, activate(cell, c.int("activation")))
-        if not self.projected:
+        if not self.is_projected:
             return h
         h = product_of(c, h, place)
         return _within(ops.add(h, c.x(place + 1)) if c.has(place + 1) else h, c.float("proj_clip"))
 
 
-def _within(x: Node, most: float) -> Node:
-    return ops.clip(x, -most, most) if most > 0 else x
+def _within(x: Node, limit: float) -> Node:
+    return ops.clip(x, -limit, limit) if limit > 0 else x
 
 
 def product_of(c: Call, x: Node, w: int) -> Node:
@@ -207,21 +178,21 @@ class Levels(Cell):
         self.exponent = exponent
 
     def _inner(self, i: int) -> Quantization:
-        found = self.inner[i]
-        if found is None:
+        quantization = self.inner[i]
+        if quantization is None:
             raise Unsupported(f"inner value {i} has no scale")
-        return found
+        return quantization
 
     def _gate_scale(self, gate: int) -> np.float32:
         return np.float32(2**-12) if self.norm(gate) is None else np.float32(self._inner(gate).scale)
 
-    def _product(self, x: Node, given: Quantization, w: int, gate: int, bias: int | None) -> Node:
+    def _product(self, x: Node, levels: Quantization, w: int, gate: int, bias: int | None) -> Node:
         """x times weights in units of the gate, i32."""
         weights = self._weights(w)
-        total = ops.linear(moved(x, given), weights)
+        total = ops.linear(centered(x, levels), weights)
         if bias is not None and self.c.has(bias):
             total = ops.add(total, self.c.x(bias))
-        scale = np.float32(self.c.levels(w).scale) * np.float32(given.scale) / self._gate_scale(gate)
+        scale = np.float32(self.c.levels(w).scale) * np.float32(levels.scale) / self._gate_scale(gate)
         return multiplied(total, Multiplier.of(float(scale)))
 
     def _weights(self, i: int) -> Node:
@@ -232,16 +203,16 @@ class Levels(Cell):
 
     def of_input(self, gate: int, x: Node) -> Node:
         bias = self.at.bias(gate) if self.norm(gate) is None else None
-        return cut(self._product(x, self.c.levels(0), self.at.input(gate), gate, bias), T.i16)
+        return saturated(self._product(x, self.c.levels(0), self.at.input(gate), gate, bias), T.i16)
 
     def gate(self, gate: int, part: Node, h: Node, cell: Node) -> Node:
         at = self.at
         y = self._product(h, self.c.levels(at.output), at.recurrent(gate), gate, None)
-        y = cut(ops.add(y, ops.cast(part, T.i32)), T.i16)
+        y = saturated(ops.add(y, ops.cast(part, T.i32)), T.i16)
         if (place := self.peephole(gate)) is not None:
             product_ = ops.mul(ops.cast(cell, T.i32), ops.cast(self.c.x(place), T.i32))
             scale = np.float32(2.0**self.exponent * self.c.levels(place).scale / float(self._gate_scale(gate)))
-            y = cut(ops.add(multiplied(product_, Multiplier.of(float(scale))), ops.cast(y, T.i32)), T.i16)
+            y = saturated(ops.add(multiplied(product_, Multiplier.of(float(scale))), ops.cast(y, T.i32)), T.i16)
         if (place := self.norm(gate)) is not None:
             y = self._normalized(y, place, self.at.bias(gate))
         return _tabled(y, tables.tanh if gate == UPDATE else tables.logistic, 3)
@@ -254,26 +225,26 @@ class Levels(Cell):
         scale = float(np.float32(c.levels(coefficients).scale))
         total, squares = ops.reduce_sum(wide, -1, True), ops.reduce_sum(ops.mul(wide, wide), -1, True)
         middle = ops.div(ops.mul(total, 1024), n)
-        spread = ops.div(ops.sub(ops.mul(squares, (1 << 20) // n), ops.mul(middle, middle)), 1 << 20)
-        spread = ops.where(ops.compare("LT", spread, 1), max(1, int(10000 * scale)), spread)
-        apart = ops.sub(ops.mul(wide, 1024), middle)
-        m, shift = (ops.broadcast_to(v, x.shape) for v in inverse_root(ops.cast(spread, T.i32)))
-        y = multiplied_by(apart, m, shift, 0)
+        variance = ops.div(ops.sub(ops.mul(squares, (1 << 20) // n), ops.mul(middle, middle)), 1 << 20)
+        variance = ops.where(ops.compare("LT", variance, 1), max(1, int(10000 * scale)), variance)
+        deviation = ops.sub(ops.mul(wide, 1024), middle)
+        m, shift = (ops.broadcast_to(v, x.shape) for v in inverse_root(ops.cast(variance, T.i32)))
+        y = multiplied_by(deviation, m, shift, 0)
         y = ops.cast(ops.add(ops.mul(y, ops.cast(c.x(coefficients), T.i32)), c.x(bias)), T.i64)
         half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 512, T.i64), ops.full(y.shape, -512, T.i64))
         y = ops.cast(ops.div(ops.add(y, half), 1024), T.i32)
         by = Multiplier.of(scale)
-        return cut(multiplied(y, Multiplier(by.m, tuple(s + 12 for s in by.shift))), T.i16)
+        return saturated(multiplied(y, Multiplier(by.m, tuple(s + 12 for s in by.shift))), T.i16)
 
     def updated(self, cell: Node, entering: Node | None, forget: Node, update: Node) -> Node:
         entering = ops.sub(32767, forget) if entering is None else entering
-        kept, new = _halved(forget, cell, 15), _halved(entering, update, 30 + self.exponent)
-        cell = cut(ops.add(ops.cast(kept, T.i32), ops.cast(new, T.i32)), T.i16)
+        kept_cell, new = _halved(forget, cell, 15), _halved(entering, update, 30 + self.exponent)
+        cell = saturated(ops.add(ops.cast(kept_cell, T.i32), ops.cast(new, T.i32)), T.i16)
         clip = self.c.float("cell_clip")
         if not clip > 0:
             return cell
-        most = int(min(np.float32(clip) / np.float32(self.scale), 32767))
-        return ops.clip(cell, -most, most)
+        limit = int(min(np.float32(clip) / np.float32(self.scale), 32767))
+        return ops.clip(cell, -limit, limit)
 
     def output(self, cell: Node, gate: Node) -> Node:
         c, place = self.c, self.at.projection
@@ -281,26 +252,26 @@ class Levels(Cell):
         squashed = _tabled(cell, tables.tanh, 15 + self.exponent)
         scale = np.float32(2.0**-15 / hidden.scale * 2.0**-15)
         y = multiplied(ops.mul(ops.cast(gate, T.i32), ops.cast(squashed, T.i32)), Multiplier.of(float(scale)))
-        if not self.projected:
-            return cut(ops.add(y, hidden.zero), T.i8)
+        if not self.is_projected:
+            return saturated(ops.add(y, hidden.zero), T.i8)
         # the kernel moves by -zero, and so do its products
         weights = self._weights(place)
-        total = ops.linear(ops.add(ops.cast(cut(ops.sub(y, hidden.zero), T.i8), T.i32), hidden.zero), weights)
+        total = ops.linear(ops.add(ops.cast(saturated(ops.sub(y, hidden.zero), T.i8), T.i32), hidden.zero), weights)
         if c.has(place + 1):
             total = ops.add(total, c.x(place + 1))
         scale = np.float32(c.levels(place).scale) * np.float32(hidden.scale) / np.float32(state.scale)
-        h = cut(ops.add(multiplied(total, Multiplier.of(float(scale))), state.zero), T.i8)
+        h = saturated(ops.add(multiplied(total, Multiplier.of(float(scale))), state.zero), T.i8)
         clip = c.float("proj_clip")
         if not clip > 0:
             return h
-        most = int(min(np.float32(clip) / np.float32(c.out_levels().scale), 127))
-        return ops.clip(h, -most, most)
+        limit = int(min(np.float32(clip) / np.float32(c.out_levels().scale), 127))
+        return ops.clip(h, -limit, limit)
 
 
-def _halved(a: Node, b: Node, times: int) -> Node:
+def _halved(a: Node, b: Node, shift: int) -> Node:
     """a * b / 2^times of i16, ties away from zero."""
     wide = ops.mul(ops.cast(a, T.i64), ops.cast(b, T.i64))
-    return ops.cast(rounded_shift(wide, [times]), T.i16)
+    return ops.cast(rounded_shift(wide, [shift]), T.i16)
 
 
 def _tabled(x: Node, fn: Callable[[np.ndarray, int, tables.Word], np.ndarray], bits: int) -> Node:

@@ -36,13 +36,13 @@ def transpose_conv_bias(c: Call) -> Node:
     x, kernel = c.x(0), c.x(1)
     sizes = []
     for n, k, s in zip(x.shape[1:3], window.static(kernel, (1, 2)), (height, width), strict=True):
-        around = max(0, k - (n - 1) % s - 1) if padding == 1 and isinstance(n, int) else 0
+        padding_amount = max(0, k - (n - 1) % s - 1) if padding == 1 and isinstance(n, int) else 0
         if padding == 1 and not isinstance(n, int):
             raise Unsupported(f"a size {n}")
-        sizes.append(s * (n - 1) + k - around)
+        sizes.append(s * (n - 1) + k - padding_amount)
     meant = {"padding": padding - 1, "stride_w": width, "stride_h": height}
     y = window.transposed(replace(c, op=replace(c.op, options=meant)), x, kernel, sizes)
-    return ops.add(y, c.x(2), c.loc)
+    return ops.add(y, c.x(2))
 
 
 @custom("Landmarks2TransformMatrix")
@@ -50,43 +50,43 @@ def transform_matrix(c: Call) -> Node:
     """[1, 4, 4] of landmarks[1, n, 3]: the box around some of them, turned so that two of them lie as they should."""
     if c.op.version < 2:
         raise Unsupported("of version 1")
-    given, points = options(c.op.raw.tobytes()), c.x()
-    chosen = given.get("subset_idxs")
-    left, right = (int(_number(given, f"{side}_rotation_idx")) for side in ("left", "right"))
-    if not isinstance(chosen, tuple) or not chosen:
+    settings, points = options(c.op.raw.tobytes()), c.x()
+    subset = settings.get("subset_idxs")
+    left, right = (int(_number(settings, f"{side}_rotation_idx")) for side in ("left", "right"))
+    if not isinstance(subset, tuple) or not subset:
         raise Unsupported("no landmarks to go around")
-    places = [int(v) for v in chosen]
+    places = [int(v) for v in subset]
     if len(points.shape) != 3 or not isinstance(points.shape[1], int) or points.shape[2] != 3:
         raise Unsupported(f"landmarks {points.type}")
     if not all(0 <= p < points.shape[1] for p in (left, right, *places)):
         raise Unsupported(f"landmarks beyond {points.shape[1]}")
     xy = [ops.index_axis(ops.index_axis(points, 2, i), 0, 0) for i in range(2)]  # x, y: [n]
     across = [ops.sub(ops.index_axis(v, 0, right), ops.index_axis(v, 0, left)) for v in xy]
-    angle = ops.sub(_number(given, "target_rotation_radians"), ops.atan2(across[1], across[0]))
+    angle = ops.sub(_number(settings, "target_rotation_radians"), ops.atan2(across[1], across[0]))
     cos, sin = ops.Cos()(angle), ops.Sin()(angle)
     x, y = (ops.Take(0)(v, const(np.array(places))) for v in xy)
-    turned = ops.sub(ops.mul(cos, x), ops.mul(sin, y)), ops.add(ops.mul(sin, x), ops.mul(cos, y))
-    low, high = [ops.reduce_min(v) for v in turned], [ops.reduce_max(v) for v in turned]
+    rotated = ops.sub(ops.mul(cos, x), ops.mul(sin, y)), ops.add(ops.mul(sin, x), ops.mul(cos, y))
+    low, high = [ops.reduce_min(v) for v in rotated], [ops.reduce_max(v) for v in rotated]
     u, v = (ops.div(ops.add(a, b), 2) for a, b in zip(low, high, strict=True))
     middle = ops.add(ops.mul(cos, u), ops.mul(sin, v)), ops.sub(ops.mul(cos, v), ops.mul(sin, u))
-    sides = [_number(given, f"output_{side}") for side in ("width", "height")]
-    if min(sides) <= 0:
-        raise Unsupported(f"a crop of {sides}")
+    crop_sizes = [_number(settings, f"output_{side}") for side in ("width", "height")]
+    if min(crop_sizes) <= 0:
+        raise Unsupported(f"a crop of {crop_sizes}")
     a, b = (
-        ops.mul(ops.sub(h, l), _number(given, f"scale_{axis}") / side)
-        for axis, h, l, side in zip("xy", high, low, sides, strict=True)
+        ops.mul(ops.sub(h, l), _number(settings, f"scale_{axis}") / side)
+        for axis, h, l, side in zip("xy", high, low, crop_sizes, strict=True)
     )
     columns = (ops.mul(cos, a), ops.mul(sin, b)), (ops.Neg()(ops.mul(sin, a)), ops.mul(cos, b))
     zero, one = ops.scalar(0.0), ops.scalar(1.0)
     rows: list[Node] = []
     for (p, q), m in zip(columns, middle, strict=True):
-        shift = ops.sub(m, ops.add(ops.mul(p, sides[0] / 2), ops.mul(q, sides[1] / 2)))
+        shift = ops.sub(m, ops.add(ops.mul(p, crop_sizes[0] / 2), ops.mul(q, crop_sizes[1] / 2)))
         rows += [p, q, zero, shift]
-    return ops.reshape(ops.stack([*rows, zero, zero, one, zero, zero, zero, zero, one]), (1, 4, 4), c.loc)
+    return ops.reshape(ops.stack([*rows, zero, zero, one, zero, zero, zero, zero, one]), (1, 4, 4))
 
 
-def _number(given: Mapping[str, Option], name: str) -> float:
-    value = given.get(name)
+def _number(settings: Mapping[str, Option], name: str) -> float:
+    value = settings.get(name)
     if not isinstance(value, int | float):
         raise Unsupported(f"no {name}")
     return float(value)
@@ -108,8 +108,8 @@ def _moved(rows: list[list[Node]], x: Node, y: Node) -> tuple[Node, Node]:
 def transform_bilinear(c: Call) -> Node:
     """An image[1, H, W, C] at the places that a matrix[1, 4, 4] takes the crop's to, 0 outside of it. Version 2 counts
     from pixels' corners."""
-    given, image = options(c.op.raw.tobytes()), c.x(0)
-    height, width = (int(_number(given, f"output_{side}")) for side in ("height", "width"))
+    settings, image = options(c.op.raw.tobytes()), c.x(0)
+    height, width = (int(_number(settings, f"output_{side}")) for side in ("height", "width"))
     n, *sizes, channels = image.shape
     if n != 1 or not is_static(sizes) or not 0 < height * width <= 1 << 24:
         raise Unsupported(f"an image {image.type} as {height} x {width}")
@@ -120,7 +120,7 @@ def transform_bilinear(c: Call) -> Node:
         for size in (width, height)
     )  # fmt: skip
     u, v = (ops.sub(a, half) for a in _moved(_affine(c.x(1)), ops.expand_dims(x, 0), ops.expand_dims(y, 1)))
-    inside = _all(_within(u, w), _within(v, h))
+    is_inside = _all(_within(u, w), _within(v, h))
     pixels = ops.reshape(image, (h * w, channels))
     left, above = ops.Floor()(u), ops.Floor()(v)
     right_part, lower_part = (ops.expand_dims(ops.sub(a, b), 2) for a, b in ((u, left), (v, above)))
@@ -129,14 +129,14 @@ def transform_bilinear(c: Call) -> Node:
         at = [ops.add(above, down), ops.add(left, on)]
         known = _all(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
         row, column = (ops.cast(ops.clip(a, 0, size - 1), T.i32) for a, size in zip(at, (h, w), strict=True))
-        found = ops.Take(0)(pixels, ops.add(ops.mul(row, w), column))
-        return ops.where(ops.expand_dims(known, 2), found, 0)
+        pixel = ops.Take(0)(pixels, ops.add(ops.mul(row, w), column))
+        return ops.where(ops.expand_dims(known, 2), pixel, 0)
 
     upper, lower = (
         ops.add(ops.mul(ops.sub(1, right_part), corner(d, 0)), ops.mul(right_part, corner(d, 1))) for d in (0, 1)
     )
     y_ = ops.add(ops.mul(lower_part, lower), ops.mul(ops.sub(1, lower_part), upper))
-    return ops.expand_dims(ops.where(ops.expand_dims(inside, 2), y_, 0), 0, c.loc)
+    return ops.expand_dims(ops.where(ops.expand_dims(is_inside, 2), y_, 0), 0)
 
 
 def _within(x: Node, size: int) -> Node:
@@ -154,11 +154,11 @@ def transform_landmarks(c: Call) -> Node:
     points, rows = c.x(0), _affine(c.x(1))
     shape = points.shape
     if c.op.version < 2:
-        given = options(c.op.raw.tobytes())
-        rows = [[p, q, ops.mul(m, _number(given, "scale"))] for p, q, m in rows]
-        points = ops.reshape(points, (*shape[:-1], -1, int(_number(given, "dimensions"))))
+        settings = options(c.op.raw.tobytes())
+        rows = [[p, q, ops.mul(m, _number(settings, "scale"))] for p, q, m in rows]
+        points = ops.reshape(points, (*shape[:-1], -1, int(_number(settings, "dimensions"))))
     if points.shape[-1] not in (2, 3):
         raise Unsupported(f"landmarks {points.type}")
     x, y = (ops.index_axis(points, -1, i) for i in range(2))
-    moved = [ops.expand_dims(v, -1) for v in _moved(rows, x, y)]
-    return ops.reshape(ops.concat([*moved, ops.slice_axis(points, -1, 2)], -1), shape, c.loc)
+    points_moved = [ops.expand_dims(v, -1) for v in _moved(rows, x, y)]
+    return ops.reshape(ops.concat([*points_moved, ops.slice_axis(points, -1, 2)], -1), shape)

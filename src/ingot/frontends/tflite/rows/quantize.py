@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table, holds_levels
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied
-from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.levels import centered, dequantized, saturated
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
@@ -20,12 +20,12 @@ def dequantize(c: Call) -> Node:
     """Of floats, which are widened."""
     if not c.x().dtype.is_float:
         raise Unsupported(f"of {c.x().dtype} without a scale")
-    return ops.cast(c.x(), c.type(), c.loc)
+    return ops.cast(c.x(), c.type())
 
 
 @on_levels("DEQUANTIZE")
 def dequantize_levels(c: Call) -> Node:
-    return ops.cast(real(c.x(), c.levels()), c.type())
+    return ops.cast(dequantized(c.x(), c.levels()), c.type())
 
 
 @on_levels("QUANTIZE")
@@ -34,9 +34,9 @@ def quantize(c: Call) -> Node:
     if len(out.scales) > 1:
         raise Unsupported("to several scales")
     if holds_levels(c.tensors[0]) or x.dtype.is_integer:
-        given = c.levels()
-        by = Multiplier.of(given.scale / out.scale)
-        return cut(ops.add(multiplied(moved(x, given), by), out.zero), dtype)
+        levels = c.levels()
+        by = Multiplier.of(levels.scale / out.scale)
+        return saturated(ops.add(multiplied(centered(x, levels), by), out.zero), dtype)
     steps = ops.RoundAway()(ops.div(x, const(np.float32(out.scale))))
     # what is beyond i32 is cut in floats, where it is at its place
     low, high = (float(end - out.zero) for end in dtype.range)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.frontends.tflite.call import Call, Table
-from ingot.ir import types as T
 from ingot.ir.node import Node
 from ingot.ops import sampling
 
@@ -24,7 +23,5 @@ def random_standard_normal(c: Call) -> Node:
 @row("MULTINOMIAL")
 def multinomial(c: Call) -> Node:
     """Logarithms of weights [b, n] -> places [b, count]."""
-    (count,) = c.ints(1)
-    wide = ops.cast(c.x(), T.f64)
-    weights = ops.Exp()(ops.sub(wide, ops.reduce_max(wide, -1, True)))
-    return ops.cast(sampling.categorical(c.importer.random_key(), weights, count), c.type(), c.loc)
+    drawn = sampling.categorical_of_logits(c.importer.random_key(), c.x(), c.ints(1)[0])
+    return ops.cast(drawn, c.type())

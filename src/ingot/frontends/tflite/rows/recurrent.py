@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot import ops
+from ingot.frontends.shared import bodies
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table, activate, holds_levels
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied
-from ingot.frontends.tflite.levels import cut, moved, real
-from ingot.frontends.tflite.rows.lstm import Levels, Numbers, Places, over_steps, product_of
+from ingot.frontends.tflite.levels import centered, dequantized, saturated
+from ingot.frontends.tflite.rows.lstm import Levels, Numbers, Places, product_of
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
@@ -20,10 +21,10 @@ _ACTIVATIONS = {0: ("affine", 1.0, 0.0), 1: ("relu", 0.0, 0.0), 4: ("tanh", 0.0,
 
 
 def _function(c: Call) -> tuple[str, float, float]:
-    found = _ACTIVATIONS.get(c.int("activation"))
-    if found is None:
+    activation = _ACTIVATIONS.get(c.int("activation"))
+    if activation is None:
         raise Unsupported(f"activation {c.int('activation')}")
-    return found
+    return activation
 
 
 def _numbers(c: Call) -> None:
@@ -46,15 +47,15 @@ def bidirectional_lstm(c: Call) -> Sequence[Node]:
     if any(c.has(i) for i in range(39, 48)):
         raise Unsupported("a second input")
     x = _time_first(c, c.x())
-    there = Numbers(c, Places(1, 35, 36, None)).run(x)
-    back = ops.flip(Numbers(c, Places(18, 37, 38, None)).run(ops.flip(x, 0)), 0)
-    return _merged(c, there, back)
+    forward = Numbers(c, Places(1, 35, 36, None)).run(x)
+    backward = ops.flip(Numbers(c, Places(18, 37, 38, None)).run(ops.flip(x, 0)), 0)
+    return _merged(c, forward, backward)
 
 
-def _merged(c: Call, there: Node, back: Node) -> Sequence[Node]:
+def _merged(c: Call, forward: Node, backward: Node) -> Sequence[Node]:
     if c.flag("merge_outputs"):
-        return (_time_first(c, ops.concat([there, back], -1)),)
-    return _time_first(c, there), _time_first(c, back)
+        return (_time_first(c, ops.concat([forward, backward], -1)),)
+    return _time_first(c, forward), _time_first(c, backward)
 
 
 def _lstm(c: Call, x: Node) -> Node:
@@ -82,7 +83,7 @@ def _lstm(c: Call, x: Node) -> Node:
         assert f is not None and o is not None
         operands.append(ops.expand_dims(ops.concat([ops.Neg()(f) if i is None else i, o, f], 0), 0))
     functions = (("sigmoid", 0.0, 0.0), _function(c), _function(c))
-    y, h, cell = ops.LSTM(units, activations=functions, has_peephole=peephole)(*operands, loc=c.loc).results
+    y, h, cell = ops.LSTM(units, activations=functions, has_peephole=peephole)(*operands).results
     c.keep(18, ops.index_axis(h, 0, 0))
     c.keep(19, ops.index_axis(cell, 0, 0))
     return ops.index_axis(y, 1, 0)
@@ -99,7 +100,7 @@ def _basic_lstm(c: Call) -> Sequence[Node]:
     """One step. Operands: x, the output before, weights of both in rows i c f o, biases, the cell."""
     _numbers(c)
     joined = ops.concat([c.x(0), c.x(1)], -1)
-    gates = ops.linear(joined, c.x(2), c.x(3), c.loc)
+    gates = ops.linear(joined, c.x(2), c.x(3))
     units = c.x(4).shape[-1]
     i, g, f, o = ops.split(gates, [units] * 4, -1)
     logistic, tanh = ops.Logistic(), ops.Tanh()
@@ -130,12 +131,12 @@ def _rnn(c: Call, x: Node, first: int = 1) -> Node:
     w, r, b, state = range(first, first + 4)
     if holds_levels(c.tensors[w]):
 
-        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Node, Sequence[Node]]:
+        def step(parts: Sequence[Node], states: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
             y = ops.add(ops.add(parts[0], product_of(c, states[0], r)), c.x(b))
             h = activate(y, c.int("activation"))
-            return h, (h,)
+            return (h,), (h,)
 
-        y, (h,) = over_steps(step, [product_of(c, x, w)], [c.x(state)], c.loc)
+        (y,), (h,) = bodies.scan(c.importer.found, step, [product_of(c, x, w)], [c.x(state)], c.loc)
         c.keep(state, h)
         return y
     units = c.x(w).shape[0]
@@ -143,7 +144,7 @@ def _rnn(c: Call, x: Node, first: int = 1) -> Node:
         raise Unsupported(f"{units} units")
     biases = ops.concat([c.x(b), const(np.zeros(units, np.float32))], 0)
     operands = (ops.expand_dims(v, 0) for v in (c.x(w), c.x(r), biases, c.x(state)))
-    y, h = ops.RNN(units, activations=(_function(c),))(x, *operands, loc=c.loc).results
+    y, h = ops.RNN(units, activations=(_function(c),))(x, *operands).results
     c.keep(state, ops.index_axis(h, 0, 0))
     return ops.index_axis(y, 1, 0)
 
@@ -152,7 +153,7 @@ def _rnn(c: Call, x: Node, first: int = 1) -> Node:
 def svdf(c: Call) -> Node:
     """A filter over features, whose results of the last steps a filter over time sums (Nakkiran et al. 2015). Operands:
     x, weights of features [F, I] and of time [F, M], maybe biases, the last steps [B, F M]."""
-    time = real(c.x(2), c.levels(2)) if holds_levels(c.tensors[2]) else c.x(2)
+    time = dequantized(c.x(2), c.levels(2)) if holds_levels(c.tensors[2]) else c.x(2)
     y = _filtered(c, product_of(c, c.x(0), 1), time)
     return activate(ops.add(y, c.x(3)) if c.has(3) else y, c.int("activation"))
 
@@ -164,10 +165,10 @@ def _filtered(c: Call, new: Node, time: Node) -> Node:
         raise Unsupported(f"{filters} filters of rank {rank}")
     batch = new.shape[0]
     old = ops.reshape(state, (batch, filters, memory))
-    kept = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(new, -1)], 2)
-    c.keep(4, ops.reshape(kept, state.shape))
-    sums = ops.reduce_sum(ops.mul(ops.cast(kept, time.dtype), time), -1)
-    return ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1, loc=c.loc)
+    next_memory = ops.concat([ops.slice_axis(old, 2, 1), ops.expand_dims(new, -1)], 2)
+    c.keep(4, ops.reshape(next_memory, state.shape))
+    sums = ops.reduce_sum(ops.mul(ops.cast(next_memory, time.dtype), time), -1)
+    return ops.reduce_sum(ops.reshape(sums, (batch, filters // rank, rank)), -1)
 
 
 # --- on levels
@@ -191,13 +192,13 @@ def lstm_of_levels(c: Call) -> Sequence[Node]:
 def svdf_of_levels(c: Call) -> Node:
     """8-bit values, 16-bit results of features."""
     _eight_bits(c)
-    x, w, time, kept, out = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
-    scales = [np.float32(q.scale) for q in (x, w, kept, time, out)]
+    x, w, time, state, out = c.levels(0), c.levels(1), c.levels(2), c.levels(4), c.out_levels()
+    scales = [np.float32(q.scale) for q in (x, w, state, time, out)]
     by = [Multiplier.of(float(s)) for s in (scales[0] * scales[1] / scales[2], scales[2] * scales[3] / scales[4])]
-    total = ops.linear(moved(c.x(0), x), ops.cast(c.x(1), T.i32))
-    y = _filtered(c, cut(multiplied(total, by[0]), T.i16), ops.cast(c.x(2), T.i32))
+    total = ops.linear(centered(c.x(0), x), ops.cast(c.x(1), T.i32))
+    y = _filtered(c, saturated(multiplied(total, by[0]), T.i16), ops.cast(c.x(2), T.i32))
     y = ops.add(y, c.x(3)) if c.has(3) else y
-    return cut(ops.add(multiplied(y, by[1]), out.zero), T.i8)
+    return saturated(ops.add(multiplied(y, by[1]), out.zero), T.i8)
 
 
 def _eight_bits(c: Call) -> None:

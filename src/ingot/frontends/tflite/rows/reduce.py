@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.tflite.call import Call, Table
-from ingot.frontends.tflite.rows.shape import axis_of
 from ingot.ir.node import Node
 
 row = Table()
@@ -19,25 +19,25 @@ _KINDS = {
 
 
 def axes(c: Call) -> tuple[int, ...]:
-    return tuple(sorted({axis_of(a, len(c.x().shape)) for a in c.ints(1)}))
+    return tuple(sorted({normal_axis(a, len(c.x().shape)) for a in c.ints(1)}))
 
 
 @row(*_KINDS)
 def reduce(c: Call) -> Node:
-    return ops.reduce(_KINDS[c.op.name], c.x(), axes(c), c.flag("keep_dims"), c.loc)
+    return ops.reduce(_KINDS[c.op.name], c.x(), axes(c), c.flag("keep_dims"))
 
 
 @row("MEAN")
 def mean(c: Call) -> Node:
-    return ops.mean(c.x(), axes(c), c.flag("keep_dims"), c.loc)
+    return ops.mean(c.x(), axes(c), c.flag("keep_dims"))
 
 
-@row("ARG_MAX", "ARG_MIN", moves=True)
+@row("ARG_MAX", "ARG_MIN", is_movement=True)
 def arg(c: Call) -> Node:
     kind = c.op.name.removeprefix("ARG_").lower()
-    return ops.cast(ops.arg_reduce(kind, c.x(), c.ints(1)[0], loc=c.loc), c.type())
+    return ops.cast(ops.arg_reduce(kind, c.x(), c.ints(1)[0]), c.type())
 
 
 @row("CUMSUM")
 def cumsum(c: Call) -> Node:
-    return ops.cumulative("sum", c.x(), c.ints(1)[0], c.flag("reverse"), c.flag("exclusive"), c.loc)
+    return ops.cumulative("sum", c.x(), c.ints(1)[0], c.flag("reverse"), c.flag("exclusive"))

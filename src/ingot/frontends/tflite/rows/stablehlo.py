@@ -57,8 +57,10 @@ class _Operation(values.Call):
 
     def raw(self, name: str) -> str:
         """A convolution's dimension numbers."""
-        sides = [self._side(*letters) for letters in (("input", "b", "f"), ("kernel", "i", "o"), ("output", "b", "f"))]
-        return f"{sides[0]}x{sides[1]}->{sides[2]}"
+        layouts = [
+            self._side(*letters) for letters in (("input", "b", "f"), ("kernel", "i", "o"), ("output", "b", "f"))
+        ]
+        return f"{layouts[0]}x{layouts[1]}->{layouts[2]}"
 
     def _side(self, name: str, *letters: str) -> str:
         places = ("batch", "feature") if name != "kernel" else ("input_feature", "output_feature")
@@ -97,9 +99,9 @@ def _results(c: Call, shapes: Sequence[tuple[int | None, ...]]) -> Sequence[Valu
     """shapes: of the results."""
     name = f"stablehlo.{c.op.name.removeprefix(_PREFIX).lower()}"
     # an empty list is one that the file leaves out
-    given = {k: v for k, v in c.op.options.items() if not isinstance(v, np.ndarray) or len(v)}
-    attributes = {k: _attribute(k, v) for k, v in given.items()}
-    regions = tuple(_region(c, int(v)) for k, v in given.items() if k.endswith("subgraph_index"))
+    options = {k: v for k, v in c.op.options.items() if not isinstance(v, np.ndarray) or len(v)}
+    attributes = {k: _attribute(k, v) for k, v in options.items()}
+    regions = tuple(_region(c, int(v)) for k, v in options.items() if k.endswith("subgraph_index"))
     types = tuple(Tensor(shape, c.type(i)) for i, shape in enumerate(shapes))
     op = Operation(name, (), attributes, regions, (("", ""),) * len(types))
     call = _Operation(_Importer(c), op, values.Scope(), types, c.loc, attributes)
@@ -117,16 +119,16 @@ def rng_bit_generator(c: Call) -> Sequence[Value]:
     return new, ops.reshape(cast(Node, drawn), bits)
 
 
-@row("STABLEHLO_WHILE", moves=True)
+@row("STABLEHLO_WHILE", is_movement=True)
 def while_(c: Call) -> Sequence[Value]:
     return loop(c)
 
 
-@row("STABLEHLO_CASE", moves=True)
+@row("STABLEHLO_CASE", is_movement=True)
 def case(c: Call) -> Sequence[Value]:
     return branches(c, c.list("branch_subgraph_indices"), c.x(0))
 
 
-@row("STABLEHLO_COMPOSITE", moves=True)
+@row("STABLEHLO_COMPOSITE", is_movement=True)
 def composite(c: Call) -> Sequence[Value]:
     return called(c, c.int("decomposition_subgraph_index"), c.values)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
+from ingot.frontends.shared.composites.windows import (
+    Padding,
+    pad_first,
+    resize_linear,
+    resize_nearest,
+    same_padding,
+    static_sizes,
+)
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.rows import hybrid
-from ingot.ir.dims import DimLike, dim_max, is_static
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.support.dataclass import dataclass
 
@@ -18,11 +26,11 @@ _AXES = {2: "hw", 3: "dhw"}
 
 @dataclass(frozen=True)
 class Window:
-    """How windows lie on the spatial axes; pads: (low, high), what SAME or VALID comes to."""
+    """Windows on the spatial axes. pads: (low, high), from SAME or VALID."""
 
     strides: tuple[int, ...]
     dilation: tuple[int, ...]
-    pads: tuple[tuple[DimLike, DimLike], ...]
+    pads: Padding
 
 
 def window(c: Call, sizes: Sequence[DimLike], kernel: Sequence[int]) -> Window:
@@ -33,22 +41,12 @@ def window(c: Call, sizes: Sequence[DimLike], kernel: Sequence[int]) -> Window:
         raise Unsupported(f"strides {strides}, dilations {dilation}, windows {tuple(kernel)}")
     if c.int("padding") != 0:
         return Window(strides, dilation, ((0, 0),) * len(sizes))
-    pads: list[tuple[DimLike, DimLike]] = []
-    for size, k, stride, d in zip(sizes, kernel, strides, dilation, strict=True):
-        # as many places as strides fit into x, the odd one at the end
-        count = (size + (stride - 1)) // stride
-        total = dim_max((count - 1) * stride + (k - 1) * d + 1 - size, 0)
-        pads.append((total // 2, total - total // 2))
-    return Window(strides, dilation, tuple(pads))
+    return Window(strides, dilation, same_padding(sizes, kernel, strides, dilation))
 
 
 def padded(x: Node, w: Window, value: float = 0) -> tuple[Node, tuple[tuple[int, int], ...]]:
     """x and the padding that is left to do: padding of symbolic sizes is done here."""
-    known = tuple((int(a), int(b)) for a, b in w.pads if isinstance(a, int) and isinstance(b, int))
-    if len(known) == len(w.pads):
-        return x, known
-    lows, highs = ((0, *(p[i] for p in w.pads), 0) for i in range(2))
-    return ops.pad(x, lows, highs, ops.scalar(value, x.dtype)), ((0, 0),) * len(w.pads)
+    return pad_first(x, w.pads, value, 1)
 
 
 def convolve(c: Call, x: Node, kernel: Node, w: Window, layout: str, groups: int, zero: float = 0) -> Node:
@@ -57,27 +55,24 @@ def convolve(c: Call, x: Node, kernel: Node, w: Window, layout: str, groups: int
     x, pads = padded(x, w, zero)
     ones = (1,) * len(spatial)
     data = f"N{spatial}C"
-    return ops.Convolution(w.strides, pads, ones, w.dilation, data, layout, data, groups)(x, kernel, loc=c.loc)
+    return ops.Convolution(w.strides, pads, ones, w.dilation, data, layout, data, groups)(x, kernel)
 
 
 def static(kernel: Node, axes: Sequence[int]) -> tuple[int, ...]:
-    sizes = tuple(kernel.shape[a] for a in axes)
-    if not is_static(sizes):
-        raise Unsupported(f"a window of sizes {sizes}")
-    return tuple(int(d) for d in sizes if isinstance(d, int))
+    return static_sizes([kernel.shape[a] for a in axes], "a window")
 
 
 def with_bias(c: Call, y: Node) -> Node:
-    return ops.add(y, c.x(2), c.loc) if c.has(2) else y
+    return ops.add(y, c.x(2)) if c.has(2) else y
 
 
 def spatial_window(c: Call) -> Window:
-    """Of an x[N, H, W, C] and a kernel whose sizes are its axes 1 and 2."""
+    """The window of an x[N, H, W, C] and a kernel whose sizes are its axes 1 and 2."""
     return window(c, c.x(0).shape[1:3], static(c.x(1), (1, 2)))
 
 
 def groups_of(x: Node, kernel: Node) -> int:
-    """Of a kernel [O, H, W, I]: its channels may be a part of x's."""
+    """The number of groups for a kernel [O, H, W, I], whose channels may be a part of x's."""
     whole, part = x.shape[-1], kernel.shape[-1]
     if not isinstance(whole, int) or not isinstance(part, int) or part < 1 or whole % part:
         raise Unsupported(f"{whole} channels by a kernel of {part}")
@@ -129,7 +124,7 @@ def conv_3d(c: Call) -> Node:
 def transpose_conv(c: Call) -> Node:
     """Operands: the result's sizes, kernel[O, H, W, I], x[N, H, W, I], maybe a bias."""
     y = transposed(c, c.x(2), c.x(1), c.dims(0)[1:3])
-    return c.activation(ops.add(y, c.x(3), c.loc) if c.has(3) else y)
+    return c.activation(ops.add(y, c.x(3)) if c.has(3) else y)
 
 
 def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike], layout: str = "OHWI") -> Node:
@@ -149,23 +144,23 @@ def transposed(c: Call, x: Node, kernel: Node, sizes: Sequence[DimLike], layout:
         pads.append((reach - low, high))
     data = f"N{spatial}C"
     op = ops.Convolution(ones, tuple(pads), w.strides, w.dilation, data, layout, data)
-    return op(x, ops.flip(kernel, axes), loc=c.loc)
+    return op(x, ops.flip(kernel, axes))
 
 
 @row("CONV_3D_TRANSPOSE")
 def conv_3d_transpose(c: Call) -> Node:
     """Operands: the result's sizes, kernel[D, H, W, O, I], x[N, D, H, W, I], maybe a bias."""
     y = transposed(c, c.x(2), c.x(1), c.dims(0)[1:4], "DHWOI")
-    return c.activation(ops.add(y, c.x(3), c.loc) if c.has(3) else y)
+    return c.activation(ops.add(y, c.x(3)) if c.has(3) else y)
 
 
-@row("DILATE", stored=True)
+@row("DILATE", takes_stored=True)
 def dilate(c: Call) -> Node:
     """Operands: x, the distances between its elements in the result, what lies between them."""
     steps, zeros = c.ints(1), (0,) * c.x().type.rank
     if min(steps, default=1) < 1:
         raise Unsupported(f"distances {steps}")
-    return ops.pad(c.x(), zeros, zeros, ops.reshape(c.x(2), ()), [s - 1 for s in steps], c.loc)
+    return ops.pad(c.x(), zeros, zeros, ops.reshape(c.x(2), ()), [s - 1 for s in steps])
 
 
 _FOLDS = {1: "sum", 2: "prod", 3: "min", 4: "max", 5: "min", 6: "max"}  # all and any of booleans, too
@@ -181,9 +176,9 @@ def reduce_window(c: Call) -> Node:
     if min(*sizes, *strides, *dilation, 1) < 1:
         raise Unsupported(f"windows {sizes}, strides {strides}, dilations {dilation}")
     zeros, ones = ((0, 0),) * len(sizes), (1,) * len(sizes)
-    y = ops.ReduceWindow(kind, sizes, strides, zeros, dilation, ones)(x, loc=c.loc)
+    y = ops.ReduceWindow(kind, sizes, strides, zeros, dilation, ones)(x)
     combine = {"sum": ops.add, "prod": ops.mul, "min": ops.minimum, "max": ops.maximum}[kind]
-    return combine(y, ops.reshape(c.x(1), ()), c.loc)
+    return combine(y, ops.reshape(c.x(1), ()))
 
 
 def pool_window(c: Call) -> tuple[Window, tuple[int, int]]:
@@ -195,11 +190,11 @@ def fold(c: Call, kind: str, x: Node, w: Window, kernel: tuple[int, int], identi
     x, pads = padded(x, w, identity)
     ones = (1, 1, 1, 1)
     op = ops.ReduceWindow(kind, (1, *kernel, 1), (1, *w.strides, 1), ((0, 0), *pads, (0, 0)), ones, ones)
-    return op(x, loc=c.loc)
+    return op(x)
 
 
 def counts(c: Call, x: Node, w: Window, kernel: tuple[int, int]) -> Node:
-    """How many elements of x each window holds."""
+    """The number of elements of x in each window."""
     if all(p == (0, 0) for p in w.pads):
         return ops.scalar(kernel[0] * kernel[1], x.dtype)
     return fold(c, "sum", ops.full((1, *x.shape[1:3], 1), 1, x.dtype), w, kernel)
@@ -208,7 +203,7 @@ def counts(c: Call, x: Node, w: Window, kernel: tuple[int, int]) -> Node:
 @row("AVERAGE_POOL_2D")
 def average_pool(c: Call) -> Node:
     x, (w, kernel) = c.x(), pool_window(c)
-    return c.activation(ops.div(fold(c, "sum", x, w, kernel), counts(c, x, w, kernel), c.loc))
+    return c.activation(ops.div(fold(c, "sum", x, w, kernel), counts(c, x, w, kernel)))
 
 
 @row("MAX_POOL_2D")
@@ -220,8 +215,8 @@ def max_pool(c: Call) -> Node:
 @row("L2_POOL_2D")
 def l2_pool(c: Call) -> Node:
     x, (w, kernel) = c.x(), pool_window(c)
-    mean = ops.div(fold(c, "sum", ops.mul(x, x), w, kernel), counts(c, x, w, kernel), c.loc)
-    return c.activation(ops.Sqrt()(mean, loc=c.loc))
+    mean = ops.div(fold(c, "sum", ops.mul(x, x), w, kernel), counts(c, x, w, kernel))
+    return c.activation(ops.Sqrt()(mean))
 
 
 @row("LOCAL_RESPONSE_NORMALIZATION")
@@ -230,24 +225,20 @@ def local_response_normalization(c: Call) -> Node:
     x, radius = c.x(), c.int("radius")
     ones, size = (1, 1, 1, 1), 2 * radius + 1
     pads = ((0, 0), (0, 0), (0, 0), (radius, radius))
-    total = ops.ReduceWindow("sum", (1, 1, 1, size), ones, pads, ones, ones)(ops.mul(x, x), loc=c.loc)
+    total = ops.ReduceWindow("sum", (1, 1, 1, size), ones, pads, ones, ones)(ops.mul(x, x))
     base = ops.add(ops.mul(total, c.float("alpha")), c.float("bias"))
-    return ops.mul(x, ops.pow(base, -c.float("beta")), c.loc)
+    return ops.mul(x, ops.pow(base, -c.float("beta")))
 
 
 @row("RESIZE_BILINEAR")
 def resize_bilinear(c: Call) -> Node:
-    return ops.Resize(c.dims(1), (1, 2), "linear", _coordinates(c))(c.x(), loc=c.loc)
+    return resize_linear(c.x(), c.dims(1), *_coordinates(c))
 
 
-@row("RESIZE_NEAREST_NEIGHBOR", moves=True)
-def resize_nearest(c: Call) -> Node:
-    coordinates = _coordinates(c)
-    mode = "floor" if coordinates == "asymmetric" else "round_prefer_ceil"
-    return ops.Resize(c.dims(1), (1, 2), "nearest", coordinates, mode)(c.x(), loc=c.loc)
+@row("RESIZE_NEAREST_NEIGHBOR", is_movement=True)
+def resize_to_nearest(c: Call) -> Node:
+    return resize_nearest(c.x(), c.dims(1), *_coordinates(c))
 
 
-def _coordinates(c: Call) -> str:
-    return (
-        "align_corners" if c.flag("align_corners") else "half_pixel" if c.flag("half_pixel_centers") else "asymmetric"
-    )
+def _coordinates(c: Call) -> tuple[bool, bool]:
+    return c.flag("align_corners"), c.flag("half_pixel_centers")

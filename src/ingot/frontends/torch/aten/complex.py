@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ingot import ops
-from ingot.frontends.shared import complex as functions
+from ingot.frontends.shared.composites import complex as functions
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.elementwise import compare, select
@@ -37,31 +37,15 @@ on_complex = Table()
 
 # op -> positions of the operands that it is linear in, all together: (a, b) -> f(a, b) with f(2a, 2b) = 2 f(a, b)
 _LINEAR: dict[str, tuple[int, ...]] = {
-    "add.Tensor": (0, 1),
-    "add.Scalar": (0, 1),
-    "sub.Tensor": (0, 1),
-    "sub.Scalar": (0, 1),
-    "rsub.Scalar": (0, 1),
-    "rsub.Tensor": (0, 1),
-    "where.self": (1, 2),
-    "where.ScalarSelf": (1, 2),
-    "where.ScalarOther": (1, 2),
-    "masked_fill.Scalar": (0, 2),
-    "masked_fill.Tensor": (0, 2),
-    "constant_pad_nd.default": (0, 2),
-    "pad.default": (0, 3),
-    "index_put.default": (0, 2),
-    "_unsafe_index_put.default": (0, 2),
-    "index_add.default": (0, 3),
-    "index_copy.default": (0, 3),
-    "scatter.src": (0, 3),
-    "scatter_add.default": (0, 3),
-    "slice_scatter.default": (0, 1),
-    "select_scatter.default": (0, 1),
-    "copy.default": (0, 1),
-}
+    "add.Tensor": (0, 1), "add.Scalar": (0, 1), "sub.Tensor": (0, 1), "sub.Scalar": (0, 1), "rsub.Scalar": (0, 1),
+    "rsub.Tensor": (0, 1), "where.self": (1, 2), "where.ScalarSelf": (1, 2), "where.ScalarOther": (1, 2),
+    "masked_fill.Scalar": (0, 2), "masked_fill.Tensor": (0, 2), "constant_pad_nd.default": (0, 2),
+    "pad.default": (0, 3), "index_put.default": (0, 2), "_unsafe_index_put.default": (0, 2),
+    "index_add.default": (0, 3), "index_copy.default": (0, 3), "scatter.src": (0, 3), "scatter_add.default": (0, 3),
+    "slice_scatter.default": (0, 1), "select_scatter.default": (0, 1), "copy.default": (0, 1),
+}  # fmt: skip
 # linear in their first operand
-_MOVES = frozenset((
+_LINEAR_IN_FIRST = frozenset((
     "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int", "view_as.default",
     "reshape_as.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default", "ravel.default",
     "_reshape_alias.default", "clone.default", "contiguous.default", "detach.default", "alias.default",
@@ -88,23 +72,11 @@ _CONVOLUTIONS = (
 )  # fmt: skip
 # op -> positions of the operands that it is linear in, each for itself
 _MULTILINEAR: dict[str, tuple[int, ...]] = {
-    "mul.Tensor": (0, 1),
-    "mul.Scalar": (0, 1),
-    "mm.default": (0, 1),
-    "bmm.default": (0, 1),
-    "mv.default": (0, 1),
-    "dot.default": (0, 1),
-    "matmul.default": (0, 1),
-    "outer.default": (0, 1),
-    "kron.default": (0, 1),
-    "einsum.default": (1,),
-    **dict.fromkeys(_CONVOLUTIONS, (0, 1)),
-    "linear.default": (0, 1),
-    "bilinear.default": (0, 1, 2),
-    "addmm.default": (1, 2),
-    "baddbmm.default": (1, 2),
-    "addmv.default": (1, 2),
-}
+    "mul.Tensor": (0, 1), "mul.Scalar": (0, 1), "mm.default": (0, 1), "bmm.default": (0, 1), "mv.default": (0, 1),
+    "dot.default": (0, 1), "matmul.default": (0, 1), "outer.default": (0, 1), "kron.default": (0, 1),
+    "einsum.default": (1,), **dict.fromkeys(_CONVOLUTIONS, (0, 1)), "linear.default": (0, 1),
+    "bilinear.default": (0, 1, 2), "addmm.default": (1, 2), "baddbmm.default": (1, 2), "addmv.default": (1, 2),
+}  # fmt: skip
 # op -> position of the operand that is added to its product
 _ADDED: dict[str, int] = {
     **dict.fromkeys(_CONVOLUTIONS, 2),
@@ -125,10 +97,10 @@ def is_complex(value: object) -> bool:
 
 def complex_handler(name: str, rows: Mapping[str, Handler]) -> Handler:
     """The handler of an op on complex tensors; `rows`: those on real ones. Raises Unsupported where there is none."""
-    own, short = on_complex.rows.get(name), name.removeprefix("aten.")
-    if own is not None:
-        return own
-    if (short in _LINEAR or short in _MOVES) and name in rows:
+    own_handler, short = on_complex.rows.get(name), name.removeprefix("aten.")
+    if own_handler is not None:
+        return own_handler
+    if (short in _LINEAR or short in _LINEAR_IN_FIRST) and name in rows:
         return _linear(rows[name], _LINEAR.get(short, (0,)))
     if short in _MULTILINEAR and name in rows:
         return _multilinear(rows[name], _MULTILINEAR[short], _ADDED.get(short))
@@ -192,22 +164,24 @@ def _multilinear(handler: Handler, places: tuple[int, ...], added: int | None) -
     def terms(c: Context, *args: object, **named: object) -> object:
         base = None if added is None or added >= len(args) else args[added]
         at = [i for i in _checked(args, (*places, added), named) if i != added]
-        spread = [args[i] for i in at]
+        operands = [args[i] for i in at]
         # einsum has its operands in a list
-        flat = [v for s in spread for v in (s if isinstance(s, tuple | list) else (s,))]
+        flat = [v for s in operands for v in (s if isinstance(s, tuple | list) else (s,))]
         sums: list[Node | None] = [None, None]
         free = [not _is_real(v) for v in flat]
         free[0] |= not _is_real(base)
         for choice in itertools.product(*((False, True) if f else (False,) for f in free)):
             parts = iter([_part(v, imaginary) for v, imaginary in zip(flat, choice, strict=True)])
-            chosen = [tuple(next(parts) for _ in s) if isinstance(s, tuple | list) else next(parts) for s in spread]
+            parts_chosen = [
+                tuple(next(parts) for _ in s) if isinstance(s, tuple | list) else next(parts) for s in operands
+            ]
             odd, negative = sum(choice) % 2, sum(choice) % 4 > 1
-            given = _with(args, at, chosen)
+            arguments = _with(args, at, parts_chosen)
             if base is not None:
                 part = _part(base, bool(odd))
                 assert isinstance(part, Node) and added is not None
-                given[added] = part if sums[odd] is None else filled(part.shape, 0, part.dtype)
-            term = handler(c, *given, **named)
+                arguments[added] = part if sums[odd] is None else filled(part.shape, 0, part.dtype)
+            term = handler(c, *arguments, **named)
             assert isinstance(term, Node)
             sums[odd] = _added(sums[odd], term, negative)
         real, imag = sums
@@ -239,7 +213,7 @@ def complex_of(x: Node) -> Complex:
 @aten("view.dtype", "view_copy.dtype")
 @on_complex("view.dtype", "view_copy.dtype")
 def view_dtype(c: Context, x: Node | Complex, dtype: torch.dtype) -> Node | Complex:
-    """The same bytes as another dtype: where it has another width, the last axis is longer or shorter."""
+    """The same bytes as another dtype; another width makes the last axis longer or shorter."""
     x = real_of(x) if isinstance(x, Complex) else x
     shape = (*c.shape, 2) if dtype.is_complex else c.shape
     if c.dtype.bits > x.dtype.bits:
@@ -315,12 +289,12 @@ def reciprocal(c: Context, z: Complex) -> Complex:
     one = filled(z.real.shape, 1, z.real.dtype)
     if z.imag is None:
         return Complex(ops.Div()(one, z.real))
-    across = compare("LT", ops.Abs()(z.real), ops.Abs()(z.imag))
-    large, small = select(across, z.imag, z.real), select(across, z.real, z.imag)
+    is_imag_larger = compare("LT", ops.Abs()(z.real), ops.Abs()(z.imag))
+    large, small = select(is_imag_larger, z.imag, z.real), select(is_imag_larger, z.real, z.imag)
     ratio = select(compare("EQ", large, scalar_like(0, large)), small, ops.Div()(small, large))
     plain = ops.Div()(one, ops.Add()(large, ops.Mul()(small, ratio)))
     scaled = ops.Mul()(ratio, plain)
-    return Complex(select(across, scaled, plain), ops.Neg()(select(across, plain, scaled)))
+    return Complex(select(is_imag_larger, scaled, plain), ops.Neg()(select(is_imag_larger, plain, scaled)))
 
 
 @on_complex("div.Tensor", "div.Scalar")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ingot import ops
-from ingot.frontends.shared import complex as f
+from ingot.frontends.shared.composites import complex as f
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import merged
 from ingot.frontends.torch.aten import elementwise, logic, reduce, selection, shape
@@ -25,8 +25,8 @@ _REAL: Mapping[str, Handler] = merged(
 
 def pairs(*values: object, dtype_of: Context) -> tuple[f.Complex, ...]:
     """Operands of one shape, both parts of each there."""
-    found = [pair(v, dtype_of) for v in values]
-    flat = aligned(tuple(p for z in found for p in (z.real, z.imaginary)))
+    operands = [pair(v, dtype_of) for v in values]
+    flat = aligned(tuple(p for z in operands for p in (z.real, z.imaginary)))
     return tuple(f.Complex(a, b) for a, b in zip(flat[::2], flat[1::2], strict=True))
 
 
@@ -39,14 +39,14 @@ def _function(name: str, of: Callable[[f.Complex], f.Complex]) -> None:
 
 
 def _log(scale: float) -> Callable[[f.Complex], f.Complex]:
-    return lambda z: f.scaled(f.log(z), scale)
+    return lambda z: f.scale(f.log(z), scale)
 
 
 for _name, _of in {
     "sqrt": f.sqrt, "rsqrt": f.rsqrt, "expm1": f.expm1, "log1p": f.log1p, "sigmoid": f.logistic, "sgn": f.sign,
     "sin": f.sin, "cos": f.cos, "tan": f.tan, "asin": f.asin, "acos": f.acos, "atan": f.atan,
     "sinh": f.sinh, "cosh": f.cosh, "tanh": f.tanh, "asinh": f.asinh, "acosh": f.acosh, "atanh": f.atanh,
-    "exp2": lambda z: f.exp(f.scaled(z, 0.6931471805599453)),
+    "exp2": lambda z: f.exp(f.scale(z, 0.6931471805599453)),
     "log2": _log(1.4426950408889634), "log10": _log(0.4342944819032518),
 }.items():  # fmt: skip
     _function(_name, _of)
@@ -93,11 +93,11 @@ def _nonzero(z: Complex) -> Node:
 
 
 def _of_truth(name: str) -> None:
-    def told(c: Context, *args: object, **named: object) -> object:
-        given = [_nonzero(a) if isinstance(a, Complex) else a for a in args]
-        return _REAL[f"aten.{name}"](c, *given, **named)
+    def on_truth(c: Context, *args: object, **named: object) -> object:
+        arguments = [_nonzero(a) if isinstance(a, Complex) else a for a in args]
+        return _REAL[f"aten.{name}"](c, *arguments, **named)
 
-    on_complex(name)(told)
+    on_complex(name)(on_truth)
 
 
 for _name in (
@@ -129,7 +129,7 @@ if "aten.isfinite.default" in _REAL:
 
 @on_complex("linalg_vector_norm.default")
 def vector_norm(c: Context, z: Complex, *args: object, **named: object) -> Node:
-    return _of_real("linalg_vector_norm.default", c, f.modulus(_both(z)), *args, **named)
+    return _of_real("linalg_vector_norm.default", c, f.modulus(_full_pair(z)), *args, **named)
 
 
 @on_complex("var.correction")
@@ -138,7 +138,7 @@ def var(c: Context, z: Complex, *args: object, **named: object) -> Node:
     return ops.Add()(*(_of_real("var.correction", c, p, *args, **named) for p in (z.real, z.imaginary)))
 
 
-def _both(z: Complex) -> f.Complex:
+def _full_pair(z: Complex) -> f.Complex:
     return f.Complex(z.real, z.imaginary)
 
 
@@ -149,7 +149,7 @@ def cumprod(c: Context, z: Complex, dim: int, dtype: object = None) -> Complex:
     size = z.real.shape[axis] if z.real.type.rank else 1
     if not isinstance(size, int):
         raise Unsupported("complex products of as many factors as a dynamic size says")
-    out, step = _both(z), 1
+    out, step = _full_pair(z), 1
     while step < size:
         shifted = [
             ops.Concat(axis)(
@@ -158,7 +158,7 @@ def cumprod(c: Context, z: Complex, dim: int, dtype: object = None) -> Complex:
             )
             for p, first in ((out.real, 1), (out.imag, 0))
         ]
-        out, step = f.times(out, f.Complex(*shifted)), 2 * step
+        out, step = f.multiply(out, f.Complex(*shifted)), 2 * step
     return Complex(out.real, out.imag)
 
 
@@ -195,8 +195,8 @@ def _of_matrices(name: str) -> None:
     """The results that are matrices are restored; those that are not tell of the real ones."""
 
     def done(c: Context, *args: object, **named: object) -> object:
-        given = [_embedded(a) if isinstance(a, Complex) else a for a in args]
-        out = _REAL[f"aten.{name}"](c, *given, **named)
+        arguments = [_embedded(a) if isinstance(a, Complex) else a for a in args]
+        out = _REAL[f"aten.{name}"](c, *arguments, **named)
         if isinstance(out, Node):
             return _restored(out)
         assert isinstance(out, tuple)
@@ -211,21 +211,21 @@ for _name in ("linalg_inv_ex.default", "linalg_matrix_exp.default", "linalg_pinv
 
 @on_complex("_linalg_solve_ex.default")
 def solve(c: Context, a: object, b: object, *, left: bool = True, check_errors: bool = False) -> tuple[object, ...]:
-    matrix, right = (v if isinstance(v, Complex) else Complex(v) for v in (a, b) if isinstance(v, Complex | Node))
+    matrix, rhs = (v if isinstance(v, Complex) else Complex(v) for v in (a, b) if isinstance(v, Complex | Node))
     if not left:
         # x a = b is a^T x^T = b^T
-        matrix, right = (Complex(*(ops.swap_axes(p, -1, -2) for p in z.parts)) for z in (matrix, right))
+        matrix, rhs = (Complex(*(ops.swap_axes(p, -1, -2) for p in z.parts)) for z in (matrix, rhs))
         *batch, rows, columns = c.results[0].shape
-        turned = replace(c, results=(c.results[0].with_shape((*batch, columns, rows)), *c.results[1:]))
-        found, *rest = solve(turned, matrix, right)
-        assert isinstance(found, Complex)
-        return (Complex(*(ops.swap_axes(p, -1, -2) for p in found.parts)), *rest)
-    rank = right.real.type.rank
+        context = replace(c, results=(c.results[0].with_shape((*batch, columns, rows)), *c.results[1:]))
+        solution, *rest = solve(context, matrix, rhs)
+        assert isinstance(solution, Complex)
+        return (Complex(*(ops.swap_axes(p, -1, -2) for p in solution.parts)), *rest)
+    rank = rhs.real.type.rank
     axis = rank - 1 if rank < matrix.real.type.rank else rank - 2
     embedded, n = _embedded(matrix), matrix.real.shape[-1]
-    found = list(c.results[0].shape)
-    place = len(found) - rank + axis
-    found[place] = 2 * n
-    x = factorizations.solved(embedded, ops.Concat(axis)(right.real, right.imaginary), tuple(found), True)
+    solution = list(c.results[0].shape)
+    place = len(solution) - rank + axis
+    solution[place] = 2 * n
+    x = factorizations.solved(embedded, ops.Concat(axis)(rhs.real, rhs.imaginary), tuple(solution), True)
     _, _, info = factorizations.lu_factor_ex(c, embedded)
     return (Complex(*(shape.slice_axis(x, place, at, at + n) for at in (0, n))), None, None, info)

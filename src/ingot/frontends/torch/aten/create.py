@@ -36,19 +36,10 @@ def full(c: Context, shape: object, *args: Operand, fill_value: Operand | None =
 
 
 @aten(
-    "zeros.default",
-    "zeros_like.default",
-    "new_zeros.default",
-    "empty.memory_format",
-    "empty_like.default",
-    "new_empty.default",
-    "empty_strided.default",
-    "new_empty_strided.default",
-    "zero.default",
-    "zeros.names",
-    "empty_permuted.default",
-    "_efficientzerotensor.default",
-)
+    "zeros.default", "zeros_like.default", "new_zeros.default", "empty.memory_format", "empty_like.default",
+    "new_empty.default", "empty_strided.default", "new_empty_strided.default", "zero.default", "zeros.names",
+    "empty_permuted.default", "_efficientzerotensor.default",
+)  # fmt: skip
 def zeros(c: Context, *args: object, **named: object) -> Node:
     # what an uninitialised tensor holds is undefined, so zeros are as good
     return filled(c.shape, 0, c.dtype)
@@ -127,8 +118,8 @@ def _triangle(x: Node, diagonal: DimLike, *, upper: bool) -> Node:
     plane = x.shape[-2:]
     row, column = index_along(plane, 0), index_along(plane, 1)
     edge = ops.Add()(row, filled(plane, clamped_position(diagonal), i64)) if diagonal != 0 else row
-    kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
-    return ops.Select()(kept, x, expand(scalar_like(0, x), x.shape))
+    is_kept = expand(ops.Compare("GE" if upper else "LE")(column, edge), x.shape)
+    return ops.Select()(is_kept, x, expand(scalar_like(0, x), x.shape))
 
 
 @aten("tril_indices.default")
@@ -145,8 +136,8 @@ def triu_indices(c: Context, row: int, col: int, offset: int = 0, **named: objec
 def one_hot(c: Context, x: Node, num_classes: int = -1) -> Node:
     shape = c.shape
     lead = len(shape) - 1
-    spread = ops.BroadcastInDim(shape, tuple(range(lead)))(x)
-    return cast(ops.Compare("EQ")(cast(spread, i64), index_along(shape, lead)), c.dtype)
+    wide = ops.BroadcastInDim(shape, tuple(range(lead)))(x)
+    return cast(ops.Compare("EQ")(cast(wide, i64), index_along(shape, lead)), c.dtype)
 
 
 @aten("diag_embed.default")
@@ -157,12 +148,12 @@ def diag_embed(c: Context, x: Node, offset: int = 0, dim1: int = -2, dim2: int =
         rest = [i for i in range(rank) if i not in (first, second)]
         order = (*rest, first, second)
         last = replace(c, results=(c.type.with_shape(tuple(c.shape[i] for i in order)),))
-        back = tuple(order.index(i) for i in range(rank))
-        return ops.Transpose(back)(diag_embed(last, x, offset))
+        inverse_order = tuple(order.index(i) for i in range(rank))
+        return ops.Transpose(inverse_order)(diag_embed(last, x, offset))
     # columns hold x shifted by the offset, rows pick the one that is theirs
     low, high = max(offset, 0), max(-offset, 0)
     shifted = ops.Pad((0,) * (rank - 2) + (low,), (0,) * (rank - 2) + (high,), (0,) * (rank - 1))(x, scalar_like(0, x))
-    spread = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
+    wide = ops.BroadcastInDim(c.shape, (*range(rank - 2), rank - 1))(shifted)
     row, column = index_along(c.shape, rank - 2), index_along(c.shape, rank - 1)
-    kept = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
-    return ops.Select()(kept, spread, expand(scalar_like(0, x), c.shape))
+    is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(c.shape, offset, i64)), column)
+    return ops.Select()(is_diagonal, wide, expand(scalar_like(0, x), c.shape))

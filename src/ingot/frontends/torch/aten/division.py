@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
-from ingot.frontends.torch.aten.elementwise import beside, truncate
+from ingot.frontends.torch.aten.elementwise import combine_exactly, truncate
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
     Context,
@@ -22,22 +22,22 @@ aten = Table()
 
 @aten("div.Tensor", "div.Scalar", "true_divide.Tensor", "true_divide.Scalar", "divide.Tensor", "divide.Scalar")
 def div(c: Context, a: Operand, b: Operand) -> Node:
-    return beside(c, ops.Div(), a, b)
+    return combine_exactly(c, ops.Div(), a, b)
 
 
 @aten("div.Tensor_mode", "div.Scalar_mode", "divide.Tensor_mode", "divide.Scalar_mode")
 def div_mode(c: Context, a: Operand, b: Operand, *, rounding_mode: str | None) -> Node:
     if rounding_mode is None:
         return div(c, a, b)
-    return _whole(c, floor_div if rounding_mode == "floor" else trunc_div, a, b)
+    return _whole_quotient(c, floor_div if rounding_mode == "floor" else trunc_div, a, b)
 
 
 @aten("floor_divide.default", "floor_divide.Scalar")
 def floor_divide(c: Context, a: Operand, b: Operand) -> Node:
-    return _whole(c, floor_div, a, b)
+    return _whole_quotient(c, floor_div, a, b)
 
 
-def _whole(c: Context, divide: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
+def _whole_quotient(c: Context, divide: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
     """The whole quotient. PyTorch rounds narrow floats in each step between two tensors, and once by a number."""
 
     def quotient(c: Context, a: Operand, b: Operand) -> Node:

@@ -63,10 +63,10 @@ def select(condition: Node, a: Node, b: Node) -> Node:
 
 
 def _unary(name: str, make: Make) -> None:
-    def same(c: Context, x: Node) -> Node:
+    def unary(c: Context, x: Node) -> Node:
         return make()(x)
 
-    aten.add(f"{name}.default", same)
+    aten.add(f"{name}.default", unary)
 
 
 def _unary_float(name: str, make: Make) -> None:
@@ -87,37 +87,13 @@ for _name in ("neg", "negative", "_neg_view", "_neg_view_copy"):
     _unary(_name, ops.Neg)
 
 for _name, _make in {
-    "exp": ops.Exp,
-    "expm1": ops.Expm1,
-    "log": ops.Log,
-    "log1p": ops.Log1p,
-    "sigmoid": ops.Logistic,
-    "tanh": ops.Tanh,
-    "sin": ops.Sin,
-    "cos": ops.Cos,
-    "tan": ops.Tan,
-    "asin": ops.Asin,
-    "acos": ops.Acos,
-    "atan": ops.Atan,
-    "sinh": ops.Sinh,
-    "cosh": ops.Cosh,
-    "asinh": ops.Asinh,
-    "acosh": ops.Acosh,
-    "atanh": ops.Atanh,
-    "erf": ops.Erf,
-    "sqrt": ops.Sqrt,
-    "rsqrt": ops.Rsqrt,
-    "special_expm1": ops.Expm1,
-    "special_expit": ops.Logistic,
-    "special_erf": ops.Erf,
-    "special_log1p": ops.Log1p,
-    "arctan": ops.Atan,
-    "arcsin": ops.Asin,
-    "arccos": ops.Acos,
-    "arcsinh": ops.Asinh,
-    "arccosh": ops.Acosh,
-    "arctanh": ops.Atanh,
-}.items():
+    "exp": ops.Exp, "expm1": ops.Expm1, "log": ops.Log, "log1p": ops.Log1p, "sigmoid": ops.Logistic, "tanh": ops.Tanh,
+    "sin": ops.Sin, "cos": ops.Cos, "tan": ops.Tan, "asin": ops.Asin, "acos": ops.Acos, "atan": ops.Atan,
+    "sinh": ops.Sinh, "cosh": ops.Cosh, "asinh": ops.Asinh, "acosh": ops.Acosh, "atanh": ops.Atanh, "erf": ops.Erf,
+    "sqrt": ops.Sqrt, "rsqrt": ops.Rsqrt, "special_expm1": ops.Expm1, "special_expit": ops.Logistic,
+    "special_erf": ops.Erf, "special_log1p": ops.Log1p, "arctan": ops.Atan, "arcsin": ops.Asin, "arccos": ops.Acos,
+    "arcsinh": ops.Asinh, "arccosh": ops.Acosh, "arctanh": ops.Atanh,
+}.items():  # fmt: skip
     _unary_float(_name, _make)
 
 for _name, _make in {"floor": ops.Floor, "ceil": ops.Ceil, "round": ops.RoundEven}.items():
@@ -248,20 +224,20 @@ def _times(x: Node, factor: Operand) -> Node:
 
 @aten("mul.Tensor", "mul.Scalar", "multiply.Tensor", "multiply.Scalar")
 def mul_tensor(c: Context, a: Operand, b: Operand) -> Node:
-    return beside(c, mul, a, b)
+    return combine_exactly(c, mul, a, b)
 
 
-def beside(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
+def combine_exactly(c: Context, combine: Callable[[Node, Node], Node], a: Operand, b: Operand) -> Node:
     """The operands combined, a number among them as it is and not as the result's dtype would have it."""
 
     def exact(c: Context, a: Operand, b: Operand) -> Node:
         return combine(*aligned((a, b), c.dtype))
 
-    held = all(v.dtype == c.dtype if isinstance(v, Node) else _holds(c.dtype, v) for v in (a, b))
-    return (exact if held else in_f32(exact))(c, a, b)
+    is_exact = all(v.dtype == c.dtype if isinstance(v, Node) else _is_exact(c.dtype, v) for v in (a, b))
+    return (exact if is_exact else in_f32(exact))(c, a, b)
 
 
-def _holds(dtype: DType, value: Operand) -> bool:
+def _is_exact(dtype: DType, value: Operand) -> bool:
     return isinstance(value, int | float) and float(number(value, dtype)) == value
 
 
@@ -353,8 +329,8 @@ def logaddexp(c: Context, a: Node, b: Node) -> Node:
     difference = ops.Neg()(ops.Abs()(ops.Sub()(a, b)))
     value = ops.Add()(ops.Max()(a, b), ops.Log1p()(ops.Exp()(difference)))
     # equal infinities: their difference is NaN
-    same = ops.And()(ops.Compare("EQ")(a, b), ops.Not()(ops.IsFinite()(a)))
-    return ops.Select()(same, a, value)
+    is_equal_infinity = ops.And()(ops.Compare("EQ")(a, b), ops.Not()(ops.IsFinite()(a)))
+    return ops.Select()(is_equal_infinity, a, value)
 
 
 @aten("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlogy.default")
@@ -459,9 +435,9 @@ def lerp(c: Context, start: Node, end: Node, weight: Operand) -> Node:
     a, b, w = aligned((start, end, weight), c.dtype)
     difference = ops.Sub()(b, a)
     near = ops.Add()(a, ops.Mul()(w, difference))
-    far = ops.Sub()(b, ops.Mul()(difference, ops.Sub()(expand(scalar_like(1, w), w.shape), w)))
+    upper_half = ops.Sub()(b, ops.Mul()(difference, ops.Sub()(expand(scalar_like(1, w), w.shape), w)))
     # as PyTorch: the form that is exact at the nearer end
-    return ops.Select()(ops.Compare("LT")(ops.Abs()(w), expand(scalar_like(0.5, w), w.shape)), near, far)
+    return ops.Select()(ops.Compare("LT")(ops.Abs()(w), expand(scalar_like(0.5, w), w.shape)), near, upper_half)
 
 
 @aten("addcmul.default")

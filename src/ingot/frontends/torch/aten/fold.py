@@ -60,13 +60,9 @@ def _windows(x: Node, axis: int, size: int, step: int, count: DimLike, dilation:
 
 @aten("im2col.default")
 def im2col(
-    c: Context,
-    x: Node,
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
+    c: Context, x: Node, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
     stride: Sequence[int],
-) -> Node:
+) -> Node:  # fmt: skip
     """nn.Unfold: (N, C, H, W) -> (N, C * kh * kw, oh * ow)."""
     batched = x.type.rank == 4
     if not batched:
@@ -84,14 +80,9 @@ def im2col(
 
 @aten("col2im.default")
 def col2im(
-    c: Context,
-    x: Node,
-    output_size: Sequence[DimLike],
-    kernel_size: Sequence[int],
-    dilation: Sequence[int],
-    padding: Sequence[int],
-    stride: Sequence[int],
-) -> Node:
+    c: Context, x: Node, output_size: Sequence[DimLike], kernel_size: Sequence[int], dilation: Sequence[int],
+    padding: Sequence[int], stride: Sequence[int],
+) -> Node:  # fmt: skip
     """nn.Fold: (N, C * kh * kw, L) -> (N, C, H, W), overlaps summed."""
     batched = x.type.rank == 3
     if not batched:
@@ -110,7 +101,7 @@ def col2im(
         # padding of the fold is cropped at once: negative pads crop
         low = [lo - p for lo, p in zip(low, padding, strict=True)]
         high = [hi - p for hi, p in zip(high, padding, strict=True)]
-        spread = ops.Pad((0, 0, *low), (0, 0, *high), (0, 0, *(t - 1 for t in stride)))(part, scalar_like(0, part))
-        total = spread if total is None else ops.Add()(total, spread)
+        padded_part = ops.Pad((0, 0, *low), (0, 0, *high), (0, 0, *(t - 1 for t in stride)))(part, scalar_like(0, part))
+        total = padded_part if total is None else ops.Add()(total, padded_part)
     assert total is not None, "a kernel has at least one tap"
     return total if batched else reshape(total, c.shape)

@@ -35,13 +35,9 @@ Indices = Sequence[Node | None]
 
 @aten("embedding.default")
 def embedding(
-    c: Context,
-    weight: Node,
-    indices: Node,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
+    c: Context, weight: Node, indices: Node, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Node:
+) -> Node:  # fmt: skip
     rows = ops.Take(0)(weight, indices)
     if not rows.dtype.is_float:
         return rows
@@ -58,9 +54,9 @@ def learning_by_frequency(rows: Node, indices: Node, count: DimLike) -> Node:
     """Rows of a table of `count`, each of which learns so much less as its index occurs more often."""
     flat = cast(reshape(indices, (indices.type.size,)), i64)
     table = write_rows(filled((count,), 0, i64), 0, flat, filled(flat.shape, 1, i64), "add")
-    times = cast(ops.Take(0)(table, indices), rows.dtype)
+    frequencies = cast(ops.Take(0)(table, indices), rows.dtype)
     cotangent = ops.Cotangent()(rows)
-    share = ops.Div()(cotangent, expand(insert_axis(times, indices.type.rank), rows.shape))
+    share = ops.Div()(cotangent, expand(insert_axis(frequencies, indices.type.rank), rows.shape))
     return ops.CustomGradient(1)(rows, cotangent, rows, share)
 
 
@@ -113,7 +109,7 @@ _REDUCTIONS = {None: "none", "add": "add", "multiply": "mul", "sum": "add", "pro
 
 
 def _combining(x: Node, reduction: str) -> str:
-    """How a scatter combines: a sum of booleans is whether any is true, their product whether all are."""
+    """The combination of a scatter: a sum of booleans is whether any is true, their product whether all are."""
     return {"add": "max", "mul": "min"}.get(reduction, reduction) if x.dtype == boolean else reduction
 
 
@@ -188,11 +184,11 @@ def _reduced(write: Write, x: Node, source: Node, reduce: str, include_self: boo
     return ops.Div()(out, parts) if x.dtype.is_float else floor_div(out, parts)
 
 
-def _front(x: Node, axis: int) -> Node:
+def _move_to_first(x: Node, axis: int) -> Node:
     return transpose(x, (axis, *(i for i in range(x.type.rank) if i != axis)))
 
 
-def _back(x: Node, axis: int) -> Node:
+def _move_first_to(x: Node, axis: int) -> Node:
     """The inverse of `_front`: the first axis to `axis`."""
     order = list(range(1, x.type.rank))
     order.insert(axis, 0)
@@ -205,7 +201,9 @@ def write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> 
     if not x.type.rank:
         return reshape(write_rows(reshape(x, (1,)), 0, index, reshape(source, (1,)), reduction), ())
     rows = reshape(index, (index.type.size, 1))
-    return _back(ops.ScatterND(_combining(x, reduction))(_front(x, axis), rows, _front(source, axis)), axis)
+    return _move_first_to(
+        ops.ScatterND(_combining(x, reduction))(_move_to_first(x, axis), rows, _move_to_first(source, axis)), axis
+    )
 
 
 def _as_large(c: Context, source: Node, x: Node, axis: int, count: DimLike) -> Node:
@@ -242,8 +240,8 @@ def index_fill(c: Context, x: Node, dim: int, index: Node, value: Operand) -> No
 
 def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
     """(axis, index tensor) for every axis that is indexed. A mask stands for the coordinates of its true elements."""
-    found: list[tuple[int, Node]] = []
-    axis, chosen = 0, None  # chosen: how many elements the masks before choose
+    checked: list[tuple[int, Node]] = []
+    axis, mask_count = 0, None  # mask_count: elements that the masks before choose
     for index in indices:
         if index is None:
             axis += 1
@@ -253,27 +251,27 @@ def _checked(c: Context, x: Node, indices: Indices) -> list[tuple[int, Node]]:
                 index = with_size(c, index, i, x.shape[axis + i])
             like = next((d for d in c.shape if any(map(is_computed, symbols_of(d)))), None)
             coordinates = indices_of(c, index, like)
-            if chosen is not None:
-                coordinates = [with_size(c, v, 0, chosen) for v in coordinates]
-            chosen = coordinates[0].shape[0] if coordinates else chosen
-            found += enumerate(coordinates, axis)
+            if mask_count is not None:
+                coordinates = [with_size(c, v, 0, mask_count) for v in coordinates]
+            mask_count = coordinates[0].shape[0] if coordinates else mask_count
+            checked += enumerate(coordinates, axis)
             axis += len(coordinates)
         else:
-            found.append((axis, index))
+            checked.append((axis, index))
             axis += 1
     if axis > x.type.rank:
         raise Unsupported(f"{axis} indices for rank {x.type.rank}")
-    return found
+    return checked
 
 
 def _is_mask(index: Node) -> bool:
     return index.dtype == boolean or index.dtype.name == "u8"
 
 
-def _grid(found: Sequence[tuple[int, Node]]) -> Node:
+def _grid(indices: Sequence[tuple[int, Node]]) -> Node:
     """The broadcast index tensors side by side on a new last axis, as gather_nd and scatter_nd take them."""
-    shape = broadcast_shape([index.shape for _, index in found])
-    columns = [insert_axis(expand(cast(index, i64), shape), len(shape)) for _, index in found]
+    shape = broadcast_shape([index.shape for _, index in indices])
+    columns = [insert_axis(expand(cast(index, i64), shape), len(shape)) for _, index in indices]
     return columns[0] if len(columns) == 1 else ops.Concat(len(shape))(*columns)
 
 
@@ -282,7 +280,8 @@ def _indexed_first(x: Node, axes: Sequence[int]) -> Node:
 
 
 def _place(axes: Sequence[int]) -> int:
-    """Where the indexed axes' common shape goes: in their place where they are adjacent, else first (as in numpy)."""
+    """The position of the indexed axes' common shape: in their place where they are adjacent, else first (as in
+    numpy)."""
     adjacent = list(axes) == list(range(axes[0], axes[0] + len(axes)))
     return axes[0] if adjacent else 0
 
@@ -302,14 +301,14 @@ def index(c: Context, x: Node, indices: Indices) -> Node:
         for i in range(mask.type.rank):
             mask = with_size(c, mask, i, x.shape[at + i])
         x, indices = reshape(x, joined), (*indices[:at], reshape(mask, (mask.type.size,)))
-    found = _checked(c, x, indices)
-    if not found:
+    checked = _checked(c, x, indices)
+    if not checked:
         return x
-    if len(found) == 1:
-        axis, only = found[0]
+    if len(checked) == 1:
+        axis, only = checked[0]
         return ops.Take(axis)(x, only)
-    axes = [axis for axis, _ in found]
-    grid = _grid(found)
+    axes = [axis for axis, _ in checked]
+    grid = _grid(checked)
     picked = ops.GatherND(0)(_indexed_first(x, axes), grid)
     return transpose(picked, _moved(grid.type.rank - 1, _place(axes), picked.type.rank))
 
@@ -322,9 +321,9 @@ def index_put(
     masks = [i for i in indices if i is not None]
     if len(masks) == 1 and masks[0].dtype == boolean:
         return _masked_put(c, x, indices, masks[0], values, accumulate)
-    found = _checked(c, x, indices)
-    axes = [axis for axis, _ in found]
-    grid = _grid(found)
+    checked = _checked(c, x, indices)
+    axes = [axis for axis, _ in checked]
+    grid = _grid(checked)
     lead = grid.shape[:-1]
     rest = tuple(d for i, d in enumerate(x.shape) if i not in axes)
     at = _place(axes)
@@ -360,29 +359,24 @@ def _at_true(values: Node, axis: int, mask: Node) -> Node:
     return ops.Take(axis)(ops.concat([zeros, values], axis), count)
 
 
-def _count(values: Node, axis: int, behind: int) -> DimLike:
-    """How many places `values` has something for, with `behind` axes behind theirs."""
-    return values.shape[-behind - 1] if values.type.rank > behind else 1
+def _count(values: Node, axis: int, trailing_axes: int) -> DimLike:
+    """The number of places that `values` has elements for, with `trailing_axes` axes behind theirs."""
+    return values.shape[-trailing_axes - 1] if values.type.rank > trailing_axes else 1
 
 
 @aten("masked_scatter.default")
 def masked_scatter(c: Context, x: Node, mask: Node, source: Node) -> Node:
-    """Where the mask is true the k-th time, the k-th element of `source`."""
+    """The k-th true element of the mask gets the k-th element of `source`."""
     x, mask = expand(x, c.shape), expand(mask, c.shape)
-    taken = _at_true(reshape(source, (source.type.size,)), 0, mask)
-    return ops.Select()(mask, reshape(taken, x.shape), x)
+    elements = _at_true(reshape(source, (source.type.size,)), 0, mask)
+    return ops.Select()(mask, reshape(elements, x.shape), x)
 
 
 @aten("slice_scatter.default")
 def slice_scatter(
-    c: Context,
-    x: Node,
-    src: Node,
-    dim: int = 0,
-    start: DimLike | None = None,
-    end: DimLike | None = None,
+    c: Context, x: Node, src: Node, dim: int = 0, start: DimLike | None = None, end: DimLike | None = None,
     step: int = 1,
-) -> Node:
+) -> Node:  # fmt: skip
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
     src = _as_large(c, src, x, axis, src.shape[axis])
@@ -396,11 +390,11 @@ def slice_scatter(
     low = tuple(lo if i == axis else 0 for i in range(x.type.rank))
     high = tuple(size - lo - reach if i == axis else 0 for i in range(x.type.rank))
     interior = tuple(step - 1 if i == axis else 0 for i in range(x.type.rank))
-    spread = ops.Pad(low, high, interior)(src, scalar_like(0, src))
+    padded_source = ops.Pad(low, high, interior)(src, scalar_like(0, src))
     line = (src.shape[axis],)
-    kept = ops.Pad((low[axis],), (high[axis],), (step - 1,))(filled(line, True, boolean), const(False))
-    kept = ops.BroadcastInDim(x.shape, (axis,))(kept)
-    return ops.Select()(kept, spread, x)
+    is_written = ops.Pad((low[axis],), (high[axis],), (step - 1,))(filled(line, True, boolean), const(False))
+    is_written = ops.BroadcastInDim(x.shape, (axis,))(is_written)
+    return ops.Select()(is_written, padded_source, x)
 
 
 @aten("select_scatter.default")
@@ -419,12 +413,12 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     x = transpose(x, order)
     rows, low = rank - 2, max(offset, 0)
     # a line of the columns in front of each row, of which a row takes its own
-    behind = x.shape[-1] - low - src.shape[-1]
-    line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, behind), (0,) * (rows + 1))(src, scalar_like(0, src))
-    spread = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
+    high_amount = x.shape[-1] - low - src.shape[-1]
+    line = ops.Pad((*(0,) * rows, low), (*(0,) * rows, high_amount), (0,) * (rows + 1))(src, scalar_like(0, src))
+    wide = ops.BroadcastInDim(x.shape, (*range(rows), rows + 1))(line)
     row, column = index_along(x.shape, rows), index_along(x.shape, rows + 1)
-    kept = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
-    return transpose(ops.Select()(kept, spread, x), tuple(order.index(d) for d in range(rank)))
+    is_diagonal = ops.Compare("EQ")(ops.Add()(row, filled(x.shape, offset, i64)), column)
+    return transpose(ops.Select()(is_diagonal, wide, x), tuple(order.index(d) for d in range(rank)))
 
 
 def static(size: DimLike, what: str) -> int:

@@ -29,18 +29,9 @@ Make = Callable[[], Op]
 
 
 _COMPARISONS = {
-    "eq": "EQ",
-    "ne": "NE",
-    "lt": "LT",
-    "le": "LE",
-    "gt": "GT",
-    "ge": "GE",
-    "not_equal": "NE",
-    "less": "LT",
-    "less_equal": "LE",
-    "greater": "GT",
-    "greater_equal": "GE",
-}
+    "eq": "EQ", "ne": "NE", "lt": "LT", "le": "LE", "gt": "GT", "ge": "GE", "not_equal": "NE", "less": "LT",
+    "less_equal": "LE", "greater": "GT", "greater_equal": "GE",
+}  # fmt: skip
 
 
 def _comparison(direction: str) -> Callable[[Context, Operand, Operand], Node]:
@@ -136,14 +127,14 @@ def isneginf(c: Context, x: Node) -> Node:
 @aten("isclose.default")
 def isclose(c: Context, a: Node, b: Node, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Node:
     a, b = aligned((a, b))
-    same = ops.Compare("EQ")(a, b)
+    is_equal = ops.Compare("EQ")(a, b)
     if equal_nan and a.dtype.is_float:
-        same = ops.Or()(same, ops.And()(ops.IsNan()(a), ops.IsNan()(b)))
+        is_equal = ops.Or()(is_equal, ops.And()(ops.IsNan()(a), ops.IsNan()(b)))
     dtype = float_type((a, b))
     fa, fb = cast(a, dtype), cast(b, dtype)
     allowed = ops.Add()(*aligned((ops.Mul()(*aligned((ops.Abs()(fb), rtol), dtype)), atol), dtype))
     error = ops.Abs()(ops.Sub()(fa, fb))
-    return ops.Or()(same, ops.And()(ops.IsFinite()(error), ops.Compare("LE")(error, allowed)))
+    return ops.Or()(is_equal, ops.And()(ops.IsFinite()(error), ops.Compare("LE")(error, allowed)))
 
 
 @aten("bucketize.Tensor", "bucketize.Scalar")
@@ -163,28 +154,28 @@ def searchsorted(
     return _places(c, boundaries, x, right or side == "right")
 
 
-def _places(c: Context, boundaries: Node, x: Operand, after: bool) -> Node:
-    """How many of a row of `boundaries`, one row or a row per row of `x`, lie below each value (or are it: `after`);
-    all below NaN."""
+def _places(c: Context, boundaries: Node, x: Operand, counts_equal: bool) -> Node:
+    """The number of elements in a row of `boundaries`, one row or a row per row of `x`, that are below each value (or
+    are it: `counts_equal`); all below NaN."""
     edges, values = promoted((boundaries, x), result_type((boundaries, x)))
     if boundaries.type.rank > 1:
         edges = ops.expand_dims(edges, -2)
     values = ops.expand_dims(values, -1)
-    below = compare("LE" if after else "LT", edges, values)
+    is_below = compare("LE" if counts_equal else "LT", edges, values)
     if values.dtype.is_float:
-        below = ops.Or()(*aligned((below, ops.IsNan()(values))))
-    return cast(ops.Reduce("sum", (below.type.rank - 1,))(cast(below, i64)), c.dtype)
+        is_below = ops.Or()(*aligned((is_below, ops.IsNan()(values))))
+    return cast(ops.Reduce("sum", (is_below.type.rank - 1,))(cast(is_below, i64)), c.dtype)
 
 
 def _greatest_divisor(a: Node, b: Node) -> Node:
     """Euclid's algorithm on all elements at once, as many steps as the slowest of them takes."""
     x, y = (Input(name, a.type)() for name in ("a", "b"))
     zero = filled(y.shape, 0, y.dtype)
-    done = ops.Compare("EQ")(y, zero)
-    go = ops.Reduce("or", tuple(range(y.type.rank)))(ops.Not()(done)) if y.type.rank else ops.Not()(done)
-    rest = ops.Rem()(x, ops.Select()(done, filled(y.shape, 1, y.dtype), y))
-    ends = ops.Select()(done, x, y), ops.Select()(done, zero, rest)
-    return ops.While(Graph((x, y), (go,)), Graph((x, y), ends))(ops.Abs()(b), ops.Abs()(a)).results[0]
+    is_done = ops.Compare("EQ")(y, zero)
+    is_going = ops.Reduce("or", tuple(range(y.type.rank)))(ops.Not()(is_done)) if y.type.rank else ops.Not()(is_done)
+    rest = ops.Rem()(x, ops.Select()(is_done, filled(y.shape, 1, y.dtype), y))
+    ends = ops.Select()(is_done, x, y), ops.Select()(is_done, zero, rest)
+    return ops.While(Graph((x, y), (is_going,)), Graph((x, y), ends))(ops.Abs()(b), ops.Abs()(a)).results[0]
 
 
 @aten("gcd.default")

@@ -56,7 +56,7 @@ def replication_pad(c: Context, x: Node, padding: Sequence[DimLike]) -> Node:
 
 @aten("_pad_circular.default")
 def circular_pad(c: Context, x: Node, pad: Sequence[DimLike]) -> Node:
-    """What negative pads cut off is not in the circle."""
+    """Elements that negative pads cut off are not in the circle."""
     cut = [min(p, 0) if isinstance(p, int) else 0 for p in pad]
-    more = [p - q for p, q in zip(pad, cut, strict=True)]
-    return ops.PadMode(*pads(more, x.type.rank), "wrap")(constant_pad(c, x, cut) if any(cut) else x)
+    remaining = [p - q for p, q in zip(pad, cut, strict=True)]
+    return ops.PadMode(*pads(remaining, x.type.rank), "wrap")(constant_pad(c, x, cut) if any(cut) else x)

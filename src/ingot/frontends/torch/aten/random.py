@@ -158,8 +158,8 @@ def normal_like(c: Context, x: Node, mean: Operand = 0.0, std: Operand = 1.0, **
 @aten("log_normal.default")
 def log_normal(c: Context, x: Node, mean: float = 1.0, std: float = 2.0, **named: object) -> Node:
     drawn = _drawn(c, sampling.normal)
-    spread = ops.Mul()(drawn, filled(c.shape, std, drawn.dtype))
-    return cast(ops.Exp()(ops.Add()(spread, filled(c.shape, mean, drawn.dtype))), c.dtype)
+    scaled_noise = ops.Mul()(drawn, filled(c.shape, std, drawn.dtype))
+    return cast(ops.Exp()(ops.Add()(scaled_noise, filled(c.shape, mean, drawn.dtype))), c.dtype)
 
 
 @aten("exponential.default")
@@ -249,10 +249,10 @@ def feature_dropout(c: Context, x: Node, p: float, train: bool) -> Node:
 def _alpha_dropout(c: Context, x: Node, p: float, shape: Sequence[DimLike]) -> Node:
     if p == 1.0:
         return ops.Mul()(x, expand(scalar_like(0, x), x.shape))
-    stays = cast(sampling.dropout_mask(c.key(), tuple(shape), p), x.dtype)
+    is_kept = cast(sampling.dropout_mask(c.key(), tuple(shape), p), x.dtype)
     a = 1 / math.sqrt((_ALPHA * _ALPHA * p + 1) * (1 - p))
-    shift = ops.add(ops.mul(ops.sub(stays, 1.0), _ALPHA * a), _ALPHA * a * p)
-    return ops.add(ops.mul(x, ops.mul(stays, a)), shift)
+    shift = ops.add(ops.mul(ops.sub(is_kept, 1.0), _ALPHA * a), _ALPHA * a * p)
+    return ops.add(ops.mul(x, ops.mul(is_kept, a)), shift)
 
 
 @aten("alpha_dropout.default")
@@ -298,13 +298,8 @@ def rrelu_with_noise(
 
 @aten("rrelu_with_noise_functional.default")
 def rrelu_with_noise_functional(
-    c: Context,
-    x: Node,
-    noise: Node,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,
+    c: Context, x: Node, noise: Node, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     *rest: object,
-) -> tuple[Node, Node]:
+) -> tuple[Node, Node]:  # fmt: skip
     y, factor = _rrelu(c, x, lower, upper, training)
     return y, noise if factor is None else factor

@@ -38,10 +38,10 @@ def reduced(kind: str, x: Node, axes: Sequence[int], keepdim: bool) -> Node:
     if not x.type.rank:
         return x
     out = ops.Reduce(kind, tuple(axes))(x)
-    return reshape(out, kept(x.shape, axes)) if keepdim else out
+    return reshape(out, keepdim_shape(x.shape, axes)) if keepdim else out
 
 
-def kept(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
+def keepdim_shape(shape: Sequence[DimLike], axes: Sequence[int]) -> tuple[DimLike, ...]:
     return tuple(1 if i in axes else d for i, d in enumerate(shape))
 
 
@@ -52,7 +52,7 @@ def sum_(c: Context, x: Node, dim: Dims = None, keepdim: bool = False, *, dtype:
 
 @aten("histc.default")
 def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) -> Node:
-    """How many elements lie in each of equally wide bins; the last one has its upper end, too, and what lies outside
+    """The number of elements in each of equally wide bins; the last one has its upper end, too, and what lies outside
     is in none."""
     x = reshape(x, (product(x.shape),))
     low, high = scalar_like(min, x), scalar_like(max, x)
@@ -63,11 +63,11 @@ def histc(c: Context, x: Node, bins: int = 100, min: float = 0, max: float = 0) 
         low, high = ops.Select()(flat, ops.Sub()(low, one), low), ops.Select()(flat, ops.Add()(high, one), high)
     scaled = ops.mul(ops.sub(x, low), bins)
     at = ops.minimum(cast(ops.div(scaled, ops.sub(high, low)), i64), bins - 1)
-    inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
-    at = ops.Select()(inside, at, filled(x.shape, -1, i64))
+    is_inside = ops.And()(compare("GE", x, expand(low, x.shape)), compare("LE", x, expand(high, x.shape)))
+    at = ops.Select()(is_inside, at, filled(x.shape, -1, i64))
     shape = (bins, *x.shape)
-    same = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(at))
-    return cast(ops.Reduce("sum", (1,))(cast(same, i64)), c.dtype)
+    is_bin = ops.Compare("EQ")(index_along(shape, 0), ops.BroadcastInDim(shape, (1,))(at))
+    return cast(ops.Reduce("sum", (1,))(cast(is_bin, i64)), c.dtype)
 
 
 @aten("nansum.default")
@@ -163,8 +163,8 @@ def _extremes(kind: str) -> None:
 
     def index(c: Context, x: Node, dim: int | None = None, keepdim: bool = False) -> Node:
         if dim is None:
-            found = arg_extreme(kind, reshape(x, (product(x.shape),)), 0, False)
-            return reshape(found, c.shape)
+            place = arg_extreme(kind, reshape(x, (product(x.shape),)), 0, False)
+            return reshape(place, c.shape)
         return arg_extreme(kind, x, axis_of(dim, x.type.rank), keepdim)
 
     aten.add(f"a{kind}.default", amax)
@@ -179,7 +179,7 @@ def arg_extreme(kind: str, x: Node, axis: int, keepdim: bool) -> Node:
     if x.dtype == boolean:
         x = cast(x, f32)
     out = ops.ArgReduce(kind, axis)(x)
-    return reshape(out, kept(x.shape, (axis,))) if keepdim else out
+    return reshape(out, keepdim_shape(x.shape, (axis,))) if keepdim else out
 
 
 _extremes("max")
@@ -279,10 +279,10 @@ def _running(kind: str) -> Callable[..., tuple[Node, Node]]:
         axis = axis_of(dim, x.type.rank)
         best = ops.CumReduce(kind, axis)(x)
         # the last position that reached the running extreme; NaN equals itself here
-        same = ops.Compare("EQ")(x, best)
+        is_best = ops.Compare("EQ")(x, best)
         if x.dtype.is_float:
-            same = ops.Or()(same, ops.And()(ops.IsNan()(x), ops.IsNan()(best)))
-        where = ops.Select()(same, index_along(x.shape, axis), filled(x.shape, 0, i64))
+            is_best = ops.Or()(is_best, ops.And()(ops.IsNan()(x), ops.IsNan()(best)))
+        where = ops.Select()(is_best, index_along(x.shape, axis), filled(x.shape, 0, i64))
         return best, ops.CumReduce("max", axis)(where)
 
     return running
@@ -414,5 +414,5 @@ def cdist(c: Context, a: Node, b: Node, p: float = 2.0, compute_mode: int | None
     lead = c.shape[:-2]
     shape = (*lead, rows, columns, width)
     left = expand(reshape(a, (*a.shape[:-1], 1, width)), shape)
-    right = expand(reshape(b, (*b.shape[:-2], 1, *b.shape[-2:])), shape)
-    return norm(ops.Sub()(left, right), float(p), (len(shape) - 1,), False)
+    rhs = expand(reshape(b, (*b.shape[:-2], 1, *b.shape[-2:])), shape)
+    return norm(ops.Sub()(left, rhs), float(p), (len(shape) - 1,), False)

@@ -57,27 +57,27 @@ def _unique(c: Context, x: Node, axis: int | None, **how: bool) -> tuple[Node, G
     line = reshape(x, (x.type.size,)) if axis is None else x
     at = axis or 0
     rows = transpose(line, (at, *(d for d in range(line.type.rank) if d != at)))
-    found = ops.equal_rows(reshape(rows, (rows.shape[0], product(rows.shape[1:]))), **how)
-    size = c.sizes.found(found.count, rows.shape[0], c.shape[at])
-    return ops.Take(at)(line, slice_axis(found.first, 0, 0, size)), found, size
+    groups = ops.equal_rows(reshape(rows, (rows.shape[0], product(rows.shape[1:]))), **how)
+    size = c.sizes.found(groups.count, rows.shape[0], c.shape[at])
+    return ops.Take(at)(line, slice_axis(groups.first, 0, 0, size)), groups, size
 
 
-def _results(values: Node, found: Groups, size: DimLike, shape: tuple[DimLike, ...]) -> tuple[Node, Node, Node]:
-    return values, reshape(found.inverse, shape), slice_axis(found.counts, 0, 0, size)
+def _results(values: Node, groups: Groups, size: DimLike, shape: tuple[DimLike, ...]) -> tuple[Node, Node, Node]:
+    return values, reshape(groups.inverse, shape), slice_axis(groups.counts, 0, 0, size)
 
 
 @aten("_unique2.default")
 def unique2(
     c: Context, x: Node, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Node, ...]:
-    values, found, size = _unique(c, x, None)
-    return _wanted(c, *_results(values, found, size, x.shape))
+    values, groups, size = _unique(c, x, None)
+    return _wanted(c, *_results(values, groups, size, x.shape))
 
 
 @aten("_unique.default")
 def unique(c: Context, x: Node, sorted: bool = True, return_inverse: bool = False) -> tuple[Node, ...]:
-    values, found, size = _unique(c, x, None)
-    return _wanted(c, *_results(values, found, size, x.shape)[:2])
+    values, groups, size = _unique(c, x, None)
+    return _wanted(c, *_results(values, groups, size, x.shape)[:2])
 
 
 @aten("unique_dim.default")
@@ -85,8 +85,8 @@ def unique_dim(
     c: Context, x: Node, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Node, ...]:
     axis = axis_of(dim, x.type.rank)
-    values, found, size = _unique(c, x, axis)
-    return _wanted(c, *_results(values, found, size, (x.shape[axis],)))
+    values, groups, size = _unique(c, x, axis)
+    return _wanted(c, *_results(values, groups, size, (x.shape[axis],)))
 
 
 @aten("unique_consecutive.default")
@@ -94,8 +94,8 @@ def unique_consecutive(
     c: Context, x: Node, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[Node, ...]:
     axis = None if dim is None else axis_of(dim, x.type.rank)
-    values, found, size = _unique(c, x, axis, ordered=False)
-    return _wanted(c, *_results(values, found, size, x.shape if axis is None else (x.shape[axis],)))
+    values, groups, size = _unique(c, x, axis, ordered=False)
+    return _wanted(c, *_results(values, groups, size, x.shape if axis is None else (x.shape[axis],)))
 
 
 def _wanted(c: Context, *results: Node) -> tuple[Node, ...]:
@@ -132,13 +132,13 @@ def repeat_interleave(
 @aten("bincount.default")
 def bincount(c: Context, x: Node, weights: Node | None = None, minlength: DimLike = 0) -> Node:
     (n,) = x.shape
-    least = ops.scalar(minlength, i64)
+    min_length = ops.scalar(minlength, i64)
     values = cast(x, i64)
     # the largest of none is the least integer
-    count = ops.maximum(ops.add(ops.reduce_max(values), 1), least) if n != 0 else least
+    count = ops.maximum(ops.add(ops.reduce_max(values), 1), min_length) if n != 0 else min_length
     size = c.sizes.found(count, None, c.shape[0])
-    ones = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
-    return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, ones)
+    summands = filled((n,), 1, c.dtype) if weights is None else cast(weights, c.dtype)
+    return ops.ScatterElements(0, "add")(filled((size,), 0, c.dtype), values, summands)
 
 
 @aten("torchvision.nms.default")
@@ -146,11 +146,11 @@ def nms(c: Context, boxes: Node, scores: Node, iou_threshold: float) -> Node:
     """The boxes that stay, the best first (torchvision.ops.nms)."""
     (n,) = scores.shape
     _, order = ops.Sort(0, True)(scores, ops.arange(n)).results
-    sides = ops.expand_dims(transpose(ops.Take(0)(boxes, order), (1, 0)), 0)
-    kept = ops.SuppressOverlaps()(
-        sides, ops.reshape(ops.scalar(n, i64), (1,)), ops.scalar(n, i64), _at_most(iou_threshold, boxes)
+    corners = ops.expand_dims(transpose(ops.Take(0)(boxes, order), (1, 0)), 0)
+    is_kept = ops.SuppressOverlaps()(
+        corners, ops.reshape(ops.scalar(n, i64), (1,)), ops.scalar(n, i64), _at_most(iou_threshold, boxes)
     )
-    return ops.Take(0)(order, selected(c, kept, c.shape[0]))
+    return ops.Take(0)(order, selected(c, is_kept, c.shape[0]))
 
 
 def _at_most(threshold: float, boxes: Node) -> Node:

@@ -74,28 +74,11 @@ def slice_axis(x: Node, axis: int, start: DimLike, limit: DimLike, step: int = 1
 
 
 @aten(
-    "view.default",
-    "reshape.default",
-    "_unsafe_view.default",
-    "flatten.using_ints",
-    "unflatten.int",
-    "view_as.default",
-    "reshape_as.default",
-    "squeeze.default",
-    "squeeze.dim",
-    "squeeze.dims",
-    "unsqueeze.default",
-    "ravel.default",
-    "_reshape_alias.default",
-    "_reshape_copy.default",
-    "view_copy.default",
-    "unsqueeze_copy.default",
-    "squeeze_copy.default",
-    "squeeze_copy.dim",
-    "squeeze_copy.dims",
-    "atleast_1d.default",
-    "atleast_2d.default",
-)
+    "view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints", "unflatten.int",
+    "view_as.default", "reshape_as.default", "squeeze.default", "squeeze.dim", "squeeze.dims", "unsqueeze.default",
+    "ravel.default", "_reshape_alias.default", "_reshape_copy.default", "view_copy.default", "unsqueeze_copy.default",
+    "squeeze_copy.default", "squeeze_copy.dim", "squeeze_copy.dims", "atleast_1d.default", "atleast_2d.default",
+)  # fmt: skip
 def view(c: Context, x: Node, *shape: object, **named: object) -> Node:
     # torch's own inference has resolved -1, axes and symbolic sizes
     return reshape(x, c.shape)
@@ -107,16 +90,9 @@ def atleast_3d(c: Context, x: Node) -> Node:
 
 
 @aten(
-    "clone.default",
-    "contiguous.default",
-    "alias.default",
-    "lift_fresh.default",
-    "lift_fresh_copy.default",
-    "lift.default",
-    "alias_copy.default",
-    "resolve_conj.default",
-    "resolve_neg.default",
-)
+    "clone.default", "contiguous.default", "alias.default", "lift_fresh.default", "lift_fresh_copy.default",
+    "lift.default", "alias_copy.default", "resolve_conj.default", "resolve_neg.default",
+)  # fmt: skip
 def identity(c: Context, x: Node, *args: object, **named: object) -> Node:
     return x
 
@@ -127,16 +103,9 @@ def detach(c: Context, x: Node) -> Node:
 
 
 @aten(
-    "to.dtype",
-    "to.device",
-    "to.dtype_layout",
-    "to.other",
-    "to.prim_Device",
-    "_to_copy.default",
-    "type_as.default",
-    "_to_cpu.default",
-    "to.prim_dtype",
-)
+    "to.dtype", "to.device", "to.dtype_layout", "to.other", "to.prim_Device", "_to_copy.default", "type_as.default",
+    "_to_cpu.default", "to.prim_dtype",
+)  # fmt: skip
 def to(c: Context, x: Operand, *args: object, **named: object) -> Node:
     return node_of(x, c.dtype)
 
@@ -214,8 +183,8 @@ def movedim(c: Context, x: Node, source: int | Sequence[int], destination: int |
 @aten("cat.default", "concat.default", "concatenate.default")
 def cat(c: Context, tensors: Sequence[Node], dim: int = 0) -> Node:
     # a 1-d tensor of size 0 is skipped whatever the others' rank, as PyTorch does
-    kept = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
-    parts = promoted(kept, c.dtype)
+    nonempty = [x for x in tensors if x.shape != (0,)] or list(tensors[:1])
+    parts = promoted(nonempty, c.dtype)
     axis = axis_of(dim, parts[0].type.rank)
     # the other sizes are equal, though torch may print them in another form
     parts = tuple(with_shape(p, (*c.shape[:axis], p.shape[axis], *c.shape[axis + 1 :])) for p in parts)
@@ -241,20 +210,10 @@ def vstack(c: Context, tensors: Sequence[Node]) -> Node:
 
 
 @aten(
-    "split.Tensor",
-    "split_with_sizes.default",
-    "chunk.default",
-    "tensor_split.sections",
-    "tensor_split.indices",
-    "unsafe_split.Tensor",
-    "unsafe_chunk.default",
-    "split_with_sizes_copy.default",
-    "split_copy.Tensor",
-    "split.sizes",
-    "unsafe_split_with_sizes.default",
-    "hsplit.int",
-    "vsplit.int",
-)
+    "split.Tensor", "split_with_sizes.default", "chunk.default", "tensor_split.sections", "tensor_split.indices",
+    "unsafe_split.Tensor", "unsafe_chunk.default", "split_with_sizes_copy.default", "split_copy.Tensor",
+    "split.sizes", "unsafe_split_with_sizes.default", "hsplit.int", "vsplit.int",
+)  # fmt: skip
 def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
     axis = axis_of(dim, x.type.rank)
     out: list[Node] = []
@@ -368,8 +327,8 @@ def repeat(c: Context, x: Node, repeats: Sequence[DimLike]) -> Node:
     shape = (*((1,) * (rank - x.type.rank)), *x.shape)
     inner = tuple(d for n, s in zip(counts, shape, strict=True) for d in (n, s))
     x = reshape(x, shape)
-    spread = ops.BroadcastInDim(inner, tuple(range(1, 2 * rank, 2)))(x)
-    return reshape(spread, c.shape)
+    repeated = ops.BroadcastInDim(inner, tuple(range(1, 2 * rank, 2)))(x)
+    return reshape(repeated, c.shape)
 
 
 @aten("repeat_interleave.self_int")
@@ -427,12 +386,12 @@ def flipud(c: Context, x: Node) -> Node:
 @aten("rot90.default")
 def rot90(c: Context, x: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
     a, b = (axis_of(d, x.type.rank) for d in dims)
-    turns = k % 4
-    if turns == 2:
+    quarter_turns = k % 4
+    if quarter_turns == 2:
         return ops.Reverse(tuple(sorted((a, b))))(x)
-    if turns == 1:
+    if quarter_turns == 1:
         return swap(ops.Reverse((b,))(x), a, b)
-    return ops.Reverse((b,))(swap(x, a, b)) if turns == 3 else x
+    return ops.Reverse((b,))(swap(x, a, b)) if quarter_turns == 3 else x
 
 
 @aten("diagonal.default", "diagonal_copy.default", "linalg_diagonal.default")
@@ -456,7 +415,7 @@ def diagonal_of(c: Context, x: Node, offset: int = 0, dim1: int = 0, dim2: int =
 
 @aten("diag.default")
 def diag(c: Context, x: Node, diagonal: int = 0) -> Node:
-    """Of a matrix its diagonal, of a vector the matrix."""
+    """The diagonal of a matrix, or the matrix of a vector."""
     return diag_embed(c, x, diagonal) if x.type.rank == 1 else diagonal_of(c, x, diagonal)
 
 

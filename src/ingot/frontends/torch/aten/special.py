@@ -30,10 +30,10 @@ def sinc(c: Context, x: Node) -> Node:
 
 @aten("angle.default")
 def angle(c: Context, x: Node) -> Node:
-    """Of a number on the real axis: 0, or pi where it is negative."""
+    """The angle of a real number: 0, or pi if it is negative."""
     x = cast(x, c.dtype)
-    turned = ops.where(ops.compare("LT", x, 0.0), math.pi, filled(x.shape, 0, x.dtype))
-    return ops.where(ops.IsNan()(x), x, turned)
+    phase = ops.where(ops.compare("LT", x, 0.0), math.pi, filled(x.shape, 0, x.dtype))
+    return ops.where(ops.IsNan()(x), x, phase)
 
 
 def _unary(name: str, function: Callable[[Node], Node]) -> None:
@@ -46,25 +46,14 @@ def _unary(name: str, function: Callable[[Node], Node]) -> None:
 
 
 for _name, _function in {
-    "bessel_j0": bessel.bessel_j0,
-    "bessel_j1": bessel.bessel_j1,
-    "bessel_y0": bessel.bessel_y0,
-    "bessel_y1": bessel.bessel_y1,
-    "modified_bessel_k0": bessel.bessel_k0,
-    "modified_bessel_k1": bessel.bessel_k1,
-    "scaled_modified_bessel_k0": bessel.bessel_k0e,
-    "scaled_modified_bessel_k1": bessel.bessel_k1e,
-    "spherical_bessel_j0": bessel.spherical_bessel_j0,
-    "airy_ai": bessel.airy_ai,
-    "modified_bessel_i0": special.bessel_i0,
-    "modified_bessel_i1": special.bessel_i1,
-    "i0e": special.bessel_i0e,
-    "i1": special.bessel_i1,
-    "i1e": special.bessel_i1e,
-    "erfcx": special.erfcx,
-    "ndtri": special.ndtri,
+    "bessel_j0": bessel.bessel_j0, "bessel_j1": bessel.bessel_j1, "bessel_y0": bessel.bessel_y0,
+    "bessel_y1": bessel.bessel_y1, "modified_bessel_k0": bessel.bessel_k0, "modified_bessel_k1": bessel.bessel_k1,
+    "scaled_modified_bessel_k0": bessel.bessel_k0e, "scaled_modified_bessel_k1": bessel.bessel_k1e,
+    "spherical_bessel_j0": bessel.spherical_bessel_j0, "airy_ai": bessel.airy_ai,
+    "modified_bessel_i0": special.bessel_i0, "modified_bessel_i1": special.bessel_i1, "i0e": special.bessel_i0e,
+    "i1": special.bessel_i1, "i1e": special.bessel_i1e, "erfcx": special.erfcx, "ndtri": special.ndtri,
     "erfc": special.erfc,
-}.items():
+}.items():  # fmt: skip
     _unary(f"special_{_name}.default", _function)
 for _name, _function in {
     "i0": special.bessel_i0,

@@ -28,23 +28,23 @@ def as_strided(
     (torch writes so that a mean's result is channels last). The offset counts from the start of the memory."""
     memory = _memory(c)
     start = memory.offset if storage_offset is None else storage_offset
-    held = [(n, s) for n, s in zip(x.shape, memory.strides, strict=True) if n != 1]
-    kept = [(n, s) for n, s in zip(size, stride, strict=True) if n != 1]
-    if start == memory.offset and len(set(held)) == len(held) and sorted(map(str, held)) == sorted(map(str, kept)):
-        x = reshape(x, [n for n, _ in held])
-        return reshape(transpose(x, [held.index(k) for k in kept]), size)
+    memory_axes = [(n, s) for n, s in zip(x.shape, memory.strides, strict=True) if n != 1]
+    target_axes = [(n, s) for n, s in zip(size, stride, strict=True) if n != 1]
+    if (
+        start == memory.offset
+        and len(set(memory_axes)) == len(memory_axes)
+        and sorted(map(str, memory_axes)) == sorted(map(str, target_axes))
+    ):
+        x = reshape(x, [n for n, _ in memory_axes])
+        return reshape(transpose(x, [memory_axes.index(k) for k in target_axes]), size)
     return _rows_by_stride(_elements(memory), [*zip(size, stride, strict=True)], start - memory.start)
 
 
 @aten("as_strided_scatter.default")
 def as_strided_scatter(
-    c: Context,
-    x: Node,
-    src: Node,
-    size: Sequence[DimLike],
-    stride: Sequence[DimLike],
+    c: Context, x: Node, src: Node, size: Sequence[DimLike], stride: Sequence[DimLike],
     storage_offset: DimLike | None = None,
-) -> Node:
+) -> Node:  # fmt: skip
     """`x` with `src` where `as_strided` would read."""
     memory = _memory(c)
     start = memory.offset if storage_offset is None else storage_offset

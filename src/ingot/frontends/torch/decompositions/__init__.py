@@ -1,1 +1,1 @@
-"""What torch has no decomposition for, as torch code."""
+"""Decompositions that torch lacks, as torch code."""

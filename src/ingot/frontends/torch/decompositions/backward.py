@@ -19,7 +19,7 @@ from ingot.frontends.torch.decompositions.grid_sampling import grid_sampled
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
-SEARCHED = 32  # elements of a window whose maximum is found again
+MAX_SEARCHED_TAPS = 32  # elements of a window whose maximum is found again
 
 
 def _for_all(values: Ints, rank: int) -> list[int]:
@@ -41,18 +41,18 @@ def attention(
 
 def attention_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, is_causal: bool, mask: Tensor | None,
-    scale: float | None, kept: Tensor | None = None,
+    scale: float | None, kept_share: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of query, key, value and of the scores with their mask, from the probabilities computed again (Dao
-    et al., FlashAttention, algorithm 4). kept: what dropout multiplied the probabilities by. Of 16-bit operands, the
-    probabilities and the scaled gradients of scores are rounded to 16 bits before they are multiplied, as there."""
+    et al., FlashAttention, algorithm 4). kept_share: what dropout multiplied the probabilities by. Of 16-bit operands,
+    the probabilities and the scaled gradients of scores are rounded to 16 bits before they are multiplied, as there."""
     weights = attention_weights(query, key, mask, is_causal, scale)
     g, v = grad.to(weights.dtype), value.to(weights.dtype)
     of_weights = g @ v.transpose(-1, -2)
-    dropped = (weights if kept is None else weights * kept).to(grad.dtype)
+    dropped = (weights if kept_share is None else weights * kept_share).to(grad.dtype)
     of_value = dropped.transpose(-1, -2) @ grad
-    if kept is not None:
-        of_weights = of_weights * kept
+    if kept_share is not None:
+        of_weights = of_weights * kept_share
     of_scores = weights * (of_weights - (g * out).sum(-1, keepdim=True))
     scaled = (of_scores * _scale(query, scale)).to(query.dtype)
     return scaled @ key, scaled.transpose(-1, -2) @ query, of_value, of_scores
@@ -72,8 +72,8 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, sc
     wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
     scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * _scale(query, scale)
     if is_causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~seen, -math.inf)
+        is_visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~is_visible, -math.inf)
     if mask is None:
         return scores
     return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
@@ -94,8 +94,8 @@ def lstm(
         grad = None if grad is None else grad.flip(0)
     steps = x.shape[0]
     h0, c0 = h0.reshape(x.shape[1], hidden), c0.reshape(x.shape[1], hidden)
-    before = torch.cat([h0[None], output[:-1]])
-    gated = x @ w_ih.t() + before @ w_hh.t()
+    states_before = torch.cat([h0[None], output[:-1]])
+    gated = x @ w_ih.t() + states_before @ w_hh.t()
     i, f, g, o = (gated + (b_ih + b_hh) if has_biases else gated).chunk(4, -1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
     cells = [c0]
@@ -120,7 +120,7 @@ def lstm(
     of_x = of_gates @ w_ih
     flat = of_gates.flatten(0, 1)
     of_bias = flat.sum(0)
-    of_w_ih, of_w_hh = flat.t() @ x.flatten(0, 1), flat.t() @ before.flatten(0, 1)
+    of_w_ih, of_w_hh = flat.t() @ x.flatten(0, 1), flat.t() @ states_before.flatten(0, 1)
     of_x = of_x.flip(0) if reverse else of_x
     return of_x, of_w_ih, of_w_hh, of_bias, of_bias, dh[None], dc[None]
 
@@ -164,10 +164,10 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Tens
             image = identity.reshape(1, input_size[2 + i], *(input_size[2 + i] if j == i else 1 for j in range(rank)))
             sizes = [output_size[i] if j == i else 1 for j in range(rank)]
             # by scales or by sizes, all axes alike: one element is the same by any scale
-            given = [scales[i] if j == i else 1.0 for j in range(rank)] if scales and scales[i] else [None] * rank
-            along = forward(image, sizes, *align, *given).reshape(input_size[2 + i], output_size[i])
+            factors = [scales[i] if j == i else 1.0 for j in range(rank)] if scales and scales[i] else [None] * rank
+            axis_gradient = forward(image, sizes, *align, *factors).reshape(input_size[2 + i], output_size[i])
             axis = 2 + i
-            grad = (grad.transpose(axis, -1) @ along.transpose(0, 1)).transpose(axis, -1)
+            grad = (grad.transpose(axis, -1) @ axis_gradient.transpose(0, 1)).transpose(axis, -1)
         return grad
 
     return backward
@@ -181,7 +181,7 @@ def maximum_pool(
     gradient, which has their shape, stands for them. Of others each gradient is added where the maximum was."""
     if indices is grad:
         return NotImplemented
-    if math.prod(_for_all(kernel, rank)) > SEARCHED or not all(
+    if math.prod(_for_all(kernel, rank)) > MAX_SEARCHED_TAPS or not all(
         isinstance(n, int) for n in (*x.shape[-rank:], *grad.shape[-rank:])
     ):
         return _scattered(grad, x, indices, rank)
@@ -201,7 +201,7 @@ def shrink(grad: Tensor, x: Tensor, bound: float) -> Tensor:
 
 
 def replication_pad(grad: Tensor, x: Tensor, padding: Ints) -> Tensor:
-    """What was repeated is added to the edge."""
+    """Gradients of repeated elements are added to the edge's."""
     rank = len(padding) // 2
     for i in range(rank):
         axis = grad.dim() - 1 - i

@@ -20,19 +20,19 @@ def table(
         return NotImplemented  # a tensor without zeros, which has no place in a graph
     zeros = grad.new_zeros((rows, grad.shape[1]))
     if mode == _MAX:
-        kept = torch.where((sizes != 0)[:, None], grad, 0.0)
-        return zeros.scatter_add(0, maxima.to(torch.int64), kept)
+        bag_gradients = torch.where((sizes != 0)[:, None], grad, 0.0)
+        return zeros.scatter_add(0, maxima.to(torch.int64), bag_gradients)
     if mode == _MEAN:
         grad = grad / sizes.clamp(min=1)[:, None]
-    given = grad.index_select(0, _bags(indices, offsets, bag))
+    row_gradients = grad.index_select(0, _bags(indices, offsets, bag))
     if weights is not None:
-        given = given * weights[:, None]
+        row_gradients = row_gradients * weights[:, None]
     if scale_by_frequency:
-        times = indices.new_zeros(rows).index_add(0, indices, torch.ones_like(indices))
-        given = given / times.index_select(0, indices)[:, None]
+        frequencies = indices.new_zeros(rows).index_add(0, indices, torch.ones_like(indices))
+        row_gradients = row_gradients / frequencies.index_select(0, indices)[:, None]
     if padding >= 0:
-        given = torch.where((indices == padding)[:, None], 0.0, given)
-    return zeros.index_add(0, indices, given)
+        row_gradients = torch.where((indices == padding)[:, None], 0.0, row_gradients)
+    return zeros.index_add(0, indices, row_gradients)
 
 
 def _bags(indices: Tensor, offsets: Tensor, bag: Tensor) -> Tensor:
@@ -47,5 +47,5 @@ def weights(
     grad: Tensor, table: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int, padding: int = -1
 ) -> Tensor:
     """The gradient of the weights of the indices, of bags that are sums."""
-    found = (table.index_select(0, indices) * grad.index_select(0, _bags(indices, offsets, bag))).sum(1)
-    return torch.where(indices == padding, 0.0, found) if padding >= 0 else found
+    gradients = (table.index_select(0, indices) * grad.index_select(0, _bags(indices, offsets, bag))).sum(1)
+    return torch.where(indices == padding, 0.0, gradients) if padding >= 0 else gradients

@@ -21,14 +21,14 @@ from torch import Tensor
 def suppression_in_one() -> Iterator[None]:
     """Within, torchvision's `batched_nms` does not branch, where torchvision is loaded."""
     holders = [sys.modules[name] for name in ("torchvision.ops.boxes", "torchvision.ops") if name in sys.modules]
-    kept = [module.batched_nms for module in holders]
+    originals = [module.batched_nms for module in holders]
     for module in holders:
         module.batched_nms = _batched_nms  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        for module, own in zip(holders, kept, strict=True):
-            module.batched_nms = own  # type: ignore[attr-defined]
+        for module, original in zip(holders, originals, strict=True):
+            module.batched_nms = original  # type: ignore[attr-defined]
 
 
 def _batched_nms(boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:

@@ -141,23 +141,23 @@ def fractional_max_pool(
     space = planes.shape[2:]
     # a layer may hold more of them than there are planes
     columns = samples[: planes.shape[0]].unbind(-1)
-    given = columns[::-1] if n == 2 else columns
+    samples_by_axis = columns[::-1] if n == 2 else columns
     place = torch.zeros((), dtype=torch.int64)
-    for axis, (size, window, count, sample) in enumerate(zip(space, kernel, output, given, strict=True)):
+    for axis, (size, window, count, sample) in enumerate(zip(space, kernel, output, samples_by_axis, strict=True)):
         starts = _interval_starts(size - window, count, sample)
         at = starts.unsqueeze(-1) + torch.arange(window)
         shape = [1] * (2 * n)
         shape[axis], shape[n + axis] = count, window
         place = place * size + at.reshape(*planes.shape[:2], *shape)
     place = place.flatten(2 + n)
-    held = planes.flatten(2).gather(2, place.flatten(2)).reshape(place.shape)
-    values, best = held.max(-1)
+    windows = planes.flatten(2).gather(2, place.flatten(2)).reshape(place.shape)
+    values, best = windows.max(-1)
     places = place.gather(-1, best.unsqueeze(-1)).squeeze(-1)
     return (values, places) if planes is x else (values.squeeze(0), places.squeeze(0))
 
 
 def _interval_starts(last: int, count: int, sample: Tensor) -> Tensor:
-    """Where `count` windows begin, the last at `last`: [..., count] of a number from 0 to 1 each."""
+    """The begins of `count` windows, the last at `last`: [..., count] of a number from 0 to 1 each."""
     if count < 2:
         return torch.full((*sample.shape, count), last)
     alpha = sample.new_full((), last) / sample.new_full((), count - 1)
@@ -171,8 +171,8 @@ def hash_tensor(x: Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mo
     bits = x.to(torch.float64).view(torch.int64) if x.is_floating_point() else x.to(torch.int64)
     axes = sorted(d % max(x.dim(), 1) for d in dim or range(x.dim()))
     if x.dim():
-        kept = [i for i in range(x.dim()) if i not in axes]
-        bits = bits.permute(*kept, *axes).flatten(len(kept))
+        kept_axes = [i for i in range(x.dim()) if i not in axes]
+        bits = bits.permute(*kept_axes, *axes).flatten(len(kept_axes))
     else:
         bits = bits.reshape(1)
     if not bits.shape[-1]:
@@ -227,14 +227,14 @@ def _diagonal(x: Tensor) -> Tensor:
 
 
 def _parity(pivots: Tensor) -> Tensor:
-    moved = pivots != torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
-    return 1 - 2 * (moved.sum(-1) % 2)
+    is_swapped = pivots != torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    return 1 - 2 * (is_swapped.sum(-1) % 2)
 
 
 def each_alone() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """What `foreach` optimizers ask of lists of tensors, tensor by tensor, as torch's kernels for any device do."""
+    """The ops of `foreach` optimizers on lists of tensors, tensor by tensor, as torch's kernels for any device do."""
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     names = {s.name for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::_foreach_")}
     packets = [getattr(torch.ops.aten, name.removeprefix("aten::")) for name in sorted(names)]
-    found = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
-    return {op: partial(op._op_dk, key) for op in found if not op._schema.is_mutable}
+    overloads = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
+    return {op: partial(op._op_dk, key) for op in overloads if not op._schema.is_mutable}

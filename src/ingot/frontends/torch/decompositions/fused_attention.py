@@ -22,9 +22,9 @@ def _forward(
     """(out, which weights dropout kept)"""
     key, value = _per_head(query, key, value)
     weights = attention_weights(query, key, bias, causal, scale)
-    kept = torch.rand_like(weights) >= p
-    out = torch.where(kept, weights / (1 - p), 0.0) @ value.to(weights.dtype)
-    return out.to(query.dtype), kept
+    is_kept = torch.rand_like(weights) >= p
+    out = torch.where(is_kept, weights / (1 - p), 0.0) @ value.to(weights.dtype)
+    return out.to(query.dtype), is_kept
 
 
 def _per_head(query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
@@ -33,13 +33,13 @@ def _per_head(query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
 
 
 def _backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, out: Tensor, kept: Tensor,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, out: Tensor, is_kept: Tensor,
     p: float, causal: bool, scale: float | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """The gradients of query, key, value and of the scores with their bias."""
     heads = key.shape[1]
     key, value = _per_head(query, key, value)
-    factor = kept / (1 - p) if p else None
+    factor = is_kept / (1 - p) if p else None
     of_query, of_key, of_value, of_scores = attention_gradients(
         grad, query, key, value, out, causal, bias, scale, factor
     )  # fmt: skip
@@ -53,18 +53,18 @@ def flash(
 ) -> Any:  # fmt: skip
     if not dropout_p:
         return NotImplemented  # it stays one op
-    out, kept = _forward(query, key, value, None, dropout_p, is_causal, scale)
+    out, is_kept = _forward(query, key, value, None, dropout_p, is_causal, scale)
     lengths = query.new_empty(0, dtype=torch.int32)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return out, sums, lengths, lengths, query.shape[2], key.shape[2], kept, lengths, lengths
+    return out, sums, lengths, lengths, query.shape[2], key.shape[2], is_kept, lengths, lengths
 
 
 def flash_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Tensor,
-    cum_seq_k: Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, kept: Tensor, offset: Tensor, *,
+    cum_seq_k: Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, is_kept: Tensor, offset: Tensor, *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return _backward(grad, query, key, value, None, out, kept, dropout_p, is_causal, scale)[:3]
+    return _backward(grad, query, key, value, None, out, is_kept, dropout_p, is_causal, scale)[:3]
 
 
 def efficient(
@@ -73,20 +73,20 @@ def efficient(
 ) -> Any:  # fmt: skip
     if not dropout_p:
         return NotImplemented
-    out, kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    out, is_kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return out, sums, kept, query.new_empty(0, dtype=torch.int64)
+    return out, sums, is_kept, query.new_empty(0, dtype=torch.int64)
 
 
 def efficient_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_bias: Tensor | None, out: Tensor,
-    logsumexp: Tensor, kept: Tensor, offset: Tensor, dropout_p: float, wanted: Sequence[bool],
+    logsumexp: Tensor, is_kept: Tensor, offset: Tensor, dropout_p: float, output_mask: Sequence[bool],
     is_causal: bool = False, *, scale: float | None = None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    *found, of_scores = _backward(grad, query, key, value, attn_bias, out, kept, dropout_p, is_causal, scale)
-    if attn_bias is None or not wanted[3]:
-        return (*found, None)
-    return (*found, of_scores.sum_to_size(attn_bias.shape).to(attn_bias.dtype))
+    *gradients, of_scores = _backward(grad, query, key, value, attn_bias, out, is_kept, dropout_p, is_causal, scale)
+    if attn_bias is None or not output_mask[3]:
+        return (*gradients, None)
+    return (*gradients, of_scores.sum_to_size(attn_bias.shape).to(attn_bias.dtype))
 
 
 def cudnn(
@@ -95,18 +95,18 @@ def cudnn(
 ) -> Any:  # fmt: skip
     if not dropout_p:
         return NotImplemented
-    out, kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
+    out, is_kept = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     lengths = query.new_empty(0, dtype=torch.int32)
     sums = query.new_empty(query.shape[:3], dtype=torch.float32)
-    return out, sums, lengths, lengths, query.shape[2], key.shape[2], kept, lengths, lengths
+    return out, sums, lengths, lengths, query.shape[2], key.shape[2], is_kept, lengths, lengths
 
 
 def cudnn_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, kept: Tensor,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, is_kept: Tensor,
     offset: Tensor, attn_bias: Tensor | None, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int,
     dropout_p: float, is_causal: bool, *, scale: float | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    return _backward(grad, query, key, value, attn_bias, out, kept, dropout_p, is_causal, scale)[:3]
+    return _backward(grad, query, key, value, attn_bias, out, is_kept, dropout_p, is_causal, scale)[:3]
 
 
 # by the op that they are in place of

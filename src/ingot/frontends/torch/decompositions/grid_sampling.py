@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CUBIC = -0.75  # Keys' parameter, as PyTorch has it
+_CUBIC_A = -0.75  # Keys' parameter, as PyTorch has it
 
 
 class _Tap(NamedTuple):
@@ -23,7 +23,7 @@ class _Tap(NamedTuple):
 
 
 def grid_sampled(
-    grad: Tensor, x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool, wanted: Sequence[bool]
+    grad: Tensor, x: Tensor, grid: Tensor, interpolation: int, padding: int, align: bool, output_mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of x (N, C, *S) and of the grid (N, *out, axes), whose last axis begins with the innermost."""
     rank = x.dim() - 2
@@ -32,8 +32,8 @@ def grid_sampled(
     axes: list[list[_Tap]] = []
     scales: list[Tensor] = []
     for axis, size in enumerate(sizes):
-        along = grid[..., rank - 1 - axis].reshape(x.shape[0], count)
-        place = (along + 1) * ((size - 1) / 2) if align else ((along + 1) * size - 1) / 2
+        coordinates = grid[..., rank - 1 - axis].reshape(x.shape[0], count)
+        place = (coordinates + 1) * ((size - 1) / 2) if align else ((coordinates + 1) * size - 1) / 2
         scale = torch.full_like(place, (size - 1) / 2 if align else size / 2)
         if interpolation != 2:
             place, inner = _inside(place, size, padding, align)
@@ -44,23 +44,23 @@ def grid_sampled(
     of_places = [torch.zeros_like(s) for s in scales]
     for taps in itertools.product(*axes):
         index = torch.zeros_like(taps[0].place, dtype=torch.int64)
-        held = torch.ones_like(index, dtype=torch.bool)
+        is_inside = torch.ones_like(index, dtype=torch.bool)
         for tap, size in zip(taps, sizes, strict=True):
             # a cubic's taps are placed one by one
             at = _inside(tap.place, size, padding, align)[0] if interpolation == 2 else tap.place
-            held = held & (at >= 0) & (at < size)
+            is_inside = is_inside & (at >= 0) & (at < size)
             index = index * size + at.nan_to_num(0).clamp(0, size - 1).to(torch.int64)
         rows = index[:, None].expand(of_sample.shape)
-        weight = torch.where(held, math.prod(t.weight for t in taps), 0.0)[:, None]
-        if wanted[0]:
+        weight = torch.where(is_inside, math.prod(t.weight for t in taps), 0.0)[:, None]
+        if output_mask[0]:
             of_x = of_x.scatter_add(2, rows, of_sample * weight)
-        if wanted[1] and interpolation != 1:
-            read = torch.where(held, (of_sample * flat.gather(2, rows)).sum(1), 0.0)
+        if output_mask[1] and interpolation != 1:
+            read = torch.where(is_inside, (of_sample * flat.gather(2, rows)).sum(1), 0.0)
             for axis, tap in enumerate(taps):
                 others = math.prod((t.weight for i, t in enumerate(taps) if i != axis), start=read)
                 of_places[axis] = of_places[axis] + others * tap.slope
     of_grid = torch.stack([p * s for p, s in zip(of_places, scales, strict=True)][::-1], -1).reshape(grid.shape)
-    return of_x.reshape(x.shape) if wanted[0] else None, of_grid if wanted[1] else None
+    return of_x.reshape(x.shape) if output_mask[0] else None, of_grid if output_mask[1] else None
 
 
 def _taps(place: Tensor, interpolation: int) -> list[_Tap]:
@@ -76,10 +76,10 @@ def _taps(place: Tensor, interpolation: int) -> list[_Tap]:
 
 def _cubic(d: Tensor) -> tuple[Tensor, Tensor]:
     """The weight at a distance of up to 2 and its slope (Keys 1981)."""
-    a, s, sign = _CUBIC, d.abs(), d.sign()
+    a, s, sign = _CUBIC_A, d.abs(), d.sign()
     near = ((a + 2) * s - (a + 3)) * s * s + 1, (3 * (a + 2) * s - 2 * (a + 3)) * s
-    far = ((a * s - 5 * a) * s + 8 * a) * s - 4 * a, (3 * a * s - 10 * a) * s + 8 * a
-    return torch.where(s <= 1, near[0], far[0]), torch.where(s <= 1, near[1], far[1]) * sign
+    outer_part = ((a * s - 5 * a) * s + 8 * a) * s - 4 * a, (3 * a * s - 10 * a) * s + 8 * a
+    return torch.where(s <= 1, near[0], outer_part[0]), torch.where(s <= 1, near[1], outer_part[1]) * sign
 
 
 def _inside(place: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor, Tensor]:
@@ -92,10 +92,10 @@ def _inside(place: Tensor, size: int, padding: int, align: bool) -> tuple[Tensor
         if align and size == 1:
             return torch.zeros_like(place), torch.zeros_like(place)
         slope = torch.where(place < low, -1.0, 1.0).to(place.dtype)
-        beyond = (place - low).abs()
-        turns = (beyond / span).floor()
-        rest = beyond - turns * span
-        even = torch.remainder(turns, 2) == 0
+        distance = (place - low).abs()
+        periods = (distance / span).floor()
+        rest = distance - periods * span
+        even = torch.remainder(periods, 2) == 0
         place, slope = torch.where(even, rest + low, span - rest + low), torch.where(even, slope, -slope)
     within = (place > 0) & (place < size - 1)
     return place.clamp(0, size - 1), torch.where(within, slope, 0.0)

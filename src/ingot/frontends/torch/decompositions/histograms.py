@@ -59,14 +59,14 @@ def histogramdd(x: Tensor, bins: Sequence[Tensor], *, weight: Tensor | None = No
     rows = x.reshape(-1, x.shape[-1])
     counts = [b.shape[0] - 1 for b in bins]
     place = torch.zeros(rows.shape[0], dtype=torch.int64)
-    inside = torch.ones(rows.shape[0], dtype=torch.bool)
+    is_inside = torch.ones(rows.shape[0], dtype=torch.bool)
     for axis, edges in enumerate(bins):
         column = rows[:, axis].contiguous()
         at = torch.searchsorted(edges.contiguous(), column, right=True) - 1
         place = place * counts[axis] + at.clamp(0, counts[axis] - 1)
-        inside = inside & (column >= edges[0]) & (column <= edges[-1])
-    held = torch.ones_like(rows[:, 0]) if weight is None else weight.flatten()
-    out = x.new_zeros(math.prod(counts)).index_add(0, place, torch.where(inside, held, 0.0).to(x.dtype))
+        is_inside = is_inside & (column >= edges[0]) & (column <= edges[-1])
+    row_weights = torch.ones_like(rows[:, 0]) if weight is None else weight.flatten()
+    out = x.new_zeros(math.prod(counts)).index_add(0, place, torch.where(is_inside, row_weights, 0.0).to(x.dtype))
     out = out.reshape(counts)
     if density:
         out = out / out.sum()

@@ -27,8 +27,8 @@ class _Segments(NamedTuple):
         """A result (*lead, count, *rest) as a row for each segment."""
         rest = self.rows.shape[1:]
         rows = values.reshape(self.batch, self.number, *rest)
-        more = rows.new_zeros(self.batch, 1, *rest)
-        return torch.cat([rows, more], 1).reshape(-1, *rest)
+        extra_row = rows.new_zeros(self.batch, 1, *rest)
+        return torch.cat([rows, extra_row], 1).reshape(-1, *rest)
 
 
 def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> _Segments:
@@ -53,13 +53,13 @@ def reduced(
     if indices is not None:
         raise NotImplementedError("segment_reduce by indices")
     lead, rest = data.shape[:axis], data.shape[axis + 1 :]
-    rows, at, held, batch, count = _segments(data, lengths, offsets, axis)
+    rows, at, counts, batch, count = _segments(data, lengths, offsets, axis)
     start = _START[reduce] if initial is None else initial
     out = data.new_full((batch * (count + 1), *rest), start)
     out = out.index_add(0, at, rows) if reduce in ("sum", "mean") else out.index_reduce(0, at, rows, _KINDS[reduce])
     out = out.reshape(batch, count + 1, *rest)[:, :count]
     if reduce == "mean":
-        number = held.reshape(batch, count, *(1 for _ in rest))
+        number = counts.reshape(batch, count, *(1 for _ in rest))
         empty = math.nan if initial is None else initial
         out = torch.where(number > 0, out / number.clamp(min=1), empty)
     return out.reshape(*lead, count, *rest)
@@ -81,9 +81,9 @@ def backward(
     elif reduce in ("max", "min"):
         # NaN is the largest and the least
         result = parts.flat(output)[at]
-        chosen = ((rows == result) | (rows.isnan() & result.isnan())).to(rows.dtype)
-        number = torch.zeros_like(parts.flat(output)).index_add(0, at, chosen)
-        of_row = torch.where(chosen > 0, of_row / number[at].clamp(min=1), 0.0)
+        is_extreme = ((rows == result) | (rows.isnan() & result.isnan())).to(rows.dtype)
+        number = torch.zeros_like(parts.flat(output)).index_add(0, at, is_extreme)
+        of_row = torch.where(is_extreme > 0, of_row / number[at].clamp(min=1), 0.0)
     elif reduce == "prod":
         of_row = of_row * _others(parts, 1.0 if initial is None else initial)
     return of_row.reshape(data.shape)

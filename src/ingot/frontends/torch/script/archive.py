@@ -13,15 +13,15 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from ingot.frontends.shared.apart import bound, run_apart
+from ingot.frontends.shared.subprocesses import limit_resources, run_in_subprocess
 from ingot.frontends.torch.script.graph import Program, read
 from ingot.support.errors import ImportModelError, IngotError, UnsupportedOp, UnsupportedOpError
 
-_SECONDS = 300
-_MEMORY = 16 << 30  # of addresses: torch alone takes a few GB
-_LARGEST_RATIO = 16  # of an archive's contents to its size: torch stores them as they are
-_REFUSED = "refused.json"
-_BOOT = "from ingot.frontends.torch.script.archive import main; main()"
+_READER_SECONDS = 300
+_READER_MEMORY_BYTES = 16 << 30  # of addresses: torch alone takes a few GB
+_MAX_MEMORY_RATIO = 16  # of an archive's contents to its size: torch stores them as they are
+_REPORT_FILE = "refused.json"
+_READER_CODE = "from ingot.frontends.torch.script.archive import main; main()"
 
 
 def load(path: Path) -> Program:
@@ -29,16 +29,16 @@ def load(path: Path) -> Program:
     _check_size(path)
     with tempfile.TemporaryDirectory() as folder:
         arguments, env = [os.path.realpath(path), folder], {"OMP_NUM_THREADS": "1"}
-        run_apart(_BOOT, arguments, "not a readable TorchScript archive", str(path), env=env)
-        _raise_refused(Path(folder) / _REFUSED, path)
+        run_in_subprocess(_READER_CODE, arguments, "not a readable TorchScript archive", str(path), env=env)
+        _raise_refused(Path(folder) / _REPORT_FILE, path)
         return read(Path(folder))
 
 
-def _raise_refused(told: Path, path: Path) -> None:
-    """What the process wrote of an archive that torch reads and Ingot refuses."""
-    if not told.exists():
+def _raise_refused(report: Path, path: Path) -> None:
+    """Raise the error that the process reported of an archive that torch reads and Ingot refuses."""
+    if not report.exists():
         return
-    what, refused = json.loads(told.read_text())
+    what, refused = json.loads(report.read_text())
     if refused:
         raise UnsupportedOpError([UnsupportedOp(*map(str, op)) for op in refused], model=str(path))
     raise ImportModelError(what, where=str(path))
@@ -61,7 +61,7 @@ def _check_size(path: Path) -> None:
             where=str(path),
             fix="save the module as it was before",
         )
-    if whole > _LARGEST_RATIO * size + (1 << 20):
+    if whole > _MAX_MEMORY_RATIO * size + (1 << 20):
         what = "an archive unpacks to too much"
         raise ImportModelError(what, expected=f"about {size} bytes", got=whole, where=str(path))
 
@@ -70,7 +70,7 @@ def main() -> None:
     """In the process: argv is the archive and a folder for what was in it."""
     path, folder = sys.argv[1:]
     size = os.path.getsize(path)
-    bound(_SECONDS, _MEMORY + 4 * size, _LARGEST_RATIO * size + (64 << 20))
+    limit_resources(_READER_SECONDS, _READER_MEMORY_BYTES + 4 * size, _MAX_MEMORY_RATIO * size + (64 << 20))
 
     import torch
 
@@ -83,7 +83,7 @@ def main() -> None:
         write(extract(module), Path(folder))
     except IngotError as e:
         ops = [(op.name, op.where, op.reason) for op in e.ops] if isinstance(e, UnsupportedOpError) else []
-        (Path(folder) / _REFUSED).write_text(json.dumps((str(e), ops)))
+        (Path(folder) / _REPORT_FILE).write_text(json.dumps((str(e), ops)))
     except Exception as e:  # torch's own errors are of many kinds; the caller gets the last line
         text = str(e).strip().replace("\n", " ")
         sys.stderr.write(f"\n{text}\n")

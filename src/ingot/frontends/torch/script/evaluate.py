@@ -27,14 +27,14 @@ from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError
 from ingot.support.limits import check_time, spend_node
 
 STATE = "attributes"
-_MOST_TURNS = 1 << 20
-_FOREVER = (1 << 63) - 1
+_MAX_ITERATIONS = 1 << 20
+_MAX_TRIP_COUNT = (1 << 63) - 1
 Env = dict[str, Any]
 
 
 @dataclass
 class Outcome:
-    """What an evaluation left in attributes that it writes: known values, and which are tensors of the result.
+    """The attributes that an evaluation writes: known values, and which are tensors of the result.
 
     It is an object of its own, as torch.export puts back what a forward sets of its module.
     """
@@ -67,8 +67,8 @@ class Evaluator(nn.Module):
                     name += "_"
                 self._buffers_of[path] = name
                 # what is set is no longer what others hold
-                own = buffers and path in program.written
-                self.register_buffer(name, value.detach().clone() if own else value.detach())
+                is_state = buffers and path in program.written
+                self.register_buffer(name, value.detach().clone() if is_state else value.detach())
         self.forward = self._signed()
         self.eval()
 
@@ -84,8 +84,8 @@ class Evaluator(nn.Module):
         def forward(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            given = list(bound.arguments.values())
-            return self.evaluate(given[0] if self.state else (), given[1:] if self.state else given)
+            arguments = list(bound.arguments.values())
+            return self.evaluate(arguments[0] if self.state else (), arguments[1:] if self.state else arguments)
 
         forward.__signature__ = signature  # type: ignore[attr-defined]
         return forward
@@ -101,7 +101,7 @@ class Evaluator(nn.Module):
         run, lists = _Run(attributes), {p: _contents([v]) for p, v in attributes.items() if isinstance(v, list | dict)}
         (result,) = run.block(self.program.body, arguments, {})
         self._check_lists(attributes, lists)
-        result = _plain(result)
+        result = _as_tensors(result)
         written = {p: attributes[p] for p in self.program.written}
         changed = self.outcome.changed = tuple(p for p, v in written.items() if isinstance(v, torch.Tensor))
         self.outcome.known = {p: v for p, v in written.items() if p not in changed}
@@ -110,14 +110,14 @@ class Evaluator(nn.Module):
                 getattr(self, self._buffers_of[path]).copy_(value)
         return (result, tuple(written[p] for p in changed)) if written and not self.keeps else result
 
-    def _check_lists(self, attributes: Env, before: Mapping[str, Any]) -> None:
+    def _check_lists(self, attributes: Env, state_before: Mapping[str, Any]) -> None:
         """Raise UnsupportedOpError for lists and dicts that are changed in place, or set with tensors in them: what is
         kept from call to call are tensors and what is known."""
         for path, value in attributes.items():
             if path in self.program.written:
                 refused = isinstance(value, list | tuple | dict) and any(map(_holds_tensor, pytree.tree_leaves(value)))
             else:
-                refused = path in before and before[path] != _contents([value])
+                refused = path in state_before and state_before[path] != _contents([value])
             if refused:
                 reason = f"{path}, a list or a dict that forward changes: keep its tensors in attributes of their own"
                 raise UnsupportedOpError([UnsupportedOp("prim::SetAttr", "", reason)])
@@ -138,10 +138,10 @@ class Evaluator(nn.Module):
 
     def is_steady(self, arguments: Sequence[Any]) -> bool:
         """Whether what it writes are tensors alone, whose types stay. It is run on copies, as it may write in place."""
-        held, given = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
+        state, states = pytree.tree_map_only(torch.Tensor, torch.clone, (self.before, tuple(arguments)))
         with torch.no_grad():
-            _, new = Evaluator(self.program, held, self.state).forward(*given)
-        self._check_memory([p for p, v in held.items() if isinstance(v, torch.Tensor) and v._version])
+            _, new = Evaluator(self.program, state, self.state).forward(*states)
+        self._check_memory([p for p, v in state.items() if isinstance(v, torch.Tensor) and v._version])
         old = [self.before[p] for p in self.program.written]
         return len(new) == len(old) and all(
             isinstance(a, torch.Tensor) and a.shape == b.shape and a.dtype == b.dtype
@@ -149,13 +149,13 @@ class Evaluator(nn.Module):
         )
 
 
-def _plain(value: Any) -> Any:
+def _as_tensors(value: Any) -> Any:
     """A result without conditions of the run: as tensors."""
     if isinstance(value, Truth | Number):
         return value.tensor
     if isinstance(value, list | tuple):
-        return type(value)(_plain(v) for v in value)
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+        return type(value)(_as_tensors(v) for v in value)
+    return {k: _as_tensors(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 class _Raised(InputError):
@@ -211,9 +211,9 @@ class _Run:
         op = None if packet is None else getattr(packet, overload or "default", None)
         if op is None:
             raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc)])
-        given = [(s, _argument(a, s)) for a, s in zip(args, op._schema.arguments, strict=False)]
-        named = {s.name: a for s, a in given if s.kwarg_only}
-        return _results(n, op(*(a for s, a in given if not s.kwarg_only), **named))
+        bound = [(s, _argument(a, s)) for a, s in zip(args, op._schema.arguments, strict=False)]
+        named = {s.name: a for s, a in bound if s.kwarg_only}
+        return _results(n, op(*(a for s, a in bound if not s.kwarg_only), **named))
 
     # control
 
@@ -223,12 +223,12 @@ class _Run:
             test = Truth(tensor_of(torch.sym_ite(test, 1, 0)) != 0)
         if not isinstance(test, Truth):
             return self.block(n.blocks[0 if test else 1], (), env)
-        before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
-        visible = [*env.values(), *before.values()]
+        attributes_before, ends = dict(self.attributes), list[tuple[Sequence[Any], Env]]()
+        visible = [*env.values(), *attributes_before.values()]
         mark = _contents(visible)
         for block in n.blocks:
             self.attributes.clear()
-            self.attributes.update(before)
+            self.attributes.update(attributes_before)
             try:
                 ends.append((self.block(block, (), env), dict(self.attributes)))
             except _Raised:  # a check of values: what it lets through is computed
@@ -243,60 +243,68 @@ class _Run:
             self.attributes.update(ends[0][1])
             return ends[0][0]
         (yes, then), (no, otherwise) = ends
-        for path in before:
+        for path in attributes_before:
             self.attributes[path] = _chosen(n, test, then[path], otherwise[path])
         return [_chosen(n, test, a, b) for a, b in zip(yes, no, strict=True)]
 
     def loop(self, n: Node, args: list[Any], env: Env) -> Sequence[Any]:
-        most, go, *carried = args
-        if isinstance(most, torch.SymInt) and free_unbacked_symbols(most):
-            most = Number(tensor_of(most))
+        max_iterations, is_going, *carried = args
+        if isinstance(max_iterations, torch.SymInt) and free_unbacked_symbols(max_iterations):
+            max_iterations = Number(tensor_of(max_iterations))
         (body,) = n.blocks
-        turn = 0
+        iteration = 0
         while True:
-            if isinstance(go, Truth) or isinstance(most, Number):
-                return self.repeated(n, turn, None if most == _FOREVER else most, go, carried, env)
-            if not go or (most != _FOREVER and turn >= int(most)):
+            if isinstance(is_going, Truth) or isinstance(max_iterations, Number):
+                return self.repeated(
+                    n, iteration, None if max_iterations == _MAX_TRIP_COUNT else max_iterations, is_going, carried, env
+                )
+            if not is_going or (max_iterations != _MAX_TRIP_COUNT and iteration >= int(max_iterations)):
                 return carried
-            if turn >= _MOST_TURNS:
-                raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MOST_TURNS} turns")])
-            go, *carried = self.block(body, (turn, *carried), env)
-            turn += 1
+            if iteration >= _MAX_ITERATIONS:
+                raise UnsupportedOpError(
+                    [UnsupportedOp(n.kind, n.loc, f"a loop of more than {_MAX_ITERATIONS} iterations")]
+                )
+            is_going, *carried = self.block(body, (iteration, *carried), env)
+            iteration += 1
 
-    def repeated(self, n: Node, turn: int, most: Any, go: Any, carried: list[Any], env: Env) -> Sequence[Any]:
+    def repeated(
+        self, n: Node, iteration: int, max_iterations: Any, is_going: Any, carried: list[Any], env: Env
+    ) -> Sequence[Any]:
         """The loop in the run. Tensors among the attributes that it sets are carried, too, behind what the program
         says."""
         paths = [p for p in n.blocks[0].set_attributes() if isinstance(self.attributes[p], torch.Tensor)]
 
-        def evaluate(arguments: Sequence[Any], seen: Mapping[str, Any], held: Mapping[str, Any]) -> Sequence[Any]:
+        def evaluate(
+            arguments: Sequence[Any], visible: Mapping[str, Any], constants: Mapping[str, Any]
+        ) -> Sequence[Any]:
             count = len(arguments) - len(paths)
-            inside = _Run({**held, **dict(zip(paths, arguments[count:], strict=True))})
-            mark = _contents([*seen.values(), *held.values()])
-            results = inside.block(n.blocks[0], arguments[:count], dict(seen))
-            if set_ := [p for p in held if inside.attributes[p] is not held[p]]:
+            inner = _Run({**constants, **dict(zip(paths, arguments[count:], strict=True))})
+            mark = _contents([*visible.values(), *constants.values()])
+            results = inner.block(n.blocks[0], arguments[:count], dict(visible))
+            if set_ := [p for p in constants if inner.attributes[p] is not constants[p]]:
                 raise ValueError(f"{', '.join(set_)} is set, which is no tensor")
-            if _contents([*seen.values(), *held.values()]) != mark:
+            if _contents([*visible.values(), *constants.values()]) != mark:
                 raise ValueError("a tensor or a list is changed in place")
-            return [*results, *(inside.attributes[p] for p in paths)]
+            return [*results, *(inner.attributes[p] for p in paths)]
 
         others = {p: v for p, v in self.attributes.items() if p not in paths}
         starts = [*carried, *(self.attributes[p] for p in paths)]
-        ends = repeat(n, turn, most, go, starts, env, others, evaluate)
+        ends = repeat(n, iteration, max_iterations, is_going, starts, env, others, evaluate)
         self.attributes.update(zip(paths, ends[len(carried) :], strict=True))
         return ends[: len(carried)]
 
 
 def _contents(values: Iterable[Any]) -> list[object]:
-    """What tells whether tensors, and lists and dicts of them, were changed."""
-    found: list[object] = []
+    """A key that tells whether tensors, and lists and dicts of them, were changed."""
+    elements: list[object] = []
     for v in values:
         if isinstance(v, torch.Tensor):
-            found.append((id(v), v._version))
+            elements.append((id(v), v._version))
         elif isinstance(v, list | tuple | dict):
-            found.append((id(v), len(v), *_contents(v.values() if isinstance(v, dict) else v)))
+            elements.append((id(v), len(v), *_contents(v.values() if isinstance(v, dict) else v)))
         else:
-            found.append(id(v))
-    return found
+            elements.append(id(v))
+    return elements
 
 
 def _results(n: Node, result: Any) -> Sequence[Any]:
@@ -388,15 +396,17 @@ def _chosen_tensor(test: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torc
     whole = [torch.sym_max(x, y) if axis in differing else x for axis, (x, y) in enumerate(pairs)]
     if differing:
         a, b = (_padded(x, whole) for x in (a, b))
-    chosen = torch.where(test, a, b)
+    selected = torch.where(test, a, b)
     for axis in differing:
         size = torch.where(test, *map(torch.scalar_tensor, pairs[axis]))
-        chosen = chosen.index_select(axis, torch.nonzero(torch.arange(whole[axis]) < size).squeeze(1))
-    return chosen
+        selected = selected.index_select(axis, torch.nonzero(torch.arange(whole[axis]) < size).squeeze(1))
+    return selected
 
 
 def _padded(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
-    ends = [n for size, own in zip(reversed(sizes), reversed(x.shape), strict=True) for n in (0, size - own)]
+    ends = [
+        n for size, size_of_x in zip(reversed(sizes), reversed(x.shape), strict=True) for n in (0, size - size_of_x)
+    ]
     return torch.constant_pad_nd(x, ends)
 
 

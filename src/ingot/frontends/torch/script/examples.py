@@ -18,7 +18,7 @@ from ingot.frontends.torch.script.graph import Program
 from ingot.ir.types import DTYPES
 from ingot.support.errors import InputError
 
-_OPEN = 32  # of a size that is left open, in the example
+_OPEN_SIZE = 32  # of a size that is left open, in the example
 
 
 Values = Mapping[str, Any]
@@ -30,7 +30,7 @@ def examples(
     """Forward's arguments in order, and `dynamic` with the sizes that `inputs` leave open. Raises InputError."""
     if example_inputs is not None or not (inputs or weights):
         return _arguments(program, example_inputs), dynamic
-    asked: Mapping[str, Any] = dynamic if isinstance(dynamic, Mapping) else {}
+    bounds_by_name: Mapping[str, Any] = dynamic if isinstance(dynamic, Mapping) else {}
     known = [a.name for a in program.arguments]
     if unknown := [name for name in (*(inputs or {}), *(weights or {})) if name not in known]:
         raise InputError("inputs", expected=f"arguments of forward, {known}", got=unknown)
@@ -38,10 +38,11 @@ def examples(
     axes: dict[str, Any] = {}
     for name, form in (inputs or {}).items():
         shape = _shape(name, form)
-        own = {i: asked.get(name, {}).get(i, f"{name}_{i}") for i, d in enumerate(shape) if d is None}
-        axes[name] = {i: _bounded(d, asked) for i, d in own.items() if not isinstance(d, int)}
+        axis_bounds = {i: bounds_by_name.get(name, {}).get(i, f"{name}_{i}") for i, d in enumerate(shape) if d is None}
+        axes[name] = {i: _bounded(d, bounds_by_name) for i, d in axis_bounds.items() if not isinstance(d, int)}
         sizes = [
-            own[i] if d is None and isinstance(own[i], int) else _OPEN if d is None else d for i, d in enumerate(shape)
+            axis_bounds[i] if d is None and isinstance(axis_bounds[i], int) else _OPEN_SIZE if d is None else d
+            for i, d in enumerate(shape)
         ]
         values[name] = to_torch(np.ones(sizes, DTYPES[form[0]].numpy))
     return _arguments(program, values), {k: v for k, v in axes.items() if v} or None
@@ -60,8 +61,8 @@ def _shape(name: str, form: Any) -> list[int | None]:
     return list(form[1])
 
 
-def _bounded(name: Any, asked: Mapping[str, Any]) -> Any:
-    span = asked.get(name)
+def _bounded(name: Any, bounds_by_name: Mapping[str, Any]) -> Any:
+    span = bounds_by_name.get(name)
     return (name, *span) if isinstance(span, tuple) else name
 
 

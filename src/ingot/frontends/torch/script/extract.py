@@ -11,9 +11,9 @@ import torch
 from ingot.frontends.torch.script.graph import Argument, Block, Node, Program
 from ingot.support.errors import ImportModelError, UnsupportedOp, UnsupportedOpError
 
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 # of objects that the program makes, whose attributes are their own; those that a module holds are as modules are
-_OF_OBJECTS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
+_OBJECT_OPS = {"prim::GetAttr": "object::get", "prim::SetAttr": "object::set"}
 _ARITHMETIC = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::floor_divide", "aten::remainder"))
 _MODULES = (torch.jit.ScriptModule, torch._C.ScriptModule)
 
@@ -57,9 +57,9 @@ class _Reader:
         names = [v.debugName() for v in block.inputs()] if inputs is None else inputs
         nodes: list[Node] = []
         for n in block.nodes():
-            made = self.node(n)
-            if made is not None:
-                nodes.append(made)
+            node_outputs = self.node(n)
+            if node_outputs is not None:
+                nodes.append(node_outputs)
         outputs = tuple(v.debugName() for v in block.outputs())
         self._refuse_objects("prim::Return", outputs, nodes[-1].loc if nodes else "")
         return Block(tuple(names), outputs, tuple(nodes))
@@ -77,7 +77,7 @@ class _Reader:
         if kind == "prim::CreateObject":
             return Node(kind, (), outputs, loc=loc)
         if kind in ("prim::GetAttr", "prim::SetAttr") and inputs[0] not in self.modules:
-            return Node(_OF_OBJECTS[kind], inputs, outputs, attribute=n.s("name"), loc=loc)
+            return Node(_OBJECT_OPS[kind], inputs, outputs, attribute=n.s("name"), loc=loc)
         if kind == "prim::GetAttr":
             return self._get(n, inputs[0], outputs, loc)
         if kind == "prim::SetAttr":
@@ -104,9 +104,9 @@ class _Reader:
         task = _task(n)
         names = [v.debugName() for v in task.inputs()]
         self.modules |= {name: self.modules[i] for name, i in zip(names, inputs, strict=True) if i in self.modules}
-        kept = [(name, i) for name, i in zip(names, inputs, strict=True) if i not in self.modules]
-        body = self.block(task, [name for name, _ in kept])
-        return Node("prim::fork", tuple(i for _, i in kept), outputs, (body,), loc=loc)
+        graph_inputs = [(name, i) for name, i in zip(names, inputs, strict=True) if i not in self.modules]
+        body = self.block(task, [name for name, _ in graph_inputs])
+        return Node("prim::fork", tuple(i for _, i in graph_inputs), outputs, (body,), loc=loc)
 
     def _get(self, n: Any, owner: str, outputs: tuple[str, ...], loc: str) -> Node | None:
         path, type = self._path(owner, n.s("name")), n.output().type()
@@ -137,11 +137,11 @@ class _Reader:
 
     def _attribute(self, owner: str, name: str, type: Any) -> Any:
         """The value of an attribute; `_Held` for an object of a class of the program's own."""
-        held = self.modules[owner][1]
-        if isinstance(held, _Held):
-            return held.at(name, type)
-        inner = type.kind() == "ClassType" and name not in _submodules(held)
-        return _Held(held, ()).at(name, type) if inner else getattr(held, name)
+        tensor = self.modules[owner][1]
+        if isinstance(tensor, _Held):
+            return tensor.at(name, type)
+        inner = type.kind() == "ClassType" and name not in _submodules(tensor)
+        return _Held(tensor, ()).at(name, type) if inner else getattr(tensor, name)
 
 
 class _Held:
@@ -157,11 +157,11 @@ class _Held:
         if type.kind() == "ClassType":
             return _Held(self.module, names)
         graph = torch._C.Graph()
-        graph.registerOutput(_held(graph, self.module, names))
+        graph.registerOutput(_held_value(graph, self.module, names))
         return torch._C._create_function_from_graph("held", graph)(self.module)
 
 
-def _held(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
+def _held_value(graph: Any, module: Any, names: Sequence[tuple[str, Any]]) -> Any:
     """In a graph, what a module that is its next input holds."""
     value = graph.addInput("")
     value.setType(module._type())
@@ -177,7 +177,7 @@ def _is_same(a: Any, b: Any) -> bool:
     """Whether two are one module, or one held object. Python's wrappers of it may be several."""
     graph = torch._C.Graph()
     owners = [(v.module, v.names) if isinstance(v, _Held) else (getattr(v, "_c", v), ()) for v in (a, b)]
-    node = graph.insertNode(graph.create("aten::__is__", [_held(graph, *owner) for owner in owners], 1))
+    node = graph.insertNode(graph.create("aten::__is__", [_held_value(graph, *owner) for owner in owners], 1))
     node.output().setType(torch._C.BoolType.get())
     graph.registerOutput(node.output())
     return torch._C._create_function_from_graph("same", graph)(*(module for module, _ in owners))
@@ -217,5 +217,5 @@ def _is_packed(type: Any) -> bool:
 
 
 def _location(n: Any) -> str:
-    found = _PLACE.findall(n.sourceRange())
-    return f"{found[0][0]}:{found[0][1]}" if found else ""
+    places = _FRAME.findall(n.sourceRange())
+    return f"{places[0][0]}:{places[0][1]}" if places else ""

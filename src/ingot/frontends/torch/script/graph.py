@@ -44,9 +44,9 @@ class Block:
 
     def set_attributes(self) -> tuple[str, ...]:
         """Paths that nodes set, those of blocks inside too."""
-        own = [n.attribute for n in self.nodes if n.kind == "prim::SetAttr"]
+        attributes = [n.attribute for n in self.nodes if n.kind == "prim::SetAttr"]
         inner = [path for n in self.nodes for b in n.blocks for path in b.set_attributes()]
-        return tuple(dict.fromkeys([*own, *inner]))
+        return tuple(dict.fromkeys([*attributes, *inner]))
 
 
 @dataclass(frozen=True, eq=False)

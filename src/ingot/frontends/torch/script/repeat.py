@@ -1,6 +1,6 @@
-"""Loops whose turns only the run counts, as torch's while_loop; and numbers that only the run knows.
+"""Loops whose iterations only the run counts, as torch's while_loop; and numbers that only the run knows.
 
-    while y.norm() > 1:  i += 1; y = y * 0.5     ->     while_loop(cond, body, (go, turn, i, y), (what it reads,))
+    while y.norm() > 1:  i += 1; y = y * 0.5     ->     while_loop(cond, body, (go, iteration, i, y), (what it reads,))
 
 What a loop carries and what it reads from outside are its operands: tensors, and numbers as tensors of no axes. All
 else that is in them (lists' lengths, strings, numbers that are only read) stays what it is.
@@ -80,19 +80,19 @@ def of_numbers(n: Node, base: str, args: Sequence[Any]) -> Any:
         at = torch.where(at < 0, at + x.shape[axis], at)
         return torch.index_select(x, axis, at.reshape(1)).squeeze(axis)
     if arithmetic and isinstance(args[0], torch.Tensor | Number):
-        return _ARITHMETIC[base](*_beside(args))
+        return _ARITHMETIC[base](*_with_tensors(args))
     if base in _COMPARISONS:
-        return _COMPARISONS[base](*_beside(args))
+        return _COMPARISONS[base](*_with_tensors(args))
     raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, "of a number that only the run knows")])
 
 
-def _beside(args: Sequence[Any]) -> list[Any]:
+def _with_tensors(args: Sequence[Any]) -> list[Any]:
     """A float beside integers is of the type that a float has by default, not f64."""
     whole = not any(isinstance(a, torch.Tensor) and a.dtype.is_floating_point for a in args)
-    held = [a.tensor if isinstance(a, Number | Truth) else a for a in args]
+    values = [a.tensor if isinstance(a, Number | Truth) else a for a in args]
     return [
         h.to(torch.get_default_dtype()) if whole and isinstance(a, Number) and h.dtype.is_floating_point else h
-        for a, h in zip(args, held, strict=True)
+        for a, h in zip(args, values, strict=True)
     ]
 
 
@@ -136,37 +136,44 @@ class _Form:
         return out
 
     def values(self, tensors: Sequence[torch.Tensor]) -> Any:
-        left = iter(tensors)
-        made: list[Any] = []
+        remaining = iter(tensors)
+        values: list[Any] = []
         for kind in self.leaves:
             if kind is torch.Tensor:
-                made.append(next(left))
+                values.append(next(remaining))
             else:
-                made.append(kind(next(left)) if kind in (Truth, Number) else kind)
-        return pytree.tree_unflatten(made, self.spec)
+                values.append(kind(next(remaining)) if kind in (Truth, Number) else kind)
+        return pytree.tree_unflatten(values, self.spec)
 
 
 def repeat(
-    n: Node, turn: int, most: Any, go: Any, carried: Sequence[Any], env: Env, attributes: Env, evaluate: Evaluate
+    n: Node,
+    iteration: int,
+    max_iterations: Any,
+    is_going: Any,
+    carried: Sequence[Any],
+    env: Env,
+    attributes: Env,
+    evaluate: Evaluate,
 ) -> Sequence[Any]:
-    """Turn after turn of a loop as long as `go` holds; `most`: None, or how many. Raises UnsupportedOpError for values
-    whose form changes."""
+    """Iteration after iteration of a loop as long as `is_going` holds; `most`: None, or how many. Raises
+    UnsupportedOpError for values whose form changes."""
     (block,) = n.blocks
-    names, paths = _read(block)
-    outside = {name: env[name] for name in names if name in env}
-    held = {path: attributes[path] for path in paths if path in attributes}
-    inner, outer = _Form.of(list(carried), True), _Form.of((outside, held, most), False)
-    starts = [tensor_of(go).reshape(()), tensor_of(turn), *inner.tensors(list(carried))]
+    names, paths = _names_read(block)
+    outer_values = {name: env[name] for name in names if name in env}
+    state = {path: attributes[path] for path in paths if path in attributes}
+    inner, outer = _Form.of(list(carried), True), _Form.of((outer_values, state, max_iterations), False)
+    starts = [tensor_of(is_going).reshape(()), tensor_of(iteration), *inner.tensors(list(carried))]
     count = len(starts)
 
     def test(*tensors: torch.Tensor) -> torch.Tensor:
         *_, limit = outer.values(tensors[count:])
         return tensors[0] if limit is None else tensors[0] & (tensors[1] < tensor_of(limit))
 
-    def turned(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        seen, own, _ = outer.values(tensors[count:])
+    def body_on_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        visible, constants, _ = outer.values(tensors[count:])
         arguments = (Number(tensors[1]), *inner.values(tensors[2:count]))
-        again, *new = evaluate(arguments, seen, own)
+        again, *new = evaluate(arguments, visible, constants)
         ends = inner.tensors(new)
         for a, b in zip(starts[2:], ends, strict=True):
             if a.shape != b.shape or a.dtype != b.dtype:
@@ -175,25 +182,25 @@ def repeat(
         return tensor_of(again).reshape(()).clone(), tensors[1] + 1, *(e.clone() for e in ends)
 
     try:
-        given: Any = tuple(starts), tuple(outer.tensors((outside, held, most)))
-        results = while_loop_op(test, turned, *given)
+        operands: Any = tuple(starts), tuple(outer.tensors((outer_values, state, max_iterations)))
+        results = while_loop_op(test, body_on_tensors, *operands)
     except (ValueError, RuntimeError) as e:
-        reason = f"a loop whose turns only the run counts, and whose values change their form: {str(e)[:200]}"
+        reason = f"a loop whose iterations only the run counts, and whose values change their form: {str(e)[:200]}"
         raise UnsupportedOpError([UnsupportedOp(n.kind, n.loc, reason)]) from e
     return inner.values(list(results)[2:])
 
 
-def _read(block: Block) -> tuple[list[str], list[str]]:
+def _names_read(block: Block) -> tuple[list[str], list[str]]:
     """Names that a block reads and does not make, and the attributes that it reads."""
-    made, names, paths = set(block.inputs), dict[str, None](), dict[str, None]()
+    defined, names, paths = set(block.inputs), dict[str, None](), dict[str, None]()
     for n in block.nodes:
-        names.update((i, None) for i in n.inputs if i not in made)
+        names.update((i, None) for i in n.inputs if i not in defined)
         if n.kind == "prim::GetAttr":
             paths[n.attribute] = None
-        for inside in n.blocks:
-            more, also = _read(inside)
-            names.update((i, None) for i in more if i not in made)
+        for inner_block in n.blocks:
+            more, also = _names_read(inner_block)
+            names.update((i, None) for i in more if i not in defined)
             paths.update((p, None) for p in also)
-        made.update(n.outputs)
-    names.update((o, None) for o in block.outputs if o not in made)
+        defined.update(n.outputs)
+    names.update((o, None) for o in block.outputs if o not in defined)
     return list(names), list(paths)

@@ -77,7 +77,7 @@ def _sorted(v: list[Any], reverse: bool = False) -> list[Any]:
     return v
 
 
-def _in(container: Any, value: Any) -> bool:
+def _contains(container: Any, value: Any) -> bool:
     return value in container
 
 
@@ -101,7 +101,7 @@ SCALARS: dict[str, Callable[..., Any]] = {
     "ScalarImplicit": lambda v: v, "ceil": math.ceil, "floor": math.floor, "round": _round, "sqrt": _root,
     "log": math.log, "exp": math.exp, "sin": math.sin, "cos": math.cos, "tanh": math.tanh,
     "min": _min_of, "max": _max_of, "sum": sum, "all": all, "any": any, "range": _arange,
-    "len": len, "__getitem__": operator.getitem, "__contains__": _in, "slice": _slice, "append": _appended,
+    "len": len, "__getitem__": operator.getitem, "__contains__": _contains, "slice": _slice, "append": _appended,
     "extend": lambda v, w: v.extend(w), "insert": lambda v, i, x: v.insert(i, x), "pop": lambda v, *i: v.pop(*i),
     "clear": lambda v: v.clear(), "reverse": lambda v: v.reverse(), "sort": _sorted, "copy": lambda v: v.copy(),
     "index": lambda v, x: v.index(x), "count": lambda v, x: v.count(x), "list": list,

@@ -1,1 +1,1 @@
-"""What keeps a program whole, or its sizes open, while torch traces it."""
+"""Patches that keep a program whole, or its sizes open, while torch traces it."""

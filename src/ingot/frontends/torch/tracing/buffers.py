@@ -32,14 +32,14 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
     """A program that writes none of its buffers; `program` itself where that is so, or where it writes a part of one,
     reads one by another name, or writes something else."""
     nodes = list(program.graph.nodes)
-    writes = {n: found for n in nodes if n.op == "call_function" and (found := _written(n))}
+    writes = {n: target for n in nodes if n.op == "call_function" and (target := _written(n))}
     if not writes:
         return program
     names, buffers = Names(nodes), _buffers(program)
-    writes = {n: found for n, found in writes.items() if any(map(names.holds_input, found))}
-    changed = {t for found in writes.values() for t in found}
-    seen = any(names.is_seen(n, t) for n, found in writes.items() for t in found)
-    if seen or not writes or not changed <= buffers.keys():
+    writes = {n: target for n, target in writes.items() if any(map(names.holds_input, target))}
+    changed = {t for target in writes.values() for t in target}
+    is_observed = any(names.is_seen(n, t) for n, target in writes.items() for t in target)
+    if is_observed or not writes or not changed <= buffers.keys():
         return program
     places = [n for n in nodes if n in changed]
     graph = _functional(nodes, writes, places)
@@ -50,31 +50,31 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
         OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), buffers[place])
         for place, value in zip(places, end.args[0], strict=False)
     ]
-    made, signature = copy.copy(program), program.graph_signature
-    made._graph_module = fx.GraphModule(program.graph_module, graph)
-    made._graph_module.meta = program.graph_module.meta
-    made._graph_signature = replace(signature, output_specs=[*specs, *signature.output_specs])
-    return made
+    copied, signature = copy.copy(program), program.graph_signature
+    copied._graph_module = fx.GraphModule(program.graph_module, graph)
+    copied._graph_module.meta = program.graph_module.meta
+    copied._graph_signature = replace(signature, output_specs=[*specs, *signature.output_specs])
+    return copied
 
 
 def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
     """The placeholders of buffers that share their memory with nothing, and the buffers' names."""
-    held = {**program.constants, **program.state_dict}
-    tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
+    state = {**program.constants, **program.state_dict}
+    tensors = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
     users = Counter(t.untyped_storage().data_ptr() for t in {id(t): t for t in tensors.values()}.values())
     specs = {s.arg.name: s for s in program.graph_signature.input_specs if s.kind is InputKind.BUFFER}
-    found = {n: str(specs[n.name].target) for n in program.graph.nodes if n.op == "placeholder" and n.name in specs}
-    times = Counter(id(tensors[name]) for name in found.values() if name in tensors)
+    buffers = {n: str(specs[n.name].target) for n in program.graph.nodes if n.op == "placeholder" and n.name in specs}
+    uses = Counter(id(tensors[name]) for name in buffers.values() if name in tensors)
     return {
         n: name
-        for n, name in found.items()
-        if name in tensors and times[id(tensors[name])] == 1 and users[tensors[name].untyped_storage().data_ptr()] == 1
+        for n, name in buffers.items()
+        if name in tensors and uses[id(tensors[name])] == 1 and users[tensors[name].untyped_storage().data_ptr()] == 1
     }
 
 
 def _written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What an op writes, also where its schema does not say so. One that is not known to write its first argument
-    counts as what it writes."""
+    """The arguments that an op writes, even if its schema does not say so. One that is not known to write its first
+    argument counts as what it writes."""
     target = node.target
     if target is _aten.batch_norm.default:
         mean, var, training = node.args[3:6]
@@ -94,10 +94,12 @@ def _functional(nodes: Sequence[fx.Node], writes: _Writes, places: Sequence[fx.N
     for node in nodes:
         if node.op == "output":
             (results,) = fx.map_arg(cast(Any, node.args), now.__getitem__)
-            after = [now[place] for place in places]
-            if any(a.meta["val"].shape != place.meta["val"].shape for a, place in zip(after, places, strict=True)):
+            next_values = [now[place] for place in places]
+            if any(
+                a.meta["val"].shape != place.meta["val"].shape for a, place in zip(next_values, places, strict=True)
+            ):
                 return None
-            graph.output((*after, *results))
+            graph.output((*next_values, *results))
         elif node not in writes:
             now[node] = graph.node_copy(node, now.__getitem__)
             if node.op == "placeholder":
@@ -113,10 +115,10 @@ def _computed(graph: fx.Graph, node: fx.Node, now: Mapping[fx.Node, fx.Node]) ->
     """The result of `node`, and what it writes."""
     args, kwargs = fx.map_arg(cast(Any, (node.args, node.kwargs)), now.__getitem__)
     if node.target is _aten.batch_norm.default:
-        *given, _cudnn = args
-        statistics = [n.meta["val"] for n in given[3:5]]
+        *operands, _cudnn = args
+        statistics = [n.meta["val"] for n in operands[3:5]]
         values = (node.meta["val"], *statistics, *statistics)  # those of the batch are not read
-        whole = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, given)
+        whole = _call(graph, node, values, _aten._native_batch_norm_legit_functional.default, operands)
         return tuple(_call(graph, node, values[i], operator.getitem, (whole, i)) for i in (0, 3, 4))
     op: Any = torch.ops
     for name in functional_name(cast(Any, node.target)).split("."):
@@ -127,8 +129,8 @@ def _computed(graph: fx.Graph, node: fx.Node, now: Mapping[fx.Node, fx.Node]) ->
     new = op(*values, **named)
     if (old.dtype, old.shape) != (new.dtype, new.shape):
         return None
-    made = _call(graph, node, new, op, args, kwargs)
-    return made, made
+    computed = _call(graph, node, new, op, args, kwargs)
+    return computed, computed
 
 
 def _call(

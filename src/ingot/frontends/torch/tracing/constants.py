@@ -1,4 +1,4 @@
-"""Which of a graph's tensors are compiled in, as what stays as it is can be packed once."""
+"""The tensors of a graph that are compiled in, as what stays as it is can be packed once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ingot.frontends.torch.tracing.samples import Samples
 
-_CHANGES = 2  # of a tensor that is an input from then on: weights are loaded once, and trained again and again
+_MAX_CHANGES = 2  # of a tensor that is an input from then on: weights are loaded once, and trained again and again
 
 
 class Constants:
@@ -30,20 +30,20 @@ class Constants:
     def changed(self, inputs: Sequence[Any]) -> bool:
         """Whether a call's tensors are others than the last one's; they are the constants from now on, but for those
         that change time and again."""
-        state = self._told(inputs)
+        state = self._versions(inputs)
         counted = state != self._state
         if not counted and not self._samples.changed():
             return False
         if self._state is not None:
             pairs = zip(self._positions, self._state, state, strict=True)
             self._changes.update(i for i, before, now in pairs if not counted or before != now)
-        self._positions = [i for i in self._positions if self._changes[i] < _CHANGES]
-        self._state = self._told(inputs)
+        self._positions = [i for i in self._positions if self._changes[i] < _MAX_CHANGES]
+        self._state = self._versions(inputs)
         self.held = {i: inputs[i] for i in self._positions}
         self._samples = Samples([*self.held.values()])
         return True
 
-    def _told(self, inputs: Sequence[Any]) -> list[tuple[int, int, int]]:
+    def _versions(self, inputs: Sequence[Any]) -> list[tuple[int, int, int]]:
         return [(id(t), _version(t), t.data_ptr()) for t in map(inputs.__getitem__, self._positions)]
 
 

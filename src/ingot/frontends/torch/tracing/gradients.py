@@ -1,4 +1,5 @@
-"""What of a module's gradients its traced program has to say: regions without any, and functions with their own.
+"""The parts of a module's gradients that its traced program has to express: regions without any, and functions with
+their own.
 
 class Clipped(torch.autograd.Function)   ->   y = forward(x); dx = backward(cotangent(y))
 y = Clipped.apply(x)                          y = own_gradient([y], [cotangent(y)], [x], [dx])
@@ -49,7 +50,7 @@ _apply = Function.__dict__["apply"]  # a class method, which is C code from PyTo
 
 
 class _Kept:
-    """What a Function's forward pass keeps for its backward pass: torch's `ctx`."""
+    """The values that a Function's forward pass keeps for its backward pass: torch's `ctx`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -90,29 +91,29 @@ def _applied(cls: type[Any], *args: Any, **kwargs: Any) -> Any:
         function, _, *operands = args
         return function(*operands)
     learned = [i for i, x in enumerate(args) if _is_float(x)]
-    kept = _Kept(tuple(i in learned for i in range(len(args))))
+    context = _Kept(tuple(i in learned for i in range(len(args))))
     if cls.setup_context is Function.setup_context:
-        found = cls.forward(kept, *args, **kwargs)
+        results = cls.forward(context, *args, **kwargs)
     else:
-        found = cls.forward(*args, **kwargs)
-        cls.setup_context(kept, args, found)
-    several = isinstance(found, tuple | list)
-    ys = list(found) if several else [found]
-    told = [i for i, y in enumerate(ys) if _is_float(y) and not any(y is x for x in kept.without)]
-    if not told or not learned:
-        return found
-    cotangents = {i: _ops.cotangent(ys[i], number) for number, i in enumerate(told)}
-    given = [cotangents.get(i, _zeros(y) if kept.materialized else None) for i, y in enumerate(ys)]
+        results = cls.forward(*args, **kwargs)
+        cls.setup_context(context, args, results)
+    several = isinstance(results, tuple | list)
+    ys = list(results) if several else [results]
+    differentiable = [i for i, y in enumerate(ys) if _is_float(y) and not any(y is x for x in context.without)]
+    if not differentiable or not learned:
+        return results
+    cotangents = {i: _ops.cotangent(ys[i], number) for number, i in enumerate(differentiable)}
+    of_results = [cotangents.get(i, _zeros(y) if context.materialized else None) for i, y in enumerate(ys)]
     backward = cls.backward if cls.vjp is Function.vjp else cls.vjp
     # without `once_differentiable`, which guards what autograd would record of it
-    gradients = pytree.tree_leaves(inspect.unwrap(backward)(kept, *given), is_leaf=lambda x: x is None)
+    gradients = pytree.tree_leaves(inspect.unwrap(backward)(context, *of_results), is_leaf=lambda x: x is None)
     gradients = [gradients[i] for i in learned]
     xs = [args[i] for i in learned]
-    gradients = [torch.zeros_like(x) if g is None else _like(g, x) for g, x in zip(gradients, xs, strict=True)]
-    own = _ops.own_gradient([ys[i] for i in told], list(cotangents.values()), xs, gradients)
-    for i, y in zip(told, own, strict=True):
+    gradients = [torch.zeros_like(x) if g is None else _reduced_to(g, x) for g, x in zip(gradients, xs, strict=True)]
+    results_with_gradient = _ops.own_gradient([ys[i] for i in differentiable], list(cotangents.values()), xs, gradients)
+    for i, y in zip(differentiable, results_with_gradient, strict=True):
         ys[i] = y
-    return type(found)(ys) if several else ys[0]
+    return type(results)(ys) if several else ys[0]
 
 
 def _is_float(x: object) -> bool:
@@ -123,7 +124,7 @@ def _zeros(y: object) -> object:
     return torch.zeros_like(y) if isinstance(y, Tensor) else None
 
 
-def _like(gradient: Tensor, x: Tensor) -> Tensor:
+def _reduced_to(gradient: Tensor, x: Tensor) -> Tensor:
     """As autograd takes it: of x's shape and type."""
     return gradient.sum_to_size(x.shape).to(x.dtype)
 

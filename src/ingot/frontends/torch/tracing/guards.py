@@ -1,4 +1,4 @@
-"""What torch assumed of the sizes while it traced, and a range cannot say.
+"""Assumptions of torch on sizes while it traced, which a range cannot express.
 
     x.view(n // 4, 4, -1)   guards: n // (n // 4) == 4, n % (n // 4) == 0   ->   n is 4, 8, 12, ...
     if a + b < 20: ...      guard: a + b < 20                               ->   19 - a - b is not negative
@@ -26,17 +26,17 @@ from ingot.ir.dims import Dim, DimLike, Interval, bounds, dim_max, substitute, s
 from ingot.support.errors import ImportModelError
 
 _ORDERS = (sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
-_LARGEST = 4096  # a step; sizes up to four of them are tried
+_MAX_STEP = 4096  # a step; sizes up to four of them are tried
 _TORCH = Path(torch.__file__).parent
 
 
 def assumed(environment: ShapeEnv) -> Sequence[sympy.Basic]:
-    """What torch assumed of the sizes, and what it would assert at run time.
+    """The assumptions of torch on sizes, and its assertions at run time.
 
     Some answers count only where the model asked (`_is_open`). Of an assert torch does not tell the place: see
     `noted_answers`.
     """
-    asserts = [a.expr for found in environment.deferred_runtime_asserts.values() for a in found]
+    asserts = [a.expr for asserts_of_symbol in environment.deferred_runtime_asserts.values() for a in asserts_of_symbol]
     return [
         *(g.expr for g in environment.guards if not _is_open(g.expr) or _of_model(g.sloc.framework_loc)),
         *(a for a in asserts if not _is_open(a)),
@@ -55,41 +55,41 @@ def _is_open(guard: sympy.Basic) -> bool:
 def noted_answers() -> Iterator[list[sympy.Basic]]:
     """While torch traces: what holds of sizes where the model asked, among what torch is to assert at run time and its
     ops may ask without need."""
-    found: list[sympy.Basic] = []
-    original, inside = ShapeEnv.guard_or_defer_runtime_assert, {*uninteresting_files(), __file__}
+    answers: list[sympy.Basic] = []
+    original, ignored_files = ShapeEnv.guard_or_defer_runtime_assert, {*uninteresting_files(), __file__}
 
     def noting(environment: ShapeEnv, guard: sympy.Basic, *args: object, **named: object) -> bool:
         if _is_open(guard):
             frame = inspect.currentframe()
-            while frame is not None and frame.f_code.co_filename in inside:
+            while frame is not None and frame.f_code.co_filename in ignored_files:
                 frame = frame.f_back
             if frame is not None and _of_model(inspect.getframeinfo(frame, 0)):
-                found.append(guard)
+                answers.append(guard)
         return original(environment, guard, *args, **named)
 
     with patch.object(ShapeEnv, "guard_or_defer_runtime_assert", noting):
-        yield found
+        yield answers
 
 
 @contextmanager
 def noted_equalities() -> Iterator[list[sympy.Basic]]:
     """While torch decomposes, and notes no guards: the sizes that it took for numbers or for each other."""
-    found: list[sympy.Basic] = []
+    equalities: list[sympy.Basic] = []
     original = ShapeEnv.evaluate_expr
 
-    def noting(environment: ShapeEnv, asked: sympy.Basic, *args: Any, **named: Any) -> Any:
-        value = original(environment, asked, *args, **named)
-        symbols = (s for s in asked.free_symbols if isinstance(s, sympy.Symbol))
+    def noting(environment: ShapeEnv, question: sympy.Basic, *args: Any, **named: Any) -> Any:
+        value = original(environment, question, *args, **named)
+        symbols = (s for s in question.free_symbols if isinstance(s, sympy.Symbol))
         if named.get("fallback_value") is not None and any(map(environment.is_unbacked_symint, symbols)):
             return value  # either answer is right of what only the run knows (`guard_or_true`)
-        if asked.free_symbols and isinstance(value, sympy.Integer | int) and not isinstance(value, bool):
-            found.append(sympy.Eq(asked, value))
-        elif isinstance(asked, sympy.Eq) and value in (True, sympy.true):
-            found.append(asked)
+        if question.free_symbols and isinstance(value, sympy.Integer | int) and not isinstance(value, bool):
+            equalities.append(sympy.Eq(question, value))
+        elif isinstance(question, sympy.Eq) and value in (True, sympy.true):
+            equalities.append(question)
         return value
 
     with patch.object(ShapeEnv, "evaluate_expr", noting):
-        yield found
+        yield equalities
 
 
 def _of_model(place: object) -> bool:
@@ -112,8 +112,8 @@ def progressions(guards: Iterable[sympy.Basic]) -> dict[str, Progression]:
         if isinstance(difference, Dim):
             (name,) = guard.free_symbols
             zeros.setdefault(str(name), set()).add(difference)
-    found = {name: _progression(name, equations) for name, equations in zeros.items()}
-    return {name: p for name, p in found.items() if p is not None}
+    rules = {name: _progression(name, equations) for name, equations in zeros.items()}
+    return {name: p for name, p in rules.items() if p is not None}
 
 
 def equations(
@@ -126,36 +126,36 @@ def equations(
     Eq(((s0 - 1) // 16 + 1)**2, 196)  ->   (s0 - 1) // 16: 13
     """
     known = known or {}
-    found: dict[sympy.Basic, sympy.Basic] = {
+    solutions: dict[sympy.Basic, sympy.Basic] = {
         size: sympy.Integer(value) for size, value in known.items() if isinstance(size, sympy.Symbol)
     }
-    symbols = dict(found)
+    symbols = dict(solutions)
     for guard in [*(sympy.Eq(*pair) for pair in known.items()), *(g.xreplace(symbols) for g in guards)]:
         if not isinstance(guard, sympy.Eq):
             continue
         zero = sympy.expand(guard.lhs - guard.rhs)  # type: ignore[operator]
         pair = _solved(zero)
         if pair is not None:
-            found.setdefault(*pair)
+            solutions.setdefault(*pair)
             continue
         for term in sympy.Add.make_args(zero):
             coefficient, atom = term.as_coeff_Mul()
             rest = -(zero - term) / coefficient
             whole = all(c.is_integer for c in rest.as_coefficients_dict().values())
             if isinstance(atom, sympy.Function | sympy.Max | sympy.Min | sympy.Pow) and whole and not rest.has(atom):
-                found.setdefault(atom, rest)
+                solutions.setdefault(atom, rest)
                 break
-    symbols = solved(g.xreplace(found) for g in guards)
-    return {size: e.xreplace(symbols) for size, e in found.items()} | symbols
+    symbols = solved(g.xreplace(solutions) for g in guards)
+    return {size: e.xreplace(symbols) for size, e in solutions.items()} | symbols
 
 
 def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
     """Symbols that are whole sums of the others wherever `guards` hold: Eq(s2 + s1, s1 + s0) -> s2: s0"""
-    found: dict[sympy.Basic, sympy.Basic] = {}
+    solutions: dict[sympy.Basic, sympy.Basic] = {}
     for guard in guards:
         if not isinstance(guard, sympy.Eq):
             continue
-        zero = sympy.expand((guard.lhs - guard.rhs).xreplace(found))  # type: ignore[operator]
+        zero = sympy.expand((guard.lhs - guard.rhs).xreplace(solutions))  # type: ignore[operator]
         terms = zero.as_coefficients_dict()
         if not all(s.is_Symbol or s == 1 for s in terms):
             continue
@@ -163,9 +163,9 @@ def solved(guards: Iterable[sympy.Basic]) -> dict[sympy.Basic, sympy.Basic]:
         if last is None or len(zero.free_symbols) < 2:
             continue
         rest = sympy.expand(last - zero / terms[last])
-        found = {s: sympy.expand(e.xreplace({last: rest})) for s, e in found.items()}
-        found[last] = rest
-    return found
+        solutions = {s: sympy.expand(e.xreplace({last: rest})) for s, e in solutions.items()}
+        solutions[last] = rest
+    return solutions
 
 
 def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str, Interval]) -> tuple[Dim, ...]:
@@ -174,7 +174,7 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
 
     Left out is what always holds within `limits`, and what torch says by a range.
     """
-    found = list(sizes.required)
+    constraints = list(sizes.required)
     for guard in guards:
         if not isinstance(guard, (*_ORDERS, sympy.Eq, sympy.Ne)):
             continue
@@ -195,9 +195,11 @@ def conditions(guards: Iterable[sympy.Basic], sizes: Sizes, limits: Mapping[str,
                 slacks = (left - right - 1,)
             case _:
                 slacks = (right - left if isinstance(guard, sympy.LessThan) else left - right,)
-        found += [slack for slack in slacks if isinstance(slack, Dim)]
+        constraints += [slack for slack in slacks if isinstance(slack, Dim)]
     return tuple(
-        slack for slack in dict.fromkeys(found) if symbols_of(slack) <= limits.keys() and not _holds(slack, limits)
+        slack
+        for slack in dict.fromkeys(constraints)
+        if symbols_of(slack) <= limits.keys() and not _is_always_met(slack, limits)
     )
 
 
@@ -209,7 +211,7 @@ def _is_range(order: sympy.Rel) -> bool:
     return not symbols or (form is not None and form.total_degree() <= 1)
 
 
-def _holds(size: Dim, limits: Mapping[str, Interval]) -> bool:
+def _is_always_met(size: Dim, limits: Mapping[str, Interval]) -> bool:
     low = bounds(size, limits)[0]
     return low is not None and low >= 0
 
@@ -233,12 +235,12 @@ def _generators(zero: sympy.Expr) -> set[sympy.Basic]:
 
 
 def _progression(name: str, zeros: set[Dim]) -> Progression | None:
-    holds = [v for v in range(1, _LARGEST) if _all_zero(zeros, {name: v})][:2]
+    holds = [v for v in range(1, _MAX_STEP) if _all_zero(zeros, {name: v})][:2]
     if len(holds) < 2:
         return None
     first, second = holds
     step = second - first
-    tried = range(1, min(4 * step + 64, _LARGEST))
+    tried = range(1, min(4 * step + 64, _MAX_STEP))
     if step == 1 or any(_all_zero(zeros, {name: v}) != ((v - first) % step == 0 and v >= first) for v in tried):
         return None
     return Progression(step, first - step)

@@ -16,13 +16,13 @@ from torch.nn.modules import transformer
 @contextmanager
 def masks_unread() -> Iterator[None]:
     """Within, a mask counts as causal only where the caller says so."""
-    own = transformer._detect_is_causal_mask
-    transformer._detect_is_causal_mask = _said
+    detector = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = _causal_hint
     try:
         yield
     finally:
-        transformer._detect_is_causal_mask = own
+        transformer._detect_is_causal_mask = detector
 
 
-def _said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+def _causal_hint(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     return is_causal is True

@@ -1,4 +1,4 @@
-"""Which in-place ops of an exported graph are plain rebindings.
+"""The in-place ops of an exported graph that are plain rebindings.
 
     y = relu_(x)   ->   y = x = relu(x)
 
@@ -43,7 +43,7 @@ def written(node: fx.Node) -> fx.Node | None:
 
 
 def destination(node: fx.Node) -> fx.Node:
-    """What a chain of writes in place writes; `node` itself where it is none."""
+    """The node that a chain of in-place writes ends in; `node` itself if it is none."""
     while (to := written(node)) is not None:
         node = to
     return node
@@ -123,7 +123,7 @@ def needs_functionalization(graph: fx.Graph) -> bool:
 
 
 class Names:
-    """Which nodes of a graph may name the same storage."""
+    """The nodes of a graph that may name the same storage."""
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
         self._position = {n: i for i, n in enumerate(nodes)}
@@ -138,8 +138,10 @@ class Names:
     def is_seen(self, write: fx.Node, target: fx.Node) -> bool:
         """Whether what `write` does to `target` is read later by a name that was there before."""
         at, position = self._position[write], self._position
-        same = self._members[self._aliases.find(target)]
-        return any(position[user] > at for n in same if n is not target and position[n] < at for user in n.users)
+        same_storage = self._members[self._aliases.find(target)]
+        return any(
+            position[user] > at for n in same_storage if n is not target and position[n] < at for user in n.users
+        )
 
 
 def _aliases(nodes: Sequence[fx.Node]) -> _Aliases:

@@ -31,12 +31,12 @@ class KnownNumbers(TorchFunctionMode):
         """While torch traces `net`, it has other tensors for buffers in each call."""
 
         def begin(module: nn.Module, *_: object) -> None:
-            held = dict(module.named_buffers())
-            self._values = {id(held[name]): (held[name], value) for name, value in self.names.items()}
+            buffers = dict(module.named_buffers())
+            self._values = {id(buffers[name]): (buffers[name], value) for name, value in self.names.items()}
 
         def end(module: nn.Module, *_: object) -> None:
-            held = dict(module.named_buffers())
-            self.written |= any(id(held.get(name)) not in self._values for name in self.names)
+            buffers = dict(module.named_buffers())
+            self.written |= any(id(buffers.get(name)) not in self._values for name in self.names)
 
         hooks = net.register_forward_pre_hook(begin), net.register_forward_hook(end)
         try:
@@ -49,16 +49,16 @@ class KnownNumbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = (args, kwargs or {})
-        if any(id(v) in self._values for v in pytree.tree_leaves(given)):
+        arguments = (args, kwargs or {})
+        if any(id(v) in self._values for v in pytree.tree_leaves(arguments)):
             name = getattr(func, "__name__", "")
             self.written |= name.startswith("__i") or name == "__setitem__" or name.rstrip("_") + "_" == name
-            given = pytree.tree_map(self._known, given)
-        return func(*given[0], **given[1])
+            arguments = pytree.tree_map(self._known, arguments)
+        return func(*arguments[0], **arguments[1])
 
     def _known(self, value: Any) -> Any:
-        found = self._values.get(id(value))
-        return value if found is None else torch.tensor(found[1], dtype=found[0].dtype)
+        number = self._values.get(id(value))
+        return value if number is None else torch.tensor(number[1], dtype=number[0].dtype)
 
 
 def _is_number(buffer: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Where results and inputs of a functional graph lie in memory.
+"""The memory layouts of results and inputs of a functional graph.
 
 A result has the strides that torch traced, as views are replayed on it: its axes are turned within the model, and back
 by torch behind it. What is a view of an input or of another result is not computed: torch makes it again.
@@ -34,7 +34,7 @@ Order = tuple[int, ...]  # the tensor's axes, from the outermost in memory on
 
 _aten = torch.ops.aten
 _NONE = slice(0)
-_OF_IMAGES = frozenset(
+_IMAGE_OPS = frozenset(
     (
         _aten.convolution,
         _aten._native_batch_norm_legit_functional,
@@ -44,17 +44,17 @@ _OF_IMAGES = frozenset(
     )
 )
 # views in which elements may share memory
-_OVERLAPPING = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_strided.default))
+_OVERLAPPING_VIEWS = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_strided.default))
 
 
 def dense_order(value: torch.Tensor) -> Order | None:
     """The order of a tensor whose elements fill its memory, None for others. Sizes may be open."""
     rows, steps = tuple(range(value.dim())), [_likely_size(s, 1 << 12) for s in value.stride()]
-    if _fills(value, rows):
+    if _is_dense(value, rows):
         return rows
     # of two axes with one stride the inner one has one element
     order = sorted(rows, key=lambda axis: (-steps[axis], _likely_size(value.shape[axis], 2) == 1))
-    return tuple(order) if _fills(value, order) else None
+    return tuple(order) if _is_dense(value, order) else None
 
 
 def order_of(value: object) -> Order | None:
@@ -65,7 +65,7 @@ def order_of(value: object) -> Order | None:
     return None if order is None or order == tuple(range(value.dim())) else order
 
 
-def _fills(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> bool:
+def _is_dense(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> bool:
     """Whether the strides are those of dense axes in this order; of an axis of one element only if `exactly`."""
     step: sympy.Basic = sympy.Integer(1)
     for axis in reversed(order):
@@ -77,22 +77,22 @@ def _fills(value: torch.Tensor, order: Sequence[int], exactly: bool = False) -> 
 
 
 def _expression(size: int | torch.SymInt) -> sympy.Expr:
-    """Of strides, torch's max(1, n) is n: a tensor of no elements has no other places."""
+    """In strides, torch's max(1, n) becomes n: a tensor of no elements has no other places."""
     if not isinstance(size, torch.SymInt):
         return sympy.Integer(size)
     e = size.node.expr
-    extremes = {m: n for m in e.atoms(Max, sympy.Max) for n in _beside_one(m)}
+    extremes = {m: n for m in e.atoms(Max, sympy.Max) for n in _operands_but_one(m)}
     return sympy.expand(e.xreplace(extremes) if extremes else e)
 
 
-def _beside_one(extreme: sympy.Basic) -> list[sympy.Basic]:
+def _operands_but_one(extreme: sympy.Basic) -> list[sympy.Basic]:
     rest = [a for a in extreme.args if a != 1]
     return rest if len(rest) == 1 and len(extreme.args) == 2 else []
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a graph's results are made of.
+    """The parts that a graph's results are made of.
 
     Attributes:
         computed: the values that the model gives.
@@ -107,15 +107,15 @@ class Results:
     finish: Callable[..., tuple[Any, ...]] | None
 
 
-class _Outside:
+class _ViewGraph:
     """A graph that torch runs outside of the model, of views and sizes of the inputs of `graph` and of `computed`."""
 
     def __init__(self, graph: fx.Graph, computed: Iterable[fx.Node] = ()) -> None:
         self.graph = fx.Graph()
         inputs = graph.find_nodes(op="placeholder")
-        self.made = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
+        self.node_of = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
         known = ((n, n.meta.get("val")) for n in inputs)
-        self._sizes = {v.node.expr: fx.Proxy(self.made[n]) for n, v in known if isinstance(v, torch.SymInt)}
+        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n]) for n, v in known if isinstance(v, torch.SymInt)}
 
     def has_size(self, value: object) -> bool:
         if isinstance(value, torch.SymInt):
@@ -128,8 +128,8 @@ class _Outside:
         expression = value.node.expr
         if expression not in self._sizes:
             self._sizes[expression] = sympy_interp(PythonReferenceAnalysis, dict(self._sizes), expression)
-        found = self._sizes[expression]
-        return found.node if isinstance(found, fx.Proxy) else int(found)
+        node = self._sizes[expression]
+        return node.node if isinstance(node, fx.Proxy) else int(node)
 
     def has_views(self, node: fx.Node) -> bool:
         """Whether the views that lead to `node` can be made again."""
@@ -139,16 +139,16 @@ class _Outside:
 
     def view(self, node: fx.Node) -> fx.Node:
         """`node`, a view of what is here, with the views that lead to it."""
-        if node not in self.made:
+        if node not in self.node_of:
             source, call = source_of(node), _call(node)
             assert source is not None, node
             self.view(source)
-            if call not in self.made:
+            if call not in self.node_of:
                 args, kwargs = map_arg((call.args[1:], dict(call.kwargs)), lambda n: self.size(n.meta["val"]))
-                self.made[call] = self.call(call.target, self.made[source], *args, **kwargs)
+                self.node_of[call] = self.call(call.target, self.node_of[source], *args, **kwargs)
             if call is not node:
-                self.made[node] = self.call(operator.getitem, self.made[call], node.args[1])
-        return self.made[node]
+                self.node_of[node] = self.call(operator.getitem, self.node_of[call], node.args[1])
+        return self.node_of[node]
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(function, args, kwargs)
@@ -158,35 +158,34 @@ class _Outside:
         return fx.GraphModule({}, self.graph).forward
 
 
-def cut_results(graph: fx.Graph, kept: slice = _NONE, written: int = 0) -> Results:
+def cut_results(graph: fx.Graph, kept_slice: slice = _NONE, written: int = 0) -> Results:
     """Lets `graph` give only what the model has to compute of its results.
 
-    kept: places of what only a backward graph reads, which has its axes in any order. written: how many of the last
-    results are what inputs are given.
-    """
+    kept_slice: places of what only a backward graph reads, which has its axes in any order. written: how many of the
+    last results are what inputs are given."""
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
     shown_until = len(results) - written
-    saved = range(len(results))[kept]
+    saved = range(len(results))[kept_slice]
     shown = {r for i, r in enumerate(results[:shown_until]) if i not in saved and _is_strided(r)}
-    given = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
-    sizes = _Outside(graph)
-    nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.made)
-    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, shown, given) and sizes.has_views(r)}
+    returned = {r for r in results[shown_until:] if isinstance(r, fx.Node)}
+    sizes = _ViewGraph(graph)
+    nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.node_of)
+    views = {r for r in nodes if _is_strided(r) and _is_made_again(r, shown, returned) and sizes.has_views(r)}
     shown |= {_root(r) for r in views}
     computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
-    computed = {r: None for r in computed if r not in sizes.made}
+    computed = {r: None for r in computed if r not in sizes.node_of}
 
-    images, outside = _images(graph) & {results[i] for i in saved} - shown, _Outside(graph, computed)
-    inputs = [outside.made[r] for r in computed]
-    orders = [_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
+    images, view_graph = _images(graph) & {results[i] for i in saved} - shown, _ViewGraph(graph, computed)
+    inputs = [view_graph.node_of[r] for r in computed]
+    orders = [_channels_last(r) if r in images else _order(r, exactly=r in shown) for r in computed]
     for r, order in zip(computed, orders, strict=True):
-        outside.made[r] = _as_traced(r, order, outside) if r in shown else _turned(outside, r, order)
-    out = [_result(r, outside) for r in results]
+        view_graph.node_of[r] = _as_traced(r, order, view_graph) if r in shown else _permuted(view_graph, r, order)
+    out = [_result(r, view_graph) for r in results]
     end.args = (tuple(computed),)
     graph.eliminate_dead_code()
     strides = [_strides(r) if r in images else None for r in results]
-    finish = None if out == inputs else outside.function(out)
+    finish = None if out == inputs else view_graph.function(out)
     return Results(tuple(computed), tuple(orders), tuple(strides), finish)
 
 
@@ -196,12 +195,16 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
 
     as_strided(slice(x, 0, 1), [2], [1], 2)   ->   an input f32[2]
     """
-    outside = _Outside(graph)
+    view_graph = _ViewGraph(graph)
     reads = [n for n in graph.find_nodes(op="call_function", target=_aten.as_strided.default)]
-    reads = [n for n in reads if _root(n).op == "placeholder" and outside.has_views(n)]
+    reads = [n for n in reads if _root(n).op == "placeholder" and view_graph.has_views(n)]
     if not reads:
         return [], None
-    made, added, last = [outside.view(n) for n in reads], list[fx.Node](), graph.find_nodes(op="placeholder")[-1]
+    new_views, added, last = (
+        [view_graph.view(n) for n in reads],
+        list[fx.Node](),
+        graph.find_nodes(op="placeholder")[-1],
+    )
     for node in reversed(reads):
         with graph.inserting_after(last):
             new = graph.placeholder(f"{node.name}_memory")
@@ -209,7 +212,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
         node.replace_all_uses_with(new)
         added.insert(0, new)
     graph.eliminate_dead_code()
-    return added, outside.function(made)
+    return added, view_graph.function(new_views)
 
 
 def saved_results() -> slice:
@@ -227,46 +230,48 @@ def report_strides(results: Results) -> None:
         context.output_strides += results.strides
 
 
-def _result(r: Any, outside: _Outside) -> Any:
-    if not isinstance(r, fx.Node) or r in outside.made:
-        return outside.made[r] if isinstance(r, fx.Node) else r
+def _result(r: Any, view_graph: _ViewGraph) -> Any:
+    if not isinstance(r, fx.Node) or r in view_graph.node_of:
+        return view_graph.node_of[r] if isinstance(r, fx.Node) else r
     value: Any = r.meta.get("val")
-    return outside.size(value) if outside.has_size(value) else outside.view(r)
+    return view_graph.size(value) if view_graph.has_size(value) else view_graph.view(r)
 
 
-def _is_made_again(r: fx.Node, shown: Collection[fx.Node], given: Collection[fx.Node]) -> bool:
+def _is_made_again(r: fx.Node, shown: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
     """Whether torch makes a result again, of an input or of another value that the model gives. A small part of a value
     that is no result is computed by itself."""
     root = _root(r)
     if root is r or root.op == "placeholder":
-        return root is not r and r not in given
+        return root is not r and r not in returned
     if root in shown or r not in shown:
         return root in shown
     sharing = [other for other in shown if _root(other) is root]
     return len(sharing) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
 
 
-def _as_traced(r: fx.Node, order: Order | None, outside: _Outside) -> fx.Node:
+def _as_traced(r: fx.Node, order: Order | None, view_graph: _ViewGraph) -> fx.Node:
     """The model's value for `r` with the strides that torch traced."""
     x: torch.Tensor = r.meta["val"]
-    value = _turned(outside, r, order)
+    value = _permuted(view_graph, r, order)
     dims = (*x.shape, *x.stride())
-    if _fills(x, order or range(x.dim()), exactly=True) or not all(map(outside.has_size, dims)):
+    if _is_dense(x, order or range(x.dim()), exactly=True) or not all(map(view_graph.has_size, dims)):
         return value
-    size, stride = [outside.size(n) for n in x.shape], [outside.size(n) for n in x.stride()]
+    size, stride = [view_graph.size(n) for n in x.shape], [view_graph.size(n) for n in x.stride()]
     if order or dense_order(x) or 0 in x.shape:
-        return outside.call(_as_own, _aten.as_strided.default, value, size, stride)
+        return view_graph.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
     if _has_overlap(r):
         return value
-    return outside.call(_aten.copy_.default, outside.call(_aten.new_empty_strided.default, value, size, stride), value)
+    return view_graph.call(
+        _aten.copy_.default, view_graph.call(_aten.new_empty_strided.default, value, size, stride), value
+    )
 
 
-def _turned(outside: _Outside, r: fx.Node, order: Order | None) -> fx.Node:
-    value = outside.made[r]
-    return value if order is None else outside.call(_as_own, _aten.permute.default, value, inverse(order))
+def _permuted(view_graph: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Node:
+    value = view_graph.node_of[r]
+    return value if order is None else view_graph.call(_as_own_strides, _aten.permute.default, value, inverse(order))
 
 
-def _as_own(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
+def _as_own_strides(view: Callable[..., torch.Tensor], x: torch.Tensor, *args: Any) -> torch.Tensor:
     """A view that autograd takes for a tensor of its own: it forbids writes into views that a custom Function makes."""
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return view(x, *args)
@@ -283,7 +288,7 @@ def _order(r: fx.Node, exactly: bool) -> Order | None:
 
 
 def _call(node: fx.Node) -> fx.Node:
-    """What makes `node`, which may be one of several results."""
+    """The call that makes `node`, which may be one of several results."""
     source = node.args[0] if node.target is operator.getitem else node
     return source if isinstance(source, fx.Node) else node
 
@@ -331,16 +336,16 @@ def _size_in_bytes(node: fx.Node) -> int:
 
 def _has_overlap(node: fx.Node | None) -> bool:
     """Whether elements of a view may share memory."""
-    return node is not None and (_call(node).target in _OVERLAPPING or _has_overlap(source_of(node)))
+    return node is not None and (_call(node).target in _OVERLAPPING_VIEWS or _has_overlap(source_of(node)))
 
 
-def _last(node: fx.Node) -> Order:
+def _channels_last(node: fx.Node) -> Order:
     return 0, *range(2, node.meta["val"].dim()), 1
 
 
 def _strides(node: fx.Node) -> tuple[int, ...]:
     shape, steps, step = node.meta["val"].shape, dict[int, int](), 1
-    for axis in reversed(_last(node)):
+    for axis in reversed(_channels_last(node)):
         steps[axis] = step
         step *= shape[axis]
     return tuple(steps[axis] for axis in range(len(shape)))
@@ -349,7 +354,7 @@ def _strides(node: fx.Node) -> tuple[int, ...]:
 def _images(graph: fx.Graph) -> set[object]:
     """Values of the shapes that convolutions, pools and batch norms make or read."""
     images = [n for n in graph.nodes if _is_image(n.meta.get("val"))]
-    layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _OF_IMAGES]
+    layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _IMAGE_OPS]
     near = {n for layer in layers for n in (layer, layer.args[0], *layer.users)}
     shapes = {n.meta["val"].shape for n in images if n in near}
     return {n for n in images if n.op != "placeholder" and n.meta["val"].shape in shapes}

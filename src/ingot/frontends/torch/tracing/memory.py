@@ -22,7 +22,7 @@ from ingot.frontends.torch.tracing.inplace import written_inputs
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError
 
-_HELD = (InputKind.BUFFER, InputKind.PARAMETER, InputKind.CONSTANT_TENSOR)
+_STATE_KINDS = (InputKind.BUFFER, InputKind.PARAMETER, InputKind.CONSTANT_TENSOR)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Memory:
 def written_memories(net: nn.Module, program: ExportedProgram) -> list[Memory]:
     """The memories of `net` that `program`, traced from it, writes, and that are not one buffer alone."""
     signature, written = program.graph_signature, written_inputs(program.graph)
-    held = [s for s in signature.input_specs if s.kind in _HELD and s.arg.name in written and s.target]
-    tensors = (program.state_dict.get(str(s.target), program.constants.get(str(s.target))) for s in held)
+    specs = [s for s in signature.input_specs if s.kind in _STATE_KINDS and s.arg.name in written and s.target]
+    tensors = (program.state_dict.get(str(s.target), program.constants.get(str(s.target))) for s in specs)
     places = {t.untyped_storage().data_ptr() for t in tensors if isinstance(t, Tensor)}
     members = [m for m in _members(net) if m.tensor.untyped_storage().data_ptr() in places] if places else []
     memories = [_memory(net, group) for group in _overlapping(members)]
@@ -117,7 +117,7 @@ def _memory(net: nn.Module, group: Sequence[_Member]) -> Memory:
 def joined(net: nn.Module, memories: Sequence[Memory]) -> Iterator[None]:
     """Within, the owners are buffers and forward sees the other members as views of them."""
     views = [m for memory in memories for m in memory.views]
-    kept = [(place, dict(place)) for place in _places(net)]
+    originals = [(place, dict(place)) for place in _places(net)]
     forward = net.forward
     for m in views:
         del m.place[m.name]
@@ -134,7 +134,7 @@ def joined(net: nn.Module, memories: Sequence[Memory]) -> Iterator[None]:
     try:
         yield
     finally:
-        for place, content in kept:
+        for place, content in originals:
             place.clear()
             place.update(content)
 
@@ -146,20 +146,20 @@ def _places(net: nn.Module) -> list[dict[str, Any]]:
 def _with_views(forward: Callable[..., Any], memories: Sequence[Memory]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
-        made: list[tuple[_Member, Tensor]] = []
+        views: list[tuple[_Member, Tensor]] = []
         for memory in memories:
             base = getattr(memory.owner.holder, memory.owner.name)
-            made += [(m, memory.view(base, m)) for m in memory.views]
-        for m, view in made:
+            views += [(m, memory.view(base, m)) for m in memory.views]
+        for m, view in views:
             m.place[m.name] = view
         try:
             out = forward(*args, **kwargs)
-            for m, view in made:
+            for m, view in views:
                 if m.place.get(m.name) is not view:
                     fix = f"write into it: self.{m.name}.copy_(...)"
                     raise ImportModelError(f"{m.path} is a view of other state, and forward exchanges it", fix=fix)
         finally:
-            for m, _ in made:
+            for m, _ in views:
                 m.place.pop(m.name, None)
         return out
 

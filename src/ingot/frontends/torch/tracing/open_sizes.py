@@ -36,10 +36,10 @@ class OpenSizes(TorchFunctionMode):
     ) -> Any:
         self.lengths |= func is Tensor.__len__ and _open(tuple(args[0].shape[:1]))
         definition = _DEFINITIONS.get(func)
-        given: Mapping[str, Any] = kwargs or {}
-        if definition is None or not any(map(_open, (*args, *given.values()))):
-            return func(*args, **given)
-        return definition(*args, **given)
+        options: Mapping[str, Any] = kwargs or {}
+        if definition is None or not any(map(_open, (*args, *options.values()))):
+            return func(*args, **options)
+        return definition(*args, **options)
 
 
 @contextmanager
@@ -102,9 +102,9 @@ def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable
 
     def pooled(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **named: Any) -> Any:
         n = input.dim() - 2
-        kernel, steps, sides = (list(sizes_per_axis(v, n)) for v in (kernel_size, stride or kernel_size, padding))
-        for axis, (size, side) in enumerate(zip(kernel, sides, strict=True), 2):
-            if _open(size) and _same(size, input.shape[axis]) and side == 0:
+        kernel, steps, paddings = (list(sizes_per_axis(v, n)) for v in (kernel_size, stride or kernel_size, padding))
+        for axis, (size, side) in enumerate(zip(kernel, paddings, strict=True), 2):
+            if _open(size) and _is_same_size(size, input.shape[axis]) and side == 0:
                 input = whole(input, axis, keepdim=True)
                 kernel[axis - 2] = steps[axis - 2] = 1
         return pool(input, kernel, steps, padding, *rest, **named)
@@ -112,14 +112,14 @@ def _pool(pool: Callable[..., Tensor], whole: Callable[..., Tensor]) -> Callable
     return pooled
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_same_size(a: Any, b: Any) -> bool:
     return isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt) and a.node.expr == b.node.expr
 
 
 def _triangle(keep: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
     def indices(row: Size, col: Size, offset: int = 0, **to: Any) -> Tensor:
-        kept = keep(torch.ones(row, col, dtype=torch.bool, device=to.get("device")), offset)
-        return kept.nonzero().T.to(to.get("dtype") or torch.int64)
+        mask = keep(torch.ones(row, col, dtype=torch.bool, device=to.get("device")), offset)
+        return mask.nonzero().T.to(to.get("dtype") or torch.int64)
 
     return indices
 
@@ -138,10 +138,10 @@ def _take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> T
     axis = dim % input.dim()
     shape = torch.broadcast_shapes(*((*y.shape[:axis], 1, *y.shape[axis + 1 :]) for y in (input, indices)))
 
-    def spread(y: Tensor) -> Tensor:
+    def broadcast(y: Tensor) -> Tensor:
         return y.expand(*shape[:axis], y.shape[axis], *shape[axis + 1 :])
 
-    return spread(input).gather(axis, spread(indices))
+    return broadcast(input).gather(axis, broadcast(indices))
 
 
 def _vander(x: Tensor, N: Size | None = None, increasing: bool = False) -> Tensor:
@@ -165,7 +165,7 @@ def _cosines(coefficients: Callable[..., tuple[float, ...]]) -> Callable[..., Te
 
 
 def _turns(n: Size, periodic: bool, device: Any) -> Tensor:
-    """Where each of `n` points lies between 0 and 1."""
+    """The positions of `n` points between 0 and 1."""
     return torch.arange(n, dtype=torch.float64, device=device) / torch.sym_max(n if periodic else n - 1, 1)
 
 
@@ -201,8 +201,8 @@ def _cov(
     else:
         total = weights.sum()
         centered = lines - (lines * weights).sum(1, keepdim=True) / total
-        spread = total if aweights is None else (weights * aweights).sum() / total
-        scaled, divisor = centered * weights, (total - correction * spread).clamp(min=0)
+        total_weight = total if aweights is None else (weights * aweights).sum() / total
+        scaled, divisor = centered * weights, (total - correction * total_weight).clamp(min=0)
     return (scaled @ centered.mH / divisor).squeeze()
 
 

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 _aten = torch.ops.aten
 # comparisons that a clamp's result answers as its operand does: which of its bounds they are about
-_OF_BOUND = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
+_BOUND_OPS = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
 
 
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -52,7 +52,7 @@ def _ask_results(graph: fx.Graph) -> None:
     for clamp in graph.find_nodes(op="call_function", target=_aten.hardtanh.default):
         x, *bounds = clamp.args
         for user in list(x.users):
-            at = _OF_BOUND.get(user.target)
+            at = _BOUND_OPS.get(user.target)
             if at is not None and bounds[at - 1 : at] == [user.args[1]] and user > clamp:
                 user.replace_input_with(x, clamp)
 
@@ -61,8 +61,8 @@ def _keep_draws(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and must_recompute(node):
             several = [user for user in node.users if user.target is operator.getitem]
-            for kept in (node, *several):
-                kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            for kept_node in (node, *several):
+                kept_node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _merge_equal(graph: fx.Graph) -> None:
@@ -70,7 +70,7 @@ def _merge_equal(graph: fx.Graph) -> None:
     nor a view of it is another value."""
     (end,) = graph.find_nodes(op="output")
     results = {storage for n in end.all_input_nodes if (storage := _storage(n)) is not None}
-    seen: dict[tuple[object, ...], fx.Node] = {}
+    first_by_key: dict[tuple[object, ...], fx.Node] = {}
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
@@ -83,8 +83,8 @@ def _merge_equal(graph: fx.Graph) -> None:
             continue
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         # numbers by their text: 1, 1.0 and True are equal, as 0.0 and -0.0 are
-        told = (a if isinstance(a, fx.Node) else (type(a), repr(a)) for a in flat)
-        first = seen.setdefault((target, str(spec), *told), node)
+        leaves = (a if isinstance(a, fx.Node) else (type(a), repr(a)) for a in flat)
+        first = first_by_key.setdefault((target, str(spec), *leaves), node)
         if first is not node and _storage(node) not in results:
             node.replace_all_uses_with(first)
             graph.erase_node(node)

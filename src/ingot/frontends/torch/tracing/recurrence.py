@@ -45,18 +45,18 @@ def _install() -> None:
     """Put the rules before torch's own, for tracing: only Python's dispatcher asks them."""
     for op, rule in _RULES:
         for key in _KEYS:
-            op.py_kernels[key] = _first(rule, op.py_kernels[key])
+            op.py_kernels[key] = _with_rule(rule, op.py_kernels[key])
         # asked first for tensors of symbolic sizes, when a program is decomposed
         if op in decomposition_table:
-            decomposition_table[op] = _first(rule, decomposition_table[op])
+            decomposition_table[op] = _with_rule(rule, decomposition_table[op])
         op._dispatch_cache.clear()
 
 
-def _first(rule: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
-    def chosen(*args: Any, **kwargs: Any) -> Any:
+def _with_rule(rule: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
+    def select(*args: Any, **kwargs: Any) -> Any:
         return (rule if whole_recurrences.on else torchs)(*args, **kwargs)
 
-    return chosen
+    return select
 
 
 # within it, tracing records recurrent ops with their shapes; models that run are not touched

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-_ELEMENTS = 16  # from the middle of each tensor, side by side, which are read fastest: an optimizer changes about all
+_SAMPLE_ELEMENTS = (
+    16  # from the middle of each tensor, side by side, which are read fastest: an optimizer changes about all
+)
 
 
 class Samples:
@@ -19,21 +21,21 @@ class Samples:
         views: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel():
-                views.setdefault(tensor.dtype, []).append(_some(tensor.detach()))
+                views.setdefault(tensor.dtype, []).append(_sample(tensor.detach()))
         self._views = [(v, torch.cat(v)) for v in views.values()]
 
     def changed(self) -> bool:
-        return any([not _same(torch.cat(views), before) for views, before in self._views])
+        return any([not _is_equal(torch.cat(views), before) for views, before in self._views])
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     # as bits, a NaN equals itself
     return torch.equal(a, b) or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _some(tensor: torch.Tensor) -> torch.Tensor:
+def _sample(tensor: torch.Tensor) -> torch.Tensor:
     reach = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     if reach != tensor.numel():  # elements lie apart, or several in one place
         return tensor[(slice(0, 1),) * tensor.dim()].reshape(1)
-    count = min(reach, _ELEMENTS)
+    count = min(reach, _SAMPLE_ELEMENTS)
     return tensor.as_strided((count,), (1,), tensor.storage_offset() + (reach - count) // 2)

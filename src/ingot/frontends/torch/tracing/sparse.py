@@ -40,8 +40,10 @@ def split_sparse(graph: fx.Graph) -> Join | None:
     graph.eliminate_dead_code()
 
     def join(parts: Sequence[Any]) -> tuple[Any, ...]:
-        left = iter(parts)
-        return tuple([next(left) if maker is None else maker(next(left), next(left)) for maker in makers])
+        remaining = iter(parts)
+        return tuple(
+            [next(remaining) if maker is None else maker(next(remaining), next(remaining)) for maker in makers]
+        )
 
     return join
 

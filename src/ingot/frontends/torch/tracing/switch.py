@@ -1,4 +1,4 @@
-"""What is done otherwise while torch traces: on within a block, off for all that runs beside it."""
+"""A switch for behaviour that differs while torch traces: on within a block, off for other threads."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Switch:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         self._install()
-        before = self._on.set(True)
+        token = self._on.set(True)
         try:
             yield
         finally:
-            self._on.reset(before)
+            self._on.reset(token)

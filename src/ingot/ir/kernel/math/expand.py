@@ -11,6 +11,7 @@ from functools import partial
 
 from ingot.ir.kernel import Call, Expr, Kernel
 from ingot.ir.kernel.math import exponential, logarithm, power, trigonometry
+from ingot.ir.kernel.math.unfused import EXACT_FUNCTIONS, unfused
 from ingot.ir.kernel.rewrite import Rewriter
 
 # for each of `grammar.FUNCTIONS`
@@ -32,10 +33,10 @@ def never(call: Call) -> bool:
     return False
 
 
-def expand(kernel: Kernel, own: Callable[[Call], bool] = never) -> Kernel:
+def expand(kernel: Kernel, own: Callable[[Call], bool] = never, has_fma: bool = True) -> Kernel:
     """Return `kernel` with its calls expanded, except those that `own` says the target implements. Sharing is
-    preserved."""
-    return replace(kernel, body=_Expansion(own).body(kernel.body))
+    preserved. has_fma: the machine's multiply-adds round once."""
+    return replace(kernel, body=_Expansion(own, has_fma).body(kernel.body))
 
 
 def expanded(values: Sequence[Expr]) -> list[Expr]:
@@ -45,9 +46,14 @@ def expanded(values: Sequence[Expr]) -> list[Expr]:
 
 
 class _Expansion(Rewriter):
-    def __init__(self, own: Callable[[Call], bool]) -> None:
+    def __init__(self, own: Callable[[Call], bool], has_fma: bool = True) -> None:
         super().__init__()
-        self.own = own
+        self.own, self.has_fma = own, has_fma
 
     def expr(self, e: Expr) -> Expr:
-        return self.of(EXPANSIONS[e.fn](*e.args)) if isinstance(e, Call) and not self.own(e) else e
+        if not isinstance(e, Call) or self.own(e):
+            return e
+        value = EXPANSIONS[e.fn](*e.args)
+        if not self.has_fma and e.fn in EXACT_FUNCTIONS:
+            value = unfused(value, e.args)
+        return self.of(value)

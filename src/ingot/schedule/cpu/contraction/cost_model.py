@@ -36,26 +36,29 @@ def tile_cycles(m: int, nv: int, machine: Machine, latency: int = 0, widened_vec
     latency: of the dot instruction. 0: multiply-adds. widened_vectors: vectors that are converted by one more
     instruction.
     """
-    if m == 0 or nv == 0:
+    if not m * nv:
         return 0.0
     arithmetic = (m * nv + widened_vectors) / machine.fma_per_cycle
     loads = (m + nv) / machine.loads_per_cycle
+    if machine.in_order:
+        return arithmetic + loads
     stream = nv * machine.vector_bits / 8 / machine.l2_rate
     # the last term breaks ties: fewer loads leave room for the epilogue's and for prefetches
     return max(arithmetic, float(latency or machine.fma_latency), loads, stream) + 0.03 * (m + nv)
 
 
 def _cycles_per_k(c: Contraction, m: int, nv: int, machine: Machine) -> float:
-    """Cycles per k, including the conversion of narrow operands."""
+    """Cycles per k, including the conversion of narrow operands, or their split into halves with a product each."""
     if _uses_dot(c, machine):
-        return tile_cycles(m, nv, machine, machine.dot_latency) / c.k_per_lane
+        splits = 2 * (m + nv) + m * nv if machine.in_order and c.k_per_lane == 4 else 0
+        return tile_cycles(m, nv, machine, machine.dot_latency, splits) / c.k_per_lane
     # a shift and a mask split pairs; other narrow operands are converted as they are loaded
     widened_vectors = (m if c.a.nbytes < c.acc.nbytes else 0) + (nv if c.b.nbytes < c.acc.nbytes else 0)
     return tile_cycles(m, nv, machine, widened_vectors=widened_vectors)
 
 
 def _uses_dot(c: Contraction, machine: Machine) -> bool:
-    return c.k_per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot)
+    return c.k_per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot == c.a)
 
 
 def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
@@ -64,7 +67,8 @@ def _max_tile_rows(c: Contraction, nv: int, machine: Machine) -> int:
     if c.has_quantized_b:
         return max_tile_rows(nv, machine) if 3 * nv + 4 <= machine.registers else 0
     if c.k_per_lane == 1 or _uses_dot(c, machine):
-        return max_tile_rows(nv, machine)
+        splits = c.k_per_lane == 4 and machine.in_order  # words to halves
+        return max_tile_rows(nv, replace(machine, registers=machine.registers // (1 + splits)))
     return (machine.registers - 2) // nv - 2
 
 
@@ -193,7 +197,8 @@ def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
     reduce = merge_axes(c.reduce)
     run = estimate(reduce[-1].extent) // c.k_per_lane
     is_static = isinstance(reduce[-1].extent, int) and run > 0
-    unroll = c.k_per_lane * next((u for u in (2, 3) if is_static and run % u == 0), 1)  # measured: more gains nothing
+    factors = () if machine.in_order and c.k_per_lane == 4 else (2, 3)  # measured: more gains nothing
+    unroll = c.k_per_lane * next((u for u in factors if is_static and run % u == 0), 1)
     lanes = machine.lanes(c.acc)
     per_line = _Grid.of(c, choice.lines, choice.width, choice.vectors * lanes).tiles_per_line
     chunk_rows: DimLike = choice.tiles * choice.width
@@ -404,8 +409,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             count = batches * blocks * row_blocks
             total = seconds + inner_seconds * blocks
             chunk_seconds = total * (chunk_entries / entries) * (chunk_panels / panels) * (tiles / row_tiles)
-            is_exact = entries % chunk_entries == panels % chunk_panels == row_tiles % tiles == 0
-            is_even = is_exact and count % threads == 0
+            is_even = entries % chunk_entries == panels % chunk_panels == row_tiles % tiles == count % threads == 0
             idle_seconds = 0.0 if is_even else chunk_seconds * (threads - 1) / threads
             # an operand that stays in L2 from chunk to chunk is streamed once; a computed A is computed by each chunk
             rows_fit = a_bytes * min(tiles, row_tiles) / row_tiles <= machine.l2 / 2
@@ -417,9 +421,8 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
             traffic_seconds = entries * (b_times * stream_bytes + a_times * a_bytes) * _STREAM_SECONDS_PER_BYTE
             # another process may take a core at any time: with smaller chunks, the other threads take over
             total += widening_seconds * (1 if row_tiles == 1 else row_blocks)
-            cost = (total + traffic_seconds + count * start_seconds) / threads + max(
-                idle_seconds, 0.2 * chunk_seconds * (threads > 1)
-            )
+            spread = 0.2 * chunk_seconds * (threads > 1)
+            cost = (total + traffic_seconds + count * start_seconds) / threads + max(idle_seconds, spread)
             costs.setdefault((chunk_panels, tiles, chunk_entries), (chunk_seconds > 2 * _MAX_CHUNK_SECONDS, cost))
     return sorted(costs, key=lambda x: costs[x])
 

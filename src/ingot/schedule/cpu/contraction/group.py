@@ -99,8 +99,8 @@ class ContractionGroup:
         form = self.anchor.inputs[1].op
         return Contraction(
             loops.batch, loops.rows, loops.cols, loops.reduce, a.dtype, b.dtype, accumulator_of(self.anchor),
-            self.packed, computed, inner, form.bits if isinstance(form, DequantizeBlocks) else 0,
-            self.ins[self.b_input].panel,
+            self.packed, computed, inner, self.machine.dot_bytes,
+            form.bits if isinstance(form, DequantizeBlocks) else 0, self.ins[self.b_input].panel,
         )  # fmt: skip
 
     def epilogue(self, loops: Loops) -> Epilogue:

@@ -302,6 +302,9 @@ class MicroKernel:
     def _splat_a(self, offset: Expr, count: int) -> Expr:
         """Return `count` consecutive k of A, padded with zeros, in every lane."""
         a, per_lane = self.a_buffer, self.c.k_per_lane
+        if per_lane > 4 and self.plan.lanes == 1:
+            mask = None if count == per_lane else k.binary("lt", k.ramp(ZERO, per_lane), integer(count))
+            return k.load(a, offset, per_lane, mask)
         if count == per_lane:
             word = k.bitcast(k.load(a, offset, per_lane), u32)
         else:

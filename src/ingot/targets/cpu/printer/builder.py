@@ -83,6 +83,11 @@ class Scope:
     keys: list[str] = field(default_factory=list)
 
 
+def has_fma(features: Features) -> bool:
+    """Whether the machine's multiply-adds round once."""
+    return features.arch in ("aarch64", "riscv64") or "fma" in features
+
+
 class Builder:
     """The text of one function. Values are strings: "%v7", or a constant's text, which is defined at depth 0."""
 
@@ -96,6 +101,10 @@ class Builder:
         self.entry: list[str] = []
         self._emitted: dict[str, str] = {}
         self._n_names = 0
+
+    @property
+    def has_fma(self) -> bool:
+        return has_fma(self.features)
 
     def name(self, depth: int) -> str:
         """Make a value name, defined at `depth`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from ingot.ir.types import DTYPES, FLOAT_FORMATS, DType, f8e4m3fn, f8e5m2, f32, truncation_type
+from ingot.ir.types import DTYPES, FLOAT_FORMATS, DType, FloatFormat, f8e4m3fn, f8e5m2, f16, f32, truncation_type
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
 from ingot.targets.cpu.printer.lanes import join, split
 
@@ -49,7 +49,7 @@ def _from_bool(b: Builder, x: str, target: DType, lanes: int) -> str:
     if not target.is_float:
         return _op(b, "zext", x, "i1", value_type(target), lanes)
     if not _has_zero(target):
-        return _to_f8(b, _from_bool(b, x, f32, lanes), target, lanes)
+        return _narrow_bits(b, _from_bool(b, x, f32, lanes), target, lanes)
     kind = value_type(target, lanes)
     one, zero = b.splat(literal(1, target), value_type(target), lanes), "zeroinitializer"
     return b.emit(f"select {vector_of('i1', lanes)} {x}, {kind} {one}, {kind} {zero}", (x,))
@@ -140,7 +140,7 @@ def _float_to_float(b: Builder, x: str, source: DType, target: DType, lanes: int
 def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
     """Convert a 16-bit or 8-bit float to f32, exactly."""
     if source.name == "f16":
-        return _op(b, "fpext", x, "half", "float", lanes)
+        return _half_to_float(b, x, lanes)
     ints = vector_of("i32", lanes)
     if source.name == "bf16":
         wide = _op(b, "zext", x, "i16", "i32", lanes)
@@ -154,18 +154,57 @@ def _widen(b: Builder, x: str, source: DType, lanes: int) -> str:
     shorts = vector_of("i16", lanes)
     if source.name == "f8e5m2":
         up = b.emit(f"shl {shorts} {wide}, {b.splat('8', 'i16', lanes)}", (wide,))
-        return _op(b, "fpext", _op(b, "bitcast", up, "i16", "half", lanes), "half", "float", lanes)
+        return _half_to_float(b, _op(b, "bitcast", up, "i16", "half", lanes), lanes)
     low = b.emit(f"and {shorts} {wide}, {b.splat('127', 'i16', lanes)}", (wide,))
     up = b.emit(f"shl {shorts} {low}, {b.splat('7', 'i16', lanes)}", (low,))
     sign = b.emit(f"shl {shorts} {wide}, {b.splat('8', 'i16', lanes)}", (wide,))
     sign = b.emit(f"and {shorts} {sign}, {b.splat('-32768', 'i16', lanes)}", (sign,))
     bits = b.emit(f"or {shorts} {up}, {sign}", (up, sign))
-    y = _op(b, "fpext", _op(b, "bitcast", bits, "i16", "half", lanes), "half", "float", lanes)
+    y = _half_to_float(b, _op(b, "bitcast", bits, "i16", "half", lanes), lanes)
     floats = vector_of("float", lanes)
     scaled = b.emit(f"fmul {floats} {y}, {b.splat(literal(256.0, f32), 'float', lanes)}", (y,))
     nan = b.emit(f"icmp eq {shorts} {low}, {b.splat('127', 'i16', lanes)}", (low,))
     quiet = b.splat(literal(float("nan"), f32), "float", lanes)
     return b.emit(f"select {vector_of('i1', lanes)} {nan}, {floats} {quiet}, {floats} {scaled}", (nan, scaled))
+
+
+# features with conversions of f16, by architecture; all AArch64 has them
+_HALVES = {"x86_64": ("f16c", "avx512f"), "riscv64": ("zvfhmin", "zvfh")}
+_HALF = FloatFormat(10, 15, 0x7BFF, 0x7C00, 0x7E00)
+
+
+def _has_halves(b: Builder) -> bool:
+    arch = b.features.arch
+    return arch == "aarch64" or any(name in b.features for name in _HALVES.get(arch, ()))
+
+
+def _half_to_float(b: Builder, x: str, lanes: int) -> str:
+    if _has_halves(b):
+        return _op(b, "fpext", x, "half", "float", lanes)
+    ints, flags, floats = vector_of("i32", lanes), vector_of("i1", lanes), vector_of("float", lanes)
+
+    def const(value: int) -> str:
+        return b.splat(str(value), "i32", lanes)
+
+    def op(name: str, x: str, y: str) -> str:
+        return b.emit(f"{name} {ints} {x}, {y}", (x, y))
+
+    wide = _op(b, "zext", _op(b, "bitcast", x, "half", "i16", lanes), "i16", "i32", lanes)
+    low = op("and", wide, const(0x7FFF))
+    normal = op("add", op("shl", low, const(13)), const(112 << 23))
+    # of a subnormal: its digits below those of 2^-14, which is then taken away
+    lifted = _op(b, "bitcast", op("add", normal, const(1 << 23)), "i32", "float", lanes)
+    base = _op(b, "bitcast", const(113 << 23), "i32", "float", lanes)
+    subnormal = _op(b, "bitcast", b.emit(f"fsub {floats} {lifted}, {base}", (lifted, base)), "float", "i32", lanes)
+    is_subnormal = b.emit(f"icmp ult {ints} {low}, {const(0x400)}", (low,))
+    value = b.emit(
+        f"select {flags} {is_subnormal}, {ints} {subnormal}, {ints} {normal}", (is_subnormal, subnormal, normal)
+    )
+    special = op("add", normal, const(112 << 23))  # infinities and NaN
+    is_special = b.emit(f"icmp ugt {ints} {low}, {const(0x7BFF)}", (low,))
+    value = b.emit(f"select {flags} {is_special}, {ints} {special}, {ints} {value}", (is_special, special, value))
+    sign = op("shl", op("and", wide, const(0x8000)), const(16))
+    return _op(b, "bitcast", op("or", value, sign), "i32", "float", lanes)
 
 
 def _widen_bits(b: Builder, x: str, source: DType, lanes: int) -> str:
@@ -218,7 +257,7 @@ def _narrow(b: Builder, x: str, wide: str, target: DType, lanes: int) -> str:
         return _to_half(b, x, lanes)
     if target.name == "bf16":
         return _to_bfloat(b, x, lanes)
-    return _to_f8(b, x, target, lanes)
+    return _narrow_bits(b, x, target, lanes)
 
 
 def _has_zero(dtype: DType) -> bool:
@@ -258,6 +297,8 @@ def _to_half(b: Builder, x: str, lanes: int) -> str:
         operands = ((floats, x), ("i32", "4"), (shorts, "zeroinitializer"), ("i16", "-1"))
         y = b.call("llvm.x86.avx512.mask.vcvtps2ph.512", shorts, operands)
         return _op(b, "bitcast", y, "i16", "half", lanes)
+    if not _has_halves(b):
+        return _op(b, "bitcast", _narrow_bits(b, x, f16, lanes), "i16", "half", lanes)
     return _op(b, "fptrunc", x, "float", "half", lanes)
 
 
@@ -307,13 +348,13 @@ def _bfloat_bits(b: Builder, x: str, lanes: int) -> str:
     return _op(b, "trunc", down, "i32", "i16", lanes)
 
 
-def _to_f8(b: Builder, x: str, target: DType, lanes: int) -> str:
-    """f32 -> a float of at most 8 bits, on the bits.
+def _narrow_bits(b: Builder, x: str, target: DType, lanes: int) -> str:
+    """f32 -> a float of at most 16 bits, on the bits.
 
     Normal results round in place; subnormal ones round by adding a power of two whose last place is the subnormal
     step.
     """
-    form = FLOAT_FORMATS[target]
+    form = _HALF if target == f16 else FLOAT_FORMATS[target]
     mantissa, bias = form.mantissa, form.bias
     ints, flags, floats = vector_of("i32", lanes), vector_of("i1", lanes), vector_of("float", lanes)
 
@@ -361,4 +402,4 @@ def _to_f8(b: Builder, x: str, target: DType, lanes: int) -> str:
             is_zero = b.emit(f"icmp eq {ints} {value}, zeroinitializer", (value,))
             sign = b.emit(f"select {flags} {is_zero}, {ints} zeroinitializer, {ints} {sign}", (is_zero, sign))
         value = op("or", value, sign)
-    return _op(b, "trunc", value, "i32", "i8", lanes)
+    return _op(b, "trunc", value, "i32", f"i{_bits(target)}", lanes)

@@ -90,9 +90,8 @@ def _fmods_ir(b: Builder, dtype: DType, lanes: int) -> list[str]:
     multiply-add."""
     t, v, flags = value_type(dtype), value_type(dtype, lanes), vector_of("i1", lanes)
     suffix, scalar = mangle(t, lanes), mangle(t, 1)
-    fused = b.features.arch == "aarch64" or "fma" in b.features
-    small = literal(2.0 ** (23 if dtype == f32 else 52) if fused else -1.0, dtype)
-    infinite, fma = literal(float("inf"), dtype), f"llvm.{'fma' if fused else 'fmuladd'}.{suffix}"
+    small = literal(2.0 ** (23 if dtype == f32 else 52) if b.has_fma else -1.0, dtype)
+    infinite, fma = literal(float("inf"), dtype), f"llvm.{'fma' if b.has_fma else 'fmuladd'}.{suffix}"
     declared = [
         f"declare {v} @llvm.fabs.{suffix}({v})",
         f"declare {v} @llvm.trunc.{suffix}({v})",

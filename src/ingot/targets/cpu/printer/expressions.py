@@ -149,7 +149,9 @@ class Expressions:
         return values.fma(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
 
     def _dot(self, e: Dot) -> str:
-        return values.dot(self.b, self.value(e.a), self.value(e.b), self.value(e.c), e.dtype, e.lanes)
+        assert e.a.lanes * e.a.dtype.bits == 32 * e.lanes, "machines with LLVM have dots by lane"
+        a, b, c = map(self.value, (e.a, e.b, e.c))
+        return values.dot(self.b, a, b, c, e.a.dtype, e.dtype, e.lanes)
 
     def _select(self, e: Select) -> str:
         condition = self.value(e.cond)

@@ -37,7 +37,7 @@ from ingot.support.errors import CompileError
 from ingot.support.native import Features
 from ingot.targets.cpu.printer.affine import Affine, constant
 from ingot.targets.cpu.printer.buffers import allocated_buffers, written_registers
-from ingot.targets.cpu.printer.builder import Builder, mangle, storage_type, value_type, vector_of
+from ingot.targets.cpu.printer.builder import Builder, has_fma, mangle, storage_type, value_type, vector_of
 from ingot.targets.cpu.printer.expressions import Expressions
 from ingot.targets.cpu.printer.lanes import extract
 
@@ -49,7 +49,8 @@ def print_module(kernels: Sequence[Kernel], features: Features) -> str:
     """Print a module of LLVM IR with one function per kernel, for a machine with `features`."""
     declares: set[str] = set()
     metadata: list[str] = []
-    functions = [_Function(expand(kernel), features, declares, metadata).text() for kernel in kernels]
+    fused = has_fma(features)
+    functions = [_Function(expand(kernel, has_fma=fused), features, declares, metadata).text() for kernel in kernels]
     return "\n".join([*functions, *sorted(declares), _ATTRIBUTES, *metadata, ""])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ingot.ir.types import DType, f32, i32
+from ingot.ir.types import DType, f32, i8, i32
 from ingot.support.errors import CompileError
 from ingot.targets.cpu.printer import division
 from ingot.targets.cpu.printer.builder import Builder, literal, mangle, value_type, vector_of
@@ -130,17 +130,18 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     if not dtype.is_float:
         product = b.emit(f"mul {kind} {x}, {y}", (x, y))
         return b.emit(f"add {kind} {product}, {z}", (product, z))
-    fused = b.features.arch == "aarch64" or "fma" in b.features
-    name = f"llvm.{'fma' if fused else 'fmuladd'}.{mangle(value_type(dtype), lanes)}"
+    name = f"llvm.{'fma' if b.has_fma else 'fmuladd'}.{mangle(value_type(dtype), lanes)}"
     return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
 
 
-def dot(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
-    """Emit z + the products of adjacent elements of x and y: bf16 as i16, or u8 and i8."""
-    return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes)
+def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes: int) -> str:
+    """Emit z + the products of adjacent elements of x and y: bf16 as i16, or bytes, x of type `operand` and y of i8."""
+    return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes, operand == i8)
 
 
-def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, is_signed: bool) -> str:
+    if is_signed:
+        return _signed_byte_dot(b, x, y, z, lanes)
     kind, quads = vector_of("i32", lanes), f"<{4 * lanes} x i8>"
     operands = ((kind, z), (quads, x), (quads, y))
     has_vnni512 = "avx512vnni" in b.features
@@ -149,6 +150,15 @@ def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
         return b.call(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", kind, operands)
     if lanes in (2, 4) and b.features.arch == "aarch64" and "i8mm" in b.features:
         return b.call(f"llvm.aarch64.neon.usdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    if lanes in (2, 4) and b.features.arch == "aarch64" and "dotprod" in b.features:
+        # signed bytes only: x - 128, and what that takes away, which depends on y alone
+        name, low = f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8", b.splat("-128", "i8", 4 * lanes)
+        signed = b.emit(f"xor {quads} {x}, {low}", (x,))
+        lost = "zeroinitializer"
+        for _ in range(2):
+            lost = b.call(name, kind, ((kind, lost), (quads, b.splat("64", "i8", 4 * lanes)), (quads, y)))
+        inner = b.call(name, kind, ((kind, z), (quads, signed), (quads, y)))
+        return b.emit(f"add {kind} {inner}, {lost}", (inner, lost))
     p, q = (b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
     for shift in range(0, 32, 8):  # unsigned bytes of x, signed bytes of y
         top = b.emit(f"shl {kind} {q}, {b.splat(str(24 - shift), 'i32', lanes)}", (q,))
@@ -159,12 +169,30 @@ def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     return z
 
 
+def _signed_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
+    kind, quads = vector_of("i32", lanes), f"<{4 * lanes} x i8>"
+    if lanes in (2, 4) and b.features.arch == "aarch64" and "dotprod" in b.features:
+        operands = ((kind, z), (quads, x), (quads, y))
+        return b.call(f"llvm.aarch64.neon.sdot.v{lanes}i32.v{4 * lanes}i8", kind, operands)
+    words = tuple(b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
+    for shift in range(24, -8, -8):
+        tops = [b.emit(f"shl {kind} {w}, {b.splat(str(shift), 'i32', lanes)}", (w,)) for w in words]
+        p, q = (b.emit(f"ashr {kind} {t}, {b.splat('24', 'i32', lanes)}", (t,)) for t in tops)
+        z = fma(b, p, q, z, i32, lanes)
+    return z
+
+
 def _bf16_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     kind = vector_of("float", lanes)
     if "avx512bf16" in b.features and (lanes == 16 or (lanes in (4, 8) and "avx512vl" in b.features)):
         pairs = f"<{2 * lanes} x bfloat>"
         p, q = (b.emit(f"bitcast <{2 * lanes} x i16> {v} to {pairs}", (v,)) for v in (x, y))
         return b.call(f"llvm.x86.avx512bf16.dpbf16ps.{32 * lanes}", kind, ((kind, z), (pairs, p), (pairs, q)))
+    if lanes == 4 and b.features.arch == "aarch64" and "bf16" in b.features:
+        p, q = (b.emit(f"bitcast <8 x i16> {v} to <8 x bfloat>", (v,)) for v in (x, y))
+        for half in ("t", "b"):  # bfdot rounds in another way
+            z = b.call(f"llvm.aarch64.neon.bfmlal{half}", kind, ((kind, z), ("<8 x bfloat>", p), ("<8 x bfloat>", q)))
+        return z
     for half in (_odd_of_pairs, _even_of_pairs):
         z = fma(b, half(b, x, lanes), half(b, y, lanes), z, f32, lanes)
     return z

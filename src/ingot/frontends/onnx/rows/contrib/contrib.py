@@ -175,8 +175,8 @@ def expand_dims(c: Call) -> Result:
 @onnx_op("CDist", domain=MS)
 def cdist(c: Call) -> Result:
     """a [M, K], b [N, K] -> [M, N]: distances of rows."""
-    apart = ops.sub(ops.expand_dims(c.x(0), 1), ops.expand_dims(c.x(1), 0))
-    squares = ops.reduce_sum(ops.mul(apart, apart), 2)
+    differences = ops.sub(ops.expand_dims(c.x(0), 1), ops.expand_dims(c.x(1), 0))
+    squares = ops.reduce_sum(ops.mul(differences, differences), 2)
     metric = c.str("metric", "sqeuclidean")
     if metric not in ("euclidean", "sqeuclidean"):
         raise Unsupported(f"metric {metric!r}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot import ops
 from ingot.frontends.onnx.call import Call, Result, onnx_op
-from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVELS, unpacked
+from ingot.frontends.onnx.rows.contrib.quant_contrib import LEVEL_DTYPES, unpacked
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
@@ -30,10 +30,10 @@ def _gated(c: Call, x: Node) -> Node:
     pairs = ops.reshape(x, (*x.shape[:-1], -1, 2))
     gate, line = (ops.index_axis(pairs, len(x.shape), i) for i in range(2))
     if c.has_attr("swiglu_limit"):
-        most = c.float("swiglu_limit")
-        gate, line = ops.minimum(gate, most), ops.clip(line, -most, most)
-    turned = ops.mul(gate, ops.Logistic()(ops.mul(gate, c.float("activation_alpha", 1.0))))
-    return ops.mul(turned, ops.add(line, c.float("activation_beta", 0.0)))
+        limit = c.float("swiglu_limit")
+        gate, line = ops.minimum(gate, limit), ops.clip(line, -limit, limit)
+    activated = ops.mul(gate, ops.Logistic()(ops.mul(gate, c.float("activation_alpha", 1.0))))
+    return ops.mul(activated, ops.add(line, c.float("activation_beta", 0.0)))
 
 
 def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normalized: bool) -> Node:
@@ -48,18 +48,20 @@ def _mixture(c: Call, first: Layer, second: Layer, weights: Node | None, normali
     x = ops.reshape(c.x(0), (-1, c.shape(0)[-1]))
     scores = ops.reshape(c.x(1), (-1, experts))
     tokens = x.shape[0]
-    gates, chosen = ops.TopK(k, 1, True, True)(ops.Softmax(1)(scores)).results
+    gates, expert_ids = ops.TopK(k, 1, True, True)(ops.Softmax(1)(scores)).results
     if weights is not None:
-        gates = ops.GatherElements(1)(ops.reshape(weights, (-1, experts)), chosen)
+        gates = ops.GatherElements(1)(ops.reshape(weights, (-1, experts)), expert_ids)
     if normalized:
         gates = ops.div(gates, ops.reduce_sum(gates, 1, keepdims=True))
-    expert = ops.reshape(chosen, (-1,))
-    own, order = ops.Sort(0)(expert, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
-    ends = ops.reduce_sum(ops.cast(ops.compare("LE", ops.expand_dims(own, 1), ops.arange(experts)), T.i64), 0)
+    expert = ops.reshape(expert_ids, (-1,))
+    sorted_experts, order = ops.Sort(0)(expert, ops.Iota(TensorType(T.i64, expert.shape), 0)()).results
+    ends = ops.reduce_sum(
+        ops.cast(ops.compare("LE", ops.expand_dims(sorted_experts, 1), ops.arange(experts)), T.i64), 0
+    )
 
     def layer(x: Node, weight: Node, bias: Node | None) -> Node:
         y = ops.GroupedMatMul()(x, ops.transpose(weight, (0, 2, 1)), ends)
-        return y if bias is None else ops.add(y, ops.Take(0)(bias, own))
+        return y if bias is None else ops.add(y, ops.Take(0)(bias, sorted_experts))
 
     inner = layer(ops.Take(0)(x, ops.div(order, k)), *first)
     inner = _gated(c, inner) if name == "swiglu" else _ACTIVATIONS[name](inner)
@@ -90,17 +92,17 @@ def qmoe(c: Call) -> Result:
 
 def _weight(c: Call, i: int, zero: int, layer: int) -> Node:
     bits = c.int(f"fc{layer}_expert_weight_bits", c.int("expert_weight_bits", 4))
-    if bits not in LEVELS:
+    if bits not in LEVEL_DTYPES:
         raise Unsupported(f"weights of {bits} bits")
     packed, scale = c.array(i), c.array(i + 1).astype(np.float32)
     experts, rows, width = packed.shape
     inputs = width * 8 // bits
     blocks = scale.shape[2] if scale.ndim == 3 else 1
     levels = const(unpacked(packed, bits, inputs).reshape(experts, rows, blocks, -1))
-    zeros = ops.scalar(1 << (bits - 1), LEVELS[bits])
+    zeros = ops.scalar(1 << (bits - 1), LEVEL_DTYPES[bits])
     if c.has(zero):
-        given = c.array(zero)
-        line = given if given.ndim == 3 else given.reshape(experts, 1, -1)
-        zeros = const(unpacked(line, bits, blocks if given.ndim == 3 else rows).reshape(experts, rows, blocks, 1))
+        zero_points = c.array(zero)
+        line = zero_points if zero_points.ndim == 3 else zero_points.reshape(experts, 1, -1)
+        zeros = const(unpacked(line, bits, blocks if zero_points.ndim == 3 else rows).reshape(experts, rows, blocks, 1))
     weight = ops.Dequantize()(levels, zeros, const(scale.reshape(experts, rows, blocks, 1)))
     return ops.cast(ops.reshape(weight, (experts, rows, inputs)), c.type(0).dtype)

@@ -11,7 +11,7 @@ from ingot.frontends.onnx.call import Call, Result, Value, find_row, onnx_op, re
 from ingot.frontends.onnx.rows.attention import self_attention
 from ingot.frontends.onnx.rows.common import ints_of
 from ingot.frontends.onnx.rows.quant import (
-    centred,
+    centered,
     channels_last,
     channels_second,
     requantized,
@@ -25,16 +25,11 @@ from ingot.ir.node import Node, const, deferred_const
 MS = "com.microsoft"
 
 # computed by the row of a plain op, as of opset 13
-_PLAIN = {
-    "QLinearAdd": "Add",
-    "QLinearAveragePool": "AveragePool",
-    "QLinearGlobalAveragePool": "GlobalAveragePool",
-    "QLinearLeakyRelu": "LeakyRelu",
-    "QLinearMul": "Mul",
-    "QLinearReduceMean": "ReduceMean",
-    "QLinearSigmoid": "Sigmoid",
-    "QLinearSoftmax": "Softmax",
-}
+_FLOAT_OPS = {
+    "QLinearAdd": "Add", "QLinearAveragePool": "AveragePool", "QLinearGlobalAveragePool": "GlobalAveragePool",
+    "QLinearLeakyRelu": "LeakyRelu", "QLinearMul": "Mul", "QLinearReduceMean": "ReduceMean",
+    "QLinearSigmoid": "Sigmoid", "QLinearSoftmax": "Softmax",
+}  # fmt: skip
 
 
 def _stands_for(c: Call, i: int) -> Node:
@@ -50,20 +45,20 @@ def _levels(c: Call, y: Node, i: int, dtype: T.DType) -> Node:
     return saturated(y, zero, dtype, True, ops.reshape(c.x(i), ()))
 
 
-def _plain(c: Call, name: str) -> Result:
+def _by_float_op(c: Call, name: str) -> Result:
     """x, scale, zero for each operand, then a scale and a zero for the result."""
     row = find_row("", name, c.int("opset", 13))
     assert row is not None
     count = (len(c) - 1) // 3
-    given = [_stands_for(c, 3 * i) for i in range(count)]
+    operands = [_stands_for(c, 3 * i) for i in range(count)]
     last = c.flag("channels_last")
-    y = row(replace(c, inputs=tuple(Value(channels_second(x) if last else x) for x in given)))
+    y = row(replace(c, inputs=tuple(Value(channels_second(x) if last else x) for x in operands)))
     assert isinstance(y, Node)
     return _levels(c, channels_last(y) if last else y, 3 * count, c.type().dtype)
 
 
-for _name, _op in _PLAIN.items():
-    register(_name, lambda c, op=_op: _plain(c, op), domain=MS)
+for _name, _op in _FLOAT_OPS.items():
+    register(_name, lambda c, op=_op: _by_float_op(c, op), domain=MS)
 
 
 @onnx_op("QLinearConcat", domain=MS)
@@ -81,10 +76,12 @@ def qlinear_where(c: Call) -> Result:
 def qgemm(c: Call) -> Result:
     """A bias in i32, at the scale of the products; the sums' value where no result's levels are given."""
     a, a_scale, a_zero, b, b_scale, b_zero = (c.x(i) for i in range(6))
-    across = c.flag("transB")
-    column = () if b_zero.type.size == 1 else (-1, 1) if across else (-1,)
-    sides = (0 if c.flag("transA") else 1,), (1 if across else 0,)
-    sums = ops.DotGeneral(contract=sides)(centred(a, ops.reshape(a_zero, ())), centred(b, ops.reshape(b_zero, column)))
+    is_transposed = c.flag("transB")
+    column = () if b_zero.type.size == 1 else (-1, 1) if is_transposed else (-1,)
+    contracted = (0 if c.flag("transA") else 1,), (1 if is_transposed else 0,)
+    sums = ops.DotGeneral(contract=contracted)(
+        centered(a, ops.reshape(a_zero, ())), centered(b, ops.reshape(b_zero, column))
+    )
     if c.has(6):
         sums = ops.add(sums, c.x(6))
     scale = ops.mul(scales_product(a_scale, b_scale), c.float("alpha", 1.0))
@@ -93,7 +90,7 @@ def qgemm(c: Call) -> Result:
 
 def _product(a: Node, a_zero: Node | None, b: Node, b_zero: Node | None, scale: Node, bias: Node | None) -> Node:
     """In floats."""
-    y = ops.mul(ops.cast(ops.MatMul()(centred(a, a_zero), centred(b, b_zero)), scale.dtype), scale)
+    y = ops.mul(ops.cast(ops.MatMul()(centered(a, a_zero), centered(b, b_zero)), scale.dtype), scale)
     return y if bias is None else ops.add(y, bias)
 
 
@@ -114,7 +111,7 @@ def qattention(c: Call) -> Result:
     return self_attention(c, packed, None, c.opt(5), c.opt(8))
 
 
-LEVELS = {2: T.u4, 4: T.u4, 8: T.u8}  # what levels of so many bits are kept in
+LEVEL_DTYPES = {2: T.u4, 4: T.u4, 8: T.u8}  # what levels of so many bits are kept in
 
 
 def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
@@ -122,16 +119,16 @@ def unpacked(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     if bits < 8:
         parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
         packed = np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
-    return packed[..., :count].view(LEVELS[bits].numpy)
+    return packed[..., :count].view(LEVEL_DTYPES[bits].numpy)
 
 
 @onnx_op("MatMulNBits", domain=MS)
 def matmul_nbits(c: Call) -> Result:
     """x [.., K] times a constant matrix [N, K] of 2, 4 or 8 bits, stored in blocks along K with a scale each."""
     bits, block, k, n = c.int("bits", 4), c.int("block_size"), c.int("K"), c.int("N")
-    if bits not in LEVELS or c.has(4):
-        raise Unsupported(f"{bits}-bit blocks" if bits not in LEVELS else "a permutation of the rows")
-    blocks, dtype = -(-k // max(block, 1)), LEVELS[bits]
+    if bits not in LEVEL_DTYPES or c.has(4):
+        raise Unsupported(f"{bits}-bit blocks" if bits not in LEVEL_DTYPES else "a permutation of the rows")
+    blocks, dtype = -(-k // max(block, 1)), LEVEL_DTYPES[bits]
     whole = c.array(1).size * 8 == n * blocks * block * bits and c.array(2).size == n * blocks
     if not whole or c.array(1).dtype != np.uint8:
         raise Unsupported(f"levels of {c.type(1)} and scales of {c.type(2)} for N = {n}, K = {k} in blocks of {block}")
@@ -140,9 +137,9 @@ def matmul_nbits(c: Call) -> Result:
     scales = const(c.array(2).reshape(n, blocks, 1).astype(np.float32))
     zeros = ops.scalar(1 << (bits - 1), dtype)
     if c.has(3):
-        given = c.array(3)
-        packs = given.dtype == np.uint8
-        plain = unpacked(given.reshape(n, -1), bits, blocks) if packs else given.astype(np.float32)
+        zero_points = c.array(3)
+        packs = zero_points.dtype == np.uint8
+        plain = unpacked(zero_points.reshape(n, -1), bits, blocks) if packs else zero_points.astype(np.float32)
         zeros = const(plain.reshape(n, blocks, 1))
     weight = ops.reshape(ops.Dequantize()(levels, zeros, scales), (n, blocks * block))
     x = c.x(0)

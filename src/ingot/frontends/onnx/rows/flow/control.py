@@ -17,7 +17,7 @@ from ingot import ops
 from ingot.frontends.onnx.call import AnyValue, Call, Equation, Missing, Result, Sequence_, Value, normal_axis, onnx_op
 from ingot.frontends.onnx.protos import GraphProto
 from ingot.frontends.onnx.rows.common import cut, ints_of
-from ingot.frontends.onnx.rows.turns import EXACT, turns
+from ingot.frontends.onnx.rows.trip_count import MAX_EXACT_INTEGER, trip_count
 from ingot.frontends.onnx.symbolic import Sym
 from ingot.frontends.shared.found import Sizes, with_sizes
 from ingot.frontends.shared.refusal import Unsupported
@@ -46,9 +46,9 @@ class _Captures:
         if v.sym is not None or isinstance(v.node.op, Const):
             return v
         if v.node not in self.inputs:
-            inside = Input(f"{self.call.loc}{self.what}.{len(self.inputs)}", v.node.type)()
-            self.inputs[v.node] = inside
-            self.call.importer.note_capture(inside, v.node)
+            inner = Input(f"{self.call.loc}{self.what}.{len(self.inputs)}", v.node.type)()
+            self.inputs[v.node] = inner
+            self.call.importer.note_capture(inner, v.node)
         return Value(self.inputs[v.node])
 
 
@@ -66,51 +66,51 @@ def if_(c: Call) -> Result:
     pred = c.value(0)
     if pred.sym is not None and pred.sym.is_constant:
         return _branch(c, bool(pred.sym.items.reshape(-1)[0]))
-    captures, mark, wrong = _Captures(c), c.importer.marked(), None
+    captures, mark, wrong = _Captures(c), c.importer.checkpoint(), None
     outputs: list[list[Node]] = []
-    inside: list[Sizes] = []
+    inner_sizes: list[Sizes] = []
     try:
         branches: list[list[AnyValue]] = []
         for name in _BRANCHES:
-            with c.importer.found.within() as found:
+            with c.importer.found.within() as sizes:
                 branches.append(c.importer.run(c.graph(name), c, {}, captures))
-                inside.append(found)
+                inner_sizes.append(sizes)
         outputs = [_tensors(b, "an If with a result") for b in branches]
         types = [tuple(n.type for n in b) for b in outputs]
         if types[0] != types[1]:
             raise Unsupported(f"an If whose branches differ in type: {list(types[1])} and {list(types[0])}")
     except (Equation, ShapeError, Unsupported) as e:
         wrong = e
-    if wrong is not None or c.importer.marked() != mark:
+    if wrong is not None or c.importer.checkpoint() != mark:
         # a branch that is not taken requires nothing of sizes: which one it is has to be known, if it can be
-        needed = c.importer.marked()
-        c.importer.back_to(mark)
-        taken = c.importer.decide(pred.node, str(wrong or "an If whose branches require other sizes"))
-        if taken is not None:
-            return _branch(c, taken)
-        c.importer.back_to(needed)
+        needed = c.importer.checkpoint()
+        c.importer.roll_back(mark)
+        is_taken = c.importer.decide(pred.node, str(wrong or "an If whose branches require other sizes"))
+        if is_taken is not None:
+            return _branch(c, is_taken)
+        c.importer.roll_back(needed)
     if wrong is not None:
         raise wrong
     takes = tuple(captures.inputs.values())
-    graphs = tuple(_body(takes, b, found) for b, found in zip(outputs, inside, strict=True))
+    graphs = tuple(_body(takes, b, sizes) for b, sizes in zip(outputs, inner_sizes, strict=True))
     index = ops.cast(ops.reshape(pred.node, ()), T.i32)
     return ops.Case(graphs)(index, *captures.inputs).results
 
 
-def _body(inputs: Sequence[Node], outputs: Sequence[Node], found: Sizes) -> Graph:
+def _body(inputs: Sequence[Node], outputs: Sequence[Node], sizes: Sizes) -> Graph:
     """A graph inside, with the sizes that it finds itself; none of them may leave it."""
-    escaping = sorted(s for n in outputs for d in n.shape for s in symbols_of(d) if s in found)
+    escaping = sorted(s for n in outputs for d in n.shape for s in symbols_of(d) if s in sizes)
     if escaping:
         raise Unsupported(f"a result inside control flow is of size {escaping[0]}, known in that part of the run only")
-    return with_sizes(Graph(tuple(inputs), tuple(outputs)), found)
+    return with_sizes(Graph(tuple(inputs), tuple(outputs)), sizes)
 
 
 _BRANCHES = ("else_branch", "then_branch")
 
 
-def _branch(c: Call, taken: bool) -> Result:
+def _branch(c: Call, is_then: bool) -> Result:
     """The branch of an If in place of it."""
-    return _results(c.importer.run(c.graph(_BRANCHES[taken]), c, {}, lambda v: v))
+    return _results(c.importer.run(c.graph(_BRANCHES[is_then]), c, {}, lambda v: v))
 
 
 def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None]:
@@ -121,7 +121,7 @@ def _results(values: Sequence[AnyValue]) -> list[Node | Value | Sequence_ | None
 
 @dataclass(frozen=True)
 class _Iteration:
-    """What one loop is made of; `scanned` are (tensor, axis, backwards), `axes` where results are stacked."""
+    """The parts of one loop; `scanned` are (tensor, axis, backwards), `axes` where results are stacked."""
 
     call: Call
     body: GraphProto
@@ -140,8 +140,8 @@ class _Iteration:
     def inputs(
         self, i: Value, cond: Value, carried: Sequence[AnyValue], slices: Sequence[Value]
     ) -> dict[str, AnyValue]:
-        given: list[AnyValue] = [i, cond, *carried] if self.is_loop else [*carried, *slices]
-        return dict(zip((p.name for p in self.body.input), given, strict=True))
+        operands: list[AnyValue] = [i, cond, *carried] if self.is_loop else [*carried, *slices]
+        return dict(zip((p.name for p in self.body.input), operands, strict=True))
 
     def split(self, outputs: list[AnyValue]) -> tuple[Value | None, list[AnyValue], list[AnyValue]]:
         """(condition, carried, stacked) of the body's outputs."""
@@ -186,16 +186,16 @@ def _unroll(it: _Iteration) -> Result | None:
     limit = min(_UNROLL_STEPS, max(1, UNROLL_NODES // max(1, len(it.body.node))))
     if it.count is not None and (not isinstance(it.count, int) or it.count > limit):
         return None
-    go = _known_bool(it.condition) if it.condition is not None else True
-    if go is None:
+    is_going = _known_bool(it.condition) if it.condition is not None else True
+    if is_going is None:
         return None
     carried: list[AnyValue] = list(it.carried)
     stacks: list[list[Value]] = [[] for _ in it.axes]
     step = 0
-    while go and (it.count is None or step < it.count):
+    while is_going and (it.count is None or step < it.count):
         if step >= limit:
             return None
-        slices = [Value(_at(x, axis, step, back)) for x, axis, back in it.scanned]
+        slices = [Value(_slice_at(x, axis, step, is_backwards)) for x, axis, is_backwards in it.scanned]
         cond, carried, stacked = it.split(
             it.call.importer.run(it.body, it.call, it.inputs(index_of(step), _true(), carried, slices), lambda v: v)
         )
@@ -208,38 +208,38 @@ def _unroll(it: _Iteration) -> Result | None:
             known = _known_bool(cond)
             if known is None:
                 return None
-            go = known
+            is_going = known
         step += 1
     if step == 0:
         return [*_results(carried), *_unstacked(it)]
     out: list[Node | Value | Sequence_ | None] = _results(carried)
-    for items, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
-        parts = [v.node for v in (items[::-1] if back else items)]
+    for items, axis, is_backwards in zip(stacks, it.axes, it.backwards, strict=True):
+        parts = [v.node for v in (items[::-1] if is_backwards else items)]
         out.append(ops.stack(parts, axis))
     return out
 
 
 def _unstacked(it: _Iteration) -> list[Node]:
-    """What a loop of no turns stacks: nothing, of the types that a turn would give."""
+    """The stacked results of a loop without iterations: nothing, of the types that an iteration would give."""
     if not it.axes:
         return []
     slices = [Value(ops.full((*x.shape[:axis], *x.shape[axis + 1 :]), 0, x.dtype)) for x, axis, _ in it.scanned]
-    turn = it.call.importer.run(it.body, it.call, it.inputs(index_of(0), _true(), it.carried, slices), lambda v: v)
+    iteration = it.call.importer.run(it.body, it.call, it.inputs(index_of(0), _true(), it.carried, slices), lambda v: v)
     out: list[Node] = []
-    for r, axis in zip(_tensors(it.split(turn)[2], "a loop that stacks"), it.axes, strict=True):
+    for r, axis in zip(_tensors(it.split(iteration)[2], "a loop that stacks"), it.axes, strict=True):
         place = normal_axis(axis, len(r.shape) + 1)
         out.append(ops.full((*r.shape[:place], 0, *r.shape[place:]), 0, r.dtype))
     return out
 
 
-def _at(x: Node, axis: int, i: int, back: bool) -> Node:
-    return ops.index_axis(x, axis, x.shape[axis] - 1 - i if back else i)
+def _slice_at(x: Node, axis: int, i: int, is_backwards: bool) -> Node:
+    return ops.index_axis(x, axis, x.shape[axis] - 1 - i if is_backwards else i)
 
 
 def _while(it: _Iteration) -> Result:
     c = it.call
     loc = c.loc
-    step, go = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
+    step, is_going = Input(f"{loc}.step", TensorType(T.i64))(), Input(f"{loc}.go", TensorType(T.boolean))()
     if it.is_loop and any(isinstance(v, Sequence_) for v in it.carried):
         # unrolled, it may carry sequences
         for i in (0, 1):
@@ -250,9 +250,12 @@ def _while(it: _Iteration) -> Result:
     captures = _Captures(c, ".captured")
     for x, _, _ in it.scanned:
         captures(Value(x))
-    slices = [Value(_dynamic_at(captures(Value(x)).node, axis, step, back)) for x, axis, back in it.scanned]
-    inputs = it.inputs(Value(step), Value(go), [Value(n) for n in names], slices)
-    with c.importer.found.within() as found:
+    slices = [
+        Value(_dynamic_slice_at(captures(Value(x)).node, axis, step, is_backwards))
+        for x, axis, is_backwards in it.scanned
+    ]
+    inputs = it.inputs(Value(step), Value(is_going), [Value(n) for n in names], slices)
+    with c.importer.found.within() as sizes:
         cond, carried, stacked = it.split(c.importer.run(it.body, c, inputs, captures))
     ends = _tensors(carried, "a loop with a carried value")
     for k, (a, b) in enumerate(zip(starts, ends, strict=True)):
@@ -260,69 +263,69 @@ def _while(it: _Iteration) -> Result:
             raise Unsupported(f"a loop whose carried value {k} changes from {a.type} to {b.type}")
     results = _tensors(stacked, "a loop with a stacked value")
     it, cond = _counted(it, cond, (step, *names), (ops.add(step, 1), *ends))
-    forever = cond is None or _known_bool(cond) is True or cond.node is go
+    forever = cond is None or _known_bool(cond) is True or cond.node is is_going
     open_end = it.count is None or not forever or (it.condition is not None and _known_bool(it.condition) is not True)
     if results and it.count is None and c.has(0):
         c.importer.wish(c.x(0), exact=False)
-    # the most turns whose results have room; one more is taken to tell that there were more
+    # the most iterations whose results have room; one more is taken to tell that there were more
     known = it.count is not None and (not isinstance(it.count, int) or it.count <= max_turns())
     room = it.count if it.count is not None and (known or not open_end) else max_turns()
     buffers, writes = _stacks(it, results, step, room)
     next_step = ops.add(step, 1)
-    next_go = go if cond is None else ops.reshape(cond.node, ())
+    next_go = is_going if cond is None else ops.reshape(cond.node, ())
     captured = tuple(captures.inputs.values())
-    state = (step, go, *names, *captured, *buffers)
-    body = _body(state, (next_step, next_go, *ends, *captured, *writes), found)
-    test = go
+    state = (step, is_going, *names, *captured, *buffers)
+    body = _body(state, (next_step, next_go, *ends, *captured, *writes), sizes)
+    test = is_going
     if results and room is not it.count:
-        test = ops.and_(go, ops.compare("LE", step, ops.scalar(room, T.i64)))
+        test = ops.and_(is_going, ops.compare("LE", step, ops.scalar(room, T.i64)))
     if it.count is not None:
         test = ops.and_(test, ops.compare("LT", step, ops.scalar(it.count, T.i64)))
     elif it.is_loop and c.has(0):
         # a trip count known at run time only
         trip = Input(f"{loc}.trip", TensorType(T.i64))()
         state = (*state, trip)
-        body = _body(state, (*body.results, trip), found)
+        body = _body(state, (*body.results, trip), sizes)
         test = ops.and_(test, ops.compare("LT", step, trip))
     first_go = const(True) if it.condition is None else ops.reshape(it.condition.node, ())
     operands = [const(np.int64(0)), first_go, *starts, *captures.inputs]
     operands += [ops.full(b.shape, 0 if b.dtype != T.boolean else False, b.dtype) for b in buffers]
     if len(operands) < len(state):
         operands.append(ops.reshape(ops.cast(c.x(0), T.i64), ()))
-    done = ops.While(Graph(state, (test,)), body)(*operands).results
+    results_and_state = ops.While(Graph(state, (test,)), body)(*operands).results
     first_buffer = 2 + len(names) + len(captured)
-    stacks = list(done[first_buffer : first_buffer + len(buffers)])
+    stacks = list(results_and_state[first_buffer : first_buffer + len(buffers)])
     if stacks and open_end:
-        stacks = _filled(it, stacks, c.importer.found.size(done[0], room, "turns"), room)
-    return [*done[2 : 2 + len(names)], *stacks]
+        stacks = _filled(it, stacks, c.importer.found.size(results_and_state[0], room, "turns"), room)
+    return [*results_and_state[2 : 2 + len(names)], *stacks]
 
 
 def _counted(
     it: _Iteration, cond: Value | None, state: tuple[Node, ...], ends: tuple[Node, ...]
 ) -> tuple[_Iteration, Value | None]:
-    """A condition that only counts turns is a count, and no condition. state: the step and what is carried."""
+    """A condition that only counts iterations is a count, and no condition. state: the step and what is carried."""
     if cond is None or _known_bool(it.condition or _true()) is not True:
         return it, cond
-    told = turns(cond.node, state, (0, *map(_size, it.carried)), ends)
-    if told is None or (it.count is None and it.call.has(0)):
+    trips = trip_count(cond.node, state, (0, *map(_size, it.carried)), ends)
+    if trips is None or (it.count is None and it.call.has(0)):
         return it, cond
-    count, inexact = told
+    count, inexact = trips
     if inexact:
-        it.call.importer.require(EXACT - count, "a loop of more turns than its condition tells apart")
+        it.call.importer.require(MAX_EXACT_INTEGER - count, "a loop of more iterations than its condition tells apart")
     return replace(it, count=count if it.count is None else dim_min(it.count, count)), None
 
 
-def _filled(it: _Iteration, stacks: list[Node], taken: DimLike, room: DimLike) -> list[Node]:
-    """Of stacks with room for `room` turns, what the `taken` ones have written."""
+def _filled(it: _Iteration, stacks: list[Node], count: DimLike, room: DimLike) -> list[Node]:
+    """The part of stacks with room for `room` iterations that `count` iterations have written."""
     out: list[Node] = []
-    for x, axis, back in zip(stacks, it.axes, it.backwards, strict=True):
-        low, high = (room - taken, room) if back else (0, taken)
+    for x, axis, is_backwards in zip(stacks, it.axes, it.backwards, strict=True):
+        low, high = (room - count, room) if is_backwards else (0, count)
         out.append(ops.slice_axis(x, normal_axis(axis, len(x.shape)), low, high))
     return out
 
 
-def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
-    at = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if back else step
+def _dynamic_slice_at(x: Node, axis: int, step: Node, is_backwards: bool) -> Node:
+    at = ops.sub(ops.sub(ops.scalar(x.shape[axis], T.i64), 1), step) if is_backwards else step
     zero = const(np.int64(0))
     sizes = tuple(1 if i == axis else d for i, d in enumerate(x.shape))
     one = ops.DynamicSlice(sizes)(x, *(at if i == axis else zero for i in range(len(x.shape))))
@@ -330,15 +333,15 @@ def _dynamic_at(x: Node, axis: int, step: Node, back: bool) -> Node:
 
 
 def _stacks(it: _Iteration, results: Sequence[Node], step: Node, room: DimLike) -> tuple[list[Node], list[Node]]:
-    """One buffer per stacked result, for as many turns, and the buffer with this step's result written."""
+    """One buffer per stacked result, for as many iterations, and the buffer with this step's result written."""
     buffers: list[Node] = []
     writes: list[Node] = []
     zero = const(np.int64(0))
-    for k, (r, axis, back) in enumerate(zip(results, it.axes, it.backwards, strict=True)):
+    for k, (r, axis, is_backwards) in enumerate(zip(results, it.axes, it.backwards, strict=True)):
         place = normal_axis(axis, len(r.shape) + 1)
         shape = (*r.shape[:place], room, *r.shape[place:])
         buffer = Input(f"{it.call.loc}.stacked{k}", TensorType(r.dtype, shape))()
-        at = ops.sub(ops.sub(ops.scalar(room, T.i64), 1), step) if back else step
+        at = ops.sub(ops.sub(ops.scalar(room, T.i64), 1), step) if is_backwards else step
         starts = [at if i == place else zero for i in range(len(shape))]
         buffers.append(buffer)
         writes.append(ops.DynamicUpdateSlice()(buffer, ops.expand_dims(r, place), *starts))
@@ -366,19 +369,19 @@ def scan_8(c: Call) -> Result:
     body, n = c.graph("body"), c.int("num_scan_inputs")
     if not 0 < n < len(c) or c.has(0):
         raise Unsupported("a scan of opset 8 without inputs, or whose entries have lengths of their own")
-    given = [c.x(i) for i in range(1, len(c))]
-    split = len(given) - n
-    length = given[-1].shape[1]
-    if len({x.shape[0] for x in given}) != 1 or any(x.shape[1] != length for x in given[split:]):
+    inputs = [c.x(i) for i in range(1, len(c))]
+    split = len(inputs) - n
+    length = inputs[-1].shape[1]
+    if len({x.shape[0] for x in inputs}) != 1 or any(x.shape[1] != length for x in inputs[split:]):
         raise Unsupported("a scan over inputs of different batches or lengths")
-    (batch,) = ints_of(given[-1].shape[:1], "a scan's batch")
+    (batch,) = ints_of(inputs[-1].shape[:1], "a scan's batch")
     backs = tuple(bool(d) for d in c.int_list("directions", (0,) * n))
     stacked = len(body.output) - split
     entries: list[list[Node]] = []
     for i in range(batch):
-        own = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in given]
-        scanned = tuple((x, 0, back) for x, back in zip(own[split:], backs, strict=True))
-        carried = tuple(map(Value, own[:split]))
+        slices = [ops.squeeze(cut(x, 0, i, i + 1, 1), (0,)) for x in inputs]
+        scanned = tuple((x, 0, is_backwards) for x, is_backwards in zip(slices[split:], backs, strict=True))
+        carried = tuple(map(Value, slices[:split]))
         plan = _Iteration(c, body, length, None, carried, scanned, (0,) * stacked, (False,) * stacked)
         results = _iterate(plan)
         assert isinstance(results, Sequence)

@@ -88,21 +88,21 @@ def split_to_sequence(c: Call) -> Result:
 
 @onnx_op("Optional", since=15)
 def optional(c: Call) -> Result:
-    found = c.inputs[0] if c.inputs else None
+    value = c.inputs[0] if c.inputs else None
     # one that holds something is what it holds
-    return [Sequence_((), absent=True) if found is None else found]  # type: ignore[list-item]
+    return [Sequence_((), is_absent=True) if value is None else value]  # type: ignore[list-item]
 
 
 @onnx_op("OptionalHasElement", since=15)
 def optional_has_element(c: Call) -> Result:
-    found = c.inputs[0] if c.inputs else None
-    there = found is not None and not (isinstance(found, Sequence_) and found.absent)
-    return [Value(sym=Sym.of(T.boolean, np.array(there, dtype=object)))]
+    value = c.inputs[0] if c.inputs else None
+    is_present = value is not None and not (isinstance(value, Sequence_) and value.is_absent)
+    return [Value(sym=Sym.of(T.boolean, np.array(is_present, dtype=object)))]
 
 
 @onnx_op("OptionalGetElement", since=15)
 def optional_get_element(c: Call) -> Result:
-    found = c.inputs[0]
-    if found is None or (isinstance(found, Sequence_) and found.absent):
+    value = c.inputs[0]
+    if value is None or (isinstance(value, Sequence_) and value.is_absent):
         raise Unsupported("an optional that holds nothing")
-    return [found]  # type: ignore[list-item]
+    return [value]  # type: ignore[list-item]

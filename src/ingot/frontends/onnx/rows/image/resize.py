@@ -30,16 +30,12 @@ def _scaled(size: DimLike, scale: Element) -> DimLike:
 
 
 def _resize(
-    c: Call,
-    scales: Sequence[Element] | None,
-    sizes: Sequence[DimLike] | None,
-    axes: Sequence[int],
-    coordinates: str,
+    c: Call, scales: Sequence[Element] | None, sizes: Sequence[DimLike] | None, axes: Sequence[int], coordinates: str,
     nearest: str,
-) -> Node:
+) -> Node:  # fmt: skip
     x = c.x()
     mode = c.str("mode", "nearest")
-    given: tuple[float, ...] | None = None
+    given_scales: tuple[float, ...] | None = None
     roi = _regions(c, len(axes)) if coordinates == "tf_crop_and_resize" else None
     if sizes is None:
         assert scales is not None
@@ -50,25 +46,27 @@ def _resize(
             scales = [_cropped(s, region) for s, region in zip(scales, roi, strict=True)]
         sizes = [_scaled(x.shape[a], s) for a, s in zip(axes, scales, strict=True)]
         floats = tuple(s for s in scales if isinstance(s, float))
-        given = floats if len(floats) == len(scales) else None
-    kept = [
+        given_scales = floats if len(floats) == len(scales) else None
+    resized_axes = [
         i
         for i, a in enumerate(axes)
-        if sizes[i] != x.shape[a] or (given is not None and given[i] != 1.0) or (roi and roi[i] != (0.0, 1.0))
+        if sizes[i] != x.shape[a]
+        or (given_scales is not None and given_scales[i] != 1.0)
+        or (roi and roi[i] != (0.0, 1.0))
     ]
-    if not kept:
+    if not resized_axes:
         return x
     return ops.Resize(
-        sizes=tuple(sizes[i] for i in kept),
-        axes=tuple(axes[i] for i in kept),
+        sizes=tuple(sizes[i] for i in resized_axes),
+        axes=tuple(axes[i] for i in resized_axes),
         mode=mode,
         coordinates=coordinates,
         nearest_mode=nearest,
         cubic_a=c.float("cubic_coeff_a", -0.75),
         exclude_outside=c.flag("exclude_outside"),
-        scales=None if given is None else tuple(given[i] for i in kept),
+        scales=None if given_scales is None else tuple(given_scales[i] for i in resized_axes),
         antialias=c.flag("antialias"),
-        roi=None if roi is None else tuple(roi[i] for i in kept),
+        roi=None if roi is None else tuple(roi[i] for i in resized_axes),
         extrapolation=c.float("extrapolation_value", 0.0),
     )(x)
 
@@ -90,8 +88,8 @@ def _cropped(scale: Element, region: tuple[float, float]) -> float:
 
 def _elements(c: Call, i: int) -> list[Element]:
     """Scales as floats, sizes or ratios of sizes."""
-    found = cast(c.sym(i), T.f32)
-    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in found.items.reshape(-1)]
+    elements = cast(c.sym(i), T.f32)
+    return [float(v) if not isinstance(v, Dim | Ratio) else v for v in elements.items.reshape(-1)]
 
 
 @onnx_op("Upsample")
@@ -118,9 +116,9 @@ def resize(c: Call) -> Result:
         policy = c.str("keep_aspect_ratio_policy", "stretch")
         if policy == "stretch":
             return _resize(c, None, sizes, axes, coordinates, nearest)
-        wanted = c.ints(3)
+        target = c.ints(3)
         now = ints_of([c.shape()[a] for a in axes], "an image whose aspect ratio is kept")
-        ratios = [w / n for w, n in zip(wanted, now, strict=True)]
+        ratios = [w / n for w, n in zip(target, now, strict=True)]
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         # half up, as ONNX's reference
         fitted = [math.floor(scale * n + 0.5) for n in now]

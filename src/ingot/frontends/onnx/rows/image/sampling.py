@@ -36,11 +36,11 @@ def deform_conv(c: Call) -> Result:
     n, channels, height, width = x.shape
     filters, _, kh, kw = ints_of(w.shape, "the kernel")
     strides, dilation = c.int_list_of("strides", 2, 1), c.int_list_of("dilations", 2, 1)
-    pads, groups, moved = c.int_list_of("pads", 4, 0), c.int("group", 1), c.int("offset_group", 1)
+    pads, groups, offset_groups = c.int_list_of("pads", 4, 0), c.int("group", 1), c.int("offset_group", 1)
     oh, ow = offset.shape[2:]
     taps = kh * kw
-    shape = (n, moved, taps, oh, ow)
-    shift = ops.reshape(offset, (n, moved, taps, 2, oh, ow))
+    shape = (n, offset_groups, taps, oh, ow)
+    shift = ops.reshape(offset, (n, offset_groups, taps, 2, oh, ow))
     tap = iota((1, 1, taps, 1, 1), 2)
     places: list[Node] = []
     for axis, index in enumerate((ops.div(tap, kw), ops.rem(tap, kw))):
@@ -50,7 +50,7 @@ def deform_conv(c: Call) -> Result:
         base = ops.add(start, ops.mul(index, dilation[axis]))
         places.append(ops.add(ops.cast(base, x.dtype), ops.index_axis(shift, 3, axis)))
     lows = [ops.Floor()(p) for p in places]
-    images = ops.reshape(x, (n, moved, channels // moved, height * width))
+    images = ops.reshape(x, (n, offset_groups, channels // offset_groups, height * width))
     total: Node | None = None
     for dy in (0, 1):
         for dx in (0, 1):
@@ -63,14 +63,14 @@ def deform_conv(c: Call) -> Result:
                 valid = ops.and_(ops.compare("GE", k, 0), ops.compare("LT", k, size))
                 weight = ops.where(valid, weight, 0.0)
                 at.append(ops.minimum(ops.maximum(k, 0), size - 1))
-            flat = ops.reshape(ops.add(ops.mul(at[0], width), at[1]), (n, moved, 1, taps * oh * ow))
-            spread = ops.broadcast_to(flat, (n, moved, channels // moved, taps * oh * ow))
-            value = ops.GatherElements(3)(images, spread)
-            value = ops.mul(value, ops.reshape(weight, (n, moved, 1, taps * oh * ow)))
+            flat = ops.reshape(ops.add(ops.mul(at[0], width), at[1]), (n, offset_groups, 1, taps * oh * ow))
+            pixels = ops.broadcast_to(flat, (n, offset_groups, channels // offset_groups, taps * oh * ow))
+            value = ops.GatherElements(3)(images, pixels)
+            value = ops.mul(value, ops.reshape(weight, (n, offset_groups, 1, taps * oh * ow)))
             total = value if total is None else ops.add(total, value)
     assert total is not None
     if c.has(4):
-        total = ops.mul(total, ops.reshape(c.x(4), (n, moved, 1, taps * oh * ow)))
+        total = ops.mul(total, ops.reshape(c.x(4), (n, offset_groups, 1, taps * oh * ow)))
     columns = ops.reshape(total, (n, groups, channels // groups * taps, oh * ow))
     kernel = ops.reshape(w, (1, groups, filters // groups, -1))
     y = ops.reshape(ops.MatMul()(kernel, columns), (n, filters, oh, ow))

@@ -9,16 +9,11 @@ from ingot.support.dataclass import dataclass
 
 LEQ, LT, GTE, GT, EQ, NEQ, MEMBER, LEAF = range(8)
 MODES = {
-    "BRANCH_LEQ": LEQ,
-    "BRANCH_LT": LT,
-    "BRANCH_GTE": GTE,
-    "BRANCH_GT": GT,
-    "BRANCH_EQ": EQ,
-    "BRANCH_NEQ": NEQ,
+    "BRANCH_LEQ": LEQ, "BRANCH_LT": LT, "BRANCH_GTE": GTE, "BRANCH_GT": GT, "BRANCH_EQ": EQ, "BRANCH_NEQ": NEQ,
     "LEAF": LEAF,
-}
-_DEEPEST = 4096
-_VISITS = 10_000_000
+}  # fmt: skip
+_MAX_DEPTH = 4096
+_MAX_VISITS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +48,9 @@ class Forest:
         equal = np.flatnonzero(f.mode == EQ)
         second = f.more(equal, mode=LT, yes=f.no[equal], no=f.yes[equal], nan=False)
         f.mode[equal], f.yes[equal] = LEQ, second
-        less = f.mode == LT
-        never = less & np.isneginf(f.split)
-        f.split[less], f.mode[less] = np.nextafter(f.split[less], f.split.dtype.type(-np.inf)), LEQ
+        is_less = f.mode == LT
+        never = is_less & np.isneginf(f.split)
+        f.split[is_less], f.mode[is_less] = np.nextafter(f.split[is_less], f.split.dtype.type(-np.inf)), LEQ
         # nothing lies below the least number, everything up to the greatest
         f.split[never] = np.inf
         f.exchange(never)
@@ -71,37 +66,37 @@ class Forest:
         inner, count = ~self.leaf, len(self.mode)
         tree, level = np.arange(len(self.roots)), self.roots
         depths, visits = np.zeros(len(self.roots), np.int64), 0
-        for depth in range(_DEEPEST):
+        for depth in range(_MAX_DEPTH):
             on = inner[level]
             if not on.any():
                 return depths
             visits += len(level)
-            if visits > max(64 * count, _VISITS):
+            if visits > max(64 * count, _MAX_VISITS):
                 break
             tree, level = tree[on], level[on]
             depths[tree] = depth + 1
             # ways that meet go on as one
-            below = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
-            tree, level = np.divmod(below[np.diff(below, prepend=-1) != 0], count)
-        raise Unsupported(f"trees of more than {_DEEPEST} levels, without end, or that meet too often")
+            children = np.sort(np.concatenate([tree * count + self.yes[level], tree * count + self.no[level]]))
+            tree, level = np.divmod(children[np.diff(children, prepend=-1) != 0], count)
+        raise Unsupported(f"trees of more than {_MAX_DEPTH} levels, without end, or that meet too often")
 
     def trees(self) -> np.ndarray | None:
         """[nodes]: each node's tree, -1 where none reaches it. None where trees share nodes."""
-        found = np.full(len(self.mode), -1)
-        at, own = self.roots, np.arange(len(self.roots))
-        for _ in range(_DEEPEST):
-            fresh = found[at] < 0
-            if (found[at[~fresh]] != own[~fresh]).any():
+        roots = np.full(len(self.mode), -1)
+        at, tree_ids = self.roots, np.arange(len(self.roots))
+        for _ in range(_MAX_DEPTH):
+            fresh = roots[at] < 0
+            if (roots[at[~fresh]] != tree_ids[~fresh]).any():
                 return None
-            at, own = at[fresh], own[fresh]
-            found[at] = own
-            if (found[at] != own).any():
+            at, tree_ids = at[fresh], tree_ids[fresh]
+            roots[at] = tree_ids
+            if (roots[at] != tree_ids).any():
                 return None
             inner = ~self.leaf[at]
-            at, own = at[inner], own[inner]
+            at, tree_ids = at[inner], tree_ids[inner]
             if not at.size:
-                return found
-            at, own = np.concatenate([self.yes[at], self.no[at]]), np.tile(own, 2)
+                return roots
+            at, tree_ids = np.concatenate([self.yes[at], self.no[at]]), np.tile(tree_ids, 2)
         return None
 
 

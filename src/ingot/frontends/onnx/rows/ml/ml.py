@@ -16,7 +16,7 @@ from ingot.ir.types import DType, TensorType
 
 ML = "ai.onnx.ml"
 # classes whose steps are written out
-_COUPLED = 32
+_MAX_COUPLED_CLASSES = 32
 
 
 def matrix(x: Node, dtype: DType = T.f32) -> Node:
@@ -60,10 +60,10 @@ def transformed(y: Node, name: str) -> Node:
             return ops.Softmax(1)(y)
         case "SOFTMAX_ZERO":
             # softmax, but that scores of 0 stay 0
-            most = ops.reduce_max(y, 1, keepdims=True)
-            kept = ops.compare("GT", ops.Abs()(y), 1e-7)
-            parts = ops.where(kept, ops.Exp()(ops.sub(y, most)), ops.scalar(0, y.dtype))
-            rest = ops.where(kept, parts, ops.mul(y, ops.Exp()(ops.Neg()(most))))
+            maxima = ops.reduce_max(y, 1, keepdims=True)
+            is_significant = ops.compare("GT", ops.Abs()(y), 1e-7)
+            parts = ops.where(is_significant, ops.Exp()(ops.sub(y, maxima)), ops.scalar(0, y.dtype))
+            rest = ops.where(is_significant, parts, ops.mul(y, ops.Exp()(ops.Neg()(maxima))))
             return ops.div(rest, ops.reduce_sum(parts, 1, keepdims=True))
     raise Unsupported(f"post_transform {name}")
 
@@ -111,8 +111,8 @@ def _kernels(c: Call, x: Node, vectors: np.ndarray) -> Node:
     gamma, shift, degree = (float(p) for p in params)
     if kind == "RBF":
         # differences before squares: nothing cancels
-        apart = ops.sub(ops.expand_dims(x, 1), const(vectors))
-        return ops.Exp()(ops.mul(ops.reduce_sum(ops.mul(apart, apart), 2), -gamma))
+        differences = ops.sub(ops.expand_dims(x, 1), const(vectors))
+        return ops.Exp()(ops.mul(ops.reduce_sum(ops.mul(differences, differences), 2), -gamma))
     y = ops.MatMul()(x, const(np.ascontiguousarray(vectors.T)))
     match kind:
         case "LINEAR":
@@ -157,37 +157,37 @@ def svm_classifier(c: Call) -> Result:
     transform = c.str("post_transform", "NONE")
     if c.has_attr("prob_a"):
         a, b = (const(floats(c, f"prob_{p}")[: len(pairs)]) for p in "ab")
-        fits = ops.clip(ops.sub(1.0, ops.Logistic()(ops.add(ops.mul(y, a), b))), 1e-7, 1 - 1e-7)
-        return [top_label(votes, names), transformed(_coupled(fits, pairs, classes), transform)]
+        probabilities = ops.clip(ops.sub(1.0, ops.Logistic()(ops.add(ops.mul(y, a), b))), 1e-7, 1 - 1e-7)
+        return [top_label(votes, names), transformed(_coupled(probabilities, pairs, classes), transform)]
     margins = both_scores(y, transform, transform != "NONE") if classes == 2 else transformed(y, transform)
     return [top_label(votes, names), margins]
 
 
-def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node:
+def _coupled(probabilities: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node:
     """[rows, classes]: the probabilities of classes from those of the first class of each pair, by the second method of
     Wu, Lin and Weng 2004, with the steps and the end that libsvm has."""
-    if classes > _COUPLED:
-        raise Unsupported(f"probabilities of more than {_COUPLED} classes")
-    rows, count = fits.shape[0], len(pairs)
+    if classes > _MAX_COUPLED_CLASSES:
+        raise Unsupported(f"probabilities of more than {_MAX_COUPLED_CLASSES} classes")
+    rows, count = probabilities.shape[0], len(pairs)
     column = np.full((classes, classes), 2 * count)
     for p, (i, j) in enumerate(pairs):
         column[i, j], column[j, i] = p, count + p
-    sides = ops.concat([fits, ops.sub(1.0, fits), ops.full((rows, 1), 0.0)], 1)
-    won = ops.reshape(ops.Take(1)(sides, const(column.reshape(-1))), (rows, classes, classes))
-    own = ops.expand_dims(ops.reduce_sum(ops.mul(won, won), 1), 2)
-    apart = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
-    q = ops.where(const(np.eye(classes, dtype=bool)), own, apart)
+    scores_of_pairs = ops.concat([probabilities, ops.sub(1.0, probabilities), ops.full((rows, 1), 0.0)], 1)
+    won = ops.reshape(ops.Take(1)(scores_of_pairs, const(column.reshape(-1))), (rows, classes, classes))
+    squares = ops.expand_dims(ops.reduce_sum(ops.mul(won, won), 1), 2)
+    coupling = ops.Neg()(ops.mul(won, ops.transpose(won, (0, 2, 1))))
+    q = ops.where(const(np.eye(classes, dtype=bool)), squares, coupling)
     start = ops.full((rows, classes), 1 / classes)
-    i, go, p, held = (
+    i, is_going, p, q_in_loop = (
         Input(name, t)()
         for name, t in (("i", TensorType(T.i64)), ("go", TensorType(T.boolean)), ("p", start.type), ("q", q.type))
     )
-    qp = ops.reduce_sum(ops.mul(held, ops.expand_dims(p, 1)), 2)
+    qp = ops.reduce_sum(ops.mul(q_in_loop, ops.expand_dims(p, 1)), 2)
     total = ops.reduce_sum(ops.mul(p, qp), 1, keepdims=True)
-    off = ops.reduce_max(ops.Abs()(ops.sub(qp, total)), 1, keepdims=True)
-    active, next_p = ops.compare("GE", off, 0.005 / classes), p
+    error = ops.reduce_max(ops.Abs()(ops.sub(qp, total)), 1, keepdims=True)
+    active, next_p = ops.compare("GE", error, 0.005 / classes), p
     for t in range(classes):
-        line = ops.index_axis(held, 1, t)
+        line = ops.index_axis(q_in_loop, 1, t)
         mine, at = (ops.slice_axis(v, 1, t, t + 1) for v in (line, qp))
         step = ops.div(ops.sub(total, at), mine)
         scale = ops.add(step, 1.0)
@@ -196,10 +196,10 @@ def _coupled(fits: Node, pairs: Sequence[tuple[int, int]], classes: int) -> Node
         qp = ops.div(ops.add(qp, ops.mul(step, line)), scale)
         unit = const(np.eye(classes, dtype=np.float32)[t])
         next_p = ops.div(ops.add(next_p, ops.mul(step, unit)), scale)
-    some = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
-    takes = (i, go, p, held)
-    cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), go),))
-    body = Graph(takes, (ops.add(i, 1), some, ops.where(active, next_p, p), held))
+    goes_on = ops.compare("GT", ops.reduce_max(ops.cast(active, T.i32)), 0)
+    takes = (i, is_going, p, q_in_loop)
+    cond = Graph(takes, (ops.and_(ops.compare("LT", i, 100), is_going),))
+    body = Graph(takes, (ops.add(i, 1), goes_on, ops.where(active, next_p, p), q_in_loop))
     return ops.While(cond, body)(const(0, np.int64), const(True, np.bool_), start, q).results[2]
 
 
@@ -270,9 +270,9 @@ def _entries(c: Call, what: str) -> np.ndarray:
     """LabelEncoder's keys or values."""
     if c.has_attr(f"{what}_strings"):
         raise Unsupported(f"{what} that are strings")
-    found = c.attr(f"{what}_tensor")
-    if isinstance(found, np.ndarray):
-        return found.reshape(-1)
+    values = c.attr(f"{what}_tensor")
+    if isinstance(values, np.ndarray):
+        return values.reshape(-1)
     return floats(c, f"{what}_floats") if c.has_attr(f"{what}_floats") else np.asarray(c.int_list(f"{what}_int64s"))
 
 
@@ -281,16 +281,18 @@ def label_encoder(c: Call) -> Result:
     """Each number's value, found by bisection among the sorted keys; of equal keys the last holds."""
     x, values = c.x(), _entries(c, "values")
     keys = _entries(c, "keys").astype(x.dtype.numpy)
-    given = c.attr("default_tensor")
+    default_tensor = c.attr("default_tensor")
     default = c.float("default_float", -0.0) if values.dtype.kind == "f" else c.int("default_int64", -1)
-    default = given.reshape(()) if isinstance(given, np.ndarray) else np.asarray(default, values.dtype)
+    default = (
+        default_tensor.reshape(()) if isinstance(default_tensor, np.ndarray) else np.asarray(default, values.dtype)
+    )
     last = {k: v for k, v in zip(keys.tolist(), values.tolist(), strict=True) if k == k}
     sorted_keys = np.asarray(sorted(last), keys.dtype)
     out = ops.full(x.shape, default.item(), T.dtype_of(values))
     if sorted_keys.size:
-        at, hit = _bisected(x, sorted_keys)
+        at, is_known = _bisected(x, sorted_keys)
         table = np.asarray([last[k] for k in sorted_keys.tolist()], values.dtype)
-        out = ops.where(hit, ops.Take(0)(const(table), at), out)
+        out = ops.where(is_known, ops.Take(0)(const(table), at), out)
     if keys.dtype.kind == "f" and np.isnan(keys).any():
         out = ops.where(ops.IsNan()(x), const(values[np.isnan(keys)][-1]), out)
     return out
@@ -303,8 +305,8 @@ def _bisected(x: Node, keys: np.ndarray) -> tuple[Node, Node]:
     padded = const(np.append(keys, np.full(sum(steps) + 1 - len(keys), keys[-1])))
     at = ops.full(x.shape, 0, T.i32)
     for step in steps:
-        below = ops.compare("LT", ops.Take(0)(padded, ops.add(at, step - 1)), x)
-        at = ops.add(at, ops.mul(ops.cast(below, T.i32), step))
+        is_below = ops.compare("LT", ops.Take(0)(padded, ops.add(at, step - 1)), x)
+        at = ops.add(at, ops.mul(ops.cast(is_below, T.i32), step))
     at = ops.minimum(at, len(keys) - 1)
     return at, ops.compare("EQ", ops.Take(0)(padded, at), x)
 

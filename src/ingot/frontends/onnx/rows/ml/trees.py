@@ -33,7 +33,7 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 # levels of one kernel; a longer way down is a loop
 _STEPS = 12
-_WORDS = 4
+_NODE_WORDS = 4
 
 
 def _alike(depths: np.ndarray, start: int, end: int) -> list[tuple[int, int]]:
@@ -55,29 +55,29 @@ class _Table:
     roots: np.ndarray
 
     @staticmethod
-    def of(x: Node, forest: Forest, held: np.ndarray) -> _Table:
-        """For a forest `in_order`. held: what [nodes] hold, numbers of x's dtype or whole numbers."""
+    def of(x: Node, forest: Forest, node_values: np.ndarray) -> _Table:
+        """For a forest `in_order`. node_values: of [nodes], numbers of x's dtype or whole numbers."""
         leaf, roots, features = forest.leaf, forest.roots.reshape(-1), x.shape[1]
         used = forest.feature[~leaf]
         if not isinstance(features, int) or not 0 <= used.min(initial=0) <= used.max(initial=-1) + 1 <= features:
             raise Unsupported(f"features {used.min(initial=0)} to {used.max(initial=-1)} of {features}")
-        turned = ~forest.nan & ~leaf
+        is_flipped = ~forest.nan & ~leaf
         with np.errstate(over="ignore"):
             least = np.nextafter(-forest.split, forest.split.dtype.type(-np.inf))
-        feature, split = forest.feature, np.where(leaf, np.inf, np.where(turned, least, forest.split))
-        if turned.any():
-            x, feature = ops.concat([x, ops.Neg()(x)], 1), feature + turned * features
-        first, second = np.where(turned, forest.no, forest.yes), np.where(turned, forest.yes, forest.no)
+        feature, split = forest.feature, np.where(leaf, np.inf, np.where(is_flipped, least, forest.split))
+        if is_flipped.any():
+            x, feature = ops.concat([x, ops.Neg()(x)], 1), feature + is_flipped * features
+        first, second = np.where(is_flipped, forest.no, forest.yes), np.where(is_flipped, forest.yes, forest.no)
         nodes = np.concatenate([roots, np.stack([first, second], 1)[~leaf].reshape(-1)])
-        check_table(len(nodes), _WORDS)
+        check_table(len(nodes), _NODE_WORDS)
         pair = len(roots) + 2 * (np.cumsum(~leaf) - 1)
         word = np.dtype(f"u{x.dtype.nbytes}")
-        table = np.empty((len(nodes), _WORDS), word)
+        table = np.empty((len(nodes), _NODE_WORDS), word)
         table[:, 0] = np.where(leaf, 0, feature)[nodes]
         table[:, 1] = split[nodes].astype(x.dtype.numpy).view(word)
-        table[:, 2] = _WORDS * np.where(leaf[nodes], np.arange(len(nodes)), pair[nodes])
-        table[:, 3] = held[nodes].view(word) if held.dtype == x.dtype.numpy else held[nodes]
-        return _Table(x, const(table.reshape(-1)), (_WORDS * np.arange(len(roots))).astype(word))
+        table[:, 2] = _NODE_WORDS * np.where(leaf[nodes], np.arange(len(nodes)), pair[nodes])
+        table[:, 3] = node_values[nodes].view(word) if node_values.dtype == x.dtype.numpy else node_values[nodes]
+        return _Table(x, const(table.reshape(-1)), (_NODE_WORDS * np.arange(len(roots))).astype(word))
 
     def word(self, at: Node, i: int) -> Node:
         return ops.Take(0)(self.words, ops.add(at, i) if i else at)
@@ -91,7 +91,9 @@ class _Table:
             feature = self.word(at, 0)
             value = ops.Take(1)(x, feature) if len(at.shape) == 1 else ops.GatherElements(1)(x, feature)
             second = ops.compare("GT", value, self.number(at, 1))
-            at = ops.add(self.word(at, 2), ops.where(second, ops.scalar(_WORDS, at.dtype), ops.scalar(0, at.dtype)))
+            at = ops.add(
+                self.word(at, 2), ops.where(second, ops.scalar(_NODE_WORDS, at.dtype), ops.scalar(0, at.dtype))
+            )
         return at
 
     def ends(self, depth: int, stored: bool) -> Node:
@@ -99,17 +101,17 @@ class _Table:
         shape = (self.x.shape[0], len(self.roots))
         if depth <= _STEPS and not stored:
             return ops.broadcast_to(self.steps(self.x, const(self.roots), depth), shape)
-        times = max(-(-depth // _STEPS), 1)
+        rounds = max(-(-depth // _STEPS), 1)
         at = ops.broadcast_to(const(self.roots), shape)
         i, x, here = (Input(*of)() for of in (("i", TensorType(T.i64)), ("x", self.x.type), ("at", at.type)))
-        cond = Graph((i, x, here), (ops.compare("LT", i, times),))
-        body = Graph((i, x, here), (ops.add(i, 1), x, self.steps(x, here, -(-depth // times))))
+        cond = Graph((i, x, here), (ops.compare("LT", i, rounds),))
+        body = Graph((i, x, here), (ops.add(i, 1), x, self.steps(x, here, -(-depth // rounds))))
         return ops.While(cond, body)(const(0, np.int64), self.x, at).results[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What leaves hold: `value[i]` for `target[i]` at the node `leaf[i]`."""
+    """The values of leaves: `value[i]` for `target[i]` at the node `leaf[i]`."""
 
     leaf: np.ndarray
     target: np.ndarray
@@ -124,12 +126,12 @@ class Weights:
         check_table(len(leaves) + 1, self.targets)
         fold, empty = {"MIN": (np.minimum, np.inf), "MAX": (np.maximum, -np.inf)}.get(aggregate, (np.add, 0.0))
         values = np.full((len(leaves) + 1, self.targets), empty, dtype.numpy)
-        given = np.zeros(values.shape, bool)
+        is_given = np.zeros(values.shape, bool)
         fold.at(values, (row, self.target), self.value)
-        given[row, self.target] = True
+        is_given[row, self.target] = True
         row_of = np.full(count, len(leaves))
         row_of[leaves] = np.arange(len(leaves))
-        return row_of, values, given
+        return row_of, values, is_given
 
 
 def scores(
@@ -138,22 +140,22 @@ def scores(
     """([rows, targets] of x's dtype: what the leaves of all trees hold, 0 where they hold nothing; bool[rows, targets]:
     where they hold something, None: everywhere). tree: each node's tree, -1 where none reaches it."""
     ordered = forest.in_order()
-    row_of, values, given = weights.table(len(ordered.mode), x.dtype, aggregate)
-    own = None
+    row_of, values, is_given = weights.table(len(ordered.mode), x.dtype, aggregate)
+    targets_of_leaves = None
     if tree is not None and aggregate not in ("MIN", "MAX"):
-        own = _own_targets(forest, given[row_of[: len(tree)]], tree)
-    if own is not None:
-        return _over_trees(x, ordered, _by_target(ordered, own), values.sum(1)[row_of], "SUM"), None
+        targets_of_leaves = _own_targets(forest, is_given[row_of[: len(tree)]], tree)
+    if targets_of_leaves is not None:
+        return _over_trees(x, ordered, _by_target(ordered, targets_of_leaves), values.sum(1)[row_of], "SUM"), None
     roots = ordered.roots.reshape(1, -1)
     fold = aggregate if aggregate in ("MIN", "MAX") else "SUM"
     if weights.targets == 1:
         y = _over_trees(x, ordered, roots, values[row_of, 0], fold)
     else:
         y = _over_trees(x, ordered, roots, row_of, fold, values)
-    if given[row_of[np.flatnonzero(forest.leaf)]].all():
+    if is_given[row_of[np.flatnonzero(forest.leaf)]].all():
         return y, None
-    some = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", given.astype(np.int32)), 0)
-    return ops.where(some, y, ops.scalar(0, y.dtype)), some
+    has_leaf = ops.compare("GT", _over_trees(x, ordered, roots, row_of, "MAX", is_given.astype(np.int32)), 0)
+    return ops.where(has_leaf, y, ops.scalar(0, y.dtype)), has_leaf
 
 
 _FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node]]] = {
@@ -164,13 +166,8 @@ _FOLDS: dict[str, tuple[Callable[[Node, int], Node], Callable[[Node, Node], Node
 
 
 def _over_trees(
-    x: Node,
-    forest: Forest,
-    roots: np.ndarray,
-    held: np.ndarray,
-    fold: str,
-    rows: np.ndarray | None = None,
-) -> Node:
+    x: Node, forest: Forest, roots: np.ndarray, node_values: np.ndarray, fold: str, rows: np.ndarray | None = None,
+) -> Node:  # fmt: skip
     """[rows, targets]: the trees with `roots` [targets, trees] folded, where their leaves hold numbers; where these
     are rows of a table [.., targets], `roots` is [1, trees]. Trees are taken down in parts of about equal depth."""
     depths = replace(forest, roots=roots.reshape(-1)).depths().reshape(roots.shape)
@@ -180,7 +177,7 @@ def _over_trees(
     parts: list[Node] = []
     for start, end in _alike(depths, 0, len(depths)):
         part = roots[:, start:end]
-        table = _Table.of(x, replace(forest, roots=part), held)
+        table = _Table.of(x, replace(forest, roots=part), node_values)
         # each target would go all the way down again
         at = table.ends(int(depths[start]), stored=rows is not None)
         if rows is None:
@@ -191,18 +188,18 @@ def _over_trees(
     return fold_left(both, parts)
 
 
-def _own_targets(forest: Forest, given: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
+def _own_targets(forest: Forest, is_given: np.ndarray, tree: np.ndarray) -> np.ndarray | None:
     """Each tree's target, where all leaves of a tree have a weight for one and the same and there are about as many
     trees for each."""
-    leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), given.shape[1])
-    if targets == 1 or (given[leaves].sum(1) != 1).any():
+    leaves, (trees, targets) = np.flatnonzero(forest.leaf & (tree >= 0)), (len(forest.roots), is_given.shape[1])
+    if targets == 1 or (is_given[leaves].sum(1) != 1).any():
         return None
-    least, most = np.full(trees, targets), np.full(trees, -1)
-    np.minimum.at(least, tree[leaves], given[leaves].argmax(1))
-    np.maximum.at(most, tree[leaves], given[leaves].argmax(1))
-    counts = np.bincount(least, minlength=targets)
-    even = (least == most).all() and counts.min() > 0 and counts.max() * targets <= 2 * trees
-    return least if even else None
+    first_target, last_target = np.full(trees, targets), np.full(trees, -1)
+    np.minimum.at(first_target, tree[leaves], is_given[leaves].argmax(1))
+    np.maximum.at(last_target, tree[leaves], is_given[leaves].argmax(1))
+    counts = np.bincount(first_target, minlength=targets)
+    even = (first_target == last_target).all() and counts.min() > 0 and counts.max() * targets <= 2 * trees
+    return first_target if even else None
 
 
 def _by_target(forest: Forest, own: np.ndarray) -> np.ndarray:
@@ -219,8 +216,8 @@ def _by_target(forest: Forest, own: np.ndarray) -> np.ndarray:
 
 def _numbers(c: Call, name: str, dtype: DType) -> np.ndarray:
     """An attribute of floats, or a tensor under `name`_as_tensor; empty where there is neither."""
-    found = c.attr(f"{name}_as_tensor")
-    return np.asarray(c.float_list(name) or () if found is None else found, dtype.numpy).reshape(-1)
+    values = c.attr(f"{name}_as_tensor")
+    return np.asarray(c.float_list(name) or () if values is None else values, dtype.numpy).reshape(-1)
 
 
 def _integers(c: Call, name: str) -> np.ndarray:
@@ -258,8 +255,8 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     """(nodes, weights, each node's tree) of the ops that name nodes by tree and number; `kind` is what has weights."""
     names = ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
     trees, numbers, feature, yes, no = (_integers(c, f"nodes_{name}") for name in names)
-    found = c.attr("nodes_modes")
-    mode = np.asarray([MODES[str(m)] for m in found] if isinstance(found, tuple) else (), np.int64)
+    modes = c.attr("nodes_modes")
+    mode = np.asarray([MODES[str(m)] for m in modes] if isinstance(modes, tuple) else (), np.int64)
     split = _numbers(c, "nodes_values", dtype)
     nan = _integers(c, "nodes_missing_value_tracks_true").astype(bool)
     nan = nan if nan.size else np.zeros(len(mode), bool)
@@ -267,8 +264,8 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     if len(lengths) != 1 or not len(mode):
         raise ValueError(f"nodes_* of lengths {sorted(lengths)}")
     find = _numbered(trees, numbers)
-    inner, own = mode != LEAF, np.arange(len(mode))
-    children = (own.copy(), own.copy())
+    inner, leaf_numbers = mode != LEAF, np.arange(len(mode))
+    children = (leaf_numbers.copy(), leaf_numbers.copy())
     for side, named in zip(children, (yes, no), strict=True):
         side[inner] = find(trees[inner], named[inner])
     _, roots, tree = np.unique(trees, return_index=True, return_inverse=True)
@@ -276,8 +273,8 @@ def _by_number(c: Call, dtype: DType, kind: str, targets: int) -> tuple[Forest, 
     leaf = find(_integers(c, f"{kind}_treeids"), _integers(c, f"{kind}_nodeids"))
     target, value = _integers(c, f"{kind}_ids"), _numbers(c, f"{kind}_weights", dtype)
     # old converters give inner nodes weights that nothing reads
-    kept = ~inner[leaf]
-    return forest, Weights(leaf[kept], target[kept], value[kept], targets), tree
+    is_leaf = ~inner[leaf]
+    return forest, Weights(leaf[is_leaf], target[is_leaf], value[is_leaf], targets), tree
 
 
 def _finished(y: Node, base: np.ndarray, aggregate: str, trees: int, transform: str) -> Node:
@@ -304,8 +301,8 @@ def tree_ensemble_regressor(c: Call) -> Result:
 
 
 def _tensor(c: Call, name: str, dtype: DType) -> np.ndarray:
-    found = c.attr(name)
-    return np.asarray(found if isinstance(found, np.ndarray) else (), dtype.numpy).reshape(-1)
+    value = c.attr(name)
+    return np.asarray(value if isinstance(value, np.ndarray) else (), dtype.numpy).reshape(-1)
 
 
 @onnx_op("TreeEnsemble", since=5, domain=ML)
@@ -344,10 +341,10 @@ def _single_members(forest: Forest, members: np.ndarray) -> Forest:
     sets = np.split(members, np.flatnonzero(np.isnan(members)) + 1)
     names = ("feature", "split", "mode", "yes", "no", "nan")
     fields = {name: list(getattr(forest, name)) for name in names}
-    asks = np.flatnonzero(forest.mode == MEMBER)
-    if len(asks) > len(sets):
+    member_nodes = np.flatnonzero(forest.mode == MEMBER)
+    if len(member_nodes) > len(sets):
         raise ValueError("fewer sets of members than nodes that ask for them")
-    for node, of in zip(asks.tolist(), sets, strict=False):
+    for node, of in zip(member_nodes.tolist(), sets, strict=False):
         values, mode, last = of[~np.isnan(of)], EQ, fields["no"][node]
         if not values.size:
             # nothing is below the least number
@@ -375,11 +372,11 @@ def tree_ensemble_classifier(c: Call) -> Result:
         return _binary(x, forest, weights, base, names, transform)
     if len(names) < 2 or base.size not in (0, len(names)):
         raise Unsupported(f"{base.size} base values of {len(names)} classes")
-    y, some = scores(x, forest, weights, "SUM", tree)
+    y, has_leaf = scores(x, forest, weights, "SUM", tree)
     if base.size:
-        y, some = ops.add(y, const(base)), None
-    seen = y if some is None else ops.where(some, y, ops.scalar(-np.inf, y.dtype))
-    return [top_label(seen, names), ops.cast(transformed(y, transform), T.f32)]
+        y, has_leaf = ops.add(y, const(base)), None
+    compared = y if has_leaf is None else ops.where(has_leaf, y, ops.scalar(-np.inf, y.dtype))
+    return [top_label(compared, names), ops.cast(transformed(y, transform), T.f32)]
 
 
 def _binary(x: Node, forest: Forest, weights: Weights, base: np.ndarray, names: np.ndarray, transform: str) -> Result:

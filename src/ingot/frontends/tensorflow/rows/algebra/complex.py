@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.frontends.shared import complex as f
-from ingot.frontends.shared.complex import Complex
+from ingot.frontends.shared.composites import complex as f
+from ingot.frontends.shared.composites import fourier
+from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.rows import check_operands
 from ingot.frontends.tensorflow.values import Call, Result, Row, Table, Value
@@ -49,8 +50,8 @@ def conj(c: Call, z: Complex) -> Complex:
 
 @on_complex("ConjugateTranspose")
 def conjugate_transpose(c: Call, z: Complex, order: Node) -> Complex:
-    turned = c.numbers(order)
-    return f.conj(Complex(ops.transpose(z.real, turned), ops.transpose(z.imag, turned)))
+    permutation = c.numbers(order)
+    return f.conj(Complex(ops.transpose(z.real, permutation), ops.transpose(z.imag, permutation)))
 
 
 @on_complex("Angle")
@@ -87,7 +88,8 @@ def function(c: Call, z: Complex) -> Value:
 
 
 _ARITHMETIC = {
-    "Add": f.plus, "AddV2": f.plus, "Sub": f.minus, "Mul": f.times, "Div": f.over, "RealDiv": f.over, "Pow": f.power,
+    "Add": f.add, "AddV2": f.add, "Sub": f.subtract, "Mul": f.multiply, "Div": f.divide, "RealDiv": f.divide,
+    "Pow": f.power,
 }  # fmt: skip
 
 
@@ -106,107 +108,65 @@ def product(c: Call, a: Complex, b: Complex) -> Complex:
     of_real = c.walk.row_of(c.node)
     assert isinstance(of_real, Row)
 
-    def times(x: Node, y: Node) -> Node:
-        made = of_real.fn(c, x, y)
-        assert isinstance(made, Node)
-        return made
+    def multiply(x: Node, y: Node) -> Node:
+        result = of_real.fn(c, x, y)
+        assert isinstance(result, Node)
+        return result
 
-    real = ops.sub(times(a.real, b.real), times(a.imag, b.imag))
-    return Complex(real, ops.add(times(a.real, b.imag), times(a.imag, b.real)))
+    real = ops.sub(multiply(a.real, b.real), multiply(a.imag, b.imag))
+    return Complex(real, ops.add(multiply(a.real, b.imag), multiply(a.imag, b.real)))
 
 
 # what moves or adds elements does so to both parts
-PARTWISE = frozenset((
+PARTWISE_OPS = frozenset((
     "Neg", "Sum", "Mean", "AddN", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Slice", "StridedSlice", "Concat",
     "ConcatV2", "Pack", "Unpack", "Split", "SplitV", "Tile", "Pad", "PadV2", "GatherV2", "Gather", "GatherNd",
     "ReverseV2", "Roll", "BroadcastTo", "Select", "SelectV2", "ZerosLike", "MatrixDiagPartV3", "MatrixBandPart",
     "Cumsum", "Fill", "MatrixDiagV3",
 ))  # fmt: skip
 # of any kind: the first part tells
-_OF_SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank"))
+_SHAPE_OPS = frozenset(("Shape", "ShapeN", "Size", "Rank"))
 
 
 def on_parts(c: Call, row: Row, operands: Sequence[Value]) -> Result:
     """The results of an op of complex operands. Raises Unsupported."""
-    own = on_complex.rows.get(c.op)
-    if own is not None:
-        if not all(isinstance(v, Complex) for v in (operands[:1] if c.op in _MIXED else operands)):
+    complex_row = on_complex.rows.get(c.op)
+    if complex_row is not None:
+        if not all(isinstance(v, Complex) for v in (operands[:1] if c.op in _OPS_OF_MIXED_OPERANDS else operands)):
             raise Unsupported("of complex numbers and others")
-        check_operands(own.fn, len(operands))
-        return own.fn(c, *operands)
-    if c.op not in PARTWISE | _OF_SHAPES:
+        check_operands(complex_row.fn, len(operands))
+        return complex_row.fn(c, *operands)
+    if c.op not in PARTWISE_OPS | _SHAPE_OPS:
         raise Unsupported("of complex numbers")
     parts = [
         row.fn(c, *((v.imag if second else v.real) if isinstance(v, Complex) else v for v in operands))
         for second in (False, True)
     ]
-    if c.op in _OF_SHAPES:
+    if c.op in _SHAPE_OPS:
         return parts[0]
     first, last = ((p if isinstance(p, Sequence) else (p,)) for p in parts)
     pairs = list(zip(first, last, strict=True))
     return [Complex(a, b) for a, b in pairs if isinstance(a, Node) and isinstance(b, Node)]
 
 
-_MIXED = frozenset(("ConjugateTranspose", "IRFFT", "IRFFT2D", "IRFFT3D"))
+_OPS_OF_MIXED_OPERANDS = frozenset(("ConjugateTranspose", "IRFFT", "IRFFT2D", "IRFFT3D"))
 
 
 # --- Fourier transforms
-
-
-def _along(z: Complex, axis: int, inverse: bool) -> Complex:
-    """A transform along an axis, which goes last for it. The inverse has 1 / n."""
-    n = z.real.shape[axis]
-    scale = 1.0
-    if inverse:
-        if not isinstance(n, int):
-            raise Unsupported("the inverse along an open size")
-        scale = 1 / max(n, 1)
-    pair = [ops.swap_axes(v, axis, -1) for v in (z.real, z.imag)]
-    return Complex(*(ops.swap_axes(v, axis, -1) for v in ops.fourier(pair, inverse, scale)))
-
 
 _RANKS = {"FFT": 1, "FFT2D": 2, "FFT3D": 3}
 
 
 @on_complex(*_RANKS, *(f"I{name}" for name in _RANKS))
 def fft(c: Call, z: Complex) -> Complex:
-    inverse = c.op.startswith("I")
-    rank = z.real.type.rank
-    for axis in range(rank - _RANKS[c.op.removeprefix("I")], rank):
-        z = _along(z, axis, inverse)
-    return z
+    return fourier.fft(z, _RANKS[c.op.removeprefix("I")], c.op.startswith("I"))
 
 
 @row("RFFT", "RFFT2D", "RFFT3D")
 def rfft(c: Call, x: Node, lengths: Node) -> Complex:
-    count, rank = _RANKS[c.op.removeprefix("R")], x.type.rank
-    for axis, length in zip(range(rank - count, rank), c.numbers(lengths), strict=True):
-        x = _of_length(x, axis, length)
-    z = Complex(*ops.real_fourier(x))
-    for axis in range(rank - 2, rank - 1 - count, -1):
-        z = _along(z, axis, False)
-    return z
+    return fourier.rfft(x, c.numbers(lengths))
 
 
 @on_complex("IRFFT", "IRFFT2D", "IRFFT3D")
 def irfft(c: Call, z: Complex, lengths: Node) -> Node:
-    count, rank, sizes = _RANKS[c.op.removeprefix("IR")], z.real.type.rank, c.numbers(lengths)
-    needs = (*sizes[:-1], sizes[-1] // 2 + 1)
-    for axis, length in zip(range(rank - count, rank), needs, strict=True):
-        z = Complex(_of_length(z.real, axis, length), _of_length(z.imag, axis, length))
-    for axis in range(rank - count, rank - 1):
-        z = _along(z, axis, True)
-    return ops.real_inverse((z.real, z.imag), sizes[-1], 1 / max(1, sizes[-1]))
-
-
-def _of_length(x: Node, axis: int, length: int) -> Node:
-    """Cut, or filled with zeros."""
-    size = x.shape[axis]
-    if size == length:
-        return x
-    if not isinstance(size, int):
-        raise Unsupported("a transform along an open size")
-    if size > length:
-        return ops.slice_axis(x, axis, 0, length)
-    more = tuple(length - size if i == axis % x.type.rank else 0 for i in range(x.type.rank))
-    return ops.pad(x, (0,) * x.type.rank, more)
+    return fourier.irfft(z, c.numbers(lengths))

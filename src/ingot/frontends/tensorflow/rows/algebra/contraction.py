@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites.windows import pad_first, static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import windows
 from ingot.frontends.tensorflow.values import Call, Table
@@ -16,7 +17,7 @@ row = Table()
 def conv(c: Call, x: Node, w: Node) -> Node:
     """Kernels are [*window, in / groups, out]: groups follow from the channels."""
     n = x.type.rank
-    image, kernel = windows.first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
+    image, kernel = windows.channels_first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
     channels, inner = image.shape[1], kernel.shape[1]
     if not (isinstance(channels, int) and isinstance(inner, int) and inner and channels % inner == 0):
         raise Unsupported(f"of {x.type} by {w.type}")
@@ -26,29 +27,29 @@ def conv(c: Call, x: Node, w: Node) -> Node:
 @row("DepthwiseConv2dNative")
 def depthwise(c: Call, x: Node, w: Node) -> Node:
     """Kernels are [*window, in, multiplier]."""
-    h, width, channels, times = windows.static(w.shape, "a kernel")
-    kernel = ops.reshape(ops.transpose(w, (2, 3, 0, 1)), (channels * times, 1, h, width))
-    return _conv(c, windows.first(c, x), kernel, channels)
+    h, width, channels, multiplier = static_sizes(w.shape, "a kernel")
+    kernel = ops.reshape(ops.transpose(w, (2, 3, 0, 1)), (channels * multiplier, 1, h, width))
+    return _conv(c, windows.channels_first(c, x), kernel, channels)
 
 
 def _conv(c: Call, image: Node, kernel: Node, groups: int) -> Node:
     rank = image.type.rank
-    window = windows.static(kernel.shape[2:], "a kernel")
+    window = static_sizes(kernel.shape[2:], "a kernel")
     strides, dilation = windows.spatial(c, "strides", rank), windows.spatial(c, "dilations", rank)
     around = windows.padding_of(c, image.shape[2:], window, strides, dilation)
-    image, padding = windows.padded(image, around, 0)
-    return windows.back(c, ops.Conv(strides, padding, dilation, groups)(image, kernel))
+    image, padding = pad_first(image, around, 0, 2)
+    return windows.channels_as_given(c, ops.Conv(strides, padding, dilation, groups)(image, kernel))
 
 
 @row("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
     """A transposed convolution: kernels are [*window, out, in], `sizes` is the result's shape."""
     n = x.type.rank
-    image, kernel = windows.first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
-    window = windows.static(kernel.shape[2:], "a kernel")
+    image, kernel = windows.channels_first(c, x), ops.transpose(w, (n - 1, n - 2, *range(n - 2)))
+    window = static_sizes(kernel.shape[2:], "a kernel")
     strides, dilation = windows.spatial(c, "strides", n), windows.spatial(c, "dilations", n)
-    wanted = c.sizes(sizes)
-    wanted = wanted[1:-1] if windows.is_last(c) else wanted[2:]
+    target = c.sizes(sizes)
+    target = target[1:-1] if windows.is_last(c) else target[2:]
     mode, explicit = c.str("padding"), c.ints("explicit_paddings")
     lows: list[int] = []
     for i in range(n - 2):
@@ -56,15 +57,15 @@ def transposed(c: Call, sizes: Node, w: Node, x: Node) -> Node:
         if mode == "EXPLICIT":
             lows.append(explicit[2 * (i + (1 if windows.is_last(c) else 2))])
             continue
-        total = 0 if mode == "VALID" else dim_max((image.shape[2 + i] - 1) * strides[i] + reach - wanted[i], 0)
+        total = 0 if mode == "VALID" else dim_max((image.shape[2 + i] - 1) * strides[i] + reach - target[i], 0)
         if isinstance(total, Dim):
             raise Unsupported(f"padding that depends on a size: {total}")
         lows.append(total // 2)
     y = ops.ConvTranspose(strides, ((0, 0),) * (n - 2), (0,) * (n - 2), dilation)(image, kernel)
     # the whole of what the kernels reach, cut or grown to the size that is wanted
     low = (0, 0, *(-v for v in lows))
-    high = (0, 0, *(size - full + v for size, full, v in zip(wanted, y.shape[2:], lows, strict=True)))
-    return windows.back(c, ops.pad(y, low, high))
+    high = (0, 0, *(size - full + v for size, full, v in zip(target, y.shape[2:], lows, strict=True)))
+    return windows.channels_as_given(c, ops.pad(y, low, high))
 
 
 @row("BiasAdd", "BiasAddV1")
@@ -72,8 +73,8 @@ def bias_add(c: Call, x: Node, b: Node) -> Node:
     n = x.type.rank
     if n < 3:
         return ops.add(x, b)
-    image = windows.first(c, x)
-    return windows.back(c, ops.add(image, ops.reshape(b, (b.shape[0], *(1,) * (n - 2)))))
+    image = windows.channels_first(c, x)
+    return windows.channels_as_given(c, ops.add(image, ops.reshape(b, (b.shape[0], *(1,) * (n - 2)))))
 
 
 @row("MatMul")
@@ -87,10 +88,10 @@ def matmul(c: Call, a: Node, b: Node) -> Node:
 @row("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def batch_matmul(c: Call, a: Node, b: Node) -> Node:
     left = ops.swap_axes(a, -1, -2) if c.flag("adj_x") else a
-    right = ops.swap_axes(b, -1, -2) if c.flag("adj_y") else b
+    rhs = ops.swap_axes(b, -1, -2) if c.flag("adj_y") else b
     if c.has("Tout") and c.dtype("Tout") != a.dtype:
-        left, right = ops.cast(left, c.dtype("Tout")), ops.cast(right, c.dtype("Tout"))
-    return ops.MatMul()(left, right)
+        left, rhs = ops.cast(left, c.dtype("Tout")), ops.cast(rhs, c.dtype("Tout"))
+    return ops.MatMul()(left, rhs)
 
 
 @row("Einsum", "XlaEinsum")

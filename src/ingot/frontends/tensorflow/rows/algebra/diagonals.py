@@ -39,13 +39,13 @@ class _Band:
         return dim_min(self.rows + min(k, 0), self.columns - max(k, 0))
 
     def before(self, k: int) -> DimLike:
-        """How much padding comes before a diagonal."""
+        """The padding in front of a diagonal."""
         side = self.align.split("_")[k < 0]
         return self.longest - self.length(k) if side == "RIGHT" else 0
 
     def spread(self, band: Node, fill: Node) -> Node:
         """[..., rows, columns]: `fill` with the band on its diagonals."""
-        down, across = ops.expand_dims(ops.arange(self.rows), 1), ops.expand_dims(ops.arange(self.columns), 0)
+        down, columns_index = ops.expand_dims(ops.arange(self.rows), 1), ops.expand_dims(ops.arange(self.columns), 0)
         for i, k in enumerate(self.diagonals):
             line = band if self.low == self.high else ops.index_axis(band, -2, i)
             line = ops.slice_axis(line, -1, self.before(k), self.before(k) + self.length(k))
@@ -53,7 +53,7 @@ class _Band:
             size, axis = (self.rows, -1) if k >= 0 else (self.columns, -2)
             rest = (0,) * (line.type.rank - 1)
             line = ops.expand_dims(ops.pad(line, (*rest, 0), (*rest, size - self.length(k))), axis)
-            fill = ops.where(ops.compare("EQ", ops.sub(across, down), k), line, fill)
+            fill = ops.where(ops.compare("EQ", ops.sub(columns_index, down), k), line, fill)
         return fill
 
     def of(self, x: Node, padding: Node) -> Node:
@@ -68,10 +68,10 @@ class _Band:
         return lines[0] if len(lines) == 1 else ops.stack(lines, -2)
 
 
-def _band(c: Call, sides: Sequence[DimLike], k: Node | None) -> _Band:
+def _band(c: Call, shape: Sequence[DimLike], k: Node | None) -> _Band:
     ends = (0,) if k is None else c.numbers(k)
     default = "RIGHT_LEFT" if c.op.endswith("V3") else "LEFT_LEFT"
-    return _Band(sides[-2], sides[-1], ends[0], ends[-1], c.str("align", default))
+    return _Band(shape[-2], shape[-1], ends[0], ends[-1], c.str("align", default))
 
 
 @row("MatrixDiagV3", "MatrixDiagV2", "MatrixDiag", "Diag")
@@ -79,14 +79,14 @@ def diag(c: Call, x: Node, *rest: Node) -> Node:
     """Matrices with a band; those whose size is -1 are as large as it needs, or square."""
     if c.op == "Diag" and x.type.rank != 1:
         raise Unsupported(f"of a tensor of rank {x.type.rank}")
-    k, count, across, fill = rest or (None, None, None, ops.full((), 0, x.dtype))
+    k, count, column_count, fill = rest or (None, None, None, ops.full((), 0, x.dtype))
     ends = (0,) if k is None else c.numbers(k)
-    rows, columns = (-1 if n is None else c.size(n) for n in (count, across))
+    rows, columns = (-1 if n is None else c.size(n) for n in (count, column_count))
     least = x.shape[-1] - min(ends[-1], 0), x.shape[-1] + max(ends[0], 0)
     if rows == -1 and columns == -1:
         rows = columns = dim_max(*least)
-    sides = [low if d == -1 else d for d, low in zip((rows, columns), least, strict=True)]
-    return _band(c, sides, k).spread(x, fill)
+    shape = [low if d == -1 else d for d, low in zip((rows, columns), least, strict=True)]
+    return _band(c, shape, k).spread(x, fill)
 
 
 @row("MatrixDiagPartV3", "MatrixDiagPartV2", "MatrixDiagPart", "DiagPart")
@@ -104,15 +104,16 @@ def set_diagonal(c: Call, x: Node, values: Node, *k: Node) -> Node:
 
 @row("MatrixBandPart")
 def band_part(c: Call, x: Node, lower: Node, upper: Node) -> Node:
-    """What lies at most `lower` below and `upper` above the diagonal; a negative number is without end."""
+    """The elements at most `lower` below and `upper` above the diagonal, zeros elsewhere; a negative number is without
+    end."""
     rows, columns = x.shape[-2], x.shape[-1]
-    below = ops.sub(ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0))
+    offset_below = ops.sub(ops.expand_dims(ops.arange(rows), 1), ops.expand_dims(ops.arange(columns), 0))
     low, high = c.size(lower), c.size(upper)
-    on = ops.full(below.shape, True, ops.compare("EQ", below, 0).dtype)
+    on = ops.full(offset_below.shape, True, ops.compare("EQ", offset_below, 0).dtype)
     if low != -1 and not (isinstance(low, int) and low < 0):
-        on = ops.and_(on, ops.compare("LE", below, low))
+        on = ops.and_(on, ops.compare("LE", offset_below, low))
     if high != -1 and not (isinstance(high, int) and high < 0):
-        on = ops.and_(on, ops.compare("GE", below, 0 - high))
+        on = ops.and_(on, ops.compare("GE", offset_below, 0 - high))
     return ops.where(on, x, 0)
 
 
@@ -136,9 +137,9 @@ def tridiagonal_product(c: Call, above: Node, main: Node, below: Node, b: Node) 
 
 @row("BandedTriangularSolve")
 def banded_solve(c: Call, band: Node, b: Node) -> Node:
-    lower, (more, n) = c.flag("lower") or not c.has("lower"), band.shape[-2:]
-    if not isinstance(more, int):
+    lower, (diagonals, n) = c.flag("lower") or not c.has("lower"), band.shape[-2:]
+    if not isinstance(diagonals, int):
         raise Unsupported("of an open number of diagonals")
-    spread = _Band(n, n, 1 - more if lower else 0, 0 if lower else more - 1, "LEFT_RIGHT")
-    whole = spread.spread(band if more > 1 else ops.squeeze(band, -2), ops.full((), 0, band.dtype))
+    band_shape = _Band(n, n, 1 - diagonals if lower else 0, 0 if lower else diagonals - 1, "LEFT_RIGHT")
+    whole = band_shape.spread(band if diagonals > 1 else ops.squeeze(band, -2), ops.full((), 0, band.dtype))
     return linalg.solve_triangular(whole, b, upper=not lower, transpose=c.flag("adjoint"))

@@ -46,9 +46,9 @@ def log_determinant(c: Call, a: Node) -> Result:
     """The sign by the signs of the factors: their product may overflow."""
     lu, pivots, _ = ops.LU()(a).results
     factors = linalg.diagonal(lu)
-    stays = ops.compare("EQ", pivots, ops.cast(ops.arange(pivots.shape[-1]), pivots.dtype))
-    moved = ops.where(stays, ops.scalar(1.0, a.dtype), -1.0)
-    sign = ops.reduce("prod", ops.mul(moved, ops.Sign()(factors)), -1)
+    is_unmoved = ops.compare("EQ", pivots, ops.cast(ops.arange(pivots.shape[-1]), pivots.dtype))
+    negations = ops.where(is_unmoved, ops.scalar(1.0, a.dtype), -1.0)
+    sign = ops.reduce("prod", ops.mul(negations, ops.Sign()(factors)), -1)
     return [sign, ops.reduce_sum(ops.Log()(ops.Abs()(factors)), -1)]
 
 
@@ -69,8 +69,8 @@ def svd(c: Call, a: Node) -> Result:
 @row("SelfAdjointEigV2", results=("e", "v"))
 def eigh(c: Call, a: Node) -> Result:
     values, vectors = ops.Eigh()(a).results
-    wanted = not c.has("compute_v") or c.flag("compute_v")
-    return [values, vectors if wanted else ops.full((0,), 0, a.dtype)]
+    computes_vectors = not c.has("compute_v") or c.flag("compute_v")
+    return [values, vectors if computes_vectors else ops.full((0,), 0, a.dtype)]
 
 
 @row("Lu", results=("lu", "p"))
@@ -87,16 +87,16 @@ def least_squares(c: Call, a: Node, b: Node, l2: Node) -> Node:
     rows, columns = a.shape[-2:]
     if not isinstance(rows, int) or not isinstance(columns, int):
         raise Unsupported(f"of {a.type}")
-    turned, product = linalg.transposed(a), ops.MatMul()
+    transposed, product = linalg.transposed(a), ops.MatMul()
     tall = rows >= columns
-    gram = product(turned, a) if tall else product(a, turned)
+    gram = product(transposed, a) if tall else product(a, transposed)
     line = ops.arange(min(rows, columns))
     on = ops.compare("EQ", ops.expand_dims(line, 1), ops.expand_dims(line, 0))
     gram = ops.add(gram, ops.where(on, ops.cast(l2, a.dtype), 0.0))
     factor = linalg.cholesky(gram)
     if tall:
-        return linalg.cholesky_solve(product(turned, b), factor)
-    return product(turned, linalg.cholesky_solve(b, factor))
+        return linalg.cholesky_solve(product(transposed, b), factor)
+    return product(transposed, linalg.cholesky_solve(b, factor))
 
 
 @row("MatrixExponential")
@@ -106,7 +106,7 @@ def exponential(c: Call, a: Node) -> Node:
 
 @row("Cross")
 def cross(c: Call, a: Node, b: Node) -> Node:
-    """Of vectors of three along the last axis."""
+    """The cross product of vectors of three along the last axis."""
     x, y = ([ops.index_axis(v, -1, i) for i in range(3)] for v in (a, b))
-    turns = ((1, 2), (2, 0), (0, 1))
-    return ops.stack([ops.sub(ops.mul(x[i], y[j]), ops.mul(x[j], y[i])) for i, j in turns], -1)
+    cyclic_pairs = ((1, 2), (2, 0), (0, 1))
+    return ops.stack([ops.sub(ops.mul(x[i], y[j]), ops.mul(x[j], y[i])) for i, j in cyclic_pairs], -1)

@@ -23,7 +23,9 @@ def to_tensor(c: Call, shape: Node, values: Node, default: Node, *partitions: No
     levels, inner = _levels(c, partitions), values.shape[1:]
     rows, *rest = c.sizes(shape) if shape.shape else (-1,) * (1 + len(levels) + len(inner))
     widths, tail = rest[: len(levels)], rest[len(levels) :]
-    require_equal([d if asked == -1 else asked for d, asked in zip(inner, tail, strict=True)], inner, "inner sizes")
+    require_equal(
+        [d if requested == -1 else requested for d, requested in zip(inner, tail, strict=True)], inner, "inner sizes"
+    )
     if rows != -1:
         begins, lengths = levels[0]
         more = (rows - lengths.shape[0],)
@@ -51,24 +53,24 @@ def _levels(c: Call, partitions: Sequence[Node]) -> list[tuple[Node, Node]]:
 
 
 def _rows(splits: Node) -> tuple[Node, Node]:
-    """Where each row begins, and its length."""
+    """The begin of each row, and its length."""
     splits = ops.cast(splits, i64)
     begins = ops.slice_axis(splits, 0, 0, splits.shape[0] - 1)
     return begins, ops.sub(ops.slice_axis(splits, 0, 1), begins)
 
 
-def _longest(c: Call, lengths: Node, most: DimLike) -> DimLike:
+def _longest(c: Call, lengths: Node, max_length: DimLike) -> DimLike:
     if not c.walk.may_find((lengths,)):
         raise Unsupported("rows as long as the longest, which only the run knows, in a loop or branch")
     longest = ops.reduce_max(ops.concat([ops.full((1,), 0, i64), lengths]))
-    return c.walk.found.size(longest, most, "row")
+    return c.walk.found.size(longest, max_length, "row")
 
 
 def _dense(values: Node, default: Node, begins: Node, lengths: Node, width: DimLike) -> Node:
     column = ops.arange(width)
-    inside = ops.compare("LT", column, ops.expand_dims(lengths, 1))
-    places = ops.where(inside, ops.add(ops.expand_dims(begins, 1), column), 0)
-    shown = ops.reshape(inside, (*inside.shape, *(1 for _ in values.shape[1:])))
+    is_inside = ops.compare("LT", column, ops.expand_dims(lengths, 1))
+    places = ops.where(is_inside, ops.add(ops.expand_dims(begins, 1), column), 0)
+    shown = ops.reshape(is_inside, (*is_inside.shape, *(1 for _ in values.shape[1:])))
     return ops.where(shown, ops.Take(0)(values, places), default)
 
 

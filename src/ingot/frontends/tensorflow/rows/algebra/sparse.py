@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ingot import ops
+from ingot.frontends.shared.composites import movement
+from ingot.frontends.shared.composites.movement import normal_axis
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.tensorflow.values import Call, Result, Table, normal
+from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import DimLike, floordiv, product
 from ingot.ir.node import Node
 from ingot.ir.types import boolean, i64
@@ -18,9 +20,7 @@ def _dense(at: Node, values: Node, sizes: tuple[DimLike, ...]) -> Node:
 
 @row("SparseToDense")
 def to_dense(c: Call, at: Node, sizes: Node, values: Node, default: Node) -> Node:
-    at = ops.reshape(at, (1, 1) if not at.shape else (-1, 1)) if at.type.rank < 2 else at
-    base = ops.broadcast_to(default, c.sizes(sizes))
-    return ops.ScatterND()(base, ops.cast(at, i64), ops.broadcast_to(values, (at.shape[0],)))
+    return movement.to_dense(at, c.sizes(sizes), values, default)
 
 
 @row("SparseTensorDenseMatMul")
@@ -37,7 +37,7 @@ def by_dense(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
 
 @row("SparseMatMul")
 def product_of_dense(c: Call, a: Node, b: Node) -> Node:
-    """Of dense tensors that hold zeros."""
+    """The product of dense tensors that hold zeros."""
     a = ops.swap_axes(a, 0, 1) if c.flag("transpose_a") else a
     return ops.MatMul()(a, ops.swap_axes(b, 0, 1) if c.flag("transpose_b") else b)
 
@@ -78,8 +78,8 @@ def fill_empty_rows(c: Call, at: Node, values: Node, sizes: Node, default: Node)
 
 
 @row("SparseReshape", results=("output_indices", "output_shape"))
-def reshape(c: Call, at: Node, sizes: Node, wanted: Node) -> Result:
-    old, new = c.sizes(sizes), list(c.sizes(wanted))
+def reshape(c: Call, at: Node, sizes: Node, new_sizes: Node) -> Result:
+    old, new = c.sizes(sizes), list(c.sizes(new_sizes))
     if -1 in new:
         known = product(d for d in new if d != -1)
         new[new.index(-1)] = floordiv(product(old), known)
@@ -90,14 +90,14 @@ def reshape(c: Call, at: Node, sizes: Node, wanted: Node) -> Result:
 @row("SparseReduceSum", "SparseReduceMax")
 def reduce(c: Call, at: Node, values: Node, sizes: Node, axes: Node) -> Node:
     shape = c.sizes(sizes)
-    over = tuple(normal(a, len(shape)) for a in c.numbers(axes))
+    over = tuple(normal_axis(a, len(shape)) for a in c.numbers(axes))
     if c.op.endswith("Sum"):
         return ops.reduce_sum(_dense(at, values, shape), over, c.flag("keep_dims"))
     keep = c.flag("keep_dims")
-    there = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), over, keep)
-    least = ops.full(shape, ops.identity_of("max", values.dtype), values.dtype)
-    most = ops.reduce_max(ops.ScatterND("max")(least, ops.cast(at, i64), values), over, keep)
-    return ops.where(ops.compare("GT", there, 0), most, 0)  # 0 where nothing is
+    is_present = ops.reduce_max(_dense(at, ops.full(values.shape, 1, values.dtype), shape), over, keep)
+    lowest = ops.full(shape, ops.identity_of("max", values.dtype), values.dtype)
+    maxima = ops.reduce_max(ops.ScatterND("max")(lowest, ops.cast(at, i64), values), over, keep)
+    return ops.where(ops.compare("GT", is_present, 0), maxima, 0)  # 0 where nothing is
 
 
 @row("SparseTensorDenseAdd")
@@ -108,8 +108,8 @@ def dense_add(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
 @row("SparseDenseCwiseMul", "SparseDenseCwiseAdd", "SparseDenseCwiseDiv")
 def elementwise(c: Call, at: Node, values: Node, sizes: Node, b: Node) -> Node:
     """The new values."""
-    there = ops.GatherND()(ops.broadcast_to(b, c.sizes(sizes)), ops.cast(at, i64))
-    return {"Mul": ops.mul, "Add": ops.add, "Div": ops.div}[c.op[-3:]](values, there)
+    picked = ops.GatherND()(ops.broadcast_to(b, c.sizes(sizes)), ops.cast(at, i64))
+    return {"Mul": ops.mul, "Add": ops.add, "Div": ops.div}[c.op[-3:]](values, picked)
 
 
 @row("SparseConcat", results=("output_indices", "output_values", "output_shape"))
@@ -117,28 +117,28 @@ def concat(c: Call, *operands: Node) -> Result:
     n = c.int("N")
     places, values, sizes = (operands[i * n : (i + 1) * n] for i in range(3))
     shapes = [c.sizes(s) for s in sizes]
-    axis, first, moved = normal(c.int("concat_dim"), len(shapes[0])), ops.scalar(0, i64), list[Node]()
+    axis, first, shifted = normal_axis(c.int("concat_dim"), len(shapes[0])), ops.scalar(0, i64), list[Node]()
     for at, shape in zip(places, shapes, strict=True):
         steps = ops.stack([first if i == axis else ops.scalar(0, i64) for i in range(len(shape))])
-        moved.append(ops.add(at, steps))
+        shifted.append(ops.add(at, steps))
         first = ops.add(first, ops.scalar(shape[axis], i64))
     total = list(shapes[0])
     for s in shapes[1:]:
         total[axis] = total[axis] + s[axis]
     wide = ops.stack([ops.scalar(d, i64) for d in total])
-    at, joined = ops.concat(moved, 0), ops.concat(list(values), 0)
+    at, joined = ops.concat(shifted, 0), ops.concat(list(values), 0)
     order = ops.Sort(0, False, True, 1)(_flat(at, tuple(total)), ops.arange(at.shape[0], i64)).results[1]
     return [ops.Take(0)(at, order), ops.Take(0)(joined, order), wide]
 
 
 @row("SparseSoftmax")
 def softmax(c: Call, at: Node, values: Node, sizes: Node) -> Node:
-    """Of what is there of each row; the new values."""
+    """The softmax over the stored values of each row; returns the new values."""
     shape = c.sizes(sizes)
     if len(shape) < 2:
         raise Unsupported(f"of {len(shape)} axes")
     rows, places = shape[:-1], ops.slice_axis(ops.cast(at, i64), 1, 0, len(shape) - 1)
-    least = ops.full(rows, ops.identity_of("max", values.dtype), values.dtype)
-    most = ops.GatherND()(ops.ScatterND("max")(least, places, values), places)
-    exps = ops.Exp()(ops.sub(values, most))
+    lowest = ops.full(rows, ops.identity_of("max", values.dtype), values.dtype)
+    maxima = ops.GatherND()(ops.ScatterND("max")(lowest, places, values), places)
+    exps = ops.Exp()(ops.sub(values, maxima))
     return ops.div(exps, ops.GatherND()(_dense(places, exps, rows), places))

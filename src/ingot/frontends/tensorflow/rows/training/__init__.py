@@ -1,1 +1,1 @@
-"""What a training step has beside a model: gradients of ops, optimizers, random numbers."""
+"""The parts of a training step beside the model: gradients of ops, optimizers, random numbers."""

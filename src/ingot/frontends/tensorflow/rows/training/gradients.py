@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ingot import ops
 from ingot.autodiff import pullback
+from ingot.frontends.shared.composites.windows import static_sizes
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tensorflow.rows import image, index, norm, pool, shape, windows
 from ingot.frontends.tensorflow.rows.algebra import contraction
@@ -17,15 +18,15 @@ from ingot.ir.types import i32
 row = Table()
 
 
-def _positive(x: Node) -> Node:
+def _is_positive(x: Node) -> Node:
     return ops.compare("GT", x, 0.0)
 
 
 _SELU, _SELU_ALPHA = 1.0507009873554804934193349852946, 1.7580993408473768599402175208123
 # of the gradient and of what the op's own gradient keeps: its operand (features) or its result
-_OF_OPERAND: dict[str, Callable[[Node, Node], Node]] = {
-    "ReluGrad": lambda g, x: ops.where(_positive(x), g, 0.0),
-    "Relu6Grad": lambda g, x: ops.where(ops.and_(_positive(x), ops.compare("LT", x, 6.0)), g, 0.0),
+_SLOPES_BY_OPERAND: dict[str, Callable[[Node, Node], Node]] = {
+    "ReluGrad": lambda g, x: ops.where(_is_positive(x), g, 0.0),
+    "Relu6Grad": lambda g, x: ops.where(ops.and_(_is_positive(x), ops.compare("LT", x, 6.0)), g, 0.0),
     "EluGrad": lambda g, y: ops.where(ops.compare("LT", y, 0.0), ops.mul(ops.add(y, 1.0), g), g),
     "SeluGrad": lambda g, y: ops.where(
         ops.compare("LT", y, 0.0), ops.mul(ops.add(y, _SELU_ALPHA), g), ops.mul(g, _SELU)
@@ -33,7 +34,7 @@ _OF_OPERAND: dict[str, Callable[[Node, Node], Node]] = {
     "SoftplusGrad": lambda g, x: ops.mul(g, ops.Logistic()(x)),
     "SoftsignGrad": lambda g, x: ops.div(g, _square(ops.add(ops.Abs()(x), 1.0))),
 }
-_OF_RESULT: dict[str, Callable[[Node, Node], Node]] = {
+_SLOPES_BY_RESULT: dict[str, Callable[[Node, Node], Node]] = {
     "TanhGrad": lambda y, g: ops.mul(g, ops.sub(1.0, _square(y))),
     "SigmoidGrad": lambda y, g: ops.mul(g, ops.mul(y, ops.sub(1.0, y))),
     "SqrtGrad": lambda y, g: ops.div(ops.mul(g, 0.5), y),
@@ -47,19 +48,19 @@ def _square(x: Node) -> Node:
     return ops.mul(x, x)
 
 
-@row(*_OF_OPERAND, *_OF_RESULT)
+@row(*_SLOPES_BY_OPERAND, *_SLOPES_BY_RESULT)
 def elementwise(c: Call, a: Node, b: Node) -> Node:
-    return (_OF_OPERAND.get(c.op) or _OF_RESULT[c.op])(a, b)
+    return (_SLOPES_BY_OPERAND.get(c.op) or _SLOPES_BY_RESULT[c.op])(a, b)
 
 
 @row("LeakyReluGrad")
 def leaky_relu(c: Call, g: Node, x: Node) -> Node:
-    return ops.where(_positive(x), g, ops.mul(g, c.float("alpha", 0.2)))
+    return ops.where(_is_positive(x), g, ops.mul(g, c.float("alpha", 0.2)))
 
 
 @row("BiasAddGrad")
 def bias(c: Call, g: Node) -> Node:
-    return ops.reduce_sum(windows.first(c, g), tuple(i for i in range(g.type.rank) if i != 1))
+    return ops.reduce_sum(windows.channels_first(c, g), tuple(i for i in range(g.type.rank) if i != 1))
 
 
 @row("BroadcastGradientArgs", results=("r0", "r1"))
@@ -77,11 +78,11 @@ def broadcast_arguments(c: Call, a: Node, b: Node) -> Result:
 
 @row("ConcatOffset")
 def concat_offset(c: Call, axis: Node, *shapes: Node) -> Result:
-    along, total, out = c.axis(axis, len(c.sizes(shapes[0]))), ops.scalar(0, i32), list[Node]()
+    dim, total, out = c.axis(axis, len(c.sizes(shapes[0]))), ops.scalar(0, i32), list[Node]()
     for s in shapes:
-        places = [total if i == along else ops.scalar(0, i32) for i in range(len(c.sizes(s)))]
+        places = [total if i == dim else ops.scalar(0, i32) for i in range(len(c.sizes(s)))]
         out.append(ops.cast(ops.stack(places), s.dtype))
-        total = ops.add(total, ops.scalar(c.sizes(s)[along], i32))
+        total = ops.add(total, ops.scalar(c.sizes(s)[dim], i32))
     return out
 
 
@@ -98,19 +99,19 @@ def sparse_cross_entropy(c: Call, x: Node, labels: Node) -> Result:
     """A label that there is not gives NaN."""
     classes = x.shape[1]
     logs, wide = ops.LogSoftmax(1)(x), ops.expand_dims(labels, 1)
-    hit = ops.compare("EQ", wide, ops.expand_dims(ops.arange(classes, labels.dtype), 0))
-    inside = ops.and_(ops.compare("GE", wide, 0), ops.compare("LT", wide, ops.scalar(classes, labels.dtype)))
-    loss = ops.Neg()(ops.reduce_sum(ops.where(hit, logs, 0.0), 1))
-    slope = ops.sub(ops.Exp()(logs), ops.cast(hit, x.dtype))
+    is_label = ops.compare("EQ", wide, ops.expand_dims(ops.arange(classes, labels.dtype), 0))
+    is_valid = ops.and_(ops.compare("GE", wide, 0), ops.compare("LT", wide, ops.scalar(classes, labels.dtype)))
+    loss = ops.Neg()(ops.reduce_sum(ops.where(is_label, logs, 0.0), 1))
+    slope = ops.sub(ops.Exp()(logs), ops.cast(is_label, x.dtype))
     nan = float("nan")
-    return [ops.where(ops.reshape(inside, labels.shape), loss, nan), ops.where(inside, slope, nan)]
+    return [ops.where(ops.reshape(is_valid, labels.shape), loss, nan), ops.where(is_valid, slope, nan)]
 
 
 @row("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3",
      results=("x_backprop", "scale_backprop", "offset_backprop", "reserve_space_3", "reserve_space_4"))  # fmt: skip
 def batch_norm(c: Call, dy: Node, x: Node, scale: Node, mean: Node, variance: Node, *rest: Node) -> Result:
     """mean, variance: those that the forward op used."""
-    dy, x = windows.first(c, dy), ops.cast(windows.first(c, x), scale.dtype)
+    dy, x = windows.channels_first(c, dy), ops.cast(windows.channels_first(c, x), scale.dtype)
     axes = tuple(i for i in range(x.type.rank) if i != 1)
 
     def wide(v: Node) -> Node:
@@ -123,7 +124,7 @@ def batch_norm(c: Call, dy: Node, x: Node, scale: Node, mean: Node, variance: No
     if c.flag("is_training") or not c.has("is_training"):
         mean_g, mean_gx = (wide(ops.mean(v, axes)) for v in (g, ops.mul(g, normed)))
         g = ops.sub(ops.sub(g, mean_g), ops.mul(normed, mean_gx))
-    by_x = windows.back(c, ops.cast(ops.mul(g, wide(ops.mul(scale, inverse))), dy.dtype))
+    by_x = windows.channels_as_given(c, ops.cast(ops.mul(g, wide(ops.mul(scale, inverse))), dy.dtype))
     empty = ops.full((0,), 0, scale.dtype)
     return [by_x, by_scale, by_offset, empty, empty]
 
@@ -131,7 +132,7 @@ def batch_norm(c: Call, dy: Node, x: Node, scale: Node, mean: Node, variance: No
 # the reverse of forward rows
 
 
-def _like(c: Call, sizes: Node, g: Node) -> Node:
+def _zeros_of(c: Call, sizes: Node, g: Node) -> Node:
     """Zeros of these sizes, for what a gradient does not depend on."""
     return ops.full(c.sizes(sizes), 0, g.dtype)
 
@@ -139,12 +140,12 @@ def _like(c: Call, sizes: Node, g: Node) -> Node:
 @row("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
 def kernel(c: Call, x: Node, sizes: Node, g: Node) -> Node:
     of = contraction.depthwise if c.op.startswith("Depthwise") else contraction.conv
-    return pullback(lambda w: of(c, x, w), _like(c, sizes, g), g)
+    return pullback(lambda w: of(c, x, w), _zeros_of(c, sizes, g), g)
 
 
 @row("DepthwiseConv2dNativeBackpropInput")
 def depthwise_operand(c: Call, sizes: Node, w: Node, g: Node) -> Node:
-    return pullback(lambda x: contraction.depthwise(c, x, w), _like(c, sizes, g), g)
+    return pullback(lambda x: contraction.depthwise(c, x, w), _zeros_of(c, sizes, g), g)
 
 
 @row("MaxPoolGrad", "MaxPool3DGrad")
@@ -154,18 +155,18 @@ def max_pool(c: Call, x: Node, y: Node, g: Node) -> Node:
 
 @row("AvgPoolGrad", "AvgPool3DGrad")
 def avg_pool(c: Call, sizes: Node, g: Node) -> Node:
-    return pullback(lambda v: pool.avg_pool(c, v), _like(c, sizes, g), g)
+    return pullback(lambda v: pool.avg_pool(c, v), _zeros_of(c, sizes, g), g)
 
 
 @row("ResizeBilinearGrad")
 def resize_bilinear(c: Call, g: Node, x: Node) -> Node:
-    size = const(windows.static(g.shape[1:3], "an image"), i32.numpy)
+    size = const(static_sizes(g.shape[1:3], "an image"), i32.numpy)
     return pullback(lambda v: image.bilinear(c, v, size), ops.full(x.shape, 0, g.dtype), g)
 
 
 @row("ResizeNearestNeighborGrad")
 def resize_nearest(c: Call, g: Node, sizes: Node) -> Node:
-    size = const(windows.static(g.shape[1:3], "an image"), i32.numpy)
+    size = const(static_sizes(g.shape[1:3], "an image"), i32.numpy)
     x = ops.full((g.shape[0], *c.sizes(sizes), g.shape[3]), 0, g.dtype)
     return pullback(lambda v: image.nearest(c, v, size), x, g)
 
@@ -179,7 +180,7 @@ def mirror_pad(c: Call, g: Node, paddings: Node) -> Node:
 
 @row("StridedSliceGrad")
 def strided_slice(c: Call, sizes: Node, begin: Node, end: Node, strides: Node, g: Node) -> Node:
-    return pullback(lambda v: index.strided_slice(c, v, begin, end, strides), _like(c, sizes, g), g)
+    return pullback(lambda v: index.strided_slice(c, v, begin, end, strides), _zeros_of(c, sizes, g), g)
 
 
 @row("LRNGrad")

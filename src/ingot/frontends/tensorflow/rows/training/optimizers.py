@@ -13,17 +13,17 @@ row = Table()
 _add, _sub, _mul, _div = ops.add, ops.sub, ops.mul, ops.div
 
 
-def _sq(x: Node) -> Node:
+def _square(x: Node) -> Node:
     return _mul(x, x)
 
 
-def _rest(x: Node) -> Node:
+def _one_minus(x: Node) -> Node:
     return _sub(1.0, x)
 
 
-def _toward(old: Node, new: Node, keep: Node) -> Node:
+def _moving_average(old: Node, new: Node, keep: Node) -> Node:
     """old + (new - old) * (1 - keep)"""
-    return _add(old, _mul(_sub(new, old), _rest(keep)))
+    return _add(old, _mul(_sub(new, old), _one_minus(keep)))
 
 
 def _descent(c: Call, var: Node, alpha: Node, g: Node) -> list[Node]:
@@ -43,47 +43,47 @@ def _keras_momentum(c: Call, var: Node, accum: Node, lr: Node, g: Node, momentum
 
 
 def _rate(lr: Node, power1: Node, power2: Node) -> Node:
-    return _div(_mul(lr, ops.Sqrt()(_rest(power2))), _rest(power1))
+    return _div(_mul(lr, ops.Sqrt()(_one_minus(power2))), _one_minus(power1))
 
 
 def _adam(
     c: Call, var: Node, m: Node, v: Node, p1: Node, p2: Node, lr: Node, b1: Node, b2: Node, eps: Node, g: Node
 ) -> list[Node]:
-    m, v = _toward(m, g, b1), _toward(v, _sq(g), b2)
-    ahead = _add(_mul(m, b1), _mul(_rest(b1), g)) if c.flag("use_nesterov") else m
+    m, v = _moving_average(m, g, b1), _moving_average(v, _square(g), b2)
+    ahead = _add(_mul(m, b1), _mul(_one_minus(b1), g)) if c.flag("use_nesterov") else m
     return [_sub(var, _div(_mul(ahead, _rate(lr, p1, p2)), _add(ops.Sqrt()(v), eps))), m, v]
 
 
 def _amsgrad(
-    c: Call, var: Node, m: Node, v: Node, most: Node, p1: Node, p2: Node, lr: Node, b1: Node, b2: Node, eps: Node,
+    c: Call, var: Node, m: Node, v: Node, max_v: Node, p1: Node, p2: Node, lr: Node, b1: Node, b2: Node, eps: Node,
     g: Node,
 ) -> list[Node]:  # fmt: skip
-    m, v = _toward(m, g, b1), _toward(v, _sq(g), b2)
-    most = ops.maximum(most, v)
-    return [_sub(var, _div(_mul(m, _rate(lr, p1, p2)), _add(ops.Sqrt()(most), eps))), m, v, most]
+    m, v = _moving_average(m, g, b1), _moving_average(v, _square(g), b2)
+    max_v = ops.maximum(max_v, v)
+    return [_sub(var, _div(_mul(m, _rate(lr, p1, p2)), _add(ops.Sqrt()(max_v), eps))), m, v, max_v]
 
 
 def _adamax(
     c: Call, var: Node, m: Node, v: Node, p1: Node, lr: Node, b1: Node, b2: Node, eps: Node, g: Node
 ) -> list[Node]:
-    m, v = _toward(m, g, b1), ops.maximum(_mul(b2, v), ops.Abs()(g))
-    return [_sub(var, _mul(_div(lr, _rest(p1)), _div(m, _add(v, eps)))), m, v]
+    m, v = _moving_average(m, g, b1), ops.maximum(_mul(b2, v), ops.Abs()(g))
+    return [_sub(var, _mul(_div(lr, _one_minus(p1)), _div(m, _add(v, eps)))), m, v]
 
 
 def _adagrad(c: Call, var: Node, accum: Node, lr: Node, g: Node) -> list[Node]:
-    accum = _add(accum, _sq(g)) if c.flag("update_slots") or not c.has("update_slots") else accum
+    accum = _add(accum, _square(g)) if c.flag("update_slots") or not c.has("update_slots") else accum
     return [_sub(var, _mul(_mul(lr, g), ops.Rsqrt()(accum))), accum]
 
 
 def _adagrad_2(c: Call, var: Node, accum: Node, lr: Node, eps: Node, g: Node) -> list[Node]:
-    accum = _add(accum, _sq(g)) if c.flag("update_slots") or not c.has("update_slots") else accum
+    accum = _add(accum, _square(g)) if c.flag("update_slots") or not c.has("update_slots") else accum
     return [_sub(var, _div(_mul(lr, g), _add(ops.Sqrt()(accum), eps))), accum]
 
 
 def _rmsprop(
     c: Call, var: Node, ms: Node, mom: Node, lr: Node, rho: Node, momentum: Node, eps: Node, g: Node
 ) -> list[Node]:
-    ms = _toward(ms, _sq(g), rho)
+    ms = _moving_average(ms, _square(g), rho)
     mom = _add(_mul(mom, momentum), _mul(_mul(g, lr), ops.Rsqrt()(_add(ms, eps))))
     return [_sub(var, mom), ms, mom]
 
@@ -91,15 +91,15 @@ def _rmsprop(
 def _centered_rmsprop(
     c: Call, var: Node, mg: Node, ms: Node, mom: Node, lr: Node, rho: Node, momentum: Node, eps: Node, g: Node
 ) -> list[Node]:
-    ms, mg = _toward(ms, _sq(g), rho), _toward(mg, g, rho)
-    mom = _add(_mul(mom, momentum), _div(_mul(lr, g), ops.Sqrt()(_add(_sub(ms, _sq(mg)), eps))))
+    ms, mg = _moving_average(ms, _square(g), rho), _moving_average(mg, g, rho)
+    mom = _add(_mul(mom, momentum), _div(_mul(lr, g), ops.Sqrt()(_add(_sub(ms, _square(mg)), eps))))
     return [_sub(var, mom), mg, ms, mom]
 
 
-def _adadelta(c: Call, var: Node, accum: Node, moved: Node, lr: Node, rho: Node, eps: Node, g: Node) -> list[Node]:
-    accum = _add(_mul(accum, rho), _mul(_sq(g), _rest(rho)))
-    step = _mul(_mul(ops.Sqrt()(_add(moved, eps)), ops.Rsqrt()(_add(accum, eps))), g)
-    return [_sub(var, _mul(step, lr)), accum, _add(_mul(moved, rho), _mul(_sq(step), _rest(rho)))]
+def _adadelta(c: Call, var: Node, accum: Node, delta_mean: Node, lr: Node, rho: Node, eps: Node, g: Node) -> list[Node]:
+    accum = _add(_mul(accum, rho), _mul(_square(g), _one_minus(rho)))
+    step = _mul(_mul(ops.Sqrt()(_add(delta_mean, eps)), ops.Rsqrt()(_add(accum, eps))), g)
+    return [_sub(var, _mul(step, lr)), accum, _add(_mul(delta_mean, rho), _mul(_square(step), _one_minus(rho)))]
 
 
 def _ftrl(
@@ -107,13 +107,13 @@ def _ftrl(
 ) -> list[Node]:
     """rest: what shrinks weights in the gradient, in V2, then the power of the learning rate."""
     power = ops.Neg()(rest[-1])
-    seen = _add(g, _mul(_mul(rest[0], 2.0), var)) if len(rest) > 1 else g
-    more = _add(accum, _sq(g))
-    grown = ops.pow(more, power)
-    linear = _add(linear, _sub(seen, _mul(_div(_sub(grown, ops.pow(accum, power)), lr), var)))
+    regularized = _add(g, _mul(_mul(rest[0], 2.0), var)) if len(rest) > 1 else g
+    new_accum = _add(accum, _square(g))
+    grown = ops.pow(new_accum, power)
+    linear = _add(linear, _sub(regularized, _mul(_div(_sub(grown, ops.pow(accum, power)), lr), var)))
     curve = _add(_div(grown, lr), _mul(l2, 2.0))
     new = _div(_sub(_mul(ops.Sign()(linear), l1), linear), curve)
-    return [ops.where(ops.compare("GT", ops.Abs()(linear), l1), new, 0.0), more, linear]
+    return [ops.where(ops.compare("GT", ops.Abs()(linear), l1), new, 0.0), new_accum, linear]
 
 
 # rule, and how many variables it steps
@@ -133,8 +133,8 @@ def apply(c: Call, *operands: Value) -> Result:
         for v in variables:
             store(c, v, Missing())
         return ()
-    held = [c.walk.read(expect(v, Variable, "variable")) for v in variables]
-    made = rule(c, *held, *(expect(v, Node, "tensor") for v in rest))
-    for variable, value in zip(variables, made, strict=True):
+    values = [c.walk.read(expect(v, Variable, "variable")) for v in variables]
+    results = rule(c, *values, *(expect(v, Node, "tensor") for v in rest))
+    for variable, value in zip(variables, results, strict=True):
         store(c, variable, value)
     return ()

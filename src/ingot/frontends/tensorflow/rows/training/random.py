@@ -6,12 +6,12 @@ import math
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.stablehlo.rows.random import philox
 from ingot.frontends.tensorflow.values import Call, Result, Table
 from ingot.ir.dims import ceildiv, product
 from ingot.ir.node import Node, const
 from ingot.ir.types import DTYPES, DType, Shape, f32, f64, i32, u32, u64
 from ingot.ops import distributions, sampling, special
+from ingot.ops.nn.terms import Term
 
 row = Table()
 _SCRAMBLE = (0x3EC8F720, 0x02461E29)
@@ -20,11 +20,8 @@ _PHILOX, _AUTO = 1, 3
 
 def _halves(x: Node) -> tuple[Node, Node]:
     """The low and the high word of u64."""
-    return ops.cast(x, u32), ops.cast(ops.apply(ops.ShiftRightLogical(), x, 32), u32)
-
-
-def _joined(low: Node, high: Node) -> Node:
-    return ops.or_(ops.cast(low, u64), ops.apply(ops.ShiftLeft(), ops.cast(high, u64), 32))
+    low, high = ops.words(Term(x))
+    return low.node, high.node
 
 
 def _scrambled(seed: Node) -> tuple[Node, Node]:
@@ -32,8 +29,8 @@ def _scrambled(seed: Node) -> tuple[Node, Node]:
     bits = ops.cast(seed, u64) if seed.dtype.bits == 64 else ops.cast(ops.cast(seed, DTYPES["i64"]), u64)
     words = [ops.reshape(w, (1,)) for i in (0, 1) for w in _halves(ops.index_axis(bits, 0, i))]
     key = tuple(ops.full((1,), k, u32) for k in _SCRAMBLE)
-    a, b, c, d = philox((key[0], key[1]), (words[0], words[1], words[2], words[3]))
-    return _joined(a, b), ops.concat([ops.full((1,), 0, u64), _joined(c, d)], 0)
+    a, b, c, d = ops.philox((key[0], key[1]), (words[0], words[1], words[2], words[3]))
+    return sampling.join_words(a, b), ops.concat([ops.full((1,), 0, u64), sampling.join_words(c, d)], 0)
 
 
 @row("StatelessRandomGetKeyCounter", results=("key", "counter"))
@@ -58,13 +55,8 @@ def _words(key: Node, counter: Node, count: object) -> Node:
 
 def _blocks(key: Node, counter: Node, places: Node) -> Node:
     """u32[n, 4]: those at these places, u64[n], behind the counter."""
-    low, high = ops.index_axis(counter, 0, 0), ops.index_axis(counter, 0, 1)
-    at = ops.add(places, low)
-    carry = ops.cast(ops.compare("LT", at, low), u64)
-    over = ops.add(ops.broadcast_to(high, at.shape), carry)
-    k = tuple(ops.broadcast_to(w, at.shape) for w in _halves(ops.index_axis(key, 0, 0)))
-    a, b = _halves(at)
-    return ops.stack(philox((k[0], k[1]), (a, b, *_halves(over))), 1)
+    key, low, high = ops.index_axis(key, 0, 0), ops.index_axis(counter, 0, 0), ops.index_axis(counter, 0, 1)
+    return ops.philox_blocks(key, low, high, places)
 
 
 def _drawn(key: Node, counter: Node, shape: Shape, wide: bool) -> Node:
@@ -73,7 +65,7 @@ def _drawn(key: Node, counter: Node, shape: Shape, wide: bool) -> Node:
     words = ops.reshape(_words(key, counter, 2 * count if wide else count), (-1,))
     if wide:
         pairs = ops.reshape(words, (-1, 2))
-        words = _joined(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1))
+        words = sampling.join_words(ops.index_axis(pairs, 1, 0), ops.index_axis(pairs, 1, 1))
     return ops.reshape(ops.slice_axis(words, 0, 0, count), shape)
 
 
@@ -83,7 +75,7 @@ def _unit(bits: Node) -> Node:
     raw = ops.or_(ops.and_(bits, (1 << digits) - 1), one)
     if dtype == f64:  # the first word of a pair is the upper one
         low, high = _halves(bits)
-        raw = ops.or_(ops.and_(_joined(high, low), (1 << digits) - 1), one)
+        raw = ops.or_(ops.and_(sampling.join_words(high, low), (1 << digits) - 1), one)
     return ops.sub(ops.BitcastConvert(dtype)(raw), 1.0)
 
 
@@ -103,22 +95,24 @@ def _box_muller(bits: Node) -> Node:
     return ops.stack([ops.mul(ops.Sin()(angle), length), ops.mul(ops.Cos()(angle), length)], 1)
 
 
-_CUT = 2.0  # of truncated normals
-_GROUP, _RESERVED, _TRIED = 4, 256, 16
+_TRUNCATION_DEVIATIONS = 2.0  # of truncated normals
+_GROUP_SIZE, _BLOCKS_PER_GROUP, _CANDIDATES = 4, 256, 16
 
 
 def _truncated(key: Node, counter: Node, shape: Shape) -> Node:
     """Of each four results the first four of their numbers below the cut: 256 blocks belong to them, of which
     TensorFlow draws until four are there. Of 16 numbers fewer than four are below it once in 10^15."""
     count = product(shape)
-    groups, blocks = ceildiv(count, _GROUP), _TRIED // 4
-    first = ops.expand_dims(ops.mul(ops.arange(groups, u64), _RESERVED), 1)
+    groups, blocks = ceildiv(count, _GROUP_SIZE), _CANDIDATES // 4
+    first = ops.expand_dims(ops.mul(ops.arange(groups, u64), _BLOCKS_PER_GROUP), 1)
     at = ops.reshape(ops.add(first, ops.arange(blocks, u64)), (-1,))
     words = ops.reshape(_blocks(key, counter, at), (-1, 2))
-    numbers = ops.reshape(_box_muller(words), (groups, _TRIED))
-    beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _CUT), i32)
-    kept = ops.Sort(1, False, True, 1)(beyond, numbers).results[1]
-    return ops.reshape(ops.slice_axis(ops.reshape(ops.slice_axis(kept, 1, 0, _GROUP), (-1,)), 0, 0, count), shape)
+    numbers = ops.reshape(_box_muller(words), (groups, _CANDIDATES))
+    is_beyond = ops.cast(ops.compare("GE", ops.Abs()(numbers), _TRUNCATION_DEVIATIONS), i32)
+    ordered = ops.Sort(1, False, True, 1)(is_beyond, numbers).results[1]
+    return ops.reshape(
+        ops.slice_axis(ops.reshape(ops.slice_axis(ordered, 1, 0, _GROUP_SIZE), (-1,)), 0, 0, count), shape
+    )
 
 
 def _source(c: Call, operands: tuple[Node, ...]) -> tuple[Node, Node, tuple[Node, ...]]:
@@ -176,7 +170,7 @@ def of_the_model(c: Call, sizes: Node) -> Node:
 @row("TruncatedNormal")
 def truncated_of_the_model(c: Call, sizes: Node) -> Node:
     """By the inverse of the distribution's function between the cuts."""
-    tail = math.erfc(_CUT / math.sqrt(2)) / 2
+    tail = math.erfc(_TRUNCATION_DEVIATIONS / math.sqrt(2)) / 2
     unit = sampling.uniform(c.walk.random_key(), c.lengths(sizes), f64)
     return ops.cast(special.ndtri(ops.add(ops.mul(unit, 1 - 2 * tail), tail)), c.dtype("dtype", f32))
 
@@ -203,7 +197,5 @@ def int_of_the_model(c: Call, sizes: Node, low: Node, high: Node) -> Node:
 @row("Multinomial")
 def multinomial(c: Call, logits: Node, count: Node) -> Node:
     """Logarithms of weights [b, n] -> places [b, count]."""
-    wide = ops.cast(logits, f64)
-    weights = ops.Exp()(ops.sub(wide, ops.reduce_max(wide, -1, True)))
-    drawn = sampling.categorical(c.walk.random_key(), weights, c.numbers(count)[0])
+    drawn = sampling.categorical_of_logits(c.walk.random_key(), logits, c.numbers(count)[0])
     return ops.cast(drawn, c.dtype("output_dtype", DTYPES["i64"]))

@@ -13,7 +13,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.fixed_point import Multiplier, fixed, multiplied, multiplied_wide, rounded_shift
-from ingot.frontends.tflite.levels import activation_range, away, cut, moved
+from ingot.frontends.tflite.levels import activation_range, centered, round_away, saturated
 from ingot.frontends.tflite.rows import reduce, window
 from ingot.frontends.tflite.rows.elementwise import compared
 from ingot.ir import types as T
@@ -21,14 +21,14 @@ from ingot.ir.dims import product
 from ingot.ir.node import Node, const
 
 on_levels = Table()
-_MOST_TAPS = 1 << 20  # of a resized axis
+_MAX_TAPS = 1 << 20  # of a resized axis
 
 
 def finished(c: Call, y: Node) -> Node:
     """i32 steps from the result's zero as its levels, cut where the fused activation ends."""
     out = c.out_levels()
     low, high = activation_range(c.int("activation"), out, c.type())
-    return cut(ops.add(y, out.zero, c.loc), c.type(), low, high)
+    return saturated(ops.add(y, out.zero), c.type(), low, high)
 
 
 @on_levels("ADD", "SUB")
@@ -39,45 +39,46 @@ def add(c: Call) -> Node:
     wide = c.type() == T.i16
     if wide and c.op.options.get("pot_scale_int16", True) and all(math.frexp(s)[0] == 0.5 for s in scales):
         return _by_powers(c, [math.frexp(s)[1] for s in scales])
-    left = 15 if wide else 20
+    left_shift = 15 if wide else 20
     common = 2 * max(scales[:2])
     parts = [
-        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left_shift), Multiplier.of(scales[i] / common))
+        for i in range(2)
     ]
-    by = Multiplier.of(common / ((1 << left) * scales[2]))
-    return finished(c, multiplied(combine(parts[0], parts[1], c.loc), by))
+    by = Multiplier.of(common / ((1 << left_shift) * scales[2]))
+    return finished(c, multiplied(combine(parts[0], parts[1]), by))
 
 
 def _by_powers(c: Call, exponents: list[int]) -> Node:
-    """Of scales that are powers of two: shifts, and a sum that is cut."""
+    """A sum for scales that are powers of two: shifts, and saturation."""
     shifts = [exponents[2] - e for e in exponents[:2]]
     if min(shifts) < 0 or 0 not in shifts or c.op.name != "ADD":
         raise Unsupported("16-bit levels whose scales are powers of two that do not fit")
     parts = [ops.cast(rounded_shift(ops.cast(c.x(i), T.i64), [s]), T.i32) for i, s in enumerate(shifts)]
     low, high = activation_range(c.int("activation"), c.out_levels(), T.i16)
-    return cut(ops.add(parts[0], parts[1], c.loc), T.i16, low, high)
+    return saturated(ops.add(parts[0], parts[1]), T.i16, low, high)
 
 
 @on_levels("MUL")
 def mul(c: Call) -> Node:
-    a, b = (moved(c.x(i), c.levels(i)) for i in range(2))
+    a, b = (centered(c.x(i), c.levels(i)) for i in range(2))
     by = Multiplier.of(c.levels(0).scale * c.levels(1).scale / c.out_levels().scale)
-    return finished(c, multiplied(ops.mul(a, b, c.loc), by))
+    return finished(c, multiplied(ops.mul(a, b), by))
 
 
 @on_levels("DIV")
 def div(c: Call) -> Node:
     """A table of all pairs. What the kernel leaves open, a division by 0, is the greatest number or the least."""
-    given, by, out, dtype = c.levels(0), c.levels(1), c.out_levels(), c.type()
+    dividend, by, out, dtype = c.levels(0), c.levels(1), c.out_levels(), c.type()
     if dtype.bits != 8 or c.x(0).dtype != dtype or c.x(1).dtype != dtype:
         raise Unsupported(f"of {c.x(0).dtype} by {c.x(1).dtype} to {dtype}")
-    a, b = tables.levels_of(dtype)[:, None] - given.zero, tables.levels_of(dtype)[None, :] - by.zero
-    scale = given.scale / (by.scale * out.scale)
+    a, b = tables.levels_of(dtype)[:, None] - dividend.zero, tables.levels_of(dtype)[None, :] - by.zero
+    scale = dividend.scale / (by.scale * out.scale)
     steps = np.where(b == 0, np.sign(a) << 16, tables.quotient(a, np.where(b == 0, 1, b), scale))
     low, high = activation_range(c.int("activation"), out, dtype)
     table = np.clip(steps + out.zero, low, high).astype(dtype.numpy).reshape(-1)
     left, right = (ops.sub(ops.cast(x, T.i32), dtype.range[0]) for x in (c.x(0), c.x(1)))
-    return ops.Take(0)(const(table), ops.add(ops.mul(left, 256), right), loc=c.loc)
+    return ops.Take(0)(const(table), ops.add(ops.mul(left, 256), right))
 
 
 @on_levels("SQUARED_DIFFERENCE")
@@ -85,14 +86,17 @@ def squared_difference(c: Call) -> Node:
     """Both brought to a common scale, 7 bits up."""
     if c.type() != T.i8:
         raise Unsupported(f"of {c.type()}")
-    left, scales, out = 7, [c.levels(i).scale for i in range(2)], c.out_levels()
+    left_shift, scales, out = 7, [c.levels(i).scale for i in range(2)], c.out_levels()
     common = 2 * max(scales)
     parts = [
-        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << left), Multiplier.of(scales[i] / common)) for i in range(2)
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << left_shift), Multiplier.of(scales[i] / common))
+        for i in range(2)
     ]
-    apart = ops.sub(parts[0], parts[1])
-    y = multiplied(ops.mul(apart, apart), Multiplier.of(common * common / ((1 << 2 * left) * out.scale)))
-    return cut(ops.add(y, out.zero, c.loc), T.i8)
+    difference = ops.sub(parts[0], parts[1])
+    y = multiplied(
+        ops.mul(difference, difference), Multiplier.of(common * common / ((1 << 2 * left_shift) * out.scale))
+    )
+    return saturated(ops.add(y, out.zero), T.i8)
 
 
 @on_levels("NEG")
@@ -101,21 +105,21 @@ def negative(c: Call) -> Node:
     same_scales(c, (0,))
     if c.levels().zero:
         raise Unsupported("of levels whose zero is not 0")
-    return ops.Neg()(c.x(), loc=c.loc)
+    return ops.Neg()(c.x())
 
 
 @on_levels("MAXIMUM", "MINIMUM")
 def extreme(c: Call) -> Node:
     same_scales(c, (0, 1))
-    return (ops.maximum if c.op.name == "MAXIMUM" else ops.minimum)(c.x(0), c.x(1), c.loc)
+    return (ops.maximum if c.op.name == "MAXIMUM" else ops.minimum)(c.x(0), c.x(1))
 
 
 def same_scales(c: Call, operands: tuple[int, ...]) -> None:
     """Raise Unsupported unless these operands' levels are the result's."""
     out = c.out_levels()
     for i in operands:
-        given = c.levels(i)
-        if (given.scales, given.zeros) != (out.scales, out.zeros):
+        levels = c.levels(i)
+        if (levels.scales, levels.zeros) != (out.scales, out.zeros):
             raise Unsupported("of levels with several scales")
 
 
@@ -123,37 +127,40 @@ def same_scales(c: Call, operands: tuple[int, ...]) -> None:
 def comparison(c: Call) -> Node:
     """Both in units of 1/256."""
     parts = [
-        multiplied(ops.mul(moved(c.x(i), c.levels(i)), 1 << 8), Multiplier.of(c.levels(i).scale)) for i in range(2)
+        multiplied(ops.mul(centered(c.x(i), c.levels(i)), 1 << 8), Multiplier.of(c.levels(i).scale)) for i in range(2)
     ]
     return compared(c, *parts)
 
 
 @on_levels("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
 def relu(c: Call) -> Node:
-    given, out = c.levels(), c.out_levels()
-    y = ops.add(multiplied(moved(c.x(), given), Multiplier.of(given.scale / out.scale)), out.zero, c.loc)
+    levels, out = c.levels(), c.out_levels()
+    y = ops.add(multiplied(centered(c.x(), levels), Multiplier.of(levels.scale / out.scale)), out.zero)
     low, high = {"RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "RELU_0_TO_1": (0, 1)}[c.op.name]
     ends = [
-        None if end is None else out.zero + away(float(np.float32(end) / np.float32(out.scale))) for end in (low, high)
+        None if end is None else out.zero + round_away(float(np.float32(end) / np.float32(out.scale)))
+        for end in (low, high)
     ]
-    return cut(y, c.type(), *ends)
+    return saturated(y, c.type(), *ends)
 
 
 @on_levels("LEAKY_RELU")
 def leaky_relu(c: Call) -> Node:
-    given, out, x = c.levels(), c.out_levels(), moved(c.x(), c.levels())
+    levels, out, x = c.levels(), c.out_levels(), centered(c.x(), c.levels())
     alpha = float(np.float32(c.float("alpha")))
-    above, below = (multiplied(x, Multiplier.of(s)) for s in (given.scale / out.scale, given.scale * alpha / out.scale))
-    return finished(c, ops.where(ops.compare("GE", x, 0), above, below, c.loc))
+    positive, negative = (
+        multiplied(x, Multiplier.of(s)) for s in (levels.scale / out.scale, levels.scale * alpha / out.scale)
+    )
+    return finished(c, ops.where(ops.compare("GE", x, 0), positive, negative))
 
 
 @on_levels("PRELU")
 def prelu(c: Call) -> Node:
-    x, alpha = ops.promote(moved(c.x(0), c.levels(0)), moved(c.x(1), c.levels(1)))
-    given, out = c.levels().scale, c.out_levels().scale
-    above = multiplied(x, Multiplier.of(given / out))
-    below = multiplied(ops.mul(x, alpha), Multiplier.of(given * c.levels(1).scale / out))
-    return finished(c, ops.where(ops.compare("GE", x, 0), above, below, c.loc))
+    x, alpha = ops.promote(centered(c.x(0), c.levels(0)), centered(c.x(1), c.levels(1)))
+    scale, out = c.levels().scale, c.out_levels().scale
+    positive = multiplied(x, Multiplier.of(scale / out))
+    negative = multiplied(ops.mul(x, alpha), Multiplier.of(scale * c.levels(1).scale / out))
+    return finished(c, ops.where(ops.compare("GE", x, 0), positive, negative))
 
 
 @on_levels("CONCATENATION")
@@ -161,17 +168,17 @@ def concatenation(c: Call) -> Node:
     out = c.out_levels()
     parts: list[Node] = []
     for i, x in enumerate(c.xs()):
-        given = c.levels(i)
-        if (given.scale, given.zero) == (out.scale, out.zero):
+        levels = c.levels(i)
+        if (levels.scale, levels.zero) == (out.scale, out.zero):
             parts.append(x)
         elif c.type() == T.u8:
             # in f32, as the kernel has it
-            factor = np.float32(given.scale) * (np.float32(1) / np.float32(out.scale))
-            y = ops.add(ops.mul(ops.cast(x, T.f32), const(factor)), const(np.float32(-given.zero) * factor))
-            parts.append(cut(ops.add(ops.cast(ops.RoundAway()(y), T.i32), out.zero), T.u8))
+            factor = np.float32(levels.scale) * (np.float32(1) / np.float32(out.scale))
+            y = ops.add(ops.mul(ops.cast(x, T.f32), const(factor)), const(np.float32(-levels.zero) * factor))
+            parts.append(saturated(ops.add(ops.cast(ops.RoundAway()(y), T.i32), out.zero), T.u8))
         else:
             raise Unsupported("of levels with several scales")
-    return ops.concat(parts, c.int("axis"), c.loc)
+    return ops.concat(parts, c.int("axis"))
 
 
 @on_levels("AVERAGE_POOL_2D")
@@ -181,7 +188,7 @@ def average_pool(c: Call) -> Node:
     x = ops.cast(c.x(), T.i32)
     total, count = window.fold(c, "sum", x, w, kernel), window.counts(c, x, w, kernel)
     low, high = activation_range(c.int("activation"), c.out_levels(), c.type())
-    return cut(quotient(total, count), c.type(), low, high)
+    return saturated(quotient(total, count), c.type(), low, high)
 
 
 def quotient(total: Node, count: Node) -> Node:
@@ -194,56 +201,56 @@ def quotient(total: Node, count: Node) -> Node:
 def max_pool(c: Call) -> Node:
     x, (w, kernel) = c.x(), window.pool_window(c)
     low, high = activation_range(c.int("activation"), c.out_levels(), c.type())
-    return cut(window.fold(c, "max", x, w, kernel, x.dtype.range[0]), c.type(), low, high)
+    return saturated(window.fold(c, "max", x, w, kernel, x.dtype.range[0]), c.type(), low, high)
 
 
 @on_levels("REDUCE_MAX", "REDUCE_MIN")
 def reduce_extreme(c: Call) -> Node:
     same_scales(c, (0,))
-    return ops.reduce(c.op.name.removeprefix("REDUCE_").lower(), c.x(), reduce.axes(c), c.flag("keep_dims"), c.loc)
+    return ops.reduce(c.op.name.removeprefix("REDUCE_").lower(), c.x(), reduce.axes(c), c.flag("keep_dims"))
 
 
 @on_levels("MEAN", "SUM")
 def mean(c: Call) -> Node:
     """A sum in integers; a mean's divisor is part of the scale."""
-    given, out, axes = c.levels(), c.out_levels(), reduce.axes(c)
-    total = ops.reduce_sum(moved(c.x(), given), axes, c.flag("keep_dims"), c.loc)
-    m, shift = fixed(given.scale / out.scale)
+    levels, out, axes = c.levels(), c.out_levels(), reduce.axes(c)
+    total = ops.reduce_sum(centered(c.x(), levels), axes, c.flag("keep_dims"))
+    m, shift = fixed(levels.scale / out.scale)
     if c.op.name == "MEAN":
         count = product(c.x().shape[a] for a in axes)
         if not isinstance(count, int) or count < 1:
             raise Unsupported(f"a mean of {count} levels")
         up = min(count.bit_length() - 1, 32, 31 + shift)
         m, shift = (m << up) // count, shift - up
-    return cut(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero, c.loc), c.type())
+    return saturated(ops.add(multiplied(total, Multiplier((m,), (shift,))), out.zero), c.type())
 
 
 @on_levels("REDUCE_PROD")
 def product_of_levels(c: Call) -> Node:
     """One factor after the other, each product scaled by its part of the whole scale."""
-    given, out, axes, x = c.levels(), c.out_levels(), reduce.axes(c), c.x()
-    kept = tuple(a for a in range(x.type.rank) if a not in axes)
-    count, shape = product(x.shape[a] for a in axes), tuple(x.shape[a] for a in kept)
+    levels, out, axes, x = c.levels(), c.out_levels(), reduce.axes(c), c.x()
+    kept_axes = tuple(a for a in range(x.type.rank) if a not in axes)
+    count, shape = product(x.shape[a] for a in axes), tuple(x.shape[a] for a in kept_axes)
     if not isinstance(count, int) or count < 1:
         raise Unsupported(f"a product of {count} levels")
-    by = Multiplier.of(given.scale / out.scale ** (1 / count))
-    rows = ops.reshape(ops.transpose(moved(x, given), (*axes, *kept)), (count, *shape))
+    by = Multiplier.of(levels.scale / out.scale ** (1 / count))
+    rows = ops.reshape(ops.transpose(centered(x, levels), (*axes, *kept_axes)), (count, *shape))
 
-    def turn(values: Sequence[Node]) -> tuple[Node, ...]:
+    def body(values: Sequence[Node]) -> tuple[Node, ...]:
         i, total, factors = values
         factor = ops.Take(0)(factors, i)
         whole = multiplied_wide(ops.mul(ops.cast(total, T.i64), ops.cast(factor, T.i64)), by)
         return ops.add(i, 1), whole, factors
 
     start = (ops.scalar(1, T.i32), ops.index_axis(rows, 0, 0), rows)
-    total = bodies.loop(c.importer.found, start, lambda v: ops.compare("LT", v[0], count), turn, c.loc)[1]
-    y = cut(ops.add(multiplied_wide(ops.cast(total, T.i64), by), out.zero), c.type())
+    total = bodies.loop(c.importer.found, start, lambda v: ops.compare("LT", v[0], count), body, c.loc)[1]
+    y = saturated(ops.add(multiplied_wide(ops.cast(total, T.i64), by), out.zero), c.type())
     return ops.reshape(y, tuple(1 if a in axes else d for a, d in enumerate(x.shape))) if c.flag("keep_dims") else y
 
 
 @on_levels("RESIZE_BILINEAR")
 def resize_bilinear(c: Call) -> Node:
-    """Of signed levels: weights of 10 bits."""
+    """Signed levels by weights of 10 bits."""
     x, sizes = c.x(), c.ints(1)
     if x.dtype == T.u8:
         raise Unsupported(f"of {x.dtype}")
@@ -252,19 +259,19 @@ def resize_bilinear(c: Call) -> Node:
     y = ops.cast(x, wide)
     for axis, size in zip((1, 2), sizes, strict=True):
         n = x.shape[axis]
-        if not isinstance(n, int) or not 0 < size <= _MOST_TAPS:
+        if not isinstance(n, int) or not 0 < size <= _MAX_TAPS:
             raise Unsupported(f"from a size {n} to {size}")
         low, high, weight = _taps(c, n, size)
         shape = [-1 if a == axis else 1 for a in range(4)]
         up = const(weight.reshape(shape).astype(wide.numpy))
-        below, above = (ops.Take(axis)(y, const(v)) for v in (low, high))
-        y = ops.add(ops.mul(below, ops.sub(1 << 10, up)), ops.mul(above, up))
+        low_values, high_values = (ops.Take(axis)(y, const(v)) for v in (low, high))
+        y = ops.add(ops.mul(low_values, ops.sub(1 << 10, up)), ops.mul(high_values, up))
     half = ops.where(ops.compare("GT", y, 0), ops.full(y.shape, 1 << 19, wide), ops.full(y.shape, -(1 << 19), wide))
-    return ops.cast(ops.div(ops.add(y, half), 1 << 20, c.loc), x.dtype)
+    return ops.cast(ops.div(ops.add(y, half), 1 << 20), x.dtype)
 
 
 def _taps(c: Call, n: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each place: the elements below and above, and the weight of the latter in 1/1024."""
+    """For each place, the indices of the elements below and above, and the weight of the latter in 1/1024."""
     corners = c.flag("align_corners") and size > 1
     whole, parts = (n - 1, size - 1) if corners else (n, size)
     step = ((1 << 10) * whole + parts // 2) // parts

@@ -11,43 +11,43 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite import tables, wide_tables
 from ingot.frontends.tflite.call import Call, Table
-from ingot.frontends.tflite.fixed_point import Multiplier, fixed, high, multiplied, rounded_shift
+from ingot.frontends.tflite.fixed_point import Multiplier, fixed, high_product, multiplied, rounded_shift
 from ingot.frontends.tflite.inverse_root import inverse_root, multiplied_by
-from ingot.frontends.tflite.levels import cut, moved, real
+from ingot.frontends.tflite.levels import centered, dequantized, saturated
 from ingot.frontends.tflite.logarithm import logarithm, reciprocal
 from ingot.ir import types as T
 from ingot.ir.node import Node, const
 
 on_levels = Table()
-_BITS = 4  # before the point of what logistic and tanh are computed of
+_INTEGER_BITS = 4  # before the point of what logistic and tanh are computed of
 
 
 @on_levels("LOGISTIC", "TANH")
 def squashed(c: Call) -> Node:
     """8 bits in fixed point, 16 by the sigmoid's table."""
-    x, given = c.x(), c.levels()
+    x, levels = c.x(), c.levels()
     if x.dtype == T.i16:
-        return (wide_tables.logistic if c.op.name == "LOGISTIC" else wide_tables.tanh)(x, given.scale)
-    scale = given.scale * (1 << (31 - _BITS))
+        return (wide_tables.logistic if c.op.name == "LOGISTIC" else wide_tables.tanh)(x, levels.scale)
+    scale = levels.scale * (1 << (31 - _INTEGER_BITS))
     _, shift = fixed(scale)
-    q = tables.levels_of(x.dtype) - given.zero
+    q = tables.levels_of(x.dtype) - levels.zero
     inner = tables.multiplied(q, scale)
-    reach = tables.radius(_BITS, shift)
+    reach = tables.radius(_INTEGER_BITS, shift)
     low, high = x.dtype.range
     if c.op.name == "LOGISTIC":
-        y = tables.halved(tables.logistic(inner, _BITS), 23) + low
+        y = tables.halved(tables.logistic(inner, _INTEGER_BITS), 23) + low
     else:
-        y = tables.halved(tables.tanh(inner, _BITS), 24) + (low + high + 1) // 2
+        y = tables.halved(tables.tanh(inner, _INTEGER_BITS), 24) + (low + high + 1) // 2
     y = np.where(q <= -reach, low, np.where(q >= reach, high, np.clip(y, low, high)))
     return tables.lookup(x, y.astype(x.dtype.numpy))
 
 
 @on_levels("HARD_SWISH")
 def hard_swish(c: Call) -> Node:
-    x, given, out = c.x(), c.levels(), c.out_levels()
-    if x.dtype.bits != 8 or fixed(given.scale / 128 / out.scale)[1] > 0:
-        raise Unsupported(f"of {x.dtype} with scales {given.scale} and {out.scale}")
-    y = tables.hard_swish(tables.levels_of(x.dtype) - given.zero, given.scale, out.scale) + out.zero
+    x, levels, out = c.x(), c.levels(), c.out_levels()
+    if x.dtype.bits != 8 or fixed(levels.scale / 128 / out.scale)[1] > 0:
+        raise Unsupported(f"of {x.dtype} with scales {levels.scale} and {out.scale}")
+    y = tables.hard_swish(tables.levels_of(x.dtype) - levels.zero, levels.scale, out.scale) + out.zero
     return tables.lookup(x, np.clip(y, *x.dtype.range).astype(x.dtype.numpy))
 
 
@@ -62,13 +62,13 @@ def _gelu_tanh(x: np.ndarray) -> np.ndarray:
 def _function(c: Call) -> Callable[[np.ndarray], np.ndarray]:
     low, high = c.type().range
     out = c.out_levels()
-    least, most = (np.float32(end - out.zero) * np.float32(out.scale) for end in (low, high))
+    min_value, max_value = (np.float32(end - out.zero) * np.float32(out.scale) for end in (low, high))
     return {
         "ELU": lambda x: np.where(x < 0, np.expm1(x), x),
         "EXP": np.exp,
         "GELU": _gelu_tanh if c.flag("approximate") else _gelu,
-        "LOG": lambda x: np.where(x > 0, np.log(x), least),
-        "RSQRT": lambda x: np.where(x > 0, np.float32(1) / np.sqrt(x), most),
+        "LOG": lambda x: np.where(x > 0, np.log(x), min_value),
+        "RSQRT": lambda x: np.where(x > 0, np.float32(1) / np.sqrt(x), max_value),
     }[c.op.name]
 
 
@@ -77,129 +77,131 @@ def by_numbers(c: Call) -> Node:
     """Functions that the kernels, too, look up in tables made of floats."""
     x = c.x()
     if x.dtype == T.i16:
-        return cut(wide_tables.interpolated(x, wide_tables.of_real(_function(c), c.levels(), c.out_levels())), T.i16)
+        return saturated(
+            wide_tables.interpolated(x, wide_tables.of_real(_function(c), c.levels(), c.out_levels())), T.i16
+        )
     return tables.lookup(x, tables.of_real(_function(c), x.dtype, c.levels(), c.out_levels()))
 
 
 @on_levels("RSQRT")
 def rsqrt(c: Call) -> Node:
     """16 bits by a table, 8 by Newton's steps. The kernel fails below 0; here that is what 0 is, the greatest."""
-    x, given, out = c.x(), c.levels(), c.out_levels()
+    x, levels, out = c.x(), c.levels(), c.out_levels()
     if x.dtype == T.i16:
         return by_numbers(c)
-    q = moved(x, given)
+    q = centered(x, levels)
     up = 20
-    ones = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
-    m, shift = fixed(float(1 / (np.sqrt(np.float32(given.scale)) * np.float32(out.scale))))
-    y = ops.add(multiplied(ones, Multiplier((m,), (shift - up,))), out.zero)
-    return ops.where(ops.compare("GT", q, 0), cut(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype), c.loc)
+    roots = multiplied_by(ops.full(q.shape, 1, T.i32), *inverse_root(q), up)
+    m, shift = fixed(float(1 / (np.sqrt(np.float32(levels.scale)) * np.float32(out.scale))))
+    y = ops.add(multiplied(roots, Multiplier((m,), (shift - up,))), out.zero)
+    return ops.where(ops.compare("GT", q, 0), saturated(y, x.dtype), ops.scalar(x.dtype.range[1], x.dtype))
 
 
 @on_levels("SQRT")
 def sqrt(c: Call) -> Node:
     """Of numbers, cut off. The kernel fails below 0; here that is what 0 is."""
-    x, out = ops.maximum(real(c.x(), c.levels()), 0), c.out_levels()
+    x, out = ops.maximum(dequantized(c.x(), c.levels()), 0), c.out_levels()
     steps = ops.Floor()(ops.div(ops.Sqrt()(x), const(np.float32(out.scale))))
-    return cut(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero, c.loc), c.type())
+    return saturated(ops.add(ops.cast(ops.minimum(steps, 1 << 20), T.i32), out.zero), c.type())
 
 
 @on_levels("ABS")
 def absolute(c: Call) -> Node:
-    given, out = c.levels(), c.out_levels()
-    y = ops.Abs()(moved(c.x(), given))
-    if given.scale != out.scale:
-        y = multiplied(y, Multiplier.of(float(np.float32(given.scale) / np.float32(out.scale))))
-    return cut(ops.add(y, out.zero, c.loc), c.type())
+    levels, out = c.levels(), c.out_levels()
+    y = ops.Abs()(centered(c.x(), levels))
+    if levels.scale != out.scale:
+        y = multiplied(y, Multiplier.of(float(np.float32(levels.scale) / np.float32(out.scale))))
+    return saturated(ops.add(y, out.zero), c.type())
 
 
 @on_levels("L2_NORMALIZATION")
 def l2_normalization(c: Call) -> Node:
     """By the inverse root of a sum of squares; a level is 1/128."""
     x = c.x()
-    q = moved(x, c.levels())
+    q = centered(x, c.levels())
     total = ops.reduce_sum(ops.mul(q, q), -1, True)
     m, shift = (ops.broadcast_to(v, q.shape) for v in inverse_root(total))
     y = ops.add(multiplied_by(q, m, shift, 7), c.out_levels().zero)
-    return cut(y, x.dtype)
+    return saturated(y, x.dtype)
 
 
 @on_levels("SOFTMAX")
 def softmax(c: Call) -> Node:
     """exp of distances from the greatest by a table, their sum's reciprocal by Newton's steps in fixed point."""
-    x, given = c.x(), c.levels()
+    x, input_levels = c.x(), c.levels()
     if x.dtype == T.i16 and c.type() == T.i16:
         return _wide_softmax(c)
     if x.dtype.bits != 8 or c.type().bits not in (8, 16):
         raise Unsupported(f"of {x.dtype} to {c.type()}")
     bits, accumulated = 5, 12
-    scale = min(float(np.float32(c.float("beta"))) * given.scale * (1 << (31 - bits)), float((1 << 31) - 1))
+    scale = min(float(np.float32(c.float("beta"))) * input_levels.scale * (1 << (31 - bits)), float((1 << 31) - 1))
     _, shift = fixed(scale)
     distance = np.arange(256, dtype=np.int64)
     exps = tables.exp(tables.multiplied(-distance, scale), bits)
     known = distance <= tables.radius(bits, shift)
     exps = np.where(known, exps, 0)
     wide = ops.cast(x, T.i32)
-    away = ops.sub(ops.reduce_max(wide, -1, True), wide)
-    values = ops.Take(0)(const(exps.astype(np.int32)), away)
-    parts = ops.Take(0)(const(tables.halved(exps, accumulated).astype(np.int32)), away)
-    total = ops.reduce_sum(parts, -1, True, c.loc)
+    distances = ops.sub(ops.reduce_max(wide, -1, True), wide)
+    values = ops.Take(0)(const(exps.astype(np.int32)), distances)
+    parts = ops.Take(0)(const(tables.halved(exps, accumulated).astype(np.int32)), distances)
+    total = ops.reduce_sum(parts, -1, True)
     headroom = ops.CountLeadingZeros()(total)
     shifted = ops.sub(ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64)), 1 << 31)
     inverse = reciprocal(shifted)
-    product = high(inverse, ops.cast(values, T.i64))
+    product = high_product(inverse, ops.cast(values, T.i64))
     exponent = ops.add(ops.sub(accumulated, ops.cast(headroom, T.i64)), 31 - c.type().bits)
     y = _halved(product, exponent)
-    inside = ops.Take(0)(const(known), away)
+    exponentials = ops.Take(0)(const(known), distances)
     low = c.type().range[0]
-    levels = cut(ops.add(y, low), c.type())
-    return ops.where(inside, levels, ops.scalar(low, c.type()), c.loc)
+    levels = saturated(ops.add(y, low), c.type())
+    return ops.where(exponentials, levels, ops.scalar(low, c.type()))
 
 
 def _wide_softmax(c: Call) -> Node:
     """exp and the reciprocal of the sum by tables of 16 bits."""
     x = ops.cast(c.x(), T.i32)
     scale = float(np.float32(c.levels().scale) * np.float32(c.float("beta")))
-    away = multiplied(ops.sub(x, ops.reduce_max(x, -1, True)), Multiplier.of(scale / (10 / 65535)))
-    exps = wide_tables.interpolated(ops.clip(ops.add(away, 32767), -32768, 32767), wide_tables.EXP)
-    total = ops.reduce_sum(exps, -1, True, c.loc)
+    distances = multiplied(ops.sub(x, ops.reduce_max(x, -1, True)), Multiplier.of(scale / (10 / 65535)))
+    exps = wide_tables.interpolated(ops.clip(ops.add(distances, 32767), -32768, 32767), wide_tables.EXP)
+    total = ops.reduce_sum(exps, -1, True)
     headroom = ops.sub(ops.CountLeadingZeros()(total), 1)
     shifted = ops.apply(ops.ShiftLeft(), ops.cast(total, T.i64), ops.cast(headroom, T.i64))
     above_one = ops.sub(ops.apply(ops.ShiftRightArithmetic(), ops.add(shifted, 1 << 13), 14), 3 << 15)
     inverse = wide_tables.interpolated(ops.cast(ops.clip(above_one, -32768, 32767), T.i32), wide_tables.RECIPROCAL)
-    right = ops.cast(ops.sub(30, headroom), T.i64)
+    right_shift = ops.cast(ops.sub(30, headroom), T.i64)
     product = ops.mul(ops.cast(exps, T.i64), ops.cast(inverse, T.i64))
-    half = ops.apply(ops.ShiftLeft(), ops.full(right.shape, 1, T.i64), ops.sub(right, 1))
-    y = ops.apply(ops.ShiftRightArithmetic(), ops.add(product, half), right)
-    return ops.cast(ops.clip(y, 0, 32767), T.i16, c.loc)
+    half = ops.apply(ops.ShiftLeft(), ops.full(right_shift.shape, 1, T.i64), ops.sub(right_shift, 1))
+    y = ops.apply(ops.ShiftRightArithmetic(), ops.add(product, half), right_shift)
+    return ops.cast(ops.clip(y, 0, 32767), T.i16)
 
 
-def _halved(x: Node, times: Node) -> Node:
+def _halved(x: Node, shift: Node) -> Node:
     """x / 2^times, times above 0, ties away from zero."""
-    half = ops.apply(ops.ShiftLeft(), ops.full(times.shape, 1, T.i64), ops.sub(times, 1))
+    half = ops.apply(ops.ShiftLeft(), ops.full(shift.shape, 1, T.i64), ops.sub(shift, 1))
     sign = ops.apply(ops.ShiftRightArithmetic(), x, 63)
-    return ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), times)
+    return ops.apply(ops.ShiftRightArithmetic(), ops.add(ops.add(x, half), sign), shift)
 
 
 @on_levels("LOG_SOFTMAX")
 def log_softmax(c: Call) -> Node:
     """Distances from the greatest less the logarithm of the sum of their exp, in 31 bits."""
-    x, given, out = c.x(), c.levels(), c.out_levels()
+    x, levels, out = c.x(), c.levels(), c.out_levels()
     low, high_ = x.dtype.range
     if x.dtype.bits != 8 or c.type() != x.dtype or (out.scale, out.zero) != (1 / 16, high_):
         raise Unsupported(f"of {x.dtype} to {c.type()} of scale {out.scale} and zero {out.zero}")
     bits, accumulated, up = 5, 12, 31 - 5 - 4
-    scale = min(given.scale * (1 << (31 - bits)), float((1 << 31) - 1))
+    scale = min(levels.scale * (1 << (31 - bits)), float((1 << 31) - 1))
     m, shift = fixed(scale)
     reach = tables.radius(bits, shift)
     distance = np.arange(256, dtype=np.int64)
     steps = tables.multiplied(-distance, scale)
     exps = np.where(distance <= reach, tables.halved(tables.exp(steps, bits), accumulated), 0)
     wide = ops.cast(x, T.i32)
-    away = ops.sub(ops.reduce_max(wide, -1, True), wide)
-    total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), away), -1, True, c.loc)
+    distances = ops.sub(ops.reduce_max(wide, -1, True), wide)
+    total = ops.reduce_sum(ops.Take(0)(const(exps.astype(np.int32)), distances), -1, True)
     log = logarithm(ops.cast(total, T.i64), accumulated, bits)
-    back = Multiplier.of((1 << (31 - shift)) / m)
-    least = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), back), -reach - 1)
-    y = rounded_shift(ops.sub(ops.Take(0)(const(steps), away), log), [up])
-    near = ops.compare("LT", away, ops.Neg()(least))
-    return ops.where(near, cut(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype), c.loc)
+    rescale = Multiplier.of((1 << (31 - shift)) / m)
+    min_value = ops.maximum(multiplied(ops.cast(ops.sub(log, 1 << 31), T.i32), rescale), -reach - 1)
+    y = rounded_shift(ops.sub(ops.Take(0)(const(steps), distances), log), [up])
+    near = ops.compare("LT", distances, ops.Neg()(min_value))
+    return ops.where(near, saturated(ops.add(y, high_), x.dtype), ops.scalar(low, x.dtype))

@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.frontends.tflite.fixed_point import Multiplier, multiplied, multiplied_wide
-from ingot.frontends.tflite.levels import activation_range, cut, moved
+from ingot.frontends.tflite.levels import activation_range, centered, saturated
 from ingot.frontends.tflite.rows import contraction, window
 from ingot.ir import types as T
 from ingot.ir.node import Node
@@ -21,14 +21,14 @@ def weights(c: Call, i: int) -> Node:
     q = c.levels(i)
     if len(q.zeros) > 1 and any(q.zeros):
         raise Unsupported("zeros for each channel")
-    return moved(c.x(i), replace(q, zeros=q.zeros[:1]))
+    return centered(c.x(i), replace(q, zeros=q.zeros[:1]))
 
 
 def sums(c: Call, product: Node, bias: int | None) -> Node:
     """A product, with the bias of operand `bias`; of i64 where x has 16 bits and the bias is not of 32."""
     if bias is None or not c.has(bias):
         return product
-    return ops.add(product, ops.cast(c.x(bias), product.dtype), c.loc)
+    return ops.add(product, ops.cast(c.x(bias), product.dtype))
 
 
 def is_wide(c: Call, i: int, bias: int) -> bool:
@@ -36,18 +36,18 @@ def is_wide(c: Call, i: int, bias: int) -> bool:
     return c.x(i).dtype == T.i16 and not (c.has(bias) and c.x(bias).dtype == T.i32)
 
 
-def scaled(c: Call, total: Node, given: tuple[int, int], once: bool = False) -> Node:
-    """Sums of products of operands `given` (values, weights) as the result's levels."""
-    x, w, out = c.levels(given[0]), c.levels(given[1]), c.out_levels()
+def scaled(c: Call, total: Node, scales: tuple[int, int], once: bool = False) -> Node:
+    """Sums of products of operands `scales` (values, weights) as the result's levels."""
+    x, w, out = c.levels(scales[0]), c.levels(scales[1]), c.out_levels()
     by = Multiplier.of(*(x.scale * s / out.scale for s in w.scales))
     y = multiplied_wide(total, by) if total.dtype == T.i64 and not once else multiplied(total, by, once)
     low, high = activation_range(c.int("activation"), out, c.type())
-    return cut(ops.add(y, out.zero, c.loc), c.type(), low, high)
+    return saturated(ops.add(y, out.zero), c.type(), low, high)
 
 
 def operands(c: Call, x: int, w: int, bias: int) -> tuple[Node, Node]:
     dtype = T.i64 if is_wide(c, x, bias) else T.i32
-    return ops.cast(moved(c.x(x), c.levels(x)), dtype), ops.cast(weights(c, w), dtype)
+    return ops.cast(centered(c.x(x), c.levels(x)), dtype), ops.cast(weights(c, w), dtype)
 
 
 @on_levels("CONV_2D")
@@ -74,7 +74,7 @@ def transpose_conv(c: Call) -> Node:
 def fully_connected(c: Call) -> Node:
     x, kernel = operands(c, 0, 1, 2)
     k = kernel.shape[1]
-    y = ops.linear(ops.reshape(x, (-1, k), c.loc), kernel, loc=c.loc)
+    y = ops.linear(ops.reshape(x, (-1, k)), kernel)
     # one scale for all weights is applied in one rounding, and so are those of 64-bit sums
     once = len(c.levels(1).scales) == 1 or y.dtype == T.i64
     return contraction.unflattened(c, scaled(c, sums(c, y, 2), (0, 1), once))
@@ -82,7 +82,7 @@ def fully_connected(c: Call) -> Node:
 
 @on_levels("BATCH_MATMUL")
 def batch_matmul(c: Call) -> Node:
-    given = contraction.sides(c)
-    wide = given[0].dtype == T.i16
-    a, b = (ops.cast(moved(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(given))
-    return scaled(c, ops.MatMul()(a, b, loc=c.loc), (0, 1))
+    operands = contraction.sides(c)
+    wide = operands[0].dtype == T.i16
+    a, b = (ops.cast(centered(x, c.levels(i)), T.i64 if wide else T.i32) for i, x in enumerate(operands))
+    return scaled(c, ops.MatMul()(a, b), (0, 1))

@@ -17,15 +17,15 @@ Parts = tuple[Node, Node]
 
 
 def _parts(z: object, c: Context) -> Parts:
-    found = pair(z, c)
-    return found.real, found.imaginary
+    parts = pair(z, c)
+    return parts.real, parts.imaginary
 
 
 def _batched(*matrices: Parts) -> tuple[Parts, ...]:
     """The matrices with one batch."""
     batch = ops.broadcast_shapes(*(re.shape[:-2] for re, _ in matrices))
-    spread = ([expand(v, (*batch, *v.shape[-2:])) for v in parts] for parts in matrices)
-    return tuple((re, im) for re, im in spread)
+    broadcast = ([expand(v, (*batch, *v.shape[-2:])) for v in parts] for parts in matrices)
+    return tuple((re, im) for re, im in broadcast)
 
 
 @on_complex("linalg_cholesky_ex.default")
@@ -51,17 +51,17 @@ def cholesky_solve(c: Context, b: object, factor: object, upper: bool = False) -
 def solve_triangular(
     c: Context, a: object, b: object, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Complex:
-    matrix, sides = _batched(_parts(a, c), _parts(b, c))
-    return Complex(*linalg.complex_solve_triangular(matrix, sides, upper=upper, unit=unitriangular, left=left))
+    matrix, rhs = _batched(_parts(a, c), _parts(b, c))
+    return Complex(*linalg.complex_solve_triangular(matrix, rhs, upper=upper, unit=unitriangular, left=left))
 
 
 @on_complex("triangular_solve.default")
 def triangular_solve(
     c: Context, b: object, a: object, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Complex, Complex]:
-    matrix, sides = _batched(_parts(a, c), _parts(b, c))
+    matrix, rhs = _batched(_parts(a, c), _parts(b, c))
     how = "T" if transpose else "N"
-    x = linalg.complex_solve_triangular(matrix, sides, upper=upper, unit=unitriangular, transpose=how)
+    x = linalg.complex_solve_triangular(matrix, rhs, upper=upper, unit=unitriangular, transpose=how)
     return Complex(*x), Complex(*matrix)
 
 

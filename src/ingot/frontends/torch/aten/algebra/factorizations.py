@@ -136,9 +136,10 @@ def lu_unpack(
 ) -> tuple[Node, ...]:
     order = linalg.permutation_from_pivots(_from_zero(pivots), lu.shape[-2])
     parts = _unpacked(lu, order)
-    asked = (unpack_pivots, unpack_data, unpack_data)
+    wanted_parts = (unpack_pivots, unpack_data, unpack_data)
     return tuple(
-        part if kept else filled(t.shape, 0, t.dtype) for part, kept, t in zip(parts, asked, c.results, strict=True)
+        part if is_wanted else filled(t.shape, 0, t.dtype)
+        for part, is_wanted, t in zip(parts, wanted_parts, c.results, strict=True)
     )
 
 
@@ -224,8 +225,8 @@ def eigh(c: Context, x: Node, UPLO: str = "L", compute_v: bool = True) -> tuple[
 
 @aten("linalg_eig.default")
 def eig(c: Context, x: Node | Complex) -> tuple[Complex, Complex]:
-    values, more, vectors, rest = ops.Eig()(*(x.parts if isinstance(x, Complex) else (x,))).results
-    return Complex(values, more), Complex(vectors, rest)
+    values, imaginary, vectors, rest = ops.Eig()(*(x.parts if isinstance(x, Complex) else (x,))).results
+    return Complex(values, imaginary), Complex(vectors, rest)
 
 
 @aten("linalg_eigvals.default", "_linalg_eigvals.default")
@@ -243,48 +244,48 @@ def pinv(c: Context, x: Node, *, atol: Node | None = None, rtol: Node | None = N
     if hermitian:
         # its upper triangle is not read
         x = linalg.symmetric(x)
-    return linalg.pseudo_inverse(x, _least(x, atol, rtol))
+    return linalg.pseudo_inverse(x, _smallest_singular_value(x, atol, rtol))
 
 
-def _least(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
-    """Up to what singular values count as 0: atol, or rtol of the largest. Without both rtol is the machine's epsilon
-    times the larger size."""
+def _smallest_singular_value(x: Node, atol: Operand | None, rtol: Operand | None) -> Node:
+    """The bound up to which singular values count as 0: atol, or rtol of the largest. Without both rtol is the
+    machine's epsilon times the larger size."""
     batch = x.shape[:-2]
 
-    def spread(value: Operand) -> Node:
+    def broadcast(value: Operand) -> Node:
         if isinstance(value, Number):
             value = value.node
         return expand(cast(value, x.dtype) if isinstance(value, Node) else ops.scalar(value, x.dtype), batch)
 
-    least = filled(batch, 0, x.dtype) if atol is None else spread(atol)
+    threshold = filled(batch, 0, x.dtype) if atol is None else broadcast(atol)
     if rtol is None:
-        default = ops.mul(spread(dim_max(x.shape[-2], x.shape[-1])), float(np.finfo(x.dtype.numpy).eps))
+        default = ops.mul(broadcast(dim_max(x.shape[-2], x.shape[-1])), float(np.finfo(x.dtype.numpy).eps))
         zero = filled(batch, 0, x.dtype)
-        relative = default if atol is None else ops.where(ops.compare("GT", least, 0.0), zero, default)
+        relative = default if atol is None else ops.where(ops.compare("GT", threshold, 0.0), zero, default)
     else:
-        relative = spread(rtol)
+        relative = broadcast(rtol)
     if not x.shape[-1] or not x.shape[-2]:
-        return least
+        return threshold
     largest = ops.reduce_max(linalg.singular_values(x), -1)
-    return ops.maximum(least, ops.mul(relative, largest))
+    return ops.maximum(threshold, ops.mul(relative, largest))
 
 
 @aten("linalg_lstsq.default")
 def lstsq(c: Context, a: Node, b: Node, rcond: Operand | None = None, *, driver: str | None = None) -> tuple[Node, ...]:
     vector = b.type.rank + 1 == a.type.rank
-    sides = insert_axis(b, b.type.rank) if vector else b
-    a, sides = _batched(a, sides)
-    least = _least(a, None, rcond)
-    x, s = linalg.least_squares(a, sides, least)
-    kept = ops.compare("GT", s, ops.expand_dims(least, -1))
-    rank = ops.reduce_sum(cast(kept, i64), -1)
+    rhs = insert_axis(b, b.type.rank) if vector else b
+    a, rhs = _batched(a, rhs)
+    threshold = _smallest_singular_value(a, None, rcond)
+    x, s = linalg.least_squares(a, rhs, threshold)
+    is_significant = ops.compare("GT", s, ops.expand_dims(threshold, -1))
+    rank = ops.reduce_sum(cast(is_significant, i64), -1)
     x = reshape(x, c.results[0].shape)
     *_, residuals, ranks, values = c.results
     rest: list[Node] = []
-    for found, wanted in ((None, residuals), (rank, ranks), (s, values)):
-        empty = any(d == 0 for d in wanted.shape)
-        if not empty and found is None:
-            error = ops.sub(ops.MatMul()(a, reshape(x, (*a.shape[:-2], a.shape[-1], sides.shape[-1]))), sides)
-            found = ops.reduce_sum(ops.mul(error, error), -2)
-        rest.append(filled(wanted.shape, 0, wanted.dtype) if empty or found is None else found)
+    for result, is_wanted in ((None, residuals), (rank, ranks), (s, values)):
+        empty = any(d == 0 for d in is_wanted.shape)
+        if not empty and result is None:
+            error = ops.sub(ops.MatMul()(a, reshape(x, (*a.shape[:-2], a.shape[-1], rhs.shape[-1]))), rhs)
+            result = ops.reduce_sum(ops.mul(error, error), -2)
+        rest.append(filled(is_wanted.shape, 0, is_wanted.dtype) if empty or result is None else result)
     return x, *rest

@@ -27,14 +27,14 @@ Along = Callable[[Complex], Complex]
 def _along(z: Complex, axis: int, transform: Along) -> Complex:
     """`transform` along an axis, which is the last one for it."""
 
-    def moved(x: Node, source: int, target: int) -> Node:
+    def move_axis(x: Node, source: int, target: int) -> Node:
         order = [i for i in range(x.type.rank) if i != source]
         order.insert(target, source)
         return ops.transpose(x, order)
 
     last = z.real.type.rank - 1
-    out = transform(Complex(moved(z.real, axis, last), None if z.imag is None else moved(z.imag, axis, last)))
-    return Complex(moved(out.real, last, axis), None if out.imag is None else moved(out.imag, last, axis))
+    out = transform(Complex(move_axis(z.real, axis, last), None if z.imag is None else move_axis(z.imag, axis, last)))
+    return Complex(move_axis(out.real, last, axis), None if out.imag is None else move_axis(out.imag, last, axis))
 
 
 def _axes(x: Node, dim: Sequence[int]) -> list[int]:
@@ -58,7 +58,7 @@ def _length(n: DimLike) -> int:
     return n
 
 
-def _forth(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
+def _transform(z: Complex, axes: Sequence[int], scale: float | Node, inverse: bool) -> Complex:
     """Transforms along `axes`, one after the other."""
     for axis in axes:
         z = _along(z, axis, lambda v, s=scale: Complex(*ops.fourier(v.parts, inverse, s)))
@@ -71,16 +71,16 @@ def fft_r2c(c: Context, x: Node, dim: Sequence[int], normalization: int, oneside
     axes = _axes(x, dim)
     scale = _scale(x.shape, axes, normalization)
     if not onesided:
-        return _forth(Complex(x), axes, scale, False)
+        return _transform(Complex(x), axes, scale, False)
     *rest, last = axes
     half = _along(Complex(x), last, lambda v: Complex(*ops.real_fourier(v.real, scale)))
-    return _forth(half, rest, 1.0, False)
+    return _transform(half, rest, 1.0, False)
 
 
 @on_complex("_fft_c2c.default")
 def fft_c2c(c: Context, z: Complex, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
     axes = _axes(z.real, dim)
-    return _forth(z, axes, _scale(z.real.shape, axes, normalization), not forward)
+    return _transform(z, axes, _scale(z.real.shape, axes, normalization), not forward)
 
 
 @on_complex("_fft_c2r.default")
@@ -88,9 +88,9 @@ def fft_c2r(c: Context, z: Complex, dim: Sequence[int], normalization: int, last
     *rest, last = _axes(z.real, dim)
     scale = _scale(c.shape, (*rest, last), normalization)
     n = c.shape[last]
-    z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _forth(z, rest, 1.0, True).parts))
-    back = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
-    return back.real
+    z = Complex(*(with_size(c, v, last, n // 2 + 1) for v in _transform(z, rest, 1.0, True).parts))
+    inverse = _along(z, last, lambda v: Complex(ops.real_inverse((v.real, v.imaginary), n, scale)))
+    return inverse.real
 
 
 @on_complex("istft.default")
@@ -104,12 +104,12 @@ def istft(
         raise Unsupported("a complex signal, or a length known only at run time")
     hop, size = hop_length or n_fft // 4, win_length or n_fft
     weight = filled((size,), 1, z.real.dtype) if window is None else window
-    before = (n_fft - size) // 2
-    weight = ops.pad(weight, (before,), (n_fft - size - before,))
+    low_amount = (n_fft - size) // 2
+    weight = ops.pad(weight, (low_amount,), (n_fft - size - low_amount,))
     scale = n_fft**-0.5 if normalized else 1.0 / n_fft
     # of a two-sided spectrum, which one of n_fft rows is, a real signal takes the first side
-    turned = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
-    frames = ops.real_inverse((turned[0], turned[1]), n_fft, scale)
+    spectrum = [slice_axis(ops.swap_axes(v, -1, -2), v.type.rank - 1, 0, n_fft // 2 + 1) for v in (z.real, z.imaginary)]
+    frames = ops.real_inverse((spectrum[0], spectrum[1]), n_fft, scale)
     count = frames.shape[-2]
     squares = ops.broadcast_to(ops.mul(weight, weight), (count, n_fft))
     total, envelope = (_overlapped(v, hop) for v in (ops.mul(frames, weight), squares))
@@ -134,8 +134,8 @@ def _overlapped(frames: Node, hop: int) -> Node:
     total: Node | None = None
     for i in range(count):
         block = ops.index_axis(blocks, rank + 1, i)
-        moved = ops.pad(block, (*zeros, i, 0), (*zeros, count - 1 - i, 0))
-        total = moved if total is None else ops.Add()(total, moved)
+        shifted = ops.pad(block, (*zeros, i, 0), (*zeros, count - 1 - i, 0))
+        total = shifted if total is None else ops.Add()(total, shifted)
     assert total is not None
     return ops.reshape(total, (*lead, (n + count - 1) * hop))
 

@@ -34,14 +34,9 @@ def scaled(x: Node, factor: Operand) -> Node:
 
 
 @aten(
-    "mm.default",
-    "bmm.default",
-    "matmul.default",
-    "mv.default",
-    "dot.default",
-    "vdot.default",
+    "mm.default", "bmm.default", "matmul.default", "mv.default", "dot.default", "vdot.default",
     "linalg_matmul.default",
-)
+)  # fmt: skip
 def matmul(c: Context, a: Node, b: Node) -> Node:
     return ops.MatMul()(a, b)
 
@@ -68,8 +63,8 @@ def grouped_mm_backward(c: Context, x: Node, w: Node, offs: Node, g: Node) -> tu
 
 def _grouped_sums(x: Node, g: Node, offs: Node) -> Node:
     """[S, K], [S, N] -> [G, K, N]: x^T g of each group's rows, the gradient of their matrices."""
-    some = filled((*offs.shape, x.shape[1], g.shape[1]), 0, x.dtype)
-    return pullback(lambda w: ops.GroupedMatMul()(x, w, offs), some, g)
+    sums = filled((*offs.shape, x.shape[1], g.shape[1]), 0, x.dtype)
+    return pullback(lambda w: ops.GroupedMatMul()(x, w, offs), sums, g)
 
 
 @aten("trace.default")
@@ -85,10 +80,10 @@ def linalg_cross(c: Context, a: Node, b: Node, *, dim: int = -1) -> Node:
     a, b = expand(a, c.shape), expand(b, c.shape)
     axis = axis_of(dim, a.type.rank)
 
-    def turned(x: Node, by: int) -> Node:
+    def rolled(x: Node, by: int) -> Node:
         return ops.Concat(axis)(slice_axis(x, axis, by, 3), slice_axis(x, axis, 0, by))
 
-    return ops.Sub()(ops.Mul()(turned(a, 1), turned(b, 2)), ops.Mul()(turned(a, 2), turned(b, 1)))
+    return ops.Sub()(ops.Mul()(rolled(a, 1), rolled(b, 2)), ops.Mul()(rolled(a, 2), rolled(b, 1)))
 
 
 @aten("cross.default")
@@ -161,14 +156,14 @@ def einsum(c: Context, equation: str, tensors: Sequence[Node], *, path: Sequence
 @aten("tensordot.default")
 def tensordot(c: Context, a: Node, b: Node, dims_self: Sequence[int], dims_other: Sequence[int]) -> Node:
     left = tuple(d % a.type.rank for d in dims_self)
-    right = tuple(d % b.type.rank for d in dims_other)
+    rhs_axes = tuple(d % b.type.rank for d in dims_other)
     # a size of 1 meets any size: the other operand is summed
-    for i, j in zip(left, right, strict=True):
+    for i, j in zip(left, rhs_axes, strict=True):
         if a.shape[i] == 1 and b.shape[j] != 1:
             b = _summed(b, j)
         elif b.shape[j] == 1 and a.shape[i] != 1:
             a = _summed(a, i)
-    return ops.DotGeneral(((), ()), (left, right), None)(a, b)
+    return ops.DotGeneral(((), ()), (left, rhs_axes), None)(a, b)
 
 
 def _summed(x: Node, axis: int) -> Node:
@@ -198,6 +193,6 @@ def kron(c: Context, a: Node, b: Node) -> Node:
     a = reshape(a, (*((1,) * (rank - a.type.rank)), *a.shape))
     b = reshape(b, (*((1,) * (rank - b.type.rank)), *b.shape))
     left = reshape(a, tuple(d for s in a.shape for d in (s, 1)))
-    right = reshape(b, tuple(d for s in b.shape for d in (1, s)))
+    rhs = reshape(b, tuple(d for s in b.shape for d in (1, s)))
     shape = tuple(d for s, t in zip(a.shape, b.shape, strict=True) for d in (s, t))
-    return reshape(ops.Mul()(expand(left, shape), expand(right, shape)), c.shape)
+    return reshape(ops.Mul()(expand(left, shape), expand(rhs, shape)), c.shape)

@@ -16,7 +16,7 @@ from ingot.ir.node import Node, Op
 aten = Table()
 
 
-def _plain(name: str, make: Callable[[], Op]) -> None:
+def _add_activation(name: str, make: Callable[[], Op]) -> None:
     def activation(c: Context, x: Node) -> Node:
         return make()(x)
 
@@ -24,7 +24,7 @@ def _plain(name: str, make: Callable[[], Op]) -> None:
 
 
 for _name, _make in {"silu": ops.Silu, "hardswish": ops.HardSwish, "mish": ops.Mish, "selu": ops.Selu}.items():
-    _plain(_name, _make)
+    _add_activation(_name, _make)
 
 
 @aten("relu.default")

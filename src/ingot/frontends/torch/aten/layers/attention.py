@@ -38,11 +38,11 @@ def _four_mask(mask: Node, lead: tuple[DimLike, ...]) -> Node:
     """The mask as (batch or 1, heads or 1, queries, keys); `lead` are q's axes before the last two."""
     shape = (*((1,) * (len(lead) + 2 - mask.type.rank)), *mask.shape)
     mask = reshape(mask, shape)
-    before = shape[:-2]
+    leading = shape[:-2]
     if len(lead) <= 2:
-        batch, heads = (before[0], 1) if len(lead) == 1 else before if len(lead) == 2 else (1, 1)
+        batch, heads = (leading[0], 1) if len(lead) == 1 else leading if len(lead) == 2 else (1, 1)
         return reshape(mask, (batch, heads, *shape[-2:]))
-    if any(d != 1 for d in before[:-1]):
+    if any(d != 1 for d in leading[:-1]):
         mask = expand(mask, (*lead[:-1], *shape[-3:]))
     return reshape(mask, (product(mask.shape[:-3]), *mask.shape[-3:]))
 
@@ -85,117 +85,27 @@ def _attention(
     return ops.Attention("upper_left" if causal else "none", factor, 0.0), operands
 
 
-@aten("scaled_dot_product_attention.default")
-def sdpa(
-    c: Context,
-    q: Node,
-    k: Node,
-    v: Node,
-    attn_mask: Node | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: Operand | None = None,
-    enable_gqa: bool = False,
-) -> Node:
-    return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale)
+@aten(
+    "scaled_dot_product_attention.default", "_scaled_dot_product_attention_math.default",
+    "_scaled_dot_product_attention_math_for_mps.default", "_scaled_dot_product_flash_attention.default",
+    "_scaled_dot_product_flash_attention_for_cpu.default", "_scaled_dot_product_efficient_attention.default",
+    "_scaled_dot_product_cudnn_attention.default", by_name=True,
+)  # fmt: skip
+def attention(
+    c: Context, q: Node, k: Node, v: Node, *, attn_mask: Node | None = None, attn_bias: Node | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: Operand | None = None, **unused: object,
+) -> Node | tuple[Node | None, ...]:  # fmt: skip
+    """The result alone, or in front of what the several kernels keep for their gradients."""
+    out = attend(c, q, k, v, attn_bias if attn_mask is None else attn_mask, dropout_p, is_causal, scale)
+    return (out, *((None,) * 8)) if len(c.results) > 1 else out
 
 
-@aten("_scaled_dot_product_flash_attention_for_cpu.default")
-def flash_for_cpu(
-    c: Context,
-    q: Node,
-    k: Node,
-    v: Node,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Node | None = None,
-    scale: Operand | None = None,
-) -> tuple[Node | None, ...]:
-    return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale), None
-
-
-@aten("_scaled_dot_product_flash_attention_for_cpu_backward.default")
+@aten("_scaled_dot_product_flash_attention_for_cpu_backward.default", by_name=True)
 def flash_for_cpu_backward(
-    c: Context,
-    grad: Node,
-    q: Node,
-    k: Node,
-    v: Node,
-    out: Node,
-    sums: Node,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Node | None = None,
-    scale: float | None = None,
-) -> tuple[Node | None, ...]:
-    """Of (batch, heads, length, width) each; scores are computed again, which `sums` are not needed for."""
+    c: Context, grad: Node, q: Node, k: Node, v: Node, *, is_causal: bool = False, attn_mask: Node | None = None,
+    scale: float | None = None, **unused: object,
+) -> tuple[Node | None, ...]:  # fmt: skip
+    """Of (batch, heads, length, width) each; scores are computed again, which the forward pass's sums are not needed
+    for."""
     op, operands = _attention(c, q, k, v, attn_mask, is_causal, scale)
     return ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, *operands[3:]).results
-
-
-@aten("_scaled_dot_product_flash_attention.default")
-def flash(
-    c: Context,
-    q: Node,
-    k: Node,
-    v: Node,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: Operand | None = None,
-) -> tuple[Node | None, ...]:
-    return (attend(c, q, k, v, None, dropout_p, is_causal, scale), *((None,) * 8))
-
-
-@aten("_scaled_dot_product_efficient_attention.default")
-def efficient(
-    c: Context,
-    q: Node,
-    k: Node,
-    v: Node,
-    attn_bias: Node | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: Operand | None = None,
-) -> tuple[Node | None, ...]:
-    return attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale), None, None, None
-
-
-@aten("_scaled_dot_product_cudnn_attention.default")
-def cudnn(
-    c: Context,
-    q: Node,
-    k: Node,
-    v: Node,
-    attn_bias: Node | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: Operand | None = None,
-) -> tuple[Node | None, ...]:
-    return (attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale), *((None,) * 8))
-
-
-@aten("_scaled_dot_product_attention_math.default", "_scaled_dot_product_attention_math_for_mps.default")
-def math_(
-    c: Context,
-    q: Node,
-    k: Node,
-    v: Node,
-    attn_mask: Node | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    dropout_mask: Node | None = None,
-    *,
-    scale: Operand | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Node | None, ...]:
-    return attend(c, q, k, v, attn_mask, dropout_p, is_causal, scale), None

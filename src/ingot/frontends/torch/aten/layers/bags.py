@@ -29,17 +29,10 @@ def padded_bag(
 
 @aten("_embedding_bag_forward_only.default", "_embedding_bag.default")
 def embedding_bag(
-    c: Context,
-    weight: Node,
-    indices: Node,
-    offsets: Node,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Node | None = None,
-    include_last_offset: bool = False,
+    c: Context, weight: Node, indices: Node, offsets: Node, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: Node | None = None, include_last_offset: bool = False,
     padding_idx: int | None = -1,
-) -> tuple[Node | None, ...]:
+) -> tuple[Node | None, ...]:  # fmt: skip
     """Rows of a table summed (mode 0), averaged (1) or maximized (2) over bags of indices that begin at `offsets`."""
     bags, (count,) = c.shape[0], indices.shape
     rows = cast(ops.Take(0)(weight, indices), wide(c.dtype))
@@ -47,10 +40,10 @@ def embedding_bag(
         rows = learning_by_frequency(rows, indices, weight.shape[0])
     if per_sample_weights is not None:
         rows = ops.Mul()(rows, expand(insert_axis(cast(per_sample_weights, rows.dtype), 1), rows.shape))
-    ones, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
+    row_counts, start = filled((count,), 1, i64), -math.inf if mode == 2 else 0
     if padding_idx is not None and padding_idx >= 0:
         padding = ops.Compare("EQ")(cast(indices, i64), filled((count,), padding_idx, i64))
-        ones = ops.Select()(padding, filled((count,), 0, i64), ones)
+        row_counts = ops.Select()(padding, filled((count,), 0, i64), row_counts)
         rows = ops.Select()(expand(insert_axis(padding, 1), rows.shape), filled(rows.shape, start, rows.dtype), rows)
     size = _pitch(offsets)
     # a bag that begins at i raises the number of the bag of i and all after; an empty last bag begins beyond them
@@ -64,36 +57,36 @@ def embedding_bag(
         return write_rows(initial, 0, bag, values, "add" if kind == "sum" else kind)
 
     total = folded("max" if mode == 2 else "sum", rows)
-    counts = folded("sum", ones)
+    counts = folded("sum", row_counts)
     # what the backward pass reads: the bag of each index, the sizes of bags, and where maxima come from
     of_index, of_bag, of_maximum = c.results[1:]
     whole = bag if of_index.shape == (count,) else filled(of_index.shape, 0, i64)
     maxima = _maxima(total, rows, bag, counts, indices) if mode == 2 else filled(of_maximum.shape, 0, i64)
-    kept = cast(whole, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
+    saved = cast(whole, of_index.dtype), cast(counts, of_bag.dtype), cast(maxima, of_maximum.dtype)
     if mode == 0:
-        return cast(total, c.dtype), *kept
+        return cast(total, c.dtype), *saved
     sizes = expand(insert_axis(counts, 1), total.shape)
     if mode == 1:
         total = ops.Div()(total, cast(ops.Max()(sizes, filled(total.shape, 1, i64)), total.dtype))
     empty = ops.Compare("EQ")(sizes, filled(total.shape, 0, i64))
-    return cast(ops.Select()(empty, filled(total.shape, 0, total.dtype), total), c.dtype), *kept
+    return cast(ops.Select()(empty, filled(total.shape, 0, total.dtype), total), c.dtype), *saved
 
 
 def _maxima(total: Node, rows: Node, bag: Node, counts: Node, indices: Node) -> Node:
     """The row of the table that each element of `total` was first found in; 0 for bags without one."""
     (count,) = indices.shape
-    found = ops.Compare("EQ")(rows, ops.Take(0)(total, bag))
+    is_maximum = ops.Compare("EQ")(rows, ops.Take(0)(total, bag))
     last = filled(rows.shape, count, i64)
-    places = ops.Select()(found, index_along(rows.shape, 0), last)
+    places = ops.Select()(is_maximum, index_along(rows.shape, 0), last)
     first = write_rows(filled(total.shape, count, i64), 0, bag, places, "min")
     # maxima that are no numbers equal none
-    inside = ops.And()(
+    is_inside = ops.And()(
         ops.Compare("LT")(first, filled(first.shape, count, i64)),
         expand(insert_axis(ops.Compare("GT")(counts, filled(counts.shape, 0, i64)), 1), first.shape),
     )
     zeros = filled(first.shape, 0, i64)
-    taken = ops.Take(0)(cast(indices, i64), ops.Select()(inside, first, zeros))
-    return ops.Select()(inside, taken, zeros)
+    rows_read = ops.Take(0)(cast(indices, i64), ops.Select()(is_inside, first, zeros))
+    return ops.Select()(is_inside, rows_read, zeros)
 
 
 def _pitch(begins: Node) -> int | None:

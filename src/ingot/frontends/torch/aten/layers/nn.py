@@ -68,124 +68,61 @@ def _convolve(
     return batched(x, n, lambda v: cast(add_channels(symbolic.convolved(v, weight, *windows, products), bias), v.dtype))
 
 
-@aten("conv1d.default", "conv2d.default", "conv3d.default")
-def conv(
-    c: Context,
-    x: Node,
-    weight: Node,
-    bias: Node | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Node:
-    around = [(p, p) for p in sizes_per_axis(padding, weight.type.rank - 2)]
-    return _convolve(x, weight, bias, stride, around, dilation, groups)
-
-
-@aten("conv1d.padding", "conv2d.padding", "conv3d.padding")
-def conv_named(
-    c: Context,
-    x: Node,
-    weight: Node,
-    bias: Node | None = None,
-    stride: Ints = 1,
-    padding: str = "valid",
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Node:
+@aten(
+    "conv1d.default", "conv2d.default", "conv3d.default", "conv1d.padding", "conv2d.padding", "conv3d.padding",
+    "convolution.default", "_convolution.default", by_name=True,
+)  # fmt: skip
+def convolution(
+    c: Context, x: Node, weight: Node, bias: Node | None = None, *, stride: Ints = 1, padding: Ints | str = 0,
+    dilation: Ints = 1, groups: int = 1, transposed: bool = False, output_padding: Ints = 0, **unused: object,
+) -> Node:  # fmt: skip
+    if transposed:
+        assert not isinstance(padding, str)
+        return conv_transpose(c, x, weight, bias, stride, padding, output_padding, groups, dilation)
     n = weight.type.rank - 2
-    if padding == "valid":
-        return _convolve(x, weight, bias, stride, both_sides(0, n), dilation, groups)
-    # the odd cell goes to the high side, as PyTorch does
-    totals = [d * (k - 1) for d, k in zip(sizes_per_axis(dilation, n), weight.shape[2:], strict=True)]
-    return _convolve(x, weight, bias, stride, [(t // 2, t - t // 2) for t in totals], dilation, groups)
+    if padding == "same":
+        # the odd cell goes to the high side, as PyTorch does
+        totals = [d * (k - 1) for d, k in zip(sizes_per_axis(dilation, n), weight.shape[2:], strict=True)]
+        return _convolve(x, weight, bias, stride, [(t // 2, t - t // 2) for t in totals], dilation, groups)
+    amounts = 0 if padding == "valid" or isinstance(padding, str) else padding
+    return _convolve(x, weight, bias, stride, [(p, p) for p in sizes_per_axis(amounts, n)], dilation, groups)
 
 
-def _transposed(
-    x: Node,
-    weight: Node,
-    bias: Node | None,
-    stride: Ints,
-    padding: Ints,
-    output_padding: Ints,
-    groups: int,
-    dilation: Ints,
-) -> Node:
+@aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
+def conv_transpose(
+    c: Context, x: Node, weight: Node, bias: Node | None = None, stride: Ints = 1, padding: Ints = 0,
+    output_padding: Ints = 0, groups: int = 1, dilation: Ints = 1,
+) -> Node:  # fmt: skip
     n = weight.type.rank - 2
     sums = None if bias is None else sums_of(x.dtype)
-    around, more = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
-    cut = [symbolic.symbolic(p, q) for p, q in zip(around, more, strict=True)]
+    padding_amounts, output_amounts = sizes_per_axis(padding, n), sizes_per_axis(output_padding, n)
+    cut = [symbolic.symbolic(p, q) for p, q in zip(padding_amounts, output_amounts, strict=True)]
     # what is a size is cut off behind the op
-    low, high = ([0 if c else v for v, c in zip(values, cut, strict=True)] for values in (around, more))
+    low, high = (
+        [0 if c else v for v, c in zip(values, cut, strict=True)] for values in (padding_amounts, output_amounts)
+    )
     op = ops.ConvTranspose(
         per_axis(stride, n), both_sides(low, n), per_axis(high, n), per_axis(dilation, n), groups, sums
     )
 
     def run(v: Node) -> Node:
         out = op(v, weight)
-        for axis, (p, q, c) in enumerate(zip(around, more, cut, strict=True), 2):
+        for axis, (p, q, c) in enumerate(zip(padding_amounts, output_amounts, cut, strict=True), 2):
             out = symbolic.padded(out, axis, -p, q - p) if c else out
         return cast(add_channels(out, bias), v.dtype)
 
     return batched(x, n, run)
 
 
-@aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
-def conv_transpose(
-    c: Context,
-    x: Node,
-    weight: Node,
-    bias: Node | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Node:
-    return _transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-@aten("convolution.default", "_convolution.default")
-def convolution(
-    c: Context,
-    x: Node,
-    weight: Node,
-    bias: Node | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-    *flags: bool,
-) -> Node:
-    if transposed:
-        return _transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    around = [(p, p) for p in sizes_per_axis(padding, weight.type.rank - 2)]
-    return _convolve(x, weight, bias, stride, around, dilation, groups)
-
-
-@aten("convolution_backward.default")
+@aten("convolution_backward.default", by_name=True)
 def convolution_backward(
-    c: Context,
-    grad: Node,
-    x: Node,
-    weight: Node,
-    bias_sizes: Ints | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-    wanted: Sequence[bool],
-) -> tuple[Node | None, ...]:
+    c: Context, grad: Node, x: Node, weight: Node, bias_sizes: Ints | None, *, output_mask: Sequence[bool],
+    **windows: Any,
+) -> tuple[Node | None, ...]:  # fmt: skip
     """The gradients of x, of the weight and of the bias, where they are wanted."""
-    steps = stride, padding, dilation, transposed, output_padding, groups
-    found = pullbacks(lambda x, w: convolution(c, x, w, None, *steps), (x, weight), grad)
-    found.append(reduced("sum", grad, (0, *range(2, grad.type.rank)), keepdim=False))
-    return tuple(g if w else None for g, w in zip(found, wanted, strict=True))
+    gradients = pullbacks(lambda x, w: convolution(c, x, w, None, **windows), (x, weight), grad)
+    gradients.append(reduced("sum", grad, (0, *range(2, grad.type.rank)), keepdim=False))
+    return tuple(g if w else None for g, w in zip(gradients, output_mask, strict=True))
 
 
 def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -194,35 +131,25 @@ def _window(kernel: Ints, stride: Ints | None, n: int) -> tuple[tuple[int, ...],
     return k, (per_axis(stride, n) if stride is not None and stride != () and stride != [] else k)
 
 
+def _max_window(
+    n: int, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0, dilation: Ints = 1,
+    ceil_mode: bool = False,
+) -> tuple[tuple[int, ...], tuple[int, ...], Pairs, tuple[int, ...], bool]:  # fmt: skip
+    k, s = _window(kernel_size, stride, n)
+    return k, s, both_sides(padding, n), per_axis(dilation, n), ceil_mode
+
+
 def _max_pool(n: int) -> Callable[..., Node]:
-    def max_pool(
-        c: Context,
-        x: Node,
-        kernel_size: Ints,
-        stride: Ints | None = None,
-        padding: Ints = 0,
-        dilation: Ints = 1,
-        ceil_mode: bool = False,
-    ) -> Node:
-        k, s = _window(kernel_size, stride, n)
-        op = ops.MaxPool(k, s, both_sides(padding, n), per_axis(dilation, n), ceil_mode)
+    def max_pool(c: Context, x: Node, *window: Any, **named: Any) -> Node:
+        op = ops.MaxPool(*_max_window(n, *window, **named))
         return batched(x, n, lambda v: op(v))
 
     return max_pool
 
 
 def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
-    def max_pool(
-        c: Context,
-        x: Node,
-        kernel_size: Ints,
-        stride: Ints | None = None,
-        padding: Ints = 0,
-        dilation: Ints = 1,
-        ceil_mode: bool = False,
-    ) -> tuple[Node, ...]:
-        k, s = _window(kernel_size, stride, n)
-        op = ops.MaxPoolIndices(k, s, both_sides(padding, n), per_axis(dilation, n), ceil_mode)
+    def max_pool(c: Context, x: Node, *window: Any, **named: Any) -> tuple[Node, ...]:
+        op = ops.MaxPoolIndices(*_max_window(n, *window, **named))
         if x.type.rank == n + 2:
             return op(x).results
         return tuple(reshape(r, r.shape[1:]) for r in op(insert_axis(x, 0)).results)
@@ -231,44 +158,23 @@ def _max_pool_indices(n: int) -> Callable[..., tuple[Node, ...]]:
 
 
 def _max_pool_backward(n: int) -> Callable[..., Node]:
-    def backward(
-        c: Context,
-        grad: Node,
-        x: Node,
-        kernel_size: Ints,
-        stride: Ints,
-        padding: Ints,
-        dilation: Ints,
-        ceil_mode: bool,
-        indices: Node,
-    ) -> Node:
-        """What `decompositions.backward.maximum_pool` leaves, whose places are none."""
-        how = kernel_size, stride, padding, dilation, ceil_mode
-        return pullback(lambda v: _max_pool(n)(c, v, *how), x, grad)
+    def backward(c: Context, grad: Node, x: Node, *window_and_indices: Any) -> Node:
+        """The gradient of pools that `decompositions.backward.maximum_pool` leaves, which have no indices."""
+        *window, _ = window_and_indices
+        return pullback(lambda v: _max_pool(n)(c, v, *window), x, grad)
 
     return backward
 
 
 def _avg_pool(n: int) -> Callable[..., Node]:
     def avg_pool(
-        c: Context,
-        x: Node,
-        kernel_size: Ints,
-        stride: Ints | None = None,
-        padding: Ints = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Node:
+        c: Context, x: Node, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Node:  # fmt: skip
         k, s = _window(kernel_size, stride, n)
+        padding_pairs, ones = both_sides(padding, n), (1,) * n
         op = ops.AvgPool(
-            kernel=k,
-            strides=s,
-            padding=both_sides(padding, n),
-            dilation=(1,) * n,
-            ceil_mode=ceil_mode,
-            count_include_pad=count_include_pad,
-            divisor=divisor_override,
+            k, s, padding_pairs, ones, ceil_mode, count_include_pad=count_include_pad, divisor=divisor_override
         )
         return batched(x, n, lambda v: op(v))
 
@@ -276,8 +182,8 @@ def _avg_pool(n: int) -> Callable[..., Node]:
 
 
 def _avg_pool_backward(n: int) -> Callable[..., Node]:
-    def backward(c: Context, grad: Node, x: Node, *how: Any) -> Node:
-        return pullback(lambda v: _avg_pool(n)(c, v, *how), x, grad)
+    def backward(c: Context, grad: Node, x: Node, *window: Any) -> Node:
+        return pullback(lambda v: _avg_pool(n)(c, v, *window), x, grad)
 
     return backward
 
@@ -342,10 +248,10 @@ def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
     taps = product(windows.shape[len(lead) + n :])
     rows = reshape(windows, (*lead, *output_size, taps))
     axis = rows.type.rank - 1
-    left_out = expand(const(np.broadcast_to(hidden, flat.shape).reshape(*output_size, -1)), rows.shape)
-    tap = arg_extreme("max", select(left_out, scalar_like(ops.identity_of("max", x.dtype), x), rows), axis, True)
+    is_outside = expand(const(np.broadcast_to(hidden, flat.shape).reshape(*output_size, -1)), rows.shape)
+    tap = arg_extreme("max", select(is_outside, scalar_like(ops.identity_of("max", x.dtype), x), rows), axis, True)
     if x.dtype.is_float:
-        missing = ops.And()(ops.IsNan()(rows), ops.Not()(left_out))
+        missing = ops.And()(ops.IsNan()(rows), ops.Not()(is_outside))
         number = index_along(rows.shape, axis)
         last = reduced("max", select(missing, number, scalar_like(-1, number)), (axis,), True)
         tap = select(compare("GE", last, scalar_like(0, last)), last, tap)

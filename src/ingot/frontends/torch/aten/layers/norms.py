@@ -47,19 +47,11 @@ def batch_norm_of(
     return ops.BatchNorm(float(eps))(x, _channels(x, weight, 1), _channels(x, bias, 0), mean, var)
 
 
-@aten("batch_norm.default")
+@aten("batch_norm.default", by_name=True)
 def batch_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool,
-) -> Node:
+    c: Context, x: Node, weight: Node | None, bias: Node | None, running_mean: Node | None, running_var: Node | None,
+    *, training: bool, eps: float, **unused: object,
+) -> Node:  # fmt: skip
     if training and running_mean is not None:
         raise Unsupported("batch_norm in training mode")
     return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
@@ -70,8 +62,8 @@ def batch_norm_inference(
     c: Context, x: Node, weight: Node | None, bias: Node | None, mean: Node, var: Node, momentum: float, eps: float
 ) -> tuple[Node | None, ...]:
     # the statistics that training would save are empty, or 0
-    kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:])
-    return batch_norm_of(x, weight, bias, mean, var, eps), *kept
+    saved = (filled(t.shape, 0, t.dtype) for t in c.results[1:])
+    return batch_norm_of(x, weight, bias, mean, var, eps), *saved
 
 
 @aten("_native_batch_norm_legit.no_stats")
@@ -84,30 +76,23 @@ def batch_norm_without_stats(
 
 @aten("_native_batch_norm_legit_functional.default")
 def batch_norm_and_next_statistics(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node,
-    running_var: Node,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Node | None, ...]:
+    c: Context, x: Node, weight: Node | None, bias: Node | None, running_mean: Node, running_var: Node,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Node | None, ...]:  # fmt: skip
     if not training:
-        kept = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
-        return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *kept, running_mean, running_var
+        saved = (filled(t.shape, 0, t.dtype) for t in c.results[1:3])
+        return batch_norm_of(x, weight, bias, running_mean, running_var, eps), *saved, running_mean, running_var
     out, mean, variance = _with_moments(x, weight, bias, eps)
     scale = ops.Rsqrt()(ops.add(variance, eps))
     count = product(d for i, d in enumerate(x.shape) if i != 1)
     # of a single value the unbiased variance is NaN, as PyTorch's 0 / 0 is
     unbiased = ops.mul(variance, ops.div(node_of(count, variance.dtype), node_of(count - 1, variance.dtype)))
-    after = (
+    next_statistics = (
         ops.add(ops.mul(now, momentum), ops.mul(cast(old, now.dtype), 1 - momentum))
         for old, now in ((running_mean, mean), (running_var, unbiased))
     )
     # which types these have differs between CPUs and GPUs
-    return out, *(cast(v, t.dtype) for v, t in zip((mean, scale, *after), c.results[1:], strict=True))
+    return out, *(cast(v, t.dtype) for v, t in zip((mean, scale, *next_statistics), c.results[1:], strict=True))
 
 
 def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: Node) -> tuple[Node, ...]:
@@ -119,18 +104,9 @@ def _affine(weight: Node | None, bias: Node | None, like: Sequence[DimLike], x: 
 
 @aten("native_batch_norm_backward.default")
 def batch_norm_backward(
-    c: Context,
-    cotangent: Node,
-    x: Node,
-    weight: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    mean: Node | None,
-    scale: Node | None,
-    training: bool,
-    eps: float,
-    wanted: Sequence[bool],
-) -> tuple[Node | None, ...]:
+    c: Context, cotangent: Node, x: Node, weight: Node | None, running_mean: Node | None, running_var: Node | None,
+    mean: Node | None, scale: Node | None, training: bool, eps: float, output_mask: Sequence[bool],
+) -> tuple[Node | None, ...]:  # fmt: skip
     """Gradients of x, weight and bias. mean, scale: what the forward pass saved of the batch, the latter 1 / deviation.
     By torch's decomposition."""
     if not training:
@@ -138,37 +114,33 @@ def batch_norm_backward(
         scale = None if running_var is None else ops.Rsqrt()(ops.add(cast(running_var, wide(running_var.dtype)), eps))
     if mean is None or scale is None:
         raise Unsupported("batch_norm's gradient without statistics")
-    types = iter(t.dtype for t, is_wanted in zip(c.results, wanted, strict=True) if is_wanted)
-    own = wide(x.dtype)
-    g, x, mean, scale = (cast(v, own) for v in (cotangent, x, mean, scale))
+    types = iter(t.dtype for t, is_wanted in zip(c.results, output_mask, strict=True) if is_wanted)
+    wide_dtype = wide(x.dtype)
+    g, x, mean, scale = (cast(v, wide_dtype) for v in (cotangent, x, mean, scale))
     axes = tuple(i for i in range(x.type.rank) if i != 1)
-    count = node_of(product(x.shape[i] for i in axes), own)
+    count = node_of(product(x.shape[i] for i in axes), wide_dtype)
 
     def over(channels: Node) -> Node:
         return ops.BroadcastInDim(x.shape, (1,))(channels)
 
     centered = ops.Sub()(x, over(mean))
-    total, along = ops.Reduce("sum", axes)(g), ops.Reduce("sum", axes)(ops.Mul()(g, centered))
-    factor = scale if weight is None else ops.Mul()(scale, cast(weight, own))
+    total, product_sums = ops.Reduce("sum", axes)(g), ops.Reduce("sum", axes)(ops.Mul()(g, centered))
+    factor = scale if weight is None else ops.Mul()(scale, cast(weight, wide_dtype))
     if training:
-        slope = ops.Mul()(ops.div(along, count), ops.Mul()(scale, scale))
+        slope = ops.Mul()(ops.div(product_sums, count), ops.Mul()(scale, scale))
         g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over(slope))), over(ops.div(total, count)))
-    found = ops.Mul()(g, over(factor)), ops.Mul()(along, scale), total
-    return tuple(cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(found, wanted, strict=True))
+    gradients = ops.Mul()(g, over(factor)), ops.Mul()(product_sums, scale), total
+    return tuple(
+        cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(gradients, output_mask, strict=True)
+    )
 
 
 @aten("layer_norm.default")
 def layer_norm(
-    c: Context,
-    x: Node,
-    normalized_shape: Sequence[DimLike],
-    weight: Node | None = None,
-    bias: Node | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Node:
-    rank = x.type.rank
-    axes = tuple(range(rank - len(normalized_shape), rank))
+    c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None = None, bias: Node | None = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Node:  # fmt: skip
+    axes = _trailing_axes(x, normalized_shape)
     return ops.LayerNorm(axes, float(eps))(x, *_affine(weight, bias, normalized_shape, x))
 
 
@@ -176,14 +148,18 @@ def layer_norm(
 def native_layer_norm(
     c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None, bias: Node | None, eps: float
 ) -> tuple[Node | None, ...]:
-    axes = tuple(range(x.type.rank - len(normalized_shape), x.type.rank))
+    axes = _trailing_axes(x, normalized_shape)
     return layer_norm(c, x, normalized_shape, weight, bias, eps), *_statistics(c, x, axes, eps)
+
+
+def _trailing_axes(x: Node, shape: Sequence[DimLike]) -> tuple[int, ...]:
+    return tuple(range(x.type.rank - len(shape), x.type.rank))
 
 
 def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[Node, ...]:
     """(mean, 1 / deviation) over `axes`, as a norm's second and third result."""
-    spread, center = variance(cast(x, wide(x.dtype)), axes, 0, True)
-    scale = ops.Rsqrt()(ops.Add()(spread, filled(spread.shape, eps, spread.dtype)))
+    deviations, center = variance(cast(x, wide(x.dtype)), axes, 0, True)
+    scale = ops.Rsqrt()(ops.Add()(deviations, filled(deviations.shape, eps, deviations.dtype)))
     return tuple(cast(reshape(v, t.shape), t.dtype) for v, t in zip((center, scale), c.results[1:], strict=True))
 
 
@@ -191,8 +167,7 @@ def _statistics(c: Context, x: Node, axes: Sequence[int], eps: float) -> tuple[N
 def rms_norm(
     c: Context, x: Node, normalized_shape: Sequence[DimLike], weight: Node | None = None, eps: float | None = None
 ) -> Node:
-    rank = x.type.rank
-    axes = tuple(range(rank - len(normalized_shape), rank))
+    axes = _trailing_axes(x, normalized_shape)
     # by default that of the dtype computed in
     epsilon = {"f64": 2.0**-52, "f32": 2.0**-23}[wide(x.dtype).name] if eps is None else eps
     return ops.RMSNorm(axes, float(epsilon))(x, *_affine(weight, None, normalized_shape, x))
@@ -207,14 +182,9 @@ def fused_rms_norm(
 
 @aten("group_norm.default")
 def group_norm(
-    c: Context,
-    x: Node,
-    num_groups: int,
-    weight: Node | None = None,
-    bias: Node | None = None,
-    eps: float = 1e-5,
+    c: Context, x: Node, num_groups: int, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,
-) -> Node:
+) -> Node:  # fmt: skip
     return ops.GroupNorm(num_groups, float(eps))(x, *_scale_and_bias(x, weight, bias))
 
 
@@ -224,35 +194,19 @@ def _scale_and_bias(x: Node, weight: Node | None, bias: Node | None) -> tuple[No
     return _channels(x, weight, 1), _channels(x, bias, 0)
 
 
-@aten("native_group_norm.default")
+@aten("native_group_norm.default", by_name=True)
 def native_group_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    n: DimLike,
-    channels: DimLike,
-    area: DimLike,
-    group: int,
-    eps: float,
+    c: Context, x: Node, weight: Node | None, bias: Node | None, *, group: int, eps: float, **unused: object
 ) -> tuple[Node | None, ...]:
     grouped = reshape(x, (x.shape[0], group, product(x.shape[1:]) // group))
     return group_norm(c, x, group, weight, bias, eps), *_statistics(c, grouped, (2,), eps)
 
 
-@aten("instance_norm.default")
+@aten("instance_norm.default", by_name=True)
 def instance_norm(
-    c: Context,
-    x: Node,
-    weight: Node | None,
-    bias: Node | None,
-    running_mean: Node | None,
-    running_var: Node | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool,
-) -> Node:
+    c: Context, x: Node, weight: Node | None, bias: Node | None, running_mean: Node | None, running_var: Node | None,
+    *, use_input_stats: bool, eps: float, **unused: object,
+) -> Node:  # fmt: skip
     if not use_input_stats:
         return batch_norm_of(x, weight, bias, running_mean, running_var, eps)
     if running_mean is not None:

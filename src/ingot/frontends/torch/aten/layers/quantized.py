@@ -22,7 +22,7 @@ aten = Table()
 Parameter = Node | float | int
 
 
-def _whole(p: Parameter, dtype: DType) -> Node:
+def _scalar_parameter(p: Parameter, dtype: DType) -> Node:
     """One number for a whole tensor."""
     return ops.reshape(node_of(p, dtype), ())
 
@@ -63,7 +63,9 @@ _LIBRARY = "quantized_decomposed"
 def quantize_per_tensor(
     c: Context, x: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Node:
-    return _levels(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max, dtype_of(dtype))
+    return _levels(
+        x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max, dtype_of(dtype)
+    )
 
 
 @aten(f"{_LIBRARY}.dequantize_per_tensor.default", f"{_LIBRARY}.dequantize_per_tensor.tensor")
@@ -71,7 +73,7 @@ def dequantize_per_tensor(
     c: Context, q: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int, dtype: torch.dtype,
     *, out_dtype: torch.dtype | None = None,
 ) -> Node:  # fmt: skip
-    return _values(q, _whole(scale, f32), _whole(zero_point, i32), out_dtype)
+    return _values(q, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), out_dtype)
 
 
 @aten(f"{_LIBRARY}.quantize_per_channel.default")
@@ -122,7 +124,7 @@ def dequantize_per_channel_group(
 
 
 def _least_and_most(x: Node, axis: int | None) -> tuple[Node, Node]:
-    """Of x and 0, in f32."""
+    """The minimum and the maximum of x and 0, in f32."""
     wide = cast(x, f32)
     axes = tuple(range(x.type.rank)) if axis is None else (axis_of(axis, x.type.rank),)
     low, high = ops.reduce_min(wide, axes, keepdims=True), ops.reduce_max(wide, axes, keepdims=True)
@@ -170,65 +172,60 @@ def choose_qparams_per_token_asymmetric(c: Context, x: Node, dtype: torch.dtype)
     """The zero point from that end of the range where it is nearer to a level (XNNPACK)."""
     low, high = _least_and_most(x, -1)
     scale = ops.maximum(ops.div(ops.sub(high, low), 255.0), float(np.finfo(np.float32).eps))
-    below, above = ops.div(low, scale), ops.div(high, scale)
-    first = ops.compare("GT", ops.add(ops.add(below, -128.0), ops.add(above, 127.0)), 0.0)
-    zero = ops.where(first, ops.sub(-128.0, below), ops.sub(127.0, above))
+    low_level, high_level = ops.div(low, scale), ops.div(high, scale)
+    first = ops.compare("GT", ops.add(ops.add(low_level, -128.0), ops.add(high_level, 127.0)), 0.0)
+    zero = ops.where(first, ops.sub(-128.0, low_level), ops.sub(127.0, high_level))
     return _parameters(c, scale, ops.RoundEven()(ops.clip(zero, -128.0, 127.0)))
 
 
 @aten("torchao.choose_scale_float8.default")
 def choose_scale_float8(
-    c: Context,
-    x: Node,
-    block_size: list[DimLike],
-    float8_dtype: torch.dtype = torch.float8_e4m3fn,
-    scale_dtype: torch.dtype = torch.float32,
-    hp_value_lb: float | None = None,
-    hp_value_ub: float | None = None,
-) -> Node:
+    c: Context, x: Node, block_size: list[DimLike], float8_dtype: torch.dtype = torch.float8_e4m3fn,
+    scale_dtype: torch.dtype = torch.float32, hp_value_lb: float | None = None, hp_value_ub: float | None = None,
+) -> Node:  # fmt: skip
     """The largest magnitude of each block over the type's largest number, rounded as x is."""
     if scale_dtype != torch.float32:
         raise Unsupported(f"scales of {scale_dtype}; expected torch.float32")
     counts = c.results[0].shape
     blocks = ops.reshape(ops.Abs()(x), tuple(d for pair in zip(counts, block_size, strict=True) for d in pair))
-    most = ops.reduce_max(blocks, tuple(range(1, 2 * len(counts), 2)))
+    max_values = ops.reduce_max(blocks, tuple(range(1, 2 * len(counts), 2)))
     if hp_value_lb is not None:
-        most = ops.maximum(most, hp_value_lb)
+        max_values = ops.maximum(max_values, hp_value_lb)
     if hp_value_ub is not None:
-        most = ops.minimum(most, hp_value_ub)
-    return cast(ops.div(most, torch.finfo(float8_dtype).max), f32)
+        max_values = ops.minimum(max_values, hp_value_ub)
+    return cast(ops.div(max_values, torch.finfo(float8_dtype).max), f32)
 
 
 # fake quantization: values as their levels have them, and where they lie within the range
 
 
 def _faked(x: Node, scale: Node, zero: Node, low: int, high: int) -> tuple[Node, Node]:
-    fits = (t for t in ops.QUANTIZED_DTYPES if t.range[0] <= low and high <= t.range[1])
-    y = _values(_levels(x, scale, zero, low, high, next(fits, i32)), scale, zero, None)
+    candidates = (t for t in ops.QUANTIZED_DTYPES if t.range[0] <= low and high <= t.range[1])
+    y = _values(_levels(x, scale, zero, low, high, next(candidates, i32)), scale, zero, None)
     level = ops.add(ops.RoundEven()(ops.div(cast(x, f32), cast(scale, f32))), cast(zero, f32))
-    inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))
-    return cast(y, x.dtype), inside
+    is_inside = ops.and_(ops.compare("GE", level, float(low)), ops.compare("LE", level, float(high)))
+    return cast(y, x.dtype), is_inside
 
 
 @aten("fake_quantize_per_tensor_affine_cachemask.default")
 def fake_quantize_per_tensor(
     c: Context, x: Node, scale: float, zero_point: int, quant_min: int, quant_max: int
 ) -> tuple[Node, Node]:
-    return _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
+    return _faked(x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max)
 
 
 @aten("fake_quantize_per_tensor_affine.default", "fake_quantize_per_tensor_affine.tensor_qparams")
 def fake_quantize(c: Context, x: Node, scale: Parameter, zero_point: Parameter, quant_min: int, quant_max: int) -> Node:
-    return _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)[0]
+    return _faked(x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max)[0]
 
 
 @aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default")
 def fake_quantize_where_enabled(
     c: Context, x: Node, scale: Node, zero_point: Node, fake_quant_enabled: Node, quant_min: int, quant_max: int
 ) -> tuple[Node, Node]:
-    y, inside = _faked(x, _whole(scale, f32), _whole(zero_point, i32), quant_min, quant_max)
-    off = ops.compare("EQ", ops.reshape(fake_quant_enabled, ()), ops.scalar(0, fake_quant_enabled.dtype))
-    return ops.where(off, x, y), ops.or_(off, inside)
+    y, is_inside = _faked(x, _scalar_parameter(scale, f32), _scalar_parameter(zero_point, i32), quant_min, quant_max)
+    is_off = ops.compare("EQ", ops.reshape(fake_quant_enabled, ()), ops.scalar(0, fake_quant_enabled.dtype))
+    return ops.where(is_off, x, y), ops.or_(is_off, is_inside)
 
 
 @aten("fake_quantize_per_channel_affine_cachemask.default")
@@ -256,16 +253,9 @@ def int_mm(c: Context, a: Node, b: Node) -> Node:
 
 @aten("_scaled_mm.default")
 def scaled_mm(
-    c: Context,
-    a: Node,
-    b: Node,
-    scale_a: Node,
-    scale_b: Node,
-    bias: Node | None = None,
-    scale_result: Node | None = None,
-    out_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-) -> Node:
+    c: Context, a: Node, b: Node, scale_a: Node, scale_b: Node, bias: Node | None = None,
+    scale_result: Node | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> Node:  # fmt: skip
     """Floats of 8 bits, a scale for all of each or for each row of a and column of b. Sums are the exact ones, or as
     near as the target has them, whether they may be short or not."""
     m, n, whole = a.shape[0], b.shape[1], scale_a.type.size == scale_b.type.size == 1
@@ -293,9 +283,9 @@ def weight_int4pack_mm(c: Context, x: Node, packed: Node, group: int, scales_and
     """
     if not (isinstance(packed.op, Const) and isinstance(scales_and_zeros.op, Const)):
         raise Unsupported("packed levels that are no constants")
-    told = scales_and_zeros.op.value.astype(np.float32)
-    k = told.shape[0] * group
-    scale, zero = (told[..., i].T[..., None] for i in (0, 1))
+    parameters = scales_and_zeros.op.value.astype(np.float32)
+    k = parameters.shape[0] * group
+    scale, zero = (parameters[..., i].T[..., None] for i in (0, 1))
     if (zero[scale == 0] != 0).any():
         raise Unsupported("groups of levels with a scale of 0 beside an offset")
     levels = _unpacked(packed.op.value, k, group).reshape(-1, k // group, group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
@@ -21,20 +22,20 @@ aten = Table()
 
 @dataclass(frozen=True)
 class Stack:
-    """What the recurrent calls have in common: parameters per layer and direction, and how the sequence lies.
+    """The layers of a recurrent call: parameters per layer and direction, and how the sequence lies.
 
-    projected: whether each direction has a last parameter, which the hidden state is multiplied with.
-    between: of what a layer's output becomes on its way to the next one.
+    is_projected: whether each direction has a last parameter, which the hidden state is multiplied with.
+    dropout: of what a layer's output becomes on its way to the next one.
     """
 
     params: Sequence[Node]
-    biased: bool
+    has_biases: bool
     layers: int
     directions: int
     batch_first: bool
     reverse: bool = False
-    projected: bool = False
-    between: Callable[[Node], Node] = lambda x: x
+    is_projected: bool = False
+    dropout: Callable[[Node], Node] = lambda x: x
 
     @property
     def direction(self) -> str:
@@ -42,7 +43,7 @@ class Stack:
 
     def layer(self, index: int) -> list[Sequence[Node]]:
         """Per direction (w_ih, w_hh[, b_ih, b_hh][, w_hr])."""
-        each = (4 if self.biased else 2) + self.projected
+        each = (4 if self.has_biases else 2) + self.is_projected
         first = index * self.directions * each
         return [self.params[first + d * each : first + (d + 1) * each] for d in range(self.directions)]
 
@@ -66,11 +67,11 @@ def _stacked(parts: Sequence[Node]) -> Node:
 
 def _weights(stack: Stack, layer: int, order: Sequence[int]) -> tuple[Node, Node, Node]:
     """(w, r, b) of one layer as ONNX has them."""
-    sides = stack.layer(layer)
-    w = _stacked([_ordered(s[0], order) for s in sides])
-    r = _stacked([_ordered(s[1], order) for s in sides])
-    if stack.biased:
-        b = _stacked([ops.Concat(0)(_ordered(s[2], order), _ordered(s[3], order)) for s in sides])
+    directions = stack.layer(layer)
+    w = _stacked([_ordered(s[0], order) for s in directions])
+    r = _stacked([_ordered(s[1], order) for s in directions])
+    if stack.has_biases:
+        b = _stacked([ops.Concat(0)(_ordered(s[2], order), _ordered(s[3], order)) for s in directions])
     else:
         b = filled((stack.directions, w.shape[1] * 2), 0, w.dtype)
     return w, r, b
@@ -87,11 +88,11 @@ def _run(
         x = transpose(x, (1, 0, 2))
     finals: list[list[Node]] = [[] for _ in states]
     for layer in range(stack.layers):
-        x = stack.between(x) if layer else x
+        x = stack.dropout(x) if layer else x
         w, r, b = _weights(stack, layer, order)
         first = layer * stack.directions
         initial = [slice_axis(s, 0, first, first + stack.directions) for s in states]
-        shrink = _stacked([side[-1] for side in stack.layer(layer)]) if stack.projected else None
+        shrink = _stacked([side[-1] for side in stack.layer(layer)]) if stack.is_projected else None
         if shrink is not None:
             x, w, r, initial[0] = _unprojected(x, w, r, initial[0], shrink)
         hidden = r.shape[2]
@@ -104,8 +105,8 @@ def _run(
             last[0] = ops.MatMul()(last[0], narrow)
         steps, _, batch, width = y.shape
         x = reshape(transpose(y, (0, 2, 1, 3)), (steps, batch, stack.directions * width))
-        for kept, state in zip(finals, last, strict=True):
-            kept.append(state)
+        for final_states, state in zip(finals, last, strict=True):
+            final_states.append(state)
     ends = [f[0] if len(f) == 1 else ops.Concat(0)(*f) for f in finals]
     if unbatched:
         return reshape(x, (x.shape[0], x.shape[2])), *(reshape(e, (e.shape[0], e.shape[2])) for e in ends)
@@ -124,44 +125,28 @@ def _unprojected(x: Node, w: Node, r: Node, h: Node, shrink: Node) -> tuple[Node
         begin = slice_axis(h, 0, d, d + 1)
         rest = (0, steps - 1) if d == 0 else (steps - 1, 0)
         columns.append(ops.Pad((rest[0], 0, 0), (rest[1], 0, 0), (0, 0, 0))(begin, scalar_like(0, h)))
-        own = slice_axis(r, 0, d, d + 1)
-        weights.append([own if i == d else filled(own.shape, 0, r.dtype) for i in range(int(directions))])
-    sides = [ops.Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in weights]
+        direction_r = slice_axis(r, 0, d, d + 1)
+        weights.append(
+            [direction_r if i == d else filled(direction_r.shape, 0, r.dtype) for i in range(int(directions))]
+        )
+    weights_of_directions = [ops.Concat(0)(*parts) if len(parts) > 1 else parts[0] for parts in weights]
     none = filled((directions, batch, wide.shape[2]), 0, h.dtype)
-    return ops.Concat(2)(*columns), ops.Concat(2)(*sides), wide, none
+    return ops.Concat(2)(*columns), ops.Concat(2)(*weights_of_directions), wide, none
 
 
 def _stack(
-    c: Context,
-    params: Sequence[Node],
-    biased: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Stack:
+    c: Context, params: Sequence[Node], *, has_biases: bool, num_layers: int, dropout: float, train: bool,
+    bidirectional: bool, batch_first: bool,
+) -> Stack:  # fmt: skip
     directions = 2 if bidirectional else 1
-    projected = len(params) != layers * directions * (4 if biased else 2)
-    rate = dropout if train else 0.0
-    between = partial(dropped, c, p=rate)
-    return Stack(params, biased, layers, directions, batch_first, projected=projected, between=between)
+    is_projected = len(params) != num_layers * directions * (4 if has_biases else 2)
+    drop = partial(dropped, c, p=dropout if train else 0.0)
+    return Stack(params, has_biases, num_layers, directions, batch_first, is_projected=is_projected, dropout=drop)
 
 
-@aten("lstm.input")
-def lstm(
-    c: Context,
-    x: Node,
-    hx: Sequence[Node],
-    params: Sequence[Node],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Node, ...]:
-    return _lstm(x, hx, _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first))
+@aten("lstm.input", by_name=True)
+def lstm(c: Context, x: Node, hx: Sequence[Node], params: Sequence[Node], **layers: Any) -> tuple[Node, ...]:
+    return _lstm(x, hx, _stack(c, params, **layers))
 
 
 def _lstm(x: Node, hx: Sequence[Node], stack: Stack) -> tuple[Node, ...]:
@@ -169,26 +154,11 @@ def _lstm(x: Node, hx: Sequence[Node], stack: Stack) -> tuple[Node, ...]:
     return _run(x, hx, stack, (0, 3, 1, 2), lambda hidden, direction: ops.LSTM(hidden=hidden, direction=direction))
 
 
-@aten("mkldnn_rnn_layer.default")
+@aten("mkldnn_rnn_layer.default", by_name=True)
 def mkldnn_rnn_layer(
-    c: Context,
-    x: Node,
-    w_ih: Node,
-    w_hh: Node,
-    b_ih: Node,
-    b_hh: Node,
-    hx: Node,
-    cx: Node,
-    reverse: bool,
-    batch_sizes: Sequence[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    bidirectional: bool,
-    batch_first: bool,
-    train: bool,
-) -> tuple[Node | None, ...]:
+    c: Context, x: Node, w_ih: Node, w_hh: Node, b_ih: Node, b_hh: Node, hx: Node, cx: Node, *, reverse: bool,
+    mode: int, num_layers: int, has_biases: bool, bidirectional: bool, batch_first: bool, **unused: object,
+) -> tuple[Node | None, ...]:  # fmt: skip
     """One direction of one LSTM layer: what torch decomposes an LSTM to on CPUs."""
     lstm_mode = 2  # ideep::rnn_kind
     if mode != lstm_mode or num_layers != 1 or bidirectional or batch_first:
@@ -200,52 +170,24 @@ def mkldnn_rnn_layer(
     return *_lstm(x, (hx, cx), stack), no_workspace
 
 
-@aten("gru.input")
-def gru(
-    c: Context,
-    x: Node,
-    hx: Node,
-    params: Sequence[Node],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Node, ...]:
-    stack = _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+@aten("gru.input", by_name=True)
+def gru(c: Context, x: Node, hx: Node, params: Sequence[Node], **layers: Any) -> tuple[Node, ...]:
     # PyTorch's gates are r z n, ONNX's z r n; the reset gate acts after the product
-    return _run(
-        x,
-        [hx],
-        stack,
-        (1, 0, 2),
-        lambda hidden, direction: ops.GRU(hidden=hidden, direction=direction, linear_before_reset=True),
-    )
+    stack = _stack(c, params, **layers)
+    return _run(x, [hx], stack, (1, 0, 2), lambda h, direction: ops.GRU(h, direction, linear_before_reset=True))
 
 
 def _rnn(activation: str) -> Callable[..., tuple[Node, ...]]:
-    def rnn(
-        c: Context,
-        x: Node,
-        hx: Node,
-        params: Sequence[Node],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> tuple[Node, ...]:
-        stack = _stack(c, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    def rnn(c: Context, x: Node, hx: Node, params: Sequence[Node], **layers: Any) -> tuple[Node, ...]:
+        stack = _stack(c, params, **layers)
         functions = ((activation, 0.0, 0.0),) * stack.directions
         return _run(x, [hx], stack, (0,), lambda h, direction: ops.RNN(h, direction, activations=functions))
 
     return rnn
 
 
-aten.add("rnn_tanh.input", _rnn("tanh"))
-aten.add("rnn_relu.input", _rnn("relu"))
+for _activation in ("tanh", "relu"):
+    aten(f"rnn_{_activation}.input", by_name=True)(_rnn(_activation))
 
 
 @aten("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data", "_pack_padded_sequence.default")

@@ -41,10 +41,10 @@ def _resize(
     )(x)
 
 
-def _given(scales: Sequence[object] | None) -> Scales:
+def _known_scales(scales: Sequence[object] | None) -> Scales:
     """Scale factors of the call where all of them are plain numbers; else they follow from the sizes."""
-    found = tuple(float(s) for s in scales or () if isinstance(s, int | float) and s > 0)
-    return found if scales and len(found) == len(scales) else None
+    numbers = tuple(float(s) for s in scales or () if isinstance(s, int | float) and s > 0)
+    return numbers if scales and len(numbers) == len(scales) else None
 
 
 def _corner_scale(size: DimLike, out: DimLike) -> float:
@@ -59,29 +59,27 @@ def _nearest(exact: bool) -> tuple[Callable[..., Node], Callable[..., Node]]:
     def plain(
         c: Context, x: Node, output_size: Sequence[DimLike], *scales: float | None, **named: float | None
     ) -> Node:
-        given = _given((*scales, *named.values()))
-        return _resize(c, x, "nearest", coordinates, given, nearest=rounding)
+        given_scales = _known_scales((*scales, *named.values()))
+        return _resize(c, x, "nearest", coordinates, given_scales, nearest=rounding)
 
     def vec(c: Context, x: Node, output_size: object, scale_factors: Sequence[float] | None) -> Node:
-        return _resize(c, x, "nearest", coordinates, _given(scale_factors), nearest=rounding)
+        return _resize(c, x, "nearest", coordinates, _known_scales(scale_factors), nearest=rounding)
 
     return plain, vec
 
 
 def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Callable[..., Node]]:
     def plain(
-        c: Context,
-        x: Node,
-        output_size: Sequence[DimLike],
-        align_corners: bool,
-        *scales: float | None,
+        c: Context, x: Node, output_size: Sequence[DimLike], align_corners: bool, *scales: float | None,
         **named: float | None,
-    ) -> Node:
-        given = _given((*scales, *named.values()))
+    ) -> Node:  # fmt: skip
+        given_scales = _known_scales((*scales, *named.values()))
         if antialias and align_corners:
             # only the scale knows of the corners: the windows' centers are those of half pixels
-            given, align_corners = tuple(map(_corner_scale, x.shape[2:], c.shape[2:])), False
-        return _resize(c, x, mode, "align_corners" if align_corners else "half_pixel", given, antialias=antialias)
+            given_scales, align_corners = tuple(map(_corner_scale, x.shape[2:], c.shape[2:])), False
+        return _resize(
+            c, x, mode, "align_corners" if align_corners else "half_pixel", given_scales, antialias=antialias
+        )
 
     def vec(
         c: Context, x: Node, output_size: object, align_corners: bool, scale_factors: Sequence[float] | None
@@ -92,19 +90,13 @@ def _smooth(mode: str, antialias: bool = False) -> tuple[Callable[..., Node], Ca
 
 
 for _stem, _pair in {
-    "upsample_nearest1d": _nearest(False),
-    "upsample_nearest2d": _nearest(False),
-    "upsample_nearest3d": _nearest(False),
-    "_upsample_nearest_exact1d": _nearest(True),
-    "_upsample_nearest_exact2d": _nearest(True),
-    "_upsample_nearest_exact3d": _nearest(True),
-    "upsample_linear1d": _smooth("linear"),
-    "upsample_bilinear2d": _smooth("linear"),
-    "upsample_trilinear3d": _smooth("linear"),
-    "upsample_bicubic2d": _smooth("cubic"),
-    "_upsample_bilinear2d_aa": _smooth("linear", True),
-    "_upsample_bicubic2d_aa": _smooth("cubic", True),
-}.items():
+    "upsample_nearest1d": _nearest(False), "upsample_nearest2d": _nearest(False),
+    "upsample_nearest3d": _nearest(False), "_upsample_nearest_exact1d": _nearest(True),
+    "_upsample_nearest_exact2d": _nearest(True), "_upsample_nearest_exact3d": _nearest(True),
+    "upsample_linear1d": _smooth("linear"), "upsample_bilinear2d": _smooth("linear"),
+    "upsample_trilinear3d": _smooth("linear"), "upsample_bicubic2d": _smooth("cubic"),
+    "_upsample_bilinear2d_aa": _smooth("linear", True), "_upsample_bicubic2d_aa": _smooth("cubic", True),
+}.items():  # fmt: skip
     aten.add(f"{_stem}.default", _pair[0])
     aten.add(f"{_stem}.vec", _pair[1])
 

@@ -31,29 +31,29 @@ def convolved(x: Node, weight: Node, strides: Sizes, padding: Sequence[Sizes], d
     """`run`(x, weight, strides, padding, dilation) with numbers, of an x[N,C,*S] that is padded and picked from where
     some are sizes."""
     steps: list[int] = []
-    around: list[tuple[int, int]] = []
-    apart: list[int] = []
-    left: list[tuple[int, DimLike]] = []
-    for axis, (kernel, step, (low, high), spread) in enumerate(
+    rest_padding: list[tuple[int, int]] = []
+    unfused_axes: list[int] = []
+    removed: list[tuple[int, DimLike]] = []
+    for axis, (kernel, step, (low, high), dilated) in enumerate(
         zip(weight.shape[2:], strides, padding, dilation, strict=True), 2
     ):
-        if symbolic(low, high, step, spread):
+        if symbolic(low, high, step, dilated):
             x = padded(x, axis, low, high)
             low = high = 0
-        if symbolic(step, spread) and isinstance(kernel, int):
-            x = _picked(x, axis, kernel, step, spread)
-            step, spread = kernel, 1
+        if symbolic(step, dilated) and isinstance(kernel, int):
+            x = _picked(x, axis, kernel, step, dilated)
+            step, dilated = kernel, 1
         elif isinstance(step, Dim):
-            left.append((axis, step))
+            removed.append((axis, step))
             step = 1
-        if not isinstance(spread, int) or not isinstance(low, int) or not isinstance(high, int):
-            raise Unsupported(f"a dilation {spread} and a kernel {kernel} of symbolic size")
+        if not isinstance(dilated, int) or not isinstance(low, int) or not isinstance(high, int):
+            raise Unsupported(f"a dilation {dilated} and a kernel {kernel} of symbolic size")
         assert isinstance(step, int)
         steps.append(step)
-        around.append((low, high))
-        apart.append(spread)
-    out = run(x, weight, tuple(steps), tuple(around), tuple(apart))
-    for axis, step in left:
+        rest_padding.append((low, high))
+        unfused_axes.append(dilated)
+    out = run(x, weight, tuple(steps), tuple(rest_padding), tuple(unfused_axes))
+    for axis, step in removed:
         out = _every(out, axis, step)
     return out
 
@@ -64,11 +64,11 @@ def padded(x: Node, axis: int, low: DimLike, high: DimLike) -> Node:
     return ops.pad(x, (*none[:axis], low, *none[axis + 1 :]), (*none[:axis], high, *none[axis + 1 :]))
 
 
-def _picked(x: Node, axis: int, kernel: int, step: DimLike, spread: DimLike) -> Node:
+def _picked(x: Node, axis: int, kernel: int, step: DimLike, dilation: DimLike) -> Node:
     """The elements of an axis that each place of the kernel meets, place by place."""
-    places = floordiv(x.shape[axis] - (kernel - 1) * spread - 1, step) + 1
+    places = floordiv(x.shape[axis] - (kernel - 1) * dilation - 1, step) + 1
     shape = (places, kernel)
-    scale = [filled(shape, v, i64) for v in (step, spread)]
+    scale = [filled(shape, v, i64) for v in (step, dilation)]
     at = ops.Add()(*(ops.Mul()(index_along(shape, d), s) for d, s in enumerate(scale)))
     return ops.Take(axis)(x, reshape(at, (places * kernel,)))
 

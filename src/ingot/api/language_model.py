@@ -1,0 +1,416 @@
+"""`ingot.LanguageModel`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ingot.language.session import META, SAMPLING, Sampling, Session
+from ingot.language.text.generation import Generation, Piece, Request, generate, log_softmax
+from ingot.language.text.grammar import Grammars
+from ingot.language.text.template import Message, Template
+from ingot.language.text.tokenizer import Tokenizer
+from ingot.runtime import artifact
+from ingot.runtime.cpu.pool import thread_count
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
+from ingot.runtime.state import entropy
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ArtifactError, ImportModelError, InputError
+from ingot.support.garbage import no_collection
+
+# where neither the caller nor the file says how to sample: llama.cpp's defaults
+_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+_SCORED = 32  # tokens of a call that scores: each has as many logits as there are words
+_TOKENS = 256  # of a text, unless the caller says otherwise
+
+
+@dataclass(frozen=True)
+class Score:
+    """ids: of the text. logprobs: f64, of each id but the first the logarithm of its probability."""
+
+    ids: list[int]
+    logprobs: np.ndarray
+
+    @property
+    def total(self) -> float:
+        return float(self.logprobs.sum())
+
+    @property
+    def perplexity(self) -> float:
+        """e to the mean of minus the logprobs."""
+        return float(np.exp(-self.logprobs.mean()))
+
+
+class LanguageModel:
+    """A language model that generates text.
+
+        lm = ingot.LanguageModel("model.gguf")
+        lm.generate("The capital of France is", max_tokens=16)
+        lm.chat([{"role": "user", "content": "Hello"}])
+
+    What a call shares with the one before is not computed again. Calls may come from any thread; they run one after
+    another, token by token. Ctrl-C ends a call.
+
+    context: the most tokens of a sequence. name: of the file. tokenizer: text to ids and back. template: the source of
+    the chat template, which may be set.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        context: int | None = None,
+        cache: str = "float16",
+        adapters: str | os.PathLike[str] | Mapping[Any, float] | Sequence[Any] = (),
+        target: str = "native",
+        precision: str = "float32",
+        threads: int | None = None,
+    ) -> None:
+        """Compile a model, or take it from the disk cache.
+
+        Args:
+            model: a GGUF file, the first of its parts, or a folder of Hugging Face with config.json and safetensors.
+            context: the most tokens of a sequence, prompt and answer; by default 4096, or what the model has if that is
+                less. Memory for it is taken at once.
+            cache: the type of cached keys and values: "float32", "float16", "bfloat16" or "int8".
+            adapters: LoRA adapters to merge into the weights: a GGUF file, or a folder of PEFT; several as a list, or
+                with scales as a mapping. The matrices that they change are stored in float32.
+            target, precision, threads: as in `ingot.compile`.
+
+        Raises ImportModelError for a file that is malformed or of a model that is not supported, and InputError for
+        arguments that do not fit.
+        """
+        self._program_of = _compiler(Path(model), context, cache, _scaled(adapters), target, precision, threads)
+        self._start(self._program_of("generate"), threads)
+
+    @classmethod
+    def _of_program(cls, program: Program, threads: int | None) -> LanguageModel:
+        self = cls.__new__(cls)
+        self._program_of = None
+        self._start(program, threads)
+        return self
+
+    def _start(self, program: Program, threads: int | None) -> None:
+        try:
+            facts = json.loads(program.meta[META])
+            self.name, self.context = str(facts["name"]), int(facts["context"])
+            self._kind, rewinds = str(facts["kind"]), bool(facts["rewinds"])
+            self._defaults = {k: facts["sampling"][k] for k in SAMPLING if k in facts.get("sampling", {})}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ArtifactError("a language model", expected="its description", got=str(error)) from error
+        self._facts, self._threads = facts, threads
+        self._model = CompiledModel(program, threads=threads)
+        generates = self._kind == "generate" and self._model.refused is None
+        self._session = Session(self._model, self.context, rewinds) if generates else None
+        self._template: Template | None = None  # that was set
+        self._read_templates: dict[str, Template] = {}
+
+    # --- text
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises ImportModelError for a model without one that Ingot reads, and without the package `tokenizers`."""
+        f = self._facts
+        if "tokenizer" not in f:
+            fix = "pass lists of token ids instead of texts"
+            raise ImportModelError(f.get("refused") or f"{self.name} has no tokenizer", fix=fix)
+        return Tokenizer.from_json(f["tokenizer"], f["special"], f["ends"])
+
+    @property
+    def template(self) -> str | None:
+        """The source of the chat template, in Jinja's language; None for a model without one."""
+        return self._template.source if self._template else self._facts.get("templates", {}).get("default")
+
+    @template.setter
+    def template(self, source: str) -> None:
+        self._template = Template(source, self.tokenizer.special)
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **values: Any
+    ) -> str:
+        """The text of messages by the chat template. values: what else the template reads, `enable_thinking` for
+        example."""
+        template = self._template or self._template_of_file(bool(tools))
+        return template.render(messages, tools=tools, **values)
+
+    def _template_of_file(self, has_tools: bool) -> Template:
+        """Some files have one for chats with tools."""
+        templates: Mapping[str, str] = self._facts.get("templates", {})
+        name = "tool_use" if has_tools and "tool_use" in templates else "default"
+        source = templates.get(name, next(iter(templates.values()), None))
+        if source is None:
+            fix = "set lm.template, or use generate: it is a model that goes on with a text"
+            raise InputError(f"{self.name} has no chat template", fix=fix)
+        if source not in self._read_templates:
+            self._read_templates[source] = Template(source, self.tokenizer.special)
+        return self._read_templates[source]
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = _TOKENS,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
+        ignore_ends: bool = False,
+        stream: bool = False,
+    ) -> Any:
+        """What follows a prompt: a text for a text, a list of token ids for a list of token ids.
+
+        Args:
+            prompt: a text, in which special tokens may stand, or token ids as they are.
+            max_tokens: the most tokens of the answer; None: until the model ends it or the context is full.
+            temperature: 0 takes the most likely token each time. What is None is what the file recommends, else
+                temperature 0.8, top_k 40, top_p 0.95, min_p 0.05; values of 1, 0, 1 and 0 leave them off.
+            repetition_penalty, presence_penalty, frequency_penalty: see docs/language.md.
+            seed: the same seed gives the same tokens; None: another one each time.
+            stop: texts that end the answer and are no part of it.
+            schema: a JSON schema (a dict, a text, a class of pydantic, or True for any JSON) that the answer keeps to;
+                regex: a regular expression; grammar: one of Lark. An answer that `max_tokens` ends is a beginning.
+            logit_bias: what is added to the logits of token ids.
+            logprobs: so many alternatives of each token, with logprobs by the model itself. The result is then a
+                `Generation`: its tokens, text and why it ended; 0: logprobs without alternatives.
+            ignore_ends: go on behind tokens that end an answer.
+            stream: return an iterator of the parts of the answer: of texts, ids, or `Piece`s with `logprobs`.
+
+        Raises InputError for arguments that do not fit, and for a prompt longer than the context.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
+        return self._answer(
+            ids, isinstance(prompt, str), max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty, seed=seed, stop=stop, schema=schema, regex=regex, grammar=grammar,
+            logit_bias=logit_bias, logprobs=logprobs, ignore_ends=ignore_ends, stream=stream,
+        )  # fmt: skip
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_values: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """The answer to messages, each with a "role" and a "content", as a text; a str is one of a user's.
+
+        Args:
+            tools: functions that the model may call, as JSON schemas in the form of OpenAI's; calls come in the answer,
+                in the model's own words.
+            template_values: what else the chat template reads, {"enable_thinking": False} for example.
+            max_tokens, options: as in `generate`.
+        """
+        chat: Sequence[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        text = self.prompt(chat, tools, **(template_values or {}))
+        ids = self.tokenizer.encode(text, framed=False)  # the template writes what a sequence begins with
+        return self._answer(ids, True, max_tokens=max_tokens, **options)
+
+    def _answer(
+        self,
+        ids: Sequence[int],
+        is_text: bool,
+        *,
+        max_tokens: int | None,
+        stop: str | Sequence[str] | None = None,
+        schema: Any = None,
+        regex: str | None = None,
+        grammar: str | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
+        ignore_ends: bool = False,
+        stream: bool = False,
+        **sampling: Any,
+    ) -> Any:
+        """See `generate`. is_text: the result is one."""
+        session = self._generating()
+        constraint = None
+        if sum(given is not None for given in (schema, regex, grammar)) > 1:
+            raise InputError("schema, regex, grammar", expected="one of them", got="several")
+        if schema is not None or regex is not None or grammar is not None:
+            constraint = self._grammars.constraint(schema, regex, grammar)
+        request = Request(
+            session.context if max_tokens is None else max_tokens, self._sampling(sampling),
+            () if ignore_ends else self._ends,
+            _texts(stop), logit_bias or {}, logprobs, constraint, stream,
+        )  # fmt: skip
+        tokenizer = self.tokenizer if is_text or request.stop or constraint else None
+        session.check(ids)  # now, not when the first part of a stream is asked for
+        pieces = generate(session, tokenizer, ids, request)
+        if stream:
+            return pieces if logprobs is not None else _parts(pieces, is_text)
+        result = _joined(pieces, len(ids))
+        return result if logprobs is not None else result.text if is_text else result.ids
+
+    def _sampling(self, given: Mapping[str, Any]) -> Sampling:
+        """What is asked for, else what the file recommends."""
+        if unknown := given.keys() - {*SAMPLING}:
+            raise InputError(
+                "options", expected=f"those of generate, such as {', '.join(SAMPLING)}", got=sorted(unknown)
+            )
+        asked = {name: value for name, value in given.items() if value is not None}
+        seed = {"seed": entropy() >> 1}
+        return Sampling(**{**seed, **(self._defaults or _SAMPLING), **asked})
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(int(i) for i in self._facts.get("ends", ()))
+
+    # --- what is not generated
+
+    def embed(self, texts: str | Sequence[str]) -> np.ndarray:
+        """f32[texts, width], of length 1; of one text f32[width]. A decoder gives the mean of its tokens, unless the
+        file says otherwise."""
+        if isinstance(texts, str):
+            return self.embed([texts])[0]
+        model = self._model if self._kind == "embed" else self._embedder
+        rows: list[np.ndarray] = []
+        for text in texts:
+            ids = self.tokenizer.encode(text)
+            if not 1 <= len(ids) <= self.context:
+                raise InputError("a text", expected=f"1 to {self.context} tokens", got=len(ids), fix="embed its parts")
+            rows.append(np.asarray(model.run([np.array([ids]), np.array([len(ids)])])[0])[0])
+        width = model.outputs[0].shape[-1]
+        return np.stack(rows) if rows else np.empty((0, int(cast(int, width))), np.float32)
+
+    def score(self, text: str | Sequence[int]) -> Score:
+        """How likely a text is, token by token."""
+        session = self._generating()
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else _ids(text)
+        if not 2 <= len(ids) <= self.context + 1:
+            raise InputError("the text", expected=f"2 to {self.context + 1} tokens", got=len(ids))
+        if self._program_of is None:  # a saved model has the one program, which tells the logits of its last token
+            rows = [log_softmax(session.logits(ids[: i + 1]))[ids[i + 1]] for i in range(len(ids) - 1)]
+            return Score(ids, np.array(rows))
+        parts: list[np.ndarray] = []
+        for start in range(0, len(ids) - 1, _SCORED):
+            end = min(start + _SCORED, len(ids) - 1)
+            inputs = [ids[start:end]], [start], [ids[start + 1 : end + 1]]
+            parts.append(np.asarray(self._scorer.run([np.array(x) for x in inputs])[0])[0])
+        return Score(ids, np.concatenate(parts).astype(np.float64))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file that `ingot.load` reads, and `ingot chat`: the program with its weights, the tokenizer, the
+        chat template. It runs on CPUs with the same vector extensions."""
+        artifact.save(self._model.program, Path(path))
+
+    @property
+    def program(self) -> CompiledModel:
+        """What runs: the program that generates, or of an encoder the one that embeds."""
+        return self._model
+
+    @property
+    def threads(self) -> int:
+        return self._model.threads
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        return self._generating().vocabulary
+
+    def reset(self) -> None:
+        """Forget what was computed for the last call."""
+        self._generating().reset()
+
+    # --- inside
+
+    def _generating(self) -> Session:
+        if self._session is None:
+            if self._model.refused is not None:  # it is for another machine, and can be saved
+                raise self._model.refused
+            raise InputError(f"{self.name} is an encoder: it has no next token", fix="lm.embed(texts)")
+        return self._session
+
+    @cached_property
+    def _embedder(self) -> CompiledModel:
+        return self._other("embed")
+
+    @cached_property
+    def _scorer(self) -> CompiledModel:
+        return self._other("score")
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self._generating().vocabulary)
+
+    def _other(self, what: str) -> CompiledModel:
+        if self._program_of is None:
+            fix = "LanguageModel(the file that it was compiled from)"
+            raise InputError(f"a saved model has the program that generates, and none to {what}", fix=fix)
+        return CompiledModel(self._program_of(what), threads=self._threads)
+
+
+def _compiler(
+    path: Path,
+    context: int | None,
+    cache: str,
+    adapters: list[tuple[Path, float]],
+    target: str,
+    precision: str,
+    threads: int | None,
+) -> Callable[[Any], Program]:
+    """The programs of a file, by what they do."""
+
+    def program(what: Any) -> Program:
+        with no_collection():
+            from ingot.driver.compile import Options  # not above: `ingot.load` does without the compiler
+            from ingot.driver.language import language_program
+
+            options = Options(target, thread_count(threads), precision=precision)
+            return language_program(path, what, context, cache, adapters, options)
+
+    return program
+
+
+def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(stop, str):
+        return (stop,)
+    if stop is not None and not isinstance(stop, Sequence):
+        raise InputError("stop", expected="a text or several", got=repr(stop))
+    return tuple(stop or ())
+
+
+def _scaled(adapters: Any) -> list[tuple[Path, float]]:
+    if isinstance(adapters, str | os.PathLike):
+        adapters = [adapters]
+    pairs = adapters.items() if isinstance(adapters, Mapping) else [(adapter, 1.0) for adapter in adapters]
+    return [(Path(adapter), float(scale)) for adapter, scale in pairs]
+
+
+def _ids(values: Sequence[int]) -> list[int]:
+    ids = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
+        raise InputError("the prompt", expected="a text or a list of token ids", got=repr(values)[:80])
+    return [int(i) for i in ids]
+
+
+def _joined(pieces: Iterator[Piece], prompt: int) -> Generation:
+    all_ = [*pieces]
+    tokens = tuple(token for piece in all_ for token in piece.tokens)
+    return Generation(tokens, "".join(piece.text for piece in all_), all_[-1].finish, prompt)
+
+
+def _parts(pieces: Iterator[Piece], is_text: bool) -> Iterator[Any]:
+    for piece in pieces:
+        if not is_text:
+            yield from (token.id for token in piece.tokens)
+        elif piece.text:
+            yield piece.text

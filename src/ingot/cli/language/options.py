@@ -1,0 +1,105 @@
+"""What the commands for language models share: their options, and how a model is opened."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ingot.api.language_model import LanguageModel
+from ingot.api.load import load
+from ingot.driver.open import file_kind
+from ingot.driver.recognize import LANGUAGE
+from ingot.support import progress
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+from ingot.support.formats import Format
+
+Model = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", help="A GGUF file, a folder of Hugging Face, or what ingot compile made of one."),
+]
+Context = Annotated[int | None, typer.Option(min=1, help="Tokens of prompt and answer; by default 4096 at most.")]
+CACHE_OPTION = typer.Option(
+    "--cache-type", metavar="TYPE", help="Of cached keys and values: float32, float16, bfloat16, int8."
+)
+Cache = Annotated[str, CACHE_OPTION]
+Template = Annotated[
+    Path | None,
+    typer.Option("--template", metavar="FILE", help="A chat template in Jinja, instead of the model's own."),
+]
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """The options of sampling, named as the arguments of `LanguageModel.generate`."""
+
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", "-n", min=0, help="The most tokens of an answer.")
+    ] = None
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", "-t", help="0: the most likely token; by default as the file says.")
+    ] = None
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many tokens; 0: all.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest tokens of this probability.")] = None
+    min_p: Annotated[float | None, typer.Option(help="Draw from tokens with this part of the best one's chance.")] = (
+        None
+    )
+    repetition_penalty: Annotated[float | None, typer.Option(help="Divides logits of tokens that are there.")] = None
+    presence_penalty: Annotated[float | None, typer.Option(help="Subtracted from logits of generated tokens.")] = None
+    frequency_penalty: Annotated[float | None, typer.Option(help="The same, for each time.")] = None
+    seed: Annotated[int | None, typer.Option(help="The same seed, the same tokens.")] = None
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer. Repeatable.")] = None
+    schema: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A JSON schema that the answer keeps to: a file, or JSON itself.")
+    ] = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        if self.schema is not None:
+            given["schema"] = _schema(self.schema)
+        return given
+
+
+def open_language_model(
+    path: Path, context: int | None, cache: str, threads: int | None, template: Path | None = None
+) -> LanguageModel:
+    """Raises what `LanguageModel` and `ingot.load` raise, InputError for another model."""
+    progress.report("read")
+    kind = file_kind(path)
+    if kind == "artifact":
+        model = load(path, threads=threads)
+        if not isinstance(model, LanguageModel):
+            raise InputError(
+                f"model {path}", expected="a language model", got="another compiled program", fix="ingot run"
+            )
+        if context is not None and context != model.context:
+            fix = "compile the model again"
+            raise InputError("--context", expected=f"{model.context}, as it was compiled", got=context, fix=fix)
+    elif kind in LANGUAGE:
+        model = LanguageModel(path, context=context, cache=cache, threads=threads)
+    else:
+        got = kind.name if isinstance(kind, Format) else f"a model of kind {kind}"
+        expected = "a GGUF file, a folder with config.json and safetensors, or a compiled language model"
+        raise InputError(f"model {path}", expected=expected, got=got)
+    if template is not None:
+        try:
+            model.template = template.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read {template}: {error}") from error
+    return model
+
+
+def _schema(text: str) -> str:
+    try:
+        json.loads(text)
+        return text
+    except ValueError:
+        try:
+            return Path(text).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError("--schema", expected="a file, or JSON", got=repr(text)[:80]) from error

@@ -1,0 +1,103 @@
+"""`ingot serve`: models behind a URL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ingot.cli.console import command_context, err, escape, out, print_json
+from ingot.cli.options import CompileOptions, Json, Limit, ModelOptions, grouped
+from ingot.debug.source import compile_source, open_source, runnable
+from ingot.serving.engines import ENGINES, check_installed, is_loopback, start, write
+from ingot.serving.repository import model_files
+from ingot.serving.scheduler import Queueing
+from ingot.serving.service import NamedModel, Service
+from ingot.support import progress
+
+_MIB = 1 << 20
+
+
+@grouped
+def serve(
+    models: Annotated[
+        list[Path],
+        typer.Argument(metavar="MODEL...", help="Files of models, .ingot files, or folders NAME/VERSION/model.*"),
+    ],
+    engine: Annotated[str, typer.Option(help=f"{', '.join(ENGINES)}: what serves.")] = "asgi",
+    to: Annotated[
+        str | None, typer.Option(metavar="triton:FOLDER", help="Write the engine's files, and start nothing.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name; by default its file's stem.")] = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="The version of models given as files; by default 1.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; 0.0.0.0 for all of this machine's.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The open size along which requests are joined; 'none': never join them."),
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, max=4096, help="The most rows of a joint call.")] = 16,
+    delay: Annotated[
+        float, typer.Option(min=0, max=1000, metavar="MS", help="How long a request waits for others.")
+    ] = 0,
+    queue: Annotated[int, typer.Option(min=1, max=1_000_000, help="Requests that may wait; more get 503.")] = 256,
+    instances: Annotated[int, typer.Option(min=1, max=256, help="Calls of a model at a time.")] = 1,
+    max_body: Annotated[float, typer.Option(min=0.001, metavar="MIB", help="The largest body of a request.")] = 64,
+    timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="The most time of a request.")] = 60,
+    *,
+    about: ModelOptions,
+    settings: CompileOptions,
+    limit: Limit = None,
+    as_json: Json = False,
+) -> None:
+    """Serve models over HTTP with the Open Inference Protocol (KServe V2), on this machine's loopback unless told.
+
+    Requests that wait for the same model are joined along its batch where each row then has the bits of a single call.
+
+    \b
+    ingot serve model.onnx                          http://127.0.0.1:8000/v2/models/model/infer
+    ingot serve a.ingot b.onnx --port 9000          two models; /metrics and /openapi.json beside them
+    ingot serve model.onnx --to triton:repository   a repository of models for NVIDIA Triton
+    ingot serve repository                          the same folder, by Ingot itself
+    ingot serve model.onnx --engine ray             on Ray Serve
+    """
+    with command_context(as_json, limit):
+        if to is None:
+            check_installed(engine)
+        files = model_files(models, name, version)
+        served: list[NamedModel] = []
+        for done, (label, number, path) in enumerate(files):
+            progress.report(f"compile {label}", done, len(files))
+            model = runnable(compile_source(open_source(path, about.words), cache=True, **vars(settings)))
+            served.append(NamedModel(label, number, model))
+        join = "" if batch == "none" else batch
+        queueing = Queueing(queue, max_batch if max_batch > 1 else 0, delay / 1e3, instances)
+        service = Service(served, host, port, queueing, join, int(max_body * _MIB), timeout)
+        if to is not None:
+            folders = write(to, service)
+            if as_json:
+                print_json({"models": [str(folder) for folder in folders]})
+            else:
+                out.print(*(f"[bold]{escape(str(folder))}[/]" for folder in folders), sep="\n", highlight=False)
+            return
+        if not is_loopback(host):
+            err.print(f"[yellow]warning:[/] {escape(host)} is reachable by others: there is no authentication")
+
+        def ready(url: str) -> None:
+            progress.report("serve")
+            if as_json:
+                print_json({"url": url, "engine": engine, "models": [[m.name, m.version] for m in served]})
+            else:
+                for m in served:
+                    out.print(
+                        f"{escape(m.name)} {m.version}  {url}/v2/models/{m.name}/versions/{m.version}/infer",
+                        highlight=False,
+                    )
+            out.file.flush()
+
+        start(engine, service, ready)

@@ -1,0 +1,49 @@
+"""Language models as programs, compiled or from the cache, with what their text needs as a note in them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from ingot.driver.compile import Options, cached_program, digest_of
+from ingot.driver.recognize import files_of, language_model
+from ingot.ir.node import Graph
+from ingot.language.session import META
+from ingot.runtime.program import Program
+from ingot.support import progress
+from ingot.support.errors import InputError
+
+What = Literal["generate", "embed", "score"]
+
+
+def language_program(
+    path: Path, what: What, context: int | None, cache: str, adapters: Sequence[tuple[Path, float]], options: Options
+) -> Program:
+    """what: of an encoder always "embed". adapters: of low rank, each with its scale.
+
+    Raises ImportModelError for a file that is malformed or of a model that is not supported, InputError for one that is
+    no language model.
+    """
+    try:
+        kind = language_model(path)
+    except OSError as error:
+        raise InputError(f"model {path}", expected="a file", got=error.strerror or str(error)) from error
+    if kind is None:
+        expected = "a GGUF file, or a folder with config.json and safetensors"
+        raise InputError(f"model {path}", expected=expected, got="another file", fix="ingot.compile reads other models")
+
+    def build() -> tuple[Graph, dict[str, str]]:
+        from ingot.frontends.language import language_graph
+
+        progress.report("read")
+        graph, facts = language_graph(path, kind, what, context, cache, adapters)
+        return graph, {META: json.dumps(facts)}
+
+    has_text = importlib.util.find_spec("tokenizers") is not None  # else the program has no tokenizer
+    files = [*files_of(path), *(file for adapter, _ in adapters for file in files_of(adapter))]
+    scales, names = [scale for _, scale in adapters], [file.name for file in files]
+    settings = repr((what, context, cache, scales, path.stem, names, has_text))
+    return cached_program([settings.encode(), *(digest_of(file) or b"" for file in files)], build, options)

@@ -1,0 +1,211 @@
+"""A graph as records of TFLite operators.
+
+Images are [N, C, H, W] in graphs and [N, H, W, C] in TFLite: a value of rank 4 may have a tensor in either order. Rows
+of pointwise ops compute in the order that their operand has; a TRANSPOSE stands only where an order is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ingot import ops
+from ingot.exporters.tflite.records import Model, Operator, Tensor
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.ir.node import Const, Graph, Input, Node, Op
+from ingot.support.errors import InputError, UnsupportedOp, UnsupportedOpError, VerifyError
+
+PLAIN, CHANNELS_LAST = "", "nhwc"
+TO_LAST, TO_FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
+
+Row = Callable[["Emitter", Node], "int | Node | tuple[int, str]"]
+ROWS: dict[type[Op], Row] = {}
+
+
+def row(*classes: type[Op]) -> Callable[[Row], Row]:
+    """Registers what emits nodes of these ops: (emitter, node) to the number of a tensor in plain order, a pair of the
+    number and the order, or a node that is emitted in its place. It raises Unsupported."""
+
+    def add(made: Row) -> Row:
+        ROWS.update(dict.fromkeys(classes, made))
+        return made
+
+    return add
+
+
+def emit(graph: Graph) -> Model:
+    """The model of a graph with fixed sizes. Raises InputError for open sizes and state, and UnsupportedOpError naming
+    every op that TFLite has no operator for."""
+    if open_sizes := sorted(
+        {str(d) for n in graph.nodes() for t in n.types for d in t.shape if not isinstance(d, int)}
+    ):
+        fix = "fix them: --dim NAME=SIZE"
+        raise InputError("TFLite", expected="fixed sizes", got=", ".join(open_sizes[:8]), fix=fix)
+    if graph.state:
+        raise InputError("TFLite", expected="a model without state", got=", ".join(graph.state))
+    emitter = Emitter()
+    return emitter.run(graph)
+
+
+class Emitter:
+    """model: the records so far. tensors: of each node, by order."""
+
+    def __init__(self) -> None:
+        self.model = Model()
+        self.tensors: dict[Node, dict[str, int]] = {}
+        self.refused: list[UnsupportedOp] = []
+
+    def run(self, graph: Graph) -> Model:
+        model = self.model
+        for node in graph.inputs:
+            assert isinstance(node.op, Input)
+            name = node.op.label or f"input_{len(model.inputs)}"
+            i = model.add(Tensor(name, str(node.dtype), _shape(node), node=node))
+            self.tensors[node] = {PLAIN: i}
+            model.inputs.append(i)
+            model.input_names.append(name)
+        for node in graph.nodes():
+            self._emit(node)
+        if not self.refused:
+            self._outputs(graph)
+        if self.refused:
+            raise UnsupportedOpError(self.refused)
+        model.compact()
+        return model
+
+    def _outputs(self, graph: Graph) -> None:
+        model = self.model
+        for position, node in enumerate(graph.outputs):
+            i = self.get(node)
+            if i in model.inputs or i in model.outputs or model.tensors[i].data is not None:
+                i = self.reshape(i, _shape(node), node)  # an output is a tensor of its own
+            label = graph.output_names[position] if graph.output_names else f"output_{position}"
+            model.tensors[i].name = label
+            model.outputs.append(i)
+            model.output_names.append(label)
+
+    def _emit(self, node: Node) -> None:
+        if node in self.tensors or isinstance(node.op, Const | ops.BroadcastInDim):
+            return  # these are emitted as their readers need them
+        try:
+            found = ROWS.get(type(node.op))
+            if found is None:
+                raise Unsupported("no operator of TFLite")
+            result = found(self, node)
+        except Unsupported as e:
+            self._refuse(node, str(e))
+            return
+        except VerifyError:  # of several results
+            self._refuse(node, "no operator of TFLite")
+            return
+        if isinstance(result, Node):
+            self._emit_all(result)
+            self.tensors[node] = self.tensors[result]
+            return
+        i, order = result if isinstance(result, tuple) else (result, PLAIN)
+        self.model.tensors[i].node = self.model.tensors[i].node or node
+        self.tensors[node] = {order: i}
+
+    def _refuse(self, node: Node, why: str) -> None:
+        """Note that there is no operator for a node; what follows is looked at all the same."""
+        self.refused.append(UnsupportedOp(node.op.name, node.loc, why))
+        type_ = node.types[0]
+        self.tensors[node] = {PLAIN: self.model.add(Tensor("", str(type_.dtype), ()))}
+
+    def _emit_all(self, node: Node) -> None:
+        """Emit a node that a row made, and what it made it of."""
+        stack = [node]
+        while stack:
+            n = stack[-1]
+            sources = [_source(x) for x in n.inputs]
+            missing = [x for x in sources if x not in self.tensors and not isinstance(x.op, Const)]
+            if missing and n not in self.tensors:
+                stack += missing
+                continue
+            stack.pop()
+            self._emit(n)
+
+    # --- values
+
+    def get(self, node: Node, order: str = PLAIN) -> int:
+        """The tensor of a node, in this order."""
+        if isinstance(node.op, ops.BroadcastInDim) and node not in self.tensors:
+            self.tensors[node] = {PLAIN: self._broadcast(node)}
+        known = self.tensors.setdefault(node, {})
+        if order in known:
+            return known[order]
+        if isinstance(node.op, Const):
+            value = node.op.value
+            known[order] = self.model.constant(value.transpose(TO_LAST) if order else value, node.loc)
+        else:
+            ((other, i),) = known.items()
+            known[order] = self.transpose(i, TO_LAST if other == PLAIN else TO_FIRST, node)
+        return known[order]
+
+    def order(self, *nodes: Node) -> str:
+        """The order to compute a pointwise op in: that of the first operand that was computed."""
+        for node in nodes:
+            if len(node.types) == 1 and node.type.rank == 4 and (known := self.tensors.get(node)):
+                return CHANNELS_LAST if CHANNELS_LAST in known else PLAIN
+        return PLAIN
+
+    def operand(self, node: Node, order: str) -> int:
+        """A tensor that broadcasts to the node's shape, as numpy does."""
+        if not isinstance(node.op, ops.BroadcastInDim) or self.tensors.get(node):
+            return self.get(node, order)
+        (x,), dims = node.inputs, node.op.dims
+        shape = [1] * node.type.rank
+        for d, size in zip(dims, x.type.shape, strict=True):
+            shape[d] = int(str(size))
+        if isinstance(x.op, Const):
+            value = x.op.value.reshape(shape)
+            return self.model.constant(value.transpose(TO_LAST) if order else value, x.loc)
+        i = self.get(x)
+        i = i if tuple(shape) == _shape(x) else self.reshape(i, tuple(shape))
+        return self.transpose(i, TO_LAST) if order else i
+
+    def _broadcast(self, node: Node) -> int:
+        i = self.operand(node, PLAIN)
+        return self.add("BROADCAST_TO", [i, self.shape(_shape(node))], _shape(node), node=node, dtype=str(node.dtype))
+
+    # --- operators
+
+    def add(
+        self, name: str, inputs: Sequence[int], shape: tuple[int, ...], table: str = "",
+        options: Mapping[str, Any] | None = None, *, node: Node | None = None, dtype: str = "",
+    ) -> int:  # fmt: skip
+        """Add an operator with one result, by default of the first operand's type; its number."""
+        dtype = dtype or self.model.tensors[inputs[0]].dtype
+        label = f"{node.loc if node else ''}/{name.lower()}_{len(self.model.tensors)}".lstrip("/")
+        i = self.model.add(Tensor(label, dtype, shape, node=node))
+        self.model.operators.append(Operator(name, list(inputs), [i], table, dict(options or {})))
+        return i
+
+    def ints(self, *values: int) -> int:
+        return self.model.constant(np.array(values, np.int32))
+
+    def shape(self, shape: Sequence[int]) -> int:
+        return self.ints(*shape)
+
+    def reshape(self, i: int, shape: tuple[int, ...], node: Node | None = None) -> int:
+        return self.add("RESHAPE", [i, self.shape(shape)], shape, "Reshape", {"new_shape": shape}, node=node)
+
+    def transpose(self, i: int, permutation: Sequence[int], node: Node | None = None) -> int:
+        shape = self.model.tensors[i].shape
+        return self.add("TRANSPOSE", [i, self.ints(*permutation)], tuple(shape[p] for p in permutation), node=node)
+
+
+def _source(node: Node) -> Node:
+    """What a node broadcasts, or itself."""
+    while isinstance(node.op, ops.BroadcastInDim):
+        (node,) = node.inputs
+    return node
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(int(str(d)) for d in node.type.shape)
+
+
+shape_of = _shape

@@ -1,0 +1,84 @@
+"""A TFLite model as records: numbered tensors, and operators over them in order."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+import numpy as np
+
+from ingot.frontends.tflite.file import Quantization
+from ingot.ir.node import Node
+from ingot.support.dataclass import dataclass
+
+
+@dataclass
+class Tensor:
+    """data: of a constant. node: whose elements it has, in the order of `permutation`; None for one in between."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: np.ndarray | None = None
+    quantization: Quantization | None = None
+    node: Node | None = None
+
+
+@dataclass
+class Operator:
+    """name: of a builtin operator. table: of its options, "" for none. An input of -1 is left out."""
+
+    name: str
+    inputs: list[int]
+    outputs: list[int]
+    table: str = ""
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    version: int = 1
+
+
+@dataclass
+class Model:
+    """inputs, outputs: numbers of tensors, with the model's names for them."""
+
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+    operators: list[Operator] = field(default_factory=list[Operator])
+    inputs: list[int] = field(default_factory=list[int])
+    outputs: list[int] = field(default_factory=list[int])
+    input_names: list[str] = field(default_factory=list[str])
+    output_names: list[str] = field(default_factory=list[str])
+
+    def add(self, tensor: Tensor) -> int:
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def constant(self, value: np.ndarray, name: str = "") -> int:
+        from_dtype = {"float": "f", "int": "i", "uint": "u"}
+        kind = value.dtype.name.rstrip("0123456789")
+        dtype = "bool" if kind == "bool" else f"{from_dtype[kind]}{8 * value.itemsize}"
+        data = np.ascontiguousarray(value).reshape(value.shape)
+        return self.add(Tensor(name or f"constant_{len(self.tensors)}", dtype, value.shape, data))
+
+    def uses(self) -> dict[int, int]:
+        """How many readers each tensor has; an output of the model is read once more."""
+        counts: dict[int, int] = {}
+        for i in (*(i for op in self.operators for i in op.inputs), *self.outputs):
+            counts[i] = counts.get(i, 0) + 1
+        return counts
+
+    def compact(self) -> None:
+        """Remove operators that nothing reads, and tensors that are left without a reader."""
+        live = set(self.outputs)
+        kept: list[Operator] = []
+        for op in reversed(self.operators):
+            if live.intersection(op.outputs):
+                kept.append(op)
+                live.update(op.inputs)
+        self.operators = kept[::-1]
+        live.update(self.inputs, (i for op in self.operators for i in op.outputs))
+        order = [i for i in range(len(self.tensors)) if i in live]
+        number = {old: new for new, old in enumerate(order)} | {-1: -1}
+        self.tensors = [self.tensors[i] for i in order]
+        for op in self.operators:
+            op.inputs = [number[i] for i in op.inputs]
+            op.outputs = [number[i] for i in op.outputs]
+        self.inputs, self.outputs = [number[i] for i in self.inputs], [number[i] for i in self.outputs]

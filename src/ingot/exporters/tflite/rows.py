@@ -1,0 +1,431 @@
+"""What each op is as TFLite operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingot import ops
+from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LAST, Emitter, row, shape_of
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.ir.node import Const, Node, Op, const
+
+VALID, SAME = 1, 0
+_UNARY: dict[type[Op], str] = {
+    ops.Abs: "ABS", ops.Neg: "NEG", ops.Exp: "EXP", ops.Log: "LOG", ops.Sqrt: "SQRT", ops.Rsqrt: "RSQRT",
+    ops.Sin: "SIN", ops.Cos: "COS", ops.Tanh: "TANH", ops.Logistic: "LOGISTIC", ops.Floor: "FLOOR", ops.Ceil: "CEIL",
+    ops.RoundEven: "ROUND", ops.Sign: "SIGN", ops.Relu: "RELU", ops.HardSwish: "HARD_SWISH",
+}  # fmt: skip
+_BINARY: dict[type[Op], tuple[str, str]] = {
+    ops.Add: ("ADD", "Add"), ops.Sub: ("SUB", "Sub"), ops.Mul: ("MUL", "Mul"), ops.Div: ("DIV", "Div"),
+    ops.Max: ("MAXIMUM", ""), ops.Min: ("MINIMUM", ""), ops.Pow: ("POW", ""),
+}  # fmt: skip
+_COMPARISONS = {
+    "EQ": "EQUAL", "NE": "NOT_EQUAL", "LT": "LESS", "LE": "LESS_EQUAL", "GT": "GREATER", "GE": "GREATER_EQUAL",
+}  # fmt: skip
+_REDUCTIONS = {"sum": "SUM", "max": "REDUCE_MAX", "min": "REDUCE_MIN", "prod": "REDUCE_PROD"}
+
+
+def _in(order: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(shape[p] for p in TO_LAST) if order else shape
+
+
+def _like(e: Emitter, n: Node, name: str, table: str = "", **options: object) -> tuple[int, str]:
+    """A pointwise operator over all operands, which broadcast."""
+    plain = [x for x in n.inputs if not isinstance(x.op, Const | ops.BroadcastInDim)]
+    order = e.order(*plain)
+    inputs = [e.operand(x, order) for x in n.inputs]
+    shape = _in(order, shape_of(n))
+    if all(e.model.tensors[i].shape != shape for i in inputs):  # all are broadcast: one has to have the whole shape
+        inputs[0] = e.get(n.inputs[0], order)
+    return e.add(name, inputs, shape, table, node=n, dtype=str(n.dtype), options=options), order
+
+
+@row(*_UNARY)
+def unary(e: Emitter, n: Node) -> tuple[int, str]:
+    return _like(e, n, _UNARY[type(n.op)])
+
+
+@row(ops.LeakyRelu)
+def leaky_relu(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.LeakyRelu)
+    return _like(e, n, "LEAKY_RELU", "LeakyRelu", alpha=n.op.alpha)
+
+
+@row(ops.Gelu)
+def gelu(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.Gelu)
+    return _like(e, n, "GELU", "Gelu", approximate=n.op.approximate == "tanh")
+
+
+@row(*_BINARY)
+def binary(e: Emitter, n: Node) -> tuple[int, str]:
+    if n.dtype.kind == "b":
+        raise Unsupported(f"of {n.dtype}")
+    name, table = _BINARY[type(n.op)]
+    if isinstance(n.op, ops.Max) and (bounds := _zero(n)) is not None:
+        return _like_one(e, n, bounds, "RELU")
+    return _like(e, n, name, table)
+
+
+def _zero(n: Node) -> Node | None:
+    """x of max(x, 0)."""
+    for x, other in (n.inputs, n.inputs[::-1]):
+        if (value := _splat(other)) is not None and value == 0 and n.dtype.is_float:
+            return x
+    return None
+
+
+def _splat(n: Node) -> float | None:
+    """The number that all elements of a constant are."""
+    while isinstance(n.op, ops.BroadcastInDim):
+        (n,) = n.inputs
+    if not isinstance(n.op, Const) or not n.op.value.size:
+        return None
+    first = n.op.value.reshape(-1)[0]
+    return float(first) if (n.op.value == first).all() else None
+
+
+def _like_one(e: Emitter, n: Node, x: Node, name: str) -> tuple[int, str]:
+    order = e.order(x)
+    return e.add(name, [e.get(x, order)], _in(order, shape_of(n)), node=n), order
+
+
+@row(ops.Clamp)
+def clamp(e: Emitter, n: Node) -> Node | tuple[int, str]:
+    low, x, high = n.inputs
+    bounds = _splat(low), _splat(high)
+    if n.dtype.is_float and bounds == (0.0, 6.0):
+        return _like_one(e, n, x, "RELU6")
+    return ops.Min()(ops.Max()(x, low), high)
+
+
+@row(ops.And, ops.Or)
+def logical(e: Emitter, n: Node) -> tuple[int, str]:
+    if str(n.dtype) != "bool":
+        raise Unsupported(f"of {n.dtype}")
+    return _like(e, n, "LOGICAL_AND" if isinstance(n.op, ops.And) else "LOGICAL_OR")
+
+
+@row(ops.Not)
+def logical_not(e: Emitter, n: Node) -> tuple[int, str]:
+    if str(n.dtype) != "bool":
+        raise Unsupported(f"of {n.dtype}")
+    return _like(e, n, "LOGICAL_NOT")
+
+
+@row(ops.Compare)
+def compare(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.Compare)
+    return _like(e, n, _COMPARISONS[n.op.direction])
+
+
+@row(ops.Select)
+def select(e: Emitter, n: Node) -> tuple[int, str]:
+    return _like(e, n, "SELECT_V2")
+
+
+@row(ops.Convert)
+def convert(e: Emitter, n: Node) -> tuple[int, str]:
+    return _like(e, n, "CAST")
+
+
+# --- shapes
+
+
+@row(ops.Reshape)
+def reshape(e: Emitter, n: Node) -> int:
+    return e.reshape(e.get(n.inputs[0]), shape_of(n), n)
+
+
+@row(ops.Transpose)
+def transpose(e: Emitter, n: Node) -> int | tuple[int, str]:
+    assert isinstance(n.op, ops.Transpose)
+    permutation, (x,) = tuple(n.op.permutation), n.inputs
+    # what is asked for may be there: a tensor in one order is the other's transpose
+    if permutation == TO_LAST:
+        return e.get(x, CHANNELS_LAST)
+    if permutation == TO_FIRST:
+        return e.get(x), CHANNELS_LAST
+    return e.transpose(e.get(x), permutation, n)
+
+
+@row(ops.Concat)
+def concat(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.Concat)
+    order = e.order(*n.inputs)
+    axis = TO_LAST.index(n.op.dimension) if order else n.op.dimension
+    inputs = [e.get(x, order) for x in n.inputs]
+    return e.add("CONCATENATION", inputs, _in(order, shape_of(n)), "Concatenation", {"axis": axis}, node=n), order
+
+
+@row(ops.Slice)
+def strided_slice(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.Slice)
+    order = e.order(n.inputs[0])
+    parts = [_in(order, tuple(int(str(v)) for v in values)) for values in (n.op.start, n.op.limit, n.op.strides)]
+    inputs = [e.get(n.inputs[0], order), *(e.ints(*values) for values in parts)]
+    return e.add("STRIDED_SLICE", inputs, _in(order, shape_of(n)), "StridedSlice", node=n), order
+
+
+@row(ops.Pad)
+def pad(e: Emitter, n: Node) -> tuple[int, str]:
+    assert isinstance(n.op, ops.Pad)
+    low, high = (tuple(int(str(v)) for v in values) for values in (n.op.low, n.op.high))
+    value = _splat(n.inputs[1])
+    if any(n.op.interior) or min(*low, *high, 0) < 0 or value is None:
+        raise Unsupported("with interior or negative padding")
+    order = e.order(n.inputs[0])
+    pairs = list(zip(_in(order, low), _in(order, high), strict=True))
+    return _padded(e, e.get(n.inputs[0], order), pairs, value, n), order
+
+
+def _padded(e: Emitter, i: int, pairs: Sequence[tuple[int, int]], value: float, n: Node | None = None) -> int:
+    t = e.model.tensors[i]
+    shape = tuple(size + low + high for size, (low, high) in zip(t.shape, pairs, strict=True))
+    amounts = e.model.constant(np.array(pairs, np.int32).reshape(-1, 2))
+    if value == 0:
+        return e.add("PAD", [i, amounts], shape, node=n)
+    filler = e.model.constant(np.array([value], np.float32))
+    return e.add("PADV2", [i, amounts, filler], shape, node=n)
+
+
+@row(ops.Reverse)
+def reverse(e: Emitter, n: Node) -> int:
+    assert isinstance(n.op, ops.Reverse)
+    i = e.get(n.inputs[0])
+    for dim in n.op.dims:
+        i = e.add("REVERSE_V2", [i, e.ints(dim)], shape_of(n))
+    return i
+
+
+@row(ops.Iota)
+def iota(e: Emitter, n: Node) -> Node:
+    return _constant(n)
+
+
+def _constant(n: Node) -> Node:
+    """A node without operands, as the constant that it is; copied, as an operator's result."""
+    return ops.Reshape(n.type.shape)(const(n.op.reference()))
+
+
+@row(ops.Take)
+def take(e: Emitter, n: Node) -> int:
+    assert isinstance(n.op, ops.Take)
+    table, indices = (e.get(x) for x in n.inputs)
+    return e.add("GATHER", [table, indices], shape_of(n), "Gather", {"axis": n.op.axis}, node=n)
+
+
+# --- sums and products
+
+
+@row(ops.Reduce)
+def reduce(e: Emitter, n: Node) -> int:
+    assert isinstance(n.op, ops.Reduce)
+    kind = _REDUCTIONS.get(n.op.kind)
+    if kind is None:
+        raise Unsupported(f"of kind {n.op.kind}")
+    return _reduced(e, n, n.inputs[0], n.op.dims, kind)
+
+
+def _reduced(e: Emitter, n: Node, x: Node, dims: Sequence[int], kind: str) -> int:
+    order = e.order(x)
+    axes = sorted(TO_LAST.index(d) if order else d for d in dims)
+    kept = [d for d in range(x.type.rank) if d not in axes]
+    if order and [TO_LAST[d] for d in kept] != sorted(TO_LAST[d] for d in kept):
+        order, axes = PLAIN, sorted(dims)
+    return e.add(kind, [e.get(x, order), e.ints(*axes)], shape_of(n), "Reducer", {"keep_dims": False}, node=n)
+
+
+@row(ops.ArgReduce)
+def arg_reduce(e: Emitter, n: Node) -> int:
+    assert isinstance(n.op, ops.ArgReduce)
+    if n.op.last or str(n.dtype) not in ("i32", "i64"):
+        raise Unsupported("the last of equal elements")
+    name, table = ("ARG_MAX", "ArgMax") if n.op.kind == "max" else ("ARG_MIN", "ArgMin")
+    number = {"i32": 2, "i64": 4}[str(n.dtype)]
+    inputs = [e.get(n.inputs[0]), e.ints(n.op.dim)]
+    return e.add(name, inputs, shape_of(n), table, {"output_type": number}, node=n, dtype=str(n.dtype))
+
+
+@row(ops.Softmax)
+def softmax(e: Emitter, n: Node) -> int:
+    return e.add("SOFTMAX", [e.get(n.inputs[0])], shape_of(n), "Softmax", {"beta": 1.0}, node=n)
+
+
+@row(ops.MatMul)
+def matmul(e: Emitter, n: Node) -> int | Node:
+    a, b = n.inputs
+    if not n.dtype.is_float or min(a.type.rank, b.type.rank) < 2:
+        raise Unsupported(f"of {a.type} and {b.type}")
+    if isinstance(b.op, Const) and b.type.rank == 2:
+        weights = e.model.constant(b.op.value.T, b.loc)
+        return _fully_connected(e, n, a, weights)
+    return e.add("BATCH_MATMUL", [e.get(a), e.get(b)], shape_of(n), "BatchMatMul", node=n)
+
+
+def _fully_connected(e: Emitter, n: Node, x: Node, weights: int) -> int:
+    inputs = [e.get(x), weights, -1]
+    return e.add("FULLY_CONNECTED", inputs, shape_of(n), "FullyConnected", {"keep_num_dims": x.type.rank > 2}, node=n)
+
+
+@row(ops.DotGeneral)
+def dot_general(e: Emitter, n: Node) -> Node:
+    """Operands as [batch, free, contracted] and [batch, contracted, free]."""
+    assert isinstance(n.op, ops.DotGeneral)
+    a, b = n.inputs
+    parts: list[Node] = []
+    free: list[int] = []
+    for side, x in enumerate((a, b)):
+        batch, contract = n.op.batch[side], n.op.contract[side]
+        rest = [d for d in range(x.type.rank) if d not in (*batch, *contract)]
+        shape = shape_of(x)
+        order = (*batch, *rest, *contract) if side == 0 else (*batch, *contract, *rest)
+        sizes = [int(np.prod([shape[d] for d in dims], dtype=np.int64)) for dims in (batch, rest, contract)]
+        flat = (sizes[0], sizes[1], sizes[2]) if side == 0 else (sizes[0], sizes[2], sizes[1])
+        y = x if order == tuple(range(x.type.rank)) else ops.Transpose(order)(x)
+        if sizes[0] == 1 and not batch:
+            flat = flat[1:]
+        parts.append(_folded(ops.Reshape(flat)(y) if flat != shape_of(y) else y))
+        free.append(sizes[1])
+    y = ops.MatMul()(*parts)
+    return y if shape_of(y) == shape_of(n) else ops.Reshape(n.type.shape)(y)
+
+
+def _folded(n: Node) -> Node:
+    """A chain of views of a constant as a constant."""
+    if isinstance(n.op, ops.Transpose | ops.Reshape) and isinstance((x := _folded(n.inputs[0])).op, Const):
+        return const(n.op.reference(x.op.value))
+    return n
+
+
+# --- images
+
+
+def _same(size: int, window: int, stride: int) -> tuple[int, int]:
+    total = max((-(-size // stride) - 1) * stride + window - size, 0)
+    return total // 2, total - total // 2
+
+
+def _windows(
+    e: Emitter, n: Node, windows: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]], fill: float
+) -> tuple[int, int]:
+    """(x in channels-last order, the number of the padding); explicit padding is an operator before."""
+    x = n.inputs[0]
+    sizes = shape_of(x)[2:]
+    i = e.get(x, CHANNELS_LAST)
+    if all(p == (0, 0) for p in padding):
+        return i, VALID
+    if all(_same(s, w, t) == p for s, w, t, p in zip(sizes, windows, strides, padding, strict=True)):
+        return i, SAME
+    if min(min(p) for p in padding) < 0:
+        raise Unsupported("padding below 0")
+    return _padded(e, i, [(0, 0), *padding, (0, 0)], fill), VALID
+
+
+@row(ops.Conv)
+def conv(e: Emitter, n: Node) -> Node | tuple[int, str]:
+    assert isinstance(n.op, ops.Conv)
+    op, (x, w) = n.op, n.inputs
+    if len(op.strides) == 1:
+        wide = ops.Conv((1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.groups, op.dtype)
+        (b, c, size), (o, i, k) = shape_of(x), shape_of(w)
+        kernel = const(w.op.value.reshape(o, i, 1, k)) if isinstance(w.op, Const) else ops.Reshape((o, i, 1, k))(w)
+        return ops.Reshape(n.type.shape)(wide(ops.Reshape((b, c, 1, size))(x), kernel))
+    if len(op.strides) != 2 or not isinstance(w.op, Const) or not n.dtype.is_float:
+        raise Unsupported("of constant weights in two dimensions only")
+    kernel = w.op.value.transpose(0, 2, 3, 1)
+    spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[1:3], op.dilation, strict=True)]
+    i, padding = _windows(e, n, spans, op.strides, op.padding, 0.0)
+    options = {
+        "padding": padding, "stride_h": op.strides[0], "stride_w": op.strides[1], "dilation_h": op.dilation[0],
+        "dilation_w": op.dilation[1],
+    }  # fmt: skip
+    channels = shape_of(x)[1]
+    if op.groups > 1 and op.groups == channels:
+        # [1, h, w, channels * multiplier]
+        weights = e.model.constant(kernel.transpose(3, 1, 2, 0), w.loc)
+        options["depth_multiplier"] = kernel.shape[0] // channels
+        name, table = "DEPTHWISE_CONV_2D", "DepthwiseConv2D"
+    else:
+        weights, name, table = e.model.constant(kernel, w.loc), "CONV_2D", "Conv2D"
+    return e.add(name, [i, weights, -1], _in(CHANNELS_LAST, shape_of(n)), table, options=options, node=n), CHANNELS_LAST
+
+
+@row(ops.ConvTranspose)
+def conv_transpose(e: Emitter, n: Node) -> tuple[int, str]:
+    """The whole result, of which padding is cut off."""
+    assert isinstance(n.op, ops.ConvTranspose)
+    op, (x, w) = n.op, n.inputs
+    assert isinstance(w.op, Const)
+    kernel = w.op.value.transpose(1, 2, 3, 0)
+    shape = _in(CHANNELS_LAST, shape_of(n))
+    full = (shape[0], *(s + low + high for s, (low, high) in zip(shape[1:3], op.padding, strict=True)), shape[3])
+    inputs = [e.shape(full), e.model.constant(kernel, w.loc), e.get(x, CHANNELS_LAST)]
+    options = {"padding": VALID, "stride_h": op.strides[0], "stride_w": op.strides[1]}
+    i = e.add("TRANSPOSE_CONV", inputs, full, "TransposeConv", node=n, dtype=str(n.dtype), options=options)
+    if full == shape:
+        return i, CHANNELS_LAST
+    e.model.tensors[i].node = None
+    start = (0, *(low for low, _ in op.padding), 0)
+    limit = tuple(a + b for a, b in zip(start, shape, strict=True))
+    parts = [e.ints(*values) for values in (start, limit, (1, 1, 1, 1))]
+    return e.add("STRIDED_SLICE", [i, *parts], shape, "StridedSlice", node=n), CHANNELS_LAST
+
+
+@row(ops.MaxPool, ops.AvgPool)
+def pool(e: Emitter, n: Node) -> Node | tuple[int, str]:
+    assert isinstance(n.op, ops.MaxPool | ops.AvgPool)
+    op, (x,) = n.op, n.inputs
+    is_mean = isinstance(op, ops.AvgPool)
+    if len(op.kernel) == 1:
+        sizes = ((1, *op.kernel), (1, *op.strides), ((0, 0), *op.padding), (1, *op.dilation), op.ceil_mode)
+        wide = ops.AvgPool(*sizes, op.count_include_pad, op.divisor) if is_mean else ops.MaxPool(*sizes)
+        b, c, size = shape_of(x)
+        return ops.Reshape(n.type.shape)(wide(ops.Reshape((b, c, 1, size))(x)))
+    fill = 0.0 if is_mean or isinstance(x.op, ops.Relu) else float(np.finfo(np.float32).min)  # relu: nothing is less
+    i, padding = _windows(e, n, op.kernel, op.strides, op.padding, fill)
+    options = {
+        "padding": padding, "stride_h": op.strides[0], "stride_w": op.strides[1], "filter_height": op.kernel[0],
+        "filter_width": op.kernel[1],
+    }  # fmt: skip
+    name = "AVERAGE_POOL_2D" if is_mean else "MAX_POOL_2D"
+    return e.add(name, [i], _in(CHANNELS_LAST, shape_of(n)), "Pool2D", options=options, node=n), CHANNELS_LAST
+
+
+def serves(n: Node) -> bool:
+    """Whether a MODEL op stays as one operator."""
+    op = n.op
+    if isinstance(op, ops.Softmax):
+        return op.axis in (-1, n.type.rank - 1)
+    if isinstance(op, ops.Conv):
+        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        return constant and len(op.strides) <= 2 and min(min(p) for p in op.padding) >= 0
+    if isinstance(op, ops.ConvTranspose):
+        plain = len(op.strides) == 2 and op.groups == 1 and set(op.dilation) == {1} and not any(op.output_padding)
+        constant = isinstance(n.inputs[1].op, Const) and n.dtype.is_float
+        return constant and plain and min(min(p) for p in op.padding) >= 0
+    if isinstance(op, ops.MaxPool | ops.AvgPool):
+        return _is_plain_pool(n, op)
+    if isinstance(op, ops.MatMul):
+        return n.dtype.is_float and min(x.type.rank for x in n.inputs) >= 2
+    if isinstance(op, ops.Gelu):
+        return op.approximate in ("none", "tanh")
+    return n.dtype.is_float
+
+
+def _is_plain_pool(n: Node, op: ops.MaxPool | ops.AvgPool) -> bool:
+    plain = len(op.kernel) <= 2 and not op.ceil_mode and set(op.dilation) == {1} and n.dtype.is_float
+    if not isinstance(op, ops.AvgPool) or not plain:
+        return plain
+    sizes = zip(shape_of(n.inputs[0])[2:], op.kernel, op.strides, op.padding, strict=True)
+    same = all(_same(s, k, t) == p for s, k, t, p in sizes)
+    unpadded = all(p == (0, 0) for p in op.padding)
+    return op.divisor is None and (unpadded or (same and not op.count_include_pad))
+
+
+KEPT: frozenset[type[Op]] = frozenset({
+    ops.Conv, ops.ConvTranspose, ops.MaxPool, ops.AvgPool, ops.Softmax, ops.MatMul, ops.Relu, ops.HardSwish,
+    ops.LeakyRelu, ops.Gelu, ops.Take,
+})  # fmt: skip

@@ -1,0 +1,121 @@
+"""The file of a language model: a GGUF file or a folder of Hugging Face.
+
+open_language(Path("model.gguf"), "gguf")  ->  LanguageFile: architecture, weights, text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.frontends.gguf import GGUFFile, GGUFWeights
+from ingot.frontends.huggingface import Folder, FolderWeights
+from ingot.frontends.language.adapters import read_adapter
+from ingot.frontends.language.text import json_of, text_of_folder, text_of_metadata
+from ingot.ir.node import Graph
+from ingot.ir.types import DType, bf16, f16, f32, i8
+from ingot.language.architecture import Architecture
+from ingot.language.cache import CacheForm
+from ingot.language.config import from_config
+from ingot.language.generate import generate
+from ingot.language.layers import Network
+from ingot.language.lora import MergedWeights
+from ingot.language.metadata import from_metadata
+from ingot.language.programs import POOLINGS, chunk, embed, score
+from ingot.language.settings import Settings
+from ingot.language.weights import Weights
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import InputError
+
+Kind = Literal["gguf", "huggingface"]
+CONTEXT = 4096  # tokens, unless the model has fewer
+CACHES: Mapping[str, DType] = {"float32": f32, "float16": f16, "bfloat16": bf16, "int8": i8}
+_TOKENS = 16  # of a native call
+
+
+@dataclass(frozen=True)
+class LanguageFile:
+    """text: see `frontends.language.text`. pooling: of a sequence's embedding, as the file says."""
+
+    path: Path
+    architecture: Architecture
+    weights: Weights
+    text: Mapping[str, Any]
+    pooling: str
+
+    def network(self, context: int | None) -> Network:
+        """context: the most tokens of a sequence; None: a usual number."""
+        if context is None:
+            context = min(CONTEXT, self.architecture.context)
+        if isinstance(context, bool) or not isinstance(context, int) or context < 1:
+            raise InputError("context", expected="a number of tokens", got=repr(context))
+        return Network(self.architecture, self.weights, context)
+
+
+def open_language(
+    path: Path, kind: Kind, *, with_text: bool = True, adapters: Sequence[tuple[Path, float]] = ()
+) -> LanguageFile:
+    """adapters: of low rank, each with its scale. Raises ImportModelError for a file that is malformed, or of a model
+    that is not supported."""
+    if kind == "gguf":
+        file = GGUFFile(path)
+        architecture = from_metadata(file.metadata)
+        text = text_of_metadata(file.metadata) if with_text else {}
+        pooling = _pooling_of_metadata(file.metadata, architecture)
+        return LanguageFile(path, architecture, _merged(GGUFWeights(file), adapters), text, pooling)
+    folder = Folder(path)
+    architecture = from_config(folder.config)
+    text = text_of_folder(folder) if with_text else {}
+    return LanguageFile(path, architecture, _merged(FolderWeights(folder), adapters), text, _pooling_of_folder(path))
+
+
+def _merged(weights: Weights, adapters: Sequence[tuple[Path, float]]) -> Weights:
+    return MergedWeights(weights, [read_adapter(*adapter) for adapter in adapters]) if adapters else weights
+
+
+def chunk_graph(path: Path, kind: Kind) -> Graph:
+    """What `ingot.compile` makes of a language model: a chunk of a sequence to logits, or of an encoder embeddings."""
+    file = open_language(path, kind, with_text=False)
+    network = file.network(None)
+    if not file.architecture.causal:
+        return embed(network, 1, file.pooling)
+    return chunk(network, CacheForm.of(file.architecture, 1, network.context))
+
+
+def language_graph(
+    path: Path, kind: Kind, what: str, context: int | None, cache: str, adapters: Sequence[tuple[Path, float]] = ()
+) -> tuple[Graph, Mapping[str, Any]]:
+    """(the graph of "generate", "embed" or "score", what its program must tell of itself); an encoder's is "embed"."""
+    if cache not in CACHES:
+        raise InputError("cache", expected=f"one of {', '.join(CACHES)}", got=repr(cache))
+    file = open_language(path, kind, adapters=adapters)
+    network = file.network(context)
+    what = what if file.architecture.causal else "embed"
+    form = CacheForm.of(file.architecture, 1, network.context, CACHES[cache])
+    match what:
+        case "embed":
+            graph = embed(network, 1, file.pooling)
+        case "score":
+            graph = score(network, form)
+        case _:
+            graph = generate(network, form, _TOKENS)
+    # convolutions know their last tokens alone
+    rewinds = not any(layer.convolution for layer in file.architecture.layers)
+    return graph, {"kind": what, "name": path.stem, "context": network.context, "rewinds": rewinds, **file.text}
+
+
+def _pooling_of_metadata(metadata: Mapping[str, Any], architecture: Architecture) -> str:
+    s = Settings(metadata, "GGUF metadata", f"{architecture.family}.")
+    kinds = {0: "mean", 1: "mean", 2: "first", 3: "last"}
+    kind = s.count("pooling_type", default=1, least=0)
+    if kind not in kinds:
+        raise s.error("pooling_type", f"one of {', '.join(map(str, kinds))}", kind)
+    return kinds[kind]
+
+
+def _pooling_of_folder(path: Path) -> str:
+    config = json_of(path / "1_Pooling" / "config.json")
+    names = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken"}
+    asked = [pooling for pooling in POOLINGS if config.get(names[pooling]) is True]
+    return asked[0] if len(asked) == 1 else "mean"

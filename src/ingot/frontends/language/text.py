@@ -1,0 +1,93 @@
+"""What a saved model holds of its text, as JSON takes it: tokenizer, chat templates, how to sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.frontends.huggingface import Folder
+from ingot.frontends.huggingface.folder import read_json
+from ingot.language.settings import Settings
+from ingot.language.text.tokenizer import Tokenizer, ends_of, special_of
+from ingot.language.text.vocabulary import has_vocabulary
+from ingot.support.errors import ImportModelError
+from ingot.support.files import open_regular
+
+_LONGEST = 64 << 20  # bytes of a tokenizer.json
+_SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}  # as GGUF names them
+
+
+def text_of_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    s = Settings(metadata, "GGUF metadata")
+    key = "tokenizer.chat_template"
+    templates = {"default": s.text(key)} if s.get(key) is not None else {}
+    templates |= {k.removeprefix(f"{key}."): s.text(k) for k in metadata if k.startswith(f"{key}.")}
+    own = "general.sampling."
+    sampling = {name: s.number(own + old) for name, old in _SAMPLING.items() if s.get(own + old) is not None}
+    tokenizer = _tokenizer(lambda: Tokenizer.from_metadata(metadata)) if has_vocabulary(metadata) else {}
+    end = "tokenizer.ggml.eos_token_id"
+    ends = [] if s.get(end) is None else [s.count(end, least=0)]
+    return {"ends": ends, **tokenizer, "templates": templates, "sampling": _whole(sampling)}
+
+
+def text_of_folder(folder: Folder) -> dict[str, Any]:
+    path = folder.path
+    config, generation = (json_of(path / f"{name}_config.json") for name in ("tokenizer", "generation"))
+    templates: dict[str, str] = {}
+    given = config.get("chat_template")
+    if isinstance(given, str):
+        templates["default"] = given
+    elif isinstance(given, list):
+        templates |= {
+            t["name"]: t["template"] for t in given if isinstance(t, dict) and {"name", "template"} <= t.keys()
+        }
+    if (path / "chat_template.jinja").is_file():
+        templates["default"] = _read(path / "chat_template.jinja")
+    for file in sorted((path / "additional_chat_templates").glob("*.jinja")):
+        templates[file.stem] = _read(file)
+    if not all(isinstance(text, str) for pair in templates.items() for text in pair):
+        raise ImportModelError(
+            "chat_template", expected="texts", got="others", where=str(path / "tokenizer_config.json")
+        )
+    s = Settings(generation, "generation_config.json")
+    sampling = {}
+    if s.flag("do_sample"):
+        names = (*_SAMPLING, "repetition_penalty")
+        sampling = {name: s.number(name) for name in names if s.get(name) is not None}
+    special, ends = special_of(config), ends_of(generation, folder.config)
+    tokenizer: dict[str, Any] = {"ends": ends}
+    if (path / "tokenizer.json").is_file():
+        tokenizer |= _tokenizer(lambda: Tokenizer.from_json(_read(path / "tokenizer.json"), special, ends))
+    elif (path / "tokenizer.model").is_file():
+        fix = f"AutoTokenizer.from_pretrained({str(path)!r}).save_pretrained({str(path)!r}) writes it"
+        tokenizer["refused"] = f"the folder has no tokenizer.json; {fix}"
+    return {**tokenizer, "templates": templates, "sampling": _whole(sampling)}
+
+
+def _tokenizer(open_: Callable[[], Tokenizer]) -> dict[str, Any]:
+    """A model without a tokenizer still takes ids: why it has none is told where text is used."""
+    try:
+        tokenizer = open_()
+    except ImportModelError as error:
+        return {"refused": str(error)}
+    return {"tokenizer": tokenizer.to_json(), "special": dict(tokenizer.special), "ends": list(tokenizer.ends)}
+
+
+def _whole(sampling: Mapping[str, float]) -> dict[str, float]:
+    return {name: int(value) if name == "top_k" else value for name, value in sampling.items()}
+
+
+def json_of(path: Path) -> dict[str, Any]:
+    return read_json(path, _LONGEST) if path.is_file() else {}
+
+
+def _read(path: Path) -> str:
+    try:
+        with open_regular(path) as file:
+            text = file.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise ImportModelError(path.name, expected=f"at most {_LONGEST} bytes", got="more", where=str(path))
+        return text.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImportModelError(f"cannot read {path.name}: {error}", where=str(path)) from error

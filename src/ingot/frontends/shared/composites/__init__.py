@@ -1,0 +1,1 @@
+"""Graphs of several ops for one op of a format, where several formats have it."""

@@ -1,0 +1,166 @@
+"""Ops that move elements: tiles, mirrored borders, blocks between space, channels and batch, slices by masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ingot import ops
+from ingot.frontends.shared.refusal import Unsupported
+from ingot.ir.dims import DimLike, exact_quotient, product
+from ingot.ir.node import Node
+from ingot.ir.types import DType, i64
+
+# an axis, its first and last place or None, the step
+SliceAxis = Callable[..., Node]
+
+
+def normal_axis(axis: int, rank: int) -> int:
+    """`axis` counted from the front. Raises Unsupported where it is out of range."""
+    if not -rank <= axis < rank:
+        raise Unsupported(f"axis {axis} of a tensor of rank {rank}")
+    return axis % rank
+
+
+def sizes_vector(dims: Sequence[DimLike], dtype: DType) -> Node:
+    return ops.stack([ops.scalar(d, dtype) for d in dims]) if dims else ops.full((0,), 0, dtype)
+
+
+def tile(x: Node, repeats: Sequence[DimLike]) -> Node:
+    """x repeated as often along each axis."""
+    if all(r == 1 for r in repeats):
+        return x
+    wide = tuple(d for pair in zip(repeats, x.shape, strict=True) for d in pair)
+    repeated = ops.BroadcastInDim(wide, tuple(range(1, 2 * x.type.rank, 2)))(x)
+    return ops.reshape(repeated, tuple(r * d for r, d in zip(repeats, x.shape, strict=True)))
+
+
+def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repeats_edge: bool) -> Node:
+    if not repeats_edge:
+        return ops.PadMode(tuple(low), tuple(high), "reflect")(x)
+    for axis, (low_amount, high_amount) in enumerate(zip(low, high, strict=True)):
+        head = ops.flip(ops.slice_axis(x, axis, 0, low_amount), axis)
+        tail = ops.flip(ops.slice_axis(x, axis, x.shape[axis] - high_amount), axis)
+        x = ops.concat([part for part, n in ((head, low_amount), (x, 1), (tail, high_amount)) if n != 0], axis)
+    return x
+
+
+def reverse_sequence(x: Node, lengths: Node, axis: int, batch: int) -> Node:
+    """Along an axis the first `lengths[batch]` elements in reverse, the others as they are."""
+    at = ops.reshape(ops.arange(x.shape[axis]), tuple(-1 if i == axis else 1 for i in range(x.type.rank)))
+    ends = ops.reshape(ops.cast(lengths, i64), tuple(-1 if i == batch else 1 for i in range(x.type.rank)))
+    source = ops.where(ops.compare("LT", at, ends), ops.sub(ops.sub(ends, 1), at), at)
+    return ops.GatherElements(axis)(x, ops.broadcast_to(source, x.shape))
+
+
+def gather(x: Node, indices: Node, axis: int, batch: int) -> Node:
+    """x's slices along an axis, where the first `batch` axes of both run together."""
+    if not batch:
+        return ops.Take(axis)(x, indices)
+    # the axis that is taken from goes behind the batch, and what stood between follows the indices
+    between = axis - batch
+    order = [*range(batch), axis, *(i for i in range(batch, x.type.rank) if i != axis)]
+    rows = ops.GatherND(batch)(ops.transpose(x, order), ops.expand_dims(indices, -1))
+    n = indices.type.rank
+    result_order = [*range(batch), *range(n, n + between), *range(batch, n), *range(n + between, rows.type.rank)]
+    return ops.transpose(rows, result_order)
+
+
+def to_dense(indices: Node, shape: Sequence[DimLike], values: Node, default: Node) -> Node:
+    """A sparse tensor's values at `indices` [n, rank] (or [n], or one number), `default` elsewhere."""
+    rank = indices.type.rank
+    indices = indices if rank == 2 else ops.reshape(indices, (-1, 1) if rank else (1, 1))
+    values = ops.broadcast_to(values, (indices.shape[0],))
+    return ops.ScatterND()(ops.broadcast_to(default, tuple(shape)), ops.cast(indices, i64), values)
+
+
+def split_sizes(sizes: Sequence[DimLike], whole: DimLike) -> list[DimLike]:
+    """Sizes of parts, of which one may be -1: what the others leave."""
+    rest = whole
+    for d in sizes:
+        rest = rest - (0 if d == -1 else d)
+    return [rest if d == -1 else d for d in sizes]
+
+
+# --- blocks
+
+
+def divide_exactly(size: DimLike, by: int) -> DimLike:
+    """Raises Unsupported where `by` does not divide the size."""
+    part = exact_quotient(size, by)
+    if part is None:
+        raise Unsupported(f"blocks of {by} in a size of {size}")
+    return part
+
+
+def space_to_depth(x: Node, b: int) -> Node:
+    """[n, h b, w b, c] -> [n, h, w, b b c]"""
+    n, rows, columns, channels = x.shape
+    h, w = divide_exactly(rows, b), divide_exactly(columns, b)
+    blocks = ops.transpose(ops.reshape(x, (n, h, b, w, b, channels)), (0, 1, 3, 2, 4, 5))
+    return ops.reshape(blocks, (n, h, w, b * b * channels))
+
+
+def depth_to_space(x: Node, b: int) -> Node:
+    """[n, h, w, b b c] -> [n, h b, w b, c]"""
+    n, h, w, depth = x.shape
+    channels = divide_exactly(depth, b * b)
+    blocks = ops.transpose(ops.reshape(x, (n, h, w, b, b, channels)), (0, 1, 3, 2, 4, 5))
+    return ops.reshape(blocks, (n, h * b, w * b, channels))
+
+
+def space_to_batch(
+    x: Node, block: Sequence[int], low: Sequence[DimLike], high: Sequence[DimLike], fill: float = 0
+) -> Node:
+    """[n, h b, ...] -> [b n, h, ...] of a padded x: the place in a block is the outermost part of the batch."""
+    k, tail = len(block), x.shape[len(block) + 1 :]
+    x = ops.pad(x, (0, *low, *(0,) * len(tail)), (0, *high, *(0,) * len(tail)), ops.scalar(fill, x.dtype))
+    sizes = [divide_exactly(d, b) for d, b in zip(x.shape[1 : k + 1], block, strict=True)]
+    cut = ops.reshape(x, (x.shape[0], *(v for pair in zip(sizes, block, strict=True) for v in pair), *tail))
+    order = (*range(2, 2 * k + 1, 2), 0, *range(1, 2 * k + 1, 2), *range(2 * k + 1, cut.type.rank))
+    return ops.reshape(ops.transpose(cut, order), (x.shape[0] * math.prod(block), *sizes, *tail))
+
+
+def batch_to_space(x: Node, block: Sequence[int], low: Sequence[DimLike], high: Sequence[DimLike]) -> Node:
+    """The inverse, of which `low` and `high` elements are then cut off."""
+    k, tail = len(block), x.shape[len(block) + 1 :]
+    batch, sizes = divide_exactly(x.shape[0], math.prod(block)), x.shape[1 : k + 1]
+    cut = ops.reshape(x, (*block, batch, *sizes, *tail))
+    order = (k, *(v for i in range(k) for v in (k + 1 + i, i)), *range(2 * k + 1, cut.type.rank))
+    whole = ops.reshape(ops.transpose(cut, order), (batch, *map(product, zip(sizes, block, strict=True)), *tail))
+    for axis, (low_amount, high_amount) in enumerate(zip(low, high, strict=True), 1):
+        whole = ops.slice_axis(whole, axis, low_amount, whole.shape[axis] - high_amount)
+    return whole
+
+
+# --- slices by masks
+
+MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+
+
+def strided_slice(
+    x: Node, begins: Sequence[DimLike | Node], ends: Sequence[DimLike | Node], steps: Sequence[int],
+    masks: Mapping[str, int], slice_axis: SliceAxis,
+) -> Node:  # fmt: skip
+    """numpy's basic indexing, in masks: bit i says it of element i of `begins`."""
+
+    def has(name: str, i: int) -> bool:
+        return bool(masks[name] >> i & 1)
+
+    axis = 0
+    count = sum(not has("new_axis", i) and not has("ellipsis", i) for i in range(len(steps)))
+    if count > x.type.rank:
+        raise Unsupported(f"{count} indices of rank {x.type.rank}")
+    for i, (begin, end, step) in enumerate(zip(begins, ends, steps, strict=True)):
+        if has("ellipsis", i):
+            # as many axes as the elements behind leave; those that add an axis take none
+            axis = x.type.rank - sum(not has("new_axis", k) for k in range(i + 1, len(steps)))
+        elif has("new_axis", i):
+            x = ops.expand_dims(x, axis)
+            axis += 1
+        elif has("shrink_axis", i):
+            x = ops.Take(axis)(x, begin) if isinstance(begin, Node) else ops.index_axis(x, axis, begin)
+        else:
+            x = slice_axis(x, axis, None if has("begin", i) else begin, None if has("end", i) else end, step)
+            axis += 1
+    return x

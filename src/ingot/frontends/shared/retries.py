@@ -1,0 +1,69 @@
+"""Imports that begin again once they have shown what has to be known of the sizes.
+
+x: [x_0, 4], y: [y_0, 4], add(x, y)   ->   x_0 has to be y_0: begin again with y_0 for it
+where(x > 0): [$places0], y: [y_0]    ->   $places0 has to be y_0: begin again, and have the run compare them
+reshape(x, shape)                     ->   elements of `shape` are sizes: begin again with symbols for them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field, replace
+from typing import TypeVar
+
+from ingot.frontends.shared.sizes import SizeInput, name_of, solved
+from ingot.ir.dims import Dim, DimLike, is_computed, substitute, symbol
+from ingot.ir.node import Input, Node
+from ingot.ir.types import TensorType
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ImportModelError, ShapeError
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Known:
+    """fixed: symbols that are other sizes. size_inputs: labels of inputs whose elements are sizes. found: sizes that
+    the run finds, and what they have to be."""
+
+    fixed: Mapping[str, DimLike]
+    size_inputs: frozenset[str] = frozenset()
+    found: Mapping[str, DimLike] = field(default_factory=dict[str, DimLike])
+
+    def input(self, label: str, type: TensorType) -> Node:
+        """An input of the graph."""
+        type = TensorType(type.dtype, tuple(substitute(d, self.fixed) for d in type.shape))
+        elements: tuple[DimLike, ...] = ()
+        if label in self.size_inputs and isinstance(type.size, int):
+            # a dot in its name: the symbol may be any integer
+            names = (f"{name_of(label)}.{i}" for i in range(type.size))
+            elements = tuple(substitute(symbol(name), self.fixed) for name in names)
+        return Input(label, type, elements)(loc=label)
+
+    def equal(self, e: ShapeError) -> Known | None:
+        """With the two sizes equal that differ; None where they never are, or are no sizes. What the run finds last is
+        compared with the others, as no input can wait for it."""
+        a, b = e.sizes or (0, 0)
+        pair = solved(a, b) if isinstance(a, int | Dim) and isinstance(b, int | Dim) else None
+        if pair is None or pair[0] in self.fixed or pair[0] in self.found:
+            return None
+        name, value = pair
+        if is_computed(name):
+            return replace(self, found={**self.found, name: value})
+        return replace(self, fixed={k: substitute(v, {name: value}) for k, v in self.fixed.items()} | {name: value})
+
+
+def with_retries(attempt: Callable[[Known], R], fixed: Mapping[str, DimLike], where: str = "") -> R:
+    """The result of `attempt`, repeated until it has all the facts that it needs. Raises ImportModelError for shapes
+    that do not fit at any size."""
+    known = Known(fixed)
+    while True:
+        try:
+            return attempt(known)
+        except SizeInput as e:
+            known = replace(known, size_inputs=known.size_inputs | {e.label})
+        except ShapeError as e:
+            equal = known.equal(e)
+            if equal is None:
+                raise ImportModelError(str(e), where=where or None) from e
+            known = equal

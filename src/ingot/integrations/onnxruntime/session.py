@@ -1,0 +1,307 @@
+"""`InferenceSession`: a compiled model with the methods of ONNX Runtime's sessions."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ingot.api.compile import compile
+from ingot.integrations.onnxruntime.options import CPU, SessionOptions, ignored, settings
+from ingot.integrations.onnxruntime.values import ELEMENTS, IOBinding, OrtValue
+from ingot.runtime import artifact
+from ingot.runtime.dtypes import NAMES, numpy_dtype
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.expr import show
+from ingot.runtime.program import TensorSpec
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import ImportModelError, InputError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from onnx import ModelProto, ValueInfoProto
+
+_ASYNC_THREADS = 4  # of `run_async`, each for one call at a time
+
+
+class FeedError(InputError, ValueError):
+    """An input that is missing, of an unknown name or of the wrong type: ONNX Runtime raises a ValueError."""
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output. type: "tensor(float)". shape: sizes, names of open ones, None for those without a name."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = 0
+    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
+
+
+class InferenceSession:
+    """A drop-in for `onnxruntime.InferenceSession`: the model is compiled when the session is made, or loaded.
+
+    path_or_bytes: an ONNX model or a saved program (.ingot), as a path or as bytes. sess_options: ours, or ONNX
+    Runtime's own; its threads and overridden dimensions count. providers: all run on the CPU, or on what `target` says.
+    options: those of `ingot.compile`. What has no meaning here is told once in the log `ingot.onnxruntime`.
+
+    Raises what `ingot.compile` and `ingot.load` raise.
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Any] | None = None,
+        *,
+        disabled_optimizers: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._options = sess_options if sess_options is not None else SessionOptions()
+        threads, sizes = settings(self._options, providers)
+        if disabled_optimizers:
+            ignored("disabled_optimizers")
+        self._model, proto = _open(path_or_bytes, {"threads": threads, "dynamic": sizes or None, **options})
+        self._inputs = [_node_arg(spec) for spec in self._model.inputs]
+        self._outputs = [_node_arg(spec) for spec in self._model.outputs]
+        self._metadata = ModelMetadata()
+        if proto is not None:
+            initial = {tensor.name for tensor in proto.graph.initializer}
+            inputs = [info for info in proto.graph.input if info.name not in initial]
+            self._inputs = _declared(inputs, self._inputs)
+            self._outputs = _declared(proto.graph.output, self._outputs)
+            self._metadata = _metadata(proto)
+        self._specs = {spec.name: spec for spec in self._model.inputs}
+        self._positions = {spec.name: index for index, spec in enumerate(self._model.outputs)}
+        self._executor: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    # --- what it is
+
+    @property
+    def model(self) -> CompiledModel:
+        """The compiled model, with Ingot's own methods."""
+        return self._model
+
+    def get_inputs(self) -> list[NodeArg]:
+        return self._inputs
+
+    def get_outputs(self) -> list[NodeArg]:
+        return self._outputs
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """None: initializers are constants of the program."""
+        return []
+
+    def get_modelmeta(self) -> ModelMetadata:
+        return self._metadata
+
+    def get_session_options(self) -> Any:
+        return self._options
+
+    def get_providers(self) -> list[str]:
+        return [CPU]
+
+    def get_provider_options(self) -> dict[str, dict[str, str]]:
+        return {CPU: {}}
+
+    def set_providers(self, providers: Sequence[Any] | None = None, provider_options: Any = None) -> None:
+        settings(None, providers)
+
+    def disable_fallback(self) -> None:
+        """Nothing: there is no fallback."""
+
+    def enable_fallback(self) -> None:
+        ignored("a fallback to other providers")
+
+    # --- runs
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: Any = None,
+        *,
+        out: Sequence[np.ndarray | None] | None = None,
+    ) -> list[Any]:
+        """The outputs of these names, by default all. out: an array for each of them to write it into, or None.
+
+        Raises FeedError for inputs that do not fit, InputError for names and arrays of outputs that do not.
+        """
+        positions = self._wanted(output_names)
+        into: dict[int, np.ndarray | None] | None = None
+        if out is not None:
+            if len(out) != len(positions):
+                raise InputError("out", expected=f"{len(positions)} arrays, or None for some", got=len(out))
+            into = dict(zip(positions, out, strict=True))
+        results = self._model.run(
+            self._feeds(input_feed), None if into is None else [into.get(i) for i in range(len(self._positions))]
+        )
+        return [results[position] for position in positions]
+
+    def run_async(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        callback: Callable[[Any, Any, str], object],
+        user_data: Any,
+        run_options: Any = None,
+    ) -> None:
+        """Run on another thread, and call `callback(results, user_data, error)` there; error is "" for none."""
+        positions, feeds = self._wanted(output_names), self._feeds(input_feed)
+        with self._lock:
+            if self._executor is None:
+                from concurrent.futures import ThreadPoolExecutor  # not above: next to no session needs it
+
+                self._executor = ThreadPoolExecutor(_ASYNC_THREADS, "ingot-run-async")
+
+        def work() -> None:
+            try:
+                results = self._model.run(feeds)
+            except Exception as error:  # whatever it is, the callback must hear of it
+                callback([], user_data, str(error) or type(error).__name__)
+                return
+            callback([results[position] for position in positions], user_data, "")
+
+        self._executor.submit(work)
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, Any], run_options: Any = None
+    ) -> list[OrtValue]:
+        return [OrtValue(result) for result in self.run(output_names, input_dict_ort_values)]
+
+    def io_binding(self) -> IOBinding:
+        return IOBinding(self)
+
+    def run_with_iobinding(self, iobinding: IOBinding, run_options: Any = None) -> None:
+        inputs, outputs = iobinding.bound
+        iobinding.set_results(self.run([*outputs], inputs, out=[*outputs.values()] or None))
+
+    def _wanted(self, names: Sequence[str] | None) -> list[int]:
+        if not names:
+            return [*self._positions.values()]
+        if unknown := [name for name in names if name not in self._positions]:
+            raise InputError("output names", expected=f"names out of {[*self._positions]}", got=unknown)
+        return [self._positions[name] for name in names]
+
+    def _feeds(self, feed: Mapping[str, Any]) -> list[Any]:
+        known = {arg.name for arg in self._inputs}
+        if unknown := [name for name in feed if name not in known]:
+            raise FeedError("input feed", expected=f"names out of {sorted(known)}", got=unknown)
+        if missing := [name for name in self._specs if name not in feed]:
+            raise FeedError("input feed", expected=", ".join(map(str, self._specs.values())), got=f"none for {missing}")
+        return [_value(spec, feed[name]) for name, spec in self._specs.items()]
+
+
+def _value(spec: TensorSpec, value: Any) -> Any:
+    """An input as a compiled model takes it: wrapped arrays as arrays, lists and numbers in the declared dtype."""
+    if isinstance(value, OrtValue) or type(value).__module__.startswith("onnxruntime."):
+        value = value.numpy()
+    if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__") or spec.dtype not in NAMES:
+        return value
+    try:
+        return np.asarray(value, numpy_dtype(spec.dtype))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise FeedError(f"input {spec.name!r}", expected=str(spec), got=f"{type(value).__name__}: {error}") from error
+
+
+# --- models
+
+
+def _open(
+    source: str | os.PathLike[str] | bytes, options: Mapping[str, Any]
+) -> tuple[CompiledModel, ModelProto | None]:
+    """The model, and its description if it is ONNX."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        if bytes(source[: len(artifact.MAGIC)]) == artifact.MAGIC:
+            return _loaded(artifact.read(memoryview(source), "the bytes of a model"), options), None
+        from ingot.frontends.onnx.importer import parse_model
+
+        proto = parse_model(bytes(source), "the bytes of a model")
+        return compile(proto, **options), proto
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(artifact.MAGIC))
+    except OSError as error:
+        raise ImportModelError(f"cannot read the model: {error.strerror}", where=str(path)) from error
+    if head == artifact.MAGIC:
+        return _loaded(artifact.load(path), options), None
+    from ingot.frontends.onnx.importer import read_model
+
+    return compile(path, **options), read_model(path)[0]
+
+
+def _loaded(program: Any, options: Mapping[str, Any]) -> CompiledModel:
+    if given := [name for name, value in options.items() if name != "threads" and value is not None]:
+        raise InputError("a saved program", expected="no options but threads", got=given, fix="compile the model again")
+    return CompiledModel(program, threads=options["threads"])
+
+
+def _node_arg(spec: TensorSpec) -> NodeArg:
+    try:
+        shape: list[int | str | None] = [dim if isinstance(dim, int) else show(dim) for dim in spec.shape]
+    except InputError:  # only a call knows its rank
+        shape = []
+    text, _ = ELEMENTS.get(spec.dtype, (spec.dtype, 0))
+    return NodeArg(spec.name, f"tensor({text})", shape)
+
+
+def _declared(infos: Sequence[ValueInfoProto], compiled: Sequence[NodeArg]) -> list[NodeArg]:
+    """As the model declares them; what it does not say as the compiler found it."""
+    found = {arg.name: arg for arg in compiled}
+    return [_declaration(info.name, info.type, found.get(info.name)) for info in infos]
+
+
+def _declaration(name: str, declared: Any, compiled: NodeArg | None) -> NodeArg:
+    kind = declared.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        inner = _declaration(name, getattr(declared, kind).elem_type, None)
+        return NodeArg(name, f"{'seq' if kind == 'sequence_type' else 'optional'}({inner.type})", [])
+    if kind != "tensor_type":
+        return compiled or NodeArg(name, kind or "", [])
+    tensor = declared.tensor_type
+    text = next((text for text, number in ELEMENTS.values() if number == tensor.elem_type), None)
+    if text is None and compiled is not None:
+        return compiled
+    inferred = compiled.shape if compiled is not None else []
+    if not tensor.HasField("shape"):
+        return NodeArg(name, f"tensor({text})", inferred)
+    shape: list[int | str | None] = [
+        (dim.dim_value if dim.dim_value >= 0 else None) if dim.HasField("dim_value") else dim.dim_param or None
+        for dim in tensor.shape.dim
+    ]
+    if len(inferred) == len(shape):  # a name of a size that the compiler knows
+        shape = [found if isinstance(found, int) else size for found, size in zip(inferred, shape, strict=True)]
+    return NodeArg(name, f"tensor({text})", shape)
+
+
+def _metadata(proto: ModelProto) -> ModelMetadata:
+    properties = {entry.key: entry.value for entry in proto.metadata_props}
+    graph = proto.graph
+    return ModelMetadata(
+        proto.producer_name,
+        graph.name,
+        proto.domain,
+        proto.doc_string,
+        graph.doc_string,
+        proto.model_version,
+        properties,
+    )

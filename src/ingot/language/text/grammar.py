@@ -1,0 +1,112 @@
+"""What an answer must look like: a JSON schema, a regular expression or a grammar, as the tokens that may come next.
+
+    constraint = Grammars(tokenizer, vocabulary).constraint(schema={"type": "object", ...})
+    while not constraint.is_done:  bias = constraint.bias();  constraint.accept(token)
+
+By the library `llguidance`, whose grammars are Lark's: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ingot.language.text.tokenizer import Tokenizer
+from ingot.support.errors import ImportModelError, InputError
+
+if TYPE_CHECKING:
+    import llguidance
+
+_EXTRA = "pip install 'ingot-compiler[language]'"
+_LARGEST = 1 << 20  # characters of a schema or a grammar
+
+
+class Grammars:
+    """vocabulary: the logits of a step."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        try:
+            import llguidance
+        except ImportError as error:
+            raise ImportModelError("schemas and grammars need the package llguidance", fix=_EXTRA) from error
+        if not tokenizer.ends:
+            raise ImportModelError("a schema needs a token that ends an answer", got="none in the tokenizer")
+        self._library = llguidance
+        self._vocabulary = vocabulary
+        ends = [i for i in tokenizer.ends if i < vocabulary]
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), vocabulary, ends)
+        except Exception as error:  # the library raises plain exceptions
+            raise ImportModelError(f"the tokenizer does not take grammars: {error}") from error
+
+    def constraint(self, schema: Any = None, regex: str | None = None, grammar: str | None = None) -> Constraint:
+        """Of one of the three. schema: a mapping, its JSON text, a class with `model_json_schema` as of pydantic, or
+        `True` for any JSON. Raises InputError."""
+        matcher = self._library.LLMatcher
+        try:
+            if schema is not None:
+                text = matcher.grammar_from_json_schema(_schema_text(schema))
+            elif regex is not None:
+                text = matcher.grammar_from_regex(_checked("regex", regex))
+            else:
+                text = matcher.grammar_from_lark(_checked("grammar", grammar))
+        except ValueError as error:
+            raise InputError("the grammar", expected="one that llguidance reads", got=str(error)) from error
+        made = matcher(self._tokenizer, text, log_level=0)
+        if made.is_error():
+            what = "the schema" if schema is not None else "the grammar"
+            raise InputError(what, expected="one that llguidance takes", got=made.get_error())
+        return Constraint(made, self._vocabulary)
+
+
+class Constraint:
+    """An answer so far."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int) -> None:
+        self._matcher, self._vocabulary = matcher, vocabulary
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing may follow."""
+        return self._matcher.is_stopped()
+
+    def bias(self) -> np.ndarray:
+        """f32[vocabulary]: 0 for tokens that may come next, else -inf."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        allowed = np.unpackbits(bits, count=self._vocabulary, bitorder="little")
+        return np.where(allowed, np.float32(0), np.float32(-np.inf))
+
+    def accept(self, token: int) -> None:
+        self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InputError("the grammar", expected="an answer within its limits", got=self._matcher.get_error())
+
+
+def _schema_text(schema: Any) -> str:
+    if schema is True:
+        return "{}"
+    if hasattr(schema, "model_json_schema"):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, str | Mapping):
+        raise InputError("schema", expected="a JSON schema as a dict or a text", got=type(schema).__name__)
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError("schema", expected="JSON", got=str(error)) from error
+    return _checked("schema", text)
+
+
+def _checked(what: str, text: Any) -> str:
+    if not isinstance(text, str):
+        raise InputError(what, expected="a text", got=type(text).__name__)
+    if len(text) > _LARGEST:
+        raise InputError(what, expected=f"at most {_LARGEST} characters", got=len(text))
+    return text

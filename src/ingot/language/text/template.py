@@ -1,0 +1,288 @@
+"""Chat templates: messages to the text that a model was trained on, by `jinja2` in its sandbox, as by `transformers`.
+
+    Template(source, tokenizer.special).render([{"role": "user", "content": "Hello"}])
+
+A template comes with a file and is a program. So it cannot reach beyond its values, change them, or take more than a
+bound of steps and characters: loops, macros, sums and repetitions are counted.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ingot.support.errors import ImportModelError, InputError
+
+_SOURCE_CHARACTERS = 1 << 20
+_CHARACTERS = 1 << 24  # of a text, or elements of a list, while a template runs
+_STEPS = 1 << 18  # turns of loops; a call of a macro takes the time of several
+_LOOP_COST, _MACRO_COST = 1, 16
+# filters of jinja2 and methods of str whose result has the size of a product
+_GROWING = {
+    "replace",
+    "join",
+    "indent",
+    "ljust",
+    "rjust",
+    "center",
+    "zfill",
+    "expandtabs",
+    "batch",
+    "slice",
+    "truncate",
+}
+_EXTRA = "pip install 'ingot-compiler[language]'"
+
+# for a model that was not trained on any template
+PLAIN = """{{ bos_token }}{% for m in messages %}
+{{ {'user': 'User', 'assistant': 'Assistant'}.get(m.role, m.role) ~ ': ' ~ m.content ~ '\n' }}
+{%- endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"""
+PLAIN_STOP = "\nUser:"
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+Message = Mapping[str, Any]
+
+
+class Template:
+    """special: the texts of special tokens by name. Raises ImportModelError for a template that is not readable."""
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        if len(source) > _SOURCE_CHARACTERS:
+            raise ImportModelError(
+                "the chat template", expected=f"at most {_SOURCE_CHARACTERS} characters", got=len(source)
+            )
+        self.source, self._special = source, dict(special)
+        self._steps = 0
+        try:
+            self._template = _environment(self._step).from_string(source)
+        except Exception as error:  # a syntax error, or a RecursionError
+            raise ImportModelError(f"the chat template is not readable: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **values: Any,
+    ) -> str:
+        """values: what else the template reads, `enable_thinking` for example. Raises InputError for messages that it
+        refuses."""
+        check_messages(messages)
+        # a copy by JSON: a template sees dicts, lists, texts and numbers alone
+        chat = [_named(message) for message in messages]
+        given = {"messages": chat, "tools": list(tools) if tools else None, "documents": None, **values}
+        try:
+            plain = json.loads(json.dumps(given))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError("messages", expected="what JSON holds", got=str(error)) from error
+        self._steps = 0
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self._template.generate(
+                **plain, **self._special, add_generation_prompt=add_generation_prompt, continue_final_message=False
+            ):
+                parts.append(part)
+                size += len(part)
+                if size > _CHARACTERS:
+                    raise InputError("the chat template", expected=f"at most {_CHARACTERS} characters", got="more")
+        except InputError:
+            raise
+        except Exception as error:  # templates raise whatever they like
+            fix = "give the messages in the order and form that the model's card shows"
+            raise InputError(f"the chat template refuses the messages: {error}", fix=fix) from error
+        return "".join(parts)
+
+    def _step(self, cost: int) -> str:
+        self._steps += cost
+        if self._steps > _STEPS:
+            raise InputError("the chat template", expected=f"at most {_STEPS} steps", got="more")
+        return ""
+
+
+def _named(message: Message) -> dict[str, Any]:
+    """Without keys that hold None, which many templates would print; reasoning by all names that templates use."""
+    given = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((given[name] for name in _REASONING if name in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+def check_messages(messages: Any) -> None:
+    wanted = '[{"role": "user", "content": "..."}, ...]'
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise InputError("messages", expected=wanted, got=repr(messages)[:80])
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise InputError("messages", expected=wanted, got=repr(message)[:80])
+
+
+@functools.cache
+def _classes() -> tuple[Any, ...]:
+    try:
+        from jinja2 import nodes
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise ImportModelError("chat templates need the package jinja2", fix=_EXTRA) from error
+
+    class Generation(Extension):
+        """{% generation %}...{% endgeneration %} marks what a model is trained on; it renders as it is."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    class Bounded(ImmutableSandboxedEnvironment):
+        intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
+            """for x in y: body  ->  for x in y: __step(1); body   a ~ b  ->  __concat(a, b)   [a]  ->  __built([a])"""
+
+            def call(function: str, arguments: list[Any], at: Any) -> Any:
+                return nodes.Call(nodes.Name(function, "load"), arguments, [], None, None).set_lineno(at.lineno)
+
+            tree = super()._parse(source, name, filename)
+            for node in [*tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))]:
+                cost = nodes.Const(_LOOP_COST if isinstance(node, nodes.For) else _MACRO_COST)
+                node.body.insert(0, nodes.Output([call("__step", [cost], node)]).set_lineno(node.lineno))
+            for node in [*tree.find_all(nodes.Concat)]:
+                _replace(tree, node, call("__concat", node.nodes, node))
+            for node in [*tree.find_all((nodes.List, nodes.Dict))]:
+                if node.items:
+                    _replace(tree, node, call("__built", [node], node))
+            return tree
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "%" and isinstance(left, str | bytes):
+                raise InputError("the chat template", expected="texts by ~ and join", got="a format")
+            if operator == "**" and not -64 <= right <= 64:
+                raise _too_large()
+            if operator == "*":
+                for a, b in ((left, right), (right, left)):
+                    if isinstance(b, int) and _length(a) * abs(b) > _CHARACTERS:
+                        raise _too_large()
+            return _checked(super().call_binop(context, operator, left, right))
+
+        def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+            method = getattr(__obj, "__wrapped__", __obj)  # the sandbox wraps str.format
+            owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
+            if isinstance(owner, str):
+                _check_growth(name, owner, (*args, *kwargs.values()))
+            return _checked(super().call(__context, __obj, *args, **kwargs))
+
+    return Bounded, Generation, loopcontrols
+
+
+def _environment(step: Callable[[int], str]) -> Any:
+    """The names and filters that `transformers` gives to templates, without those of which none is known to use."""
+    bounded, generation, loopcontrols = _classes()
+    env = bounded(trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols])
+    for unsafe in ("center", "format", "pprint", "urlize", "xmlattr", "random", "filesizeformat", "wordwrap"):
+        env.filters.pop(unsafe, None)
+    env.filters = {name: _bounded_filter(name, f) for name, f in env.filters.items()} | {"tojson": _tojson}
+    kept = ("range", "dict", "namespace", "joiner", "cycler")
+    env.globals = {name: value for name, value in env.globals.items() if name in kept}
+    env.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+    env.globals |= {"__step": step, "__concat": _concat, "__built": _checked}
+    return env
+
+
+def _replace(tree: Any, old: Any, new: Any) -> None:
+    """In a tree of jinja2's, a node for another."""
+    waiting = [tree]
+    while waiting:
+        parent = waiting.pop()
+        for field in parent.fields:
+            value = getattr(parent, field, None)
+            if value is old:
+                setattr(parent, field, new)
+                return
+            if isinstance(value, list) and any(item is old for item in value):
+                value[:] = [new if item is old else item for item in value]
+                return
+        waiting += parent.iter_child_nodes()
+
+
+def _bounded_filter(name: str, f: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check_growth(name, next((a for a in args if isinstance(a, str | list)), ""), (*args, *kwargs.values()))
+        return _checked(f(*args, **kwargs))
+
+    return call
+
+
+def _check_growth(name: str, text: Any, arguments: Sequence[Any]) -> None:
+    """Of what makes a text or a list longer by a factor that an argument gives."""
+    if name in _GROWING:
+        sizes = (abs(a) if isinstance(a, int) else _length(a) for a in arguments if a is not text)
+        if max(_length(text), 1) * max(sizes, default=0) > _CHARACTERS:
+            raise _too_large()
+    if name in ("format", "format_map") and re.search(r":[^}]*(\{|\d{4})|\.\d{4}", str(text)):
+        raise _too_large()
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """Characters and elements of a value and of all within it; what stands in it twice counts twice."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if not isinstance(value, list | tuple | dict):
+        if type(value).__name__ != "Namespace":  # of jinja2, which has only this class of values that hold others
+            return 1
+        value = object.__getattribute__(value, "_Namespace__attrs")
+    if id(value) not in known:
+        known[id(value)] = 0  # while it is looked at: one that holds itself
+        parts = (*value, *value.values()) if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(value)]
+
+
+def _checked(value: Any) -> Any:
+    """The same value. Raises InputError for one that is too large."""
+    is_large = value.bit_length() > 4096 if isinstance(value, int) else _size(value, {}) > _CHARACTERS
+    if is_large:
+        raise _too_large()
+    return value
+
+
+def _too_large() -> InputError:
+    return InputError("the chat template", expected=f"texts of at most {_CHARACTERS} characters", got="more")
+
+
+def _concat(*parts: Any) -> str:
+    return _checked("".join(map(str, map(_checked, parts))))
+
+
+def _raise(message: object) -> None:
+    raise ValueError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without the escapes for HTML that jinja2's own has."""
+    if isinstance(indent, int) and not 0 <= indent <= 64:
+        raise _too_large()
+    if separators is not None:
+        separators = tuple(separators)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

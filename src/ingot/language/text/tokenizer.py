@@ -1,0 +1,156 @@
+"""Text to tokens and back.
+
+tokenizer = Tokenizer.from_metadata(file.metadata)
+ids = tokenizer.encode("The capital of France is")
+stream = tokenizer.stream(ids);  stream.push(more)  ->  what is certain of the text so far
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ingot.language.settings import Settings
+from ingot.language.text import vocabulary
+from ingot.support.errors import ImportModelError, InputError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_EXTRA = "pip install 'ingot-compiler[language]'"
+_INCOMPLETE = "\ufffd"  # what stands for bytes that are no character, or not yet
+_CONTEXT = 16  # tokens of a prompt that decide how the first that follows is written
+# tokens that end an answer, beside the end of a sequence: a file has some of them and names one at most
+_ENDS = (
+    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<turn|>",
+    "<|endoftext|>", "<|end_of_text|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<end_of_utterance>", "<|eot|>",
+    "<｜end▁of▁sentence｜>",
+)  # fmt: skip
+_NAMES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+
+
+class Tokenizer:
+    """special: the texts of special tokens as chat templates name them, "bos_token" and so on. ends: the ids that end
+    an answer."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special: Mapping[str, str], ends: Sequence[int] = ()) -> None:
+        self.backend, self.special = backend, special
+        known = (backend.token_to_id(text) for text in (special.get("eos_token", ""), *_ENDS))
+        self.ends = tuple(dict.fromkeys((*ends, *(i for i in known if i is not None))))
+
+    @staticmethod
+    def from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
+        """Of a GGUF file. Raises ImportModelError for a vocabulary that is malformed or not supported."""
+        check_library()
+        try:
+            backend = vocabulary.backend_of(metadata)
+        except Exception as error:  # the library raises plain exceptions
+            if isinstance(error, ImportModelError):
+                raise
+            raise vocabulary.refusal_of_library(error) from error
+        s = Settings(metadata, vocabulary.WHERE, vocabulary.KEY)
+        tokens = vocabulary.texts(s, "tokens")
+        ids = {name: vocabulary.token_id(s, name, len(tokens)) for name in (*_NAMES, "eot", "eom")}
+        special = {f"{name}_token": tokens[i] for name in _NAMES if (i := ids[name]) is not None}
+        return Tokenizer(backend, special, [i for name in ("eos", "eot", "eom") if (i := ids[name]) is not None])
+
+    @staticmethod
+    def from_json(text: str, special: Mapping[str, str], ends: Sequence[int] = ()) -> Tokenizer:
+        """Of the content of a tokenizer.json. Raises ImportModelError."""
+        library = check_library()
+        try:
+            backend = library.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain exceptions
+            raise ImportModelError(f"tokenizer.json is not readable: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        return Tokenizer(backend, special, ends)
+
+    def to_json(self) -> str:
+        return self.backend.to_str()
+
+    @property
+    def count(self) -> int:
+        """Ids are below it."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, framed: bool = True) -> list[int]:
+        """Ids of a text, in which special tokens may stand. framed: with what a sequence of the model begins and ends
+        with, as a chat template writes it itself."""
+        if not isinstance(text, str):
+            raise InputError("text", expected="a str", got=type(text).__name__)
+        if any("\ud800" <= c <= "\udfff" for c in text):
+            raise InputError("text", expected="Unicode characters", got="a lone surrogate")
+        try:
+            return self.backend.encode(text, add_special_tokens=framed).ids
+        except Exception as error:  # the library raises plain exceptions
+            raise InputError(f"the tokenizer does not take the text: {error}") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Without special tokens."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def token(self, index: int) -> str:
+        """A token's text, by itself."""
+        return self.backend.decode([int(index)], skip_special_tokens=False)
+
+    def stream(self, prompt: Sequence[int] = ()) -> TextStream:
+        return TextStream(self, prompt)
+
+
+class TextStream:
+    """The text of what follows a prompt, as tokens come: each push returns what is complete, no part of a character."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._decode = tokenizer.decode
+        # the text of tokens up to `_end` is out; texts are of `_start` on, for a token's depends on those before it
+        self._ids = [*prompt[-_CONTEXT:]]
+        self._start, self._end = 0, len(self._ids)
+
+    def push(self, ids: Sequence[int]) -> str:
+        self._ids += ids
+        text = self._pending()
+        if not text or text.endswith(_INCOMPLETE):
+            return ""
+        self._start, self._end = self._end, len(self._ids)
+        return text
+
+    def finish(self) -> str:
+        """The rest, complete or not."""
+        text, self._start, self._end = self._pending(), len(self._ids), len(self._ids)
+        return text
+
+    def _pending(self) -> str:
+        before = self._decode(self._ids[self._start : self._end]).rstrip(_INCOMPLETE)
+        return self._decode(self._ids[self._start :])[len(before) :]
+
+
+def special_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens of a tokenizer_config.json, by their names in templates."""
+    special: dict[str, str] = {}
+    for name in _NAMES:
+        value = config.get(f"{name}_token")
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            special[f"{name}_token"] = text
+    return special
+
+
+def ends_of(*configs: Mapping[str, Any]) -> list[int]:
+    """`eos_token_id` of a generation_config.json or a config.json, the first that has it."""
+    for config in configs:
+        value = config.get("eos_token_id")
+        given: list[Any] = value if isinstance(value, list) else [value]
+        ids = [i for i in given if isinstance(i, int) and i >= 0]
+        if ids and len(ids) == len(given):
+            return ids
+    return []
+
+
+def check_library() -> Any:
+    """The library `tokenizers`. Raises ImportModelError where it is missing."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportModelError("text needs the package tokenizers", fix=_EXTRA) from error
+    return tokenizers

@@ -1,0 +1,53 @@
+"""Where the buffers of a bound program are: in the arena, the weights, an argument or a result."""
+
+from __future__ import annotations
+
+from ingot.runtime.bind import Binding
+from ingot.runtime.cuda.order import Access
+from ingot.runtime.expr import Expr, evaluate, span
+from ingot.runtime.program import Program, table_offsets
+
+WORD_BYTES = 8  # of a size
+
+
+class Resolver:
+    """(index into the places, byte offset) of a program's buffers."""
+
+    def __init__(self, program: Program, binding: Binding) -> None:
+        self._buffers = {b.id: b for b in program.buffers}
+        self._binding = binding
+        self._arguments, self._inputs, self._state = len(program.arguments), len(program.inputs), len(program.state)
+        # behind the arena: the sizes that steps find, and a table that nobody reads here
+        self.sizes = -(-binding.layout.nbytes // WORD_BYTES) * WORD_BYTES
+        self._table, last = self.sizes + WORD_BYTES * len(program.sizes), len(program.steps) - 1
+        entries = table_offsets(program.steps)(last, 2 + len(program.steps[last].dims)) if program.sizes else 0
+        self.nbytes = self._table + WORD_BYTES * entries if program.sizes else binding.layout.nbytes
+
+    def buffer(self, identity: int, offset: Expr) -> tuple[int, int]:
+        at = evaluate(offset, self._binding.values)
+        buffer = self._buffers[identity]
+        while buffer.alias is not None:
+            parent, shift = buffer.alias
+            at += evaluate(shift, self._binding.values)
+            buffer = self._buffers[parent]
+        match buffer.kind:
+            case "arena":
+                return 0, at + self._binding.layout.offsets[buffer.id]
+            case "weight":
+                return 1, at + buffer.offset
+            case "input":
+                return 2 + buffer.index, at
+            case "size":
+                return 0, at + self.sizes + WORD_BYTES * buffer.index
+            case "table":
+                return 0, at + self._table
+        return 2 + self._arguments + buffer.index, at
+
+    def access(self, identity: int, offset: Expr, writes: bool) -> Access:
+        """To all of a buffer, of which an argument of a kernel tells some place."""
+        memory, at = self.buffer(identity, offset)
+        start = at - evaluate(offset, self._binding.values)
+        # state may be written where it is read
+        result = memory - 2 - self._arguments
+        memory = 2 + self._inputs + result if 0 <= result < self._state else memory
+        return Access(memory, start, start + span(self._buffers[identity].nbytes, self._binding.spans)[1], writes)

@@ -1,0 +1,244 @@
+"""Weights within a bound of device memory. What does not fit stays on the host, and comes in front of the step that
+reads it, into one of two slots: while a kernel reads one, the next step's weights are copied into the other.
+
+    resident | slot 0 | slot 1        copies:  w4 -> 0   w7 -> 1   (4 has ended) w9 -> 0
+                                      kernels:      4         7         9
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ingot.runtime.cuda.driver import Driver
+from ingot.runtime.cuda.launch import Node, Places
+from ingot.runtime.cuda.memory import Memory
+from ingot.runtime.program import Program
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import DeviceError
+from ingot.support.log import Log
+
+SLOTS = 2
+_ALIGN = 256  # bytes: what the driver's own allocations have
+_log = Log("ingot.runtime.cuda")
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """Where weights lie. resident: of each that stays on the GPU, its place there by its start among the weights.
+    streamed: for each step that reads others, their places in a slot. slot_bytes: of each of the `slots`."""
+
+    resident: Mapping[int, int]
+    streamed: Mapping[int, Mapping[int, int]]
+    resident_bytes: int
+    slot_bytes: int
+    slots: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.resident_bytes + self.slots * self.slot_bytes
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
+
+
+def weight_ranges(program: Program) -> dict[int, int]:
+    """The bytes of each weight by its start among all weights."""
+    found: dict[int, int] = {}
+    for buffer in program.buffers:
+        if buffer.kind == "weight" and buffer.alias is None:
+            assert isinstance(buffer.nbytes, int)
+            found[buffer.offset] = max(found.get(buffer.offset, 0), buffer.nbytes)
+    return found
+
+
+def weights_of_steps(program: Program) -> dict[int, frozenset[int]]:
+    """The starts of the weights that each step reads, for steps that read any."""
+    buffers = {b.id: b for b in program.buffers}
+    found: dict[int, frozenset[int]] = {}
+    for number, step in enumerate(program.steps):
+        starts: set[int] = set()
+        for identity, _ in step.args:
+            buffer = buffers[identity]
+            while buffer.alias is not None:
+                buffer = buffers[buffer.alias[0]]
+            if buffer.kind == "weight":
+                starts.add(buffer.offset)
+        if starts and step.target is None:
+            found[number] = frozenset(starts)
+    return found
+
+
+def plan_weights(program: Program, allowed: int) -> WeightPlan:
+    """The plan with two slots, or else with one, that streams the fewest bytes. The weights of the steps that read the
+    most stay, as these make slots large, then whatever fits, the smallest first. Raises DeviceError if there is none.
+    """
+    nbytes, steps = weight_ranges(program), weights_of_steps(program)
+    if program.weights.nbytes <= allowed:  # as they lie in the program
+        return WeightPlan({start: start for start in nbytes}, {}, program.weights.nbytes, 0, 0)
+
+    def total(starts: Iterable[int]) -> int:
+        return sum(_aligned(nbytes[s]) for s in starts)
+
+    largest = sorted(steps, key=lambda n: -total(steps[n]))
+    for slots in range(SLOTS, 0, -1):
+        best: WeightPlan | None = None
+        resident: set[int] = set()
+        for number in [None, *largest]:
+            resident |= steps[number] if number is not None else set[int]()
+            slot = max(total(own - resident) for own in steps.values())
+            room = allowed - total(resident) - slots * slot
+            if room < 0:
+                continue
+            kept = set(resident)
+            for start in sorted(set(nbytes) - kept, key=lambda s: nbytes[s]):
+                if (room := room - _aligned(nbytes[start])) < 0:
+                    break
+                kept.add(start)
+            found = _placed(nbytes, kept, steps, slots)
+            if best is None or found.resident_bytes > best.resident_bytes:
+                best = found
+        if best is not None:
+            return best
+    needed = total(steps[largest[0]])
+    fix = "allow more, or use smaller inputs"
+    raise DeviceError("device_memory", expected=f"{needed} bytes for weights", got=max(allowed, 0), fix=fix)
+
+
+def _placed(nbytes: Mapping[int, int], kept: set[int], steps: Mapping[int, frozenset[int]], slots: int) -> WeightPlan:
+    resident, end = _stacked(nbytes, sorted(kept))
+    stacks = {number: _stacked(nbytes, sorted(own - kept)) for number, own in steps.items() if own - kept}
+    streamed = {number: places for number, (places, _) in stacks.items()}
+    slot_bytes = max((size for _, size in stacks.values()), default=0)
+    return WeightPlan(resident, streamed, end, slot_bytes, slots if slot_bytes else 0)
+
+
+def _stacked(nbytes: Mapping[int, int], starts: Iterable[int]) -> tuple[dict[int, int], int]:
+    places: dict[int, int] = {}
+    end = 0
+    for start in starts:
+        places[start] = end
+        end += _aligned(nbytes[start])
+    return places, end
+
+
+class BoundedWeights:
+    """A program's weights on the GPU within `device_memory` bytes, shared with `others`: arenas, arguments and state.
+
+    One run at a time. plan: how they lie, once `fit` has been called.
+    """
+
+    def __init__(self, driver: Driver, program: Program, device_memory: int) -> None:
+        self._driver, self._program, self.device_memory = driver, program, device_memory
+        self._nbytes = weight_ranges(program)
+        self._starts = sorted(self._nbytes)
+        self._weights: NDArray[np.uint8] = program.weights
+        self.resident, self._slots = Memory(driver), [Memory(driver) for _ in range(SLOTS)]
+        self._stream = driver.stream()
+        self._copied, self._ended = ([driver.event() for _ in range(SLOTS)] for _ in range(2))
+        self.plan: WeightPlan | None = None
+        self.state_bytes = 0
+        self._held: list[int | None] = [None] * SLOTS  # the step whose weights lie in each slot
+        self._next = 0
+
+    def fit(self, others: int) -> WeightPlan:
+        """The plan that leaves `others` bytes for everything but state; weights move if the last one does not. Raises
+        DeviceError if none does."""
+        others += self.state_bytes
+        if self.plan is not None and self.plan.nbytes + others <= self.device_memory:
+            return self.plan
+        self._driver.synchronize_all()
+        self.plan = None
+        plan = plan_weights(self._program, self.device_memory - others)
+        for memory in (self.resident, *self._slots):
+            memory.free()
+        self._held.clear()
+        self._held.extend(None for _ in range(plan.slots))
+        self._next = 0
+        self.resident.hold(plan.resident_bytes)
+        for start, place in plan.resident.items():
+            self._copy(start, self.resident.address + place, 0)
+        for slot in self._slots[: plan.slots]:
+            slot.hold(plan.slot_bytes)
+        self._driver.synchronize(0)
+        streamed = sum(self._nbytes.values()) - sum(self._nbytes[s] for s in plan.resident)
+        if streamed:
+            _log.info("%d bytes of weights stay on the GPU, %d come from the host in each call, for %d steps",
+                      plan.resident_bytes, streamed, len(plan.streamed))  # fmt: skip
+        self.plan = plan
+        return plan
+
+    def launch(
+        self, nodes: Sequence[Node], places: Places, stream: int, seconds: dict[int, float] | None = None
+    ) -> None:
+        """Launch kernels one by one, each behind its own weights, while those of the next are copied.
+
+        seconds: told those of each step. A copy that a kernel waits for counts as its own then, and is not begun
+        before.
+        """
+        driver = self._driver
+        begin, end = (driver.event(timed=True) for _ in range(2)) if seconds is not None else (0, 0)
+        for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+            if seconds is not None:
+                driver.record(begin, stream)
+            node.point(places, self.begin(node.number, stream))
+            driver.launch_kernel(node.params, stream)
+            self.end(node.number, stream)
+            if seconds is not None:
+                driver.record(end, stream)
+                driver.synchronize(stream)
+                seconds[node.number] = seconds.get(node.number, 0.0) + driver.seconds(begin, end)
+            elif after is not None:
+                self.load(after.number)
+        for event in (begin, end) if seconds is not None else ():
+            driver.drop_event(event)
+
+    def load(self, step: int) -> None:
+        """Begin to copy the weights of a step, if they are streamed and lie in no slot."""
+        assert self.plan is not None
+        if step not in self.plan.streamed or step in self._held:
+            return
+        slot, self._next = self._next, (self._next + 1) % self.plan.slots
+        self._driver.wait(self._stream, self._ended[slot])
+        self._held[slot] = step
+        for start, place in self.plan.streamed[step].items():
+            self._copy(start, self._slots[slot].address + place, self._stream)
+        self._driver.record(self._copied[slot], self._stream)
+
+    def begin(self, step: int, stream: int) -> Callable[[int], int]:
+        """Let the stream wait for a step's weights. Returns the address of each byte of the weights that it reads."""
+        assert self.plan is not None
+        self.load(step)
+        slot = self._held.index(step) if step in self.plan.streamed else None
+        if slot is not None:
+            self._driver.wait(stream, self._copied[slot])
+        own = {} if slot is None else self.plan.streamed[step]
+        base = 0 if slot is None else self._slots[slot].address
+        resident = self.plan.resident
+
+        def address(at: int) -> int:
+            start = self._starts[bisect_right(self._starts, at) - 1]
+            place = self.resident.address + resident[start] if start in resident else base + own[start]
+            return place + at - start
+
+        return address
+
+    def end(self, step: int, stream: int) -> None:
+        """The kernel that reads a step's weights is under way."""
+        if step in self._held:
+            self._driver.record(self._ended[self._held.index(step)], stream)
+
+    def _copy(self, start: int, address: int, stream: int) -> None:
+        source = self._weights[start : start + self._nbytes[start]]
+        self._driver.to_device(address, source.ctypes.data, source.nbytes, stream)
+
+    def free(self) -> None:
+        for memory in (self.resident, *self._slots):
+            memory.free()
+        for event in (*self._copied, *self._ended):
+            self._driver.drop_event(event)
+        self._driver.drop_stream(self._stream)

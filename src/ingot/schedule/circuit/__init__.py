@@ -1,0 +1,1 @@
+"""Schedules for circuits: one loop nest for each group."""

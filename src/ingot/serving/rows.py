@@ -1,0 +1,112 @@
+"""Whether a model computes each row of a batch by itself, bit for bit: only then may a server join requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ingot.debug.feeds import choose_sizes, random_feeds
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.program import Program
+from ingot.support.errors import IngotError, InputError
+from ingot.support.log import Log
+
+_CASES = 3  # of `choose_sizes`: what the other open sizes are in the comparison
+_FEW = 4  # rows in all but the first case: a server should not take a minute to start
+_log = Log("ingot.serving")
+
+
+def leading_symbol(program: Program) -> str | None:
+    """The symbol that is the leading size of every input and output, and occurs nowhere else; None if there is none."""
+    specs = (*program.inputs, *program.outputs)
+    leads = {spec.shape[0] if spec.shape else None for spec in specs}
+    if len(leads) != 1 or any(spec.elements for spec in program.inputs):
+        return None
+    (lead,) = leads
+    if not isinstance(lead, tuple) or len(lead) != 1 or not isinstance(lead[0], str):
+        return None
+    others = [dim for spec in specs for dim in spec.shape[1:] if isinstance(dim, tuple)]
+    return None if any(lead[0] in dim for dim in others) else lead[0]
+
+
+def most_rows(model: CompiledModel, batch: str | None, most: int) -> int:
+    """The rows that a server may join in one call of the model: up to `most`; 0 if it must not join any.
+
+    batch: the name of the open size to join along; None: the leading size that all inputs and outputs share, if rows
+    prove to be independent; "": none. The proof is a comparison: batches of several sizes, with rows of random numbers,
+    zeros, NaN and infinities side by side, must have the bits of calls with single rows.
+
+    Raises InputError if `batch` is named and the model has no such size, or computes other bits in a batch.
+    """
+    if batch == "" or most < 2:
+        return 0
+    reason = _refusal(model, batch)
+    if reason is None:
+        program = model.program
+        symbol = leading_symbol(program)
+        high = next(s.hi for s in program.symbols if s.name == symbol)
+        most = most if high is None else min(most, high)
+        reason = None if symbol is None or most < 2 else _difference(model, symbol, most)
+    if reason is None:
+        return most if most > 1 else 0
+    if batch is not None:
+        raise InputError(f"batches along {batch!r}", got=reason, fix="serve the model without --batch")
+    _log.info("requests are not joined: %s", reason)
+    return 0
+
+
+def _refusal(model: CompiledModel, batch: str | None) -> str | None:
+    if not model.is_one_program:
+        return "the model is several programs"
+    symbol = leading_symbol(model.program)
+    if symbol is None:
+        return "no open size is the leading one of all inputs and outputs"
+    if batch not in (None, symbol):
+        return f"the leading size of all inputs and outputs is {symbol!r}"
+    return "its state changes from call to call" if model.program.state else None
+
+
+def _difference(model: CompiledModel, symbol: str, most: int) -> str | None:
+    """What distinguishes a row in a batch from the same row alone; None if nothing does."""
+    program = model.program
+    try:
+        cases = [
+            choose_sizes(program, case, {symbol: most if case == 0 else min(most, _FEW)}) for case in range(_CASES)
+        ]
+        for seed, sizes in enumerate(c for i, c in enumerate(cases) if c not in cases[:i]):
+            rows, total = _rows(program, sizes, seed), sizes[symbol]
+            alone = [model.run([a[i : i + 1] for a in rows]) for i in range(total)]
+            for count in sorted(n for n in {2, 3, total // 2, total} if 2 <= n <= total):
+                joined = model.run([a[:count] for a in rows])
+                for i in range(count):
+                    if not all(_is_same(j[i : i + 1], a) for j, a in zip(joined, alone[i], strict=True)):
+                        return f"row {i} of {count} has other bits than by itself, at {dict(sizes)}"
+    except IngotError as error:
+        return str(error)
+    return None
+
+
+def _rows(program: Program, sizes: Mapping[str, int], seed: int) -> list[np.ndarray]:
+    """Rows of random numbers. In floats the second to last row is NaN, the last one infinite, one is zero."""
+    feeds = random_feeds(program, sizes, seed=seed)
+    out: list[np.ndarray] = []
+    for spec in program.inputs:
+        array = feeds[spec.name]
+        if spec.dtype in ("f64", "f32", "f16", "bf16"):
+            array[1::4] = np.nan
+            array[2::4] = np.inf
+        array[3::4] = 0
+        out.append(array)
+    return out
+
+
+def _is_same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether the bits are equal, NaN of any payload counting as one value."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    nans: Sequence[np.ndarray] = [x != x for x in (a, b)]
+    if not np.array_equal(*nans):
+        return False
+    rest = ~np.asarray(nans[0])
+    return np.ascontiguousarray(a[rest]).tobytes() == np.ascontiguousarray(b[rest]).tobytes()

@@ -1,0 +1,30 @@
+"""What is to be served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingot.runtime.executor import CompiledModel
+from ingot.serving.scheduler import Queueing
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    name: str
+    version: str
+    model: CompiledModel
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is served, where and how. batch: the size along which requests are joined; None: the leading one that all
+    tensors share; "": none. body_bytes, seconds: limits of one request."""
+
+    models: Sequence[NamedModel]
+    host: str
+    port: int
+    queueing: Queueing
+    batch: str | None = None
+    body_bytes: int = 64 << 20
+    seconds: float = 60.0

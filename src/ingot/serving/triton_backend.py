@@ -1,0 +1,57 @@
+"""A compiled model in a process of Triton's Python backend. Its weights are mapped: all instances share them.
+
+https://github.com/triton-inference-server/python_backend
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ingot.api.load import load
+from ingot.serving.batching import Arrays, groups, key_of, run_joined
+
+
+class TritonPythonModel:
+    """One instance. Triton collects the requests of a batch; those of equal sizes are one call."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        import triton_python_backend_utils  # pyright: ignore[reportMissingImports]  # there in the backend alone
+
+        self._triton: Any = triton_python_backend_utils
+        config = json.loads(args["model_config"])
+        threads = int(config["parameters"]["threads"]["string_value"])
+        self._most_rows: int = config["max_batch_size"]
+        self._model = load(Path(args["model_repository"]) / args["model_version"] / "model.ingot", threads=threads)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        inputs = [self._inputs(request) for request in requests]
+        keys = [key_of(arrays) if self._most_rows else None for arrays in inputs]
+        rows = [0 if key is None else arrays[0].shape[0] for key, arrays in zip(keys, inputs, strict=True)]
+        responses: list[Any] = [None] * len(requests)
+        for group in groups(keys, rows, self._most_rows):
+            for index, response in zip(group, self._answer([inputs[i] for i in group]), strict=True):
+                responses[index] = response
+        return responses
+
+    def _inputs(self, request: Any) -> Arrays:
+        # by DLPack, as the results: the backends of Triton's releases up to 2.51 read and write arrays of numpy 1 only
+        find = self._triton.get_input_tensor_by_name
+        return [np.from_dlpack(find(request, spec.name)) for spec in self._model.inputs]
+
+    def _answer(self, inputs: list[Arrays]) -> list[Any]:
+        triton = self._triton
+        try:
+            results = run_joined(self._model.run, inputs)
+        except Exception as error:  # whatever the model raises is the answer to its request, and to no other
+            if len(inputs) > 1:
+                return [response for own in inputs for response in self._answer([own])]
+            return [triton.InferenceResponse(error=triton.TritonError(str(error)))]
+        names = [spec.name for spec in self._model.outputs]
+        tensor = triton.Tensor.from_dlpack
+        return [
+            triton.InferenceResponse([tensor(n, a) for n, a in zip(names, arrays, strict=True)]) for arrays in results
+        ]

@@ -1,0 +1,1 @@
+"""Circuits: kernels of one loop nest as synthesizable Verilog."""

@@ -1,0 +1,1 @@
+"""WebAssembly: objects by LLVM, linked to a module here, and the files of a package around it."""

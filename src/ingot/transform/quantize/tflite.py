@@ -1,0 +1,37 @@
+"""Ranges of a graph's values over samples, by which it is written as an int8 TFLite file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ingot import ops
+from ingot.driver.compile import Options, build_graph
+from ingot.exporters.tflite.file import Measure, content
+from ingot.exporters.tflite.levels import Range
+from ingot.ir.node import Graph, Node
+from ingot.runtime.executor import CompiledModel
+from ingot.support.files import atomic_write
+
+
+def write_int8(graph: Graph, calls: Sequence[Sequence[np.ndarray]], path: Path, float_edges: bool = False) -> None:
+    """Write a graph as a TFLite file of int8 operators. Raises what `content` raises."""
+    atomic_write(path, [content(graph, measure_over(calls), float_edges)])
+
+
+def measure_over(calls: Sequence[Sequence[np.ndarray]]) -> Measure:
+    """The least and the largest value that each node has in these calls."""
+
+    def measure(graph: Graph, nodes: Sequence[Node]) -> list[Range]:
+        distinct = list(dict.fromkeys(nodes))
+        ends = [ops.Reduce(kind, tuple(range(n.type.rank)))(n) for n in distinct for kind in ("min", "max")]
+        probe = Graph(graph.inputs, tuple(ends), bounds=graph.bounds)
+        model = CompiledModel(build_graph(lambda: probe, Options()), threads=1)
+        found = np.array([[float(value) for value in model.run(list(call))] for call in calls])
+        low, high = found[:, ::2].min(0).tolist(), found[:, 1::2].max(0).tolist()
+        ranges = dict(zip(distinct, zip(low, high, strict=True), strict=True))
+        return [ranges[node] for node in nodes]
+
+    return measure

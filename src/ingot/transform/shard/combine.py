@@ -1,0 +1,61 @@
+"""Small sums over devices, a few at a time: an exchange takes microseconds however little it exchanges.
+
+    all_reduce(a[3]), all_reduce(b[2, 2])   ->   c = all_reduce(concat(a, flat b)): c[0:3], c[3:7] as [2, 2]
+
+Only sums whose results no other exchange depends on are combined, as those of gradients: they wait for nothing but
+their operands. Operands are computed into the buffer of the concat, and the results are read where they are.
+"""
+
+from __future__ import annotations
+
+from ingot import ops
+from ingot.ir.dims import is_static
+from ingot.ir.node import Graph, Node
+
+MAX_BYTES = 1 << 20  # of a sum that is combined with others
+BUCKET_BYTES = 4 << 20  # of one exchange: what comes later overlaps with it
+
+
+def combine_sums(graph: Graph) -> Graph:
+    buckets: dict[tuple[object, ...], list[list[Node]]] = {}
+    sizes: dict[tuple[object, ...], int] = {}
+    for n in _last_sums(graph):
+        assert isinstance(n.op, ops.AllReduce)
+        key, nbytes = (n.op, n.dtype), n.type.nbytes
+        assert isinstance(nbytes, int)
+        if key not in buckets or sizes[key] + nbytes > BUCKET_BYTES:
+            buckets.setdefault(key, []).append([])
+            sizes[key] = 0
+        buckets[key][-1].append(n)
+        sizes[key] += nbytes
+    images: dict[Node, Node] = {}
+    for nodes in (bucket for same in buckets.values() for bucket in same if len(bucket) > 1):
+        images |= _combined(nodes)
+    return graph.replace_nodes(images)
+
+
+def _last_sums(graph: Graph) -> list[Node]:
+    """Small sums of static size whose results no other collective depends on."""
+    leads: set[Node] = set()  # to a collective
+    found: list[Node] = []
+    for n in reversed(graph.nodes()):
+        is_collective = isinstance(n.op, ops.Collective)
+        if isinstance(n.op, ops.AllReduce) and n not in leads and is_static(n.shape):
+            nbytes = n.type.nbytes
+            found += [n] if isinstance(nbytes, int) and 0 < nbytes <= MAX_BYTES else []
+        if is_collective or n in leads:
+            leads.update(n.inputs)
+    return found[::-1]
+
+
+def _combined(nodes: list[Node]) -> dict[Node, Node]:
+    operands = [n.inputs[0] for n in nodes]
+    total = nodes[0].op(ops.concat([ops.reshape(x, (x.type.size,)) for x in operands], 0), loc=nodes[0].loc)
+    images: dict[Node, Node] = {}
+    start = 0
+    for n in nodes:
+        size = n.type.size
+        assert isinstance(size, int)
+        images[n] = ops.reshape(ops.slice_axis(total, 0, start, start + size), n.shape)
+        start += size
+    return images

@@ -1,0 +1,132 @@
+"""Measurements by several workers: processes of this machine, or Ray actors, one on each node.
+
+A worker that dies loses nothing: its request goes to a new one. A request that no worker survives is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+
+from ingot.support.dataclass import dataclass
+from ingot.support.errors import DeviceError, InputError
+from ingot.support.log import Log
+from ingot.tune.trial import Choices, Readings
+from ingot.tune.watched import Watched
+from ingot.tune.worker import Worker
+
+TRIES = 3  # of a request, each with a new worker if the last one died
+_SECONDS = 600.0  # for a request: the first one compiles the model
+_MOST_LOCAL = 64
+_log = Log("ingot.tune")
+
+
+class Asked(Protocol):
+    """A worker: answers a request, or raises DeviceError; the next request has a new process then."""
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def close(self) -> object: ...
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Workers that measure for one model. task: what they open, as `worker.Worker` reads it. machine: the name that
+    theirs must have, as the entries are written for it. lost: told what was left out, and why."""
+
+    workers: Sequence[Asked]
+    task: Mapping[str, Any]
+    machine: str
+    lost: dict[str, str]
+
+    @property
+    def count(self) -> int:
+        return len(self.workers)
+
+    def readings(self, batches: Sequence[Choices], rounds: int) -> list[Readings]:
+        """Of each batch, at most one for each worker at a time. Raises InputError for a worker on another kind of
+        machine."""
+        with ThreadPoolExecutor(len(batches)) as threads:
+            return [*threads.map(self._ask, self.workers, batches, repeat(rounds))]
+
+    def _ask(self, worker: Asked, choices: Choices, rounds: int) -> Readings:
+        records = {key: choice.record() for key, choice in choices.items()}
+        request = {"task": self.task, "choices": records, "rounds": rounds}
+        reason = ""
+        for attempt in range(1, TRIES + 1):
+            try:
+                return self._readings(worker.ask(request), choices)
+            except DeviceError as error:
+                _log.info("attempt %d of a measurement failed: %s", attempt, error)
+                reason = str(error)
+        self.lost.update({f"{key}, {choice}": reason for key, choice in choices.items()})
+        never = np.full((rounds, 2), (1.0, np.inf))
+        return Readings(dict.fromkeys(choices, never), never)
+
+    def _readings(self, answer: Mapping[str, Any], choices: Choices) -> Readings:
+        if answer["machine"] != self.machine:
+            fix = "tune on a machine of the same kind: entries are kept for each kind"
+            raise InputError("a worker's machine", expected=self.machine, got=answer["machine"], fix=fix)
+        return Readings({key: np.array(answer["sites"][key]) for key in choices}, np.array(answer["total"]))
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+def workers_of(text: str) -> list[Asked]:
+    """ "3": processes of this machine. "ray": a cluster that RAY_ADDRESS names or this machine, "ray://HOST:PORT": that
+    cluster; an actor on each of its nodes. Raises InputError, and DeviceError where Ray is missing."""
+    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= _MOST_LOCAL:
+        return [Watched("ingot.tune.worker", _SECONDS, "a measurement") for _ in range(int(text))]
+    if text == "ray" or text.startswith("ray://"):
+        return _ray_actors(None if text == "ray" else text)
+    raise InputError("--workers", expected=f"1 to {_MOST_LOCAL} processes, ray, or ray://HOST:PORT", got=repr(text))
+
+
+def _ray_actors(address: str | None) -> list[Asked]:
+    try:
+        import ray
+    except ImportError as error:
+        raise DeviceError("workers of Ray", got=str(error), fix="pip install 'ingot-compiler[ray]'") from error
+    if not ray.is_initialized():
+        ray.init(address, include_dashboard=False if address is None else None, log_to_driver=False)
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    made: Any = ray.remote(Worker)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+    def start(node: str) -> Callable[[], Any]:
+        return lambda: made.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)).remote()
+
+    return [_Actor(start(node)) for node in nodes]
+
+
+class _Actor:
+    """A worker on a node of Ray's. start: makes an actor."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start, self._actor = start, None
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        import ray
+        from ray.exceptions import RayError
+
+        actor = self._actor = self._actor or self._start()
+        try:
+            return ray.get(actor.answer.remote(dict(request)), timeout=_SECONDS)
+        except (RayError, TimeoutError) as error:
+            self.close()
+            raise DeviceError("a measurement", got=str(error).strip().splitlines()[-1]) from error
+
+    def close(self) -> None:
+        import ray
+
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._actor = None

@@ -1,0 +1,82 @@
+"""A process that builds and measures candidates for a search elsewhere: in a process of its own, or as a Ray actor.
+
+One at a time measures on a machine, whatever else they build meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ingot.debug.build import build
+from ingot.debug.feeds import index_limits, random_feeds
+from ingot.debug.source import Words, open_source, read_graph
+from ingot.pipeline import tuning
+from ingot.schedule.choice import Choice, read_choice
+from ingot.support.errors import IngotError, InputError
+from ingot.support.files import locked
+from ingot.tune.trial import Workbench
+
+
+class Worker:
+    """Answers requests about one model at a time. A request says all that a new process needs to know:
+
+    {"task": {"model": FILE, "words": {...}, "threads": N, "fast_math": ..., "precision": ..., "sizes": {...}},
+     "choices": {KEY: record}, "rounds": N}   ->   {"machine": NAME, "sites": {KEY: pairs}, "total": pairs}
+    """
+
+    def __init__(self) -> None:
+        self._task: Any = None
+        self._bench: Workbench | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises what compiling raises, and InputError for a record that is no choice."""
+        bench = self._opened(request["task"])
+        found = bench.readings(_choices(request["choices"]), request["rounds"], locked(_turn()))
+        machine = tuning.machine_name(bench.features, bench.threads)
+        sites = {key: pairs.tolist() for key, pairs in found.sites.items()}
+        return {"machine": machine, "sites": sites, "total": found.total.tolist()}
+
+    def _opened(self, task: dict[str, Any]) -> Workbench:
+        if self._bench is None or task != self._task:
+            graph = read_graph(open_source(Path(task["model"]), Words(**task["words"])))
+            options = {name: task[name] for name in ("threads", "fast_math", "precision")}
+            plan = build(graph, **options, target="null:native")
+            feeds = random_feeds(plan.program, task["sizes"], index_limits(graph))
+            self._task, self._bench = task, Workbench(graph, feeds, **options)
+        return self._bench
+
+
+def _turn() -> Path:
+    """What the measurers of a user on this machine lock."""
+    return Path(tempfile.gettempdir()) / f"ingot-measure-{os.getuid()}" / "turn"
+
+
+def _choices(records: dict[str, Any]) -> dict[str, Choice]:
+    found = {key: read_choice(record) for key, record in records.items()}
+    if wrong := [record for key, record in records.items() if found[key] is None]:
+        raise InputError("choices", expected="records of choices", got=wrong[:3])
+    return {key: choice for key, choice in found.items() if choice is not None}
+
+
+def main() -> None:
+    sink = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed by mistake is no answer
+    worker = Worker()
+    for line in sys.stdin.buffer:
+        try:
+            found = worker.answer(json.loads(line))
+        except (IngotError, MemoryError) as e:
+            found = {"error": str(e)}
+        sink.write(json.dumps(found).encode() + b"\n")
+        sink.flush()
+        if "error" in found:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""`ingot serve` as a process: from a file to an answer, and Triton's files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("uvicorn")
+
+from tests.serving.models import compiled, pooled
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "ingot", "serve", *map(str, words)]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    onnx.save(pooled(), folder / "pool.onnx")
+    compiled(pooled()).save(folder / "other.ingot")
+    return folder
+
+
+def test_two_models_are_served_until_interrupted(files: Path):
+    words = command(files / "pool.onnx", files / "other.ingot", "--port", 0, "--threads", 1, "--json")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = json.loads(process.stdout.readline())
+            assert said["models"] == [["pool", "1"], ["other", "1"]] and said["url"].startswith("http://127.0.0.1:")
+            x, shift = np.ones((1, 2, 8), np.float32), np.zeros((1, 1), np.float32)
+            tensors = [
+                {"name": n, "shape": a.shape, "datatype": "FP32", "data": a.reshape(-1).tolist()}
+                for n, a in (("x", x), ("shift", shift))
+            ]
+            wanted = compiled(pooled())(x, shift)
+            for name in ("pool", "other"):
+                body = json.dumps({"inputs": tensors}).encode()
+                with urllib.request.urlopen(f"{said['url']}/v2/models/{name}/infer", body, timeout=20) as response:
+                    data = json.load(response)["outputs"][0]["data"]
+                np.testing.assert_array_equal(np.array(data, np.float32), wanted.reshape(-1))
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+    assert process.returncode in (0, 130) and "Traceback" not in errors
+
+
+def test_a_repository_for_triton_is_written_and_served(files: Path, tmp_path: Path):
+    for version in (1, 2):
+        words = command(files / "pool.onnx", "--to", f"triton:{tmp_path}", "--name", "net", "--version", version,
+                        "--queue", 7, "--delay", 2, "--instances", 3, "--threads", 1, "--timeout", 5)  # fmt: skip
+        subprocess.run(words, check=True, capture_output=True, timeout=100)
+    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*") if p.is_file()) == [
+        "net/1/model.ingot", "net/1/model.py", "net/2/model.ingot", "net/2/model.py", "net/config.pbtxt"
+    ]  # fmt: skip
+    text = (tmp_path / "net" / "config.pbtxt").read_text()
+    for line in ('name: "net"', "max_batch_size: 16", "dims: [-1, 8]", "max_queue_size: 7", "count: 3",
+                 "max_queue_delay_microseconds: 2000", "default_timeout_microseconds: 5000000"):  # fmt: skip
+        assert line in text
+    environment = os.environ | {"COLUMNS": "200"}
+    words = command(tmp_path, "--name", "x", "--port", 0)
+    refused = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    assert refused.returncode == 2 and "expected one model, got 2" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--engine", "none"], "expected one of asgi, triton, ray"),
+        (["--to", "folder"], "expected triton:FOLDER"),
+        (["--name", "../x"], "letters, digits"),
+        (["--batch", "length"], "'batch'"),
+        (["--host", "256.1.1.1"], "cannot listen"),
+    ],
+)
+def test_what_is_wrong_is_told(files: Path, words: list[str], message: str):
+    from typer.testing import CliRunner
+
+    from ingot.cli import app
+
+    result = CliRunner().invoke(app, ["serve", str(files / "other.ingot"), "--port", "0", *words])
+    assert result.exit_code == (4 if "Triton" in message else 2), result.output
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["triton", "ray"])
+def test_other_engines_serve_the_same_answers(files: Path, engine: str):
+    import socket
+
+    from ingot.serving.engines import check_installed
+    from ingot.serving.triton import find_triton
+    from ingot.support.errors import DeviceError
+
+    try:
+        check_installed(engine)
+        if engine == "triton":
+            find_triton()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    words = command(files / "pool.onnx", "--engine", engine, "--port", port, "--threads", 1, "--json")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = {}
+            while "url" not in said:
+                line = process.stdout.readline()
+                assert line, process.stderr and process.stderr.read()[-3000:]
+                said = json.loads(line) if line.startswith("{") else {}
+            tensors = [
+                {"name": "x", "shape": [1, 1, 8], "datatype": "FP32", "data": [1.0] * 8},
+                {"name": "shift", "shape": [1, 1], "datatype": "FP32", "data": [2.0]},
+            ]
+            body = json.dumps({"inputs": tensors}).encode()
+            with urllib.request.urlopen(f"{said['url']}/v2/models/pool/infer", body, timeout=30) as response:
+                data = json.load(response)["outputs"][0]["data"]
+            wanted = compiled(pooled())(np.ones((1, 1, 8), np.float32), np.full((1, 1), 2, np.float32))
+            np.testing.assert_array_equal(np.array(data, np.float32), wanted.reshape(-1))
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise

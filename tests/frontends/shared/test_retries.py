@@ -1,0 +1,53 @@
+"""Imports that begin again."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingot import ops
+from ingot.frontends.shared.found import Found
+from ingot.frontends.shared.retries import Known, with_retries
+from ingot.ir.dims import COMPUTED_PREFIX, DimLike, symbol
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, i64
+from ingot.support.errors import ImportModelError, ShapeError
+
+N, K = symbol("n"), symbol(f"{COMPUTED_PREFIX}places0")
+
+
+def differ(a: DimLike, b: DimLike) -> ShapeError:
+    return ShapeError("sizes differ", expected=a, got=b).between((a, b))
+
+
+def test_sizes_of_inputs_become_equal() -> None:
+    def attempt(known: Known) -> DimLike:
+        if "n" not in known.fixed:
+            raise differ(N, 4)
+        return known.fixed["n"]
+
+    assert with_retries(attempt, {}) == 4
+
+
+@pytest.mark.parametrize("other", [N, 4, N + 1])
+def test_what_the_run_finds_is_compared(other: DimLike) -> None:
+    """A condition of the graph, as is that it is at most what there is room for."""
+    count = ops.reduce_sum(Input("x", TensorType(i64, (N,)))())
+
+    def attempt(known: Known) -> Graph:
+        found = Found(known.found)
+        if (size := found.size(count, 2 * N, "places")) != other:
+            raise differ(other, size)
+        return found.added(Graph((), ()))
+
+    graph = with_retries(attempt, {})
+    needed = (other - K, K - other, 2 * N - other)
+    assert graph.size_nodes == {str(K): count} and graph.conditions == needed
+
+
+@pytest.mark.parametrize("other", [N, 4, N + 1])
+def test_no_input_waits_for_what_the_run_finds(other: DimLike) -> None:
+    def attempt(known: Known) -> None:
+        raise differ(other, K)
+
+    with pytest.raises(ImportModelError, match="sizes differ"):
+        with_retries(attempt, {})

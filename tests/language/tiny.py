@@ -1,0 +1,82 @@
+"""A GGUF file of a tiny Llama with random weights: its words are bytes, its special tokens those of ChatML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tests.frontends.gguf.builder import (
+    ARRAY,
+    F32,
+    I32,
+    STRING,
+    U32,
+    array,
+    key,
+    of_tensors,
+    scalar,
+    text,
+)
+
+WIDTH, HEADS, KEY_HEADS, INNER, LAYERS, CONTEXT = 32, 4, 2, 48, 2, 256
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def byte_tokens() -> list[str]:
+    """GPT-2's character for each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+
+
+def write(
+    path: Path, *, template: str | None = CHATML, seed: int = 0, added: Mapping[str, np.ndarray] | None = None
+) -> Path:
+    """added: to tensors by name."""
+    tokens = [*byte_tokens(), *SPECIAL]
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> tuple[str, tuple[int, ...], np.ndarray]:
+        return "F32", shape, rng.normal(0, 0.3, shape).astype(np.float32)
+
+    ones = ("F32", (WIDTH,), np.ones(WIDTH, np.float32))
+    tensors = {"token_embd.weight": normal(len(tokens), WIDTH), "output.weight": normal(len(tokens), WIDTH)}
+    tensors["output_norm.weight"] = ones
+    for i in range(LAYERS):
+        keys = KEY_HEADS * WIDTH // HEADS
+        shapes = {"attn_q": (WIDTH, WIDTH), "attn_k": (keys, WIDTH), "attn_v": (keys, WIDTH)}
+        shapes |= {"attn_output": (WIDTH, WIDTH), "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH)}
+        shapes |= {"ffn_down": (WIDTH, INNER)}
+        tensors |= {f"blk.{i}.{name}.weight": normal(*shape) for name, shape in shapes.items()}
+        tensors |= {f"blk.{i}.{name}.weight": ones for name in ("attn_norm", "ffn_norm")}
+    for name, delta in (added or {}).items():
+        format, shape, values = tensors[name]
+        tensors[name] = format, shape, values + delta
+    numbers = {
+        "context_length": CONTEXT, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": INNER,
+        "attention.head_count": HEADS, "attention.head_count_kv": KEY_HEADS,
+    }  # fmt: skip
+    ids = {"bos_token_id": 256, "eos_token_id": 257, "eot_token_id": 259}
+    kinds = [1] * 256 + [3] * len(SPECIAL)
+    own = "tokenizer.ggml."
+    keys = [
+        key("general.architecture", STRING, text("llama")),
+        key("llama.attention.layer_norm_rms_epsilon", F32, scalar(F32, 1e-5)),
+        *(key(f"llama.{name}", U32, scalar(U32, value)) for name, value in numbers.items()),
+        *(key(f"{own}{name}", U32, scalar(U32, value)) for name, value in ids.items()),
+        key(f"{own}model", STRING, text("gpt2")),
+        key(f"{own}pre", STRING, text("gpt-2")),
+        key(f"{own}tokens", ARRAY, array(STRING, [text(token) for token in tokens])),
+        key(f"{own}merges", ARRAY, array(STRING, [])),
+        key(f"{own}token_type", ARRAY, array(I32, [scalar(I32, kind) for kind in kinds])),
+    ]
+    if template is not None:
+        keys.append(key("tokenizer.chat_template", STRING, text(template)))
+    path.write_bytes(of_tensors(tensors, keys))
+    return path
