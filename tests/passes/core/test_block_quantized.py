@@ -132,11 +132,11 @@ def test_block_formats(dtype: DType) -> None:
         g = graph(ops.DotGeneral(contract=((1,), (1,)))(arg("x", 5, 96), w))
         given = [RNG.standard_normal((5, 96)).astype(np.float32)]
         (expected,) = interpret(g, given)
-        for how in ({"blocks": False}, {"widens": ()}):
-            new = lower_quantized(g, int8_dot=None, **how)
+        for has_kernels in (False, True):
+            new = lower_quantized(g, int8_dot=None, blocks=has_kernels, widens=() if has_kernels else (f16,))
             assert sum(is_product_of_levels(n, (f32,)) for n in new.nodes()) == 1
             assert not any(n.dtype == f16 for n in new.nodes() if n.constant is not None)
-            assert any(isinstance(n.op, ops.DequantizeBlocks) for n in new.nodes()) == ("widens" in how)
+            assert any(isinstance(n.op, ops.DequantizeBlocks) for n in new.nodes()) == has_kernels
             np.testing.assert_allclose(
                 interpret(new, given)[0], expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max()
             )

@@ -75,7 +75,7 @@ class GroupedMatMul(Op):
         first_row = t.take(starts, group, 0) + (block - t.take(block_starts, group, 0)) * rows
         row_index = first_row.expand(1) + t.iota((blocks, rows), 1)
         block_x = t.take(x, t.minimum(row_index, t.size(count) - 1), 0)
-        products = t.contract(block_x, _matrices(w.node, group), [(2, 1)], [(0, 0)])
+        products = t.contract(block_x, _matrices(w.node, t.term(group)), [(2, 1)], [(0, 0)])
 
         # row s: its position in the blocks
         row = t.iota((count,), 0)

@@ -22,6 +22,7 @@ from ingot.schedule.cpu.contraction.plan import (
     CACHE_LINE_BYTES,
     PREFETCH_DISTANCE_BYTES,
     Plan,
+    a_span,
     needs_transpose,
     panel_vectors,
     partial_sums_bytes,
@@ -381,7 +382,7 @@ def rank_chunks(c: Contraction, machine: Machine, tile: tuple[int, int, int]) ->
     g = _Grid.of(c, lines, width, vectors * machine.lanes(c.acc))
     entries, line_tiles, row_tiles, panels = g.entries, g.tiles_per_line, g.tiles, g.panels
     columns = max(1, estimate(c.cols[-1].extent))
-    a_bytes, b_bytes = _a_span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
+    a_bytes, b_bytes = a_span(c) * c.a.nbytes, estimate(c.k) * columns * c.b.nbytes
     seconds = c.flops / (machine.gflops * 1e9 * (c.k_per_lane if _uses_dot(c, machine) else 1))
     inner_seconds, inner_bytes = 0.0, 0
     if c.inner is not None:
@@ -446,7 +447,7 @@ def _k_blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
     if is_single_tile and (not c.has_quantized_b or product(x.extent for x in c.rows) == 1):
         return 1
     axes, k = merge_axes(c.dequantized.reduce), estimate(c.k)
-    a_bytes = min(_a_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
+    a_bytes = min(a_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
     b_bytes = k * p.panel_columns * c.dequantized.b.nbytes
     for n in _k_block_counts(c, p):
         if is_single_tile or (c.has_quantized_b and tiles <= _FEW_TILES):  # what few tiles read can be in L1
@@ -487,14 +488,6 @@ def _prefetch_lines(c: Contraction, p: Plan, tiles: int) -> int:
         return 0
     lines_per_step = p.unroll * p.panel_columns * c.b.nbytes / 64
     return max(1, round(lines_per_step / tiles + 0.49))
-
-
-def _a_span(c: Contraction) -> int:
-    """Elements of A between the first and the last one that a batch entry reads."""
-    total = 1
-    for x in (*c.rows, *c.reduce):
-        total += (estimate(x.extent) - 1) * abs(estimate(x.a))
-    return total
 
 
 __all__ = [

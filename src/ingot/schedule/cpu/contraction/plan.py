@@ -109,7 +109,15 @@ def partial_sums_bytes(c: Contraction, p: Plan, tiles: int) -> int:
     return (tiles + 1) * p.lines * p.width * p.panel_columns * c.acc.nbytes
 
 
+def a_span(c: Contraction) -> int:
+    """Elements of A between the first and the last one that a batch entry reads."""
+    total = 1
+    for x in (*c.rows, *c.reduce):
+        total += (estimate(x.extent) - 1) * abs(estimate(x.a))
+    return total
+
+
 __all__ = [
-    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "level_vectors", "needs_transpose", "panel_vectors",
-    "partial_sums_bytes", "scattered_run",
+    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "a_span", "level_vectors", "needs_transpose",
+    "panel_vectors", "partial_sums_bytes", "scattered_run",
 ]  # fmt: skip
