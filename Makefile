@@ -90,6 +90,13 @@ $(VENV)/models: $(VENV)/torch
 	$(PIP) install $(TORCH) $(TORCHVISION) timm transformers onnxscript
 	@touch $@
 
+# servers, clients and packages that the slow tests run where they are installed
+$(VENV)/servers: $(VENV)/models
+	$(PIP) install -e '.[ray,npu]' 'tritonclient[grpc]' schemathesis kserve playwright unicorn
+	$(PIP) install --no-deps nvidia-pytriton rapidocr-onnxruntime silero-vad ddddocr nudenet magika
+	$(PIP) install opencv-python-headless pyclipper shapely
+	@touch $@
+
 $(VENV)/bench: $(VENV)/models
 	$(PIP) install $(TORCH) $(TORCHVISION) -e '.[bench]'
 	@touch $@

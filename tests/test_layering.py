@@ -48,6 +48,7 @@ LAZY = {
     ("api", "driver"),
     ("api", "exporters"),
     ("api", "transform"),
+    ("api/load", "api"),  # what needs tokenizers
     ("cli/export", "exporters"),  # what needs flatbuffers
     ("cli/export", "transform"),
     ("driver", "pipeline"),

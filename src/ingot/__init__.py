@@ -14,15 +14,12 @@ from ingot.api import lazy
 from ingot.api.compile import compile
 from ingot.api.export import export
 from ingot.api.grad import grad, value_and_grad
-from ingot.api.language_model import LanguageModel
-from ingot.api.launch import launch
 from ingot.api.load import load
 from ingot.api.prune import prune
 from ingot.api.quantize import quantize
 from ingot.api.simulate import simulate
 from ingot.api.train import train
 from ingot.integrations.jax import jit
-from ingot.integrations.onnxruntime.session import InferenceSession
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import (
     ArtifactError,
@@ -42,6 +39,9 @@ from ingot.support.limits import Limits
 if TYPE_CHECKING:
     from ingot import ops as ops
     from ingot import optim as optim
+    from ingot.api.language_model import LanguageModel
+    from ingot.api.launch import launch
+    from ingot.integrations.onnxruntime.session import InferenceSession
 
 __all__ = [
     "ArtifactError", "CompileError", "CompiledModel", "ConstraintError", "DeviceError", "ImportModelError",
@@ -52,4 +52,13 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-__getattr__, __dir__ = lazy.attach(__name__, __all__, ("ops", "optim"))
+__getattr__, __dir__ = lazy.attach(
+    __name__,
+    __all__,
+    ("ops", "optim"),
+    {
+        "InferenceSession": "ingot.integrations.onnxruntime.session",
+        "LanguageModel": "ingot.api.language_model",
+        "launch": "ingot.api.launch",
+    },
+)

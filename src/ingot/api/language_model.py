@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ingot.language.session import META, SAMPLING, Sampling, Session
+from ingot.language.session import SAMPLING, Sampling, Session
 from ingot.language.text.generation import Generation, Piece, Request, generate, log_softmax
 from ingot.language.text.grammar import Grammars
 from ingot.language.text.template import Message, Template
@@ -99,7 +99,7 @@ class LanguageModel:
 
     def _start(self, program: Program, threads: int | None) -> None:
         try:
-            facts = json.loads(program.meta[META])
+            facts = json.loads(program.meta[artifact.LANGUAGE])
             self.name, self.context = str(facts["name"]), int(facts["context"])
             self._kind, rewinds = str(facts["kind"]), bool(facts["rewinds"])
             self._defaults = {k: facts["sampling"][k] for k in SAMPLING if k in facts.get("sampling", {})}

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-from ingot.api.language_model import LanguageModel
-from ingot.language.session import META as LANGUAGE
 from ingot.runtime import artifact
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.training import META, TrainingStep
 from ingot.support.errors import InputError
 
 
-def load(
-    path: str | os.PathLike[str], *, threads: int | None = None, device_memory: int | None = None
-) -> CompiledModel | LanguageModel:
+def load(path: str | os.PathLike[str], *, threads: int | None = None, device_memory: int | None = None) -> Any:
     """Load a saved program. It takes milliseconds and needs numpy alone.
 
-    A file saved from `ingot.train` loads as a `TrainingStep`, which continues the training; one saved from an
-    `ingot.LanguageModel` loads as that.
+    Returns a `CompiledModel`; of a file saved from `ingot.train`, a `TrainingStep`, which continues the training; of
+    one saved from an `ingot.LanguageModel`, that.
 
     device_memory: the bytes of a GPU's memory that the program may take. Weights that do not fit stay on the host, and
     are copied in each call while the step before computes; calls come one after another then. By default all is on the
@@ -29,9 +26,11 @@ def load(
     InputError for `device_memory` on a CPU; a call raises DeviceError if one step alone needs more.
     """
     program = artifact.load(Path(path))
-    if device_memory is not None and (LANGUAGE in program.meta or META in program.meta):
+    if device_memory is not None and (artifact.LANGUAGE in program.meta or META in program.meta):
         raise InputError("device_memory", expected="a program for inference", got="a language model or training step")
-    if LANGUAGE in program.meta:
+    if artifact.LANGUAGE in program.meta:
+        from ingot.api.language_model import LanguageModel  # most programs need none of it
+
         return LanguageModel._of_program(program, threads)
     if META in program.meta:
         return TrainingStep(program, threads=threads)

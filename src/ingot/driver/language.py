@@ -11,7 +11,7 @@ from typing import Literal
 from ingot.driver.compile import Options, cached_program, digest_of
 from ingot.driver.recognize import files_of, language_model
 from ingot.ir.node import Graph
-from ingot.language.session import META
+from ingot.runtime.artifact import LANGUAGE
 from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.errors import InputError
@@ -40,7 +40,7 @@ def language_program(
 
         progress.report("read")
         graph, facts = language_graph(path, kind, what, context, cache, adapters)
-        return graph, {META: json.dumps(facts)}
+        return graph, {LANGUAGE: json.dumps(facts)}
 
     has_text = importlib.util.find_spec("tokenizers") is not None  # else the program has no tokenizer
     files = [*files_of(path), *(file for adapter, _ in adapters for file in files_of(adapter))]

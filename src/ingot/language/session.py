@@ -18,7 +18,6 @@ import numpy as np
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-META = "language model"  # the entry of a program's meta that says what its text needs
 CHUNK = 512  # tokens of a prompt that are read at once
 
 

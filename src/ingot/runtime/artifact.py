@@ -43,6 +43,7 @@ from ingot.support.files import Part, atomic_write, open_regular
 MAGIC = b"\x8eINGOT\r\n"
 # Increment it with any change of this format, of the plan's JSON or of the driver's structures.
 FORMAT_VERSION = 15
+LANGUAGE = "language model"  # the entry of a program's meta that says what its text needs
 _PREFIX = struct.Struct("<8sIIQ16sQ16s")
 _DIRECTORY = struct.Struct("<qq16sqq16sqq16sq")
 _PAGE = 4096
