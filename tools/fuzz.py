@@ -218,7 +218,7 @@ def _replanned(data: bytes, rng: random.Random) -> bytes:
     from ingot.runtime import artifact
 
     prefix = artifact._PREFIX
-    magic, version, length, _, _ = prefix.unpack(data[: prefix.size])
+    magic, version, length, _, _, *library = prefix.unpack(data[: prefix.size])
     header = json.loads(data[prefix.size : prefix.size + length])
     at, parts = prefix.size + length, {}
     for name, (size, _) in header["sections"].items():
@@ -239,7 +239,7 @@ def _replanned(data: bytes, rng: random.Random) -> bytes:
     body = prefix.size + len(text) + sum(map(len, parts.values()))
     padding = -body % artifact._PAGE
     total = body + padding + len(weights)
-    first = prefix.pack(magic, version, len(text), total, hashlib.blake2b(text, digest_size=16).digest())
+    first = prefix.pack(magic, version, len(text), total, hashlib.blake2b(text, digest_size=16).digest(), *library)
     return b"".join((first, text, *parts.values(), bytes(padding), weights))
 
 

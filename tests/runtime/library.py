@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from ingot.runtime.dtypes import numpy_dtype
+from ingot.runtime.libingot import FOLDER
 
 GCC = shutil.which("gcc")
-FOLDER = Path(__file__).parents[2] / "src" / "ingot" / "runtime" / "libingot"
 WARNINGS = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
 needs_gcc = pytest.mark.skipif(GCC is None, reason="no gcc")
 
