@@ -11,9 +11,9 @@ schemathesis = pytest.importorskip("schemathesis")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from schemathesis.checks import not_a_server_error  # noqa: E402
-from schemathesis.generation.modes import GenerationMode  # noqa: E402
-from schemathesis.specs.openapi.checks import (  # noqa: E402
+from schemathesis.checks import not_a_server_error  # noqa: E402  # pyright: ignore[reportMissingImports]
+from schemathesis.generation.modes import GenerationMode  # noqa: E402  # pyright: ignore[reportMissingImports]
+from schemathesis.specs.openapi.checks import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     content_type_conformance,
     response_schema_conformance,
     status_code_conformance,

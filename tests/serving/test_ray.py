@@ -23,8 +23,8 @@ from tests.serving.test_application import feeds, tensors  # noqa: E402
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    import ray
-    from ray import serve
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     file = tmp_path_factory.mktemp("ray") / "pool.ingot"
     compiled(pooled()).save(file)
@@ -43,7 +43,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_replicas_answer_by_http_and_by_handle(address: str):
-    from ray import serve
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     model = compiled(pooled())
     with tritonclient.InferenceServerClient(address) as client:

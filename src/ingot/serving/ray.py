@@ -38,7 +38,7 @@ def _serve_module() -> Any:
         os.environ.setdefault("RAY_SERVE_ENABLE_HA_PROXY", "1")
         os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    from ray import serve
+    from ray import serve  # pyright: ignore[reportMissingImports]
 
     return serve
 
@@ -129,7 +129,7 @@ def serve(service: Service, folder: Path, ready: Callable[[str], None]) -> None:
     """Save the models into `folder` and serve them, on a cluster of this machine or the one that RAY_ADDRESS names,
     until interrupted."""
     ray_serve = _serve_module()
-    import ray
+    import ray  # pyright: ignore[reportMissingImports]
 
     for m in service.models:
         file = folder / m.name / m.version / "model.ingot"

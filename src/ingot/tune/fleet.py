@@ -91,12 +91,12 @@ def workers_of(text: str) -> list[Asked]:
 
 def _ray_actors(address: str | None) -> list[Asked]:
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DeviceError("workers of Ray", got=str(error), fix="pip install 'ingot-compiler[ray]'") from error
     if not ray.is_initialized():
         ray.init(address, include_dashboard=False if address is None else None, log_to_driver=False)
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # pyright: ignore[reportMissingImports]
 
     made: Any = ray.remote(Worker)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
@@ -114,8 +114,8 @@ class _Actor:
         self._start, self._actor = start, None
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        import ray
-        from ray.exceptions import RayError
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
 
         actor = self._actor = self._actor or self._start()
         try:
@@ -125,7 +125,7 @@ class _Actor:
             raise DeviceError("a measurement", got=str(error).strip().splitlines()[-1]) from error
 
     def close(self) -> None:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
 
         if self._actor is not None:
             ray.kill(self._actor)

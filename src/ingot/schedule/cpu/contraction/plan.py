@@ -94,10 +94,12 @@ def panel_vectors(c: Contraction, machine: Machine) -> Sequence[int]:
     constants those of the kernel that reads them first: a program for one row and one for many share them."""
     if c.has_quantized_b:
         return (level_vectors(estimate(c.cols[-1].extent), machine),)
-    vectors, rest = divmod(c.panel, machine.lanes(c.acc))
+    lanes = machine.lanes(c.acc)
+    vectors, rest = divmod(c.panel, lanes)
     # a single row reads any panels at the speed of memory; several need panels that leave registers for rows
     is_fit = vectors and not rest and (vectors <= _MAX_SHARED_VECTORS or product(x.extent for x in c.rows) == 1)
-    return (vectors,) if is_fit else range(1, machine.registers)
+    has_columns = vectors == 1 or (vectors - 1) * lanes < estimate(c.cols[-1].extent)
+    return (vectors,) if is_fit and has_columns else range(1, machine.registers)
 
 
 def level_vectors(columns: int, machine: Machine) -> int:
