@@ -10,12 +10,12 @@ from ingot.ir.types import DType, f32
 from ingot.passes.bodies import in_bodies
 from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
+from ingot.passes.core.dtypes.narrow_integers import narrow_integers
+from ingot.passes.core.dtypes.narrow_products import narrow_products, narrow_weights
+from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
-from ingot.passes.core.narrow_integers import narrow_integers
-from ingot.passes.core.narrow_products import narrow_products, narrow_weights
 from ingot.passes.core.nest_concats import nest_concats
-from ingot.passes.core.precision import lower_precision
 from ingot.passes.core.quantized import lower_quantized
 from ingot.passes.core.reshaped_reductions import reduce_unreshaped
 from ingot.passes.core.simplify import simplify

@@ -8,7 +8,7 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, const
 from ingot.ir.types import TensorType, bf16, f16, f32
-from ingot.passes.core.narrow_products import narrow_products, narrow_weights
+from ingot.passes.core.dtypes.narrow_products import narrow_products, narrow_weights
 
 
 def test_widened_operands_are_multiplied_as_they_are() -> None:

@@ -10,7 +10,7 @@ from ingot.frontends.tflite.fixed_point import Multiplier, multiplied
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, i8, i32, i64
-from ingot.passes.core.narrow_integers import narrow_integers
+from ingot.passes.core.dtypes.narrow_integers import narrow_integers
 
 
 def _same(graph: Graph, *arrays: np.ndarray) -> Graph:

@@ -10,7 +10,7 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import bf16, f16, f32, f64, i32
-from ingot.passes.core.precision import lower_precision
+from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.support.errors import InputError
 from tests.passes.check import arg, count, graph, random_inputs, same_values
 

@@ -23,7 +23,7 @@ from ingot.ir.types import DType, bf16, f16, f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import strided_base
 from ingot.passes.constants import is_constant
-from ingot.passes.core.narrow_products import widened_value
+from ingot.passes.core.dtypes.narrow_products import widened_value
 from ingot.support.errors import InputError
 
 STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
