@@ -27,7 +27,7 @@ from ingot.support.errors import IngotError
 from tests.guard import Case, check_all
 
 # why ONNX Runtime refuses what Ingot answers: indices out of range are clamped, numpy's types of 8 and 16 bits are no
-# tensors of its, AffineGrid is what its function's body says, a tile of no repeats is empty however many the others are,
+# tensors of its, AffineGrid is what its function's body says, a tile of no repeats is empty however many others,
 # and operands of size 1 are repeated where the specification asks for equal sizes (docs/roadmap.md, 1 A)
 _KNOWN = (
     "out of data bounds", "out of range", "gather_elements.cc", "Numpy_type", "affine_grid.cc",
