@@ -23,8 +23,6 @@ from ingot.driver.open import open_model
 from ingot.driver.recognize import LANGUAGE
 from ingot.ir.interp import interpret
 from ingot.ir.node import Input
-from ingot.pipeline.c import TARGET
-from ingot.pipeline.firmware import example_paths
 from ingot.pipeline.target import features_of
 from ingot.runtime.executable import LIBRARY_SUFFIXES
 from ingot.runtime.executor import CompiledModel
@@ -137,11 +135,15 @@ def _check_c(path: Path, weights: Path | None, example: bool, target: str) -> No
         return
     if weights is not None:
         raise InputError("--example", expected="the weights in the source", got="--weights")
+    from ingot.pipeline.firmware import example_paths  # most calls compile for no microcontroller
+
     example_paths(features_of(target), path)
 
 
 def _firmware(compiled: CompiledModel, path: Path, weights: Path | None) -> dict[str, object]:
     """What a program in C takes of a machine's flash and RAM."""
+    from ingot.pipeline.c import TARGET
+
     f = TARGET.footprint(compiled.program, path, weights is not None)
     return {
         "flash": {"code_bytes": f.code, "compiler": f.compiler, "weights_bytes": f.weights},
@@ -151,6 +153,8 @@ def _firmware(compiled: CompiledModel, path: Path, weights: Path | None) -> dict
 
 def _write_example(source: Source, compiled: CompiledModel, path: Path) -> None:
     """Write the files that run the program on random inputs, with the interpreter's results."""
+    from ingot.pipeline.c import TARGET
+
     opened = open_model(source.path, source.request)
     feeds = random_inputs(compiled.program, opened.graph, None)
     values = {**feeds, **opened.state}
