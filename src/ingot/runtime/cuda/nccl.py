@@ -65,9 +65,6 @@ class Nccl:
         """Let kernels under way end, whatever they wait for."""
         self._call("ncclCommAbort", c_void_p(communicator))
 
-    def destroy(self, communicator: int) -> None:
-        self._call("ncclCommDestroy", c_void_p(communicator))
-
     def run(
         self, collective: Collective, communicator: int, index: int, source: int, target: int, count: int, stream: int
     ) -> None:  # fmt: skip
