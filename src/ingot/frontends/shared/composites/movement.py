@@ -10,6 +10,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import DimLike, exact_quotient, product
 from ingot.ir.node import Node
 from ingot.ir.types import DType, i64
+from ingot.support.errors import ShapeError
 
 # an axis, its first and last place or None, the step
 SliceAxis = Callable[..., Node]
@@ -46,7 +47,11 @@ def mirror_pad(x: Node, low: Sequence[DimLike], high: Sequence[DimLike], *, repe
 
 
 def reverse_sequence(x: Node, lengths: Node, axis: int, batch: int) -> Node:
-    """Along an axis the first `lengths[batch]` elements in reverse, the others as they are."""
+    """Along an axis the first `lengths[batch]` elements in reverse, the others as they are. Raises ShapeError unless
+    there is one length for each entry of the batch."""
+    if lengths.shape != (x.shape[batch],):
+        error = ShapeError("reverse_sequence", expected=f"lengths of [{x.shape[batch]}]", got=lengths.type)
+        raise error.between((x.shape[batch], lengths.shape[0]) if lengths.type.rank == 1 else None)
     at = ops.reshape(ops.arange(x.shape[axis]), tuple(-1 if i == axis else 1 for i in range(x.type.rank)))
     ends = ops.reshape(ops.cast(lengths, i64), tuple(-1 if i == batch else 1 for i in range(x.type.rank)))
     source = ops.where(ops.compare("LT", at, ends), ops.sub(ops.sub(ends, 1), at), at)
