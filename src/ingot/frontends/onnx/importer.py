@@ -10,7 +10,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx.call import AnyValue, Equation, Sequence_, Value
-from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names
+from ingot.frontends.onnx.inputs import Bound, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
 from ingot.frontends.onnx.tensors import ExternalData, map_file, type_text
 from ingot.frontends.onnx.walk import Scope, Walk, opsets
@@ -80,6 +80,12 @@ def import_onnx(
     graph = walk.found.added(Graph(tuple(inputs), tuple(results), tuple(names), limits, tuple(walk.conditions)))
     check_sizes(graph, where)
     return graph
+
+
+def open_axes(source: str | os.PathLike[str] | ModelProto) -> dict[str, list[int]]:
+    """By input, the axes whose sizes are symbols of the model alone."""
+    graph = read_model(source)[0].graph
+    return {info.name: open_axes_of(info) for info in graph.input}
 
 
 def _check_supported(walk: Walk, outputs: Iterable[ValueInfoProto], where: str) -> None:
