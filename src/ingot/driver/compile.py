@@ -76,7 +76,7 @@ def compile_model(model: Any, request: Request, options: Options) -> CompiledMod
             return _compile_content(frontend, source, request, options)
         return compile_opened(frontend.open(source, request), options)
 
-    return _with_other_sizes(source, request, build, lambda: {})
+    return _with_other_sizes(source, request, build, dict)
 
 
 def file_sizes(model: Any, request: Request, target: str) -> Mapping[str, int]:

@@ -100,7 +100,9 @@ def bind_symbols(program: Program, shapes: Sequence[Shape]) -> dict[str, int]:
 def _at_fixed_axes(program: Program, shapes: Sequence[Shape]) -> dict[str, dict[int, int]]:
     """By input and axis, the sizes where the program has another number."""
     found = {
-        spec.name: {i: n for i, (d, n) in enumerate(zip(spec.shape, shape, strict=True)) if isinstance(d, int) and d != n}
+        spec.name: {
+            i: n for i, (d, n) in enumerate(zip(spec.shape, shape, strict=True)) if isinstance(d, int) and d != n
+        }
         for spec, shape in zip(program.inputs, shapes, strict=False)
     }
     return {name: axes for name, axes in found.items() if axes}
