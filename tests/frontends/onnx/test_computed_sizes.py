@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
 import ingot
 from ingot.support.errors import InputError
 from tests.frontends.onnx.told import runtime, same
+from tests.modeling import modeling
 
 # n frames, from the durations of tokens x [t,2]; l is n as a vector
 _DURATIONS = """
@@ -67,3 +73,42 @@ def test_a_size_beyond_the_limit_is_refused_by_the_call() -> None:
     assert compiled(X[1]).shape == (1,)
     with pytest.raises(InputError, match="Limits"):
         compiled(X[0] + 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_stochastic", [False, True], ids=["durations", "durations by flows"])
+def test_speech_of_open_length(is_stochastic: bool, tmp_path: Path) -> None:
+    """VITS: texts of any length, and as many samples as the model predicts."""
+    vits = modeling("vits")
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "ffn_dim": 32, "flow_size": 16,
+        "spectrogram_bins": 17, "upsample_initial_channel": 16, "upsample_rates": [4, 2],
+        "upsample_kernel_sizes": [8, 4], "resblock_kernel_sizes": [3], "resblock_dilation_sizes": [[1, 3]],
+        "duration_predictor_flow_bins": 4, "duration_predictor_num_flows": 2, "duration_predictor_filter_channels": 16,
+        "prior_encoder_num_flows": 2, "prior_encoder_num_wavenet_layers": 2, "posterior_encoder_num_wavenet_layers": 2,
+    }  # fmt: skip
+    config = vits.VitsConfig(use_stochastic_duration_prediction=is_stochastic, **sizes)
+    net = vits.VitsModel(config).eval().requires_grad_(False)
+    net.noise_scale = net.noise_scale_duration = 0.0
+
+    class Waveform(torch.nn.Module):
+        def forward(self, ids: Any, mask: Any) -> Any:
+            return net(input_ids=ids, attention_mask=mask).waveform
+
+    path = tmp_path / "vits.onnx"
+    example = torch.ones(1, 9, dtype=torch.long)
+    axes = {"ids": {1: "t"}, "mask": {1: "t"}, "y": {1: "n"}}
+    options = {"dynamic_axes": axes, "opset_version": 17, "dynamo": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Waveform(), (example, example), path, input_names=["ids", "mask"], output_names=["y"], **options
+        )
+    compiled, session = ingot.compile(path, threads=1, cache=False), onnxruntime.InferenceSession(path)
+    rng = np.random.default_rng(0)
+    for length in (9, 5, 13):
+        feed = {"ids": rng.integers(1, 20, (1, length)), "mask": np.ones((1, length), np.int64)}
+        want: Any = session.run(None, feed)[0]
+        np.testing.assert_allclose(compiled(**feed), want, atol=1e-4)

@@ -176,3 +176,25 @@ def test_determinants() -> None:
     model = one_op("Det", ("b", "n", "n"))
     (got,) = interpret(import_onnx(model), [x])
     np.testing.assert_allclose(got, by_onnxruntime(model, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attributes"),
+    [
+        ("SpaceToDepth", [(1, 4, 4, 2), (1, 4, 0, 2), (0, 4, 2, 2), (1, 4, 3, 2)], {"blocksize": 2}),
+        ("DFT", [(1, 4, 1), (1, 0, 1), (0, 3, 1)], {"axis": 1, "opset": 17}),
+    ],
+)
+def test_axes_that_may_be_0(op: str, shapes: list[tuple[int, ...]], attributes: dict[str, Any]) -> None:
+    """An error where ONNX Runtime has one, or else its result: whether bounds or calls say that a size is 0."""
+    model = one_op(op, tuple("abcd"[: len(shapes[0]) - (op == "DFT")]) + ((1,) if op == "DFT" else ()), **attributes)
+    for dynamic in (None, {"b": (0, None), "c": (0, None)} if op == "SpaceToDepth" else {"b": (0, None)}):
+        compiled = ingot.compile(model, dynamic=dynamic, threads=1, cache=False)
+        for x in (f32(*shape) for shape in shapes):
+            try:
+                want = by_onnxruntime(model, x)
+            except Exception:
+                with pytest.raises(InputError):
+                    compiled(x)
+            else:
+                np.testing.assert_allclose(compiled(x), want, rtol=1e-4, atol=1e-5)

@@ -344,9 +344,11 @@ def depth_to_space(c: Call) -> Result:
 def space_to_depth(c: Call) -> Result:
     x, b = c.x(), c.int("blocksize")
     n, ch, h, w = x.shape
-    rows, cols = exact_quotient(h, b), exact_quotient(w, b)
-    if rows is None or cols is None:
-        raise Unsupported(f"an image of {h}x{w} does not divide into blocks of {b}x{b}")
+    rows, cols = floordiv(h, b), floordiv(w, b)
+    for axis, count, size in ((2, rows, h), (3, cols, w)):
+        if count * b != size:
+            c.importer.require_equal(count * b, size, f"an image of {h}x{w} in blocks of {b}x{b}")
+            x = cut(x, axis, 0, count * b, 1)
     split_ = ops.reshape(x, (n, ch, rows, b, cols, b))
     order = (0, 3, 5, 1, 2, 4) if c.str("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
     return ops.reshape(ops.transpose(split_, order), (n, ch * b * b, rows, cols))
