@@ -126,7 +126,7 @@ def read_model(
     message, ranges = cut_weights(data.data, str(path))
     model = parse_model(message, str(path))
     cuts = {i: data[start:end] for i, (start, end) in ranges.items()}
-    return model, ExternalData(path.parent), cuts, str(path)
+    return model, ExternalData(path), cuts, str(path)
 
 
 def parse_model(message: bytes, where: str) -> ModelProto:
