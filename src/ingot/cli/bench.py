@@ -27,7 +27,7 @@ PROMPT, TOKENS = 128, 64  # of a language model
 # the default engines for each kind of model
 DEFAULT_ENGINES = {
     "onnx": "ort", "torch": "eager", "stablehlo": "", "tensorflow": "", "tflite": "", "torchscript": "", "keras": "",
-    "artifact": "",
+    "artifact": "", "jax": "",
 }  # fmt: skip
 
 
