@@ -64,6 +64,7 @@ class CudaTarget:
     forms = ("triton",)
     export = None
     has_fixed_sizes = False
+    overlaps_exchanges = True
     lower = staticmethod(lower)
     beside = staticmethod(merge_launches)
 

@@ -86,8 +86,6 @@ class Loaded:
         self._idle: list[Context] = []
         self._all: list[Context] = []
         self._stores: list[_Store] = []
-        if device_memory is not None and self._communicators is not None:
-            raise InputError("device_memory", expected="a program of one device", got="one with collectives")
         bound = None if device_memory is None else BoundedWeights(self._driver, program, device_memory)
         self._bounded = bound
         # calls of a program with state or bounded memory, or whose collectives meet those of other GPUs, come one after

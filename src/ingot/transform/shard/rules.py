@@ -487,5 +487,15 @@ def _scatter(op: ops.Scatter, node: Node) -> Rule | None:
     return Rule((tuple(operand), index_dims, update), (tuple(operand),), sums, linear=linear)
 
 
+# --- collectives of devices that are none of the mesh's: `turns` splits what one of them computes
+
+
+@_sharding(ops.AllReduce, ops.AllGather)
+def _collective(op: ops.AllReduce | ops.AllGather, node: Node) -> Rule:
+    dims = _names(len(node.shape))
+    dims = _without(dims, (op.axis,)) if isinstance(op, ops.AllGather) else dims
+    return Rule((dims,), (dims,))
+
+
 # MODEL and CORE ops that are split as they are; other MODEL ops are lowered first
 RULED = frozenset(_RULES)

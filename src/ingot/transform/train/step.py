@@ -156,12 +156,13 @@ def _buffers(buffers: Sequence[StateTensor], values: Sequence[Node], update: _Up
 
 
 def _narrow_operands(n: Node, images: Sequence[Node], dtype: DType) -> Node:
-    """Cast the operands of an f32 sum of products to `dtype`; the sum stays f32."""
+    """Cast the operands of an f32 sum of products, or of an attention, to `dtype`; sums stay f32, as does the result."""
     operands = (*n.op.stored_weights, *n.op.stored_values)
-    if not n.op.stored_weights or n.types[0].dtype != f32 or any(images[i].dtype != f32 for i in operands):
+    if not operands or any(t.dtype != f32 for t in n.types) or any(images[i].dtype != f32 for i in operands):
         return n.with_inputs(images)
     narrow = [ops.cast(x, dtype) if i in operands else x for i, x in enumerate(images)]
-    return n.op.with_sums(f32)(*narrow, loc=n.loc)
+    result = n.op.with_sums(f32)(*narrow, loc=n.loc)
+    return result if len(n.types) > 1 else ops.cast(result, f32)
 
 
 class _Update:
