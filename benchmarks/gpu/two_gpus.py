@@ -31,7 +31,8 @@ from typing import Any
 MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # as Ingot sets them: here PyTorch loads NCCL first
 NCCL = {"NCCL_RUNTIME_CONNECT": "0", "NCCL_GRAPH_REGISTER": "0"}
-PARTS = {"exchange": 0.15, "tensor": 0.45, "data": 0.35, "ddp": 0.35, "memory": 0.25, "errors": 0.15}  # shares of the seconds, if all run
+# shares of the seconds, if all run
+PARTS = {"exchange": 0.15, "tensor": 0.45, "data": 0.35, "ddp": 0.35, "memory": 0.25, "errors": 0.15}
 RANKS = 2
 CASES = {"8x512": (8, 512, 0), "token": (1, 1, 513), "512": (1, 512, 0)}  # batch, tokens, places of the caches
 MARKS: dict[str, tuple[str, int]] = {
@@ -370,9 +371,7 @@ def data_case(rank: Rank, name: str) -> dict[str, object]:
     return found
 
 
-def eager_step(
-    rank: Rank, make: Callable[[int], tuple[Any, Any, Any]], batch: int, wrap: Callable[[Any], Any]
-) -> Call:
+def eager_step(rank: Rank, make: Callable[[int], tuple[Any, Any, Any]], batch: int, wrap: Callable[[Any], Any]) -> Call:
     """A step of PyTorch's with fused AdamW, in bfloat16 by autocast; wrap: of the network."""
     torch, index = rank.torch, rank.group.rank
     torch.manual_seed(0)

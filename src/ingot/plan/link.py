@@ -278,12 +278,9 @@ class _Linker:
             chunks, rounds = kernel_dim(step.kernel.chunks) * enabled, kernel_dim(step.kernel.rounds)
             kernel, dims = self.exact_dims.of(step.kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
-            self.steps.append(
-                rt.Step(
-                    self.symbol(kernel), tuple((resolve(a), 0) for a in step.args), tuple(map(expression, dims)),
-                    expression(chunks), name, expression(rounds),
-                )  # fmt: skip
-            )
+            args = tuple((resolve(a), 0) for a in step.args)
+            made = self.symbol(kernel), args, tuple(map(expression, dims)), expression(chunks), name, expression(rounds)
+            self.steps.append(rt.Step(*made))
 
     def _touch(self, buffer: int, number: int) -> None:
         self.buffers[buffer].touch(number)

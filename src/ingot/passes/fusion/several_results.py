@@ -7,13 +7,15 @@ are merged: other stored values have readers of other kinds, which determine the
 
     m = rows{sum(x) / n};  v = rows{sum((x - m)^2)}(m)   ->   m, v = rows{sum(x) / n, sum((x - that)^2)}
 
-The same for moments that other nodes read too, if row kernels of the target can have several results.
+The same for moments that other nodes read too, and for elements that rows read, if row kernels of the target can have
+several results: a residual sum and the norm behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
+from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape
 from ingot.ops import BroadcastInDim, Reduction, Reshape
@@ -25,9 +27,16 @@ from ingot.passes.fusion.policy import FusionPolicy
 def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
     """Return a fused graph with groups merged into the groups that read them, and the new node of each merged group."""
     merged: dict[Node, tuple[Node, ...]] = {}
-    outputs, depth = set(graph.outputs), _depths(graph)
+    outputs, depth, users = set(graph.outputs), _depths(graph), graph.uses()
+
+    def can_join_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
+        if _shares_rows(producer, reader, outputs):
+            return True
+        has_plain_layout = producer in outputs or all(isinstance(u.op, Group) for u in users[producer])
+        return has_plain_layout and _is_of_rows(producer, reader, policy)
+
     for reader in reversed(graph.nodes()):
-        can_join = _can_join if _is_group(reader, "pointwise") else _shares_rows
+        can_join = _can_join if _is_group(reader, "pointwise") else can_join_rows
         if reader in merged or not (
             _is_group(reader, "pointwise") or (policy.joins_row_results and _is_group(reader, "rows"))
         ):
@@ -82,7 +91,8 @@ def _can_join(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
 
 def _shares_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
     """Whether two groups reduce the same rows, and the reader needs the producer's value of a row for that row only."""
-    if not _is_group(producer, "rows") or len(boxes := _boxes(producer) | _boxes(reader)) != 1:
+    are_rows = _is_group(producer, "rows") and _is_group(reader, "rows")
+    if not are_rows or len(boxes := _boxes(producer) | _boxes(reader)) != 1:
         return False
     ((box, reduced),) = boxes
     result_dims = tuple(d for d in range(len(box)) if d not in reduced and box[d] != 1)
@@ -94,6 +104,34 @@ def _shares_rows(producer: Node, reader: Node, outputs: Set[Node]) -> bool:
         for p, i in zip(body.inputs, reader.inputs, strict=True)
         if i is producer
     )
+
+
+def _is_of_rows(producer: Node, reader: Node, policy: FusionPolicy) -> bool:
+    """Whether a row group, whose rows are short enough to be held, needs each element of a pointwise group for the same
+    element of its rows only."""
+    if not _is_group(producer, "pointwise") or not _is_group(reader, "rows") or len(boxes := _boxes(reader)) != 1:
+        return False
+    ((box, reduced),) = boxes
+    length = product([box[d] for d in reduced])
+    if not isinstance(length, int) or length > policy.max_single_row or product(producer.shape) != product(box):
+        return False
+    body = _body(reader)
+    return all(_is_used_by_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
+
+
+def _is_used_by_element(body: Graph, p: Node) -> bool:
+    """Whether element i of the parameter `p` is only used for element i of values, up to reductions of these."""
+    users, stack = body.uses(), [p]
+    for n in stack:  # grows in the loop
+        for u in users.get(n, ()):
+            if isinstance(u.op, Reduction):
+                continue
+            is_elementwise = category(u.op) is Category.ELEMENTWISE and all(i.shape == u.shape for i in u.inputs)
+            if not is_elementwise and not isinstance(u.op, Reshape):
+                return False
+            if u not in stack:
+                stack.append(u)
+    return True
 
 
 def _boxes(n: Node) -> set[tuple[Shape, tuple[int, ...]]]:

@@ -28,7 +28,7 @@ from ingot.runtime.dtypes import itemsize
 from ingot.runtime.program import Program
 from ingot.runtime.tensors import current_stream as _callers_stream
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import ArtifactError, DeviceError, InputError, check_number
+from ingot.support.errors import ArtifactError, DeviceError, check_number
 from ingot.support.native import Features
 
 ALIGN = 16  # bytes that kernels count on in the addresses of arguments

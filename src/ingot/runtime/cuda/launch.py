@@ -18,9 +18,7 @@ WEIGHTS = 1  # the index of the weights' address among the places
 Places = Sequence[int]  # addresses of the arena, the weights, the arguments and the results, in this order
 
 
-def _addresses(
-    bases: Sequence[tuple[int, int]], places: Places, weights: Callable[[int], int] | None
-) -> Iterator[int]:
+def _addresses(bases: Sequence[tuple[int, int]], places: Places, weights: Callable[[int], int] | None) -> Iterator[int]:
     for base, offset in bases:
         yield weights(offset) if weights is not None and base == WEIGHTS else places[base] + offset
 

@@ -95,9 +95,11 @@ def _elementwise(op: Op, node: Node) -> Rule:
     return Rule(tuple(dims if x.shape else () for x in node.inputs), (dims,), linear=linear)
 
 
-@_sharding(ops.Sharding)
-def _annotation(op: ops.Sharding, node: Node) -> Rule:
+@_sharding(ops.Sharding, ops.AllReduce, ops.AllGather)
+def _annotation(op: Op, node: Node) -> Rule:
+    """Also of collectives between devices that are none of the mesh's: `turns` splits what one of them computes."""
     dims = _names(len(node.shape))
+    dims = _without(dims, (op.axis,)) if isinstance(op, ops.AllGather) else dims
     return Rule((dims,), (dims,))
 
 
@@ -485,16 +487,6 @@ def _scatter(op: ops.Scatter, node: Node) -> Rule | None:
     sums = {d: "sum" for d in batch if d is not None and d not in kept}
     linear = (2,) if adds else ()
     return Rule((tuple(operand), index_dims, update), (tuple(operand),), sums, linear=linear)
-
-
-# --- collectives of devices that are none of the mesh's: `turns` splits what one of them computes
-
-
-@_sharding(ops.AllReduce, ops.AllGather)
-def _collective(op: ops.AllReduce | ops.AllGather, node: Node) -> Rule:
-    dims = _names(len(node.shape))
-    dims = _without(dims, (op.axis,)) if isinstance(op, ops.AllGather) else dims
-    return Rule((dims,), (dims,))
 
 
 # MODEL and CORE ops that are split as they are; other MODEL ops are lowered first

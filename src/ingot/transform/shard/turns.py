@@ -8,8 +8,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Const, Graph, Node, rebuild
@@ -23,8 +21,7 @@ MIN_BYTES = 8 << 20  # of an exchange, on the average: two halves of less take l
 
 
 def in_turns(graph: Graph) -> Graph:
-    """A device's graph with its batch in two halves; as it is where its exchanges are small, or do not come in halves.
-    """
+    """A device's graph with its batch in two halves; as it is if its exchanges are small, or do not come in halves."""
     nbytes = _exchanged_bytes(graph)
     count = _count(graph)
     batch = next((n.shape[0] for n in graph.inputs if n.shape), 0)
@@ -68,7 +65,5 @@ def _inlined(half: Graph, index: int, graph: Graph, specs: dict[Node, Spec]) -> 
         is_split = specs[given] != whole(len(given.shape))
         images[own] = ops.slice_axis(given, 0, size * index, size * (index + 1)) if is_split else given
     constants = {n.op.array: n for n in graph.nodes() if isinstance(n.op, Const)}
-    images |= {
-        n: constants[n.op.array] for n in half.nodes() if isinstance(n.op, Const) and n.op.array in constants
-    }
+    images |= {n: constants[n.op.array] for n in half.nodes() if isinstance(n.op, Const) and n.op.array in constants}
     return rebuild(half.outputs, images)
