@@ -510,7 +510,7 @@ def test_distributed_data_parallel_splits_a_network_into_buckets(tmp_path: Path)
     net.zero_grad()
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        compiled = torch.compile(DistributedDataParallel(net, bucket_cap_mb=1), backend=counted, fullgraph=True)
+        compiled = torch.compile(DistributedDataParallel(net, bucket_cap_mb=1), backend=counted, fullgraph=False)
         for _ in range(2):
             net.zero_grad()
             y = compiled(x)
