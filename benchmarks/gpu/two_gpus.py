@@ -322,7 +322,7 @@ def networks(torch: Any, small: bool) -> dict[str, Callable[[int], tuple[Any, An
     return {"mlp": mlp, "gpt2": gpt2, "resnet50": resnet50}
 
 
-BATCH = {"mlp": 8, "gpt2": 8, "resnet50": 64}  # of each GPU
+BATCH = {"mlp": 8, "gpt2": 8, "resnet50": 64}  # of each GPU, unless the command line says otherwise
 
 
 def data(asked: argparse.Namespace, seconds: float) -> None:
@@ -336,7 +336,7 @@ def data_case(rank: Rank, name: str) -> dict[str, object]:
 
     torch, asked = rank.torch, rank.asked
     make = networks(torch, not rank.gpu)[name]
-    batch, index = BATCH[name], rank.group.rank
+    batch, index = asked.batch or BATCH[name], rank.group.rank
     precision = "bfloat16" if rank.gpu else "float32"
 
     def step_of(samples: int, **mesh: Any) -> tuple[Any, Any, Any]:
@@ -430,7 +430,7 @@ def ddp(asked: argparse.Namespace, seconds: float) -> None:
 def ddp_case(rank: Rank, name: str) -> dict[str, object]:
     from ingot.integrations.torch_compile import ingot_backend
 
-    torch, make, batch = rank.torch, networks(rank.torch, not rank.gpu)[name], BATCH[name]
+    torch, make, batch = rank.torch, networks(rank.torch, not rank.gpu)[name], rank.asked.batch or BATCH[name]
     wrap = distributed(rank)
     eager = eager_step(rank, make, batch, wrap)
     found: dict[str, object] = {"batch": batch, "eager_losses": mean_losses(rank, eager), "eager_ms": rank.time(eager)}
@@ -543,6 +543,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--networks", default="gpt2")
+    parser.add_argument("--batch", type=int, default=0, help="of each GPU, in training")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--whole", action="store_true", help="also compare with the whole batch on one GPU")
