@@ -28,8 +28,9 @@ from tests.frontends.gguf.builder import (
     STRING,
     U32,
     array,
+    entry,
+    file,
     key,
-    of_tensors,
     random_blocks,
     scalar,
     text,
@@ -78,7 +79,14 @@ def write(path: Path, form: str, layers: int, *, width: int, heads: int, shared:
         key("tokenizer.ggml.model", STRING, text("gpt2")),
         key("tokenizer.ggml.tokens", ARRAY, array(STRING, [text(f"t{i}") for i in range(words)])),
     ]
-    path.write_bytes(of_tensors(tensors, keys))
+    entries, start = [], 0
+    for name, (form, shape, raw) in tensors.items():
+        entries.append(entry(name, shape, CODES[form], start))
+        start += raw.nbytes  # a multiple of 32 all
+    with path.open("wb") as out:
+        out.write(file(keys, entries, b""))
+        for _, _, raw in tensors.values():
+            out.write(raw.data)
     return nbytes
 
 
